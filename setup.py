@@ -1,0 +1,82 @@
+"""Build the compiled modules; everything declarative is in pyproject.toml.
+
+Switches, each an environment variable set to 1:
+
+GPUMEM_DEBUG     every invariant is checked after every operation; bounds checks on; -O1 -g
+GPUMEM_SANITIZE  address and undefined-behaviour sanitizer ("thread" for the thread sanitizer)
+GPUMEM_COVERAGE  line tracing for coverage.py, nogil code included
+GPUMEM_ANNOTATE  write the annotated HTML beside each .pyx
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("GPUMEM_DEBUG", "0") not in ("", "0")
+SANITIZE = os.environ.get("GPUMEM_SANITIZE", "0")
+COVERAGE = os.environ.get("GPUMEM_COVERAGE", "0") not in ("", "0")
+ANNOTATE = os.environ.get("GPUMEM_ANNOTATE", "0") not in ("", "0")
+
+COMPILE = ["-std=c11", "-O2", "-g0", "-fvisibility=hidden"]
+LINK: list[str] = []
+MACROS: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
+
+if DEBUG:
+    COMPILE += ["-O1", "-g"]
+    MACROS.append(("GPUMEM_DEBUG", "1"))
+if SANITIZE not in ("", "0"):
+    kinds = "thread" if SANITIZE == "thread" else "address,undefined"
+    COMPILE += ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={kinds}"]
+    LINK.append(f"-fsanitize={kinds}")
+if COVERAGE:
+    MACROS += [("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
+
+
+def extension(name: str, *c_sources: str) -> Extension:
+    """Make the extension of one module, from its .pyx and any C files."""
+    return Extension(
+        f"gpumem.{name}",
+        [f"gpumem/{name.replace('.', '/')}.pyx", *c_sources],
+        include_dirs=["gpumem/include", "gpumem/hostdev"],
+        define_macros=MACROS,
+        extra_compile_args=COMPILE,
+        extra_link_args=LINK,
+        depends=[str(p) for p in Path("gpumem").rglob("*.[hc]") if p.name != "libcuda.c"],
+    )
+
+
+HOST_DEVICE = sorted(str(p) for p in Path("gpumem/hostdev").glob("*.c") if p.name != "libcuda.c")
+
+setup(
+    ext_modules=cythonize(
+        [
+            extension("_bfc"),
+            extension("_driver"),
+            extension("_cuda"),
+            extension("_host", *HOST_DEVICE),
+            extension("_backing"),
+            extension("_arena"),
+            extension("_stream"),
+            extension("_dlpack"),
+            extension("_core"),
+            extension("replay._replay"),
+        ],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": DEBUG,
+            "wraparound": False,
+            "cdivision": True,
+            "initializedcheck": DEBUG,
+            "embedsignature": True,
+            "embedsignature.format": "python",
+            "binding": True,
+            "auto_pickle": False,
+            "linetrace": COVERAGE,
+        },
+        annotate=ANNOTATE,
+        # Generated C goes to the build folder, so that the tree holds only what people write.
+        build_dir="build/cython",
+    ),
+)
