@@ -61,7 +61,6 @@ setup(
             extension("_stream"),
             extension("_dlpack"),
             extension("_core"),
-            extension("replay._replay"),
         ],
         compiler_directives={
             "language_level": 3,

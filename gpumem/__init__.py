@@ -1,0 +1,63 @@
+"""One memory layer beneath every Python GPU library.
+
+Importing it needs no driver, no GPU and no framework: the host is a device too.
+"""
+
+from gpumem._core import Arena, Buffer
+from gpumem._stream import Event, Stream
+from gpumem.config import ArenaConfig
+from gpumem.device import (
+    Capability,
+    Device,
+    DriverStatus,
+    MemoryInfo,
+    MemoryKind,
+    can_access,
+    default_device,
+    devices,
+    devices_are_memory_compatible,
+    driver_status,
+    set_host_device_count,
+)
+from gpumem.errors import (
+    ClosedError,
+    ConfigError,
+    DriverError,
+    GpumemError,
+    InUseError,
+    InvalidFreeError,
+    OutOfMemoryError,
+)
+from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Arena",
+    "ArenaConfig",
+    "BlockInfo",
+    "Buffer",
+    "Capability",
+    "ClosedError",
+    "ConfigError",
+    "Device",
+    "DriverError",
+    "DriverStatus",
+    "Event",
+    "GpumemError",
+    "InUseError",
+    "InvalidFreeError",
+    "KeptRegion",
+    "MemoryInfo",
+    "MemoryKind",
+    "OutOfMemoryError",
+    "ShrinkReport",
+    "Stats",
+    "Stream",
+    "can_access",
+    "default_device",
+    "devices",
+    "devices_are_memory_compatible",
+    "driver_status",
+    "set_host_device_count",
+]

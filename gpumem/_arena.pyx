@@ -1,0 +1,757 @@
+"""The arena below the interpreter; see _arena.pxd for its locks and its stream rules."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
+
+from gpumem._backing cimport Backing
+from gpumem._bfc cimport (
+    BFC_NO_METADATA,
+    BFC_OK,
+    LANE_RELEASED,
+    NIL,
+    Chunk,
+    QUANTUM,
+    SPLIT_ORT,
+    SPLIT_TIGHT,
+    bfc_add_lane,
+    bfc_add_region,
+    bfc_check,
+    bfc_free_all,
+    bfc_give,
+    bfc_has,
+    bfc_init,
+    bfc_region_is_idle,
+    bfc_release_settled,
+    bfc_remove_region,
+    bfc_resolve,
+    bfc_take,
+    bfc_take_from,
+    bfc_take_persistent,
+    handle_of,
+    round_to_quantum,
+)
+from gpumem._driver cimport (
+    CU_EVENT_DISABLE_TIMING,
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS,
+    CUevent,
+    CUresult,
+    CUstream,
+    Place,
+    place_enter,
+    place_is_dead,
+    place_leave,
+    process,
+)
+
+cdef extern from *:
+    """
+    #include <unistd.h>
+    #include <sys/syscall.h>
+    static inline int32_t gm_add(int32_t *count, int32_t by) {
+        return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
+    }
+    static inline int32_t gm_thread_id(void) { return (int32_t)syscall(SYS_gettid); }
+    #ifdef GPUMEM_DEBUG
+    enum { GM_DEBUG = 1 };
+    #else
+    enum { GM_DEBUG = 0 };
+    #endif
+    """
+    int32_t gm_add(int32_t* count, int32_t by) noexcept nogil
+    int32_t gm_thread_id() noexcept nogil
+    enum:
+        GM_DEBUG
+
+cdef enum:
+    PER_THREAD_STREAM = 2
+    LEGACY_STREAM = 1
+    BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
+
+# Arenas that nobody refers to any more; their regions go back to the driver at the next call
+# that may block. Finalizers put them here, because they must neither block nor call the driver.
+cdef ArenaCore* retired_arenas = NULL
+cdef Lock retired_lock
+lock_init(&retired_lock)
+
+
+# ---- the fast path: one lock, one search, no driver ----------------------------------------------
+
+cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                             Block* block) noexcept nogil:
+    cdef int status = BFC_OK
+    cdef uint32_t index
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    if arena.settings.passthrough:
+        return ARENA_MISS
+    lock_acquire(&arena.lock)
+    if arena.last_stream != stream and switch_needs_event(arena):
+        lock_release(&arena.lock)
+        return ARENA_MISS
+    arena.last_stream = stream
+    index = bfc_take(&arena.table, round_to_quantum(nbytes), nbytes, stream, &status)
+    if index != NIL:
+        hand_out(arena, index, block)
+    lock_release(&arena.lock)
+    return ARENA_OK if index != NIL else ARENA_MISS
+
+
+cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                        Block* block) noexcept nogil:
+    cdef int status = arena_allocate_fast(arena, nbytes, stream, block)
+    if status != ARENA_MISS:
+        return status
+    return arena_allocate_slow(arena, nbytes, stream, block)
+
+
+cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef int status
+    if arena.settings.passthrough:
+        return free_through(arena, handle, stream)
+    lock_acquire(&arena.lock)
+    status = take_back(arena, handle, stream)
+    lock_release(&arena.lock)
+    return status
+
+
+cdef inline void hand_out(ArenaCore* arena, uint32_t index, Block* block) noexcept nogil:
+    cdef uint64_t size = arena.table.chunks[index].size
+    block.address = arena.table.chunks[index].address
+    block.size = size
+    block.handle = handle_of(&arena.table, index)
+    arena.stats.num_allocs += 1
+    if arena.table.in_use > arena.stats.max_in_use:
+        arena.stats.max_in_use = arena.table.in_use
+    if size > arena.stats.max_alloc_size:
+        arena.stats.max_alloc_size = size
+    if GM_DEBUG:
+        note_broken(arena)
+
+
+cdef inline int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef uint32_t index, region
+    if bfc_resolve(&arena.table, handle, &index) != BFC_OK:
+        return ARENA_STALE
+    region = arena.table.chunks[index].region
+    if arena.table.regions[region].persistent:
+        persistent_unuse(arena, handle)
+    else:
+        arena.streams[stream].dirty = True
+        bfc_give(&arena.table, handle, stream, arena.streams[stream].epoch)
+    arena.stats.num_frees += 1
+    if GM_DEBUG:
+        note_broken(arena)
+    return ARENA_OK
+
+
+cdef void note_broken(ArenaCore* arena) noexcept nogil:
+    if arena.broken == 0:
+        arena.broken = bfc_check(&arena.table)
+
+
+# ---- the slow path: ask, grow, give back, fail ---------------------------------------------------
+
+cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                             Block* block) noexcept nogil:
+    # Order: an event for the stream served before, the arena as it is, blocks that other streams
+    # have finished with, a new region, regions that are idle.
+    cdef int status
+    if arena.settings.passthrough:
+        return allocate_through(arena, nbytes, stream, block)
+    arena_reap()
+    switch_stream(arena, stream)
+    status = take(arena, nbytes, stream, block)
+    if status != ARENA_OVER_LIMIT:
+        return status
+    if arena.settings.reuse != REUSE_NEVER:
+        if settle_streams(arena, stream) and take(arena, nbytes, stream, block) == ARENA_OK:
+            return ARENA_OK
+        if arena.settings.reuse == REUSE_WAIT and take_behind(arena, nbytes, stream, block):
+            return ARENA_OK
+    lock_acquire(&arena.grow_lock)
+    release_retired(arena)
+    status = take(arena, nbytes, stream, block)     # another thread may have grown meanwhile
+    if status != ARENA_OK:
+        status = grow(arena, nbytes, stream, block)
+    if status == ARENA_OVER_LIMIT or status == ARENA_DRIVER_REFUSED:
+        if release_idle(arena) != 0:
+            status = grow(arena, nbytes, stream, block)
+    lock_release(&arena.grow_lock)
+    return status
+
+
+cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
+    cdef int status = BFC_OK
+    cdef uint32_t index
+    lock_acquire(&arena.lock)
+    index = bfc_take(&arena.table, round_to_quantum(nbytes), nbytes, stream, &status)
+    if index != NIL:
+        hand_out(arena, index, block)
+    lock_release(&arena.lock)
+    if index != NIL:
+        return ARENA_OK
+    return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
+
+
+cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
+    # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
+    # block from it in one step, so that no other thread can take it away in between.
+    cdef uint64_t size = round_to_quantum(nbytes)
+    cdef uint64_t room = arena_room(arena)
+    cdef uint64_t wanted, address
+    cdef bint forced = False
+    cdef uint32_t region, index
+    cdef int status = BFC_OK
+    if size > room:
+        return ARENA_OVER_LIMIT
+    wanted = next_region_size(arena, size, &forced)
+    if wanted > room:
+        wanted = room
+    if not reserve_with_back_off(arena, &wanted, size, &address):
+        return ARENA_DRIVER_REFUSED
+    lock_acquire(&arena.lock)
+    if bfc_add_region(&arena.table, address, wanted, False, &region) != BFC_OK:
+        lock_release(&arena.lock)
+        arena.backing.release(&arena.backing, address, wanted)
+        return ARENA_NO_METADATA
+    arena.stats.num_extensions += 1
+    note_reserved(arena)
+    advance_growth(arena, forced)
+    index = bfc_take_from(&arena.table, size, nbytes, LANE_RELEASED, 0, stream, &status)
+    if index != NIL:
+        hand_out(arena, index, block)
+    lock_release(&arena.lock)
+    return ARENA_OK if index != NIL else ARENA_NO_METADATA
+
+
+cdef uint64_t next_region_size(ArenaCore* arena, uint64_t size, bint* forced) noexcept nogil:
+    # Doubling starts at initial_chunk. A request larger than the running size doubles it as often
+    # as needed, beyond the cap if it must; only a growth that needed none lets it double after.
+    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED:
+        return size
+    while size > arena.next_region:
+        forced[0] = True
+        if arena.next_region > (<uint64_t>1 << 62):
+            arena.next_region = size
+        else:
+            arena.next_region *= 2
+    return arena.next_region
+
+
+cdef void advance_growth(ArenaCore* arena, bint forced) noexcept nogil:
+    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED or forced:
+        return
+    if arena.next_region < arena.settings.max_extend // 2:
+        arena.next_region *= 2
+    else:
+        arena.next_region = arena.settings.max_extend
+
+
+cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t size,
+                                uint64_t* address) noexcept nogil:
+    # A driver that refuses a region is asked for nine tenths of it, until that is less than needed.
+    cdef CUresult code
+    while True:
+        code = arena.backing.reserve(&arena.backing, wanted[0], address)
+        if code == CUDA_SUCCESS:
+            return True
+        arena.last_code = <int32_t>code
+        if code != CUDA_ERROR_OUT_OF_MEMORY or wanted[0] == size:
+            return False
+        wanted[0] = round_to_quantum(wanted[0] // 10 * 9)
+        if wanted[0] < size or wanted[0] < BACK_OFF_FLOOR:
+            wanted[0] = size
+
+
+cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
+    # Bytes that max_mem still allows to reserve, in quanta.
+    if arena.settings.max_mem == 0:
+        return <uint64_t>1 << 63
+    if arena.table.reserved >= arena.settings.max_mem:
+        return 0
+    return (arena.settings.max_mem - arena.table.reserved) & ~<uint64_t>(QUANTUM - 1)
+
+
+cdef inline void note_reserved(ArenaCore* arena) noexcept nogil:
+    if arena.table.reserved > arena.stats.max_reserved:
+        arena.stats.max_reserved = arena.table.reserved
+
+
+# ---- giving regions back -------------------------------------------------------------------------
+
+cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    arena_reap()
+    settle_streams(arena, LANE_RELEASED)
+    lock_acquire(&arena.grow_lock)
+    released[0] = release_retired(arena) + release_idle(arena)
+    arena.next_region = arena.settings.initial_growth_chunk
+    lock_release(&arena.grow_lock)
+    return ARENA_OK
+
+
+cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil:
+    # With the grow lock: gives back every region without a used block, except persistent ones.
+    # Also those with queued work: the driver's free waits for it.
+    cdef uint64_t total = 0
+    cdef uint64_t bytes_released = release_one(arena, False)
+    while bytes_released:
+        arena.stats.num_shrinkages += 1
+        total += bytes_released
+        bytes_released = release_one(arena, False)
+    return total
+
+
+cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
+    # With the grow lock: gives back the regions of persistent blocks that were freed.
+    cdef uint64_t total = 0
+    cdef uint64_t bytes_released
+    while arena.retired:
+        bytes_released = release_one(arena, True)
+        if bytes_released == 0:
+            break
+        arena.retired -= 1
+        total += bytes_released
+    return total
+
+
+cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
+    # Takes one idle region out of the books, then gives it to the driver. Returns its bytes.
+    cdef uint32_t region
+    cdef uint64_t address = 0
+    cdef uint64_t size = 0
+    lock_acquire(&arena.lock)
+    for region in range(arena.table.region_count):
+        if (bfc_region_is_idle(&arena.table, region)
+                and (arena.table.regions[region].persistent != 0) == persistent):
+            address = arena.table.regions[region].address
+            size = arena.table.regions[region].size
+            bfc_remove_region(&arena.table, region)
+            break
+    lock_release(&arena.lock)
+    if size:
+        arena.backing.release(&arena.backing, address, size)
+    return size
+
+
+# ---- blocks with a region of their own ---------------------------------------------------------
+
+cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                                   Block* block) noexcept nogil:
+    cdef int status
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    arena_reap()
+    lock_acquire(&arena.grow_lock)
+    release_retired(arena)
+    status = add_own_region(arena, nbytes, stream, block)
+    if status == ARENA_OVER_LIMIT or status == ARENA_DRIVER_REFUSED:
+        if release_idle(arena) != 0:
+            status = add_own_region(arena, nbytes, stream, block)
+    if status == ARENA_OK:
+        lock_acquire(&arena.lock)
+        arena.stats.num_reserves += 1
+        lock_release(&arena.lock)
+    lock_release(&arena.grow_lock)
+    return status
+
+
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                        Block* block) noexcept nogil:
+    # With the grow lock: a region of exactly this block.
+    cdef uint64_t size = round_to_quantum(nbytes)
+    cdef uint64_t address
+    cdef uint32_t region
+    cdef CUresult code
+    if size > arena_room(arena):
+        return ARENA_OVER_LIMIT
+    code = arena.backing.reserve(&arena.backing, size, &address)
+    if code != CUDA_SUCCESS:
+        arena.last_code = <int32_t>code
+        return ARENA_DRIVER_REFUSED
+    lock_acquire(&arena.lock)
+    if bfc_add_region(&arena.table, address, size, True, &region) != BFC_OK:
+        lock_release(&arena.lock)
+        arena.backing.release(&arena.backing, address, size)
+        return ARENA_NO_METADATA
+    note_reserved(arena)
+    hand_out(arena, bfc_take_persistent(&arena.table, region, nbytes, stream), block)
+    lock_release(&arena.lock)
+    return ARENA_OK
+
+
+cdef inline void persistent_unuse(ArenaCore* arena, uint64_t handle) noexcept nogil:
+    # The region goes back at the next call that may block: this may be a finalizer.
+    bfc_give(&arena.table, handle, LANE_RELEASED, 0)
+    arena.retired += 1
+
+
+cdef int allocate_through(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                          Block* block) noexcept nogil:
+    # enable=False: one driver allocation per block.
+    cdef int status
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    lock_acquire(&arena.grow_lock)
+    status = add_own_region(arena, nbytes, stream, block)
+    lock_release(&arena.grow_lock)
+    return status
+
+
+cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef int status
+    lock_acquire(&arena.lock)
+    status = take_back(arena, handle, stream)
+    lock_release(&arena.lock)
+    if status != ARENA_OK or place_is_dead(arena.place):
+        return status
+    lock_acquire(&arena.grow_lock)
+    release_retired(arena)
+    lock_release(&arena.grow_lock)
+    return status
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcept nogil:
+    # Finds or makes the slot of a stream. 0 and 1 both name the legacy default stream; 2 names a
+    # different stream in each thread.
+    cdef int32_t thread = 0
+    cdef uint32_t i
+    cdef int status
+    if <uint64_t>handle == 0:
+        handle = <CUstream><uint64_t>LEGACY_STREAM
+    elif <uint64_t>handle == PER_THREAD_STREAM:
+        thread = gm_thread_id()
+    lock_acquire(&arena.lock)
+    for i in range(1, arena.table.lane_count):
+        if arena.streams[i].handle == handle and arena.streams[i].thread == thread:
+            slot[0] = i
+            lock_release(&arena.lock)
+            return ARENA_OK
+    status = add_stream(arena, handle, thread, slot)
+    lock_release(&arena.lock)
+    return status
+
+
+cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
+                    uint32_t* slot) noexcept nogil:
+    cdef StreamSlot* streams
+    cdef uint32_t capacity
+    if arena.table.lane_count >= arena.stream_capacity:
+        capacity = 8 if arena.stream_capacity == 0 else arena.stream_capacity * 2
+        streams = <StreamSlot*>realloc(arena.streams, capacity * sizeof(StreamSlot))
+        if streams == NULL:
+            return ARENA_NO_METADATA
+        memset(streams + arena.stream_capacity, 0,
+               (capacity - arena.stream_capacity) * sizeof(StreamSlot))
+        arena.streams = streams
+        arena.stream_capacity = capacity
+    if bfc_add_lane(&arena.table, slot) != BFC_OK:
+        return ARENA_NO_METADATA
+    memset(&arena.streams[slot[0]], 0, sizeof(StreamSlot))
+    arena.streams[slot[0]].handle = handle
+    arena.streams[slot[0]].thread = thread
+    arena.streams[slot[0]].epoch = 1
+    return ARENA_OK
+
+
+cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil:
+    # The caller has drained the stream: everything freed on it up to now is free for everyone.
+    cdef StreamSlot* stream
+    lock_acquire(&arena.lock)
+    stream = &arena.streams[slot]
+    arena.table.lanes[slot].settled = stream.epoch
+    stream.epoch += 1
+    stream.dirty = False
+    stream.event_epoch = 0
+    bfc_release_settled(&arena.table, slot)
+    if GM_DEBUG:
+        note_broken(arena)
+    lock_release(&arena.lock)
+
+
+cdef inline bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
+    # Was anything freed on the stream served last that no outstanding event covers?
+    cdef const StreamSlot* before = &arena.streams[arena.last_stream]
+    return (before.dirty and before.event_epoch == 0 and not before.asking
+            and arena.settings.reuse != REUSE_NEVER)
+
+
+cdef void switch_stream(ArenaCore* arena, uint32_t stream) noexcept nogil:
+    lock_acquire(&arena.lock)
+    if arena.last_stream != stream and switch_needs_event(arena):
+        close_epoch(arena, arena.last_stream)
+    arena.last_stream = stream
+    lock_release(&arena.lock)
+
+
+cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
+    # With the lock, given up for the driver. Records an event behind everything that was queued
+    # on the stream when its blocks were freed; later frees belong to the next epoch.
+    cdef uint64_t epoch = arena.streams[slot].epoch
+    cdef CUstream handle = arena.streams[slot].handle
+    cdef CUevent event = arena.streams[slot].event
+    cdef CUresult code
+    if arena.streams[slot].thread and arena.streams[slot].thread != gm_thread_id():
+        # Another thread's default stream cannot be named here; the legacy stream waits for it.
+        handle = <CUstream><uint64_t>LEGACY_STREAM
+    arena.streams[slot].epoch += 1
+    arena.streams[slot].dirty = False
+    arena.streams[slot].asking = True
+    lock_release(&arena.lock)
+    code = record_event(arena.place, handle, &event)
+    lock_acquire(&arena.lock)
+    arena.streams[slot].asking = False
+    arena.streams[slot].event = event
+    if code == CUDA_SUCCESS:
+        arena.streams[slot].event_epoch = epoch
+        arena.stats.events_recorded += 1
+    else:
+        arena.streams[slot].dirty = True      # still unknown: the next event covers it too
+
+
+cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexcept nogil:
+    cdef CUresult code = place_enter(place)
+    if code != CUDA_SUCCESS:
+        return code
+    if event[0] == NULL:
+        code = place.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING)
+    if code == CUDA_SUCCESS:
+        code = place.table.cuEventRecord(event[0], stream)
+    place_leave(place)
+    return code
+
+
+cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    # Asks the event of every other stream once; what has completed becomes free for everyone.
+    cdef bint settled = False
+    cdef uint32_t slot
+    lock_acquire(&arena.lock)
+    for slot in range(1, arena.table.lane_count):
+        if slot != taker and arena.table.lanes[slot].free_chunks and not arena.streams[slot].asking:
+            if arena.streams[slot].event_epoch == 0 and arena.streams[slot].dirty:
+                close_epoch(arena, slot)
+            if arena.streams[slot].event_epoch:
+                settled |= ask_event(arena, slot)
+    lock_release(&arena.lock)
+    return settled
+
+
+cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
+    # With the lock, given up for the driver.
+    cdef uint64_t epoch = arena.streams[slot].event_epoch
+    cdef CUevent event = arena.streams[slot].event
+    cdef CUresult code
+    arena.streams[slot].asking = True
+    lock_release(&arena.lock)
+    code = arena.place.table.cuEventQuery(event)
+    lock_acquire(&arena.lock)
+    arena.streams[slot].asking = False
+    arena.stats.events_asked += 1
+    if code != CUDA_SUCCESS:
+        return False
+    if epoch > arena.table.lanes[slot].settled:
+        arena.table.lanes[slot].settled = epoch
+    if arena.streams[slot].event_epoch == epoch:
+        arena.streams[slot].event_epoch = 0
+    bfc_release_settled(&arena.table, slot)
+    if GM_DEBUG:
+        note_broken(arena)
+    return True
+
+
+cdef bint take_behind(ArenaCore* arena, uint64_t nbytes, uint32_t taker,
+                      Block* block) noexcept nogil:
+    # Takes another stream's unfinished block and makes the taker's stream wait for that stream.
+    cdef uint64_t size = round_to_quantum(nbytes)
+    cdef uint32_t index = NIL
+    cdef uint32_t slot
+    cdef int status = BFC_OK
+    lock_acquire(&arena.lock)
+    for slot in range(1, arena.table.lane_count):
+        if slot == taker or arena.streams[slot].asking or not bfc_has(&arena.table, size, slot):
+            continue
+        if arena.streams[slot].dirty:
+            close_epoch(arena, slot)
+        if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
+            index = bfc_take_from(&arena.table, size, nbytes, slot,
+                                  arena.streams[slot].event_epoch, taker, &status)
+            if index != NIL:
+                hand_out(arena, index, block)
+                break
+    lock_release(&arena.lock)
+    return index != NIL
+
+
+cdef bint enqueue_wait(ArenaCore* arena, uint32_t slot, uint32_t taker) noexcept nogil:
+    # With the lock, given up for the driver; `asking` keeps others from recording the event anew.
+    cdef CUevent event = arena.streams[slot].event
+    cdef CUstream stream = arena.streams[taker].handle
+    cdef CUresult code
+    arena.streams[slot].asking = True
+    lock_release(&arena.lock)
+    code = place_enter(arena.place)
+    if code == CUDA_SUCCESS:
+        code = arena.place.table.cuStreamWaitEvent(stream, event, 0)
+        place_leave(arena.place)
+    lock_acquire(&arena.lock)
+    arena.streams[slot].asking = False
+    arena.stats.events_waited += 1
+    return code == CUDA_SUCCESS
+
+
+# ---- life and death ------------------------------------------------------------------------------
+
+cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
+    cdef ArenaCore* arena = <ArenaCore*>calloc(1, sizeof(ArenaCore))
+    cdef uint64_t first = round_to_quantum(settings.initial_chunk)
+    cdef uint32_t slot
+    if arena == NULL:
+        return NULL
+    lock_init(&arena.lock)
+    lock_init(&arena.grow_lock)
+    arena.references = 1
+    arena.settings = settings[0]
+    arena.backing = backing
+    arena.place = backing.place
+    if settings.max_mem and first > settings.max_mem:
+        first = round_to_quantum(settings.max_mem)
+    arena.next_region = first
+    if bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
+                settings.max_dead) != BFC_OK:
+        bfc_free_all(&arena.table)
+        free(arena)
+        return NULL
+    arena.table.merge_released = settings.reuse != REUSE_NEVER
+    if add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, 0, &slot) != ARENA_OK:
+        bfc_free_all(&arena.table)
+        free(arena)
+        return NULL
+    return arena
+
+
+cdef void arena_retain(ArenaCore* arena) noexcept nogil:
+    gm_add(&arena.references, 1)
+
+
+cdef void arena_drop(ArenaCore* arena) noexcept nogil:
+    global retired_arenas
+    if gm_add(&arena.references, -1) != 0:
+        return
+    lock_acquire(&retired_lock)
+    arena.next_retired = retired_arenas
+    retired_arenas = arena
+    lock_release(&retired_lock)
+
+
+
+
+cdef void arena_reap() noexcept nogil:
+    # Destroys the arenas that finalizers left; called where blocking is allowed.
+    global retired_arenas
+    cdef ArenaCore* arena
+    cdef ArenaCore* following
+    if retired_arenas == NULL:
+        return
+    lock_acquire(&retired_lock)
+    arena = retired_arenas
+    retired_arenas = NULL
+    lock_release(&retired_lock)
+    while arena != NULL:
+        following = arena.next_retired
+        if not place_is_dead(arena.place):
+            release_everything(arena)
+        bfc_free_all(&arena.table)
+        free(arena.streams)
+        free(arena)
+        arena = following
+
+
+cdef int arena_close(ArenaCore* arena) noexcept nogil:
+    # Gives everything back now. Refused while a block is handed out.
+    if place_is_dead(arena.place):
+        arena.closed = True
+        return ARENA_OK
+    arena_reap()
+    lock_acquire(&arena.grow_lock)
+    lock_acquire(&arena.lock)
+    if arena.table.used_chunks:
+        lock_release(&arena.lock)
+        lock_release(&arena.grow_lock)
+        return ARENA_IN_USE
+    arena.closed = True
+    lock_release(&arena.lock)
+    release_everything(arena)
+    lock_release(&arena.grow_lock)
+    return ARENA_OK
+
+
+cdef void release_everything(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t slot
+    while release_one(arena, False) or release_one(arena, True):
+        pass
+    arena.retired = 0
+    for slot in range(1, arena.table.lane_count):
+        if arena.streams[slot].event != NULL:
+            arena.place.table.cuEventDestroy(arena.streams[slot].event)
+            arena.streams[slot].event = NULL
+            arena.streams[slot].event_epoch = 0
+
+
+cdef int arena_check(ArenaCore* arena) noexcept nogil:
+    # 0, or the first broken invariant, also one that the debug build saw earlier.
+    cdef int broken
+    lock_acquire(&arena.lock)
+    broken = arena.broken or bfc_check(&arena.table)
+    lock_release(&arena.lock)
+    return broken
+
+
+cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil:
+    cdef Chunk* copy
+    cdef uint32_t region, index
+    count[0] = 0
+    lock_acquire(&arena.lock)
+    copy = <Chunk*>malloc((arena.table.count + 1) * sizeof(Chunk))
+    if copy != NULL:
+        for region in range(arena.table.region_count):
+            if arena.table.regions[region].size == 0:
+                continue
+            index = arena.table.regions[region].first
+            while index != NIL:
+                copy[count[0]] = arena.table.chunks[index]
+                count[0] += 1
+                index = arena.table.chunks[index].next
+    lock_release(&arena.lock)
+    return copy
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+cdef Lease* lease_create(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef Lease* lease = <Lease*>malloc(sizeof(Lease))
+    if lease == NULL:
+        return NULL
+    lease.references = 1
+    lease.stream = stream
+    lease.arena = arena
+    lease.handle = handle
+    arena_retain(arena)
+    return lease
+
+
+cdef void lease_retain(Lease* lease) noexcept nogil:
+    gm_add(&lease.references, 1)
+
+
+cdef void lease_drop(Lease* lease) noexcept nogil:
+    if gm_add(&lease.references, -1) != 0:
+        return
+    if not place_is_dead(lease.arena.place):
+        arena_free(lease.arena, lease.handle, lease.stream)
+    arena_drop(lease.arena)
+    free(lease)

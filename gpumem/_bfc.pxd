@@ -1,0 +1,146 @@
+"""Best fit with coalescing over address ranges: the data structure and its invariants.
+
+Knows addresses and sizes; knows no Python object, no driver and no lock. The caller locks.
+
+A *region* is one range of addresses from the backing. It is cut without gap or overlap into
+*chunks*, each wholly free or wholly used, linked in address order. Free chunks hang in the
+*bins* of a *lane*. There is one lane per stream, plus lane 0 for memory that everyone may take:
+
+    never used by a stream, or released      lane 0
+    owned by stream s (used)                 in no bin
+    freed while s may still have work on it  lane s, stamped with the epoch of s at the free
+
+An *epoch* of a stream ends when an event is recorded on it. `settled` of a lane is the last
+epoch whose event is known to have completed: a free chunk with `epoch <= settled` is safe for
+everyone although it still hangs in its lane. Marks are lane numbers, never pointers to streams.
+
+Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with a bounded best
+fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
+bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the own bin, take
+the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
+free runs over more than SCAN_LIMIT chunks. Free merges with both neighbours at once.
+
+Chunks live in one growing array and are named by index: growth is one realloc, a link is four
+bytes, a snapshot is a copy. Never keep a Chunk* across a call that may grow the array.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+cdef enum:
+    NIL = 0xFFFFFFFF        # no chunk, no region, no lane
+    QUANTUM_BITS = 8        # sizes and addresses are multiples of 256 bytes
+    QUANTUM = 256
+    STEP_BITS = 5           # linear steps per power of two: 32, so a bin spans 1/32 of its size
+    STEPS = 32
+    LEVELS = 36             # sizes below 2**48 bytes
+    SCAN_LIMIT = 8          # chunks looked at in one bin
+    LANE_RELEASED = 0       # free for everyone
+    REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
+
+cdef enum ChunkState:
+    CHUNK_UNUSED = 0        # a slot of the array that names no memory
+    CHUNK_FREE = 1
+    CHUNK_USED = 2
+
+cdef enum SplitRule:
+    SPLIT_TIGHT = 0         # give back whatever is left of at least one quantum
+    SPLIT_ORT = 1           # ONNX Runtime: only if the chunk is twice the request or wastes > max_dead
+
+cdef enum BfcStatus:
+    BFC_OK = 0
+    BFC_NO_METADATA = 1     # the host refused memory for the arrays; nothing changed
+    BFC_STALE = 2           # the handle names a block that is no longer handed out
+
+cdef enum:
+    ANY_EPOCH = -1
+
+# 64 bytes, one cache line.
+cdef struct Chunk:
+    uint64_t address        # of the first byte
+    uint64_t size           # bytes, a multiple of QUANTUM
+    uint64_t requested      # bytes the caller asked for; 0 while free
+    uint64_t epoch          # free: the epoch of its lane's stream at the free; 0 in lane 0
+    uint32_t prev           # neighbours by address, same region; NIL at its ends
+    uint32_t next           # (unused slot: next unused slot)
+    uint32_t bin_prev       # neighbours in the bin; valid while free
+    uint32_t bin_next
+    uint32_t region
+    uint32_t lane           # free: the lane it hangs in. used: the lane of its stream
+    uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
+    uint32_t state          # ChunkState
+
+cdef struct Region:
+    uint64_t address
+    uint64_t size           # bytes; == sum of its chunks; 0: this slot is unused
+    uint32_t first          # chunk at `address`
+    uint32_t used           # chunks handed out; 0 means that the region can be given back
+    uint32_t id             # ordinal of its reservation, for people
+    uint32_t persistent     # holds exactly one block of its own, never searched, never shrunk
+
+# The bins of one lane: bit f of `levels` is set iff steps[f] != 0, bit s of steps[f] iff
+# head[f][s] != NIL. free_bytes == sum of the sizes that hang here.
+cdef struct Lane:
+    uint64_t levels
+    uint32_t steps[LEVELS]
+    uint32_t head[LEVELS][STEPS]
+    uint64_t free_bytes
+    uint64_t free_chunks
+    uint64_t settled        # epochs <= settled have completed
+
+cdef struct Bfc:
+    Chunk* chunks           # capacity slots; the first count were ever used
+    uint32_t count
+    uint32_t capacity
+    uint32_t unused         # head of the list of unused slots
+    Region* regions
+    uint32_t region_count   # slots ever used
+    uint32_t region_capacity
+    uint32_t regions_live
+    uint32_t next_region_id
+    Lane** lanes            # lane_count pointers, so that a lane never moves
+    uint32_t lane_count
+    SplitRule split_rule
+    uint64_t max_dead       # bytes, for SPLIT_ORT
+    bint merge_released     # may a chunk of lane 0 join its neighbour's lane?
+    # cached sums, recomputed and compared by bfc_check
+    uint64_t in_use         # bytes of used chunks, padding included
+    uint64_t requested_in_use
+    uint64_t reserved       # bytes of all regions
+    uint64_t used_chunks
+
+cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
+    return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)
+
+cdef inline uint64_t handle_of(const Bfc* table, uint32_t index) noexcept nogil:
+    return (<uint64_t>table.chunks[index].generation << 32) | index
+
+cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil
+cdef void bfc_free_all(Bfc* table) noexcept nogil
+
+# Takes the best block for `lane` and marks it used; NIL if there is none or, with *status set,
+# if the array could not grow. `size` is a multiple of QUANTUM.
+cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t lane,
+                       int* status) noexcept nogil
+# The same from one lane, among its chunks of epochs <= `settled`.
+cdef uint32_t bfc_take_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
+                            uint64_t settled, uint32_t lane, int* status) noexcept nogil
+cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil
+# Gives a block back: it becomes free in `lane`, stamped `epoch`, and merges with its neighbours.
+cdef int bfc_give(Bfc* table, uint64_t handle, uint32_t lane, uint64_t epoch) noexcept nogil
+cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil
+
+cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persistent,
+                        uint32_t* region) noexcept nogil
+cdef uint32_t bfc_take_persistent(Bfc* table, uint32_t region, uint64_t requested,
+                                  uint32_t lane) noexcept nogil
+cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil
+cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil
+
+cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil
+# Moves what has settled in `lane` to lane 0, merging; a loop over that lane's free chunks.
+cdef void bfc_release_settled(Bfc* table, uint32_t lane) noexcept nogil
+
+cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil
+# 0, or the number of the first broken invariant; `bfc_invariant(n)` says it in words.
+cdef int bfc_check(const Bfc* table) noexcept nogil
+cdef const char* bfc_invariant(int number) noexcept nogil

@@ -1,0 +1,635 @@
+"""Best fit with coalescing over indices; see _bfc.pxd for the model and its invariants."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+cdef extern from *:
+    """
+    static inline int gm_low_bit32(uint32_t word) { return __builtin_ctz(word); }
+    static inline int gm_low_bit64(uint64_t word) { return __builtin_ctzll(word); }
+    static inline int gm_high_bit64(uint64_t word) { return 63 - __builtin_clzll(word); }
+    """
+    int gm_low_bit32(uint32_t word) noexcept nogil
+    int gm_low_bit64(uint64_t word) noexcept nogil
+    int gm_high_bit64(uint64_t word) noexcept nogil
+
+
+# ---- the fast path -----------------------------------------------------------------------------
+
+cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t lane,
+                       int* status) noexcept nogil:
+    # The stream's own blocks first: they are warm and need no question. Then those that anybody
+    # may have, then the lanes of other streams as far as they have settled.
+    cdef uint32_t index = bfc_take_from(table, size, requested, lane, <uint64_t>ANY_EPOCH, lane,
+                                        status)
+    cdef uint32_t other
+    if index != NIL or status[0] != BFC_OK:
+        return index
+    for other in range(table.lane_count):
+        if other != lane and table.lanes[other].levels != 0:
+            index = bfc_take_from(table, size, requested, other, table.lanes[other].settled, lane,
+                                  status)
+            if index != NIL or status[0] != BFC_OK:
+                return index
+    return NIL
+
+
+cdef uint32_t bfc_take_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
+                            uint64_t settled, uint32_t lane, int* status) noexcept nogil:
+    cdef uint32_t index = lane_find(table, table.lanes[source], size, settled)
+    cdef bint split
+    status[0] = BFC_OK
+    if index == NIL:
+        return NIL
+    split = split_leaves(table, table.chunks[index].size, size)
+    if split and not slot_ready(table):
+        status[0] = BFC_NO_METADATA
+        return NIL
+    bin_remove(table, index)
+    if split:
+        chunk_split(table, index, size)
+    chunk_use(table, index, requested, lane)
+    return index
+
+
+cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil:
+    return lane_find(table, table.lanes[source], size, <uint64_t>ANY_EPOCH) != NIL
+
+
+cdef int bfc_give(Bfc* table, uint64_t handle, uint32_t lane, uint64_t epoch) noexcept nogil:
+    cdef uint32_t index
+    if bfc_resolve(table, handle, &index) != BFC_OK:
+        return BFC_STALE
+    chunk_unuse(table, index, lane, epoch)
+    if table.regions[table.chunks[index].region].persistent:
+        return BFC_OK       # in no bin: nobody takes it, its region goes back whole
+    index = chunk_merge_next(table, index)
+    index = chunk_merge_prev(table, index)
+    bin_insert(table, index)
+    return BFC_OK
+
+
+cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
+    cdef uint32_t slot = <uint32_t>handle
+    if slot >= table.count:
+        return BFC_STALE
+    cdef const Chunk* chunk = &table.chunks[slot]
+    if chunk.state != CHUNK_USED or chunk.generation != <uint32_t>(handle >> 32):
+        return BFC_STALE
+    index[0] = slot
+    return BFC_OK
+
+
+# ---- finding -----------------------------------------------------------------------------------
+
+cdef inline void bin_of(uint64_t size, uint32_t* level, uint32_t* step) noexcept nogil:
+    # Below STEPS quanta the steps are exact sizes; above, 32 linear steps per power of two.
+    cdef uint64_t quanta = size >> QUANTUM_BITS
+    cdef int top
+    if quanta < STEPS:
+        level[0] = 0
+        step[0] = <uint32_t>quanta
+    else:
+        top = gm_high_bit64(quanta)
+        level[0] = <uint32_t>(top - STEP_BITS + 1)
+        step[0] = <uint32_t>(quanta >> (top - STEP_BITS)) & (STEPS - 1)
+
+
+cdef inline uint32_t lane_find(const Bfc* table, const Lane* lane, uint64_t size,
+                               uint64_t settled) noexcept nogil:
+    cdef uint32_t level, step, found
+    if lane.levels == 0:
+        return NIL
+    bin_of(size, &level, &step)
+    found = bin_best(table, lane.head[level][step], size, settled)
+    if found != NIL:
+        return found
+    # Any chunk of a later bin is large enough: first the rest of this level, then the levels above.
+    cdef uint32_t steps = lane.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFE << step)
+    cdef uint64_t levels
+    if steps == 0:
+        levels = lane.levels & (<uint64_t>-2 << level)
+        if levels == 0:
+            return NIL
+        level = <uint32_t>gm_low_bit64(levels)
+        steps = lane.steps[level]
+    return bin_best(table, lane.head[level][gm_low_bit32(steps)], size, settled)
+
+
+cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
+                              uint64_t settled) noexcept nogil:
+    # The smallest chunk that fits among the first SCAN_LIMIT of a bin, the lower address if equal.
+    cdef uint32_t best = NIL
+    cdef uint64_t best_size = <uint64_t>-1
+    cdef uint64_t best_address = 0
+    cdef int looked = 0
+    cdef const Chunk* chunk
+    while index != NIL and looked < SCAN_LIMIT:
+        chunk = &table.chunks[index]
+        if chunk.size >= size and chunk.epoch <= settled:
+            if chunk.size < best_size or (chunk.size == best_size
+                                          and chunk.address < best_address):
+                best = index
+                best_size = chunk.size
+                best_address = chunk.address
+        index = chunk.bin_next
+        looked += 1
+    return best
+
+
+# ---- one function per change of state ----------------------------------------------------------
+
+cdef inline void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef Lane* lane = table.lanes[chunk.lane]
+    cdef uint32_t level, step, head
+    bin_of(chunk.size, &level, &step)
+    head = lane.head[level][step]
+    chunk.bin_prev = NIL
+    chunk.bin_next = head
+    if head != NIL:
+        table.chunks[head].bin_prev = index
+    lane.head[level][step] = index
+    lane.steps[level] |= <uint32_t>1 << step
+    lane.levels |= <uint64_t>1 << level
+    lane.free_bytes += chunk.size
+    lane.free_chunks += 1
+
+
+cdef inline void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef Lane* lane = table.lanes[chunk.lane]
+    cdef uint32_t level, step
+    if chunk.bin_next != NIL:
+        table.chunks[chunk.bin_next].bin_prev = chunk.bin_prev
+    if chunk.bin_prev != NIL:
+        table.chunks[chunk.bin_prev].bin_next = chunk.bin_next
+    else:
+        bin_of(chunk.size, &level, &step)
+        lane.head[level][step] = chunk.bin_next
+        if chunk.bin_next == NIL:
+            lane.steps[level] &= ~(<uint32_t>1 << step)
+            if lane.steps[level] == 0:
+                lane.levels &= ~(<uint64_t>1 << level)
+    lane.free_bytes -= chunk.size
+    lane.free_chunks -= 1
+
+
+cdef inline void chunk_use(Bfc* table, uint32_t index, uint64_t requested,
+                           uint32_t lane) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    chunk.state = CHUNK_USED
+    chunk.requested = requested
+    chunk.lane = lane
+    chunk.generation += 1
+    table.regions[chunk.region].used += 1
+    table.in_use += chunk.size
+    table.requested_in_use += requested
+    table.used_chunks += 1
+
+
+cdef inline void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane,
+                             uint64_t epoch) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    table.regions[chunk.region].used -= 1
+    table.in_use -= chunk.size
+    table.requested_in_use -= chunk.requested
+    table.used_chunks -= 1
+    chunk.state = CHUNK_FREE
+    chunk.requested = 0
+    chunk.lane = lane
+    chunk.epoch = epoch if lane != LANE_RELEASED else 0
+
+
+cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil:
+    # Is the rest of a chunk of `have` bytes worth a chunk of its own?
+    if table.split_rule == SPLIT_TIGHT:
+        return have > want
+    return have >= 2 * want or have - want >= table.max_dead
+
+
+cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
+    # Cuts a detached free chunk after `size` bytes; the rest keeps lane and epoch and is binned.
+    # The slot was made ready by the caller, so nothing here can fail or move the array.
+    cdef uint32_t rest_index = slot_take(table)
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef Chunk* rest = &table.chunks[rest_index]
+    rest.address = chunk.address + size
+    rest.size = chunk.size - size
+    rest.requested = 0
+    rest.epoch = chunk.epoch
+    rest.lane = chunk.lane
+    rest.region = chunk.region
+    rest.state = CHUNK_FREE
+    rest.prev = index
+    rest.next = chunk.next
+    if chunk.next != NIL:
+        table.chunks[chunk.next].prev = rest_index
+    chunk.next = rest_index
+    chunk.size = size
+    bin_insert(table, rest_index)
+
+
+cdef inline bint can_merge(const Bfc* table, const Chunk* a, const Chunk* b) noexcept nogil:
+    # A mark may spread over memory that is free for everyone, never over another stream's.
+    if a.lane == b.lane:
+        return True
+    if not table.merge_released:
+        return False
+    return is_settled(table, a) or is_settled(table, b)
+
+
+cdef inline bint is_settled(const Bfc* table, const Chunk* chunk) noexcept nogil:
+    return chunk.lane == LANE_RELEASED or chunk.epoch <= table.lanes[chunk.lane].settled
+
+
+cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil:
+    cdef uint32_t other = table.chunks[index].next
+    if other != NIL and table.chunks[other].state == CHUNK_FREE:
+        if can_merge(table, &table.chunks[index], &table.chunks[other]):
+            bin_remove(table, other)
+            chunk_absorb(table, index, other)
+    return index
+
+
+cdef inline uint32_t chunk_merge_prev(Bfc* table, uint32_t index) noexcept nogil:
+    cdef uint32_t other = table.chunks[index].prev
+    if other != NIL and table.chunks[other].state == CHUNK_FREE:
+        if can_merge(table, &table.chunks[index], &table.chunks[other]):
+            bin_remove(table, other)
+            chunk_absorb(table, other, index)
+            return other
+    return index
+
+
+cdef inline void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil:
+    # `other` follows `index`; both are free and in no bin. The stricter mark survives.
+    cdef Chunk* low = &table.chunks[index]
+    cdef Chunk* high = &table.chunks[other]
+    if low.lane == high.lane:
+        if high.epoch > low.epoch:
+            low.epoch = high.epoch
+    elif is_settled(table, low):
+        low.lane = high.lane
+        low.epoch = high.epoch
+    low.size += high.size
+    low.next = high.next
+    if high.next != NIL:
+        table.chunks[high.next].prev = index
+    slot_give(table, other)
+
+
+# ---- slots of the chunk array ------------------------------------------------------------------
+
+cdef inline bint slot_ready(Bfc* table) noexcept nogil:
+    return table.unused != NIL or table.count < table.capacity or chunks_grow(table)
+
+
+cdef bint chunks_grow(Bfc* table) noexcept nogil:
+    cdef uint32_t capacity = table.capacity * 2 if table.capacity else 64
+    cdef Chunk* chunks
+    if table.capacity >= NIL // 2:
+        return False
+    chunks = <Chunk*>realloc(table.chunks, <size_t>capacity * sizeof(Chunk))
+    if chunks == NULL:
+        return False
+    table.chunks = chunks
+    table.capacity = capacity
+    return True
+
+
+cdef inline uint32_t slot_take(Bfc* table) noexcept nogil:
+    cdef uint32_t index = table.unused
+    if index != NIL:
+        table.unused = table.chunks[index].next
+        return index
+    index = table.count
+    table.count += 1
+    table.chunks[index].generation = 0
+    return index
+
+
+cdef inline void slot_give(Bfc* table, uint32_t index) noexcept nogil:
+    # The generation stays: a handle to the old tenant must not fit the next one.
+    table.chunks[index].state = CHUNK_UNUSED
+    table.chunks[index].next = table.unused
+    table.unused = index
+
+
+# ---- regions and lanes -------------------------------------------------------------------------
+
+cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil:
+    cdef uint32_t lane
+    memset(table, 0, sizeof(Bfc))
+    table.unused = NIL
+    table.split_rule = split_rule
+    table.max_dead = max_dead
+    table.merge_released = True
+    return bfc_add_lane(table, &lane)
+
+
+cdef void bfc_free_all(Bfc* table) noexcept nogil:
+    cdef uint32_t lane
+    for lane in range(table.lane_count):
+        free(table.lanes[lane])
+    free(table.lanes)
+    free(table.regions)
+    free(table.chunks)
+    memset(table, 0, sizeof(Bfc))
+
+
+cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil:
+    cdef Lane** lanes = <Lane**>realloc(table.lanes, (table.lane_count + 1) * sizeof(Lane*))
+    if lanes == NULL:
+        return BFC_NO_METADATA
+    table.lanes = lanes
+    cdef Lane* fresh = <Lane*>calloc(1, sizeof(Lane))
+    if fresh == NULL:
+        return BFC_NO_METADATA
+    memset(fresh.head, 0xFF, sizeof(fresh.head))
+    lanes[table.lane_count] = fresh
+    lane[0] = table.lane_count
+    table.lane_count += 1
+    return BFC_OK
+
+
+cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persistent,
+                        uint32_t* region) noexcept nogil:
+    cdef uint32_t slot, index
+    if not region_slot_ready(table, &slot) or not slot_ready(table):
+        return BFC_NO_METADATA
+    index = slot_take(table)
+    cdef Chunk* chunk = &table.chunks[index]
+    chunk.address = address
+    chunk.size = size
+    chunk.requested = 0
+    chunk.epoch = 0
+    chunk.prev = NIL
+    chunk.next = NIL
+    chunk.region = slot
+    chunk.lane = LANE_RELEASED
+    chunk.state = CHUNK_FREE
+    cdef Region* fresh = &table.regions[slot]
+    fresh.address = address
+    fresh.size = size
+    fresh.first = index
+    fresh.used = 0
+    fresh.id = table.next_region_id
+    fresh.persistent = persistent
+    table.next_region_id += 1
+    table.regions_live += 1
+    table.reserved += size
+    if persistent:
+        chunk.bin_prev = NIL
+        chunk.bin_next = NIL
+    else:
+        bin_insert(table, index)
+    region[0] = slot
+    return BFC_OK
+
+
+cdef bint region_slot_ready(Bfc* table, uint32_t* slot) noexcept nogil:
+    cdef uint32_t i, capacity
+    cdef Region* regions
+    for i in range(table.region_count):
+        if table.regions[i].size == 0:
+            slot[0] = i
+            return True
+    if table.region_count == table.region_capacity:
+        capacity = table.region_capacity * 2 if table.region_capacity else 8
+        regions = <Region*>realloc(table.regions, <size_t>capacity * sizeof(Region))
+        if regions == NULL:
+            return False
+        table.regions = regions
+        table.region_capacity = capacity
+    slot[0] = table.region_count
+    table.regions[slot[0]].size = 0
+    table.region_count += 1
+    return True
+
+
+cdef uint32_t bfc_take_persistent(Bfc* table, uint32_t region, uint64_t requested,
+                                  uint32_t lane) noexcept nogil:
+    cdef uint32_t index = table.regions[region].first
+    chunk_use(table, index, requested, lane)
+    return index
+
+
+cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
+    return table.regions[region].size != 0 and table.regions[region].used == 0
+
+
+cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
+    # All its chunks are free (not necessarily one: marks may keep neighbours apart).
+    cdef Region* gone = &table.regions[region]
+    cdef uint32_t index = gone.first
+    cdef uint32_t next_index
+    while index != NIL:
+        next_index = table.chunks[index].next
+        if not gone.persistent:
+            bin_remove(table, index)
+        slot_give(table, index)
+        index = next_index
+    table.reserved -= gone.size
+    table.regions_live -= 1
+    gone.size = 0
+
+
+cdef void bfc_release_settled(Bfc* table, uint32_t lane) noexcept nogil:
+    cdef uint64_t settled = table.lanes[lane].settled
+    cdef uint32_t index
+    cdef Chunk* chunk
+    if table.lanes[lane].free_chunks == 0:
+        return
+    for index in range(table.count):
+        chunk = &table.chunks[index]
+        if chunk.state == CHUNK_FREE and chunk.lane == lane and chunk.epoch <= settled:
+            bin_remove(table, index)
+            chunk.lane = LANE_RELEASED
+            chunk.epoch = 0
+            bin_insert(table, chunk_merge_prev(table, chunk_merge_next(table, index)))
+
+
+# ---- looking at it -----------------------------------------------------------------------------
+
+cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
+    # The largest of the topmost filled bin of each lane; not on the fast path.
+    cdef uint64_t largest = 0
+    cdef uint32_t lane, level, index
+    for lane in range(table.lane_count):
+        if table.lanes[lane].levels == 0:
+            continue
+        level = <uint32_t>gm_high_bit64(table.lanes[lane].levels)
+        index = table.lanes[lane].head[level][gm_high_bit64(table.lanes[lane].steps[level])]
+        while index != NIL:
+            if table.chunks[index].size > largest:
+                largest = table.chunks[index].size
+            index = table.chunks[index].bin_next
+    return largest
+
+
+# Everything that bfc_check counts anew and compares with what the table believes.
+cdef struct Recount:
+    uint64_t in_use
+    uint64_t requested
+    uint64_t used
+    uint64_t reserved
+    uint64_t chunks
+    uint32_t regions
+
+
+cdef int bfc_check(const Bfc* table) noexcept nogil:
+    cdef Recount sum
+    cdef uint32_t region, lane
+    cdef int broken
+    cdef uint64_t binned = 0
+    cdef uint64_t unused = 0
+    cdef uint32_t index = table.unused
+    memset(&sum, 0, sizeof(sum))
+    for region in range(table.region_count):
+        if table.regions[region].size != 0:
+            broken = check_region(table, region, &sum)
+            if broken:
+                return broken
+    for lane in range(table.lane_count):
+        broken = check_lane(table, lane, &binned)
+        if broken:
+            return broken
+    while index != NIL:
+        if table.chunks[index].state != CHUNK_UNUSED or unused > table.count:
+            return 1
+        unused += 1
+        index = table.chunks[index].next
+    if unused + sum.chunks != table.count:
+        return 2
+    if sum.in_use != table.in_use or sum.requested != table.requested_in_use:
+        return 3
+    if sum.used != table.used_chunks or sum.reserved != table.reserved:
+        return 4
+    if sum.regions != table.regions_live:
+        return 5
+    if binned + sum.used + count_persistent_free(table) != sum.chunks:
+        return 6
+    return 0
+
+
+cdef uint64_t count_persistent_free(const Bfc* table) noexcept nogil:
+    cdef uint64_t count = 0
+    cdef uint32_t region
+    for region in range(table.region_count):
+        if (table.regions[region].size != 0 and table.regions[region].persistent
+                and table.regions[region].used == 0):
+            count += 1
+    return count
+
+
+cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept nogil:
+    cdef const Region* region = &table.regions[slot]
+    cdef uint64_t address = region.address
+    cdef uint32_t index = region.first
+    cdef uint32_t prev = NIL
+    cdef uint32_t used = 0
+    cdef const Chunk* chunk
+    while index != NIL:
+        chunk = &table.chunks[index]
+        if chunk.state == CHUNK_UNUSED or chunk.region != slot or chunk.prev != prev:
+            return 10
+        if chunk.address != address or chunk.size == 0 or chunk.size % QUANTUM:
+            return 11
+        if chunk.requested > chunk.size or (chunk.state == CHUNK_FREE and chunk.requested):
+            return 12
+        if (prev != NIL and chunk.state == CHUNK_FREE
+                and table.chunks[prev].state == CHUNK_FREE
+                and table.chunks[prev].lane == chunk.lane):
+            return 13
+        if chunk.state == CHUNK_USED:
+            used += 1
+            sum.in_use += chunk.size
+            sum.requested += chunk.requested
+        sum.chunks += 1
+        if sum.chunks > table.count:
+            return 10
+        address += chunk.size
+        prev = index
+        index = chunk.next
+    if address != region.address + region.size:
+        return 14
+    if used != region.used or (region.persistent and table.chunks[region.first].next != NIL):
+        return 15
+    sum.used += used
+    sum.reserved += region.size
+    sum.regions += 1
+    return 0
+
+
+cdef int check_lane(const Bfc* table, uint32_t lane_index, uint64_t* binned) noexcept nogil:
+    cdef const Lane* lane = table.lanes[lane_index]
+    cdef uint64_t bytes_found = 0
+    cdef uint64_t chunks_found = 0
+    cdef uint32_t level, step, index, prev, home_level, home_step
+    cdef const Chunk* chunk
+    for level in range(LEVELS):
+        if (lane.steps[level] != 0) != ((lane.levels >> level) & 1):
+            return 20
+        for step in range(STEPS):
+            index = lane.head[level][step]
+            if (index != NIL) != ((lane.steps[level] >> step) & 1):
+                return 21
+            prev = NIL
+            while index != NIL:
+                chunk = &table.chunks[index]
+                bin_of(chunk.size, &home_level, &home_step)
+                if home_level != level or home_step != step:
+                    return 22
+                if (chunk.state != CHUNK_FREE or chunk.lane != lane_index
+                        or chunk.bin_prev != prev):
+                    return 23
+                bytes_found += chunk.size
+                chunks_found += 1
+                if chunks_found > table.count:
+                    return 23
+                prev = index
+                index = chunk.bin_next
+    if bytes_found != lane.free_bytes or chunks_found != lane.free_chunks:
+        return 24
+    binned[0] += chunks_found
+    return 0
+
+
+cdef const char* bfc_invariant(int number) noexcept nogil:
+    if number == 1:
+        return "the list of unused slots holds only unused slots"
+    if number == 2:
+        return "every slot is in one region or in the list of unused slots"
+    if number == 3:
+        return "in_use and requested_in_use are the sums over used chunks"
+    if number == 4:
+        return "used_chunks and reserved are the sums over chunks and regions"
+    if number == 5:
+        return "regions_live counts the regions"
+    if number == 6:
+        return "every free chunk hangs in exactly one bin"
+    if number == 10:
+        return "chunks of a region are linked both ways and belong to it"
+    if number == 11:
+        return "chunks follow each other without gap or overlap, in quanta"
+    if number == 12:
+        return "no more is requested than the chunk holds, and nothing of a free one"
+    if number == 13:
+        return "no two neighbours are free in the same lane"
+    if number == 14:
+        return "the chunks of a region cover it exactly"
+    if number == 15:
+        return "a region counts its used chunks, and a persistent one holds one chunk"
+    if number == 20:
+        return "a level's bit is set iff one of its steps is"
+    if number == 21:
+        return "a step's bit is set iff its bin holds a chunk"
+    if number == 22:
+        return "a free chunk hangs in the bin of its size"
+    if number == 23:
+        return "a bin is linked both ways and holds free chunks of its lane"
+    if number == 24:
+        return "a lane's free_bytes and free_chunks are the sums over its bins"
+    return "unknown invariant"

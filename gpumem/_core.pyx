@@ -1,0 +1,766 @@
+"""Arena and Buffer: argument checks, the interpreter lock's boundary, the one place that raises."""
+
+cimport cython
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.long cimport PyLong_AsSsize_t
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from gpumem._arena cimport (
+    ARENA_DEAD,
+    ARENA_DRIVER_REFUSED,
+    ARENA_IN_USE,
+    ARENA_MISS,
+    ARENA_NO_METADATA,
+    ARENA_OK,
+    ARENA_OVER_LIMIT,
+    ArenaCore,
+    ArenaSettings,
+    Block,
+    EXTEND_NEXT_POWER_OF_TWO,
+    EXTEND_SAME_AS_REQUESTED,
+    Lease,
+    REUSE_COMPLETED,
+    REUSE_NEVER,
+    REUSE_WAIT,
+    arena_allocate_fast,
+    arena_allocate_persistent,
+    arena_allocate_slow,
+    arena_check,
+    arena_close,
+    arena_copy_chunks,
+    arena_create,
+    arena_drop,
+    arena_free,
+    arena_reap,
+    arena_reset_stream,
+    arena_shrink,
+    arena_stream,
+    lease_create,
+    lease_drop,
+    lease_retain,
+    lock_acquire,
+    lock_release,
+)
+from gpumem._backing cimport (
+    BACKING_DEVICE,
+    BACKING_MANAGED,
+    BACKING_PINNED,
+    Backing,
+    BackingKind,
+    backing_call,
+    backing_init,
+)
+from gpumem._bfc cimport (
+    CHUNK_USED,
+    Chunk,
+    LANE_RELEASED,
+    QUANTUM,
+    bfc_invariant,
+    bfc_largest_free,
+    round_to_quantum,
+)
+from gpumem._dlpack cimport (
+    DL_CPU,
+    DL_CUDA,
+    DL_CUDA_HOST,
+    DL_CUDA_MANAGED,
+    DL_UINT,
+    DLTensor,
+    dlpack_capsule,
+    dlpack_wants_versioned,
+)
+from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream, check, place_is_dead
+from gpumem._stream cimport Stream, stream_handle
+
+from gpumem.config import ArenaConfig
+from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.errors import ClosedError, GpumemError, InUseError, OutOfMemoryError
+from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
+
+cdef char* BYTES_FORMAT = "B"
+
+# More than any machine has, and far from where sums of sizes overflow.
+cdef uint64_t ABSURD = <uint64_t>1 << 48
+
+
+@cython.final
+cdef class Arena:
+    """A stream-aware best-fit-with-coalescing arena over one memory.
+
+    Takes regions from the driver and hands out blocks of them. A block is at least 256-byte
+    aligned, rounded up to 256 bytes, and belongs to the stream it was allocated for; freeing it
+    makes it available to the same stream at once, and to others when that is safe (see
+    `ArenaConfig.stream_reuse`). On one stream, once warm, neither calls the driver.
+
+    Safe to use from many threads. Dead after fork: the child makes its own. Buffers keep their
+    arena alive; an arena that nobody refers to gives its memory back at the next call of gpumem
+    that may block (a growth, a shrink, a close, `Device.free_bytes`), `close` gives it back now.
+
+    Parameters
+    ----------
+    memory : MemoryInfo, Device or str
+        Where the bytes live: ``"cuda:0"``, ``"cuda:0/host_accessible"``, ``"host"``.
+    config : ArenaConfig or Mapping, optional
+        Settings; a mapping is read by `ArenaConfig.from_mapping`.
+    default_stream : stream, optional
+        Used where a call names none; None is the device's legacy default stream.
+    name : str, optional
+        For people.
+
+    Raises
+    ------
+    ValueError
+        The memory does not exist here.
+    ConfigError
+        A setting is not accepted.
+    DriverError
+        The device does not answer.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> with arena.allocate(4096) as buffer:
+    ...     memoryview(buffer)[0] = 7
+    >>> arena.stats().in_use
+    0
+
+    Notes
+    -----
+    The algorithm is TensorFlow's and ONNX Runtime's BFC over a two-level bitmap (TLSF).
+    """
+
+    def __cinit__(self, memory, config=None, *, default_stream=None, name=None):
+        cdef ArenaSettings settings
+        cdef Backing backing
+        self.memory = MemoryInfo.parse(memory)
+        if config is None:
+            self.config = ArenaConfig()
+        elif isinstance(config, ArenaConfig):
+            self.config = config
+        else:
+            self.config = ArenaConfig.from_mapping(config)
+        self.name = str(self.memory) if name is None else name
+        self.place = self.memory.device._open()
+        self.cpu_can_read = self.memory.host_accessible
+        self.streams = {}
+        arena_reap()
+        settings_from(self.config, &settings)
+        backing_init(&backing, backing_kind(self), &self.place.place)
+        self.core = arena_create(&settings, backing)
+        if self.core == NULL:
+            raise MemoryError("no host memory for an arena's books")
+        self.default_slot = 1       # the legacy default stream's
+        if default_stream is not None:
+            self.slot_of(default_stream, &self.default_slot)
+
+    def __dealloc__(self):
+        if self.core != NULL:
+            arena_drop(self.core)
+
+    # ---- blocks ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes, stream=None, *, alignment=None):
+        """Hand out a block.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size in bytes; 0 gives a valid empty Buffer with pointer 0.
+        stream : stream, optional
+            The stream whose work uses the block first; None is the arena's default stream.
+        alignment : int, optional
+            Bytes, a power of two up to 2 MiB. Every block is aligned to at least 256.
+
+        Returns
+        -------
+        Buffer
+            Owns the block; dropping or closing it frees the block on its stream.
+
+        Raises
+        ------
+        TypeError
+            `nbytes` is not an integer.
+        ValueError
+            `nbytes` is negative, or `alignment` is not accepted.
+        OutOfMemoryError
+            Neither the arena nor the driver has the room; the arena is as before.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+        """
+        cdef Block block
+        cdef uint32_t slot = self.default_slot
+        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t extra = 0
+        cdef Buffer buffer
+        if stream is not None:
+            self.slot_of(stream, &slot)
+        if alignment is not None:
+            extra = alignment_of(alignment) - QUANTUM
+        if size == 0:
+            return empty_buffer(self, slot)
+        self.take(size + extra, slot, False, &block)
+        buffer = Buffer.__new__(Buffer)
+        buffer.resource = self
+        buffer.address = (block.address + extra) & ~extra if extra else block.address
+        buffer.requested_bytes = size
+        buffer.handle = block.handle
+        buffer.block_bytes = block.size
+        buffer.slot = slot
+        return buffer
+
+    def allocate_persistent(self, nbytes):
+        """Hand out a long-lived block (weights) in a region of its own.
+
+        It never steers the arena's growth and a shrink does not touch it. Its region goes back
+        to the driver after the block is freed, at the next call that may block.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size in bytes.
+
+        Raises
+        ------
+        TypeError, ValueError, OutOfMemoryError, ClosedError
+            As `allocate`.
+        """
+        cdef Block block
+        cdef uint64_t size = size_of(nbytes)
+        cdef Buffer buffer
+        if size == 0:
+            return empty_buffer(self, self.default_slot)
+        self.take(size, self.default_slot, True, &block)
+        buffer = Buffer.__new__(Buffer)
+        buffer.resource = self
+        buffer.address = block.address
+        buffer.requested_bytes = size
+        buffer.handle = block.handle
+        buffer.block_bytes = block.size
+        buffer.slot = self.default_slot
+        return buffer
+
+    def reserve(self, nbytes):
+        """Alias of `allocate_persistent`, ONNX Runtime's name."""
+        return self.allocate_persistent(nbytes)
+
+    cdef int take(self, uint64_t nbytes, uint32_t slot, bint persistent, Block* block) except -1:
+        cdef int status
+        if self.core.closed:
+            raise ClosedError(f"arena {self.name!r} is closed")
+        if nbytes >= ABSURD:
+            raise_out_of_memory(self, nbytes, slot, ARENA_OVER_LIMIT)
+        if persistent:
+            with nogil:
+                status = arena_allocate_persistent(self.core, nbytes, slot, block)
+        else:
+            status = arena_allocate_fast(self.core, nbytes, slot, block)
+            if status == ARENA_MISS:
+                with nogil:
+                    status = arena_allocate_slow(self.core, nbytes, slot, block)
+        if status != ARENA_OK:
+            raise_status(self, nbytes, slot, status)
+        return 0
+
+    def shrink(self):
+        """Give every region without a live block back to the driver.
+
+        Returns
+        -------
+        ShrinkReport
+            What went, and for each region that stayed the blocks that hold it.
+
+        Raises
+        ------
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+        """
+        cdef uint64_t released = 0
+        cdef int status
+        self._require_open()
+        with nogil:
+            status = arena_shrink(self.core, &released)
+        if status != ARENA_OK:
+            raise_status(self, 0, self.default_slot, status)
+        return ShrinkReport(released, kept_regions(self))
+
+    # ---- streams ---------------------------------------------------------------------------------
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        cdef CUstream handle = NULL
+        cdef int status
+        if stream is None:
+            slot[0] = self.default_slot
+            return 0
+        if place_is_dead(&self.place.place):
+            raise_status(self, 0, 0, ARENA_DEAD)
+        stream_handle(stream, self.place, &handle)
+        status = arena_stream(self.core, handle, slot)
+        if status != ARENA_OK:
+            raise_status(self, 0, 0, status)
+        if not isinstance(stream, int):
+            self.streams[slot[0]] = stream
+        return 0
+
+    def reset_stream(self, stream):
+        """Declare a stream drained: what was freed on it is now free for everyone.
+
+        The caller has synchronised the stream. Also required before the owner of a stream given
+        as a raw handle destroys it.
+        """
+        cdef uint32_t slot
+        self._require_open()
+        self.slot_of(stream, &slot)
+        arena_reset_stream(self.core, slot)
+        self.streams.pop(slot, None)
+
+    # ---- looking at it ---------------------------------------------------------------------------
+
+    def stats(self):
+        """Return the counters of this moment as `Stats`."""
+        cdef ArenaCore* core = self.core
+        cdef ArenaCore seen
+        cdef uint64_t largest
+        lock_acquire(&core.lock)
+        seen = core[0]
+        largest = bfc_largest_free(&core.table)
+        lock_release(&core.lock)
+        return Stats(
+            limit=seen.settings.max_mem,
+            in_use=seen.table.in_use,
+            requested_in_use=seen.table.requested_in_use,
+            reserved=seen.table.reserved,
+            max_in_use=seen.stats.max_in_use,
+            max_reserved=seen.stats.max_reserved,
+            num_allocs=seen.stats.num_allocs,
+            num_frees=seen.stats.num_frees,
+            num_reserves=seen.stats.num_reserves,
+            num_extensions=seen.stats.num_extensions,
+            num_regions=seen.table.regions_live,
+            num_shrinkages=seen.stats.num_shrinkages,
+            max_alloc_size=seen.stats.max_alloc_size,
+            largest_free=largest,
+            pages_moved=0,
+            driver_calls=(seen.backing.calls + seen.stats.events_recorded
+                          + seen.stats.events_asked + seen.stats.events_waited),
+        )
+
+    def blocks(self):
+        """Return every block, used and free, as a list of `BlockInfo` in address order."""
+        cdef uint32_t count = 0
+        cdef uint32_t i
+        cdef Chunk* chunks = arena_copy_chunks(self.core, &count)
+        if chunks == NULL:
+            raise MemoryError("no host memory for a copy of the arena's books")
+        try:
+            return sorted((block_info(self, &chunks[i]) for i in range(count)),
+                          key=lambda block: block.address)
+        finally:
+            free(chunks)
+
+    def validate(self):
+        """Check every invariant of the arena's books.
+
+        Raises
+        ------
+        GpumemError
+            Naming the first invariant that does not hold. A defect of gpumem, or memory that
+            something else overwrote.
+        """
+        cdef int broken
+        with nogil:
+            broken = arena_check(self.core)
+        if broken:
+            raise GpumemError(f"arena {self.name!r} is corrupt: it does not hold that "
+                              f"{bfc_invariant(broken).decode()} (invariant {broken})")
+
+    @property
+    def is_arena(self):
+        """True: it sub-allocates and can be shrunk."""
+        return True
+
+    @property
+    def closed(self):
+        """Whether `close` has given everything back."""
+        return bool(self.core.closed)
+
+    def close(self):
+        """Give all memory back to the driver now. Idempotent.
+
+        Raises
+        ------
+        InUseError
+            A buffer, or a view of one, is still alive; nothing is changed.
+        """
+        cdef int status
+        if self.core.closed:
+            return
+        with nogil:
+            status = arena_close(self.core)
+        if status == ARENA_IN_USE:
+            stats = self.stats()
+            raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
+                             f"{stats.num_allocs - stats.num_frees} blocks are in use")
+        self.streams.clear()
+
+    def _require_open(self):
+        if self.core.closed:
+            raise ClosedError(f"arena {self.name!r} is closed")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        if self.core.closed:
+            return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
+        return (f"<gpumem.Arena {self.name!r} on {self.memory}: {self.core.table.in_use} of "
+                f"{self.core.table.reserved} bytes in use>")
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
+    cdef Py_ssize_t size
+    if type(nbytes) is not int:
+        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+            raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
+        nbytes = nbytes.__index__()
+    try:
+        size = PyLong_AsSsize_t(nbytes)
+    except OverflowError:
+        size = -1 if nbytes < 0 else <Py_ssize_t>ABSURD
+    if size < 0:
+        raise ValueError(f"nbytes = {nbytes} is negative: it takes 0 or more bytes")
+    return size
+
+
+cdef uint64_t alignment_of(object alignment) except? 0:
+    if (isinstance(alignment, bool) or not isinstance(alignment, int)
+            or not 1 <= alignment <= 1 << 21 or alignment & (alignment - 1)):
+        raise ValueError(f"alignment {alignment!r} is not a power of two from 1 to 2097152")
+    return max(alignment, QUANTUM)
+
+
+cdef int settings_from(object config, ArenaSettings* settings) except -1:
+    memset(settings, 0, sizeof(ArenaSettings))
+    settings.max_mem = config.max_mem
+    settings.initial_chunk = config.initial_chunk_size_bytes
+    settings.initial_growth_chunk = round_to_quantum(config.initial_growth_chunk_size_bytes)
+    settings.max_extend = round_to_quantum(config.max_power_of_two_extend_bytes)
+    settings.max_dead = config.max_dead_bytes_per_chunk
+    settings.extend = (EXTEND_SAME_AS_REQUESTED if config.extend_strategy == "same_as_requested"
+                       else EXTEND_NEXT_POWER_OF_TWO)
+    settings.reuse = {"completed": REUSE_COMPLETED, "wait": REUSE_WAIT,
+                      "never": REUSE_NEVER}[config.stream_reuse]
+    settings.ort_split = config.split_rule == "ort"
+    settings.passthrough = not config.enable
+    return 0
+
+
+cdef BackingKind backing_kind(Arena arena) except *:
+    if arena.memory.kind is MemoryKind.HOST_ACCESSIBLE:
+        return BACKING_PINNED
+    if arena.memory.kind is MemoryKind.MANAGED:
+        return BACKING_MANAGED
+    return BACKING_DEVICE
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+cdef object block_info(Arena arena, const Chunk* chunk):
+    cdef bint used = chunk.state == CHUNK_USED
+    stream = 0
+    if used or chunk.lane != LANE_RELEASED:
+        stream = <uintptr_t>arena.core.streams[chunk.lane].handle
+    return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
+                     used=used, region=chunk.region, stream=stream)
+
+
+cdef object kept_regions(Arena arena):
+    regions = {}
+    for block in arena.blocks():
+        regions.setdefault(block.region, []).append(block)
+    kept = []
+    for blocks in regions.values():
+        live = tuple(block for block in blocks if block.used)
+        kept.append(KeptRegion(
+            address=blocks[0].address,
+            nbytes=sum(block.nbytes for block in blocks),
+            reason=f"{len(live)} live block{'s' if len(live) != 1 else ''} of "
+                   f"{sum(block.nbytes for block in live)} bytes",
+            blocks=live))
+    return tuple(kept)
+
+
+# ---- the one place that raises -------------------------------------------------------------------
+
+cdef int raise_status(Arena arena, uint64_t asked, uint32_t slot, int status) except -1:
+    """Turn an arena's status into its exception; called after every lock is released."""
+    if status == ARENA_DEAD:
+        raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
+                          "interpreter is ending")
+    if status == ARENA_NO_METADATA:
+        raise MemoryError("no host memory for an arena's books")
+    if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
+        check(arena.place.place.table, <CUresult>arena.core.last_code,
+              backing_call(backing_kind(arena)).decode())
+    raise_out_of_memory(arena, asked, slot, status)
+
+
+cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint32_t slot, int status) except -1:
+    stats = arena.stats()
+    rounded = round_to_quantum(asked)
+    if asked >= ABSURD:
+        advice = "no machine has that much memory: check the size"
+    elif status == ARENA_OVER_LIMIT and rounded > stats.limit:
+        advice = "the block alone is larger than max_mem: raise max_mem"
+    elif status == ARENA_OVER_LIMIT:
+        advice = "free buffers, or raise max_mem"
+    else:
+        advice = "free buffers, or memory that others hold on the device"
+    limit = f"limit {stats.limit}" if stats.limit else "no limit"
+    raise OutOfMemoryError(
+        f"{arena.memory} is out of memory: asked for {asked} bytes ({rounded} rounded); "
+        f"in use {stats.in_use}, reserved {stats.reserved}, {limit}, largest free block "
+        f"{stats.largest_free}; {advice}",
+        asked=asked, rounded=rounded, in_use=stats.in_use, reserved=stats.reserved,
+        limit=stats.limit, largest_free=stats.largest_free, device=str(arena.memory),
+        stream=<uintptr_t>arena.core.streams[slot].handle, advice=advice)
+
+
+def reap():
+    """Give the memory of arenas that nobody refers to any more back to the driver."""
+    with nogil:
+        arena_reap()
+
+
+# ---- buffers -------------------------------------------------------------------------------------
+
+cdef Buffer empty_buffer(Arena arena, uint32_t slot):
+    cdef Buffer buffer = Buffer.__new__(Buffer)
+    if arena.core.closed:
+        raise ClosedError(f"arena {arena.name!r} is closed")
+    buffer.resource = arena
+    buffer.slot = slot
+    return buffer
+
+
+cdef void release_lease(void* lease) noexcept nogil:
+    if lease != NULL:
+        lease_drop(<Lease*>lease)
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class Buffer:
+    """A block of memory and the right to it.
+
+    Made by `Arena.allocate`. Dropping the last reference, `close`, or leaving a ``with`` block
+    frees it; views made through NumPy, DLPack or the buffer protocol keep the memory until they
+    are gone too.
+    """
+
+    def __init__(self):
+        raise TypeError("a Buffer is made by an allocator's allocate()")
+
+    def __dealloc__(self):
+        if not self.is_closed and self.block_bytes:
+            buffer_release(self)
+
+    @property
+    def ptr(self):
+        """Address of the first byte; 0 for an empty buffer."""
+        return self.address
+
+    @property
+    def nbytes(self):
+        """Bytes that were asked for; what every view shows."""
+        return self.requested_bytes
+
+    @property
+    def requested(self):
+        """The same as `nbytes`."""
+        return self.requested_bytes
+
+    @property
+    def allocated(self):
+        """Bytes of the block behind it, padding included."""
+        return self.block_bytes
+
+    @property
+    def memory(self):
+        """The MemoryInfo it lives in."""
+        return self.resource.memory
+
+    @property
+    def stream(self):
+        """The stream it is freed on."""
+        kept = self.resource.streams.get(self.slot)
+        if isinstance(kept, Stream):
+            return kept
+        return Stream.from_handle(self.resource.memory.device,
+                                  <uintptr_t>self.resource.core.streams[self.slot].handle, kept)
+
+    @property
+    def closed(self):
+        """Whether it was closed."""
+        return bool(self.is_closed)
+
+    def close(self, stream=None):
+        """Free the block on `stream` (None: its own). Idempotent.
+
+        Views of it stay valid and keep the memory until the last of them is gone.
+        """
+        if self.is_closed:
+            return
+        if stream is not None:
+            self.resource.slot_of(stream, &self.slot)
+            if self.lease != NULL:
+                self.lease.stream = self.slot
+        self.is_closed = True
+        if self.block_bytes:
+            buffer_release(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __len__(self):
+        return self.requested_bytes
+
+    def __repr__(self):
+        state = ", closed" if self.is_closed else ""
+        return (f"<gpumem.Buffer {self.requested_bytes} bytes at {self.address:#x} in "
+                f"{self.resource.memory}{state}>")
+
+    # ---- views -----------------------------------------------------------------------------------
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if not self.resource.cpu_can_read:
+            raise BufferError(f"{self.resource.memory} is not readable by the CPU: copy it to host "
+                              "memory first")
+        view.internal = buffer_share(self)
+        view.buf = <void*>self.address
+        view.len = self.requested_bytes
+        view.readonly = 0
+        view.itemsize = 1
+        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        view.ndim = 1
+        view.shape = <Py_ssize_t*>&self.requested_bytes if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.obj = self
+
+    def __releasebuffer__(self, Py_buffer* view):
+        release_lease(view.internal)
+
+    def __dlpack_device__(self):
+        """Return DLPack's (device type, device id)."""
+        cdef DLTensor tensor
+        dlpack_device(self, &tensor)
+        return tensor.device.device_type, tensor.device.device_id
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Return a DLPack capsule over the bytes: one dimension of uint8.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream, by the protocol; a Buffer has no pending work of its own.
+        max_version : tuple of int, optional
+            The newest DLPack the consumer reads; from (1, 0) it gets a versioned capsule.
+        dl_device : tuple of int, optional
+            Must be the buffer's own device.
+        copy : bool, optional
+            True is refused: a Buffer only exports itself.
+
+        Raises
+        ------
+        BufferError
+            The export asked for is not possible.
+        """
+        cdef DLTensor tensor
+        cdef int64_t shape = self.requested_bytes
+        cdef int64_t stride = 1
+        cdef Lease* lease
+        cdef bint versioned = dlpack_wants_versioned(max_version)
+        dlpack_device(self, &tensor)
+        own = tensor.device.device_type, tensor.device.device_id
+        if dl_device is not None and tuple(dl_device) != own:
+            raise BufferError(f"this buffer is on DLPack device {own}, not on {dl_device}")
+        if copy:
+            raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
+        if tensor.device.device_type == DL_CPU:
+            if stream is not None and stream != -1:
+                raise BufferError(f"stream {stream!r} has no meaning for host memory")
+        elif stream is not None and (not isinstance(stream, int) or stream == 0 or stream < -1):
+            raise ValueError(f"stream {stream!r} is not None, -1 or a stream handle above 0")
+        lease = buffer_share(self)
+        tensor.data = <void*>self.address
+        tensor.ndim = 1
+        tensor.dtype.code = DL_UINT
+        tensor.dtype.bits = 8
+        tensor.dtype.lanes = 1
+        tensor.shape = &shape
+        tensor.strides = &stride
+        tensor.byte_offset = 0
+        try:
+            return dlpack_capsule(&tensor, 0, versioned, lease, release_lease)
+        except:
+            release_lease(lease)
+            raise
+
+    def __getattr__(self, name):
+        # The attribute must not exist on memory that CUDA cannot reach: hasattr decides there.
+        if name == "__cuda_array_interface__" and self.resource.memory.device.type == "cuda":
+            if self.is_closed:
+                raise ClosedError("this buffer is closed")
+            return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
+                    "data": (self.address, False), "version": 3, "stream": None}
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+cdef inline void buffer_release(Buffer buffer) noexcept:
+    # The only way out of a live buffer. After a fork or at exit the books are left alone.
+    if buffer.lease != NULL:
+        lease_drop(buffer.lease)
+        buffer.lease = NULL
+    elif not place_is_dead(&buffer.resource.place.place):
+        arena_free(buffer.resource.core, buffer.handle, buffer.slot)
+
+
+cdef Lease* buffer_share(Buffer buffer) except? NULL:
+    """Return one more reference to the block, for a view; NULL for an empty buffer."""
+    if buffer.is_closed:
+        raise ClosedError("this buffer is closed")
+    if buffer.block_bytes == 0:
+        return NULL
+    if buffer.lease == NULL:
+        buffer.lease = lease_create(buffer.resource.core, buffer.handle, buffer.slot)
+        if buffer.lease == NULL:
+            raise MemoryError("no host memory for a view's lease")
+    lease_retain(buffer.lease)
+    return buffer.lease
+
+
+cdef int dlpack_device(Buffer buffer, DLTensor* tensor) except -1:
+    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
+    kind = buffer.resource.memory.kind
+    tensor.device.device_id = 0
+    if kind is MemoryKind.DEVICE:
+        tensor.device.device_type = DL_CUDA
+        tensor.device.device_id = buffer.resource.memory.device.index
+    elif kind is MemoryKind.MANAGED:
+        tensor.device.device_type = DL_CUDA_MANAGED
+    else:
+        tensor.device.device_type = DL_CPU
+    return 0

@@ -1,0 +1,94 @@
+"""Fill the driver table from the installed CUDA driver, lazily, through cuda-python.
+
+cuda-python is the loader: it finds libcuda (WSL included) and answers cuGetProcAddress, so the
+library instance and the handle types are the same that the rest of the process uses. Entries
+are asked for by name and by the CUDA version whose signature the table declares; what the
+driver does not have stays NULL.
+"""
+
+import os
+
+from libc.stdint cimport uintptr_t
+from libc.string cimport memset
+
+from gpumem._driver cimport (
+    CUDA_ERROR_NO_DEVICE,
+    CUDA_SUCCESS,
+    CUresult,
+    DRIVER_ENTRY_COUNT,
+    DriverDevice,
+    DriverTable,
+    check,
+    driver_entries,
+    open_place,
+)
+
+cdef DriverTable table
+cdef str reason = "not asked yet"
+cdef int count = -1             # devices; -1: not asked yet
+cdef list missing = []
+
+
+def load():
+    """Fill the table once; return None if CUDA answers, else the reason why it does not."""
+    global reason, count
+    if count >= 0:
+        return reason
+    count = 0
+    try:
+        reason = _fill()
+    except Exception as error:
+        # Whatever the loader trips over (no libcuda, a stub library, a broken install), the
+        # answer to "is there CUDA?" is no, with its own words.
+        reason = f"{type(error).__name__}: {error}".strip().replace("\n", " ")
+    return reason
+
+
+def _fill():
+    global count
+    cdef int found = 0
+    cdef int i
+    cdef CUresult code
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        return f"cuda-python is not installed ({error})"
+    memset(&table, 0, sizeof(table))
+    # 1: the legacy default stream is stream 0; 2: each thread's own is.
+    flags = 2 if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1" else 1
+    for i in range(DRIVER_ENTRY_COUNT):
+        status, address, *_ = driver.cuGetProcAddress(
+            driver_entries[i].name, driver_entries[i].version, flags)
+        if int(status) == 0 and address:
+            (<uintptr_t*>(<char*>&table + driver_entries[i].offset))[0] = address
+        else:
+            missing.append(driver_entries[i].name.decode())
+    if table.cuInit == NULL or table.cuDeviceGetCount == NULL:
+        return "the CUDA driver has no cuInit"
+    with nogil:
+        code = table.cuInit(0)
+    if code == CUDA_ERROR_NO_DEVICE:
+        return "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"
+    check(&table, code, "cuInit")
+    check(&table, table.cuDeviceGetCount(&found), "cuDeviceGetCount")
+    if found == 0:
+        return "the CUDA driver finds no GPU"
+    count = found
+    return None
+
+
+def device_count():
+    """Return the number of CUDA devices; 0 where CUDA does not answer."""
+    load()
+    return count
+
+
+def missing_functions():
+    """Return the names of the table's functions that the driver does not have."""
+    load()
+    return tuple(missing)
+
+
+def open_device(int ordinal):
+    """Open a CUDA device; the caller has seen that `ordinal` is below device_count()."""
+    return open_place(&table, "cuda", ordinal)

@@ -1,0 +1,128 @@
+"""The driver table, the devices behind it and the state of this process.
+
+`DriverTable` has one entry per driver function, with the CUDA driver API's signature and
+meaning (include/driver_table.h). Two modules fill one each: _cuda from the installed driver,
+_host from the host device. Everything above calls through a `Place`.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef extern from "driver_table.h" nogil:
+    ctypedef int CUdevice
+    ctypedef unsigned long long CUdeviceptr
+    ctypedef void* CUcontext
+    ctypedef void* CUstream
+    ctypedef void* CUevent
+    ctypedef void (*CUhostFn)(void*) noexcept nogil
+
+    ctypedef enum CUresult:
+        CUDA_SUCCESS
+        CUDA_ERROR_INVALID_VALUE
+        CUDA_ERROR_OUT_OF_MEMORY
+        CUDA_ERROR_NOT_INITIALIZED
+        CUDA_ERROR_DEINITIALIZED
+        CUDA_ERROR_NO_DEVICE
+        CUDA_ERROR_INVALID_DEVICE
+        CUDA_ERROR_INVALID_CONTEXT
+        CUDA_ERROR_NOT_READY
+        CUDA_ERROR_NOT_SUPPORTED
+
+    ctypedef enum CUdevice_attribute:
+        CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+        CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+        CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+
+    enum:
+        CU_STREAM_NON_BLOCKING
+        CU_EVENT_DISABLE_TIMING
+        CU_MEMHOSTALLOC_PORTABLE
+        CU_MEMHOSTALLOC_DEVICEMAP
+        CU_MEM_ATTACH_GLOBAL
+
+    ctypedef struct CUuuid:
+        char bytes[16]
+
+    ctypedef struct DriverTable:
+        CUresult (*cuInit)(unsigned int) noexcept nogil
+        CUresult (*cuDriverGetVersion)(int*) noexcept nogil
+        CUresult (*cuGetErrorName)(CUresult, const char**) noexcept nogil
+        CUresult (*cuGetErrorString)(CUresult, const char**) noexcept nogil
+        CUresult (*cuDeviceGetCount)(int*) noexcept nogil
+        CUresult (*cuDeviceGet)(CUdevice*, int) noexcept nogil
+        CUresult (*cuDeviceGetName)(char*, int, CUdevice) noexcept nogil
+        CUresult (*cuDeviceGetUuid)(CUuuid*, CUdevice) noexcept nogil
+        CUresult (*cuDeviceTotalMem)(size_t*, CUdevice) noexcept nogil
+        CUresult (*cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) noexcept nogil
+        CUresult (*cuDevicePrimaryCtxRetain)(CUcontext*, CUdevice) noexcept nogil
+        CUresult (*cuCtxPushCurrent)(CUcontext) noexcept nogil
+        CUresult (*cuCtxPopCurrent)(CUcontext*) noexcept nogil
+        CUresult (*cuCtxSynchronize)() noexcept nogil
+        CUresult (*cuStreamCreate)(CUstream*, unsigned int) noexcept nogil
+        CUresult (*cuStreamDestroy)(CUstream) noexcept nogil
+        CUresult (*cuStreamQuery)(CUstream) noexcept nogil
+        CUresult (*cuStreamSynchronize)(CUstream) noexcept nogil
+        CUresult (*cuStreamWaitEvent)(CUstream, CUevent, unsigned int) noexcept nogil
+        CUresult (*cuLaunchHostFunc)(CUstream, CUhostFn, void*) noexcept nogil
+        CUresult (*cuEventCreate)(CUevent*, unsigned int) noexcept nogil
+        CUresult (*cuEventDestroy)(CUevent) noexcept nogil
+        CUresult (*cuEventRecord)(CUevent, CUstream) noexcept nogil
+        CUresult (*cuEventQuery)(CUevent) noexcept nogil
+        CUresult (*cuEventSynchronize)(CUevent) noexcept nogil
+        CUresult (*cuMemGetInfo)(size_t*, size_t*) noexcept nogil
+        CUresult (*cuMemAlloc)(CUdeviceptr*, size_t) noexcept nogil
+        CUresult (*cuMemFree)(CUdeviceptr) noexcept nogil
+        CUresult (*cuMemHostAlloc)(void**, size_t, unsigned int) noexcept nogil
+        CUresult (*cuMemFreeHost)(void*) noexcept nogil
+        CUresult (*cuMemAllocManaged)(CUdeviceptr*, size_t, unsigned int) noexcept nogil
+        CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr, const void*, size_t, CUstream) noexcept nogil
+        CUresult (*cuMemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream) noexcept nogil
+        CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) noexcept nogil
+        CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) noexcept nogil
+
+    ctypedef struct DriverEntry:
+        const char* name
+        int version
+        size_t offset
+
+    const DriverEntry* driver_entries
+    int DRIVER_ENTRY_COUNT
+
+# What every finalizer asks first. `exiting` is set when the interpreter begins to end;
+# `generation` counts forks on the way from the first process to this one.
+cdef struct ProcessState:
+    int exiting
+    uint32_t generation
+
+cdef ProcessState process
+
+# One device as C code without the interpreter sees it. Lives as long as the process.
+cdef struct Place:
+    const DriverTable* table
+    CUcontext context           # the device's primary context, retained
+    CUdevice device
+    int ordinal
+    uint32_t generation         # of the process that opened it; in a fork's child it is dead
+    uint64_t calls              # driver calls made through it by arenas (atomic)
+
+cdef class DriverDevice:
+    cdef Place place
+    cdef readonly str type
+    cdef readonly int ordinal
+
+# Makes the device's context current for a few driver calls; every enter has its leave.
+cdef CUresult place_enter(Place* place) noexcept nogil
+cdef void place_leave(Place* place) noexcept nogil
+cdef inline bint place_is_dead(const Place* place) noexcept nogil:
+    return process.exiting or place.generation != process.generation
+
+cdef bint process_is_exiting() noexcept nogil
+cdef int check(const DriverTable* table, CUresult code, str call) except -1
+cdef int require(const void* entry, str call, str what) except -1
+cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal)

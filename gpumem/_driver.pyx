@@ -1,0 +1,161 @@
+"""The driver table's devices: open, ask, fail in one way; see _driver.pxd."""
+
+import atexit
+
+from libc.stdint cimport uint32_t
+
+from gpumem.errors import DriverError
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil)
+
+
+cdef void on_fork_child() noexcept nogil:
+    process.generation += 1
+
+
+def _begin_exit():
+    """Note that the interpreter is ending: from here on finalizers leave the driver alone."""
+    process.exiting = 1
+
+
+process.exiting = 0
+process.generation = 0
+pthread_atfork(NULL, NULL, on_fork_child)
+atexit.register(_begin_exit)
+
+
+cdef bint process_is_exiting() noexcept nogil:
+    return process.exiting
+
+
+cdef CUresult place_enter(Place* place) noexcept nogil:
+    if place.generation != process.generation:
+        return CUDA_ERROR_DEINITIALIZED
+    return place.table.cuCtxPushCurrent(place.context)
+
+
+cdef void place_leave(Place* place) noexcept nogil:
+    cdef CUcontext popped
+    place.table.cuCtxPopCurrent(&popped)
+
+
+# ---- failure -----------------------------------------------------------------------------------
+
+cdef int check(const DriverTable* table, CUresult code, str call) except -1:
+    """Raise DriverError unless `code` is success."""
+    cdef const char* name = NULL
+    cdef const char* text = NULL
+    if code == CUDA_SUCCESS:
+        return 0
+    if table.cuGetErrorName == NULL or table.cuGetErrorName(code, &name) != CUDA_SUCCESS:
+        name = b"an unknown code"
+    if table.cuGetErrorString == NULL or table.cuGetErrorString(code, &text) != CUDA_SUCCESS:
+        text = b""
+    raise DriverError(call, <int>code, name.decode(), text.decode())
+
+
+cdef int require(const void* entry, str call, str what) except -1:
+    """Raise DriverError if the driver has no such function."""
+    if entry == NULL:
+        raise DriverError(call, <int>CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED",
+                          f"{what} needs {call}, which this driver does not have")
+    return 0
+
+
+# ---- devices -----------------------------------------------------------------------------------
+
+cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal):
+    """Open one device of a filled and initialised table; retains its primary context."""
+    cdef DriverDevice opened = DriverDevice.__new__(DriverDevice)
+    cdef CUdevice device
+    cdef CUcontext context
+    opened.type = type
+    opened.ordinal = ordinal
+    opened.place.table = table
+    opened.place.ordinal = ordinal
+    opened.place.generation = process.generation
+    check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
+    opened.place.device = device
+    with nogil:
+        code = table.cuDevicePrimaryCtxRetain(&context, device)
+    check(table, code, "cuDevicePrimaryCtxRetain")
+    opened.place.context = context
+    return opened
+
+
+cdef class DriverDevice:
+    """One opened device: the questions that a Device answers from it."""
+
+    @property
+    def dead(self):
+        """Whether it belongs to the parent of a fork, or the interpreter is ending."""
+        return bool(place_is_dead(&self.place))
+
+    def name(self):
+        """Return the driver's name for it."""
+        cdef char text[256]
+        check(self.place.table,
+              self.place.table.cuDeviceGetName(text, sizeof(text), self.place.device),
+              "cuDeviceGetName")
+        return (<bytes>text).decode()
+
+    def uuid(self):
+        """Return the 16 bytes that name the physical device."""
+        cdef CUuuid uuid
+        check(self.place.table, self.place.table.cuDeviceGetUuid(&uuid, self.place.device),
+              "cuDeviceGetUuid")
+        return (<char*>uuid.bytes)[:16]
+
+    def memory_info(self):
+        """Return (free, total) in bytes, as the driver sees them now."""
+        cdef size_t free_bytes = 0
+        cdef size_t total_bytes = 0
+        cdef CUresult code
+        with nogil:
+            code = place_enter(&self.place)
+            if code == CUDA_SUCCESS:
+                code = self.place.table.cuMemGetInfo(&free_bytes, &total_bytes)
+                place_leave(&self.place)
+        check(self.place.table, code, "cuMemGetInfo")
+        return free_bytes, total_bytes
+
+    def attribute(self, int number):
+        """Return a device attribute; 0 where the driver does not know it."""
+        cdef int value = 0
+        code = self.place.table.cuDeviceGetAttribute(&value, <CUdevice_attribute>number,
+                                                     self.place.device)
+        return value if code == CUDA_SUCCESS else 0
+
+    def has(self, str name):
+        """Whether the table has an entry of that name, such as "cuMemCreate"."""
+        cdef int i
+        cdef bytes wanted = name.encode()
+        for i in range(DRIVER_ENTRY_COUNT):
+            if driver_entries[i].name == wanted:
+                return (<void**>(<char*>self.place.table + driver_entries[i].offset))[0] != NULL
+        return False
+
+    def version(self):
+        """Return the CUDA version that the driver speaks, such as 13000."""
+        cdef int version = 0
+        check(self.place.table, self.place.table.cuDriverGetVersion(&version),
+              "cuDriverGetVersion")
+        return version
+
+    def synchronize(self):
+        """Wait until everything queued on the device has finished."""
+        cdef CUresult code
+        with nogil:
+            code = place_enter(&self.place)
+            if code == CUDA_SUCCESS:
+                code = self.place.table.cuCtxSynchronize()
+                place_leave(&self.place)
+        check(self.place.table, code, "cuCtxSynchronize")
+
+
+def driver_entry_names():
+    """Return (name, version) of every function in the driver table."""
+    return [(driver_entries[i].name.decode(), driver_entries[i].version)
+            for i in range(DRIVER_ENTRY_COUNT)]

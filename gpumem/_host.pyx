@@ -1,0 +1,94 @@
+"""Fill the driver table from the host device, and control what no driver has a function for.
+
+The host device itself is plain C (hostdev/): worker threads and ordinary memory, no Python.
+"""
+
+import atexit
+
+from libc.stdint cimport uint64_t
+
+from gpumem._driver cimport CUresult, DriverTable, check, open_place
+
+cdef extern from "hostdev.h" nogil:
+    enum:
+        HOSTDEV_MAX_DEVICES
+    const DriverTable* hostdev_table()
+    int hostdev_set_device_count(int n)
+    int hostdev_device_count()
+    int hostdev_set_capacity(int ordinal, size_t bytes)
+    size_t hostdev_capacity(int ordinal)
+    void hostdev_set_lag(uint64_t nanoseconds)
+    int hostdev_use_virtual_clock(int on)
+    void hostdev_advance_clock(uint64_t nanoseconds)
+    uint64_t hostdev_total_calls()
+    uint64_t hostdev_call_count(const char* name)
+    void hostdev_shutdown()
+
+MAX_DEVICES = HOSTDEV_MAX_DEVICES
+
+cdef bint loaded = False
+
+
+@atexit.register
+def _shutdown():
+    """Stop the worker threads while the memory that they copy from is still there."""
+    if loaded:
+        with nogil:
+            hostdev_shutdown()
+
+
+def load():
+    """Start the host device; always answers None, since the host is always there."""
+    global loaded
+    if not loaded:
+        check(hostdev_table(), hostdev_table().cuInit(0), "cuInit")
+        loaded = True
+
+
+def device_count():
+    """Return the number of host devices."""
+    return hostdev_device_count()
+
+
+def set_device_count(int n):
+    """Set the number of host devices; False if one was used already."""
+    return hostdev_set_device_count(n) == 0
+
+
+def open_device(int ordinal):
+    """Open a host device; the caller has seen that `ordinal` is below device_count()."""
+    load()
+    return open_place(hostdev_table(), "host", ordinal)
+
+
+def set_capacity(int ordinal, size_t nbytes):
+    """Set the bytes of memory that a host device has."""
+    check(hostdev_table(), <CUresult>hostdev_set_capacity(ordinal, nbytes), "set_capacity")
+
+
+def capacity(int ordinal):
+    """Return the bytes of memory that a host device has."""
+    return hostdev_capacity(ordinal)
+
+
+def set_lag(uint64_t nanoseconds):
+    """Let every stream finish its work that much later than it was enqueued."""
+    hostdev_set_lag(nanoseconds)
+
+
+def use_virtual_clock(bint on):
+    """Measure lag on a clock that only `advance_clock` moves, or on real time again."""
+    hostdev_use_virtual_clock(on)
+
+
+def advance_clock(uint64_t nanoseconds):
+    """Move the virtual clock."""
+    with nogil:
+        hostdev_advance_clock(nanoseconds)
+
+
+def call_count(str name=None):
+    """Return how often a driver function was called on the host devices; None: all of them."""
+    if name is None:
+        return hostdev_total_calls()
+    return hostdev_call_count(name.encode())

@@ -1,0 +1,23 @@
+"""Streams and events as Python objects, and reading a stream from what users hand over."""
+
+from gpumem._driver cimport CUevent, CUresult, CUstream, DriverDevice
+
+cdef class Stream:
+    cdef readonly object device     # the Device it belongs to
+    cdef DriverDevice place
+    cdef CUstream handle
+    cdef bint owned                 # destroy it with this object
+    cdef object owner               # keeps a foreign stream alive
+    cdef object __weakref__
+
+    cdef CUresult enter(self) except? <CUresult>-1
+
+cdef class Event:
+    cdef readonly object device
+    cdef DriverDevice place
+    cdef CUevent handle
+    cdef object __weakref__
+
+# The native handle of None (the legacy default stream), a Stream, an int, or any object with
+# __cuda_stream__ or a framework's stream; a Stream of another device is a ValueError.
+cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1

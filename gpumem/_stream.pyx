@@ -1,0 +1,232 @@
+"""Streams and events: in-order queues of a device, and points in them."""
+
+from libc.stdint cimport uintptr_t
+
+from gpumem._driver cimport (
+    CU_EVENT_DISABLE_TIMING,
+    CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_NOT_READY,
+    CUDA_SUCCESS,
+    CUresult,
+    CUstream,
+    DriverDevice,
+    check,
+    place_enter,
+    place_is_dead,
+    place_leave,
+)
+
+from gpumem.device import Device
+from gpumem.errors import ClosedError
+
+
+cdef class Stream:
+    """An in-order queue of work on a device.
+
+    On the host device the queue is real: it has a worker thread of its own. The stream is
+    non-blocking with respect to the legacy default stream, and is destroyed with this object;
+    work still queued then is finished first.
+
+    Parameters
+    ----------
+    device : Device or str
+        Where the work runs.
+
+    Raises
+    ------
+    ValueError
+        Unknown device.
+    DriverError
+        The driver refused.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> stream = gpumem.Stream("host")
+    >>> stream.synchronize()
+    """
+
+    def __init__(self, device):
+        cdef CUresult code
+        if self.place is not None:
+            raise TypeError("a Stream is initialised once")
+        self.device = Device(device)
+        self.place = self.device._open()
+        with nogil:
+            code = place_enter(&self.place.place)
+            if code == CUDA_SUCCESS:
+                code = self.place.place.table.cuStreamCreate(&self.handle, CU_STREAM_NON_BLOCKING)
+                place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuStreamCreate")
+        self.owned = True
+
+    def __dealloc__(self):
+        if self.owned and not place_is_dead(&self.place.place):
+            self.place.place.table.cuStreamDestroy(self.handle)
+
+    @staticmethod
+    def from_handle(device, handle, owner=None):
+        """Wrap a stream that somebody else made; it is never destroyed here.
+
+        Parameters
+        ----------
+        device : Device or str
+        handle : int
+            The native handle; 0 and 1 are the legacy default stream, 2 the calling thread's.
+        owner : object, optional
+            Kept alive as long as this object.
+        """
+        cdef Stream stream = Stream.__new__(Stream)
+        if isinstance(handle, bool) or not isinstance(handle, int) or not 0 <= handle < 1 << 64:
+            raise ValueError(f"stream handle {handle!r} is not an integer from 0 to 2**64 - 1")
+        stream.device = Device(device)
+        stream.place = stream.device._open()
+        stream.handle = <CUstream><uintptr_t>handle
+        stream.owner = owner
+        return stream
+
+    @property
+    def ptr(self):
+        """The native handle as an integer."""
+        return <uintptr_t>self.handle
+
+    def __cuda_stream__(self):
+        """Return (0, handle): the protocol by which libraries exchange streams."""
+        return 0, <uintptr_t>self.handle
+
+    def query(self):
+        """Tell whether everything queued so far has finished; never waits."""
+        cdef CUresult code = self.enter()
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuStreamQuery(self.handle)
+            place_leave(&self.place.place)
+        if code == CUDA_ERROR_NOT_READY:
+            return False
+        check(self.place.place.table, code, "cuStreamQuery")
+        return True
+
+    def synchronize(self):
+        """Wait until everything queued so far has finished."""
+        cdef CUresult code = self.enter()
+        if code == CUDA_SUCCESS:
+            with nogil:
+                code = self.place.place.table.cuStreamSynchronize(self.handle)
+                place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuStreamSynchronize")
+
+    def record(self):
+        """Record an event behind everything queued so far and return it."""
+        cdef Event event = Event(self.device)
+        cdef CUresult code = self.enter()
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuEventRecord(event.handle, self.handle)
+            place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuEventRecord")
+        return event
+
+    def wait(self, Event event not None):
+        """Let work queued from now on wait, on the device, for an event of this device."""
+        cdef CUresult code = self.enter()
+        if event.place is not self.place:
+            place_leave(&self.place.place)
+            raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuStreamWaitEvent(self.handle, event.handle, 0)
+            place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuStreamWaitEvent")
+
+    cdef CUresult enter(self) except? <CUresult>-1:
+        if place_is_dead(&self.place.place):
+            raise ClosedError("this stream belongs to the parent process")
+        return place_enter(&self.place.place)
+
+    def __eq__(self, other):
+        if not isinstance(other, Stream):
+            return NotImplemented
+        return (self.handle == (<Stream>other).handle
+                and self.device == (<Stream>other).device)
+
+    def __hash__(self):
+        return hash((self.device, <uintptr_t>self.handle))
+
+    def __repr__(self):
+        return f"<gpumem.Stream {<uintptr_t>self.handle:#x} on {self.device}>"
+
+
+cdef class Event:
+    """A point in a stream's work, without timing.
+
+    Parameters
+    ----------
+    device : Device or str
+    """
+
+    def __init__(self, device):
+        cdef CUresult code
+        if self.place is not None:
+            raise TypeError("an Event is initialised once")
+        self.device = Device(device)
+        self.place = self.device._open()
+        code = place_enter(&self.place.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuEventCreate(&self.handle, CU_EVENT_DISABLE_TIMING)
+            place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuEventCreate")
+
+    def __dealloc__(self):
+        if self.handle != NULL and not place_is_dead(&self.place.place):
+            self.place.place.table.cuEventDestroy(self.handle)
+
+    @property
+    def ptr(self):
+        """The native handle as an integer."""
+        return <uintptr_t>self.handle
+
+    def query(self):
+        """Tell whether the point has been reached; True if it was never recorded."""
+        cdef CUresult code = self.place.place.table.cuEventQuery(self.handle)
+        if code == CUDA_ERROR_NOT_READY:
+            return False
+        check(self.place.place.table, code, "cuEventQuery")
+        return True
+
+    def synchronize(self):
+        """Wait until the point has been reached."""
+        cdef CUresult code
+        with nogil:
+            code = self.place.place.table.cuEventSynchronize(self.handle)
+        check(self.place.place.table, code, "cuEventSynchronize")
+
+
+cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1:
+    cdef uintptr_t number
+    if stream is None:
+        handle[0] = NULL
+        return 0
+    if isinstance(stream, Stream):
+        if (<Stream>stream).place is not place:
+            raise ValueError(f"{stream!r} is not a stream of {place.type}:{place.ordinal}")
+        handle[0] = (<Stream>stream).handle
+        return 0
+    value = _native_handle(stream)
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"stream handle {value!r} is not an integer from 0 to 2**64 - 1")
+    number = value
+    handle[0] = <CUstream>number
+    return 0
+
+
+def _native_handle(stream):
+    """Read the handle of a stream object of any library."""
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        # A method by the protocol; some libraries made it an attribute.
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for attribute in ("cuda_stream", "ptr", "handle"):      # torch, CuPy, Numba
+        value = getattr(stream, attribute, None)
+        if value is not None:
+            return int(getattr(value, "value", value) or 0)
+    raise TypeError(f"{stream!r} is not a stream: it takes None, a gpumem.Stream, an integer "
+                    "handle or an object with __cuda_stream__")

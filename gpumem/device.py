@@ -1,0 +1,411 @@
+"""Devices and memories as values: what can be named, compared and asked.
+
+A `Device` is constructible and comparable without a driver; only its questions (`name`,
+`free_bytes`, ...) open the device behind it. A `MemoryInfo` names one kind of memory of one
+device. CUDA devices come from the installed driver, host devices from the host device.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpumem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpumem._driver import DriverDevice
+
+__all__ = [
+    "Capability",
+    "Device",
+    "DriverStatus",
+    "MemoryInfo",
+    "MemoryKind",
+    "can_access",
+    "default_device",
+    "devices",
+    "devices_are_memory_compatible",
+    "driver_status",
+    "set_host_device_count",
+]
+
+_DEVICE = re.compile(r"(cuda|host)(?::([0-9]{1,4}))?\Z")
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Whether something is supported and, if not, why; its truth value is the answer."""
+
+    supported: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.supported
+
+
+class MemoryKind(enum.Enum):
+    """Who can reach a memory, and how."""
+
+    DEVICE = "device"
+    """A GPU's own memory; the CPU cannot read it."""
+    HOST_ACCESSIBLE = "host_accessible"
+    """Pinned host memory, mapped into a GPU: both read and write it."""
+    MANAGED = "managed"
+    """Migrates between CPU and GPU on demand."""
+    HOST = "host"
+    """Ordinary host memory."""
+
+
+class Device:
+    """One device: ``Device("cuda:0")``, ``Device("cuda")``, ``Device("host")``.
+
+    A value: equal and hashable by type and index, picklable, constructible where neither driver
+    nor GPU exists. Its questions raise DriverError if the device does not answer.
+
+    Parameters
+    ----------
+    name : str or Device
+        ``"cuda"``, ``"cuda:1"``, ``"host"``, ``"host:0"``; the index defaults to 0.
+
+    Raises
+    ------
+    ValueError
+        For any other name.
+
+    Examples
+    --------
+    >>> Device("host") == Device("host:0")
+    True
+    """
+
+    __slots__ = ("_index", "_type")
+
+    def __init__(self, name: str | Device) -> None:
+        text = str(name) if isinstance(name, str | Device) else None
+        match = _DEVICE.match(text) if text is not None else None
+        if match is None:
+            raise ValueError(f'unknown device {name!r}: it takes "cuda", "cuda:N", "host", "host:N"')
+        self._type = match.group(1)
+        self._index = int(match.group(2) or 0)
+
+    @property
+    def type(self) -> str:
+        """``"cuda"`` or ``"host"``."""
+        return self._type
+
+    @property
+    def index(self) -> int:
+        """Ordinal among the devices of its type."""
+        return self._index
+
+    @property
+    def name(self) -> str:
+        """The driver's name for it, such as ``"NVIDIA H200"``."""
+        return self._open().name()
+
+    @property
+    def uuid(self) -> str:
+        """The identity of the physical device, as 32 hexadecimal digits."""
+        return self._open().uuid().hex()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of memory the device has."""
+        return self._open().memory_info()[1]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that nobody holds now, as the driver sees them."""
+        from gpumem._core import reap
+
+        reap()
+        return self._open().memory_info()[0]
+
+    @property
+    def capabilities(self) -> Mapping[str, Capability]:
+        """What the device can do and, where it cannot, why. Never raises."""
+        return _capabilities(self)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on the device has finished."""
+        self._open().synchronize()
+
+    def _open(self) -> DriverDevice:
+        return _open_device(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Device):
+            return NotImplemented
+        return (self._type, self._index) == (other._type, other._index)
+
+    def __hash__(self) -> int:
+        return hash((self._type, self._index))
+
+    def __str__(self) -> str:
+        return f"{self._type}:{self._index}"
+
+    def __repr__(self) -> str:
+        return f'Device("{self}")'
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Device, (str(self),))
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """One kind of memory of one device.
+
+    Attributes
+    ----------
+    device : Device
+        For HOST_ACCESSIBLE memory the accelerator that reaches it, not the host.
+    kind : MemoryKind
+        Defaults to HOST on the host device and to DEVICE elsewhere.
+    alignment : int
+        Bytes; a power of two. Plays no part in compatibility.
+    name : str, optional
+        For people.
+
+    Examples
+    --------
+    >>> MemoryInfo.parse("cuda:0/host_accessible").kind
+    <MemoryKind.HOST_ACCESSIBLE: 'host_accessible'>
+    """
+
+    device: Device
+    kind: MemoryKind = None  # type: ignore[assignment]  # filled in below
+    alignment: int = field(default=256, kw_only=True)
+    name: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        device = self.device if isinstance(self.device, Device) else Device(self.device)
+        object.__setattr__(self, "device", device)
+        kind = self.kind
+        if kind is None:
+            kind = MemoryKind.HOST if device.type == "host" else MemoryKind.DEVICE
+        elif not isinstance(kind, MemoryKind):
+            kind = _kind_named(kind)
+        object.__setattr__(self, "kind", kind)
+        if device.type == "cuda" and kind is MemoryKind.HOST:
+            raise ValueError(
+                f"{device} has no HOST memory: it takes DEVICE, HOST_ACCESSIBLE or MANAGED"
+            )
+        if device.type == "host" and kind is MemoryKind.DEVICE:
+            # The host device's own memory is host memory.
+            object.__setattr__(self, "kind", MemoryKind.HOST)
+        if self.alignment < 1 or self.alignment & (self.alignment - 1):
+            raise ValueError(f"alignment {self.alignment!r} is not a power of two")
+
+    @classmethod
+    def parse(cls, memory: MemoryInfo | Device | str) -> MemoryInfo:
+        """Make a MemoryInfo of what users write: itself, a Device, ``"cuda:0/managed"``.
+
+        Raises
+        ------
+        ValueError
+            For a name that is neither a device nor ``device/kind``.
+        """
+        if isinstance(memory, MemoryInfo):
+            return memory
+        if isinstance(memory, Device):
+            return cls(memory)
+        if not isinstance(memory, str):
+            raise TypeError(
+                f"memory must be a MemoryInfo, a Device or a name, not {type(memory).__name__}"
+            )
+        device, _, kind = memory.partition("/")
+        if "/" in memory and not kind:
+            raise ValueError(f"unknown memory {memory!r}: the kind after '/' is missing")
+        return cls(Device(device), _kind_named(kind) if kind else None)  # type: ignore[arg-type]
+
+    @property
+    def host_accessible(self) -> bool:
+        """Whether the CPU can read and write it through an ordinary pointer."""
+        return self.kind is not MemoryKind.DEVICE
+
+    def __str__(self) -> str:
+        default = MemoryKind.HOST if self.device.type == "host" else MemoryKind.DEVICE
+        return str(self.device) if self.kind is default else f"{self.device}/{self.kind.value}"
+
+
+def _kind_named(name: object) -> MemoryKind:
+    for kind in MemoryKind:
+        if kind.value == name:
+            return kind
+    accepted = ", ".join(f'"{kind.value}"' for kind in MemoryKind)
+    raise ValueError(f"unknown memory kind {name!r}: it takes {accepted}")
+
+
+# ---- who shares memory with whom -------------------------------------------------------------------
+
+
+def devices_are_memory_compatible(
+    a: MemoryInfo | Device | str, b: MemoryInfo | Device | str
+) -> bool:
+    """Tell whether two memories are one, so that no copy is needed for its own sake.
+
+    Equal memory; both CPU memory; CPU and HOST_ACCESSIBLE or MANAGED of any device;
+    HOST_ACCESSIBLE or MANAGED and DEVICE of the same device. Alignment plays no part. Says
+    nothing about who may dereference what: see `can_access`.
+    """
+    x, y = MemoryInfo.parse(a), MemoryInfo.parse(b)
+    if (x.device, x.kind) == (y.device, y.kind):
+        return True
+    if MemoryKind.HOST in (x.kind, y.kind):
+        return x.host_accessible and y.host_accessible
+    shared = (MemoryKind.HOST_ACCESSIBLE, MemoryKind.MANAGED)
+    return x.device == y.device and (x.kind in shared or y.kind in shared)
+
+
+def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
+    """Tell whether `reader` may dereference `memory`. Directional.
+
+    The CPU (a host device) reads everything but DEVICE memory; a GPU reads its own memory and
+    the HOST_ACCESSIBLE and MANAGED memory that carries its index.
+    """
+    who, what = Device(reader), MemoryInfo.parse(memory)
+    if who.type == "host":
+        return what.host_accessible
+    return what.device == who
+
+
+# ---- devices that are there ----------------------------------------------------------------------
+
+_opened: dict[Device, DriverDevice] = {}
+
+
+def _open_device(device: Device) -> DriverDevice:
+    opened = _opened.get(device)
+    if opened is not None and not opened.dead:
+        return opened
+    provider = _provider(device.type)
+    reason = provider.load()
+    count = provider.device_count()
+    if device.index >= count:
+        why = reason or f"there are {count} {device.type} devices"
+        raise ValueError(f"unknown device {str(device)!r}: {why}")
+    opened = provider.open_device(device.index)
+    _opened[device] = opened
+    return opened
+
+
+def _provider(device_type: str) -> Any:
+    if device_type == "cuda":
+        from gpumem import _cuda
+
+        return _cuda
+    from gpumem import _host
+
+    return _host
+
+
+def devices() -> list[Device]:
+    """Return the devices present: CUDA devices first, then host devices.
+
+    Never raises for want of a driver; `driver_status` says why CUDA is missing.
+    """
+    return [
+        Device(f"{kind}:{i}") for kind in ("cuda", "host") for i in range(_count(kind))
+    ]
+
+
+def _count(device_type: str) -> int:
+    return int(_provider(device_type).device_count())
+
+
+def default_device() -> Device:
+    """Return cuda:0 where a driver and a GPU answer, else host:0."""
+    return devices()[0]
+
+
+def set_host_device_count(n: int) -> None:
+    """Make `n` host devices, for rehearsing code for several GPUs.
+
+    Raises
+    ------
+    ValueError
+        `n` out of range (1 to 64).
+    ConfigError
+        A host device was used already.
+    """
+    from gpumem import _host
+
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _host.MAX_DEVICES:
+        raise ValueError(f"host device count {n!r} is not an integer from 1 to {_host.MAX_DEVICES}")
+    if n == _host.device_count():
+        return
+    if not _host.set_device_count(n):
+        raise ConfigError("the number of host devices can only be set before one is used")
+
+
+@dataclass(frozen=True)
+class DriverStatus:
+    """Whether CUDA answers.
+
+    Attributes
+    ----------
+    available : bool
+        A driver and at least one GPU answered.
+    reason : str
+        Why not; empty if it did.
+    version : int
+        The CUDA version that the driver speaks, such as 13000; 0 if it did not answer.
+    missing : tuple of str
+        Driver functions that gpumem knows and this driver does not have.
+    """
+
+    available: bool
+    reason: str
+    version: int
+    missing: tuple[str, ...]
+
+
+def driver_status() -> DriverStatus:
+    """Ask for the CUDA driver, opening it on the first call. Never raises."""
+    from gpumem import _cuda
+
+    reason = _cuda.load()
+    if reason is not None:
+        return DriverStatus(False, reason, 0, ())
+    version = _open_device(Device("cuda:0")).version()
+    return DriverStatus(True, "", version, _cuda.missing_functions())
+
+
+# What a device may be able to do: the functions it takes, and the attribute that must be set.
+# The numbers are CUdevice_attribute values.
+_CAPABILITIES: Mapping[str, tuple[tuple[str, ...], int | None]] = {
+    "allocate": (("cuMemAlloc", "cuMemFree"), None),
+    "pinned": (("cuMemHostAlloc", "cuMemFreeHost"), 19),
+    "managed": (("cuMemAllocManaged",), 83),
+    "host_register": (("cuMemHostRegister", "cuMemHostUnregister"), 99),
+    "virtual_memory": (("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"), 102),
+    "memory_pools": (("cuMemPoolCreate", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"), 115),
+    "posix_fd_handles": (("cuMemExportToShareableHandle",), 103),
+    "external_memory": (("cuImportExternalMemory", "cuExternalMemoryGetMappedBuffer"), None),
+    "timeline_semaphores": (("cuImportExternalSemaphore",), 114),
+    "stream_memory_operations": (("cuStreamWaitValue64", "cuStreamWriteValue64"), 122),
+    "dma_buf_export": (("cuMemGetHandleForAddressRange",), 124),
+    "graph_capture": (("cuStreamBeginCapture", "cuStreamGetCaptureInfo"), None),
+}
+
+
+def _capabilities(device: Device) -> dict[str, Capability]:
+    try:
+        opened = _open_device(device)
+    except Exception as error:
+        return {name: Capability(False, str(error)) for name in _CAPABILITIES}
+    return dict(_ask_capabilities(opened))
+
+
+def _ask_capabilities(opened: DriverDevice) -> Iterator[tuple[str, Capability]]:
+    for name, (functions, attribute) in _CAPABILITIES.items():
+        lacking = [function for function in functions if not opened.has(function)]
+        if lacking:
+            yield name, Capability(False, f"the driver has no {', '.join(lacking)}")
+        elif attribute is not None and not opened.attribute(attribute):
+            yield name, Capability(False, f"the device says no (attribute {attribute})")
+        else:
+            yield name, Capability(True)

@@ -1,0 +1,123 @@
+"""Traces from PyTorch memory snapshots (``torch.cuda.memory._dump_snapshot``), without PyTorch.
+
+A snapshot is a pickle of plain containers: ``{"segments": [...], "device_traces": [[entry, ...],
+...], ...}`` with one list of entries per device. Only such plain data is ever built here: a
+pickle that names a class or function is refused before it runs anything.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import IO, Any, NoReturn
+
+from gpumem.replay.recorder import Recorder
+from gpumem.replay.trace import Trace, TraceError
+
+MAGIC = b"\x80"
+
+_TIME_LIMIT_US = 1 << 62
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds containers, str, bytes, numbers and None, which need no global; refuses the rest."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise TraceError(f"the pickle asks for {f'{module}.{name}'!r}, accepted is plain data only")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise TraceError("the pickle refers to outside objects, accepted is plain data only")
+
+
+def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> Trace:
+    """Read the allocations of one device from an open snapshot pickle.
+
+    Allocations that were live before recording began are not part of the trace; their frees
+    are, as frees of an unknown block.
+
+    Parameters
+    ----------
+    file : binary file
+        The pickle.
+    name : str
+        Name of the trace.
+    device : int, optional
+        Index of the device to take; without it, the one with most allocations and frees.
+
+    Raises
+    ------
+    TraceError
+        Not a snapshot, nothing recorded in it, or a pickle that names a class or function.
+    """
+    traces = _device_traces(_load_plain(file))
+    recorders = {}
+    for index, entries in enumerate(traces):
+        if device is None or device == index:
+            recorders[index] = _record(entries, index)
+    if device is None:
+        device = max(recorders, key=lambda index: len(recorders[index]))
+    elif device not in recorders:
+        raise TraceError(f"device is {device}, accepted is 0..{len(traces) - 1}")
+    if not len(recorders[device]):
+        raise TraceError(
+            f"the snapshot holds no allocations of device {device}: "
+            "was torch.cuda.memory._record_memory_history() on?"
+        )
+    return recorders[device].trace(name, {"source": "torch_snapshot", "device": device})
+
+
+def _load_plain(file: IO[bytes]) -> object:
+    try:
+        return _PlainUnpickler(file).load()
+    except TraceError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise TraceError(f"damaged pickle: {error or type(error).__name__}") from None
+
+
+def _device_traces(snapshot: object) -> list[list[object]]:
+    """Return the lists of entries, one per device, or raise TraceError."""
+    if not isinstance(snapshot, dict) or "device_traces" not in snapshot:
+        raise TraceError("the pickle is no memory snapshot: it has no device_traces")
+    traces = snapshot["device_traces"]
+    if not isinstance(traces, list) or not all(isinstance(entries, list) for entries in traces):
+        raise TraceError("the snapshot's device_traces is no list of lists")
+    if not traces:
+        raise TraceError("the snapshot names no device")
+    return traces
+
+
+def _record(entries: list[object], device: int) -> Recorder:
+    """Record the allocations and frees among `entries`; segments, OOMs and notes are left out."""
+    recorder = Recorder()
+    verbs: dict[object, Callable[[str, int, int, int, int], None]] = {
+        "alloc": recorder.alloc,
+        "free_requested": recorder.free_requested,
+        "free_completed": recorder.free_completed,
+    }
+    for index, entry in enumerate(entries):
+        where = f"device {device}, entry {index}"
+        if not isinstance(entry, dict):
+            raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
+        action = entry.get("action")
+        if not isinstance(action, str):
+            raise TraceError(f"{where}: action is {action!r:.60}, expected a str")
+        if action in verbs:
+            verbs[action](
+                where,
+                _integer(entry, "addr", where),
+                _integer(entry, "size", where),
+                _integer(entry, "stream", where),
+                # Snapshots of PyTorch before 2.1 carry no times.
+                _integer(entry, "time_us", where, default=0),
+            )
+    return recorder
+
+
+def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:
+    value = entry.get(key, default)
+    if not isinstance(value, int) or not -_TIME_LIMIT_US <= value < 1 << 64:
+        raise TraceError(f"{where}: {key} is {value!r:.60}, expected an integer")
+    if key == "time_us" and value >= _TIME_LIMIT_US:
+        raise TraceError(f"{where}: time_us is {value}, accepted is 0..{_TIME_LIMIT_US}")
+    return value

@@ -1,0 +1,145 @@
+"""What an arena tells about itself: statistics and the report of a shrink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BlockInfo", "KeptRegion", "ShrinkReport", "Stats"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of one arena at one moment; sizes in bytes.
+
+    Attributes
+    ----------
+    limit : int
+        Bytes the arena may hold; 0 is unlimited.
+    in_use, max_in_use : int
+        Bytes handed out, padding included; the highest so far.
+    requested_in_use : int
+        Bytes handed out as they were asked for.
+    reserved, max_reserved : int
+        Bytes held from the device; the highest so far.
+    num_allocs, num_frees : int
+        Blocks handed out and taken back since the start.
+    num_reserves : int
+        Of those, persistent blocks.
+    num_extensions : int
+        Regions ever added for ordinary blocks.
+    num_regions : int
+        Regions held now.
+    num_shrinkages : int
+        Regions given back while the arena was open.
+    max_alloc_size : int
+        The largest block ever handed out, padding included.
+    largest_free : int
+        The largest free block now.
+    pages_moved : int
+        Physical pages moved to another address.
+    driver_calls : int
+        Driver calls made on behalf of this arena.
+    """
+
+    limit: int
+    in_use: int
+    requested_in_use: int
+    reserved: int
+    max_in_use: int
+    max_reserved: int
+    num_allocs: int
+    num_frees: int
+    num_reserves: int
+    num_extensions: int
+    num_regions: int
+    num_shrinkages: int
+    max_alloc_size: int
+    largest_free: int
+    pages_moved: int
+    driver_calls: int
+
+    @property
+    def total_allocated(self) -> int:
+        """ONNX Runtime's name for `reserved`."""
+        return self.reserved
+
+    def as_ort(self) -> dict[str, str]:
+        """Return ONNX Runtime's keys with decimal strings.
+
+        There, NumArenaExtensions is the number of regions held, not a running count.
+        """
+        values = {
+            "Limit": self.limit or (1 << 63) - 1,
+            "InUse": self.in_use,
+            "RequestedInUse": self.requested_in_use,
+            "TotalAllocated": self.reserved,
+            "MaxInUse": self.max_in_use,
+            "NumAllocs": self.num_allocs,
+            "NumReserves": self.num_reserves,
+            "NumArenaExtensions": self.num_extensions - self.num_shrinkages,
+            "NumArenaShrinkages": self.num_shrinkages,
+            "MaxAllocSize": self.max_alloc_size,
+        }
+        return {key: str(value) for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class BlockInfo:
+    """One block of a region.
+
+    Attributes
+    ----------
+    address, nbytes : int
+        Where it begins and how many bytes it has, padding included.
+    requested : int
+        Bytes asked for; 0 while free.
+    used : bool
+        Handed out, or free.
+    region : int
+        Slot of the region it lies in.
+    stream : int
+        Handle of the stream it belongs to or was last freed on; 0 if it is free for everyone.
+    """
+
+    address: int
+    nbytes: int
+    requested: int
+    used: bool
+    region: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class KeptRegion:
+    """A region that a shrink could not give back.
+
+    Attributes
+    ----------
+    address, nbytes : int
+        Where it begins and how many bytes it has.
+    reason : str
+        Why it stayed.
+    blocks : tuple of BlockInfo
+        The live blocks that hold it.
+    """
+
+    address: int
+    nbytes: int
+    reason: str
+    blocks: tuple[BlockInfo, ...]
+
+
+@dataclass(frozen=True)
+class ShrinkReport:
+    """What a shrink gave back and what stayed.
+
+    Attributes
+    ----------
+    released_bytes : int
+        Bytes given back to the driver.
+    kept : tuple of KeptRegion
+        Every region that stayed, and why.
+    """
+
+    released_bytes: int
+    kept: tuple[KeptRegion, ...]
