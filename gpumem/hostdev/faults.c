@@ -1,0 +1,82 @@
+/* The way into every driver function: counting, and what may be refused there. */
+#include "internal.h"
+
+#include <string.h>
+
+static _Atomic uint64_t counts[HOST_CALL_COUNT];
+
+static CUresult state_check(void) {
+    int state = atomic_load_explicit(&host.state, memory_order_acquire);
+    if (state == HOST_READY)
+        return host_thread.in_host_function ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+    return state == HOST_COLD ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_DEINITIALIZED;
+}
+
+CUresult host_enter(Call call) {
+    atomic_fetch_add_explicit(&counts[call], 1, memory_order_relaxed);
+    return state_check();
+}
+
+CUresult host_enter_context(Call call, Context **context) {
+    HOST_TRY(host_enter(call));
+    HOST_TRY(host_context_current(context));
+    return (CUresult)atomic_load_explicit(&(*context)->error, memory_order_relaxed);
+}
+
+/* ---- counters ---- */
+
+static int call_number(const char *name) { /* -1: not in the table */
+    for (int call = 0; call < DRIVER_ENTRY_COUNT; call++)
+        if (strcmp(driver_entries[call].name, name) == 0) return call;
+    return -1;
+}
+
+uint64_t hostdev_call_count(const char *name) {
+    int call = call_number(name);
+    return call < 0 ? UINT64_MAX : atomic_load(&counts[call]);
+}
+
+uint64_t hostdev_total_calls(void) {
+    uint64_t total = 0;
+    for (int call = 0; call < HOST_CALL_COUNT; call++) total += atomic_load(&counts[call]);
+    return total;
+}
+
+void hostdev_reset_counts(void) {
+    for (int call = 0; call < HOST_CALL_COUNT; call++) atomic_store(&counts[call], 0);
+}
+
+/* ---- what is alive ---- */
+
+static void count_stream(void *pointer, void *data) {
+    Stream *stream = pointer;
+    pthread_mutex_lock(&stream->lock);
+    if (atomic_load(&stream->object.handle) && stream->role == ROLE_ORDINARY) ++*(uint64_t *)data;
+    pthread_mutex_unlock(&stream->lock);
+}
+
+static void count_ranges(const Range *range, HostdevLive *live) {
+    if (!range) return;
+    if (range->kind == RANGE_MAPPING) live->mappings++;
+    else live->allocations++;
+    count_ranges(range->left, live);
+    count_ranges(range->right, live);
+}
+
+void hostdev_live(HostdevLive *live) {
+    host_setup();
+    memset(live, 0, sizeof *live);
+    host_object_each(&host.streams, count_stream, &live->streams);
+    live->events = atomic_load(&host.events.live);
+    live->handles = atomic_load(&host.physicals.live);
+    live->pools = atomic_load(&host.pools.live);
+    live->imports = atomic_load(&host.external_memories.live) + atomic_load(&host.semaphores.live);
+    live->graphs = atomic_load(&host.graphs.live) + atomic_load(&host.graph_execs.live);
+    pthread_rwlock_rdlock(&host.map_lock);
+    count_ranges(host.ranges.root, live);
+    live->reservations = host.reservations.count;
+    pthread_rwlock_unlock(&host.map_lock);
+    pthread_mutex_lock(&host.worker_lock);
+    live->workers = host.workers;
+    pthread_mutex_unlock(&host.worker_lock);
+}

@@ -1,0 +1,76 @@
+/* The device's life: first use, fork, shutdown. */
+#include "internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+Host host;
+_Thread_local Thread host_thread;
+static pthread_once_t setup_once = PTHREAD_ONCE_INIT;
+
+/* Locks and empty tables. What the caller configured (count, capacities) stays. */
+static void build(void) {
+    pthread_rwlockattr_t fair; /* else copies that never pause keep frees out for ever */
+    pthread_rwlockattr_init(&fair);
+    pthread_rwlockattr_setkind_np(&fair, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&host.map_lock, &fair);
+    pthread_rwlockattr_destroy(&fair);
+    pthread_mutex_init(&host.setup_lock, NULL);
+    pthread_mutex_init(&host.value_lock, NULL);
+    pthread_mutex_init(&host.worker_lock, NULL);
+    host_cond_build(&host.value_written);
+    host_cond_build(&host.worker_gone);
+    host.ranges = host.reservations = (AddressMap){NULL, 0};
+    host.workers = 0;
+    atomic_store(&host.value_waiters, 0);
+    host_table_build(&host.streams, OBJECT_STREAM, sizeof(Stream), host_stream_build);
+    host_table_build(&host.events, OBJECT_EVENT, sizeof(Event), host_event_build);
+    for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) host_context_build(device);
+}
+
+/* A forked child has no workers, and the structures may have been cut off half-way
+ * through a change by threads that no longer exist. So nothing of them is read: the
+ * device is reborn empty, what the parent had is left where it is (readable through
+ * copy-on-write, and never freed), and its handles carry another birth. */
+static void reborn(void) {
+    host.birth++;
+    memset(&host_thread, 0, sizeof host_thread);
+    build();
+}
+
+static void setup(void) {
+    build();
+    pthread_atfork(NULL, NULL, reborn);
+    size_t capacity = host_default_capacity();
+    for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++)
+        atomic_store(&host.devices[device].capacity, capacity);
+    int none = 0;
+    atomic_compare_exchange_strong(&host.device_count, &none, 1);
+}
+
+void host_setup(void) { pthread_once(&setup_once, setup); }
+
+CUresult host_cuInit(unsigned int flags) {
+    host_setup();
+    CUresult result = host_enter(HOST_CALL_Init);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_INITIALIZED) return result;
+    if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    int cold = HOST_COLD;
+    atomic_compare_exchange_strong(&host.state, &cold, HOST_READY);
+    return CUDA_SUCCESS;
+}
+
+void hostdev_shutdown(void) {
+    host_setup();
+    atomic_store(&host.state, HOST_DOWN);
+    host_streams_wake();
+    struct timespec deadline;
+    host_deadline(&deadline, 1000000000u);
+    pthread_mutex_lock(&host.worker_lock);
+    while (host.workers > 0 &&
+           pthread_cond_timedwait(&host.worker_gone, &host.worker_lock, &deadline) != ETIMEDOUT) {
+    }
+    pthread_mutex_unlock(&host.worker_lock);
+}

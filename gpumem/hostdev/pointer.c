@@ -1,0 +1,163 @@
+/* Questions about an address: what it is to a copy, and the driver's pointer attributes. */
+#include "internal.h"
+
+#include <string.h>
+
+/* ---- what a copy may do there ---- */
+
+static Place range_place(const Range *range) {
+    switch (range->kind) {
+    case RANGE_PINNED:
+    case RANGE_REGISTERED: return PLACE_PINNED;
+    case RANGE_MANAGED: return PLACE_MANAGED;
+    default: return PLACE_DEVICE;
+    }
+}
+
+/* Follows neighbours, since one copy may cross many mappings of one reservation. A range
+ * is taken to its page end where the pages are its own. */
+Place host_place_locked(uintptr_t address, size_t size, bool write) {
+    uintptr_t end = address + size;
+    Range *range = host_map_after(&host.ranges, address);
+    if (!range || range->base > address) {
+        bool clear = !range || range->base >= end;
+        return clear && host_map_free(&host.reservations, address, size) ? PLACE_PAGEABLE : PLACE_BAD;
+    }
+    Place place = range_place(range);
+    for (;;) {
+        if (!(write ? range->writable : range->readable)) return PLACE_BAD;
+        uintptr_t next = range->base + range->size;
+        if (next >= end) return place;
+        range = host_map_after(&host.ranges, next);
+        if (!range || range->base != next || range_place(range) != place) return PLACE_BAD;
+    }
+}
+
+Place host_place(uintptr_t address, size_t size, bool write) {
+    pthread_rwlock_rdlock(&host.map_lock);
+    Place place = host_place_locked(address, size, write);
+    pthread_rwlock_unlock(&host.map_lock);
+    return place;
+}
+
+/* ---- attributes ---- */
+
+enum { /* of the driver's list, beyond those that gpumem's own code names */
+    ATTRIBUTE_LEGACY_IPC = 10,
+    ATTRIBUTE_HANDLE_TYPES = 14,
+    ATTRIBUTE_RDMA_CAPABLE = 15,
+    ATTRIBUTE_ACCESS_FLAGS = 16,
+    ATTRIBUTE_MAPPING_SIZE = 18,
+    ATTRIBUTE_MAPPING_BASE = 19,
+    ATTRIBUTE_BLOCK_ID = 20,
+    INVALID_DEVICE = -2 /* CU_DEVICE_INVALID */
+};
+
+static size_t attribute_bytes(int attribute) { /* 0: no such attribute */
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+    case ATTRIBUTE_ACCESS_FLAGS: return 4;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+    case ATTRIBUTE_LEGACY_IPC:
+    case ATTRIBUTE_RDMA_CAPABLE: return 1;
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+    case ATTRIBUTE_HANDLE_TYPES:
+    case ATTRIBUTE_MAPPING_SIZE:
+    case ATTRIBUTE_MAPPING_BASE:
+    case ATTRIBUTE_BLOCK_ID: return 8;
+    default: return 0;
+    }
+}
+
+static bool host_reaches(const Range *range) { /* as on a GPU: the CPU never reads DEVICE memory */
+    return range_place(range) != PLACE_DEVICE;
+}
+
+static uint64_t attribute_value(const Range *range, int attribute, uintptr_t address) {
+    bool host_kind = range_place(range) == PLACE_PINNED;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: return range->context;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        return host_kind ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return address;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: return host_reaches(range) ? address : 0;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return range->sync_memops;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case ATTRIBUTE_BLOCK_ID: return range->id;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return range->kind == RANGE_MANAGED;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return (uint64_t)(int64_t)range->device;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case ATTRIBUTE_MAPPING_BASE: return range->base;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case ATTRIBUTE_MAPPING_SIZE: return range->size;
+    case CU_POINTER_ATTRIBUTE_MAPPED: return range->readable;
+    case ATTRIBUTE_ACCESS_FLAGS:
+        return range->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+               : range->readable ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    default: return 0;
+    }
+}
+
+/* What an address that the device does not know answers, where it answers at all. */
+static uint64_t attribute_default(int attribute) {
+    return attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? (uint64_t)(int64_t)INVALID_DEVICE : 0;
+}
+
+static CUresult attribute_write(void *data, const Range *range, int attribute, uintptr_t address) {
+    size_t bytes = attribute_bytes(attribute);
+    if (!data || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t value = range ? attribute_value(range, attribute, address) : attribute_default(attribute);
+    memcpy(data, &value, bytes); /* little-endian: the low bytes come first */
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+    Context *context;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    ENTER_CONTEXT(PointerGetAttribute, &context);
+    pthread_rwlock_rdlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    if (range) result = attribute_write(data, range, (int)attribute, (uintptr_t)pointer);
+    pthread_rwlock_unlock(&host.map_lock);
+    return result;
+}
+
+/* Unlike the single question, this one answers zeros for an address it does not know. */
+CUresult host_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
+                                     CUdeviceptr pointer) {
+    Context *context;
+    CUresult result = CUDA_SUCCESS;
+    ENTER_CONTEXT(PointerGetAttributes, &context);
+    if (count == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = attribute_write(data[i], range, (int)attributes[i], (uintptr_t)pointer);
+    pthread_rwlock_unlock(&host.map_lock);
+    return result;
+}
+
+CUresult host_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
+                                    CUdeviceptr pointer) {
+    Context *context;
+    ENTER_CONTEXT(PointerSetAttribute, &context);
+    if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+    unsigned int on;
+    memcpy(&on, value, sizeof on);
+    pthread_rwlock_wrlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    bool device = range && range_place(range) == PLACE_DEVICE;
+    if (device) range->sync_memops = on != 0;
+    pthread_rwlock_unlock(&host.map_lock);
+    return device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
