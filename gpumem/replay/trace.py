@@ -166,7 +166,8 @@ class Trace:
     def _held_sign(self) -> NDArray[np.int64]:
         """Give 1 for every event that begins a block's life, -1 where one ends, else 0."""
         known_free = (self.action == FREE_COMPLETED) & (self.block != UNKNOWN_BLOCK)
-        return (self.action == ALLOC).astype(np.int64) - known_free
+        sign: NDArray[np.int64] = (self.action == ALLOC).astype(np.int64) - known_free
+        return sign
 
 
 _COLUMN_TYPES: dict[str, type[np.signedinteger[Any]]] = {
