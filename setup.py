@@ -61,6 +61,7 @@ setup(
             extension("_stream"),
             extension("_dlpack"),
             extension("_core"),
+            extension("replay._replay"),
         ],
         compiler_directives={
             "language_level": 3,

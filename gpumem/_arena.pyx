@@ -532,11 +532,16 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef uint32_t slot
     lock_acquire(&arena.lock)
     for slot in range(1, arena.table.lane_count):
-        if slot != taker and arena.table.lanes[slot].free_chunks and not arena.streams[slot].asking:
-            if arena.streams[slot].event_epoch == 0 and arena.streams[slot].dirty:
-                close_epoch(arena, slot)
+        if slot == taker or arena.table.lanes[slot].free_chunks == 0 or arena.streams[slot].asking:
+            continue
+        # An event from the last switch first; then one behind what was freed since.
+        if arena.streams[slot].event_epoch and not ask_event(arena, slot):
+            continue
+        if arena.streams[slot].dirty and not arena.streams[slot].asking:
+            close_epoch(arena, slot)
             if arena.streams[slot].event_epoch:
-                settled |= ask_event(arena, slot)
+                ask_event(arena, slot)
+        settled = True
     lock_release(&arena.lock)
     return settled
 
@@ -548,7 +553,10 @@ cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
     cdef CUresult code
     arena.streams[slot].asking = True
     lock_release(&arena.lock)
-    code = arena.place.table.cuEventQuery(event)
+    code = place_enter(arena.place)
+    if code == CUDA_SUCCESS:
+        code = arena.place.table.cuEventQuery(event)
+        place_leave(arena.place)
     lock_acquire(&arena.lock)
     arena.streams[slot].asking = False
     arena.stats.events_asked += 1
@@ -695,11 +703,14 @@ cdef void release_everything(ArenaCore* arena) noexcept nogil:
     while release_one(arena, False) or release_one(arena, True):
         pass
     arena.retired = 0
+    if place_enter(arena.place) != CUDA_SUCCESS:
+        return
     for slot in range(1, arena.table.lane_count):
         if arena.streams[slot].event != NULL:
             arena.place.table.cuEventDestroy(arena.streams[slot].event)
             arena.streams[slot].event = NULL
             arena.streams[slot].event_epoch = 0
+    place_leave(arena.place)
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:

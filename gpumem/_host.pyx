@@ -81,6 +81,10 @@ def use_virtual_clock(bint on):
     hostdev_use_virtual_clock(on)
 
 
+cdef void host_advance_clock(uint64_t nanoseconds) noexcept nogil:
+    hostdev_advance_clock(nanoseconds)
+
+
 def advance_clock(uint64_t nanoseconds):
     """Move the virtual clock."""
     with nogil:

@@ -1,6 +1,6 @@
 """Streams and events as Python objects, and reading a stream from what users hand over."""
 
-from gpumem._driver cimport CUevent, CUresult, CUstream, DriverDevice
+from gpumem._driver cimport CUevent, CUstream, DriverDevice
 
 cdef class Stream:
     cdef readonly object device     # the Device it belongs to
@@ -9,8 +9,6 @@ cdef class Stream:
     cdef bint owned                 # destroy it with this object
     cdef object owner               # keeps a foreign stream alive
     cdef object __weakref__
-
-    cdef CUresult enter(self) except? <CUresult>-1
 
 cdef class Event:
     cdef readonly object device

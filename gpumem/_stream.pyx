@@ -61,8 +61,11 @@ cdef class Stream:
         self.owned = True
 
     def __dealloc__(self):
-        if self.owned and not place_is_dead(&self.place.place):
+        if not self.owned or place_is_dead(&self.place.place):
+            return
+        if place_enter(&self.place.place) == CUDA_SUCCESS:
             self.place.place.table.cuStreamDestroy(self.handle)
+            place_leave(&self.place.place)
 
     @staticmethod
     def from_handle(device, handle, owner=None):
@@ -96,7 +99,7 @@ cdef class Stream:
 
     def query(self):
         """Tell whether everything queued so far has finished; never waits."""
-        cdef CUresult code = self.enter()
+        cdef CUresult code = enter_open(self.place)
         if code == CUDA_SUCCESS:
             code = self.place.place.table.cuStreamQuery(self.handle)
             place_leave(&self.place.place)
@@ -107,7 +110,7 @@ cdef class Stream:
 
     def synchronize(self):
         """Wait until everything queued so far has finished."""
-        cdef CUresult code = self.enter()
+        cdef CUresult code = enter_open(self.place)
         if code == CUDA_SUCCESS:
             with nogil:
                 code = self.place.place.table.cuStreamSynchronize(self.handle)
@@ -117,7 +120,7 @@ cdef class Stream:
     def record(self):
         """Record an event behind everything queued so far and return it."""
         cdef Event event = Event(self.device)
-        cdef CUresult code = self.enter()
+        cdef CUresult code = enter_open(self.place)
         if code == CUDA_SUCCESS:
             code = self.place.place.table.cuEventRecord(event.handle, self.handle)
             place_leave(&self.place.place)
@@ -126,19 +129,14 @@ cdef class Stream:
 
     def wait(self, Event event not None):
         """Let work queued from now on wait, on the device, for an event of this device."""
-        cdef CUresult code = self.enter()
+        cdef CUresult code
         if event.place is not self.place:
-            place_leave(&self.place.place)
             raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
+        code = enter_open(self.place)
         if code == CUDA_SUCCESS:
             code = self.place.place.table.cuStreamWaitEvent(self.handle, event.handle, 0)
             place_leave(&self.place.place)
         check(self.place.place.table, code, "cuStreamWaitEvent")
-
-    cdef CUresult enter(self) except? <CUresult>-1:
-        if place_is_dead(&self.place.place):
-            raise ClosedError("this stream belongs to the parent process")
-        return place_enter(&self.place.place)
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -174,8 +172,11 @@ cdef class Event:
         check(self.place.place.table, code, "cuEventCreate")
 
     def __dealloc__(self):
-        if self.handle != NULL and not place_is_dead(&self.place.place):
+        if self.handle == NULL or place_is_dead(&self.place.place):
+            return
+        if place_enter(&self.place.place) == CUDA_SUCCESS:
             self.place.place.table.cuEventDestroy(self.handle)
+            place_leave(&self.place.place)
 
     @property
     def ptr(self):
@@ -184,7 +185,10 @@ cdef class Event:
 
     def query(self):
         """Tell whether the point has been reached; True if it was never recorded."""
-        cdef CUresult code = self.place.place.table.cuEventQuery(self.handle)
+        cdef CUresult code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuEventQuery(self.handle)
+            place_leave(&self.place.place)
         if code == CUDA_ERROR_NOT_READY:
             return False
         check(self.place.place.table, code, "cuEventQuery")
@@ -192,10 +196,18 @@ cdef class Event:
 
     def synchronize(self):
         """Wait until the point has been reached."""
-        cdef CUresult code
-        with nogil:
-            code = self.place.place.table.cuEventSynchronize(self.handle)
+        cdef CUresult code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            with nogil:
+                code = self.place.place.table.cuEventSynchronize(self.handle)
+                place_leave(&self.place.place)
         check(self.place.place.table, code, "cuEventSynchronize")
+
+
+cdef CUresult enter_open(DriverDevice place) except? <CUresult>-1:
+    if place_is_dead(&place.place):
+        raise ClosedError("this stream or event belongs to the parent process")
+    return place_enter(&place.place)
 
 
 cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1:

@@ -1,0 +1,5 @@
+"""What compiled modules need of the host device beyond the driver table."""
+
+from libc.stdint cimport uint64_t
+
+cdef void host_advance_clock(uint64_t nanoseconds) noexcept nogil
