@@ -351,7 +351,8 @@ struct Range {
     RangeKind kind;
     int device;
     uint64_t context;        /* handle; 0: belongs to none */
-    unsigned flags;          /* as the caller gave them */
+    unsigned flags;          /* as the caller gave them; of a mapping: where its memory is */
+    uint64_t readers, writers; /* of a mapping: bit per device; bit 63 the host */
     uint64_t id;             /* never given twice */
     size_t mapped;           /* bytes of address space behind it */
     bool readable, writable; /* false: device access faults */
@@ -382,6 +383,25 @@ CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other);
 void host_memory_drop(uint64_t context); /* a context ends: all that it allocated */
 void host_slab_give(Range *range);
 size_t host_round_up(size_t value, size_t unit);
+
+/* ---- virtual memory (physical.c: handles; vmm.c: addresses) ---- */
+typedef struct Physical { /* memory without an address; every field under map_lock */
+    Object object;
+    CUmemAllocationProp prop;
+    size_t size;       /* bytes, a multiple of HOST_BLOCK */
+    int fd;            /* its own memfd, or -1: an extent of the shared one */
+    size_t offset;     /* bytes into that file */
+    unsigned handles;  /* references that the caller holds; 0: the handle is no more */
+    unsigned mappings; /* addresses it is at; memory goes when both are 0 */
+    bool charged;      /* to prop.location.id */
+} Physical;
+Physical *host_physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable);
+Physical *host_physical_find(CUmemGenericAllocationHandle handle); /* map_lock held */
+void host_physical_drop(Physical *physical);                      /* map_lock held for writing */
+int host_physical_file(const Physical *physical);
+CUresult host_prop_check(const CUmemAllocationProp *prop);
+void host_physicals_reborn(void); /* forked child: the parent's file is not ours */
+void host_mappings_freeze(Range *range); /* forked child: what is shared may only be read */
 
 /* ---- copies (copy.c) ---- */
 CUresult host_copy_run(const Stream *stream, const Copy *copy);

@@ -27,14 +27,22 @@ static void build(void) {
     atomic_store(&host.value_waiters, 0);
     host_table_build(&host.streams, OBJECT_STREAM, sizeof(Stream), host_stream_build);
     host_table_build(&host.events, OBJECT_EVENT, sizeof(Event), host_event_build);
+    host_table_build(&host.physicals, OBJECT_PHYSICAL, sizeof(Physical), NULL);
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) host_context_build(device);
 }
 
 /* A forked child has no workers, and the structures may have been cut off half-way
- * through a change by threads that no longer exist. So nothing of them is read: the
- * device is reborn empty, what the parent had is left where it is (readable through
- * copy-on-write, and never freed), and its handles carry another birth. */
+ * through a change by threads that no longer exist. So nothing of them is read, with one
+ * exception: the device is reborn empty, what the parent had is left where it is
+ * (readable, private parts through copy-on-write, never freed), and its handles carry
+ * another birth. The exception is the map, which fork therefore waits for: memory that
+ * the child shares with the parent must not be written from there. */
+static void before_fork(void) { pthread_rwlock_rdlock(&host.map_lock); }
+static void after_fork(void) { pthread_rwlock_unlock(&host.map_lock); }
+
 static void reborn(void) {
+    host_mappings_freeze(host.ranges.root);
+    host_physicals_reborn();
     host.birth++;
     memset(&host_thread, 0, sizeof host_thread);
     build();
@@ -42,7 +50,7 @@ static void reborn(void) {
 
 static void setup(void) {
     build();
-    pthread_atfork(NULL, NULL, reborn);
+    pthread_atfork(before_fork, after_fork, reborn);
     size_t capacity = host_default_capacity();
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++)
         atomic_store(&host.devices[device].capacity, capacity);

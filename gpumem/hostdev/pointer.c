@@ -10,6 +10,8 @@ static Place range_place(const Range *range) {
     case RANGE_PINNED:
     case RANGE_REGISTERED: return PLACE_PINNED;
     case RANGE_MANAGED: return PLACE_MANAGED;
+    case RANGE_MAPPING:
+        return range->flags == CU_MEM_LOCATION_TYPE_DEVICE ? PLACE_DEVICE : PLACE_PINNED;
     default: return PLACE_DEVICE;
     }
 }

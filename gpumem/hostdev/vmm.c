@@ -1,0 +1,266 @@
+/* Virtual memory: reserved addresses, and physical handles mapped there.
+ *
+ * A reservation is address space without access. A mapping is a note in the map until
+ * access is set; only then does memory appear, as a shared mapping of the handle's file,
+ * so one handle can be at several addresses at once. Unmapping puts the hole back in one
+ * system call, and never lets go of the addresses in between.
+ *
+ * What an H200 enforces is enforced: 2 MiB granularity, no offset into a handle, whole
+ * mappings only (several in one call). Nothing here waits for a stream.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+enum { HOST_BIT = 63 };
+
+static bool is_block_multiple(uint64_t value) { return value % HOST_BLOCK == 0; }
+
+static bool is_block_range(uint64_t pointer, size_t size) {
+    return size > 0 && is_block_multiple(pointer) && is_block_multiple(size) &&
+           size <= UINT64_MAX - pointer;
+}
+
+/* ---- addresses ---- */
+
+static void *hole(void *at, size_t size, int flags) {
+    return mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+}
+
+static uintptr_t hole_at(uintptr_t hint, size_t size) { /* 0: something else is there */
+    void *at = hole((void *)hint, size, MAP_FIXED_NOREPLACE);
+    if (at == MAP_FAILED) return 0;
+    if ((uintptr_t)at == hint) return hint;
+    munmap(at, size); /* a kernel that does not know the flag takes it as a hint */
+    return 0;
+}
+
+static uintptr_t hole_aligned(size_t size, size_t alignment) {
+    if (size > SIZE_MAX - alignment) return 0;
+    char *start = hole(NULL, size + alignment, 0);
+    if (start == MAP_FAILED) return 0;
+    char *base = (char *)host_round_up((uintptr_t)start, alignment);
+    if (base > start) munmap(start, (size_t)(base - start));
+    munmap(base + size, (size_t)(start + alignment - base));
+    return (uintptr_t)base;
+}
+
+CUresult host_cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment,
+                                  CUdeviceptr hint, unsigned long long flags) {
+    ENTER(MemAddressReserve);
+    if (!pointer || flags != 0 || size == 0 || !is_block_multiple(size)) return CUDA_ERROR_INVALID_VALUE;
+    if (alignment & (alignment - 1)) return CUDA_ERROR_INVALID_VALUE;
+    if (alignment < HOST_BLOCK) alignment = HOST_BLOCK;
+    uintptr_t base = 0;
+    if (hint && hint % alignment == 0) base = hole_at((uintptr_t)hint, size);
+    if (!base) base = hole_aligned(size, alignment);
+    if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
+    Range *range = host_range_new(RANGE_RESERVATION, base, size, NULL);
+    if (!range) {
+        munmap((void *)base, size);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_rwlock_wrlock(&host.map_lock);
+    host_map_insert(&host.reservations, range);
+    pthread_rwlock_unlock(&host.map_lock);
+    *pointer = base;
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuMemAddressFree(CUdeviceptr pointer, size_t size) {
+    ENTER(MemAddressFree);
+    pthread_rwlock_wrlock(&host.map_lock);
+    Range *range = host_map_find(&host.reservations, (uintptr_t)pointer);
+    bool whole = range && range->base == pointer && range->size == size;
+    bool empty = whole && host_map_free(&host.ranges, range->base, size);
+    if (empty) host_map_remove(&host.reservations, range);
+    pthread_rwlock_unlock(&host.map_lock);
+    if (!empty) return CUDA_ERROR_INVALID_VALUE;
+    munmap((void *)range->base, size);
+    free(range);
+    return CUDA_SUCCESS;
+}
+
+/* ---- map and unmap ---- */
+
+static bool reserved_and_empty(uintptr_t base, size_t size) {
+    Range *reservation = host_map_find(&host.reservations, base);
+    return reservation && size <= reservation->size - (base - reservation->base) &&
+           host_map_free(&host.ranges, base, size);
+}
+
+static void mapping_insert(Range *range, Physical *physical) {
+    physical->mappings++;
+    range->owner = physical;
+    range->readable = range->writable = false;
+    range->flags = (unsigned)physical->prop.location.type;
+    range->device = physical->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE
+                        ? physical->prop.location.id
+                        : 0;
+    host_map_insert(&host.ranges, range);
+}
+
+CUresult host_cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
+                       CUmemGenericAllocationHandle handle, unsigned long long flags) {
+    ENTER(MemMap);
+    if (flags != 0 || !is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
+    Range *range = host_range_new(RANGE_MAPPING, (uintptr_t)pointer, size, NULL);
+    if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_rwlock_wrlock(&host.map_lock);
+    Physical *physical = host_physical_find(handle);
+    bool fits = physical && size <= physical->size && reserved_and_empty(range->base, size);
+    if (fits) mapping_insert(range, physical);
+    pthread_rwlock_unlock(&host.map_lock);
+    if (!fits) free(range);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Whether whole mappings, one after another, make up exactly this range. */
+static bool tiled(uintptr_t base, size_t size) {
+    uintptr_t at = base, end = base + size;
+    while (at < end) {
+        Range *range = host_map_find(&host.ranges, at);
+        if (!range || range->kind != RANGE_MAPPING || range->base != at) return false;
+        at += range->size;
+    }
+    return at == end;
+}
+
+static void mapping_remove(Range *range) {
+    Physical *physical = range->owner;
+    host_map_remove(&host.ranges, range);
+    physical->mappings--;
+    host_physical_drop(physical);
+    free(range);
+}
+
+CUresult host_cuMemUnmap(CUdeviceptr pointer, size_t size) {
+    uintptr_t base = (uintptr_t)pointer;
+    ENTER(MemUnmap);
+    if (!is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_wrlock(&host.map_lock);
+    if (tiled(base, size)) {
+        bool emptied = hole((void *)base, size, MAP_FIXED) != MAP_FAILED;
+        result = emptied ? CUDA_SUCCESS : CUDA_ERROR_UNMAP_FAILED;
+        for (uintptr_t at = base; emptied && at < base + size;) {
+            Range *range = host_map_find(&host.ranges, at);
+            at += range->size;
+            mapping_remove(range);
+        }
+    }
+    pthread_rwlock_unlock(&host.map_lock);
+    return result;
+}
+
+/* ---- access ---- */
+
+static int protection(bool readable, bool writable) {
+    return (readable ? PROT_READ : PROT_NONE) | (writable ? PROT_WRITE : 0);
+}
+
+/* A physical device location is one bit; the host counts only for memory that is there. */
+static CUresult location_bit(const CUmemLocation *location, const Range *range, uint64_t *bit) {
+    bool host_memory = range->flags != CU_MEM_LOCATION_TYPE_DEVICE;
+    switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        *bit = (uint64_t)1 << (location->id & 63);
+        return host_device_check(location->id);
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        *bit = (uint64_t)1 << HOST_BIT;
+        return host_memory ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static CUresult access_check(uintptr_t base, size_t size, const CUmemAccessDesc *access, size_t count) {
+    for (uintptr_t at = base; at < base + size;) {
+        const Range *range = host_map_find(&host.ranges, at);
+        for (size_t i = 0; i < count; i++) {
+            uint64_t bit;
+            HOST_TRY(location_bit(&access[i].location, range, &bit));
+            if ((int)access[i].flags == 2 || (unsigned)access[i].flags > 3) return CUDA_ERROR_INVALID_VALUE;
+        }
+        at += range->size;
+    }
+    return CUDA_SUCCESS;
+}
+
+static void access_note(Range *range, const CUmemAccessDesc *access) {
+    uint64_t bit = 0;
+    (void)location_bit(&access->location, range, &bit);
+    bool reads = access->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    bool writes = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    range->readers = reads ? range->readers | bit : range->readers & ~bit;
+    range->writers = writes ? range->writers | bit : range->writers & ~bit;
+}
+
+/* The pages are there for whoever may use them most. */
+static CUresult access_apply(Range *range) {
+    const Physical *physical = range->owner;
+    bool readable = range->readers != 0, writable = range->writers != 0;
+    if (readable == range->readable && writable == range->writable) return CUDA_SUCCESS;
+    void *at = mmap((void *)range->base, range->size, protection(readable, writable),
+                    MAP_SHARED | MAP_FIXED | MAP_NORESERVE, host_physical_file(physical),
+                    (off_t)physical->offset);
+    if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY; /* the kernel's limit on mappings */
+    range->readable = readable;
+    range->writable = writable;
+    return CUDA_SUCCESS;
+}
+
+static CUresult access_set(uintptr_t base, size_t size, const CUmemAccessDesc *access, size_t count) {
+    CUresult result = CUDA_SUCCESS;
+    for (uintptr_t at = base; at < base + size && result == CUDA_SUCCESS;) {
+        Range *range = host_map_find(&host.ranges, at);
+        uint64_t readers = range->readers, writers = range->writers;
+        for (size_t i = 0; i < count; i++) access_note(range, &access[i]);
+        result = access_apply(range);
+        if (result != CUDA_SUCCESS) {
+            range->readers = readers;
+            range->writers = writers;
+        }
+        at += range->size;
+    }
+    return result;
+}
+
+CUresult host_cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access,
+                             size_t count) {
+    uintptr_t base = (uintptr_t)pointer;
+    ENTER(MemSetAccess);
+    if (!access || count == 0 || !is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_wrlock(&host.map_lock);
+    CUresult result = tiled(base, size) ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) result = access_set(base, size, access, count);
+    pthread_rwlock_unlock(&host.map_lock);
+    return result;
+}
+
+CUresult host_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
+                             CUdeviceptr pointer) {
+    ENTER(MemGetAccess);
+    if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    uint64_t bit;
+    pthread_rwlock_rdlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    if (range && range->kind == RANGE_MAPPING) result = location_bit(location, range, &bit);
+    if (result == CUDA_SUCCESS)
+        *flags = range->writers & bit   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                 : range->readers & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                        : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    pthread_rwlock_unlock(&host.map_lock);
+    return result;
+}
+
+void host_mappings_freeze(Range *range) {
+    if (!range) return;
+    if (range->kind == RANGE_MAPPING && range->writable)
+        mprotect((void *)range->base, range->size, PROT_READ);
+    host_mappings_freeze(range->left);
+    host_mappings_freeze(range->right);
+}
