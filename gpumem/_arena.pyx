@@ -17,6 +17,8 @@ from gpumem._bfc cimport (
     bfc_add_lane,
     bfc_add_region,
     bfc_check,
+    bfc_flush,
+    bfc_flush_lane,
     bfc_free_all,
     bfc_give,
     bfc_has,
@@ -183,9 +185,11 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
 
 
 cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
+    # As the fast path, over all free space: blocks kept for their size are merged first.
     cdef int status = BFC_OK
     cdef uint32_t index
     lock_acquire(&arena.lock)
+    bfc_flush(&arena.table)
     index = bfc_take(&arena.table, round_to_quantum(nbytes), nbytes, stream, &status)
     if index != NIL:
         hand_out(arena, index, block)
@@ -324,6 +328,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
     cdef uint64_t address = 0
     cdef uint64_t size = 0
     lock_acquire(&arena.lock)
+    bfc_flush(&arena.table)
     for region in range(arena.table.region_count):
         if (bfc_region_is_idle(&arena.table, region)
                 and (arena.table.regions[region].persistent != 0) == persistent):
@@ -532,6 +537,7 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef uint32_t slot
     lock_acquire(&arena.lock)
     for slot in range(1, arena.table.lane_count):
+        bfc_flush_lane(&arena.table, slot)
         if slot == taker or arena.table.lanes[slot].free_chunks == 0 or arena.streams[slot].asking:
             continue
         # An event from the last switch first; then one behind what was freed since.
@@ -727,6 +733,7 @@ cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil:
     cdef uint32_t region, index
     count[0] = 0
     lock_acquire(&arena.lock)
+    bfc_flush(&arena.table)
     copy = <Chunk*>malloc((arena.table.count + 1) * sizeof(Chunk))
     if copy != NULL:
         for region in range(arena.table.region_count):

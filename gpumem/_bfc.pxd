@@ -20,11 +20,16 @@ bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the 
 the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
 free runs over more than SCAN_LIMIT chunks. Free merges with both neighbours at once.
 
+In front of the bins a lane keeps short stacks of blocks of one exact size, up to 64 KiB, as a
+program hands them back: taking one again costs neither search, split nor merge. Such a block is
+*kept*: not handed out, not yet free. `bfc_flush` makes all of them free; whoever wants to
+see the real free space, or is about to grow, flushes first.
+
 Chunks live in one growing array and are named by index: growth is one realloc, a link is four
 bytes, a snapshot is a copy. Never keep a Chunk* across a call that may grow the array.
 """
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 cdef enum:
     NIL = 0xFFFFFFFF        # no chunk, no region, no lane
@@ -36,11 +41,14 @@ cdef enum:
     SCAN_LIMIT = 8          # chunks looked at in one bin
     LANE_RELEASED = 0       # free for everyone
     REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
+    KEPT_QUANTA = 256       # blocks up to 64 KiB are kept
+    KEPT_DEPTH = 16         # of each size, at most so many
 
 cdef enum ChunkState:
     CHUNK_UNUSED = 0        # a slot of the array that names no memory
     CHUNK_FREE = 1
     CHUNK_USED = 2
+    CHUNK_KEPT = 3          # in a stack of its lane, unmerged
 
 cdef enum SplitRule:
     SPLIT_TIGHT = 0         # give back whatever is left of at least one quantum
@@ -86,6 +94,9 @@ cdef struct Lane:
     uint64_t free_bytes
     uint64_t free_chunks
     uint64_t settled        # epochs <= settled have completed
+    uint32_t kept[KEPT_QUANTA + 1]      # stack per size in quanta, linked by bin_next
+    uint8_t kept_depth[KEPT_QUANTA + 1]
+    uint32_t kept_chunks
 
 cdef struct Bfc:
     Chunk* chunks           # capacity slots; the first count were ever used
@@ -137,6 +148,9 @@ cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil
 
 cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil
+# Makes every kept block free, in one lane or in all; a loop over them.
+cdef void bfc_flush_lane(Bfc* table, uint32_t lane) noexcept nogil
+cdef void bfc_flush(Bfc* table) noexcept nogil
 # Moves what has settled in `lane` to lane 0, merging; a loop over that lane's free chunks.
 cdef void bfc_release_settled(Bfc* table, uint32_t lane) noexcept nogil
 

@@ -1,6 +1,6 @@
 """Best fit with coalescing over indices; see _bfc.pxd for the model and its invariants."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
@@ -20,10 +20,14 @@ cdef extern from *:
 cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t lane,
                        int* status) noexcept nogil:
     # The stream's own blocks first: they are warm and need no question. Then those that anybody
-    # may have, then the lanes of other streams as far as they have settled.
-    cdef uint32_t index = bfc_take_from(table, size, requested, lane, <uint64_t>ANY_EPOCH, lane,
-                                        status)
-    cdef uint32_t other
+    # may have (lane 0), then the lanes of other streams as far as they have settled.
+    cdef uint32_t index, other
+    if size <= KEPT_QUANTA * QUANTUM:
+        index = kept_pop(table.lanes[lane], table.chunks, <uint32_t>(size >> QUANTUM_BITS))
+        if index != NIL:
+            chunk_use(table, index, requested, lane)
+            return index
+    index = bfc_take_from(table, size, requested, lane, <uint64_t>ANY_EPOCH, lane, status)
     if index != NIL or status[0] != BFC_OK:
         return index
     for other in range(table.lane_count):
@@ -64,10 +68,16 @@ cdef int bfc_give(Bfc* table, uint64_t handle, uint32_t lane, uint64_t epoch) no
     chunk_unuse(table, index, lane, epoch)
     if table.regions[table.chunks[index].region].persistent:
         return BFC_OK       # in no bin: nobody takes it, its region goes back whole
+    if table.chunks[index].size <= KEPT_QUANTA * QUANTUM and kept_push(table, index):
+        return BFC_OK
+    chunk_coalesce(table, index)
+    return BFC_OK
+
+
+cdef inline void chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
     index = chunk_merge_next(table, index)
     index = chunk_merge_prev(table, index)
     bin_insert(table, index)
-    return BFC_OK
 
 
 cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
@@ -136,6 +146,49 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
         index = chunk.bin_next
         looked += 1
     return best
+
+
+# ---- stacks of one size in front of the bins -----------------------------------------------------
+
+cdef inline uint32_t kept_pop(Lane* lane, const Chunk* chunks, uint32_t quanta) noexcept nogil:
+    cdef uint32_t index = lane.kept[quanta]
+    if index != NIL:
+        lane.kept[quanta] = chunks[index].bin_next
+        lane.kept_depth[quanta] -= 1
+        lane.kept_chunks -= 1
+    return index
+
+
+cdef inline bint kept_push(Bfc* table, uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef Lane* lane = table.lanes[chunk.lane]
+    cdef uint32_t quanta = <uint32_t>(chunk.size >> QUANTUM_BITS)
+    if lane.kept_depth[quanta] == KEPT_DEPTH:
+        return False
+    chunk.state = CHUNK_KEPT
+    chunk.bin_next = lane.kept[quanta]
+    lane.kept[quanta] = index
+    lane.kept_depth[quanta] += 1
+    lane.kept_chunks += 1
+    return True
+
+
+cdef void bfc_flush_lane(Bfc* table, uint32_t lane) noexcept nogil:
+    cdef Lane* flushed = table.lanes[lane]
+    cdef uint32_t quanta, index
+    if flushed.kept_chunks == 0:
+        return
+    for quanta in range(1, KEPT_QUANTA + 1):
+        while flushed.kept[quanta] != NIL:
+            index = kept_pop(flushed, table.chunks, quanta)
+            table.chunks[index].state = CHUNK_FREE
+            chunk_coalesce(table, index)
+
+
+cdef void bfc_flush(Bfc* table) noexcept nogil:
+    cdef uint32_t lane
+    for lane in range(table.lane_count):
+        bfc_flush_lane(table, lane)
 
 
 # ---- one function per change of state ----------------------------------------------------------
@@ -348,6 +401,7 @@ cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil:
     if fresh == NULL:
         return BFC_NO_METADATA
     memset(fresh.head, 0xFF, sizeof(fresh.head))
+    memset(fresh.kept, 0xFF, sizeof(fresh.kept))
     lanes[table.lane_count] = fresh
     lane[0] = table.lane_count
     table.lane_count += 1
@@ -421,7 +475,7 @@ cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
 
 
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
-    # All its chunks are free (not necessarily one: marks may keep neighbours apart).
+    # All its chunks are free, none kept (not necessarily one: marks may keep neighbours apart).
     cdef Region* gone = &table.regions[region]
     cdef uint32_t index = gone.first
     cdef uint32_t next_index
@@ -440,6 +494,7 @@ cdef void bfc_release_settled(Bfc* table, uint32_t lane) noexcept nogil:
     cdef uint64_t settled = table.lanes[lane].settled
     cdef uint32_t index
     cdef Chunk* chunk
+    bfc_flush_lane(table, lane)
     if table.lanes[lane].free_chunks == 0:
         return
     for index in range(table.count):
@@ -537,7 +592,7 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
             return 10
         if chunk.address != address or chunk.size == 0 or chunk.size % QUANTUM:
             return 11
-        if chunk.requested > chunk.size or (chunk.state == CHUNK_FREE and chunk.requested):
+        if chunk.requested > chunk.size or (chunk.state != CHUNK_USED and chunk.requested):
             return 12
         if (prev != NIL and chunk.state == CHUNK_FREE
                 and table.chunks[prev].state == CHUNK_FREE
@@ -594,6 +649,30 @@ cdef int check_lane(const Bfc* table, uint32_t lane_index, uint64_t* binned) noe
     if bytes_found != lane.free_bytes or chunks_found != lane.free_chunks:
         return 24
     binned[0] += chunks_found
+    return check_kept(table, lane_index, binned)
+
+
+cdef int check_kept(const Bfc* table, uint32_t lane_index, uint64_t* binned) noexcept nogil:
+    cdef const Lane* lane = table.lanes[lane_index]
+    cdef uint32_t total = 0
+    cdef uint32_t quanta, index, depth
+    cdef const Chunk* chunk
+    for quanta in range(KEPT_QUANTA + 1):
+        depth = 0
+        index = lane.kept[quanta]
+        while index != NIL:
+            chunk = &table.chunks[index]
+            if (chunk.state != CHUNK_KEPT or chunk.lane != lane_index
+                    or chunk.size != quanta * QUANTUM or depth == KEPT_DEPTH):
+                return 25
+            depth += 1
+            index = chunk.bin_next
+        if depth != lane.kept_depth[quanta]:
+            return 25
+        total += depth
+    if total != lane.kept_chunks:
+        return 25
+    binned[0] += total
     return 0
 
 
@@ -609,7 +688,7 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 5:
         return "regions_live counts the regions"
     if number == 6:
-        return "every free chunk hangs in exactly one bin"
+        return "every chunk that is not used hangs in exactly one bin or stack"
     if number == 10:
         return "chunks of a region are linked both ways and belong to it"
     if number == 11:
@@ -632,4 +711,6 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
         return "a bin is linked both ways and holds free chunks of its lane"
     if number == 24:
         return "a lane's free_bytes and free_chunks are the sums over its bins"
+    if number == 25:
+        return "a stack holds kept chunks of its size and lane, and counts them"
     return "unknown invariant"

@@ -58,6 +58,7 @@ from gpumem._bfc cimport (
     Chunk,
     LANE_RELEASED,
     QUANTUM,
+    bfc_flush,
     bfc_invariant,
     bfc_largest_free,
     round_to_quantum,
@@ -325,6 +326,7 @@ cdef class Arena:
         cdef ArenaCore seen
         cdef uint64_t largest
         lock_acquire(&core.lock)
+        bfc_flush(&core.table)
         seen = core[0]
         largest = bfc_largest_free(&core.table)
         lock_release(&core.lock)
