@@ -10,7 +10,7 @@ from gpumem.replay import npz, rmm_log, torch_snapshot
 from gpumem.replay.trace import Trace, TraceError
 from gpumem.samples import samples
 
-__all__ = ["load_trace"]
+__all__ = ["load_trace", "samples"]
 
 MAX_FILE_BYTES = 1 << 32
 """Largest file that is read: 4 GiB."""

@@ -1,0 +1,84 @@
+"""The ``gpumem`` command: one module per subcommand, one place that turns errors into exit codes.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted. Every error is one line on stderr;
+with ``--json`` stdout holds exactly one JSON object, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+import gpumem
+from gpumem.cli.demo import demo
+from gpumem.cli.info import info
+from gpumem.cli.replay import replay
+from gpumem.errors import ConfigError, GpumemError
+from gpumem.replay.trace import TraceError
+
+__all__ = ["commands", "main"]
+
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(gpumem.__version__, prog_name="gpumem", message="%(prog)s %(version)s")
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """One memory layer beneath every Python GPU library."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for command in (info, replay, demo):
+    commands.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Arguments after the program's name; those of the process if None.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Examples
+    --------
+    >>> main(["--version"])
+    gpumem 0.1.0
+    0
+    """
+    try:
+        result = commands.main(arguments, prog_name="gpumem", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (ConfigError, TraceError) as error:
+        return _fail(str(error), BAD_INPUT)
+    except GpumemError as error:
+        return _fail(f"{type(error).__name__}: {error}", FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has left; what the interpreter flushes at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"gpumem: {' '.join(message.split())}", err=True)
+    return code

@@ -1,0 +1,212 @@
+"""``gpumem demo``: the main job in half a minute, on the best device present, GPU or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import click
+from rich.console import Console
+
+import gpumem
+from gpumem import replay as replaying
+from gpumem.cli.info import describe_device, device_table
+from gpumem.cli.output import json_option, print_json, progress, stdout, table
+from gpumem.cli.sizes import format_size
+from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.replay import Trace, load_trace
+from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
+
+__all__ = ["demo"]
+
+VIEW_BYTES = 1 << 20
+# The larger first; the second is for GPUs that cannot hold it.
+TRACES = ("gpt2_varlen_train", "multistream_train")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One way to serve the trace: what it holds from the device, and what a call costs.
+
+    Bytes of plain driver calls and of the caching policy are modelled; times and driver calls
+    are measured, and None where nothing was run.
+    """
+
+    name: str
+    peak_reserved_bytes: int
+    fragmentation: float
+    ns_per_event: float | None
+    driver_calls: int | None
+    failed_allocs: int
+
+
+@dataclass(frozen=True)
+class View:
+    """Whether a library saw gpumem's memory in place."""
+
+    library: str
+    memory: str
+    zero_copy: bool
+    detail: str
+
+
+@click.command()
+@json_option
+def demo(as_json: bool) -> None:
+    """Replay a real training run, compare what it reserves, and share memory without a copy."""
+    started = time.perf_counter()
+    trace, device = _trace_that_fits(gpumem.default_device())
+    with progress(f"replaying {trace.name} on {device}"):
+        policies = _policies(trace, device)
+    with progress("sharing memory"):
+        views = _views(gpumem.default_device())
+    facts = {
+        "devices": [describe_device(each) for each in gpumem.devices()],
+        "device": str(device),
+        "trace": trace.name,
+        "events": trace.events,
+        "peak_requested_bytes": trace.peak_requested,
+        "policies": [asdict(policy) for policy in policies],
+        "views": [asdict(view) for view in views],
+        "seconds": time.perf_counter() - started,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        _show(stdout(), facts)
+    _raise_what_failed(policies, views)
+
+
+def _trace_that_fits(device: Device) -> tuple[Trace, Device]:
+    """Pick the largest bundled trace that the device can hold twice; the host holds any."""
+    for name in TRACES:
+        trace = load_trace(name)
+        if device.type == "host" or device.free_bytes > 2 * trace.peak_requested:
+            return trace, device
+    return trace, Device("host")
+
+
+def _policies(trace: Trace, device: Device) -> list[Policy]:
+    arena = replaying.replay(trace, device)
+    plain = replaying.replay(trace, device, config={"enable": False})
+    plain_bytes = plain_driver_reserved(trace)
+    caching_bytes = caching_allocator_reserved(trace)
+    requested = trace.peak_requested
+    return [
+        Policy(
+            "gpumem",
+            arena.peak_reserved_bytes,
+            arena.fragmentation,
+            arena.ns_per_event,
+            arena.driver_calls,
+            arena.failed_allocs,
+        ),
+        Policy("PyTorch-like caching", caching_bytes, caching_bytes / requested, None, None, 0),
+        Policy(
+            "plain driver calls",
+            plain_bytes,
+            plain_bytes / requested,
+            plain.ns_per_event,
+            plain.driver_calls,
+            plain.failed_allocs,
+        ),
+    ]
+
+
+# ------------------------------------------------------------------------------- zero-copy views
+
+
+def _views(device: Device) -> list[View]:
+    """Hand memory to every library that is installed, and check that it saw the very bytes."""
+    views = [_view("NumPy", _host_accessible(device), _check_numpy)]
+    if find_spec("torch") is not None:
+        views.append(_view("PyTorch", MemoryInfo(_torch_device(device)), _check_torch))
+    if find_spec("cupy") is not None and device.type == "cuda":
+        views.append(_view("CuPy", MemoryInfo(device), _check_cupy))
+    return views
+
+
+def _view(library: str, memory: MemoryInfo, check: Callable[[gpumem.Buffer], bool]) -> View:
+    try:
+        in_place = check(gpumem.Arena(memory).allocate(VIEW_BYTES))
+    except Exception as error:  # whatever a framework raises is what the demo has to tell
+        return View(library, str(memory), False, f"{type(error).__name__}: {error}")
+    return View(library, str(memory), in_place, "" if in_place else "it saw other bytes")
+
+
+def _host_accessible(device: Device) -> MemoryInfo:
+    kind = MemoryKind.HOST if device.type == "host" else MemoryKind.HOST_ACCESSIBLE
+    return MemoryInfo(device, kind)
+
+
+def _torch_device(device: Device) -> Device:
+    """Give `device` if this build of PyTorch can reach it, else the host."""
+    import torch
+
+    return device if device.type == "cuda" and torch.cuda.is_available() else Device("host")
+
+
+def _check_numpy(buffer: gpumem.Buffer) -> bool:
+    import numpy as np
+
+    view = np.asarray(memoryview(buffer))
+    memoryview(buffer)[:4] = b"demo"
+    return bool(view.ctypes.data == buffer.ptr and view[:4].tobytes() == b"demo")
+
+
+def _check_torch(buffer: gpumem.Buffer) -> bool:
+    import torch
+
+    tensor = torch.from_dlpack(buffer)
+    tensor.fill_(3)
+    return bool(tensor.data_ptr() == buffer.ptr and int(tensor.sum()) == 3 * VIEW_BYTES)
+
+
+def _check_cupy(buffer: gpumem.Buffer) -> bool:
+    import cupy
+
+    array = cupy.from_dlpack(buffer)
+    array.fill(3)
+    return bool(array.data.ptr == buffer.ptr and int(array.sum()) == 3 * VIEW_BYTES)
+
+
+# --------------------------------------------------------------------------------------- telling
+
+
+def _show(console: Console, facts: dict[str, Any]) -> None:
+    console.print(device_table(facts["devices"]))
+    console.print(
+        f"{facts['trace']} on {facts['device']}: {facts['events']:,} events of a real training "
+        f"run, at most {format_size(facts['peak_requested_bytes'])} live at once"
+    )
+    rows = table("", "reserved", "/ live", "time per event", "driver calls", numbers=4)
+    for policy in facts["policies"]:
+        nanoseconds, calls = policy["ns_per_event"], policy["driver_calls"]
+        rows.add_row(
+            policy["name"],
+            format_size(policy["peak_reserved_bytes"]),
+            f"{policy['fragmentation']:.3f}",
+            "" if nanoseconds is None else f"{nanoseconds:,.0f} ns",
+            "" if calls is None else f"{calls:,}",
+        )
+    console.print(rows)
+    console.print(
+        "PyTorch-like caching, and the bytes of plain driver calls (2 MiB granules), are modelled."
+    )
+    rows = table("library", "memory", "without a copy")
+    for view in facts["views"]:
+        answer = "yes" if view["zero_copy"] else f"no: {view['detail']}"
+        rows.add_row(view["library"], view["memory"], answer)
+    console.print(rows)
+    console.print(f"{facts['seconds']:.1f} s")
+
+
+def _raise_what_failed(policies: list[Policy], views: list[View]) -> None:
+    failures = [f"{p.name}: {p.failed_allocs} failed allocations" for p in policies]
+    failures = [text for text, p in zip(failures, policies, strict=True) if p.failed_allocs]
+    failures += [f"{view.library}: {view.detail}" for view in views if not view.zero_copy]
+    if failures:
+        raise click.ClickException("; ".join(failures))

@@ -1,0 +1,131 @@
+"""``gpumem info``: the devices, what they can do and, if not, why."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import gpumem
+from gpumem.cli.output import json_option, pairs, print_json, stdout, table
+from gpumem.cli.sizes import format_size
+from gpumem.device import Device
+from gpumem.errors import GpumemError
+
+__all__ = ["describe_device", "device_table", "info"]
+
+
+@click.command()
+@json_option
+def info(as_json: bool) -> None:
+    """Show devices, what each can do or why not, and versions."""
+    facts = _facts()
+    if as_json:
+        print_json(facts)
+    else:
+        _show(stdout(), facts)
+
+
+def _facts() -> dict[str, Any]:
+    status = gpumem.driver_status()
+    return {
+        "versions": {
+            "gpumem": gpumem.__version__,
+            "python": platform.python_version(),
+            "cuda_bindings": _installed("cuda-bindings"),
+            "driver": _cuda_version(status.version),
+        },
+        "cuda": {
+            "available": status.available,
+            "reason": " ".join(status.reason.split()),
+            "missing_functions": list(status.missing),
+        },
+        "devices": [describe_device(device) for device in gpumem.devices()],
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cuda_version(number: int) -> str | None:
+    """Write the driver's number for the CUDA version it speaks, such as 13000, as people do."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    """Collect what a device tells of itself, as JSON-ready facts.
+
+    Parameters
+    ----------
+    device : Device
+        The device to ask.
+
+    Returns
+    -------
+    dict
+        ``device``, ``type``, ``index``, ``name``, ``uuid``, ``total_bytes``, ``free_bytes``,
+        ``capabilities`` and ``error``. A device that does not answer gives its reason in
+        ``error`` and None for what it did not tell.
+    """
+    facts: dict[str, Any] = {"device": str(device), "type": device.type, "index": device.index}
+    facts |= dict.fromkeys(("name", "uuid", "total_bytes", "free_bytes"))
+    error = ""
+    try:
+        for question in ("name", "uuid", "total_bytes", "free_bytes"):
+            facts[question] = getattr(device, question)
+    except (GpumemError, ValueError) as refusal:
+        error = str(refusal)
+    facts["capabilities"] = {
+        name: {"supported": bool(answer.supported), "reason": answer.reason}
+        for name, answer in device.capabilities.items()
+    }
+    facts["error"] = error
+    return facts
+
+
+def _show(console: Console, facts: Mapping[str, Any]) -> None:
+    versions, cuda = facts["versions"], facts["cuda"]
+    console.print(
+        pairs(
+            {
+                "gpumem": versions["gpumem"],
+                "Python": versions["python"],
+                "cuda-bindings": versions["cuda_bindings"] or "not installed",
+                "CUDA": versions["driver"] or f"not available: {cuda['reason']}",
+            }
+        )
+    )
+    if cuda["missing_functions"]:
+        console.print(f"not in this driver: {', '.join(cuda['missing_functions'])}")
+    console.print(device_table(facts["devices"]))
+    for device in facts["devices"]:
+        rows = table("capability", "", title=device["device"])
+        for name, answer in device["capabilities"].items():
+            rows.add_row(name, "yes" if answer["supported"] else f"no: {answer['reason']}")
+        console.print(rows)
+
+
+def device_table(devices: list[dict[str, Any]]) -> Table:
+    """Make a table of what `describe_device` tells of each device."""
+    rows = table("device", "name", "uuid", "total", "free", numbers=2)
+    for device in devices:
+        if device["error"]:
+            rows.add_row(device["device"], f"does not answer: {device['error']}", "", "", "")
+        else:
+            rows.add_row(
+                device["device"],
+                device["name"],
+                device["uuid"],
+                format_size(device["total_bytes"]),
+                format_size(device["free_bytes"]),
+            )
+    return rows

@@ -1,0 +1,64 @@
+"""What commands print: tables for people on stdout, or one JSON object; progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["json_option", "pairs", "print_json", "progress", "stdout", "table"]
+
+# Columns where stdout is no terminal that has a width of its own.
+_WIDTH_OF_A_FILE = 120
+
+json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
+)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def stdout() -> Console:
+    """Make a console for what a command has to say."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=width)
+
+
+def table(*columns: str, numbers: int = 0, title: str = "") -> Table:
+    """Make an empty table whose last `numbers` columns are flush right."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left")
+    for place, column in enumerate(columns):
+        right = place >= len(columns) - numbers
+        made.add_column(column, justify="right" if right else "left", overflow="fold")
+    return made
+
+
+def pairs(rows: Mapping[str, str], title: str = "") -> Table:
+    """Make a table of names and their values."""
+    made = Table(box=None, show_header=False, pad_edge=False, title=title or None)
+    made.title_justify = "left"
+    made.add_column(style="dim")
+    made.add_column(overflow="fold")
+    for name, value in rows.items():
+        made.add_row(name, value)
+    return made
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Show that `what` is under way while the block runs; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True, markup=False).status(what):
+        yield

@@ -1,0 +1,161 @@
+"""``gpumem replay``: run a recorded trace on a real arena and tell what it needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+import gpumem
+from gpumem import replay as replaying
+from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
+from gpumem.cli.sizes import format_size, is_size_with_unit, parse_size
+from gpumem.device import Device
+from gpumem.errors import ConfigError
+from gpumem.replay import ReplayResult, Trace, load_trace
+from gpumem.samples import samples
+
+__all__ = ["replay"]
+
+MOST_LAG_US = 1 << 40
+
+
+def _present_device(_: click.Context, __: click.Parameter, name: str | None) -> Device | None:
+    """Read a device that is there."""
+    if name is None:
+        return None
+    try:
+        device = Device(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    present = gpumem.devices()
+    if device not in present:
+        listing = ", ".join(map(str, present))
+        reason = gpumem.driver_status().reason if device.type == "cuda" else ""
+        raise click.BadParameter(
+            f"unknown device {name!r}: present are {listing}" + (reason and f" ({reason})")
+        )
+    return device
+
+
+def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """Read a number of bytes."""
+    try:
+        return None if text is None else parse_size(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.argument("trace", required=False)
+@click.option("--list", "list_samples", is_flag=True, help="List the bundled traces.")
+@click.option(
+    "--device",
+    callback=_present_device,
+    metavar="DEVICE",
+    help="Where to replay, such as cuda:0 or host; the best device if left out.",
+)
+@click.option(
+    "--max-mem",
+    callback=_size,
+    metavar="SIZE",
+    help="Limit of the arena, such as 8GiB; 0 for none.",
+)
+@click.option(
+    "--config",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the arena; may be given more than once.",
+)
+@click.option(
+    "--lag-us",
+    type=click.IntRange(0, MOST_LAG_US),
+    default=0,
+    help="Let every stream finish its work this many microseconds late (host devices).",
+)
+@json_option
+def replay(
+    trace: str | None,
+    list_samples: bool,
+    device: Device | None,
+    max_mem: int | None,
+    settings: tuple[str, ...],
+    lag_us: int,
+    as_json: bool,
+) -> None:
+    """Replay TRACE: a file (.npz, PyTorch memory snapshot, RMM log) or a bundled trace's name."""
+    if list_samples:
+        if trace is not None:
+            raise click.UsageError("--list takes no TRACE")
+        _list(as_json)
+        return
+    if trace is None:
+        raise click.UsageError("missing TRACE: a file, or a name from gpumem replay --list")
+    config = _config(settings, max_mem)
+    with progress(f"replaying {trace}"):
+        loaded = load_trace(trace)
+        result = replaying.replay(loaded, device, config=config, lag_us=lag_us)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        stdout().print(pairs(_rows(loaded, result)))
+
+
+def _config(settings: Sequence[str], max_mem: int | None) -> dict[str, object]:
+    """Read KEY=VALUE settings; a value may be a size with a unit."""
+    given = [_setting(text) for text in settings]
+    if max_mem is not None:
+        given.append(("arena.max_mem", str(max_mem)))
+    config: dict[str, object] = {}
+    for key, value in given:
+        # One key given twice never reaches the arena's own check of contradictions.
+        if config.setdefault(key, value) != value:
+            raise ConfigError(
+                f"{key} is given twice with different values: {config[key]!r} and {value!r}"
+            )
+    return config
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"setting {text!r:.60} is not accepted: it takes KEY=VALUE")
+    value = value.strip()
+    return key.strip(), str(parse_size(value)) if is_size_with_unit(value) else value
+
+
+def _rows(trace: Trace, result: ReplayResult) -> dict[str, str]:
+    requested = result.peak_requested_bytes
+    rows = {
+        "trace": f"{trace.name}, {trace.streams} stream{'s' * (trace.streams != 1)}",
+        "device": result.device,
+        "events": f"{result.events:,}",
+        "peak requested": format_size(requested),
+        "peak in use": format_size(result.peak_in_use_bytes),
+        "peak reserved": format_size(result.peak_reserved_bytes),
+        "fragmentation": f"{result.fragmentation:.3f}",
+        "time per event": f"{result.ns_per_event:.0f} ns",
+        "failed allocations": f"{result.failed_allocs:,}",
+        "driver calls": f"{result.driver_calls:,}",
+        "pages moved": f"{result.pages_moved:,}",
+    }
+    recorded = trace.meta.get("peak_reserved")
+    if isinstance(recorded, int) and requested:
+        rows["when recorded"] = f"{format_size(recorded)} reserved, {recorded / requested:.3f}"
+    return rows
+
+
+def _list(as_json: bool) -> None:
+    traces = [(path, load_trace(path)) for path in samples().values()]
+    if as_json:
+        keys = ("name", "path", "events", "streams", "peak_requested_bytes")
+        values = [(t.name, str(p), t.events, t.streams, t.peak_requested) for p, t in traces]
+        print_json({"samples": [dict(zip(keys, row, strict=True)) for row in values]})
+        return
+    rows = table("trace", "events", "streams", "peak requested", numbers=3)
+    for _, trace in traces:
+        rows.add_row(
+            trace.name, f"{trace.events:,}", str(trace.streams), format_size(trace.peak_requested)
+        )
+    stdout().print(rows)
