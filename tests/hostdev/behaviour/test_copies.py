@@ -1,0 +1,116 @@
+"""Copies and fills: where the bytes arrive, and when the call returns."""
+
+import ctypes
+
+import pytest
+from drivers import BLOCK
+
+PATTERN = bytes(range(256)) * 16
+
+
+def test_bytes_go_up_and_come_back(driver):
+    pointer = driver.memory(len(PATTERN))
+    driver.write(pointer, PATTERN)
+    assert driver.read(pointer, len(PATTERN)) == PATTERN
+
+
+def test_a_long_copy_keeps_every_byte(driver):
+    size = 20 * BLOCK + 13
+    first, second = driver.memory(size), driver.memory(size)
+    source = (PATTERN * (size // len(PATTERN) + 1))[:size]
+    driver.write(first, source)
+    driver.cuMemcpyDtoD(second, first, size)
+    assert driver.read(second, size) == source
+
+
+def test_a_copy_between_unaligned_addresses_keeps_every_byte(driver):
+    size = 17 << 20
+    first, second = driver.memory(size + 64), driver.memory(size + 64)
+    source = (PATTERN * (size // len(PATTERN) + 1))[:size]
+    driver.write(first + 3, source)
+    driver.cuMemcpyDtoD(second + 17, first + 3, size)
+    assert driver.read(second + 17, size) == source
+
+
+def test_the_source_may_change_once_a_pageable_copy_returned(driver):
+    stream, pointer = driver.stream(), driver.memory(4096)
+    gate = driver.gate(stream)
+    source = bytearray(b"a" * 4096)
+    driver.cuMemcpyHtoDAsync(pointer, source, 4096, stream)
+    source[:] = b"b" * 4096
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+    assert driver.read(pointer, 4096) == b"a" * 4096
+
+
+def test_a_copy_from_pinned_memory_reads_it_when_its_turn_comes(driver):
+    stream, pointer, source = driver.stream(), driver.memory(4096), driver.pinned(4096)
+    ctypes.memset(source, 1, 4096)
+    gate = driver.gate(stream)
+    driver.cuMemcpyHtoDAsync(pointer, source, 4096, stream)
+    ctypes.memset(source, 2, 4096)
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+    assert driver.read(pointer, 4096) == b"\x02" * 4096
+
+
+def test_a_copy_to_pageable_memory_is_done_when_it_returns(driver):
+    stream, pointer = driver.stream(), driver.memory(BLOCK)
+    driver.cuMemsetD8Async(pointer, 8, BLOCK, stream)
+    target = bytearray(BLOCK)
+    driver.cuMemcpyDtoHAsync(target, pointer, BLOCK, stream)
+    assert target == b"\x08" * BLOCK
+
+
+def test_a_synchronous_copy_waits_for_blocking_streams(driver):
+    stream, pointer = driver.stream(0), driver.memory(4 * BLOCK)
+    for value in range(20):
+        driver.cuMemsetD8Async(pointer, value, 4 * BLOCK, stream)
+    assert driver.read(pointer, 4 * BLOCK) == bytes([19]) * (4 * BLOCK)
+
+
+def test_unified_copies_find_out_the_direction(driver):
+    pointer, pinned = driver.memory(64), driver.pinned(64)
+    ctypes.memset(pinned, 7, 64)
+    driver.cuMemcpy(pointer, pinned, 64)
+    assert driver.read(pointer, 64) == b"\x07" * 64
+
+
+def test_copying_nothing_succeeds(driver):
+    pointer = driver.memory(16)
+    driver.cuMemcpyHtoD(pointer, b"", 0)
+    driver.cuMemsetD8(pointer, 1, 0)
+
+
+def test_a_copy_to_no_devices_address_is_refused(driver):
+    plain = ctypes.create_string_buffer(64)
+    pointer = driver.memory(64)
+    address = ctypes.addressof(plain)
+    assert driver.error("cuMemcpyDtoD", address, pointer, 64) == "INVALID_VALUE"
+    assert driver.error("cuMemsetD8", 64, 0, 16) == "INVALID_VALUE"
+
+
+@pytest.mark.parametrize(
+    ("call", "width", "value"),
+    [("cuMemsetD8Async", 1, 0xA5), ("cuMemsetD16Async", 2, 0xBEEF), ("cuMemsetD32Async", 4, 0xDEADBEEF)],
+)
+def test_fills_write_elements_of_their_width(driver, call, width, value):
+    stream, pointer = driver.stream(), driver.memory(4096)
+    driver.write(pointer, bytes(4096))
+    getattr(driver, call)(pointer, value, 1000, stream)
+    driver.cuStreamSynchronize(stream)
+    filled = value.to_bytes(width, "little") * 1000
+    assert driver.read(pointer, 4096) == filled + bytes(4096 - len(filled))
+
+
+def test_a_misaligned_wide_fill_is_refused(driver):
+    pointer = driver.memory(64)
+    assert driver.error("cuMemsetD32Async", pointer + 2, 1, 4, driver.stream()) == "INVALID_VALUE"
+
+
+def test_a_pitched_fill_leaves_the_gaps(driver):
+    stream, pointer = driver.stream(), driver.memory(4 * 64)
+    driver.write(pointer, bytes(4 * 64))
+    driver.cuMemsetD2D8Async(pointer, 64, 1, 10, 4, stream)
+    driver.cuStreamSynchronize(stream)
+    assert driver.read(pointer, 4 * 64) == (b"\x01" * 10 + bytes(54)) * 4

@@ -1,0 +1,191 @@
+"""Virtual memory: what a GPU allows with reserved addresses and physical handles."""
+
+import os
+
+import pytest
+from drivers import BLOCK
+
+
+def test_granularity_is_two_megabytes(driver):
+    for option in driver.api.CUmemAllocationGranularity_flags:
+        assert driver.cuMemGetAllocationGranularity(driver.prop(), option) == BLOCK
+
+
+def test_mapped_memory_holds_bytes(driver):
+    pointer = driver.reserve(4 * BLOCK)
+    driver.map(pointer + BLOCK, driver.physical())
+    driver.write(pointer + BLOCK, b"x" * BLOCK)
+    assert driver.read(pointer + BLOCK, BLOCK) == b"x" * BLOCK
+
+
+def test_one_handle_is_at_two_addresses_in_stream_order(driver):
+    pointer, handle, stream = driver.reserve(2 * BLOCK), driver.physical(), driver.stream()
+    target = driver.memory(BLOCK)
+    driver.map(pointer, handle)
+    gate = driver.gate(stream)
+    driver.cuMemsetD8Async(pointer, 5, BLOCK, stream)
+    driver.map(pointer + BLOCK, handle)
+    driver.cuMemcpyDtoDAsync(target, pointer + BLOCK, BLOCK, stream)
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+    assert driver.read(target, BLOCK) == b"\x05" * BLOCK
+
+
+def test_neighbouring_mappings_are_one_range_to_a_copy(driver):
+    pointer = driver.reserve(3 * BLOCK)
+    for index in range(3):
+        driver.map(pointer + index * BLOCK, driver.physical())
+    data = bytes(range(256)) * (3 * BLOCK // 256)
+    driver.write(pointer, data)
+    assert driver.read(pointer, 3 * BLOCK) == data
+
+
+def test_a_handle_keeps_its_bytes_when_it_moves(driver):
+    pointer, handle = driver.reserve(2 * BLOCK), driver.physical()
+    driver.map(pointer, handle)
+    driver.write(pointer, b"m" * 100)
+    driver.cuMemUnmap(pointer, BLOCK)
+    driver.map(pointer + BLOCK, handle)
+    assert driver.read(pointer + BLOCK, 100) == b"m" * 100
+
+
+def test_an_offset_into_a_handle_is_not_supported(driver):
+    pointer, handle = driver.reserve(2 * BLOCK), driver.physical(2 * BLOCK)
+    assert driver.error("cuMemMap", pointer, BLOCK, BLOCK, handle, 0) == "NOT_SUPPORTED"
+
+
+def test_part_of_a_mapping_cannot_be_unmapped(driver):
+    pointer = driver.reserve(4 * BLOCK)
+    driver.map(pointer, driver.physical(2 * BLOCK), 2 * BLOCK)
+    assert driver.error("cuMemUnmap", pointer, BLOCK) == "INVALID_VALUE"
+    assert driver.error("cuMemUnmap", pointer + BLOCK, BLOCK) == "INVALID_VALUE"
+
+
+def test_several_whole_mappings_are_unmapped_in_one_call(driver):
+    pointer = driver.reserve(3 * BLOCK)
+    for index in range(3):
+        driver.map(pointer + index * BLOCK, driver.physical())
+    driver.cuMemUnmap(pointer, 3 * BLOCK)
+    assert driver.error("cuMemUnmap", pointer, BLOCK) == "INVALID_VALUE"
+
+
+def test_an_occupied_address_cannot_be_mapped(driver):
+    pointer = driver.reserve(2 * BLOCK)
+    driver.map(pointer, driver.physical())
+    assert driver.error("cuMemMap", pointer, BLOCK, 0, driver.physical(), 0) == "INVALID_VALUE"
+
+
+def test_only_reserved_addresses_can_be_mapped(driver):
+    pointer, handle = driver.reserve(BLOCK), driver.physical(2 * BLOCK)
+    assert driver.error("cuMemMap", pointer, 2 * BLOCK, 0, handle, 0) == "INVALID_VALUE"
+
+
+def test_a_range_with_mappings_cannot_be_freed(driver):
+    pointer = driver.reserve(2 * BLOCK)
+    driver.map(pointer, driver.physical())
+    assert driver.error("cuMemAddressFree", pointer, 2 * BLOCK) == "INVALID_VALUE"
+
+
+def test_memory_cannot_be_reached_before_access_is_set(driver):
+    pointer = driver.reserve(BLOCK)
+    driver.map(pointer, driver.physical(), access=False)
+    assert driver.error("cuMemcpyHtoD", pointer, b"x" * 16, 16) != "SUCCESS"
+    driver.cuMemSetAccess(pointer, BLOCK, [driver.access()], 1)
+    driver.write(pointer, b"x" * 16)
+
+
+def test_access_is_what_was_set(driver):
+    pointer = driver.reserve(BLOCK)
+    driver.map(pointer, driver.physical())
+    assert driver.cuMemGetAccess(driver.access().location, pointer) == 3
+
+
+def test_access_needs_a_mapping(driver):
+    pointer = driver.reserve(2 * BLOCK)
+    driver.map(pointer, driver.physical())
+    assert driver.error("cuMemSetAccess", pointer, 2 * BLOCK, [driver.access()], 1) == "INVALID_VALUE"
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, BLOCK - 1, BLOCK + 4096])
+def test_sizes_are_multiples_of_the_granularity(driver, size):
+    assert driver.error("cuMemCreate", size, driver.prop(), 0) == "INVALID_VALUE"
+
+
+def test_a_range_far_larger_than_memory_can_be_reserved(driver):
+    size = 32 << 40
+    pointer = driver.cuMemAddressReserve(size, 0, 0, 0)
+    assert int(pointer) % BLOCK == 0
+    driver.cuMemAddressFree(pointer, size)
+
+
+def test_memory_stays_while_mapped_after_its_handle_is_released(driver):
+    pointer, handle = driver.reserve(BLOCK), driver.cuMemCreate(BLOCK, driver.prop(), 0)
+    driver.map(pointer, handle)
+    driver.cuMemRelease(handle)
+    driver.write(pointer, b"kept")
+    assert driver.read(pointer, 4) == b"kept"
+
+
+def test_releasing_twice_is_refused(driver):
+    handle = driver.cuMemCreate(BLOCK, driver.prop(), 0)
+    driver.cuMemRelease(handle)
+    assert driver.error("cuMemRelease", handle) == "INVALID_VALUE"
+
+
+def test_handles_are_charged_until_released_and_unmapped(driver):
+    pointer = driver.reserve(16 * BLOCK)
+    before, _ = driver.cuMemGetInfo()
+    handle = driver.cuMemCreate(16 * BLOCK, driver.prop(), 0)
+    driver.cuMemMap(pointer, 16 * BLOCK, 0, handle, 0)
+    driver.cuMemRelease(handle)
+    assert before - driver.cuMemGetInfo()[0] == 16 * BLOCK
+    driver.cuMemUnmap(pointer, 16 * BLOCK)
+    assert driver.cuMemGetInfo()[0] == before
+
+
+def test_the_handle_behind_an_address_can_be_had_back(driver):
+    pointer, handle = driver.reserve(2 * BLOCK), driver.cuMemCreate(BLOCK, driver.prop(), 0)
+    driver.map(pointer, handle)
+    driver.write(pointer, b"same")
+    driver.cuMemRelease(handle)
+    again = driver.cuMemRetainAllocationHandle(pointer)
+    driver.later("cuMemRelease", again)
+    driver.map(pointer + BLOCK, again)
+    assert driver.read(pointer + BLOCK, 4) == b"same"
+
+
+def test_handles_export_as_descriptors_and_import(driver):
+    kinds = driver.api.CUmemAllocationHandleType
+    kind = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    pointer, handle = driver.reserve(2 * BLOCK), driver.physical(exportable=True)
+    driver.map(pointer, handle)
+    driver.write(pointer, b"shared")
+    descriptor = int(driver.cuMemExportToShareableHandle(handle, kind, 0))
+    imported = driver.cuMemImportFromShareableHandle(descriptor, kind)
+    os.close(descriptor)
+    driver.later("cuMemRelease", imported)
+    driver.map(pointer + BLOCK, imported)
+    assert driver.read(pointer + BLOCK, 6) == b"shared"
+
+
+def test_only_exportable_handles_export(driver):
+    kind = driver.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    assert driver.error("cuMemExportToShareableHandle", driver.physical(), kind, 0) != "SUCCESS"
+
+
+def test_properties_are_those_of_creation(driver):
+    prop = driver.cuMemGetAllocationPropertiesFromHandle(driver.physical())
+    assert prop.location.type == driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    assert prop.location.id == 0
+
+
+def test_none_of_it_waits_for_a_stream(driver):
+    stream, pointer = driver.stream(), driver.reserve(BLOCK)
+    gate = driver.gate(stream)
+    handle = driver.cuMemCreate(BLOCK, driver.prop(), 0)
+    driver.cuMemMap(pointer, BLOCK, 0, handle, 0)
+    driver.cuMemSetAccess(pointer, BLOCK, [driver.access()], 1)
+    driver.cuMemUnmap(pointer, BLOCK)
+    driver.cuMemRelease(handle)
+    assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+    gate.open()

@@ -1,0 +1,35 @@
+"""Builds the host device for tests: as libcuda.so.1, or into a C program."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "gpumem" / "hostdev"
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC"]
+FLAGS += ["-fvisibility=hidden", f"-I{ROOT / 'gpumem' / 'include'}", f"-I{SOURCES}"]
+SANITIZERS = {
+    "plain": ["-O2"],
+    "address": ["-O1", "-fsanitize=address,undefined", "-fno-omit-frame-pointer",
+                "-fno-sanitize-recover=undefined"],
+    "thread": ["-O1", "-fsanitize=thread"],
+}
+
+
+def compile_library(folder: Path) -> Path:
+    """libcuda.so.1 in `folder`, with that SONAME."""
+    path = folder / "libcuda.so.1"
+    sources = sorted(str(source) for source in SOURCES.glob("*.c"))
+    command = ["gcc", *FLAGS, "-O2", "-DHOSTDEV_SHARED_LIBRARY", "-shared", *sources]
+    command += ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-lpthread", "-o", str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
+def compile_program(folder: Path, program: Path, sanitizer: str) -> Path:
+    path = folder / f"{program.stem}_{sanitizer}"
+    sources = sorted(str(source) for source in SOURCES.glob("*.c") if source.name != "libcuda.c")
+    command = ["gcc", *FLAGS, *SANITIZERS[sanitizer], *sources, str(program), "-lpthread"]
+    subprocess.run([*command, "-o", str(path)], check=True)
+    return path

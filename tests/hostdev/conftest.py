@@ -1,0 +1,123 @@
+"""Runs driver tests in child processes: a process can hold one libcuda.so.1 only.
+
+Tests under ``behaviour/`` know nothing of that. Without ``GPUMEM_TEST_DRIVER`` the whole
+folder runs once in a child over the host device, and each test here reports what became
+of it there. With it (``GPUMEM_TEST_DRIVER=cuda`` on a machine with a GPU) they run here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import build  # noqa: E402
+import drivers  # noqa: E402
+
+IN_CHILD = "GPUMEM_TEST_DRIVER" in os.environ
+_shared: dict = {}
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("no C compiler: gcc not found")
+    if "library" not in _shared:
+        _shared["library"] = build.compile_library(tmp_path_factory.mktemp("libcuda"))
+    return _shared["library"]
+
+
+def child_environment(library: Path, **more: str) -> dict:
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "GPUMEM_TEST_DRIVER": str(library), **more}
+
+
+@pytest.fixture
+def child(library):
+    """Run code in a child with `driver` started and `host`, the control functions."""
+
+    def run(code: str, *, start: bool = True, expect: int = 0, **environment: str) -> str:
+        head = "import control, drivers\ndriver = drivers.load()\nhost = control.Control(driver)\n"
+        head += "driver.start()\n" if start else ""
+        done = subprocess.run(
+            [sys.executable, "-c", head + textwrap.dedent(code)],
+            env=child_environment(library, **environment),
+            capture_output=True, text=True, timeout=120, check=False,
+        )
+        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+# ---- behaviour/: one child for the folder ----
+
+
+@pytest.fixture(scope="session")
+def behaviour_results(library, tmp_path_factory) -> dict:
+    report = tmp_path_factory.mktemp("behaviour") / "results.jsonl"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+               str(HERE / "behaviour")]
+    done = subprocess.run(
+        command, env=child_environment(library, GPUMEM_TEST_REPORT=str(report)),
+        capture_output=True, text=True, timeout=600, check=False, cwd=build.ROOT,
+    )
+    lines = report.read_text().splitlines() if report.exists() else []
+    results = {entry["test"]: entry for entry in map(json.loads, lines)}
+    results[""] = {"outcome": "died", "text": f"exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"}
+    return results
+
+
+@pytest.fixture(scope="session")
+def session_driver():
+    driver = drivers.load()
+    driver.start()
+    return driver
+
+
+@pytest.fixture
+def driver(request):
+    if not IN_CHILD:
+        yield request.getfixturevalue("behaviour_results")
+        return
+    driver = request.getfixturevalue("session_driver")
+    yield driver
+    driver.finish()
+
+
+def _is_behaviour(item) -> bool:
+    return item.path.parent == HERE / "behaviour"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if IN_CHILD or not _is_behaviour(pyfuncitem):
+        return None
+    results = pyfuncitem.funcargs["driver"]
+    result = results.get(pyfuncitem.nodeid.split("/")[-1], results[""])
+    if result["outcome"] == "skipped":
+        pytest.skip(result["text"])
+    if result["outcome"] != "passed":
+        pytest.fail(f"in the child: {result['outcome']}\n{result['text']}", pytrace=False)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    path = os.environ.get("GPUMEM_TEST_REPORT")
+    if path and (report.when == "call" or report.outcome != "passed"):
+        text = report.longrepr[2] if report.skipped else report.longreprtext
+        entry = {"test": item.nodeid.split("/")[-1], "outcome": report.outcome, "text": text}
+        with open(path, "a") as file:
+            file.write(json.dumps(entry) + "\n")
+    return report
