@@ -389,7 +389,8 @@ def test_an_interrupt_is_one_line_on_stderr_and_exit_code_130(
 
 def test_progress_is_shown_on_a_terminal_only(small_trace):
     command = [sys.executable, "-m", "gpumem", "replay", str(small_trace), "--json"]
-    assert python(*command[1:]).stderr == ""
+    # Even where colour is forced, a pipe is no terminal.
+    assert python(*command[1:], env={**os.environ, "FORCE_COLOR": "1"}).stderr == ""
     controller, terminal = pty.openpty()
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=60)
