@@ -44,7 +44,6 @@ from gpumem._driver cimport (
     place_enter,
     place_is_dead,
     place_leave,
-    process,
 )
 
 cdef extern from *:
@@ -660,8 +659,6 @@ cdef void arena_drop(ArenaCore* arena) noexcept nogil:
     arena.next_retired = retired_arenas
     retired_arenas = arena
     lock_release(&retired_lock)
-
-
 
 
 cdef void arena_reap() noexcept nogil:

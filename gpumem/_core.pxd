@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena cimport ArenaCore, Block, Lease
+from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport DriverDevice
 
 cdef class Arena:
@@ -13,7 +14,8 @@ cdef class Arena:
     cdef readonly str name
     cdef uint32_t default_slot          # of the default stream
     cdef dict streams                   # slot -> Stream, kept alive while marks may name it
-    cdef uint64_t cpu_can_read          # blocks are host-accessible
+    cdef bint cpu_can_read              # blocks are host-accessible
+    cdef DLDevice dl_device             # what DLPack calls the memory
     cdef object __weakref__
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1

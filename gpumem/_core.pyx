@@ -1,9 +1,8 @@
 """Arena and Buffer: argument checks, the interpreter lock's boundary, the one place that raises."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from cpython.long cimport PyLong_AsSsize_t
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -66,9 +65,9 @@ from gpumem._bfc cimport (
 from gpumem._dlpack cimport (
     DL_CPU,
     DL_CUDA,
-    DL_CUDA_HOST,
     DL_CUDA_MANAGED,
     DL_UINT,
+    DLDevice,
     DLTensor,
     dlpack_capsule,
     dlpack_wants_versioned,
@@ -147,6 +146,7 @@ cdef class Arena:
         self.name = str(self.memory) if name is None else name
         self.place = self.memory.device._open()
         self.cpu_can_read = self.memory.host_accessible
+        self.dl_device = dlpack_device_of(self.memory)
         self.streams = {}
         arena_reap()
         settings_from(self.config, &settings)
@@ -473,6 +473,20 @@ cdef BackingKind backing_kind(Arena arena) except *:
     return BACKING_DEVICE
 
 
+cdef DLDevice dlpack_device_of(object memory) except *:
+    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
+    cdef DLDevice device
+    device.device_id = 0
+    if memory.kind is MemoryKind.DEVICE:
+        device.device_type = DL_CUDA
+        device.device_id = memory.device.index
+    elif memory.kind is MemoryKind.MANAGED:
+        device.device_type = DL_CUDA_MANAGED
+    else:
+        device.device_type = DL_CPU
+    return device
+
+
 # ---- reports -------------------------------------------------------------------------------------
 
 cdef object block_info(Arena arena, const Chunk* chunk):
@@ -667,9 +681,7 @@ cdef class Buffer:
 
     def __dlpack_device__(self):
         """Return DLPack's (device type, device id)."""
-        cdef DLTensor tensor
-        dlpack_device(self, &tensor)
-        return tensor.device.device_type, tensor.device.device_id
+        return self.resource.dl_device.device_type, self.resource.dl_device.device_id
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """Return a DLPack capsule over the bytes: one dimension of uint8.
@@ -695,10 +707,10 @@ cdef class Buffer:
         cdef int64_t stride = 1
         cdef Lease* lease
         cdef bint versioned = dlpack_wants_versioned(max_version)
-        dlpack_device(self, &tensor)
-        own = tensor.device.device_type, tensor.device.device_id
-        if dl_device is not None and tuple(dl_device) != own:
-            raise BufferError(f"this buffer is on DLPack device {own}, not on {dl_device}")
+        tensor.device = self.resource.dl_device
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"this buffer is on DLPack device {self.__dlpack_device__()}, "
+                              f"not on {dl_device}")
         if copy:
             raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
         if tensor.device.device_type == DL_CPU:
@@ -717,7 +729,7 @@ cdef class Buffer:
         tensor.byte_offset = 0
         try:
             return dlpack_capsule(&tensor, 0, versioned, lease, release_lease)
-        except:
+        except BaseException:
             release_lease(lease)
             raise
 
@@ -752,17 +764,3 @@ cdef Lease* buffer_share(Buffer buffer) except? NULL:
             raise MemoryError("no host memory for a view's lease")
     lease_retain(buffer.lease)
     return buffer.lease
-
-
-cdef int dlpack_device(Buffer buffer, DLTensor* tensor) except -1:
-    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
-    kind = buffer.resource.memory.kind
-    tensor.device.device_id = 0
-    if kind is MemoryKind.DEVICE:
-        tensor.device.device_type = DL_CUDA
-        tensor.device.device_id = buffer.resource.memory.device.index
-    elif kind is MemoryKind.MANAGED:
-        tensor.device.device_type = DL_CUDA_MANAGED
-    else:
-        tensor.device.device_type = DL_CPU
-    return 0

@@ -13,10 +13,8 @@ from libc.string cimport memset
 
 from gpumem._driver cimport (
     CUDA_ERROR_NO_DEVICE,
-    CUDA_SUCCESS,
     CUresult,
     DRIVER_ENTRY_COUNT,
-    DriverDevice,
     DriverTable,
     check,
     driver_entries,

@@ -48,7 +48,8 @@ cdef void drop_versioned(object capsule) noexcept:
         delete_versioned(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, VERSIONED))
 
 
-cdef inline void describe(DLTensor* target, const DLTensor* source, int64_t* numbers) noexcept nogil:
+cdef inline void describe(DLTensor* target, const DLTensor* source,
+                          int64_t* numbers) noexcept nogil:
     target[0] = source[0]
     target.shape = numbers
     target.strides = numbers + source.ndim
@@ -76,7 +77,7 @@ cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, bint versione
         modern.release = release
         try:
             return PyCapsule_New(modern, VERSIONED, drop_versioned)
-        except:
+        except BaseException:
             free(modern)
             raise
     if flags & DL_READ_ONLY:
@@ -92,7 +93,7 @@ cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, bint versione
     legacy.release = release
     try:
         return PyCapsule_New(legacy, LEGACY, drop_legacy)
-    except:
+    except BaseException:
         free(legacy)
         raise
 
@@ -101,6 +102,8 @@ cdef bint dlpack_wants_versioned(object max_version) except -1:
     """Tell whether a consumer's max_version admits the versioned struct."""
     if max_version is None:
         return False
+    if type(max_version) is tuple and len(max_version) == 2 and type(max_version[0]) is int:
+        return max_version[0] >= DLPACK_MAJOR
     try:
         major = int(max_version[0])
     except (TypeError, IndexError, ValueError) as error:

@@ -2,8 +2,6 @@
 
 import atexit
 
-from libc.stdint cimport uint32_t
-
 from gpumem.errors import DriverError
 
 cdef extern from "<pthread.h>" nogil:

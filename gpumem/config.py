@@ -175,9 +175,7 @@ class ArenaConfig:
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""
-        return {
-            f"arena.{field.name}": _text(getattr(self, field.name)) for field in fields(self)
-        }
+        return {f"arena.{field.name}": _text(getattr(self, field.name)) for field in fields(self)}
 
 
 def _text(value: object) -> str:

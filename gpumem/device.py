@@ -87,7 +87,8 @@ class Device:
         text = str(name) if isinstance(name, str | Device) else None
         match = _DEVICE.match(text) if text is not None else None
         if match is None:
-            raise ValueError(f'unknown device {name!r}: it takes "cuda", "cuda:N", "host", "host:N"')
+            accepted = '"cuda", "cuda:N", "host" or "host:N"'
+            raise ValueError(f"unknown device {name!r}: it takes {accepted}")
         self._type = match.group(1)
         self._index = int(match.group(2) or 0)
 
@@ -239,7 +240,7 @@ def _kind_named(name: object) -> MemoryKind:
     raise ValueError(f"unknown memory kind {name!r}: it takes {accepted}")
 
 
-# ---- who shares memory with whom -------------------------------------------------------------------
+# ---- who shares memory with whom -----------------------------------------------------------------
 
 
 def devices_are_memory_compatible(
@@ -278,16 +279,16 @@ _opened: dict[Device, DriverDevice] = {}
 
 
 def _open_device(device: Device) -> DriverDevice:
-    opened = _opened.get(device)
-    if opened is not None and not opened.dead:
-        return opened
+    known = _opened.get(device)
+    if known is not None and not known.dead:
+        return known
     provider = _provider(device.type)
     reason = provider.load()
     count = provider.device_count()
     if device.index >= count:
         why = reason or f"there are {count} {device.type} devices"
         raise ValueError(f"unknown device {str(device)!r}: {why}")
-    opened = provider.open_device(device.index)
+    opened: DriverDevice = provider.open_device(device.index)
     _opened[device] = opened
     return opened
 
@@ -307,9 +308,7 @@ def devices() -> list[Device]:
 
     Never raises for want of a driver; `driver_status` says why CUDA is missing.
     """
-    return [
-        Device(f"{kind}:{i}") for kind in ("cuda", "host") for i in range(_count(kind))
-    ]
+    return [Device(f"{kind}:{i}") for kind in ("cuda", "host") for i in range(_count(kind))]
 
 
 def _count(device_type: str) -> int:

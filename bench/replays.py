@@ -1,0 +1,32 @@
+"""What recorded programs need and cost on an arena: bytes reserved, nanoseconds per event."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import gpumem
+from gpumem.replay import Trace, load_trace, replay, samples
+
+REPEATS = 5
+
+
+def replays(traces: Iterable[Path] = ()) -> list[dict[str, Any]]:
+    """Replay the bundled traces and any given ones on every kind of device present.
+
+    Nanoseconds are the median of five replays; bytes are the same in all of them.
+    """
+    recorded = [load_trace(name) for name in samples()]
+    recorded += [load_trace(path) for path in traces]
+    kinds = ["host:0"] + (["cuda:0"] if gpumem.driver_status().available else [])
+    return [_replayed(trace, device) for trace in recorded for device in kinds]
+
+
+def _replayed(trace: Trace, device: str) -> dict[str, Any]:
+    results = [replay(trace, device) for _ in range(REPEATS)]
+    row = results[0].as_dict()
+    row["trace"] = trace.name
+    row["ns_per_event"] = statistics.median(result.ns_per_event for result in results)
+    return row

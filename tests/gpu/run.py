@@ -1,0 +1,88 @@
+"""Build, test and measure on a machine with a CUDA device; each command ends with a short table.
+
+    python3 tests/gpu/run.py test      install into this interpreter, run the tests
+    python3 tests/gpu/run.py measure   run the benches (after an install)
+    python3 tests/gpu/run.py check     compute-sanitizer over the tests of this folder
+
+Logs and results go to the folder named by the environment variable OUT, else to ./build/gpu.
+The machine brings Cython, setuptools, cuda-bindings, NumPy and pytest; nothing is fetched.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = Path(os.environ.get("OUT", ROOT / "build" / "gpu"))
+PYTHON = sys.executable
+
+
+def step(name, command, log, **environment):
+    """Run one command with its output in a log; return (name, result, last lines)."""
+    path = OUT / log
+    with path.open("w") as sink:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT, env=os.environ | environment
+        )
+    return name, done.returncode, path.read_text(errors="replace").splitlines()
+
+
+def install():
+    command = [PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "."]
+    return [step("install", command, "install.log")]
+
+
+def test():
+    steps = install()
+    if steps[0][1] == 0:
+        tests = [PYTHON, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "tests/gpu"]
+        steps.append(step("gpumem info", [PYTHON, "-P", "-m", "gpumem", "info"], "info.log"))
+        steps.append(step("tests/gpu", tests, "tests.log"))
+        driver = [*tests[:-1], "tests/hostdev", "-k", "gpu or cuda"]
+        steps.append(step("driver behaviour", driver, "driver.log", GPUMEM_TEST_DRIVER="gpu"))
+    return steps
+
+
+def measure():
+    return [
+        step("demo", [PYTHON, "-P", "-m", "gpumem", "demo"], "demo.log"),
+        step("bench", [PYTHON, "-m", "bench", *traces()], "bench.log"),
+        step("bench --json", [PYTHON, "-m", "bench", "--json", *traces()], "bench.json"),
+    ]
+
+
+def traces():
+    folder = os.environ.get("GPUMEM_TRACES")
+    return ["--traces", folder] if folder else []
+
+
+def check():
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    tests = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    leave_out = ["-k", "not exit and not forked and not exhaustion"]
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", *tests, *leave_out]
+    return [step("memcheck", command, "memcheck.log")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["test", "measure", "check"])
+    chosen = parser.parse_args().command
+    OUT.mkdir(parents=True, exist_ok=True)
+    steps = {"test": test, "measure": measure, "check": check}[chosen]()
+    for name, code, lines in steps:
+        print(f"---- {name}: tail of its log")
+        print("\n".join(lines[-40:] if code else lines[-14:]))
+    print(f"\n{'step':<20} {'result':<10} said")
+    for name, code, lines in steps:
+        said = next((s for s in reversed(lines) if re.search(r"passed|failed|ERROR", s)), "")
+        print(f"{name:<20} {'ok' if code == 0 else f'exit {code}':<10} {said.strip()}")
+    return max(code != 0 for _, code, _ in steps)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
