@@ -32,7 +32,7 @@ def step(name, command, log, **environment):
 
 
 def install():
-    command = [PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "."]
+    command = [PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", "."]
     return [step("install", command, "install.log")]
 
 
@@ -40,7 +40,7 @@ def test():
     steps = install()
     if steps[0][1] == 0:
         tests = [PYTHON, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "tests/gpu"]
-        steps.append(step("gpumem info", [PYTHON, "-P", "-m", "gpumem", "info"], "info.log"))
+        steps.append(step("gpumem info", [PYTHON, "-m", "gpumem", "info"], "info.log"))
         steps.append(step("tests/gpu", tests, "tests.log"))
         driver = [*tests[:-1], "tests/hostdev", "-k", "gpu or cuda"]
         steps.append(step("driver behaviour", driver, "driver.log", GPUMEM_TEST_DRIVER="gpu"))
@@ -49,7 +49,7 @@ def test():
 
 def measure():
     return [
-        step("demo", [PYTHON, "-P", "-m", "gpumem", "demo"], "demo.log"),
+        step("demo", [PYTHON, "-m", "gpumem", "demo"], "demo.log"),
         step("bench", [PYTHON, "-m", "bench", *traces()], "bench.log"),
         step("bench --json", [PYTHON, "-m", "bench", "--json", *traces()], "bench.json"),
     ]
