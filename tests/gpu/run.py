@@ -42,8 +42,8 @@ def test():
         tests = [PYTHON, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "tests/gpu"]
         steps.append(step("gpumem info", [PYTHON, "-m", "gpumem", "info"], "info.log"))
         steps.append(step("tests/gpu", tests, "tests.log"))
-        driver = [*tests[:-1], "tests/hostdev", "-k", "gpu or cuda"]
-        steps.append(step("driver behaviour", driver, "driver.log", GPUMEM_TEST_DRIVER="gpu"))
+        driver = [*tests[:-1], "tests/hostdev/behaviour"]
+        steps.append(step("driver behaviour", driver, "driver.log", GPUMEM_TEST_DRIVER="cuda"))
     return steps
 
 
