@@ -90,8 +90,9 @@ class ArenaConfig:
     backing : {"auto", "regions"}
         Where the bytes come from. "regions": one driver allocation per region.
     split_rule : {"tight", "ort"}
-        "ort" (default): split only if the rest is as large as the block or above
-        max_dead_bytes_per_chunk, as ONNX Runtime does. "tight": always give the rest back.
+        "tight": always give the rest of a block back; the default. "ort": split only if the rest
+        is as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does; the
+        default where backing="regions" is asked for by name.
     stream_reuse : {"completed", "wait", "never"}
         When another stream's freed block may be taken: once its work is known to be done; at
         once, the taker's stream waiting on the device; or only after ``reset_stream``.
@@ -111,7 +112,7 @@ class ArenaConfig:
     max_power_of_two_extend_bytes: int = GIB
     max_mem: int = 0
     backing: str = "auto"
-    split_rule: str = "ort"
+    split_rule: str = None  # type: ignore[assignment]  # None: by the backing, filled in below
     stream_reuse: str = "completed"
     enable: bool = True
 
@@ -129,6 +130,8 @@ class ArenaConfig:
     }
 
     def __post_init__(self) -> None:
+        if self.split_rule is None:
+            object.__setattr__(self, "split_rule", "ort" if self.backing == "regions" else "tight")
         for field in fields(self):
             value = self._PARSERS[field.name](field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
