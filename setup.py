@@ -53,10 +53,12 @@ setup(
     ext_modules=cythonize(
         [
             extension("_bfc"),
+            extension("_bfc_check"),
             extension("_driver"),
             extension("_cuda"),
             extension("_host", *HOST_DEVICE),
             extension("_backing"),
+            extension("_arena_streams"),
             extension("_arena"),
             extension("_stream"),
             extension("_dlpack"),

@@ -1,30 +1,54 @@
-"""The arena below the interpreter; see _arena.pxd for its locks and its stream rules."""
+"""Blocks, growth, life and death of an arena; see _arena_types.pxd for locks and rules."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free, malloc
 
+from gpumem._arena_streams cimport (
+    add_stream,
+    destroy_events,
+    settle_streams,
+    switch_needs_event,
+    switch_stream,
+    take_behind,
+)
+from gpumem._arena_types cimport (
+    ARENA_DEAD,
+    ARENA_DRIVER_REFUSED,
+    ARENA_IN_USE,
+    ARENA_MISS,
+    ARENA_NO_METADATA,
+    ARENA_OK,
+    ARENA_OVER_LIMIT,
+    ARENA_STALE,
+    ArenaCore,
+    ArenaSettings,
+    Block,
+    EXTEND_SAME_AS_REQUESTED,
+    LEGACY_STREAM,
+    Lease,
+    Lock,
+    REUSE_NEVER,
+    REUSE_WAIT,
+    lock_acquire,
+    lock_init,
+    lock_release,
+)
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport (
     BFC_NO_METADATA,
     BFC_OK,
+    Chunk,
     LANE_RELEASED,
     NIL,
-    Chunk,
     QUANTUM,
     SPLIT_ORT,
     SPLIT_TIGHT,
-    bfc_add_lane,
     bfc_add_region,
-    bfc_check,
     bfc_flush,
-    bfc_flush_lane,
     bfc_free_all,
     bfc_give,
-    bfc_has,
     bfc_init,
     bfc_region_is_idle,
-    bfc_release_settled,
     bfc_remove_region,
     bfc_resolve,
     bfc_take,
@@ -33,27 +57,20 @@ from gpumem._bfc cimport (
     handle_of,
     round_to_quantum,
 )
+from gpumem._bfc_check cimport bfc_check
 from gpumem._driver cimport (
-    CU_EVENT_DISABLE_TIMING,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
-    CUevent,
     CUresult,
     CUstream,
-    Place,
-    place_enter,
     place_is_dead,
-    place_leave,
 )
 
 cdef extern from *:
     """
-    #include <unistd.h>
-    #include <sys/syscall.h>
     static inline int32_t gm_add(int32_t *count, int32_t by) {
         return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
     }
-    static inline int32_t gm_thread_id(void) { return (int32_t)syscall(SYS_gettid); }
     #ifdef GPUMEM_DEBUG
     enum { GM_DEBUG = 1 };
     #else
@@ -61,13 +78,10 @@ cdef extern from *:
     #endif
     """
     int32_t gm_add(int32_t* count, int32_t by) noexcept nogil
-    int32_t gm_thread_id() noexcept nogil
     enum:
         GM_DEBUG
 
 cdef enum:
-    PER_THREAD_STREAM = 2
-    LEGACY_STREAM = 1
     BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
 
 # Arenas that nobody refers to any more; their regions go back to the driver at the next call
@@ -169,7 +183,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if arena.settings.reuse != REUSE_NEVER:
         if settle_streams(arena, stream) and take(arena, nbytes, stream, block) == ARENA_OK:
             return ARENA_OK
-        if arena.settings.reuse == REUSE_WAIT and take_behind(arena, nbytes, stream, block):
+        if arena.settings.reuse == REUSE_WAIT and take_unfinished(arena, nbytes, stream, block):
             return ARENA_OK
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
@@ -196,6 +210,17 @@ cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     if index != NIL:
         return ARENA_OK
     return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
+
+
+cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                          Block* block) noexcept nogil:
+    cdef uint32_t index
+    lock_acquire(&arena.lock)
+    index = take_behind(arena, nbytes, stream)
+    if index != NIL:
+        hand_out(arena, index, block)
+    lock_release(&arena.lock)
+    return index != NIL
 
 
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
@@ -418,205 +443,6 @@ cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexce
     return status
 
 
-# ---- streams -------------------------------------------------------------------------------------
-
-cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcept nogil:
-    # Finds or makes the slot of a stream. 0 and 1 both name the legacy default stream; 2 names a
-    # different stream in each thread.
-    cdef int32_t thread = 0
-    cdef uint32_t i
-    cdef int status
-    if <uint64_t>handle == 0:
-        handle = <CUstream><uint64_t>LEGACY_STREAM
-    elif <uint64_t>handle == PER_THREAD_STREAM:
-        thread = gm_thread_id()
-    lock_acquire(&arena.lock)
-    for i in range(1, arena.table.lane_count):
-        if arena.streams[i].handle == handle and arena.streams[i].thread == thread:
-            slot[0] = i
-            lock_release(&arena.lock)
-            return ARENA_OK
-    status = add_stream(arena, handle, thread, slot)
-    lock_release(&arena.lock)
-    return status
-
-
-cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
-                    uint32_t* slot) noexcept nogil:
-    cdef StreamSlot* streams
-    cdef uint32_t capacity
-    if arena.table.lane_count >= arena.stream_capacity:
-        capacity = 8 if arena.stream_capacity == 0 else arena.stream_capacity * 2
-        streams = <StreamSlot*>realloc(arena.streams, capacity * sizeof(StreamSlot))
-        if streams == NULL:
-            return ARENA_NO_METADATA
-        memset(streams + arena.stream_capacity, 0,
-               (capacity - arena.stream_capacity) * sizeof(StreamSlot))
-        arena.streams = streams
-        arena.stream_capacity = capacity
-    if bfc_add_lane(&arena.table, slot) != BFC_OK:
-        return ARENA_NO_METADATA
-    memset(&arena.streams[slot[0]], 0, sizeof(StreamSlot))
-    arena.streams[slot[0]].handle = handle
-    arena.streams[slot[0]].thread = thread
-    arena.streams[slot[0]].epoch = 1
-    return ARENA_OK
-
-
-cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    # The caller has drained the stream: everything freed on it up to now is free for everyone.
-    cdef StreamSlot* stream
-    lock_acquire(&arena.lock)
-    stream = &arena.streams[slot]
-    arena.table.lanes[slot].settled = stream.epoch
-    stream.epoch += 1
-    stream.dirty = False
-    stream.event_epoch = 0
-    bfc_release_settled(&arena.table, slot)
-    if GM_DEBUG:
-        note_broken(arena)
-    lock_release(&arena.lock)
-
-
-cdef inline bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
-    # Was anything freed on the stream served last that no outstanding event covers?
-    cdef const StreamSlot* before = &arena.streams[arena.last_stream]
-    return (before.dirty and before.event_epoch == 0 and not before.asking
-            and arena.settings.reuse != REUSE_NEVER)
-
-
-cdef void switch_stream(ArenaCore* arena, uint32_t stream) noexcept nogil:
-    lock_acquire(&arena.lock)
-    if arena.last_stream != stream and switch_needs_event(arena):
-        close_epoch(arena, arena.last_stream)
-    arena.last_stream = stream
-    lock_release(&arena.lock)
-
-
-cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    # With the lock, given up for the driver. Records an event behind everything that was queued
-    # on the stream when its blocks were freed; later frees belong to the next epoch.
-    cdef uint64_t epoch = arena.streams[slot].epoch
-    cdef CUstream handle = arena.streams[slot].handle
-    cdef CUevent event = arena.streams[slot].event
-    cdef CUresult code
-    if arena.streams[slot].thread and arena.streams[slot].thread != gm_thread_id():
-        # Another thread's default stream cannot be named here; the legacy stream waits for it.
-        handle = <CUstream><uint64_t>LEGACY_STREAM
-    arena.streams[slot].epoch += 1
-    arena.streams[slot].dirty = False
-    arena.streams[slot].asking = True
-    lock_release(&arena.lock)
-    code = record_event(arena.place, handle, &event)
-    lock_acquire(&arena.lock)
-    arena.streams[slot].asking = False
-    arena.streams[slot].event = event
-    if code == CUDA_SUCCESS:
-        arena.streams[slot].event_epoch = epoch
-        arena.stats.events_recorded += 1
-    else:
-        arena.streams[slot].dirty = True      # still unknown: the next event covers it too
-
-
-cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexcept nogil:
-    cdef CUresult code = place_enter(place)
-    if code != CUDA_SUCCESS:
-        return code
-    if event[0] == NULL:
-        code = place.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING)
-    if code == CUDA_SUCCESS:
-        code = place.table.cuEventRecord(event[0], stream)
-    place_leave(place)
-    return code
-
-
-cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
-    # Asks the event of every other stream once; what has completed becomes free for everyone.
-    cdef bint settled = False
-    cdef uint32_t slot
-    lock_acquire(&arena.lock)
-    for slot in range(1, arena.table.lane_count):
-        bfc_flush_lane(&arena.table, slot)
-        if slot == taker or arena.table.lanes[slot].free_chunks == 0 or arena.streams[slot].asking:
-            continue
-        # An event from the last switch first; then one behind what was freed since.
-        if arena.streams[slot].event_epoch and not ask_event(arena, slot):
-            continue
-        if arena.streams[slot].dirty and not arena.streams[slot].asking:
-            close_epoch(arena, slot)
-            if arena.streams[slot].event_epoch:
-                ask_event(arena, slot)
-        settled = True
-    lock_release(&arena.lock)
-    return settled
-
-
-cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    # With the lock, given up for the driver.
-    cdef uint64_t epoch = arena.streams[slot].event_epoch
-    cdef CUevent event = arena.streams[slot].event
-    cdef CUresult code
-    arena.streams[slot].asking = True
-    lock_release(&arena.lock)
-    code = place_enter(arena.place)
-    if code == CUDA_SUCCESS:
-        code = arena.place.table.cuEventQuery(event)
-        place_leave(arena.place)
-    lock_acquire(&arena.lock)
-    arena.streams[slot].asking = False
-    arena.stats.events_asked += 1
-    if code != CUDA_SUCCESS:
-        return False
-    if epoch > arena.table.lanes[slot].settled:
-        arena.table.lanes[slot].settled = epoch
-    if arena.streams[slot].event_epoch == epoch:
-        arena.streams[slot].event_epoch = 0
-    bfc_release_settled(&arena.table, slot)
-    if GM_DEBUG:
-        note_broken(arena)
-    return True
-
-
-cdef bint take_behind(ArenaCore* arena, uint64_t nbytes, uint32_t taker,
-                      Block* block) noexcept nogil:
-    # Takes another stream's unfinished block and makes the taker's stream wait for that stream.
-    cdef uint64_t size = round_to_quantum(nbytes)
-    cdef uint32_t index = NIL
-    cdef uint32_t slot
-    cdef int status = BFC_OK
-    lock_acquire(&arena.lock)
-    for slot in range(1, arena.table.lane_count):
-        if slot == taker or arena.streams[slot].asking or not bfc_has(&arena.table, size, slot):
-            continue
-        if arena.streams[slot].dirty:
-            close_epoch(arena, slot)
-        if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
-            index = bfc_take_from(&arena.table, size, nbytes, slot,
-                                  arena.streams[slot].event_epoch, taker, &status)
-            if index != NIL:
-                hand_out(arena, index, block)
-                break
-    lock_release(&arena.lock)
-    return index != NIL
-
-
-cdef bint enqueue_wait(ArenaCore* arena, uint32_t slot, uint32_t taker) noexcept nogil:
-    # With the lock, given up for the driver; `asking` keeps others from recording the event anew.
-    cdef CUevent event = arena.streams[slot].event
-    cdef CUstream stream = arena.streams[taker].handle
-    cdef CUresult code
-    arena.streams[slot].asking = True
-    lock_release(&arena.lock)
-    code = place_enter(arena.place)
-    if code == CUDA_SUCCESS:
-        code = arena.place.table.cuStreamWaitEvent(stream, event, 0)
-        place_leave(arena.place)
-    lock_acquire(&arena.lock)
-    arena.streams[slot].asking = False
-    arena.stats.events_waited += 1
-    return code == CUDA_SUCCESS
-
-
 # ---- life and death ------------------------------------------------------------------------------
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
@@ -702,18 +528,10 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 
 
 cdef void release_everything(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t slot
     while release_one(arena, False) or release_one(arena, True):
         pass
     arena.retired = 0
-    if place_enter(arena.place) != CUDA_SUCCESS:
-        return
-    for slot in range(1, arena.table.lane_count):
-        if arena.streams[slot].event != NULL:
-            arena.place.table.cuEventDestroy(arena.streams[slot].event)
-            arena.streams[slot].event = NULL
-            arena.streams[slot].event_epoch = 0
-    place_leave(arena.place)
+    destroy_events(arena)
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:

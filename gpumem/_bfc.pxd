@@ -113,17 +113,39 @@ cdef struct Bfc:
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of lane 0 join its neighbour's lane?
-    # cached sums, recomputed and compared by bfc_check
+    # cached sums, recomputed and compared by _bfc_check
     uint64_t in_use         # bytes of used chunks, padding included
     uint64_t requested_in_use
     uint64_t reserved       # bytes of all regions
     uint64_t used_chunks
+
+cdef extern from *:
+    """
+    static inline int gm_low_bit32(uint32_t word) { return __builtin_ctz(word); }
+    static inline int gm_low_bit64(uint64_t word) { return __builtin_ctzll(word); }
+    static inline int gm_high_bit64(uint64_t word) { return 63 - __builtin_clzll(word); }
+    """
+    int gm_low_bit32(uint32_t word) noexcept nogil
+    int gm_low_bit64(uint64_t word) noexcept nogil
+    int gm_high_bit64(uint64_t word) noexcept nogil
 
 cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
     return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)
 
 cdef inline uint64_t handle_of(const Bfc* table, uint32_t index) noexcept nogil:
     return (<uint64_t>table.chunks[index].generation << 32) | index
+
+cdef inline void bin_of(uint64_t size, uint32_t* level, uint32_t* step) noexcept nogil:
+    # Below STEPS quanta the steps are exact sizes; above, 32 linear steps per power of two.
+    cdef uint64_t quanta = size >> QUANTUM_BITS
+    cdef int top
+    if quanta < STEPS:
+        level[0] = 0
+        step[0] = <uint32_t>quanta
+    else:
+        top = gm_high_bit64(quanta)
+        level[0] = <uint32_t>(top - STEP_BITS + 1)
+        step[0] = <uint32_t>(quanta >> (top - STEP_BITS)) & (STEPS - 1)
 
 cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil
 cdef void bfc_free_all(Bfc* table) noexcept nogil
@@ -155,6 +177,3 @@ cdef void bfc_flush(Bfc* table) noexcept nogil
 cdef void bfc_release_settled(Bfc* table, uint32_t lane) noexcept nogil
 
 cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil
-# 0, or the number of the first broken invariant; `bfc_invariant(n)` says it in words.
-cdef int bfc_check(const Bfc* table) noexcept nogil
-cdef const char* bfc_invariant(int number) noexcept nogil

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._arena cimport ArenaCore, Block, Lease
+from gpumem._arena_types cimport ArenaCore, Block, Lease
 from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport DriverDevice
 

@@ -8,6 +8,23 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from gpumem._arena cimport (
+    arena_allocate_fast,
+    arena_allocate_persistent,
+    arena_allocate_slow,
+    arena_check,
+    arena_close,
+    arena_copy_chunks,
+    arena_create,
+    arena_drop,
+    arena_free,
+    arena_reap,
+    arena_shrink,
+    lease_create,
+    lease_drop,
+    lease_retain,
+)
+from gpumem._arena_streams cimport arena_reset_stream, arena_stream
+from gpumem._arena_types cimport (
     ARENA_DEAD,
     ARENA_DRIVER_REFUSED,
     ARENA_IN_USE,
@@ -24,22 +41,6 @@ from gpumem._arena cimport (
     REUSE_COMPLETED,
     REUSE_NEVER,
     REUSE_WAIT,
-    arena_allocate_fast,
-    arena_allocate_persistent,
-    arena_allocate_slow,
-    arena_check,
-    arena_close,
-    arena_copy_chunks,
-    arena_create,
-    arena_drop,
-    arena_free,
-    arena_reap,
-    arena_reset_stream,
-    arena_shrink,
-    arena_stream,
-    lease_create,
-    lease_drop,
-    lease_retain,
     lock_acquire,
     lock_release,
 )
@@ -58,10 +59,10 @@ from gpumem._bfc cimport (
     LANE_RELEASED,
     QUANTUM,
     bfc_flush,
-    bfc_invariant,
     bfc_largest_free,
     round_to_quantum,
 )
+from gpumem._bfc_check cimport bfc_invariant
 from gpumem._dlpack cimport (
     DL_CPU,
     DL_CUDA,

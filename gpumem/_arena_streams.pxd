@@ -1,0 +1,31 @@
+"""Stream slots of an arena: who freed what behind which event. See _arena_types for the rules.
+
+"With the lock" means that the caller holds `arena.lock`; a function that must call the driver
+gives it up meanwhile and takes it again, and `asking` keeps others off the slot.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from gpumem._arena_types cimport ArenaCore
+from gpumem._driver cimport CUstream
+
+# Finds or makes the slot of a stream. 0 and 1 both name the legacy default stream; 2 names a
+# different stream in each thread.
+cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcept nogil
+# With the lock, or before anybody else knows the arena.
+cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
+                    uint32_t* slot) noexcept nogil
+# The caller has drained the stream: everything freed on it up to now is free for everyone.
+cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil
+
+# With the lock: was anything freed on the stream served last that no outstanding event covers?
+cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil
+# Serves another stream from now on; records the event that is needed.
+cdef void switch_stream(ArenaCore* arena, uint32_t stream) noexcept nogil
+# Asks the event of every other stream once; what has completed becomes free for everyone.
+cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil
+# With the lock: takes another stream's unfinished block and makes the taker's stream wait for
+# that stream on the device; NIL if no lane has one that fits.
+cdef uint32_t take_behind(ArenaCore* arena, uint64_t nbytes, uint32_t taker) noexcept nogil
+# Destroys the pooled events; nobody uses the arena any more.
+cdef void destroy_events(ArenaCore* arena) noexcept nogil

@@ -1,0 +1,115 @@
+"""The arena below the interpreter: its state, its locks and its stream rules.
+
+The functions over it are in _arena (blocks, growth, life) and _arena_streams (epochs, events).
+Each is `noexcept nogil`, may be called from any thread and returns a status; the Python classes
+in _core and foreign allocator hooks call the same ones.
+
+Locks, in this order: the interpreter's, `grow_lock`, `lock`.
+  lock       everything in ArenaCore. Under it: no driver call, no Python object, no wait.
+  grow_lock  one thread at a time reserves or releases regions. Held across driver calls.
+
+Streams have slots; slot n and lane n of the chunk table belong together, slot 0 is "released".
+A block freed on stream s is stamped with the running epoch of s. When the taker changes, one
+event is recorded on the stream that was served last, if anything was freed on it; that closes
+its epoch. A miss asks each outstanding event once. Nothing is recorded or asked on one stream.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from gpumem._backing cimport Backing
+from gpumem._bfc cimport Bfc
+from gpumem._driver cimport CUevent, CUstream, Place
+
+cdef extern from "lock.h" nogil:
+    ctypedef struct Lock:
+        int32_t state
+    void lock_init(Lock* lock)
+    void lock_acquire(Lock* lock)
+    void lock_release(Lock* lock)
+
+cdef enum:
+    LEGACY_STREAM = 1           # the device's legacy default stream; handle 0 means it too
+
+cdef enum ArenaStatus:
+    ARENA_OK = 0
+    ARENA_OVER_LIMIT = 1        # max_mem leaves no room for the block
+    ARENA_DRIVER_REFUSED = 2    # the driver has no memory left, or failed; its code is kept
+    ARENA_NO_METADATA = 3       # the host has no memory for the books
+    ARENA_STALE = 4             # the handle names no live block
+    ARENA_DEAD = 5              # the arena belongs to the parent process
+    ARENA_IN_USE = 6
+    ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
+
+cdef enum ExtendStrategy:
+    EXTEND_NEXT_POWER_OF_TWO = 0
+    EXTEND_SAME_AS_REQUESTED = 1
+
+cdef enum StreamReuse:
+    REUSE_COMPLETED = 0         # another stream's block, once its event is known to be done
+    REUSE_WAIT = 1              # at once: the taker's stream waits for the event on the device
+    REUSE_NEVER = 2             # a stream's blocks stay its own until it is reset
+
+cdef struct ArenaSettings:
+    uint64_t max_mem                # bytes; 0: unlimited
+    uint64_t initial_chunk          # bytes of the first region
+    uint64_t initial_growth_chunk   # bytes of the next region after a shrink
+    uint64_t max_extend             # cap of doubling, bytes
+    uint64_t max_dead               # bytes, "ort" split rule
+    ExtendStrategy extend
+    StreamReuse reuse
+    bint ort_split
+    bint passthrough                # every block is a driver allocation of its own
+
+cdef struct ArenaStats:
+    uint64_t max_in_use
+    uint64_t max_reserved
+    uint64_t max_alloc_size
+    uint64_t num_allocs
+    uint64_t num_frees
+    uint64_t num_reserves
+    uint64_t num_extensions         # regions ever added for ordinary blocks
+    uint64_t num_shrinkages         # regions given back by shrink
+    uint64_t events_recorded
+    uint64_t events_asked
+    uint64_t events_waited          # device-side waits enqueued
+
+cdef struct StreamSlot:
+    CUstream handle
+    int32_t thread          # of a per-thread default stream; 0 for all others
+    bint dirty              # something was freed in the running epoch
+    bint asking             # a thread is at the driver for this slot, without the lock
+    CUevent event           # pooled: created at the first need, recorded again and again
+    uint64_t epoch          # running; starts at 1
+    uint64_t event_epoch    # the epoch that the outstanding event closes; 0: none outstanding
+
+cdef struct ArenaCore:
+    Lock lock
+    Lock grow_lock
+    int32_t references      # the Arena object and every lease (atomic)
+    bint closed
+    Bfc table
+    Backing backing
+    Place* place
+    ArenaSettings settings
+    ArenaStats stats
+    uint64_t next_region    # bytes the next region will have, if it need not be larger
+    StreamSlot* streams     # parallel to table.lanes
+    uint32_t stream_capacity
+    uint32_t last_stream    # slot served last
+    uint32_t retired        # persistent regions whose block is gone, to be given back
+    int32_t last_code       # CUresult of the driver's last refusal
+    int broken              # debug build: the first broken invariant
+    ArenaCore* next_retired  # list of arenas that nobody refers to any more
+
+cdef struct Block:
+    uint64_t address
+    uint64_t handle         # generation and chunk index
+    uint64_t size           # bytes, padding included
+
+# Keeps one block after its Buffer: DLPack capsules and views hold leases, not Python objects,
+# so that a consumer may drop them on any thread without the interpreter lock.
+cdef struct Lease:
+    int32_t references      # atomic
+    uint32_t stream         # slot the block is freed on
+    ArenaCore* arena        # counted
+    uint64_t handle

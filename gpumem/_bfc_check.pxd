@@ -1,0 +1,7 @@
+"""Every invariant that _bfc.pxd states, recomputed from the chunks and compared."""
+
+from gpumem._bfc cimport Bfc
+
+# 0, or the number of the first broken invariant, which bfc_invariant says in words.
+cdef int bfc_check(const Bfc* table) noexcept nogil
+cdef const char* bfc_invariant(int number) noexcept nogil

@@ -1,0 +1,213 @@
+"""Validation of the chunk table; never on a fast path. See _bfc.pxd for what must hold."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from gpumem._bfc cimport (
+    Bfc,
+    CHUNK_FREE,
+    CHUNK_KEPT,
+    CHUNK_UNUSED,
+    CHUNK_USED,
+    Chunk,
+    KEPT_DEPTH,
+    KEPT_QUANTA,
+    LEVELS,
+    Lane,
+    NIL,
+    QUANTUM,
+    Region,
+    STEPS,
+    bin_of,
+)
+
+# Everything that bfc_check counts anew and compares with what the table believes.
+cdef struct Recount:
+    uint64_t in_use
+    uint64_t requested
+    uint64_t used
+    uint64_t reserved
+    uint64_t chunks
+    uint32_t regions
+
+
+cdef int bfc_check(const Bfc* table) noexcept nogil:
+    cdef Recount sum
+    cdef uint32_t region, lane
+    cdef int broken
+    cdef uint64_t binned = 0
+    cdef uint64_t unused = 0
+    cdef uint32_t index = table.unused
+    memset(&sum, 0, sizeof(sum))
+    for region in range(table.region_count):
+        if table.regions[region].size != 0:
+            broken = check_region(table, region, &sum)
+            if broken:
+                return broken
+    for lane in range(table.lane_count):
+        broken = check_lane(table, lane, &binned)
+        if broken:
+            return broken
+    while index != NIL:
+        if table.chunks[index].state != CHUNK_UNUSED or unused > table.count:
+            return 1
+        unused += 1
+        index = table.chunks[index].next
+    if unused + sum.chunks != table.count:
+        return 2
+    if sum.in_use != table.in_use or sum.requested != table.requested_in_use:
+        return 3
+    if sum.used != table.used_chunks or sum.reserved != table.reserved:
+        return 4
+    if sum.regions != table.regions_live:
+        return 5
+    if binned + sum.used + count_persistent_free(table) != sum.chunks:
+        return 6
+    return 0
+
+
+cdef uint64_t count_persistent_free(const Bfc* table) noexcept nogil:
+    cdef uint64_t count = 0
+    cdef uint32_t region
+    for region in range(table.region_count):
+        if (table.regions[region].size != 0 and table.regions[region].persistent
+                and table.regions[region].used == 0):
+            count += 1
+    return count
+
+
+cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept nogil:
+    cdef const Region* region = &table.regions[slot]
+    cdef uint64_t address = region.address
+    cdef uint32_t index = region.first
+    cdef uint32_t prev = NIL
+    cdef uint32_t used = 0
+    cdef const Chunk* chunk
+    while index != NIL:
+        chunk = &table.chunks[index]
+        if chunk.state == CHUNK_UNUSED or chunk.region != slot or chunk.prev != prev:
+            return 10
+        if chunk.address != address or chunk.size == 0 or chunk.size % QUANTUM:
+            return 11
+        if chunk.requested > chunk.size or (chunk.state != CHUNK_USED and chunk.requested):
+            return 12
+        if (prev != NIL and chunk.state == CHUNK_FREE
+                and table.chunks[prev].state == CHUNK_FREE
+                and table.chunks[prev].lane == chunk.lane):
+            return 13
+        if chunk.state == CHUNK_USED:
+            used += 1
+            sum.in_use += chunk.size
+            sum.requested += chunk.requested
+        sum.chunks += 1
+        if sum.chunks > table.count:
+            return 10
+        address += chunk.size
+        prev = index
+        index = chunk.next
+    if address != region.address + region.size:
+        return 14
+    if used != region.used or (region.persistent and table.chunks[region.first].next != NIL):
+        return 15
+    sum.used += used
+    sum.reserved += region.size
+    sum.regions += 1
+    return 0
+
+
+cdef int check_lane(const Bfc* table, uint32_t lane_index, uint64_t* binned) noexcept nogil:
+    cdef const Lane* lane = table.lanes[lane_index]
+    cdef uint64_t bytes_found = 0
+    cdef uint64_t chunks_found = 0
+    cdef uint32_t level, step, index, prev, home_level, home_step
+    cdef const Chunk* chunk
+    for level in range(LEVELS):
+        if (lane.steps[level] != 0) != ((lane.levels >> level) & 1):
+            return 20
+        for step in range(STEPS):
+            index = lane.head[level][step]
+            if (index != NIL) != ((lane.steps[level] >> step) & 1):
+                return 21
+            prev = NIL
+            while index != NIL:
+                chunk = &table.chunks[index]
+                bin_of(chunk.size, &home_level, &home_step)
+                if home_level != level or home_step != step:
+                    return 22
+                if (chunk.state != CHUNK_FREE or chunk.lane != lane_index
+                        or chunk.bin_prev != prev):
+                    return 23
+                bytes_found += chunk.size
+                chunks_found += 1
+                if chunks_found > table.count:
+                    return 23
+                prev = index
+                index = chunk.bin_next
+    if bytes_found != lane.free_bytes or chunks_found != lane.free_chunks:
+        return 24
+    binned[0] += chunks_found
+    return check_kept(table, lane_index, binned)
+
+
+cdef int check_kept(const Bfc* table, uint32_t lane_index, uint64_t* binned) noexcept nogil:
+    cdef const Lane* lane = table.lanes[lane_index]
+    cdef uint32_t total = 0
+    cdef uint32_t quanta, index, depth
+    cdef const Chunk* chunk
+    for quanta in range(KEPT_QUANTA + 1):
+        depth = 0
+        index = lane.kept[quanta]
+        while index != NIL:
+            chunk = &table.chunks[index]
+            if (chunk.state != CHUNK_KEPT or chunk.lane != lane_index
+                    or chunk.size != quanta * QUANTUM or depth == KEPT_DEPTH):
+                return 25
+            depth += 1
+            index = chunk.bin_next
+        if depth != lane.kept_depth[quanta]:
+            return 25
+        total += depth
+    if total != lane.kept_chunks:
+        return 25
+    binned[0] += total
+    return 0
+
+
+cdef const char* bfc_invariant(int number) noexcept nogil:
+    if number == 1:
+        return "the list of unused slots holds only unused slots"
+    if number == 2:
+        return "every slot is in one region or in the list of unused slots"
+    if number == 3:
+        return "in_use and requested_in_use are the sums over used chunks"
+    if number == 4:
+        return "used_chunks and reserved are the sums over chunks and regions"
+    if number == 5:
+        return "regions_live counts the regions"
+    if number == 6:
+        return "every chunk that is not used hangs in exactly one bin or stack"
+    if number == 10:
+        return "chunks of a region are linked both ways and belong to it"
+    if number == 11:
+        return "chunks follow each other without gap or overlap, in quanta"
+    if number == 12:
+        return "no more is requested than the chunk holds, and nothing of a free one"
+    if number == 13:
+        return "no two neighbours are free in the same lane"
+    if number == 14:
+        return "the chunks of a region cover it exactly"
+    if number == 15:
+        return "a region counts its used chunks, and a persistent one holds one chunk"
+    if number == 20:
+        return "a level's bit is set iff one of its steps is"
+    if number == 21:
+        return "a step's bit is set iff its bin holds a chunk"
+    if number == 22:
+        return "a free chunk hangs in the bin of its size"
+    if number == 23:
+        return "a bin is linked both ways and holds free chunks of its lane"
+    if number == 24:
+        return "a lane's free_bytes and free_chunks are the sums over its bins"
+    if number == 25:
+        return "a stack holds kept chunks of its size and lane, and counts them"
+    return "unknown invariant"
