@@ -5,6 +5,7 @@ void host_context_build(int device) {
     Device *at = &host.devices[device];
     Context *context = &at->context;
     at->slabs = NULL;
+    at->default_pool = at->current_pool = 0;
     atomic_store(&at->used, 0);
     atomic_store(&context->handle, 0);
     atomic_store(&context->error, CUDA_SUCCESS);

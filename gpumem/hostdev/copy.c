@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ANY_SIDE, HOST_SIDE, DEVICE_SIDE };
 typedef struct Ends {
     Place dst, src;
 } Ends;
@@ -32,9 +31,14 @@ static CUresult ends_find(Copy *copy, int dst_side, int src_side, Ends *ends) {
     copy->dst_known = ends->dst != PLACE_PAGEABLE;
     copy->src_known = ends->src != PLACE_PAGEABLE;
     if (ends->dst == PLACE_BAD || ends->src == PLACE_BAD) return CUDA_ERROR_INVALID_VALUE;
-    if (dst_side == DEVICE_SIDE && !copy->dst_known) return CUDA_ERROR_INVALID_VALUE;
-    if (src_side == DEVICE_SIDE && !copy->src_known) return CUDA_ERROR_INVALID_VALUE;
+    if (dst_side == COPY_DEVICE_SIDE && !copy->dst_known) return CUDA_ERROR_INVALID_VALUE;
+    if (src_side == COPY_DEVICE_SIDE && !copy->src_known) return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
+}
+
+CUresult host_copy_check(Copy *copy, int dst_side, int src_side) {
+    Ends ends;
+    return ends_find(copy, dst_side, src_side, &ends);
 }
 
 /* Takes the source's bytes now: the box is packed tight into memory that the copy owns. */
@@ -66,7 +70,7 @@ static CUresult submit(Context *context, CUstream stream, const Copy *copy, bool
     return (CUresult)atomic_load(&context->error);
 }
 
-static CUresult copy_async(Context *context, CUstream stream, Copy *copy, int dst_side, int src_side) {
+CUresult host_copy_async(Context *context, CUstream stream, Copy *copy, int dst_side, int src_side) {
     Ends ends;
     if (copy->width == 0 || copy->height == 0 || copy->depth == 0) return CUDA_SUCCESS;
     HOST_TRY(ends_find(copy, dst_side, src_side, &ends));
@@ -87,7 +91,7 @@ static CUresult copy_here(Context *context, const Copy *copy) {
     return result;
 }
 
-static CUresult copy_sync(Context *context, Copy *copy, int dst_side, int src_side) {
+CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side) {
     Ends ends;
     if (copy->width == 0 || copy->height == 0 || copy->depth == 0) return CUDA_SUCCESS;
     HOST_TRY(ends_find(copy, dst_side, src_side, &ends));
@@ -96,7 +100,7 @@ static CUresult copy_sync(Context *context, Copy *copy, int dst_side, int src_si
     return copy_here(context, copy);
 }
 
-static Copy linear(uintptr_t dst, uintptr_t src, size_t size) {
+Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size) {
     return (Copy){.dst = dst, .src = src, .width = size, .height = 1, .depth = 1};
 }
 
@@ -105,55 +109,55 @@ static Copy linear(uintptr_t dst, uintptr_t src, size_t size) {
 CUresult host_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t size) {
     Context *context;
     ENTER_CONTEXT(Memcpy, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_sync(context, &copy, ANY_SIDE, ANY_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_sync(context, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
 }
 
 CUresult host_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
     Context *context;
     ENTER_CONTEXT(MemcpyAsync, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_async(context, stream, &copy, ANY_SIDE, ANY_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_async(context, stream, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
 }
 
 CUresult host_cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t size) {
     Context *context;
     ENTER_CONTEXT(MemcpyHtoD, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_sync(context, &copy, DEVICE_SIDE, HOST_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_sync(context, &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
 }
 
 CUresult host_cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t size) {
     Context *context;
     ENTER_CONTEXT(MemcpyDtoH, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_sync(context, &copy, HOST_SIDE, DEVICE_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_sync(context, &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyDtoD(CUdeviceptr dst, CUdeviceptr src, size_t size) {
     Context *context;
     ENTER_CONTEXT(MemcpyDtoD, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_sync(context, &copy, DEVICE_SIDE, DEVICE_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_sync(context, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t size, CUstream stream) {
     Context *context;
     ENTER_CONTEXT(MemcpyHtoDAsync, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_async(context, stream, &copy, DEVICE_SIDE, HOST_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
 }
 
 CUresult host_cuMemcpyDtoHAsync(void *dst, CUdeviceptr src, size_t size, CUstream stream) {
     Context *context;
     ENTER_CONTEXT(MemcpyDtoHAsync, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_async(context, stream, &copy, HOST_SIDE, DEVICE_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_async(context, stream, &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
     Context *context;
     ENTER_CONTEXT(MemcpyDtoDAsync, &context);
-    Copy copy = linear((uintptr_t)dst, (uintptr_t)src, size);
-    return copy_async(context, stream, &copy, DEVICE_SIDE, DEVICE_SIDE);
+    Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
+    return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }

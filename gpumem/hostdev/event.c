@@ -154,6 +154,7 @@ CUresult host_cuEventSynchronize(CUevent handle) {
     ENTER_CONTEXT(EventSynchronize, &context);
     HOST_TRY(event_point(handle, &point));
     HOST_TRY(host_point_wait(point));
+    host_pools_synchronized();
     return (CUresult)atomic_load(&context->error);
 }
 

@@ -14,17 +14,19 @@
  * queued, so waits cannot form a cycle.
  *
  * Memory. One ordered map holds every range that the device knows (allocations, pinned
- * and registered ranges, mappings), a second one the reserved address ranges. Whoever
+ * and registered ranges, mappings, segments of pools), a second one the reserved address
+ * ranges, a third the allocations inside segments: queued work may still use a block that
+ * is free or somebody else's by now, so access is a matter of the segment. Whoever
  * touches bytes on the device's behalf holds the map for reading, a piece at a time:
  * after a free or an unmap returns, nothing is still writing there.
  *
  * Lock order. Take only downwards; two locks of one line never together.
  *   1  host.setup_lock        device count, capacity, contexts' reference counts
  *   2  Context.lock           the context's list of streams
- *   3  Graph.lock             nodes of a graph; Pool.lock: blocks of a pool
- *   4  Stream.lock            the ring and the worker's state
- *   5  Event.lock             the latest record
- *   6  host.map_lock (rw)     both maps and everything that hangs on a Range
+ *   3  Stream.lock            the ring and the worker's state
+ *   4  Event.lock             the latest record
+ *   5  Pool.lock              segments and blocks of a pool
+ *   6  host.map_lock (rw)     the maps and everything that hangs on a Range
  *   7  Table.lock             free slots of one kind of object
  *   8  host.value_lock, host.worker_lock, faults: leaves
  * No lock is held while a host function runs.
@@ -50,7 +52,8 @@ enum {
     HOST_CONTEXT_DEPTH = 64,   /* contexts a thread can push */
     HOST_LEAST_PRIORITY = 0,   /* as an H200 answers */
     HOST_GREATEST_PRIORITY = -5,
-    HOST_COPY_PIECE = 512 * 1024 /* bytes moved while the map is held */
+    HOST_COPY_PIECE = 512 * 1024, /* bytes moved while the map is held */
+    STREAM_SEEN = 8
 };
 #define HOST_BLOCK ((size_t)2 << 20) /* bytes: what a device is charged in */
 
@@ -110,7 +113,7 @@ typedef struct Table {
     void (*build)(void *); /* once per slot: its locks */
     pthread_mutex_t lock;
     _Atomic(char *) segments[SEGMENT_COUNT];
-    uint32_t high;                 /* slots ever used */
+    _Atomic uint32_t high;         /* slots ever used */
     Object *oldest_free, *youngest_free; /* a queue: a slot rests before it is used again */
     _Atomic uint64_t live;         /* published */
 } Table;
@@ -143,6 +146,7 @@ typedef struct Device {
     _Atomic size_t capacity; /* bytes */
     _Atomic size_t used;     /* bytes charged */
     struct Slab *slabs;      /* map_lock: 2 MiB blocks that hold small allocations */
+    uint64_t default_pool, current_pool; /* setup_lock; handles, 0: not made yet */
     Context context;
 } Device;
 
@@ -212,6 +216,8 @@ struct Stream {
     uint64_t running;        /* number of the operation in hand */
     uint64_t pulled;         /* virtual clock: somebody waits for this number */
     Capture *capture;        /* NULL: not capturing */
+    Point seen[STREAM_SEEN]; /* other streams' points it has waited for, oldest overwritten */
+    unsigned seen_next;
 };
 
 typedef struct Points { /* a growing list; the first ones cost no malloc */
@@ -338,9 +344,10 @@ typedef enum RangeKind {
     RANGE_REGISTERED, /* the caller's own memory */
     RANGE_MANAGED,
     RANGE_MAPPING,    /* a physical handle at an address */
-    RANGE_POOL,       /* allocated from a pool */
-    RANGE_IMPORTED,   /* a buffer of external memory */
-    RANGE_RESERVATION /* only in the second map */
+    RANGE_SEGMENT,    /* memory of a pool, handed out in blocks */
+    RANGE_IMPORTED,   /* a buffer of external memory, or a pointer of an imported pool */
+    RANGE_RESERVATION, /* only in the second map */
+    RANGE_POOLED      /* only in the third map: one allocation from a pool */
 } RangeKind;
 
 struct Range {
@@ -357,7 +364,8 @@ struct Range {
     size_t mapped;           /* bytes of address space behind it */
     bool readable, writable; /* false: device access faults */
     bool sync_memops;
-    void *owner;             /* Slab, Physical, PoolBlock, ExternalMemory: by kind */
+    bool shared;             /* its pages are another process's too: read-only after a fork */
+    void *owner;             /* Slab, Physical, Segment, Block: by kind */
 };
 
 typedef struct AddressMap {
@@ -370,6 +378,7 @@ bool host_map_free(const AddressMap *map, uintptr_t address, size_t size);
 void host_map_insert(AddressMap *map, Range *range);
 void host_map_remove(AddressMap *map, Range *range);
 
+Range *host_range_at(uintptr_t address); /* what the caller allocated there; map_lock held */
 Range *host_range_new(RangeKind kind, uintptr_t base, size_t size, Context *context);
 void host_range_add(Range *range); /* takes map_lock */
 
@@ -403,7 +412,65 @@ CUresult host_prop_check(const CUmemAllocationProp *prop);
 void host_physicals_reborn(void); /* forked child: the parent's file is not ours */
 void host_mappings_freeze(Range *range); /* forked child: what is shared may only be read */
 
+/* ---- pools (pool_blocks.c: memory; pool.c: the driver's functions; pool_share.c) ---- */
+typedef struct Segment Segment;
+typedef struct Block Block;
+
+struct Block { /* part of a segment; neighbours in address order make up the segment */
+    Segment *segment;
+    Block *before, *after;       /* by address */
+    Block *free_before, *free_after; /* the pool's free list, newest first */
+    uintptr_t base;
+    size_t size;                 /* bytes, a multiple of HOST_SMALL_UNIT */
+    bool used;
+    Point freed;                 /* when the last tenant was done; of a free block */
+    Range *range;                /* of a used block: its entry in host.pooled */
+};
+
+typedef struct Pool Pool;
+struct Segment { /* pages of a pool: charged, mapped and given back together */
+    Pool *pool;
+    Segment *next;
+    Range *range;  /* in host.ranges */
+    Block *first;
+    size_t offset; /* into the pool's file, if it has one */
+    size_t used;   /* bytes handed out; 0: it may go */
+};
+
+struct Pool {
+    Object object;
+    pthread_mutex_t lock;
+    CUmemPoolProps props;
+    bool is_default;         /* a device's own: never destroyed */
+    bool imported;           /* another process allocates */
+    bool destroyed;          /* goes with its last allocation */
+    bool follow_events, opportunistic, internal_dependencies; /* reuse rules */
+    uint64_t threshold;      /* bytes kept when everything is synchronized */
+    uint64_t reserved, reserved_high, used, used_high; /* bytes */
+    uint64_t readers, writers; /* bit per device */
+    Segment *segments;
+    Block *free_blocks;
+    int file;                /* memfd of an exportable pool, else -1 */
+    size_t file_high;        /* bytes of it ever handed out */
+};
+
+void host_pool_build(void *pool);
+CUresult host_block_take(Pool *pool, Stream *stream, size_t size, Block **block); /* both locked */
+void host_block_give(Block *block, Point freed);                                  /* pool locked */
+void host_pool_shrink(Pool *pool, uint64_t keep);                                 /* locked */
+void host_pools_synchronized(void); /* somebody waited: pools above their threshold give back */
+CUresult host_pool_lock(CUmemoryPool handle, Pool **pool);
+void host_pool_unlock(Pool *pool);
+CUresult host_pooled_free(uintptr_t address, Point freed); /* INVALID_VALUE: none starts there */
+void host_pools_reborn(void);
+bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
+
 /* ---- copies (copy.c) ---- */
+enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the caller says lies there */
+Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size);
+CUresult host_copy_check(Copy *copy, int dst_side, int src_side);
+CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side);
+CUresult host_copy_async(Context *context, CUstream stream, Copy *copy, int dst_side, int src_side);
 CUresult host_copy_run(const Stream *stream, const Copy *copy);
 CUresult host_fill_run(const Stream *stream, const Fill *fill);
 CUresult host_value_write(const Value *value);
@@ -419,7 +486,7 @@ typedef struct Host {
     uint32_t birth;                /* forks since the first process */
     pthread_mutex_t setup_lock;
     pthread_rwlock_t map_lock;
-    AddressMap ranges, reservations;
+    AddressMap ranges, reservations, pooled;
     Table streams, events, physicals, pools, external_memories, semaphores;
     Table graphs, graph_execs, user_objects;
     pthread_mutex_t value_lock;    /* streams that wait for a value sleep here */

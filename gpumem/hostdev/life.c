@@ -22,12 +22,13 @@ static void build(void) {
     pthread_mutex_init(&host.worker_lock, NULL);
     host_cond_build(&host.value_written);
     host_cond_build(&host.worker_gone);
-    host.ranges = host.reservations = (AddressMap){NULL, 0};
+    host.ranges = host.reservations = host.pooled = (AddressMap){NULL, 0};
     host.workers = 0;
     atomic_store(&host.value_waiters, 0);
     host_table_build(&host.streams, OBJECT_STREAM, sizeof(Stream), host_stream_build);
     host_table_build(&host.events, OBJECT_EVENT, sizeof(Event), host_event_build);
     host_table_build(&host.physicals, OBJECT_PHYSICAL, sizeof(Physical), NULL);
+    host_table_build(&host.pools, OBJECT_POOL, sizeof(Pool), host_pool_build);
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) host_context_build(device);
 }
 

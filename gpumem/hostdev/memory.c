@@ -229,7 +229,7 @@ CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other) {
 /* The kind at exactly this address; false: nothing starts here. */
 static bool kind_at(uintptr_t address, RangeKind *kind) {
     pthread_rwlock_rdlock(&host.map_lock);
-    Range *range = host_map_find(&host.ranges, address);
+    Range *range = host_range_at(address);
     bool found = range && range->base == address;
     if (found) *kind = range->kind;
     pthread_rwlock_unlock(&host.map_lock);
@@ -245,6 +245,7 @@ CUresult host_cuMemFree(CUdeviceptr pointer) {
     if (pointer == 0) return CUDA_SUCCESS;
     if (!kind_at((uintptr_t)pointer, &kind)) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_context_wait(context));
+    if (kind == RANGE_POOLED) return host_pooled_free((uintptr_t)pointer, (Point){NULL, 0, 0});
     if (kind == RANGE_IMPORTED)
         return host_memory_free((uintptr_t)pointer, RANGE_IMPORTED, RANGE_IMPORTED);
     return host_memory_free((uintptr_t)pointer, RANGE_DEVICE, RANGE_MANAGED);
@@ -300,7 +301,7 @@ CUresult host_cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr 
     Context *context;
     ENTER_CONTEXT(MemGetAddressRange, &context);
     pthread_rwlock_rdlock(&host.map_lock);
-    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    Range *range = host_range_at((uintptr_t)pointer);
     if (range && base) *base = range->base;
     if (range && size) *size = range->size;
     pthread_rwlock_unlock(&host.map_lock);

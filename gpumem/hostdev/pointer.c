@@ -11,6 +11,8 @@ static Place range_place(const Range *range) {
     case RANGE_REGISTERED: return PLACE_PINNED;
     case RANGE_MANAGED: return PLACE_MANAGED;
     case RANGE_MAPPING:
+    case RANGE_SEGMENT:
+    case RANGE_POOLED:
         return range->flags == CU_MEM_LOCATION_TYPE_DEVICE ? PLACE_DEVICE : PLACE_PINNED;
     default: return PLACE_DEVICE;
     }
@@ -43,6 +45,11 @@ Place host_place(uintptr_t address, size_t size, bool write) {
 }
 
 /* ---- attributes ---- */
+
+Range *host_range_at(uintptr_t address) {
+    Range *range = host_map_find(&host.ranges, address);
+    return range && range->kind == RANGE_SEGMENT ? host_map_find(&host.pooled, address) : range;
+}
 
 enum { /* of the driver's list, beyond those that gpumem's own code names */
     ATTRIBUTE_LEGACY_IPC = 10,
@@ -84,6 +91,11 @@ static bool host_reaches(const Range *range) { /* as on a GPU: the CPU never rea
     return range_place(range) != PLACE_DEVICE;
 }
 
+static uint64_t pool_of(const Range *range) {
+    const Block *block = range->owner;
+    return atomic_load(&block->segment->pool->object.handle);
+}
+
 static uint64_t attribute_value(const Range *range, int attribute, uintptr_t address) {
     bool host_kind = range_place(range) == PLACE_PINNED;
     switch (attribute) {
@@ -106,6 +118,8 @@ static uint64_t attribute_value(const Range *range, int attribute, uintptr_t add
         return range->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                : range->readable ? CU_MEM_ACCESS_FLAGS_PROT_READ
                                  : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return range->kind == RANGE_POOLED ? pool_of(range) : 0;
     default: return 0;
     }
 }
@@ -128,7 +142,7 @@ CUresult host_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     ENTER_CONTEXT(PointerGetAttribute, &context);
     pthread_rwlock_rdlock(&host.map_lock);
-    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    Range *range = host_range_at((uintptr_t)pointer);
     if (range) result = attribute_write(data, range, (int)attribute, (uintptr_t)pointer);
     pthread_rwlock_unlock(&host.map_lock);
     return result;
@@ -142,7 +156,7 @@ CUresult host_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *at
     ENTER_CONTEXT(PointerGetAttributes, &context);
     if (count == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);
-    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    Range *range = host_range_at((uintptr_t)pointer);
     for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++)
         result = attribute_write(data[i], range, (int)attributes[i], (uintptr_t)pointer);
     pthread_rwlock_unlock(&host.map_lock);
@@ -157,7 +171,7 @@ CUresult host_cuPointerSetAttribute(const void *value, CUpointer_attribute attri
     unsigned int on;
     memcpy(&on, value, sizeof on);
     pthread_rwlock_wrlock(&host.map_lock);
-    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    Range *range = host_range_at((uintptr_t)pointer);
     bool device = range && range_place(range) == PLACE_DEVICE;
     if (device) range->sync_memops = on != 0;
     pthread_rwlock_unlock(&host.map_lock);

@@ -122,6 +122,7 @@ static void execute(Stream *stream, uint64_t number) { /* locked on entry and ex
     if (host_stop_requested(stream) || atomic_load(&stream->context->error)) host_op_drop(&op);
     else host_op_run(stream, &op);
     pthread_mutex_lock(&stream->lock);
+    if (host_is_down()) return; /* cut short: whoever waits for it learns of the end instead */
     atomic_store_explicit(&stream->completed, number, memory_order_release);
     pthread_cond_broadcast(&stream->progress);
 }
@@ -235,6 +236,22 @@ void host_stream_end(Stream *stream) {
     if (wake) pthread_cond_signal(&stream->work);
 }
 
+/* What a stream has waited for, it is ordered after: a pool may reuse memory by it. */
+static void note_seen(Stream *stream, Point point) {
+    for (int i = 0; i < STREAM_SEEN; i++) {
+        if (stream->seen[i].stream != point.stream) continue;
+        if (stream->seen[i].seq < point.seq) stream->seen[i] = point;
+        return;
+    }
+    stream->seen[stream->seen_next++ % STREAM_SEEN] = point;
+}
+
+bool host_stream_has_seen(const Stream *stream, Point point) {
+    for (int i = 0; i < STREAM_SEEN; i++)
+        if (stream->seen[i].stream == point.stream && stream->seen[i].seq >= point.seq) return true;
+    return false;
+}
+
 /* What must finish first goes in as waits. What only has to come of age (its work is
  * done, its lag is not over) moves the stream's own clock instead. */
 static CUresult push_wait(Stream *stream, Point point) {
@@ -243,7 +260,9 @@ static CUresult push_wait(Stream *stream, Point point) {
         if (point.due > atomic_load(&stream->last_due)) atomic_store(&stream->last_due, point.due);
         return CUDA_SUCCESS;
     }
-    return host_stream_push(stream, &(Op){.kind = OP_WAIT_POINT, .point = point});
+    HOST_TRY(host_stream_push(stream, &(Op){.kind = OP_WAIT_POINT, .point = point}));
+    note_seen(stream, point);
+    return CUDA_SUCCESS;
 }
 
 CUresult host_stream_wait_point(Stream *stream, Point point) { return push_wait(stream, point); }
@@ -325,6 +344,7 @@ CUresult host_context_wait(Context *context) {
     CUresult result = host_context_points(context, &points);
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
+    host_pools_synchronized();
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }
@@ -452,6 +472,7 @@ Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamR
     stream->id = host_next_id();
     stream->pulled = 0;
     stream->capture = NULL;
+    memset(stream->seen, 0, sizeof stream->seen);
     park(stream, PARK_NONE, (Point){NULL, 0, 0});
     atomic_store(&stream->last_due, 0);
     atomic_store(&stream->cancelled, false);

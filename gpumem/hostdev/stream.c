@@ -120,6 +120,7 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
     CUresult result = stream_collect(context, handle, &points);
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
+    host_pools_synchronized();
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }

@@ -93,6 +93,7 @@ static bool reserved_and_empty(uintptr_t base, size_t size) {
 static void mapping_insert(Range *range, Physical *physical) {
     physical->mappings++;
     range->owner = physical;
+    range->shared = true;
     range->readable = range->writable = false;
     range->flags = (unsigned)physical->prop.location.type;
     range->device = physical->prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE
@@ -259,7 +260,7 @@ CUresult host_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *loc
 
 void host_mappings_freeze(Range *range) {
     if (!range) return;
-    if (range->kind == RANGE_MAPPING && range->writable)
+    if (range->shared && range->writable)
         mprotect((void *)range->base, range->size, PROT_READ);
     host_mappings_freeze(range->left);
     host_mappings_freeze(range->right);

@@ -43,6 +43,7 @@ class Driver:
         self.api = driver
         self.library = library
         self._undo: list = []
+        self._gates: list[Gate] = []
 
     def __getattr__(self, name: str):
         function = getattr(self.api, name)
@@ -72,6 +73,9 @@ class Driver:
         self._undo.append((name, arguments))
 
     def finish(self) -> None:
+        for gate in self._gates:
+            gate.open()
+        self._gates.clear()
         self.error("cuCtxSynchronize")
         while self._undo:
             name, arguments = self._undo.pop()
@@ -98,7 +102,8 @@ class Driver:
         return pointer
 
     def gate(self, stream) -> Gate:
-        return Gate(self, stream)
+        self._gates.append(Gate(self, stream))
+        return self._gates[-1]
 
     # ---- bytes ----
 

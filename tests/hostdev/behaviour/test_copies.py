@@ -114,3 +114,81 @@ def test_a_pitched_fill_leaves_the_gaps(driver):
     driver.cuMemsetD2D8Async(pointer, 64, 1, 10, 4, stream)
     driver.cuStreamSynchronize(stream)
     assert driver.read(pointer, 4 * 64) == (b"\x01" * 10 + bytes(54)) * 4
+
+
+# ---- boxes ----
+
+KINDS = {"host": 1, "device": 2}
+
+
+def box_2d(driver, width, height, **fields):
+    box = driver.api.CUDA_MEMCPY2D()
+    box.WidthInBytes, box.Height = width, height
+    for name, value in fields.items():
+        setattr(box, name, driver.api.CUmemorytype(value) if name.endswith("Type") else value)
+    return box
+
+
+def test_a_rectangle_arrives_in_its_place(driver):
+    """3 rows of 4 bytes, from column 2 of a pitch of 16 to column 1 of a pitch of 32."""
+    source, target = driver.memory(64), driver.memory(128)
+    driver.write(source, bytes(range(64)))
+    driver.write(target, bytes(128))
+    box = box_2d(driver, 4, 3, srcMemoryType=2, srcDevice=source, srcPitch=16, srcXInBytes=2,
+                 srcY=1, dstMemoryType=2, dstDevice=target, dstPitch=32, dstXInBytes=1)
+    driver.cuMemcpy2D(box)
+    driver.cuCtxSynchronize()
+    expected = bytearray(128)
+    for row in range(3):
+        expected[row * 32 + 1 : row * 32 + 5] = range((row + 1) * 16 + 2, (row + 1) * 16 + 6)
+    assert driver.read(target, 128) == bytes(expected)
+
+
+def test_a_rectangle_from_pageable_memory_may_change_once_the_call_returned(driver):
+    stream, target = driver.stream(), driver.memory(64)
+    driver.write(target, bytes(64))
+    source = ctypes.create_string_buffer(b"a" * 64, 64)
+    gate = driver.gate(stream)
+    box = box_2d(driver, 4, 2, srcMemoryType=1, srcHost=ctypes.addressof(source), srcPitch=8,
+                 dstMemoryType=2, dstDevice=target, dstPitch=16)
+    driver.cuMemcpy2DAsync(box, stream)
+    ctypes.memset(source, ord("b"), 64)
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+    assert driver.read(target, 32) == (b"aaaa" + bytes(12)) * 2
+
+
+def test_a_pitch_narrower_than_the_rows_is_refused(driver):
+    pointer = driver.memory(4096)
+    box = box_2d(driver, 64, 2, srcMemoryType=2, srcDevice=pointer, srcPitch=32,
+                 dstMemoryType=2, dstDevice=pointer + 2048, dstPitch=64)
+    assert driver.error("cuMemcpy2D", box) == "INVALID_VALUE"
+
+
+def test_a_cuboid_arrives_in_its_place(driver):
+    source, target = driver.memory(4 * 4 * 4), driver.memory(4 * 4 * 4)
+    driver.write(source, bytes(range(64)))
+    driver.write(target, bytes(64))
+    box = driver.api.CUDA_MEMCPY3D()
+    box.srcMemoryType = box.dstMemoryType = driver.api.CUmemorytype(2)
+    box.srcDevice, box.dstDevice = source, target
+    box.srcPitch = box.srcHeight = box.dstPitch = box.dstHeight = 4
+    box.srcXInBytes = box.srcY = box.srcZ = 1
+    box.WidthInBytes = box.Height = box.Depth = 2
+    driver.cuMemcpy3D(box)
+    driver.cuCtxSynchronize()
+    expected = bytearray(64)
+    for z in range(2):
+        for y in range(2):
+            for x in range(2):
+                expected[z * 16 + y * 4 + x] = (z + 1) * 16 + (y + 1) * 4 + x + 1
+    assert driver.read(target, 64) == bytes(expected)
+
+
+def test_a_peer_copy_within_one_device_is_a_copy(driver):
+    source, target, stream = driver.memory(64), driver.memory(64), driver.stream()
+    driver.write(source, b"p" * 64)
+    driver.cuMemcpyPeer(target, driver.context, source, driver.context, 32)
+    driver.cuMemcpyPeerAsync(target + 32, driver.context, source, driver.context, 32, stream)
+    driver.cuCtxSynchronize()
+    assert driver.read(target, 64) == b"p" * 64

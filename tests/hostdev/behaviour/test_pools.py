@@ -1,0 +1,236 @@
+"""Stream-ordered pools: what may be reused when, and what is kept."""
+
+import pytest
+from drivers import BLOCK
+
+
+class Pool:
+    def __init__(self, driver, **settings):
+        props = driver.api.CUmemPoolProps()
+        props.allocType = driver.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        props.location.type = driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        props.location.id = 0
+        self.driver = driver
+        self.handle = driver.cuMemPoolCreate(props)
+        driver.later("cuMemPoolDestroy", self.handle)
+        for name, value in settings.items():
+            self.set(name, value)
+
+    def _name(self, name):
+        return getattr(self.driver.api.CUmemPool_attribute, f"CU_MEMPOOL_ATTR_{name.upper()}")
+
+    def set(self, name, value):
+        wide = name == "release_threshold" or name.endswith("high")
+        value = self.driver.api.cuuint64_t(value) if wide else value
+        self.driver.cuMemPoolSetAttribute(self.handle, self._name(name), value)
+
+    def get(self, name):
+        return int(self.driver.cuMemPoolGetAttribute(self.handle, self._name(name)))
+
+    def take(self, size, stream):
+        return int(self.driver.cuMemAllocFromPoolAsync(size, self.handle, stream))
+
+    def give(self, pointer, stream):
+        self.driver.cuMemFreeAsync(pointer, stream)
+
+
+KEEP = 2**63
+
+
+@pytest.fixture
+def pool(driver):
+    return Pool(driver, release_threshold=KEEP) if hasattr(driver, "api") else None
+
+
+def test_pool_memory_holds_bytes(driver, pool):
+    stream = driver.stream()
+    pointer = pool.take(3 * BLOCK, stream)
+    driver.cuMemsetD8Async(pointer, 5, 3 * BLOCK, stream)
+    driver.cuStreamSynchronize(stream)
+    assert driver.read(pointer, 3 * BLOCK) == b"\x05" * (3 * BLOCK)
+    pool.give(pointer, stream)
+
+
+def test_memory_freed_on_a_stream_is_reused_there_at_once(driver, pool):
+    stream = driver.stream()
+    gate = driver.gate(stream)
+    first = pool.take(BLOCK, stream)
+    pool.give(first, stream)
+    second = pool.take(BLOCK, stream)
+    pool.give(second, stream)
+    gate.open()
+    assert first == second
+
+
+def test_work_queued_before_a_free_still_reaches_the_memory(driver, pool):
+    stream, target = driver.stream(), driver.memory(BLOCK)
+    gate = driver.gate(stream)
+    first = pool.take(BLOCK, stream)
+    driver.cuMemsetD8Async(first, 1, BLOCK, stream)
+    driver.cuMemcpyDtoDAsync(target, first, BLOCK, stream)
+    pool.give(first, stream)
+    second = pool.take(BLOCK // 2, stream)
+    driver.cuMemsetD8Async(second, 2, BLOCK // 2, stream)
+    pool.give(second, stream)
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+    assert driver.read(target, BLOCK) == b"\x01" * BLOCK
+
+
+def test_another_stream_gets_it_once_the_free_has_passed(driver):
+    pool = Pool(driver, release_threshold=KEEP, reuse_follow_event_dependencies=0,
+                reuse_allow_internal_dependencies=0)
+    first, second = driver.stream(), driver.stream()
+    pointer = pool.take(BLOCK, first)
+    pool.give(pointer, first)
+    driver.cuStreamSynchronize(first)
+    again = pool.take(BLOCK, second)
+    pool.give(again, second)
+    assert again == pointer
+
+
+def test_without_rules_another_stream_gets_other_memory(driver):
+    pool = Pool(driver, release_threshold=KEEP, reuse_follow_event_dependencies=0,
+                reuse_allow_internal_dependencies=0, reuse_allow_opportunistic=0)
+    first, second = driver.stream(), driver.stream()
+    gate = driver.gate(first)
+    pointer = pool.take(BLOCK, first)
+    pool.give(pointer, first)
+    other = pool.take(BLOCK, second)
+    assert other != pointer
+    pool.give(other, second)
+    gate.open()
+
+
+def test_a_stream_that_waited_for_the_free_gets_it(driver):
+    pool = Pool(driver, release_threshold=KEEP, reuse_allow_internal_dependencies=0,
+                reuse_allow_opportunistic=0)
+    first, second, event = driver.stream(), driver.stream(), driver.event()
+    gate = driver.gate(first)
+    pointer = pool.take(BLOCK, first)
+    pool.give(pointer, first)
+    driver.cuEventRecord(event, first)
+    driver.cuStreamWaitEvent(second, event, 0)
+    again = pool.take(BLOCK, second)
+    pool.give(again, second)
+    gate.open()
+    assert again == pointer
+
+
+def test_used_and_reserved_are_counted(driver, pool):
+    stream = driver.stream()
+    assert pool.get("used_mem_current") == pool.get("reserved_mem_current") == 0
+    pointers = [pool.take(BLOCK, stream) for _ in range(3)]
+    assert pool.get("used_mem_current") == 3 * BLOCK
+    assert pool.get("reserved_mem_current") >= 3 * BLOCK
+    for pointer in pointers:
+        pool.give(pointer, stream)
+    driver.cuStreamSynchronize(stream)
+    assert pool.get("used_mem_current") == 0
+    assert pool.get("used_mem_high") == 3 * BLOCK
+    assert pool.get("reserved_mem_current") >= 3 * BLOCK
+
+
+def test_high_water_marks_can_only_be_set_to_zero(driver, pool):
+    stream = driver.stream()
+    pool.give(pool.take(BLOCK, stream), stream)
+    driver.cuStreamSynchronize(stream)
+    pool.set("used_mem_high", 0)
+    assert pool.get("used_mem_high") == 0
+    name = driver.api.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
+    value = driver.api.cuuint64_t(5)
+    assert driver.error("cuMemPoolSetAttribute", pool.handle, name, value) == "INVALID_VALUE"
+
+
+def test_above_the_threshold_memory_goes_back_at_synchronization(driver):
+    pool, stream = Pool(driver), driver.stream()
+    pool.give(pool.take(4 * BLOCK, stream), stream)
+    driver.cuStreamSynchronize(stream)
+    assert pool.get("reserved_mem_current") == 0
+
+
+def test_trimming_gives_back_what_is_free(driver, pool):
+    stream = driver.stream()
+    kept = pool.take(BLOCK, stream)
+    pool.give(pool.take(64 * BLOCK, stream), stream)
+    driver.cuStreamSynchronize(stream)
+    before = pool.get("reserved_mem_current")
+    driver.cuMemPoolTrimTo(pool.handle, 0)
+    assert BLOCK <= pool.get("reserved_mem_current") < before
+    pool.give(kept, stream)
+    driver.cuStreamSynchronize(stream)
+    driver.cuMemPoolTrimTo(pool.handle, 0)
+    assert pool.get("reserved_mem_current") == 0
+
+
+def test_reserved_memory_is_the_devices(driver, pool):
+    stream = driver.stream()
+    before, _ = driver.cuMemGetInfo()
+    pointer = pool.take(64 * BLOCK, stream)
+    assert before - driver.cuMemGetInfo()[0] >= 64 * BLOCK
+    pool.give(pointer, stream)
+    driver.cuStreamSynchronize(stream)
+    driver.cuMemPoolTrimTo(pool.handle, 0)
+    assert driver.cuMemGetInfo()[0] == before
+
+
+def test_more_than_there_is_fails(driver, pool):
+    _, total = driver.cuMemGetInfo()
+    assert driver.error("cuMemAllocFromPoolAsync", 2 * total, pool.handle, driver.stream()) == "OUT_OF_MEMORY"
+
+
+def test_freeing_twice_is_refused(driver, pool):
+    stream = driver.stream()
+    pointer = pool.take(BLOCK, stream)
+    pool.give(pointer, stream)
+    assert driver.error("cuMemFreeAsync", pointer, stream) == "INVALID_VALUE"
+
+
+def test_a_plain_free_takes_pool_memory_too(driver, pool):
+    pointer = pool.take(BLOCK, driver.stream())
+    driver.cuMemFree(pointer)
+    assert pool.get("used_mem_current") == 0
+
+
+def test_a_destroyed_pool_lives_until_its_last_allocation(driver):
+    props_pool, stream = Pool(driver), driver.stream()
+    pointer = props_pool.take(BLOCK, stream)
+    driver.cuMemPoolDestroy(props_pool.handle)
+    driver.write(pointer, b"alive")
+    assert driver.read(pointer, 5) == b"alive"
+    driver.cuMemFreeAsync(pointer, stream)
+    driver.cuStreamSynchronize(stream)
+
+
+def test_the_default_pool_serves_and_cannot_be_destroyed(driver):
+    stream = driver.stream()
+    pool = driver.cuDeviceGetDefaultMemPool(driver.device)
+    assert int(driver.cuDeviceGetMemPool(driver.device)) == int(pool)
+    pointer = int(driver.cuMemAllocAsync(BLOCK, stream))
+    name = driver.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+    assert int(driver.cuPointerGetAttribute(name, pointer)) == int(pool)
+    driver.cuMemFreeAsync(pointer, stream)
+    assert driver.error("cuMemPoolDestroy", pool) != "SUCCESS"
+
+
+def test_the_devices_pool_can_be_replaced(driver, pool):
+    default = driver.cuDeviceGetDefaultMemPool(driver.device)
+    driver.cuDeviceSetMemPool(driver.device, pool.handle)
+    stream = driver.stream()
+    pointer = driver.cuMemAllocAsync(BLOCK, stream)
+    assert pool.get("used_mem_current") == BLOCK
+    driver.cuMemFreeAsync(pointer, stream)
+    driver.cuDeviceSetMemPool(driver.device, default)
+
+
+def test_the_device_of_a_pool_has_access(driver, pool):
+    assert int(driver.cuMemPoolGetAccess(pool.handle, driver.access().location)) == 3
+
+
+def test_pool_pointers_have_their_own_range(driver, pool):
+    stream = driver.stream()
+    first, second = pool.take(1000, stream), pool.take(5000, stream)
+    base, size = driver.cuMemGetAddressRange(second + 10)
+    assert (int(base), size) == (second, 5000)
+    pool.give(first, stream)
+    pool.give(second, stream)

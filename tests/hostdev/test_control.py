@@ -1,0 +1,458 @@
+"""What only the host device has: size, time, counters, fork, end. One child per test."""
+
+
+def test_capacity_is_enforced_and_given_back(child):
+    child(
+        """
+        from drivers import BLOCK
+        assert host.set_capacity(0, 8 * BLOCK) == 0
+        assert driver.cuMemGetInfo() == (8 * BLOCK, 8 * BLOCK)
+        pointers = [driver.cuMemAlloc(2 * BLOCK) for _ in range(4)]
+        assert driver.error("cuMemAlloc", 1) == "OUT_OF_MEMORY"
+        assert driver.error("cuMemCreate", BLOCK, driver.prop(), 0) == "OUT_OF_MEMORY"
+        stream = driver.stream()
+        assert driver.error("cuMemAllocAsync", 1, stream) == "OUT_OF_MEMORY"
+        driver.cuMemFree(pointers.pop())
+        driver.cuMemAlloc(2 * BLOCK)
+        """
+    )
+
+
+def test_capacity_comes_from_the_environment(child):
+    child("assert driver.cuDeviceTotalMem(0) == 123456789", GPUMEM_HOST_CAPACITY="123456789")
+
+
+def test_untouched_memory_costs_nothing(child):
+    child(
+        """
+        import resource
+        driver.cuMemAlloc(8 << 30) if host.capacity(0) > 9 << 30 else None
+        driver.cuMemHostAlloc(8 << 30, 0)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1 << 20  # KiB
+        """
+    )
+
+
+def test_several_devices_have_their_own_memory(child):
+    child(
+        """
+        assert host.set_device_count(3) == 0
+        driver.start()
+        assert driver.cuDeviceGetCount() == 3
+        free = driver.cuMemGetInfo()[0]
+        second = driver.cuDevicePrimaryCtxRetain(1)
+        driver.cuCtxPushCurrent(second)
+        pointer = driver.cuMemAlloc(1 << 22)
+        name = driver.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        assert driver.cuPointerGetAttribute(name, pointer) == 1
+        driver.cuCtxPopCurrent()
+        assert driver.cuMemGetInfo()[0] == free
+        assert driver.cuDeviceCanAccessPeer(0, 1) == 1
+        driver.cuCtxEnablePeerAccess(second, 0)
+        assert driver.error("cuCtxEnablePeerAccess", second, 0) == "PEER_ACCESS_ALREADY_ENABLED"
+        driver.cuCtxDisablePeerAccess(second)
+        assert driver.error("cuCtxDisablePeerAccess", second) == "PEER_ACCESS_NOT_ENABLED"
+        mine = driver.memory(16)
+        driver.write(mine, b"p" * 16)
+        driver.cuMemcpyPeer(pointer, second, mine, driver.context, 16)
+        driver.cuCtxSynchronize()
+        assert driver.read(int(pointer), 16) == b"p" * 16
+        assert host.set_device_count(2) != 0
+        """,
+        start=False,
+    )
+
+
+def test_nothing_works_before_init(child):
+    child(
+        """
+        assert driver.error("cuDeviceGetCount") == "NOT_INITIALIZED"
+        assert driver.error("cuMemAlloc", 1) == "NOT_INITIALIZED"
+        driver.start()
+        driver.cuMemAlloc(1)
+        """,
+        start=False,
+    )
+
+
+def test_a_released_context_takes_its_things_along(child):
+    child(
+        """
+        stream, event = driver.cuStreamCreate(1), driver.cuEventCreate(0)
+        pointer = driver.cuMemAlloc(1 << 22)
+        driver.cuMemAlloc(100)
+        gate = driver.gate(stream)
+        driver.cuMemsetD8Async(pointer, 1, 1 << 22, stream)
+        driver.cuDevicePrimaryCtxRelease(0)
+        assert host.used(0) == 0
+        assert driver.error("cuMemAlloc", 1) == "CONTEXT_IS_DESTROYED"
+        driver.start()
+        assert driver.error("cuStreamQuery", stream) == "INVALID_HANDLE"
+        assert driver.error("cuEventQuery", event) == "INVALID_HANDLE"
+        live = host.alive()
+        assert (live.streams, live.events, live.allocations) == (0, 0, 0)
+        """
+    )
+
+
+def test_calls_are_counted_by_name(child):
+    child(
+        """
+        host.reset_counts()
+        driver.error("cuMemAlloc", 0)
+        driver.cuMemGetInfo()
+        driver.cuMemGetInfo()
+        assert (host.count("cuMemAlloc"), host.count("cuMemGetInfo")) == (1, 2)
+        assert host.total_calls() == 3
+        assert host.count("cuNothing") == 2**64 - 1
+        """
+    )
+
+
+def test_ten_thousand_streams_leave_nothing_behind(child):
+    child(
+        """
+        import os, threading
+        pointer = driver.memory(1)
+        for _ in range(10_000):
+            stream = driver.cuStreamCreate(1)
+            driver.cuMemsetD8Async(pointer, 1, 1, stream)
+            driver.cuStreamDestroy(stream)
+        driver.cuCtxSynchronize()
+        while host.alive().workers:
+            pass
+        assert host.alive().streams == 0
+        assert len(os.listdir("/proc/self/task")) == threading.active_count()
+        """
+    )
+
+
+def test_a_forgotten_host_function_may_not_call_the_driver(child):
+    child(
+        """
+        import ctypes
+        seen = []
+        thunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(driver.error("cuMemAlloc", 1)))
+        function = driver.api.CUhostFn(ctypes.cast(thunk, ctypes.c_void_p).value)
+        stream = driver.stream()
+        driver.cuLaunchHostFunc(stream, function, 0)
+        driver.cuStreamSynchronize(stream)
+        assert seen == ["NOT_PERMITTED"], seen
+        """
+    )
+
+
+# ---- time ----
+
+
+def test_with_lag_work_ends_that_much_after_it_was_enqueued(child):
+    child(
+        """
+        host.set_lag(20_000_000)
+        stream, start, end = driver.stream(), driver.event(0), driver.event(0)
+        pointer = driver.memory(16)
+        enqueued = host.now()
+        driver.cuMemsetD8Async(pointer, 1, 16, stream)
+        event = driver.event()
+        driver.cuEventRecord(event, stream)
+        assert driver.error("cuEventQuery", event) == "NOT_READY" or host.now() > enqueued + 20_000_000
+        driver.cuStreamSynchronize(stream)
+        assert host.now() >= enqueued + 20_000_000
+        """
+    )
+
+
+def test_the_virtual_clock_decides_when_an_idle_streams_event_completes(child):
+    child(
+        """
+        host.use_virtual_clock(1)
+        host.set_lag(1000)
+        stream, event = driver.stream(), driver.event()
+        for _ in range(100):
+            driver.cuEventRecord(event, stream)
+            assert driver.error("cuEventQuery", event) == "NOT_READY"
+            host.advance_clock(999)
+            assert driver.error("cuEventQuery", event) == "NOT_READY"
+            assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+            host.advance_clock(1)
+            assert driver.error("cuEventQuery", event) == "SUCCESS"
+            assert driver.error("cuStreamQuery", stream) == "SUCCESS"
+        assert host.alive().workers == 0
+        """
+    )
+
+
+def test_the_virtual_clock_decides_when_queued_work_is_done(child):
+    child(
+        """
+        host.use_virtual_clock(1)
+        host.set_lag(1000)
+        stream, pinned = driver.stream(), driver.pinned(1)
+        byte = __import__("ctypes").c_uint8.from_address(pinned)
+        for value in range(1, 100):
+            driver.cuMemsetD8Async(pinned, value, 1, stream)
+            host.advance_clock(999)
+            assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+            assert byte.value == value - 1
+            host.advance_clock(1)
+            assert driver.error("cuStreamQuery", stream) == "SUCCESS"
+            assert byte.value == value
+        """
+    )
+
+
+def test_on_the_virtual_clock_waiting_moves_it_to_the_end_of_what_is_waited_for(child):
+    child(
+        """
+        host.use_virtual_clock(1)
+        host.set_lag(1000)
+        first, second, event = driver.stream(), driver.stream(), driver.event()
+        pointer = driver.memory(16)
+        begin = host.now()
+        driver.cuMemsetD8Async(pointer, 1, 16, first)
+        driver.cuEventRecord(event, first)
+        host.advance_clock(10)
+        driver.cuStreamWaitEvent(second, event, 0)
+        driver.cuMemsetD8Async(pointer, 2, 16, second)
+        driver.cuStreamSynchronize(second)
+        assert host.now() == begin + 1010, host.now() - begin
+        assert driver.error("cuStreamQuery", first) == "SUCCESS"
+        """
+    )
+
+
+def test_on_the_virtual_clock_a_chain_of_streams_is_settled_by_one_question(child):
+    child(
+        """
+        host.use_virtual_clock(1)
+        host.set_lag(1000)
+        pointer = driver.memory(16)
+        streams = [driver.stream() for _ in range(6)]
+        for _ in range(30):
+            event = None
+            for stream in streams:
+                if event is not None:
+                    driver.cuStreamWaitEvent(stream, event, 0)
+                driver.cuMemsetD8Async(pointer, 1, 16, stream)
+                event = driver.event()
+                driver.cuEventRecord(event, stream)
+            assert driver.error("cuStreamQuery", streams[-1]) == "NOT_READY"
+            host.advance_clock(1000)
+            assert driver.error("cuStreamQuery", streams[-1]) == "SUCCESS"
+        """
+    )
+
+
+def test_event_times_are_the_virtual_clocks(child):
+    child(
+        """
+        host.use_virtual_clock(1)
+        stream, start, end = driver.stream(), driver.event(0), driver.event(0)
+        driver.cuEventRecord(start, stream)
+        host.advance_clock(5_000_000)
+        driver.cuEventRecord(end, stream)
+        assert driver.cuEventElapsedTime(start, end) == 5.0
+        """
+    )
+
+
+# ---- the end ----
+
+
+def test_after_shutdown_every_call_says_so(child):
+    child(
+        """
+        stream = driver.stream()
+        host.shutdown()
+        assert driver.error("cuStreamSynchronize", stream) == "DEINITIALIZED"
+        assert driver.error("cuMemAlloc", 1) == "DEINITIALIZED"
+        assert driver.error("cuInit", 0) == "DEINITIALIZED"
+        """
+    )
+
+
+def test_shutdown_ends_workers_that_are_blocked_or_have_work_queued(child):
+    child(
+        """
+        pointer, other = driver.memory(1 << 30), driver.memory(16)
+        blocked, follower, busy, event = driver.stream(), driver.stream(), driver.stream(), driver.event()
+        driver.gate(blocked)
+        driver.cuEventRecord(event, blocked)
+        driver.cuStreamWaitEvent(follower, event, 0)
+        driver.cuMemsetD8Async(other, 1, 16, follower)
+        driver.cuMemsetD8Async(pointer, 1, 1 << 30, busy)
+        assert host.alive().workers == 3
+        host.shutdown()
+        assert host.alive().workers == 0
+        """
+    )
+
+
+def test_shutdown_wakes_whoever_synchronizes(child):
+    child(
+        """
+        import threading
+        stream, results = driver.stream(), []
+        driver.gate(stream)
+        def wait():
+            driver.cuCtxSetCurrent(driver.context)
+            results.append(driver.error("cuStreamSynchronize", stream))
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while host.count("cuStreamSynchronize") == 0:
+            pass
+        host.shutdown()
+        thread.join()
+        assert results == ["DEINITIALIZED"]
+        """
+    )
+
+
+def test_a_process_ends_with_work_queued(child):
+    child(
+        """
+        stream = driver.cuStreamCreate(1)
+        gate = driver.gate(stream)
+        for _ in range(100):
+            driver.cuMemsetD8Async(gate.address, 0, 8, stream)
+        """
+    )
+
+
+# ---- fork ----
+
+FORK = """
+import os
+def in_child(check):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_starts_with_an_empty_device(child):
+    child(
+        FORK
+        + """
+stream, event, pointer = driver.cuStreamCreate(1), driver.cuEventCreate(2), driver.cuMemAlloc(1 << 24)
+gate = driver.gate(stream)
+driver.cuEventRecord(event, stream)
+used = host.used(0)
+def check():
+    assert driver.error("cuMemAlloc", 1) == "INVALID_CONTEXT"
+    assert driver.error("cuCtxSetCurrent", driver.context) == "INVALID_CONTEXT"
+    driver.start()
+    assert host.used(0) == 0 and host.alive().workers == 0
+    assert driver.error("cuStreamQuery", stream) == "INVALID_HANDLE"
+    assert driver.error("cuStreamDestroy", stream) == "INVALID_HANDLE"
+    assert driver.error("cuEventQuery", event) == "INVALID_HANDLE"
+    assert driver.error("cuMemFree", pointer) == "INVALID_VALUE"
+    mine, fresh = driver.cuStreamCreate(1), int(driver.cuMemAlloc(1 << 20))
+    driver.cuMemsetD8Async(fresh, 3, 1 << 20, mine)
+    driver.cuStreamSynchronize(mine)
+    assert driver.read(fresh, 4) == b"\\x03" * 4
+in_child(check)
+assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+assert host.used(0) == used
+gate.open()
+driver.cuStreamSynchronize(stream)
+"""
+    )
+
+
+def test_a_forked_child_reads_what_the_parent_had_and_cannot_change_it(child):
+    child(
+        FORK
+        + """
+import ctypes
+from drivers import BLOCK
+pinned, device = driver.pinned(4096), driver.memory(4096)
+ctypes.memset(pinned, 1, 4096)
+driver.write(device, b"d" * 4096)
+mapped = driver.reserve(BLOCK)
+driver.map(mapped, driver.physical())
+driver.write(mapped, b"m" * 4096)
+def check():
+    assert ctypes.string_at(device, 4) == b"dddd" and ctypes.string_at(mapped, 4) == b"mmmm"
+    ctypes.memset(pinned, 2, 4096)
+    driver.start()
+    again = driver.reserve(BLOCK)
+    driver.map(again, driver.physical())
+    driver.write(again, b"n" * 4096)
+in_child(check)
+assert ctypes.string_at(pinned, 4) == b"\\x01" * 4
+assert driver.read(mapped, 4096) == b"m" * 4096
+"""
+    )
+
+
+def test_forking_while_threads_use_the_device_is_safe(child):
+    child(
+        FORK
+        + """
+import threading
+stop = threading.Event()
+def churn():
+    driver.cuCtxSetCurrent(driver.context)
+    stream = driver.cuStreamCreate(1)
+    while not stop.is_set():
+        pointer = driver.cuMemAlloc(4096)
+        driver.cuMemsetD8Async(pointer, 1, 4096, stream)
+        driver.cuMemFree(pointer)
+threads = [threading.Thread(target=churn) for _ in range(3)]
+for thread in threads:
+    thread.start()
+def check():
+    driver.start()
+    stream, pointer = driver.cuStreamCreate(1), driver.cuMemAlloc(4096)
+    driver.cuMemsetD8Async(pointer, 1, 4096, stream)
+    driver.cuStreamSynchronize(stream)
+for _ in range(20):
+    in_child(check)
+stop.set()
+for thread in threads:
+    thread.join()
+"""
+    )
+
+
+# ---- memory that is no longer there ----
+
+
+def test_queued_work_on_unmapped_memory_fails_typed_and_sticks(child):
+    child(
+        """
+        from drivers import BLOCK
+        pointer, handle, stream = driver.reserve(BLOCK), driver.physical(), driver.stream()
+        driver.cuMemMap(pointer, BLOCK, 0, handle, 0)
+        driver.cuMemSetAccess(pointer, BLOCK, [driver.access()], 1)
+        gate = driver.gate(stream)
+        driver.cuMemsetD8Async(pointer, 1, BLOCK, stream)
+        driver.cuMemUnmap(pointer, BLOCK)
+        gate.open()
+        assert driver.error("cuStreamSynchronize", stream) == "ILLEGAL_ADDRESS"
+        assert driver.error("cuMemAlloc", 1) == "ILLEGAL_ADDRESS"
+        """
+    )
+
+
+def test_an_unmapped_hole_is_nobodys_memory(child):
+    child(
+        """
+        import ctypes
+        from drivers import BLOCK
+        pointer = driver.reserve(2 * BLOCK)
+        driver.cuMemMap(pointer, BLOCK, 0, driver.physical(), 0)
+        driver.cuMemSetAccess(pointer, BLOCK, [driver.access()], 1)
+        ctypes.memset(pointer, 1, BLOCK)
+        driver.cuMemUnmap(pointer, BLOCK)
+        ctypes.string_at(pointer, 1)
+        """,
+        expect=-11,
+    )
