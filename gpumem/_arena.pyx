@@ -57,7 +57,7 @@ from gpumem._bfc cimport (
     handle_of,
     round_to_quantum,
 )
-from gpumem._bfc_check cimport bfc_check
+from gpumem._bfc_check cimport bfc_check, bfc_invariant
 from gpumem._driver cimport (
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
@@ -76,7 +76,15 @@ cdef extern from *:
     #else
     enum { GM_DEBUG = 0 };
     #endif
+    #include <stdio.h>
+    #include <stdlib.h>
+    static inline void gm_panic(const char *invariant) {
+        fprintf(stderr, "gpumem: an arena's books are broken: it does not hold that %s\\n",
+                invariant);
+        abort();
+    }
     """
+    void gm_panic(const char* invariant) noexcept nogil
     int32_t gm_add(int32_t* count, int32_t by) noexcept nogil
     enum:
         GM_DEBUG
@@ -142,7 +150,7 @@ cdef inline void hand_out(ArenaCore* arena, uint32_t index, Block* block) noexce
     if size > arena.stats.max_alloc_size:
         arena.stats.max_alloc_size = size
     if GM_DEBUG:
-        note_broken(arena)
+        require_sound(arena)
 
 
 cdef inline int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
@@ -157,13 +165,15 @@ cdef inline int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) no
         bfc_give(&arena.table, handle, stream, arena.streams[stream].epoch)
     arena.stats.num_frees += 1
     if GM_DEBUG:
-        note_broken(arena)
+        require_sound(arena)
     return ARENA_OK
 
 
-cdef void note_broken(ArenaCore* arena) noexcept nogil:
-    if arena.broken == 0:
-        arena.broken = bfc_check(&arena.table)
+cdef void require_sound(const ArenaCore* arena) noexcept nogil:
+    # Debug builds only: stop at the operation that broke an invariant, not where it shows later.
+    cdef int broken = bfc_check(&arena.table)
+    if broken:
+        gm_panic(bfc_invariant(broken))
 
 
 # ---- the slow path: ask, grow, give back, fail ---------------------------------------------------
@@ -535,10 +545,9 @@ cdef void release_everything(ArenaCore* arena) noexcept nogil:
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:
-    # 0, or the first broken invariant, also one that the debug build saw earlier.
     cdef int broken
     lock_acquire(&arena.lock)
-    broken = arena.broken or bfc_check(&arena.table)
+    broken = bfc_check(&arena.table)
     lock_release(&arena.lock)
     return broken
 

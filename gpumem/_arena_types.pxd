@@ -98,7 +98,6 @@ cdef struct ArenaCore:
     uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back
     int32_t last_code       # CUresult of the driver's last refusal
-    int broken              # debug build: the first broken invariant
     ArenaCore* next_retired  # list of arenas that nobody refers to any more
 
 cdef struct Block:
