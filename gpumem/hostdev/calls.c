@@ -1,4 +1,4 @@
-/* The way into every driver function: counting, and what may be refused there. */
+/* The way into every driver function: counted, refused where it must be; and what is alive. */
 #include "internal.h"
 
 #include <string.h>
@@ -14,7 +14,8 @@ static CUresult state_check(void) {
 
 CUresult host_enter(Call call) {
     atomic_fetch_add_explicit(&counts[call], 1, memory_order_relaxed);
-    return state_check();
+    HOST_TRY(state_check());
+    return atomic_load_explicit(&host_faults_armed, memory_order_relaxed) ? host_fault(call) : CUDA_SUCCESS;
 }
 
 CUresult host_enter_context(Call call, Context **context) {
@@ -25,14 +26,14 @@ CUresult host_enter_context(Call call, Context **context) {
 
 /* ---- counters ---- */
 
-static int call_number(const char *name) { /* -1: not in the table */
+int host_call_number(const char *name) { /* -1: not in the table */
     for (int call = 0; call < DRIVER_ENTRY_COUNT; call++)
         if (strcmp(driver_entries[call].name, name) == 0) return call;
     return -1;
 }
 
 uint64_t hostdev_call_count(const char *name) {
-    int call = call_number(name);
+    int call = host_call_number(name);
     return call < 0 ? UINT64_MAX : atomic_load(&counts[call]);
 }
 

@@ -81,6 +81,8 @@ static CUresult record(Event *event, Stream *stream, uint64_t handle) {
         HOST_TRY(host_stream_push(stream, &stamp));
         point.seq = atomic_load(&stream->submitted);
     }
+    uint64_t late = atomic_load(&host_faults_armed) ? host_record_delay() : 0;
+    if (late) point.due = (point.due ? point.due : host_now()) + late;
     event->record++;
     event->point = point;
     event->time = time;

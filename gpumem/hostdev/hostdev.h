@@ -74,6 +74,40 @@ typedef struct HostdevLive {
 } HostdevLive;
 HOSTDEV_API void hostdev_live(HostdevLive *live);
 
+/* ---- faults and costs; all off by default ---- */
+
+/* Calls of `function` (NULL: of any) are counted from now on; number `call` (1: the
+ * next) and the `times` - 1 after it answer `error` and do nothing else (times 0: every
+ * one from there on). Any number of rules up to 32; the first that applies wins. Counting
+ * excludes hostdev_* and, for "any", cuGetErrorName and cuGetErrorString. */
+HOSTDEV_API int hostdev_fail(const char *function, uint64_t call, uint64_t times, int error);
+/* The `record`-th cuEventRecord from now (1: the next) completes that much later. */
+HOSTDEV_API int hostdev_delay_record(uint64_t record, uint64_t nanoseconds);
+/* The device is lost: every call in its context answers `error` until the context is
+ * gone, and queued work is dropped. ILLEGAL_ADDRESS or LAUNCH_FAILED, say. */
+HOSTDEV_API int hostdev_lose_device(int ordinal, int error);
+/* Takes back all of the above that has not happened yet. */
+HOSTDEV_API void hostdev_clear_faults(void);
+/* Calls take the time that they take on an H200: the caller spins for it, or, on the
+ * virtual clock, the clock moves. */
+HOSTDEV_API void hostdev_use_h200_costs(int on);
+
+/* ---- misuse ---- */
+
+typedef enum HostdevMisuse {
+    HOSTDEV_USE_AFTER_FREE, /* an operation names memory that was freed */
+    HOSTDEV_WRONG_CONTEXT,  /* a stream was used while another device was current */
+    HOSTDEV_MISUSE_KINDS
+} HostdevMisuse;
+
+/* Looks for misuse from now on, at a price: every device allocation made while it is on
+ * has pages of its own, whose addresses are never used again and lose their access when
+ * freed: an operation that names them fails, the host faults. */
+HOSTDEV_API void hostdev_find_misuse(int on);
+HOSTDEV_API uint64_t hostdev_misuse_count(int kind);
+/* The latest finding in words, or "". Valid until the next call of this function. */
+HOSTDEV_API const char *hostdev_misuse_report(void);
+
 /* ---- the end ---- */
 
 /* Interpreter exit. Workers stop between operations (a long copy between its pieces, a

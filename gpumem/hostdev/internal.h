@@ -85,6 +85,14 @@ CUresult host_enter_context(Call call, Context **context);
 #define ENTER(name) HOST_TRY(host_enter(HOST_CALL_##name))
 #define ENTER_CONTEXT(name, context) HOST_TRY(host_enter_context(HOST_CALL_##name, context))
 
+/* ---- faults, costs, misuse (faults.c, misuse.c) ---- */
+extern _Atomic bool host_faults_armed, host_misuse_on;
+int host_call_number(const char *name); /* -1: not in the table */
+CUresult host_fault(Call call);         /* only asked while armed */
+void host_spend(Call call, size_t more); /* costs: that many handles beyond the first */
+uint64_t host_record_delay(void);       /* ns that this event record is to be late */
+void host_misuse_note(HostdevMisuse kind, uintptr_t address, size_t size);
+
 /* ---- objects by handle (object.c) ---- */
 typedef enum ObjectKind {
     OBJECT_CONTEXT = 1,
@@ -487,6 +495,7 @@ typedef struct Host {
     pthread_mutex_t setup_lock;
     pthread_rwlock_t map_lock;
     AddressMap ranges, reservations, pooled;
+    AddressMap graves;             /* freed while looking for misuse: no access, never again */
     Table streams, events, physicals, pools, external_memories, semaphores;
     Table graphs, graph_execs, user_objects;
     pthread_mutex_t value_lock;    /* streams that wait for a value sleep here */

@@ -22,7 +22,7 @@ static void build(void) {
     pthread_mutex_init(&host.worker_lock, NULL);
     host_cond_build(&host.value_written);
     host_cond_build(&host.worker_gone);
-    host.ranges = host.reservations = host.pooled = (AddressMap){NULL, 0};
+    host.ranges = host.reservations = host.pooled = host.graves = (AddressMap){NULL, 0};
     host.workers = 0;
     atomic_store(&host.value_waiters, 0);
     host_table_build(&host.streams, OBJECT_STREAM, sizeof(Stream), host_stream_build);

@@ -140,11 +140,11 @@ void host_slab_give(Range *range) {
 
 /* ---- allocate ---- */
 
-static CUresult blocks_take(Range *range) {
+static CUresult blocks_take(Range *range, size_t unit) {
     if (range->size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
-    range->mapped = host_round_up(range->size, HOST_BLOCK);
+    range->mapped = host_round_up(range->size, unit);
     HOST_TRY(host_device_charge(range->device, range->mapped));
-    range->base = (uintptr_t)host_pages_map(range->mapped, HOST_BLOCK);
+    range->base = (uintptr_t)host_pages_map(range->mapped, unit);
     if (range->base) return CUDA_SUCCESS;
     host_device_refund(range->device, range->mapped);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -157,9 +157,10 @@ CUresult host_cuMemAlloc(CUdeviceptr *pointer, size_t size) {
     Range *range = host_range_new(RANGE_DEVICE, 0, size, context);
     if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = CUDA_SUCCESS;
-    if (size > SMALL_LIMIT) result = blocks_take(range);
+    bool own_pages = size > SMALL_LIMIT || atomic_load(&host_misuse_on);
+    if (own_pages) result = blocks_take(range, size > SMALL_LIMIT ? HOST_BLOCK : 4 * KIB);
     pthread_rwlock_wrlock(&host.map_lock);
-    if (size <= SMALL_LIMIT) result = slab_take(range);
+    if (!own_pages) result = slab_take(range);
     if (result == CUDA_SUCCESS) host_map_insert(&host.ranges, range);
     pthread_rwlock_unlock(&host.map_lock);
     if (result != CUDA_SUCCESS) free(range);
@@ -190,7 +191,21 @@ CUresult host_cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int 
 
 /* ---- free ---- */
 
+/* Looking for misuse: the addresses stay taken, without access and without pages. */
+static void range_bury(Range *range) {
+    mmap((void *)range->base, range->mapped, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    host_device_refund(range->device, range->mapped);
+    pthread_rwlock_wrlock(&host.map_lock);
+    host_map_insert(&host.graves, range);
+    pthread_rwlock_unlock(&host.map_lock);
+}
+
 void host_range_release(Range *range) {
+    if (range->kind == RANGE_DEVICE && atomic_load(&host_misuse_on)) {
+        range_bury(range);
+        return;
+    }
     switch (range->kind) {
     case RANGE_DEVICE: host_device_refund(range->device, range->mapped); /* fall through */
     case RANGE_PINNED:

@@ -25,6 +25,10 @@ Place host_place_locked(uintptr_t address, size_t size, bool write) {
     Range *range = host_map_after(&host.ranges, address);
     if (!range || range->base > address) {
         bool clear = !range || range->base >= end;
+        if (clear && !host_map_free(&host.graves, address, size)) {
+            host_misuse_note(HOSTDEV_USE_AFTER_FREE, address, size);
+            return PLACE_BAD;
+        }
         return clear && host_map_free(&host.reservations, address, size) ? PLACE_PAGEABLE : PLACE_BAD;
     }
     Place place = range_place(range);
@@ -37,9 +41,22 @@ Place host_place_locked(uintptr_t address, size_t size, bool write) {
     }
 }
 
+/* Inside a segment any block is reachable to what is queued, but nothing new may name
+ * one that is free. */
+static bool names_free_block(uintptr_t address, size_t size) {
+    Range *segment = host_map_find(&host.ranges, address);
+    if (!segment || segment->kind != RANGE_SEGMENT) return false;
+    Range *block = host_map_find(&host.pooled, address);
+    return !block || size > block->size - (address - block->base);
+}
+
 Place host_place(uintptr_t address, size_t size, bool write) {
     pthread_rwlock_rdlock(&host.map_lock);
     Place place = host_place_locked(address, size, write);
+    if (atomic_load_explicit(&host_misuse_on, memory_order_relaxed) && names_free_block(address, size)) {
+        host_misuse_note(HOSTDEV_USE_AFTER_FREE, address, size);
+        place = PLACE_BAD;
+    }
     pthread_rwlock_unlock(&host.map_lock);
     return place;
 }

@@ -50,6 +50,8 @@ CUresult host_stream_resolve(Context *current, CUstream handle, Stream **stream)
     }
     if (handle == CU_STREAM_PER_THREAD) handle = host_stream_per_thread(current);
     *stream = host_object_find(&host.streams, (uint64_t)(uintptr_t)handle);
+    if (*stream && (*stream)->context != current && atomic_load(&host_misuse_on))
+        host_misuse_note(HOSTDEV_WRONG_CONTEXT, (uintptr_t)handle, 0);
     return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 

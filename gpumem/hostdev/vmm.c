@@ -119,14 +119,15 @@ CUresult host_cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 }
 
 /* Whether whole mappings, one after another, make up exactly this range. */
-static bool tiled(uintptr_t base, size_t size) {
+static size_t tiles(uintptr_t base, size_t size) { /* how many; 0: not so */
     uintptr_t at = base, end = base + size;
-    while (at < end) {
+    size_t count = 0;
+    for (; at < end; count++) {
         Range *range = host_map_find(&host.ranges, at);
-        if (!range || range->kind != RANGE_MAPPING || range->base != at) return false;
+        if (!range || range->kind != RANGE_MAPPING || range->base != at) return 0;
         at += range->size;
     }
-    return at == end;
+    return at == end ? count : 0;
 }
 
 static void mapping_remove(Range *range) {
@@ -143,7 +144,8 @@ CUresult host_cuMemUnmap(CUdeviceptr pointer, size_t size) {
     if (!is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&host.map_lock);
-    if (tiled(base, size)) {
+    size_t mappings = tiles(base, size);
+    if (mappings > 0) {
         bool emptied = hole((void *)base, size, MAP_FIXED) != MAP_FAILED;
         result = emptied ? CUDA_SUCCESS : CUDA_ERROR_UNMAP_FAILED;
         for (uintptr_t at = base; emptied && at < base + size;) {
@@ -153,6 +155,7 @@ CUresult host_cuMemUnmap(CUdeviceptr pointer, size_t size) {
         }
     }
     pthread_rwlock_unlock(&host.map_lock);
+    if (mappings > 1) host_spend(HOST_CALL_MemUnmap, mappings - 1);
     return result;
 }
 
@@ -235,9 +238,11 @@ CUresult host_cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccess
     ENTER(MemSetAccess);
     if (!access || count == 0 || !is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&host.map_lock);
-    CUresult result = tiled(base, size) ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;
+    size_t mappings = tiles(base, size);
+    CUresult result = mappings ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) result = access_set(base, size, access, count);
     pthread_rwlock_unlock(&host.map_lock);
+    if (mappings > 1) host_spend(HOST_CALL_MemSetAccess, mappings - 1);
     return result;
 }
 

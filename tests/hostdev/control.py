@@ -19,6 +19,14 @@ SIGNATURES = {
     "hostdev_reset_counts": (None, []),
     "hostdev_live": (None, [ctypes.c_void_p]),
     "hostdev_shutdown": (None, []),
+    "hostdev_fail": (ctypes.c_int, [ctypes.c_char_p, U64, U64, ctypes.c_int]),
+    "hostdev_delay_record": (ctypes.c_int, [U64, U64]),
+    "hostdev_lose_device": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
+    "hostdev_clear_faults": (None, []),
+    "hostdev_use_h200_costs": (None, [ctypes.c_int]),
+    "hostdev_find_misuse": (None, [ctypes.c_int]),
+    "hostdev_misuse_count": (U64, [ctypes.c_int]),
+    "hostdev_misuse_report": (ctypes.c_char_p, []),
 }
 
 
