@@ -473,6 +473,36 @@ CUresult host_pooled_free(uintptr_t address, Point freed); /* INVALID_VALUE: non
 void host_pools_reborn(void);
 bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
 
+/* ---- from outside (external.c: memory; semaphore.c: timelines) ---- */
+typedef struct ExternalMemory {
+    Object object;
+    pthread_mutex_t lock;
+    int fd;      /* ours from a successful import on */
+    size_t size; /* bytes of the whole allocation */
+} ExternalMemory;
+
+/* The page that a timeline is: `value` counts, `sequence` wakes (a futex has 32 bits). */
+typedef struct TimelinePage {
+    _Atomic uint64_t value;
+    char apart[56];
+    _Atomic uint32_t sequence; /* at byte 64: goes up with every signal, in any process */
+} TimelinePage;
+
+typedef struct Timeline { /* one import; operations in queues hold references */
+    _Atomic int references;
+    bool binary; /* a wait takes the signal away */
+    TimelinePage *page;
+} Timeline;
+
+typedef struct Semaphore {
+    Object object;
+    pthread_mutex_t lock;
+    Timeline *timeline;
+} Semaphore;
+void host_external_build(void *memory);
+void host_semaphore_build(void *semaphore);
+CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer);
+
 /* ---- copies (copy.c) ---- */
 enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the caller says lies there */
 Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size);

@@ -29,6 +29,9 @@ static void build(void) {
     host_table_build(&host.events, OBJECT_EVENT, sizeof(Event), host_event_build);
     host_table_build(&host.physicals, OBJECT_PHYSICAL, sizeof(Physical), NULL);
     host_table_build(&host.pools, OBJECT_POOL, sizeof(Pool), host_pool_build);
+    host_table_build(&host.external_memories, OBJECT_EXTERNAL_MEMORY, sizeof(ExternalMemory),
+                     host_external_build);
+    host_table_build(&host.semaphores, OBJECT_SEMAPHORE, sizeof(Semaphore), host_semaphore_build);
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) host_context_build(device);
 }
 

@@ -210,7 +210,7 @@ void host_range_release(Range *range) {
     case RANGE_DEVICE: host_device_refund(range->device, range->mapped); /* fall through */
     case RANGE_PINNED:
     case RANGE_MANAGED:
-    case RANGE_IMPORTED: munmap((void *)range->base, range->mapped); break;
+    case RANGE_IMPORTED: munmap((void *)(range->base & ~(uintptr_t)4095), range->mapped); break;
     default: break;
     }
     free(range);

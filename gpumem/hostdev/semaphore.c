@@ -1,0 +1,194 @@
+/* External semaphores: timelines in a shared page, signalled and awaited in stream order.
+ *
+ * Any process that maps the page takes part: it sets `value`, adds one to `sequence` and
+ * wakes the futex there. TIMELINE_SEMAPHORE_FD waits for value >= and signal sets it;
+ * OPAQUE_FD is binary: a wait takes the one signal away.
+ */
+#include "internal.h"
+
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+void host_semaphore_build(void *pointer) {
+    Semaphore *semaphore = pointer;
+    pthread_mutex_init(&semaphore->lock, NULL);
+}
+
+/* ---- the shared page ---- */
+
+static void page_wake(TimelinePage *page) {
+    atomic_fetch_add(&page->sequence, 1);
+    syscall(SYS_futex, &page->sequence, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* A moment, or until the sequence moves on: whoever waits also looks whether to stop. */
+static void page_sleep(TimelinePage *page, uint32_t seen) {
+    const struct timespec moment = {0, 5000000};
+    syscall(SYS_futex, &page->sequence, FUTEX_WAIT, seen, &moment, NULL, 0);
+}
+
+static bool reached(Timeline *timeline, uint64_t value) {
+    uint64_t one = 1;
+    if (timeline->binary) return atomic_compare_exchange_strong(&timeline->page->value, &one, 0);
+    return atomic_load(&timeline->page->value) >= value;
+}
+
+static void timeline_drop(Timeline *timeline) {
+    if (atomic_fetch_sub(&timeline->references, 1) > 1) return;
+    munmap(timeline->page, sizeof *timeline->page);
+    free(timeline);
+}
+
+/* ---- import ---- */
+
+static Timeline *timeline_map(int file, bool binary) {
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0 || (size_t)status.st_size < sizeof(TimelinePage)) return NULL;
+    Timeline *timeline = malloc(sizeof *timeline);
+    if (!timeline) return NULL;
+    void *page = mmap(NULL, sizeof(TimelinePage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (page == MAP_FAILED) {
+        free(timeline);
+        return NULL;
+    }
+    atomic_init(&timeline->references, 1);
+    timeline->binary = binary;
+    timeline->page = page;
+    return timeline;
+}
+
+CUresult host_cuImportExternalSemaphore(CUexternalSemaphore *out,
+                                        const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc) {
+    Context *context;
+    ENTER_CONTEXT(ImportExternalSemaphore, &context);
+    if (!out || !desc || desc->flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    bool binary = desc->type == CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD;
+    if (!binary && desc->type != CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    Timeline *timeline = timeline_map(desc->handle.fd, binary);
+    if (!timeline) return CUDA_ERROR_INVALID_VALUE;
+    Semaphore *semaphore = host_object_take(&host.semaphores);
+    if (!semaphore) {
+        timeline_drop(timeline);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    close(desc->handle.fd); /* ours now, and the mapping is all we need */
+    pthread_mutex_lock(&semaphore->lock);
+    semaphore->timeline = timeline;
+    *out = (CUexternalSemaphore)(uintptr_t)host_object_publish(&host.semaphores, semaphore);
+    pthread_mutex_unlock(&semaphore->lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult semaphore_timeline(CUexternalSemaphore handle, Timeline **out) {
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    Semaphore *semaphore = host_object_find(&host.semaphores, number);
+    if (!semaphore) return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&semaphore->lock);
+    bool mine = atomic_load(&semaphore->object.handle) == number;
+    if (mine) atomic_fetch_add(&semaphore->timeline->references, 1);
+    *out = semaphore->timeline;
+    pthread_mutex_unlock(&semaphore->lock);
+    return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult host_cuDestroyExternalSemaphore(CUexternalSemaphore handle) {
+    Context *context;
+    ENTER_CONTEXT(DestroyExternalSemaphore, &context);
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    Semaphore *semaphore = host_object_find(&host.semaphores, number);
+    if (!semaphore) return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&semaphore->lock);
+    bool mine = host_object_hide(&host.semaphores, semaphore, number);
+    if (mine) timeline_drop(semaphore->timeline);
+    pthread_mutex_unlock(&semaphore->lock);
+    if (mine) host_object_give(&host.semaphores, semaphore);
+    return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* ---- signal and wait, in a worker ---- */
+
+typedef struct Step { /* owned by the operation that carries it */
+    Timeline *timeline;
+    uint64_t value;
+} Step;
+
+static void step_drop(void *data) {
+    Step *step = data;
+    timeline_drop(step->timeline);
+    free(step);
+}
+
+static CUresult signal_run(Stream *stream, void *data) {
+    Step *step = data;
+    (void)stream;
+    atomic_store(&step->timeline->page->value, step->timeline->binary ? 1 : step->value);
+    page_wake(step->timeline->page);
+    step_drop(step);
+    return CUDA_SUCCESS;
+}
+
+static CUresult wait_run(Stream *stream, void *data) {
+    Step *step = data;
+    host_park(stream, PARK_VALUE, (Point){NULL, 0, 0});
+    while (!host_stop_requested(stream)) {
+        uint32_t seen = atomic_load(&step->timeline->page->sequence);
+        if (reached(step->timeline, step->value)) break;
+        page_sleep(step->timeline->page, seen);
+    }
+    host_park(stream, PARK_NONE, (Point){NULL, 0, 0});
+    step_drop(step);
+    return CUDA_SUCCESS;
+}
+
+static CUresult step_push(Stream *stream, CUexternalSemaphore semaphore,
+                          CUresult (*run)(Stream *, void *), uint64_t value) {
+    Step *step = malloc(sizeof *step);
+    if (!step) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = semaphore_timeline(semaphore, &step->timeline);
+    if (result != CUDA_SUCCESS) {
+        free(step);
+        return result;
+    }
+    step->value = value;
+    result = host_stream_push(stream, &(Op){.kind = OP_RUN, .run = {run, step_drop, step}});
+    if (result != CUDA_SUCCESS) step_drop(step);
+    return result;
+}
+
+static CUresult steps_submit(Context *context, const CUexternalSemaphore *semaphores,
+                             const CUDA_EXTERNAL_SEMAPHORE_PARAMS *params, unsigned int count,
+                             CUstream handle, CUresult (*run)(Stream *, void *)) {
+    Stream *stream;
+    if (count > 0 && (!semaphores || !params)) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned int i = 0; i < count; i++) /* all or none */
+        if (!host_object_find(&host.semaphores, (uint64_t)(uintptr_t)semaphores[i]))
+            return CUDA_ERROR_INVALID_HANDLE;
+    HOST_TRY(host_stream_begin(context, handle, &stream));
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = step_push(stream, semaphores[i], run, params[i].params.fence.value);
+    host_stream_end(stream);
+    return result;
+}
+
+CUresult host_cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *semaphores,
+                                              const CUDA_EXTERNAL_SEMAPHORE_PARAMS *params,
+                                              unsigned int count, CUstream stream) {
+    Context *context;
+    ENTER_CONTEXT(SignalExternalSemaphoresAsync, &context);
+    return steps_submit(context, semaphores, params, count, stream, signal_run);
+}
+
+CUresult host_cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *semaphores,
+                                            const CUDA_EXTERNAL_SEMAPHORE_PARAMS *params,
+                                            unsigned int count, CUstream stream) {
+    Context *context;
+    ENTER_CONTEXT(WaitExternalSemaphoresAsync, &context);
+    return steps_submit(context, semaphores, params, count, stream, wait_run);
+}
