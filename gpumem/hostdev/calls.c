@@ -15,6 +15,7 @@ static CUresult state_check(void) {
 CUresult host_enter(Call call) {
     atomic_fetch_add_explicit(&counts[call], 1, memory_order_relaxed);
     HOST_TRY(state_check());
+    if (atomic_load_explicit(&host_captures, memory_order_relaxed)) HOST_TRY(host_capture_forbids(call));
     return atomic_load_explicit(&host_faults_armed, memory_order_relaxed) ? host_fault(call) : CUDA_SUCCESS;
 }
 

@@ -74,6 +74,7 @@ CUresult host_copy_async(Context *context, CUstream stream, Copy *copy, int dst_
     Ends ends;
     if (copy->width == 0 || copy->height == 0 || copy->depth == 0) return CUDA_SUCCESS;
     HOST_TRY(ends_find(copy, dst_side, src_side, &ends));
+    if (host_stream_captures(context, stream)) return submit(context, stream, copy, false);
     bool wait = ends.dst == PLACE_PAGEABLE || (on_host(ends.dst) && on_host(ends.src));
     if (!wait && ends.src == PLACE_PAGEABLE) HOST_TRY(stage(copy));
     return submit(context, stream, copy, wait);

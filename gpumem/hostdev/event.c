@@ -5,6 +5,8 @@
  */
 #include "internal.h"
 
+#include <stdlib.h>
+
 void host_event_build(void *pointer) {
     Event *event = pointer;
     pthread_mutex_init(&event->lock, NULL);
@@ -21,6 +23,11 @@ CUresult host_event_lock(CUevent handle, Event **out) {
     }
     *out = event;
     return CUDA_SUCCESS;
+}
+
+static void forget_capture(Event *event) {
+    free(event->captured);
+    event->captured = NULL;
 }
 
 static void event_unlock(Event *event) { pthread_mutex_unlock(&event->lock); }
@@ -54,6 +61,7 @@ CUresult host_cuEventDestroy(CUevent handle) {
     ENTER_CONTEXT(EventDestroy, &context);
     HOST_TRY(host_event_lock(handle, &event));
     bool mine = host_object_hide(&host.events, event, (uint64_t)(uintptr_t)handle);
+    if (mine) forget_capture(event);
     event_unlock(event);
     if (mine) host_object_give(&host.events, event);
     return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -64,6 +72,7 @@ static void event_drop(void *pointer, void *data) {
     pthread_mutex_lock(&event->lock);
     uint64_t handle = atomic_load(&event->object.handle);
     bool mine = handle && event->context == data && host_object_hide(&host.events, event, handle);
+    if (mine) forget_capture(event);
     event_unlock(event);
     if (mine) host_object_give(&host.events, event);
 }
@@ -72,6 +81,7 @@ void host_events_drop(Context *context) { host_object_each(&host.events, event_d
 
 /* Stream and event are both locked. */
 static CUresult record(Event *event, Stream *stream, uint64_t handle) {
+    if (stream->capture) return host_capture_record(stream, event);
     Point point = host_stream_tail(stream);
     bool passed = atomic_load(&stream->completed) >= point.seq;
     uint64_t time = 0;
@@ -86,7 +96,7 @@ static CUresult record(Event *event, Stream *stream, uint64_t handle) {
     event->record++;
     event->point = point;
     event->time = time;
-    event->captured = NULL;
+    forget_capture(event);
     return CUDA_SUCCESS;
 }
 
@@ -125,7 +135,9 @@ CUresult host_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
     CUresult result = host_event_lock(handle, &event);
     if (result == CUDA_SUCCESS) {
-        result = host_stream_wait_point(stream, event->point);
+        bool done = false; /* an event or a stream in a capture: nothing to queue */
+        result = host_capture_wait(stream, event, &done);
+        if (result == CUDA_SUCCESS && !done) result = host_stream_wait_point(stream, event->point);
         event_unlock(event);
     }
     host_stream_end(stream);
@@ -136,8 +148,9 @@ static CUresult event_point(CUevent handle, Point *point) {
     Event *event;
     HOST_TRY(host_event_lock(handle, &event));
     *point = event->point;
+    bool captured = event->captured;
     event_unlock(event);
-    return CUDA_SUCCESS;
+    return captured ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
 }
 
 CUresult host_cuEventQuery(CUevent handle) {

@@ -25,7 +25,7 @@
  *   2  Context.lock           the context's list of streams
  *   3  Stream.lock            the ring and the worker's state
  *   4  Event.lock             the latest record
- *   5  Pool.lock              segments and blocks of a pool
+ *   5  Pool.lock              segments and blocks of a pool; Graph.lock; capture_lock
  *   6  host.map_lock (rw)     the maps and everything that hangs on a Range
  *   7  Table.lock             free slots of one kind of object
  *   8  host.value_lock, host.worker_lock, faults: leaves
@@ -224,6 +224,7 @@ struct Stream {
     uint64_t running;        /* number of the operation in hand */
     uint64_t pulled;         /* virtual clock: somebody waits for this number */
     Capture *capture;        /* NULL: not capturing */
+    struct NodeSet *captured; /* of that capture: what the stream's next node comes after */
     Point seen[STREAM_SEEN]; /* other streams' points it has waited for, oldest overwritten */
     unsigned seen_next;
 };
@@ -338,7 +339,7 @@ struct Event {
     uint64_t record; /* how often recorded; 0: never */
     Point point;     /* what the latest record marks */
     uint64_t time;   /* clock ns when it was passed; 0: not yet */
-    Capture *captured;
+    struct NodeSet *captured; /* recorded in a capture: after these nodes; owned */
 };
 void host_event_build(void *event);
 void host_event_stamp(uint64_t handle, uint64_t record);
@@ -503,6 +504,72 @@ void host_external_build(void *memory);
 void host_semaphore_build(void *semaphore);
 CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer);
 
+/* ---- capture and graphs (capture.c, graph.c) ---- */
+typedef struct NodeSet { /* which nodes of a capture something is ordered after */
+    uint64_t capture;    /* Capture.id */
+    size_t words;
+    uint64_t bits[];
+} NodeSet;
+
+typedef struct Nodes { /* operations in the order they were captured, which respects theirs */
+    Op *at;
+    size_t count, capacity;
+} Nodes;
+
+struct Capture { /* everything under capture_lock */
+    Capture *next;
+    uint64_t id;
+    CUstreamCaptureMode mode;
+    const Thread *thread;  /* who began it */
+    Stream *origin;
+    bool invalidated;
+    Nodes nodes;
+    uint64_t graph;        /* handle of the graph being made */
+};
+extern _Atomic int host_captures; /* active: 0 in the common case, then nobody looks further */
+CUresult host_capture_forbids(Call call); /* calls that are unsafe while somebody captures */
+CUresult host_capture_push(Stream *stream, const Op *op);                  /* stream locked */
+CUresult host_capture_record(Stream *stream, Event *event);                /* both locked */
+CUresult host_capture_wait(Stream *stream, const Event *event, bool *done); /* both locked */
+CUresult host_capture_touch(Stream *stream); /* a question or wait: not while capturing */
+bool host_capture_blocks_legacy(Context *context, bool use);
+void host_capture_abandon(Stream *stream);   /* locked: the stream is being destroyed */
+bool host_stream_captures(Context *context, CUstream handle);
+
+typedef struct Program { /* what launches run; never changes, counted */
+    _Atomic int references;
+    size_t count;
+    struct UserObject **objects; /* each holds one reference */
+    size_t object_count;
+    Op ops[];
+} Program;
+
+typedef struct Graph {
+    Object object;
+    pthread_mutex_t lock;
+    Nodes nodes;
+    struct UserObject **objects;
+    size_t object_count;
+} Graph;
+
+typedef struct GraphExec {
+    Object object;
+    pthread_mutex_t lock;
+    Program *program;
+} GraphExec;
+
+typedef struct UserObject {
+    Object object;
+    _Atomic unsigned references;
+    void *data;
+    CUhostFn destroy;
+} UserObject;
+void host_graph_build(void *graph);
+void host_graph_exec_build(void *exec);
+CUresult host_graph_new(uint64_t *handle);
+void host_graph_fill(uint64_t handle, Nodes *nodes); /* takes the nodes over */
+bool host_nodes_add(Nodes *nodes, const Op *op);
+
 /* ---- copies (copy.c) ---- */
 enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the caller says lies there */
 Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size);
@@ -534,6 +601,8 @@ typedef struct Host {
     pthread_mutex_t worker_lock;
     pthread_cond_t worker_gone;
     uint64_t workers;              /* worker_lock */
+    pthread_mutex_t capture_lock;
+    Capture *captures;
     _Atomic uint64_t next_id;
     Device devices[HOSTDEV_MAX_DEVICES];
 } Host;

@@ -35,6 +35,13 @@ static CUresult stream_context_v12(CUstream stream, CUcontext *context, void **g
     return host_cuStreamGetCtx(stream, context);
 }
 
+static CUresult capture_info_v12(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
+                                 CUgraph *graph, const CUgraphNode **dependencies,
+                                 const void **edges, size_t *count) {
+    if (edges) *edges = NULL; /* every edge is a plain one */
+    return host_cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, count);
+}
+
 typedef struct LaterForm {
     const char *name;
     int version;    /* from here on the signature is another */
@@ -45,7 +52,7 @@ static const LaterForm later_forms[] = {
     {"cuCtxGetDevice", 13000, (void *)context_device_v13},
     {"cuCtxSynchronize", 13000, (void *)context_synchronize_v13},
     {"cuStreamGetCtx", 12050, (void *)stream_context_v12},
-    {"cuStreamGetCaptureInfo", 12030, NULL},
+    {"cuStreamGetCaptureInfo", 12030, (void *)capture_info_v12},
 };
 
 static const LaterForm *later_form(const char *name, int version) {

@@ -20,6 +20,9 @@ static void build(void) {
     pthread_mutex_init(&host.setup_lock, NULL);
     pthread_mutex_init(&host.value_lock, NULL);
     pthread_mutex_init(&host.worker_lock, NULL);
+    pthread_mutex_init(&host.capture_lock, NULL);
+    host.captures = NULL;
+    atomic_store(&host_captures, 0);
     host_cond_build(&host.value_written);
     host_cond_build(&host.worker_gone);
     host.ranges = host.reservations = host.pooled = host.graves = (AddressMap){NULL, 0};
@@ -32,6 +35,9 @@ static void build(void) {
     host_table_build(&host.external_memories, OBJECT_EXTERNAL_MEMORY, sizeof(ExternalMemory),
                      host_external_build);
     host_table_build(&host.semaphores, OBJECT_SEMAPHORE, sizeof(Semaphore), host_semaphore_build);
+    host_table_build(&host.graphs, OBJECT_GRAPH, sizeof(Graph), host_graph_build);
+    host_table_build(&host.graph_execs, OBJECT_GRAPH_EXEC, sizeof(GraphExec), host_graph_exec_build);
+    host_table_build(&host.user_objects, OBJECT_USER_OBJECT, sizeof(UserObject), NULL);
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) host_context_build(device);
 }
 

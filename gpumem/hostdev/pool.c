@@ -173,7 +173,9 @@ static CUresult pool_alloc(Context *context, CUdeviceptr *pointer, size_t size, 
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
     CUresult result = host_pool_lock(handle, &pool);
     if (result == CUDA_SUCCESS) {
-        result = pool->imported ? CUDA_ERROR_INVALID_VALUE : host_block_take(pool, stream, size, &block);
+        if (pool->imported) result = CUDA_ERROR_INVALID_VALUE;
+        else if (stream->capture) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        else result = host_block_take(pool, stream, size, &block);
         if (result == CUDA_SUCCESS) *pointer = block->base;
         host_pool_unlock(pool);
     }
@@ -234,8 +236,10 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     bool imported = range && range->kind == RANGE_IMPORTED && range->base == pointer;
     pthread_rwlock_unlock(&host.map_lock);
     Op unmap = {.kind = OP_RUN, .run = {unmap_run, NULL, (void *)(uintptr_t)pointer}};
-    CUresult result = imported ? host_stream_push(stream, &unmap)
-                               : host_pooled_free((uintptr_t)pointer, host_stream_tail(stream));
+    CUresult result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!stream->capture)
+        result = imported ? host_stream_push(stream, &unmap)
+                          : host_pooled_free((uintptr_t)pointer, host_stream_tail(stream));
     host_stream_end(stream);
     return result;
 }

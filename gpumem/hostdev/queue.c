@@ -220,6 +220,7 @@ static CUresult ring_grow(Stream *stream) {
 CUresult host_stream_push(Stream *stream, const Op *op) {
     uint64_t number = submitted(stream) + 1;
     if (host_is_down()) return CUDA_ERROR_DEINITIALIZED;
+    if (stream->capture) return host_capture_push(stream, op);
     if (number - completed(stream) > stream->capacity) HOST_TRY(ring_grow(stream));
     if (!stream->worker_alive) HOST_TRY(worker_start(stream));
     Op *slot = &stream->ring[number & (stream->capacity - 1)];
@@ -255,7 +256,7 @@ bool host_stream_has_seen(const Stream *stream, Point point) {
 /* What must finish first goes in as waits. What only has to come of age (its work is
  * done, its lag is not over) moves the stream's own clock instead. */
 static CUresult push_wait(Stream *stream, Point point) {
-    if (point.stream == stream || host_point_done(point)) return CUDA_SUCCESS;
+    if (point.stream == stream || host_point_done(point) || stream->capture) return CUDA_SUCCESS;
     if (seq_done(point)) {
         if (point.due > atomic_load(&stream->last_due)) atomic_store(&stream->last_due, point.due);
         return CUDA_SUCCESS;
@@ -287,6 +288,7 @@ static CUresult begin_legacy(Stream *stream) {
     Points points;
     host_points_start(&points);
     CUresult result = stream_points(stream->context, stream, false, &points);
+    if (host_capture_blocks_legacy(stream->context, true)) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     pthread_mutex_lock(&stream->lock);
     for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++)
         result = push_wait(stream, points.at[i]);
@@ -492,6 +494,7 @@ CUresult host_stream_close(Stream *stream, uint64_t handle) {
     pthread_mutex_lock(&stream->lock);
     bool mine = host_object_hide(&host.streams, stream, handle);
     bool alive = stream->worker_alive;
+    if (mine && stream->capture) host_capture_abandon(stream);
     if (mine && alive) {
         stream->dying = true;
         pthread_cond_signal(&stream->work);

@@ -98,6 +98,7 @@ static CUresult stream_collect(Context *context, CUstream handle, Points *points
     Stream *stream;
     host_points_start(points);
     HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(host_capture_touch(stream));
     return host_stream_points(stream, points);
 }
 
