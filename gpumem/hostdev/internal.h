@@ -374,6 +374,7 @@ struct Range {
     bool readable, writable; /* false: device access faults */
     bool sync_memops;
     bool shared;             /* its pages are another process's too: read-only after a fork */
+    uint64_t file, file_offset; /* of a pointer of an imported pool: which one it is */
     void *owner;             /* Slab, Physical, Segment, Block: by kind */
 };
 
@@ -464,6 +465,7 @@ struct Pool {
 };
 
 void host_pool_build(void *pool);
+CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *pool, bool is_default);
 CUresult host_block_take(Pool *pool, Stream *stream, size_t size, Block **block); /* both locked */
 void host_block_give(Block *block, Point freed);                                  /* pool locked */
 void host_pool_shrink(Pool *pool, uint64_t keep);                                 /* locked */

@@ -45,7 +45,7 @@ static int pool_file(const CUmemPoolProps *props) {
     return -2;
 }
 
-static CUresult pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_default) {
+CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_default) {
     int file = pool_file(props);
     if (file == -2) return CUDA_ERROR_OPERATING_SYSTEM;
     Pool *pool = host_object_take(&host.pools);
@@ -81,7 +81,7 @@ CUresult host_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
     ENTER(MemPoolCreate);
     if (!pool) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(props_check(props));
-    return pool_new(props, pool, false);
+    return host_pool_new(props, pool, false);
 }
 
 CUresult host_cuMemPoolDestroy(CUmemoryPool handle) {
@@ -111,7 +111,7 @@ static CUresult default_pool(int device, uint64_t *handle) { /* setup_lock held 
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
         CUmemoryPool made;
-        HOST_TRY(pool_new(&props, &made, true));
+        HOST_TRY(host_pool_new(&props, &made, true));
         *at = (uint64_t)(uintptr_t)made;
     }
     *handle = *at;

@@ -1,12 +1,6 @@
 /* The table that callers hold, and the names of errors. */
 #include "internal.h"
 
-/* Weak: an entry that no file defines yet is NULL, "not there". */
-#define HOST_WEAK(name, version, parameters) \
-    extern CUresult host_cu##name parameters __attribute__((weak));
-GM_DRIVER_FUNCTIONS(HOST_WEAK)
-#undef HOST_WEAK
-
 #define HOST_FIELD(name, version, parameters) .cu##name = host_cu##name,
 static const DriverTable table = {GM_DRIVER_FUNCTIONS(HOST_FIELD)};
 #undef HOST_FIELD

@@ -456,3 +456,46 @@ def test_an_unmapped_hole_is_nobodys_memory(child):
         """,
         expect=-11,
     )
+
+
+# ---- pools between processes ----
+
+
+def test_another_process_maps_a_pools_pointer_and_cannot_allocate_there(child):
+    child(
+        FORK
+        + """
+import ctypes
+from drivers import BLOCK
+api = driver.api
+kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+props = api.CUmemPoolProps()
+props.allocType = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+props.handleTypes = kind
+props.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+pool, stream = driver.cuMemPoolCreate(props), driver.stream()
+first = int(driver.cuMemAllocFromPoolAsync(1000, pool, stream))
+pointer = int(driver.cuMemAllocFromPoolAsync(5000, pool, stream))
+driver.cuMemsetD8Async(pointer, 7, 5000, stream)
+driver.cuStreamSynchronize(stream)
+descriptor = int(driver.cuMemPoolExportToShareableHandle(pool, kind, 0))
+note = driver.cuMemPoolExportPointer(pointer)
+def check():
+    driver.start()
+    imported = driver.cuMemPoolImportFromShareableHandle(descriptor, kind, 0)
+    mine = driver.cuStreamCreate(1)
+    assert driver.error("cuMemAllocFromPoolAsync", 16, imported, mine) == "INVALID_VALUE"
+    here = int(driver.cuMemPoolImportPointer(imported, note))
+    assert driver.error("cuMemPoolImportPointer", imported, note) == "ALREADY_MAPPED"
+    assert driver.read(here, 5000) == b"\\x07" * 5000
+    driver.write(here, b"child")
+    driver.cuMemFreeAsync(here, mine)
+    driver.cuStreamSynchronize(mine)
+    assert driver.error("cuMemcpyDtoH", bytearray(1), here, 1) == "INVALID_VALUE"
+in_child(check)
+assert driver.read(pointer, 5) == b"child"
+driver.cuMemFreeAsync(pointer, stream)
+driver.cuMemFreeAsync(first, stream)
+driver.cuMemPoolDestroy(pool)
+"""
+    )

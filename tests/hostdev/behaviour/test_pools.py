@@ -234,3 +234,33 @@ def test_pool_pointers_have_their_own_range(driver, pool):
     assert (int(base), size) == (second, 5000)
     pool.give(first, stream)
     pool.give(second, stream)
+
+
+# ---- between processes (here: through descriptors within one) ----
+
+
+@pytest.fixture
+def shared(driver):
+    if not hasattr(driver, "api"):
+        return None
+    kinds = driver.api.CUmemAllocationHandleType
+    props = driver.api.CUmemPoolProps()
+    props.allocType = driver.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    props.handleTypes = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    props.location.type = driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    pool = driver.cuMemPoolCreate(props)
+    driver.later("cuMemPoolDestroy", pool)
+    return pool
+
+
+def test_only_exportable_pools_export(driver, pool):
+    kind = driver.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    assert driver.error("cuMemPoolExportToShareableHandle", pool.handle, kind, 0) != "SUCCESS"
+
+
+def test_a_pointer_of_an_exportable_pool_exports(driver, shared):
+    stream = driver.stream()
+    pointer = driver.cuMemAllocFromPoolAsync(4096, shared, stream)
+    driver.cuMemPoolExportPointer(pointer)
+    assert driver.error("cuMemPoolExportPointer", driver.memory(4096)) == "INVALID_VALUE"
+    driver.cuMemFreeAsync(pointer, stream)
