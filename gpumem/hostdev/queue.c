@@ -20,48 +20,14 @@ void host_stream_build(void *pointer) {
     host_cond_build(&stream->progress);
 }
 
-static uint64_t submitted(const Stream *stream) {
-    return atomic_load_explicit(&stream->submitted, memory_order_acquire);
-}
-
-static uint64_t completed(const Stream *stream) {
-    return atomic_load_explicit(&stream->completed, memory_order_acquire);
-}
-
 bool host_stop_requested(const Stream *stream) {
     return host_is_down() || (stream && atomic_load(&stream->cancelled));
 }
 
 /* ---- points ---- */
 
-static bool seq_done(Point point) { return !point.stream || completed(point.stream) >= point.seq; }
-
 bool host_point_done(Point point) {
-    return seq_done(point) && (point.due == 0 || host_now() >= point.due);
-}
-
-void host_points_start(Points *points) {
-    points->at = points->few;
-    points->count = 0;
-    points->capacity = sizeof points->few / sizeof points->few[0];
-}
-
-bool host_points_add(Points *points, Point point) {
-    if (points->count == points->capacity) {
-        size_t bytes = 2 * points->capacity * sizeof(Point);
-        bool first = points->at == points->few;
-        Point *grown = first ? malloc(bytes) : realloc(points->at, bytes);
-        if (!grown) return false;
-        if (first) memcpy(grown, points->few, sizeof points->few);
-        points->at = grown;
-        points->capacity *= 2;
-    }
-    points->at[points->count++] = point;
-    return true;
-}
-
-void host_points_end(Points *points) {
-    if (points->at != points->few) free(points->at);
+    return host_seq_done(point) && (point.due == 0 || host_now() >= point.due);
 }
 
 /* When the last thing queued may finish; 0 when that is no question. Locked. */
@@ -73,16 +39,11 @@ static uint64_t due_next(Stream *stream) {
     return due;
 }
 
-/* A question about all that was queued, as opposed to a record, queues nothing itself. */
-static Point point_of(Stream *stream) {
-    return (Point){stream, submitted(stream), atomic_load(&stream->last_due)};
-}
-
 Point host_stream_tail(Stream *stream) {
-    return (Point){stream, submitted(stream), due_next(stream)};
+    return (Point){stream, host_submitted(stream), due_next(stream)};
 }
 
-bool host_stream_idle(Stream *stream) { return host_point_done(point_of(stream)); }
+bool host_stream_idle(Stream *stream) { return host_point_done(host_stream_point(stream)); }
 
 /* ---- the worker ---- */
 
@@ -133,11 +94,11 @@ static bool wait_for_work(Stream *stream) {
     host_deadline(&deadline, IDLE_NS);
     int waited = 0;
     stream->worker_asleep = true;
-    while (waited != ETIMEDOUT && submitted(stream) == completed(stream) && !stream->dying &&
+    while (waited != ETIMEDOUT && host_submitted(stream) == host_completed(stream) && !stream->dying &&
            !host_is_down())
         waited = pthread_cond_timedwait(&stream->work, &stream->lock, &deadline);
     stream->worker_asleep = false;
-    return submitted(stream) != completed(stream);
+    return host_submitted(stream) != host_completed(stream);
 }
 
 /* Nothing can be queued any more and nothing is: the slot may have its next tenant. */
@@ -169,8 +130,8 @@ static void *worker_main(void *argument) {
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
     pthread_mutex_lock(&stream->lock);
     while (!host_is_down()) {
-        uint64_t next = completed(stream) + 1;
-        if (next <= submitted(stream)) execute(stream, next);
+        uint64_t next = host_completed(stream) + 1;
+        if (next <= host_submitted(stream)) execute(stream, next);
         else if (stream->dying || !wait_for_work(stream)) break;
     }
     bool retire = stream->dying && !host_is_down();
@@ -202,14 +163,51 @@ static CUresult worker_start(Stream *stream) {
     return CUDA_ERROR_OPERATING_SYSTEM;
 }
 
+void host_park(Stream *stream, ParkKind kind, Point point) {
+    pthread_mutex_lock(&stream->lock);
+    park(stream, kind, point);
+    bool pulled = stream->pulled >= stream->running;
+    pthread_cond_broadcast(&stream->progress);
+    pthread_mutex_unlock(&stream->lock);
+    if (kind == PARK_POINT && pulled && host_clock_is_virtual()) host_point_pull(point);
+}
+
+/* In a worker: until another stream has come so far. It sleeps on that stream's
+ * progress, which a stop of either wakes. */
+void host_stream_follow(Stream *stream, Point point) {
+    Stream *other = point.stream;
+    host_park(stream, PARK_POINT, point);
+    pthread_mutex_lock(&other->lock);
+    while (!host_seq_done(point) && !host_stop_requested(stream))
+        pthread_cond_wait(&other->progress, &other->lock);
+    pthread_mutex_unlock(&other->lock);
+    pthread_mutex_lock(&stream->lock);
+    wait_due(stream, point.due); /* unparks */
+    pthread_mutex_unlock(&stream->lock);
+}
+
+static void stream_wake(void *pointer, void *data) {
+    Stream *stream = pointer;
+    (void)data;
+    pthread_mutex_lock(&stream->lock);
+    pthread_cond_broadcast(&stream->work);
+    pthread_cond_broadcast(&stream->progress);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+void host_streams_wake(void) {
+    host_object_each(&host.streams, stream_wake, NULL);
+    host_value_wake();
+}
+
 /* ---- queueing; between host_stream_begin and host_stream_end ---- */
 
 static CUresult ring_grow(Stream *stream) {
     size_t capacity = stream->capacity ? 2 * stream->capacity : RING_START;
     Op *ring = malloc(capacity * sizeof *ring);
     if (!ring) return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t last = submitted(stream);
-    for (uint64_t number = completed(stream) + 1; number <= last; number++)
+    uint64_t last = host_submitted(stream);
+    for (uint64_t number = host_completed(stream) + 1; number <= last; number++)
         ring[number & (capacity - 1)] = stream->ring[number & (stream->capacity - 1)];
     free(stream->ring);
     stream->ring = ring;
@@ -218,10 +216,10 @@ static CUresult ring_grow(Stream *stream) {
 }
 
 CUresult host_stream_push(Stream *stream, const Op *op) {
-    uint64_t number = submitted(stream) + 1;
+    uint64_t number = host_submitted(stream) + 1;
     if (host_is_down()) return CUDA_ERROR_DEINITIALIZED;
     if (stream->capture) return host_capture_push(stream, op);
-    if (number - completed(stream) > stream->capacity) HOST_TRY(ring_grow(stream));
+    if (number - host_completed(stream) > stream->capacity) HOST_TRY(ring_grow(stream));
     if (!stream->worker_alive) HOST_TRY(worker_start(stream));
     Op *slot = &stream->ring[number & (stream->capacity - 1)];
     *slot = *op;
@@ -231,7 +229,7 @@ CUresult host_stream_push(Stream *stream, const Op *op) {
 }
 
 void host_stream_end(Stream *stream) {
-    bool wake = stream->worker_asleep && submitted(stream) != completed(stream);
+    bool wake = stream->worker_asleep && host_submitted(stream) != host_completed(stream);
     if (wake) stream->worker_asleep = false; /* it is told once */
     pthread_mutex_unlock(&stream->lock);
     if (wake) pthread_cond_signal(&stream->work);
@@ -257,7 +255,7 @@ bool host_stream_has_seen(const Stream *stream, Point point) {
  * done, its lag is not over) moves the stream's own clock instead. */
 static CUresult push_wait(Stream *stream, Point point) {
     if (point.stream == stream || host_point_done(point) || stream->capture) return CUDA_SUCCESS;
-    if (seq_done(point)) {
+    if (host_seq_done(point)) {
         if (point.due > atomic_load(&stream->last_due)) atomic_store(&stream->last_due, point.due);
         return CUDA_SUCCESS;
     }
@@ -268,26 +266,11 @@ static CUresult push_wait(Stream *stream, Point point) {
 
 CUresult host_stream_wait_point(Stream *stream, Point point) { return push_wait(stream, point); }
 
-static bool is_blocking(const Stream *stream) { return !(stream->flags & CU_STREAM_NON_BLOCKING); }
-
-static CUresult stream_points(Context *context, const Stream *except, bool all, Points *points) {
-    CUresult result = CUDA_SUCCESS;
-    pthread_mutex_lock(&context->lock);
-    for (Stream *at = context->streams; at; at = at->next) {
-        if (at == except || !(all || is_blocking(at))) continue;
-        Point point = point_of(at);
-        if (!host_point_done(point) && !host_points_add(points, point))
-            result = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    pthread_mutex_unlock(&context->lock);
-    return result;
-}
-
 /* The legacy stream starts after every blocking stream, and they after it. */
 static CUresult begin_legacy(Stream *stream) {
     Points points;
     host_points_start(&points);
-    CUresult result = stream_points(stream->context, stream, false, &points);
+    CUresult result = host_streams_points(stream->context, stream, false, &points);
     if (host_capture_blocks_legacy(stream->context, true)) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     pthread_mutex_lock(&stream->lock);
     for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++)
@@ -297,7 +280,7 @@ static CUresult begin_legacy(Stream *stream) {
 }
 
 static CUresult begin_ordinary(Stream *stream) {
-    Point legacy = is_blocking(stream) ? point_of(stream->context->legacy) : (Point){NULL, 0, 0};
+    Point legacy = host_stream_is_blocking(stream) ? host_stream_point(stream->context->legacy) : (Point){NULL, 0, 0};
     pthread_mutex_lock(&stream->lock);
     return push_wait(stream, legacy);
 }
@@ -318,147 +301,9 @@ CUresult host_stream_submit(Context *current, CUstream handle, const Op *op, Poi
     Stream *stream;
     HOST_TRY(host_stream_begin(current, handle, &stream));
     CUresult result = host_stream_push(stream, op);
-    if (end) *end = point_of(stream);
+    if (end) *end = host_stream_point(stream);
     host_stream_end(stream);
     return result;
-}
-
-/* ---- waiting ---- */
-
-CUresult host_stream_points(Stream *stream, Points *points) {
-    if (!host_points_add(points, point_of(stream))) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (stream->role != ROLE_LEGACY) return CUDA_SUCCESS;
-    return stream_points(stream->context, stream, false, points);
-}
-
-CUresult host_context_points(Context *context, Points *points) {
-    return stream_points(context, NULL, true, points);
-}
-
-CUresult host_points_wait(Points *points) {
-    for (size_t i = 0; i < points->count; i++) HOST_TRY(host_point_wait(points->at[i]));
-    return CUDA_SUCCESS;
-}
-
-CUresult host_context_wait(Context *context) {
-    Points points;
-    host_points_start(&points);
-    CUresult result = host_context_points(context, &points);
-    if (result == CUDA_SUCCESS) result = host_points_wait(&points);
-    host_points_end(&points);
-    host_pools_synchronized();
-    int error = atomic_load(&context->error);
-    return result == CUDA_SUCCESS ? (CUresult)error : result;
-}
-
-/* Virtual clock: everything up to this point may take its time now; so may what it
- * waits for, stream by stream. */
-static void point_pull(Point point) {
-    while (!seq_done(point)) {
-        Stream *stream = point.stream;
-        pthread_mutex_lock(&stream->lock);
-        if (point.seq > stream->pulled) stream->pulled = point.seq;
-        pthread_cond_broadcast(&stream->work);
-        bool blocked = stream->park == PARK_POINT && stream->running <= point.seq;
-        point = blocked ? stream->park_point : (Point){NULL, 0, 0};
-        pthread_mutex_unlock(&stream->lock);
-    }
-}
-
-static CUresult wait_age(uint64_t due) {
-    if (due == 0) return CUDA_SUCCESS;
-    if (host_clock_is_virtual()) {
-        host_clock_advance_to(due);
-        return CUDA_SUCCESS;
-    }
-    for (uint64_t now; (now = host_now()) < due;) {
-        if (host_is_down()) return CUDA_ERROR_DEINITIALIZED;
-        struct timespec deadline; /* in steps, so that shutdown is noticed */
-        host_deadline(&deadline, due - now < 50000000 ? due - now : 50000000);
-        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &deadline, NULL);
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult host_point_wait(Point point) {
-    Stream *stream = point.stream;
-    if (!stream) return CUDA_SUCCESS;
-    if (host_clock_is_virtual()) point_pull(point);
-    if (!seq_done(point)) {
-        pthread_mutex_lock(&stream->lock);
-        while (!seq_done(point) && !host_is_down())
-            pthread_cond_wait(&stream->progress, &stream->lock);
-        pthread_mutex_unlock(&stream->lock);
-    }
-    if (!seq_done(point)) return CUDA_ERROR_DEINITIALIZED;
-    return wait_age(point.due);
-}
-
-void host_park(Stream *stream, ParkKind kind, Point point) {
-    pthread_mutex_lock(&stream->lock);
-    park(stream, kind, point);
-    bool pulled = stream->pulled >= stream->running;
-    pthread_cond_broadcast(&stream->progress);
-    pthread_mutex_unlock(&stream->lock);
-    if (kind == PARK_POINT && pulled && host_clock_is_virtual()) point_pull(point);
-}
-
-/* In a worker: until another stream has come so far. It sleeps on that stream's
- * progress, which a stop of either wakes. */
-void host_stream_follow(Stream *stream, Point point) {
-    Stream *other = point.stream;
-    host_park(stream, PARK_POINT, point);
-    pthread_mutex_lock(&other->lock);
-    while (!seq_done(point) && !host_stop_requested(stream))
-        pthread_cond_wait(&other->progress, &other->lock);
-    pthread_mutex_unlock(&other->lock);
-    pthread_mutex_lock(&stream->lock);
-    wait_due(stream, point.due); /* unparks */
-    pthread_mutex_unlock(&stream->lock);
-}
-
-/* Whether the worker will get on without the clock or anybody else. Locked. */
-static bool gets_on(const Stream *stream) {
-    switch (stream->park) {
-    case PARK_NONE: return stream->worker_alive;
-    case PARK_TIME: return stream->park_point.due <= host_now();
-    case PARK_POINT: return host_point_done(stream->park_point);
-    default: return false;
-    }
-}
-
-void host_point_settle(Point point) {
-    Stream *stream = point.stream;
-    if (!stream || !host_clock_is_virtual()) return;
-    pthread_mutex_lock(&stream->lock);
-    while (!seq_done(point) && !host_is_down()) {
-        if (gets_on(stream)) {
-            pthread_cond_wait(&stream->progress, &stream->lock);
-        } else if (stream->park == PARK_POINT && stream->running <= point.seq) {
-            Point before = stream->park_point;
-            pthread_mutex_unlock(&stream->lock);
-            host_point_settle(before);
-            pthread_mutex_lock(&stream->lock);
-            if (!host_point_done(before)) break;
-        } else {
-            break;
-        }
-    }
-    pthread_mutex_unlock(&stream->lock);
-}
-
-static void stream_wake(void *pointer, void *data) {
-    Stream *stream = pointer;
-    (void)data;
-    pthread_mutex_lock(&stream->lock);
-    pthread_cond_broadcast(&stream->work);
-    pthread_cond_broadcast(&stream->progress);
-    pthread_mutex_unlock(&stream->lock);
-}
-
-void host_streams_wake(void) {
-    host_object_each(&host.streams, stream_wake, NULL);
-    host_value_wake();
 }
 
 /* ---- a stream's own life ---- */
