@@ -2,7 +2,7 @@
  *
  *   gcc -std=c11 -D_GNU_SOURCE -O2 -Igpumem/include -Igpumem/hostdev \
  *       $(ls gpumem/hostdev/[a-z]*.c | grep -v libcuda.c) tests/hostdev/bench_hostdev.c \
- *       -lpthread -o /tmp/bench_hostdev && /tmp/bench_hostdev
+ *       -lpthread -o bench_hostdev && ./bench_hostdev
  *
  * Each figure is the best of five rounds. The machine should be otherwise idle.
  */

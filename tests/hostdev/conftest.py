@@ -20,8 +20,9 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import build  # noqa: E402
 import drivers  # noqa: E402
+
+import build  # noqa: E402
 
 IN_CHILD = "GPUMEM_TEST_DRIVER" in os.environ
 _shared: dict = {}
@@ -73,7 +74,8 @@ def behaviour_results(library, tmp_path_factory) -> dict:
     )
     lines = report.read_text().splitlines() if report.exists() else []
     results = {entry["test"]: entry for entry in map(json.loads, lines)}
-    results[""] = {"outcome": "died", "text": f"exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"}
+    end = f"exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    results[""] = {"outcome": "died", "text": end}
     return results
 
 

@@ -132,7 +132,8 @@ def test_a_forgotten_host_function_may_not_call_the_driver(child):
         """
         import ctypes
         seen = []
-        thunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(driver.error("cuMemAlloc", 1)))
+        call = lambda _: seen.append(driver.error("cuMemAlloc", 1))
+        thunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(call)
         function = driver.api.CUhostFn(ctypes.cast(thunk, ctypes.c_void_p).value)
         stream = driver.stream()
         driver.cuLaunchHostFunc(stream, function, 0)
@@ -155,7 +156,8 @@ def test_with_lag_work_ends_that_much_after_it_was_enqueued(child):
         driver.cuMemsetD8Async(pointer, 1, 16, stream)
         event = driver.event()
         driver.cuEventRecord(event, stream)
-        assert driver.error("cuEventQuery", event) == "NOT_READY" or host.now() > enqueued + 20_000_000
+        late = driver.error("cuEventQuery", event) == "NOT_READY"
+        assert late or host.now() > enqueued + 20_000_000
         driver.cuStreamSynchronize(stream)
         assert host.now() >= enqueued + 20_000_000
         """
@@ -275,7 +277,8 @@ def test_shutdown_ends_workers_that_are_blocked_or_have_work_queued(child):
     child(
         """
         pointer, other = driver.memory(1 << 30), driver.memory(16)
-        blocked, follower, busy, event = driver.stream(), driver.stream(), driver.stream(), driver.event()
+        blocked, follower, busy = driver.stream(), driver.stream(), driver.stream()
+        event = driver.event()
         driver.gate(blocked)
         driver.cuEventRecord(event, blocked)
         driver.cuStreamWaitEvent(follower, event, 0)
@@ -340,7 +343,8 @@ def test_a_forked_child_starts_with_an_empty_device(child):
     child(
         FORK
         + """
-stream, event, pointer = driver.cuStreamCreate(1), driver.cuEventCreate(2), driver.cuMemAlloc(1 << 24)
+stream, event = driver.cuStreamCreate(1), driver.cuEventCreate(2)
+pointer = driver.cuMemAlloc(1 << 24)
 gate = driver.gate(stream)
 driver.cuEventRecord(event, stream)
 used = host.used(0)

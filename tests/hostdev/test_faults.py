@@ -47,7 +47,8 @@ def test_one_event_is_late_and_its_stream_is_not(child):
         """
         host.use_virtual_clock(1)
         host.delay_record(2, 1000)
-        stream, first, second, third = driver.stream(), driver.event(), driver.event(), driver.event()
+        stream = driver.stream()
+        first, second, third = driver.event(), driver.event(), driver.event()
         for event in (first, second, third):
             driver.cuEventRecord(event, stream)
         assert driver.error("cuEventQuery", first) == "SUCCESS"

@@ -4,8 +4,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import build
 import pytest
+
+import build
 
 PROGRAM = Path(__file__).with_name("stress_hostdev.c")
 OPTIONS = {

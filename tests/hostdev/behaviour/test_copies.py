@@ -92,7 +92,11 @@ def test_a_copy_to_no_devices_address_is_refused(driver):
 
 @pytest.mark.parametrize(
     ("call", "width", "value"),
-    [("cuMemsetD8Async", 1, 0xA5), ("cuMemsetD16Async", 2, 0xBEEF), ("cuMemsetD32Async", 4, 0xDEADBEEF)],
+    [
+        ("cuMemsetD8Async", 1, 0xA5),
+        ("cuMemsetD16Async", 2, 0xBEEF),
+        ("cuMemsetD32Async", 4, 0xDEADBEEF),
+    ],
 )
 def test_fills_write_elements_of_their_width(driver, call, width, value):
     stream, pointer = driver.stream(), driver.memory(4096)

@@ -1,6 +1,7 @@
 """Memory of every kind, and what a pointer says about itself."""
 
 import ctypes
+import itertools
 import mmap
 
 import pytest
@@ -23,7 +24,7 @@ def test_device_memory_is_aligned_and_has_its_range(driver, size):
 def test_allocations_do_not_overlap(driver):
     sizes = [1, 700, 4096, 100_000, BLOCK, 5 * BLOCK]
     ranges = sorted((driver.memory(size), size) for size in sizes * 20)
-    for (first, size), (second, _) in zip(ranges, ranges[1:], strict=False):
+    for (first, size), (second, _) in itertools.pairwise(ranges):
         assert first + size <= second
 
 

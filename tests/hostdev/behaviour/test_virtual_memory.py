@@ -103,7 +103,8 @@ def test_access_is_what_was_set(driver):
 def test_access_needs_a_mapping(driver):
     pointer = driver.reserve(2 * BLOCK)
     driver.map(pointer, driver.physical())
-    assert driver.error("cuMemSetAccess", pointer, 2 * BLOCK, [driver.access()], 1) == "INVALID_VALUE"
+    access = [driver.access()]
+    assert driver.error("cuMemSetAccess", pointer, 2 * BLOCK, access, 1) == "INVALID_VALUE"
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, BLOCK - 1, BLOCK + 4096])
