@@ -200,11 +200,19 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     status = take(arena, nbytes, stream, block)     # another thread may have grown meanwhile
     if status != ARENA_OK:
         status = grow(arena, nbytes, stream, block)
-    if status == ARENA_OVER_LIMIT or status == ARENA_DRIVER_REFUSED:
+    if shrink_may_help(arena, nbytes, status):
         if release_idle(arena) != 0:
             status = grow(arena, nbytes, stream, block)
     lock_release(&arena.grow_lock)
     return status
+
+
+cdef inline bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
+                                 int status) noexcept nogil:
+    # Not for a block that is over the limit all by itself: it must not cost the others' regions.
+    if status == ARENA_OVER_LIMIT:
+        return round_to_quantum(nbytes) <= arena.settings.max_mem
+    return status == ARENA_DRIVER_REFUSED
 
 
 cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
@@ -238,15 +246,14 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     # block from it in one step, so that no other thread can take it away in between.
     cdef uint64_t size = round_to_quantum(nbytes)
     cdef uint64_t room = arena_room(arena)
-    cdef uint64_t wanted, address
+    cdef uint64_t running, wanted, address
     cdef bint forced = False
     cdef uint32_t region, index
     cdef int status = BFC_OK
     if size > room:
         return ARENA_OVER_LIMIT
-    wanted = next_region_size(arena, size, &forced)
-    if wanted > room:
-        wanted = room
+    running = next_region_size(arena, size, &forced)
+    wanted = running if running < room else room
     if not reserve_with_back_off(arena, &wanted, size, &address):
         return ARENA_DRIVER_REFUSED
     lock_acquire(&arena.lock)
@@ -256,7 +263,7 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
         return ARENA_NO_METADATA
     arena.stats.num_extensions += 1
     note_reserved(arena)
-    advance_growth(arena, forced)
+    advance_growth(arena, running, forced)
     index = bfc_take_from(&arena.table, size, nbytes, LANE_RELEASED, 0, stream, &status)
     if index != NIL:
         hand_out(arena, index, block)
@@ -264,25 +271,27 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     return ARENA_OK if index != NIL else ARENA_NO_METADATA
 
 
-cdef uint64_t next_region_size(ArenaCore* arena, uint64_t size, bint* forced) noexcept nogil:
+cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
+                               bint* forced) noexcept nogil:
     # Doubling starts at initial_chunk. A request larger than the running size doubles it as often
     # as needed, beyond the cap if it must; only a growth that needed none lets it double after.
+    # Changes nothing: the driver may refuse, and a failure must not steer later growth.
+    cdef uint64_t running = arena.next_region
     if arena.settings.extend == EXTEND_SAME_AS_REQUESTED:
         return size
-    while size > arena.next_region:
+    while size > running:
         forced[0] = True
-        if arena.next_region > (<uint64_t>1 << 62):
-            arena.next_region = size
-        else:
-            arena.next_region *= 2
-    return arena.next_region
+        running = size if running > (<uint64_t>1 << 62) else running * 2
+    return running
 
 
-cdef void advance_growth(ArenaCore* arena, bint forced) noexcept nogil:
-    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED or forced:
+cdef void advance_growth(ArenaCore* arena, uint64_t running, bint forced) noexcept nogil:
+    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED:
         return
-    if arena.next_region < arena.settings.max_extend // 2:
-        arena.next_region *= 2
+    if forced:
+        arena.next_region = running
+    elif running < arena.settings.max_extend // 2:
+        arena.next_region = running * 2
     else:
         arena.next_region = arena.settings.max_extend
 
@@ -323,7 +332,8 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     if place_is_dead(arena.place):
         return ARENA_DEAD
     arena_reap()
-    settle_streams(arena, LANE_RELEASED)
+    if arena.settings.reuse != REUSE_NEVER:
+        settle_streams(arena, LANE_RELEASED)
     lock_acquire(&arena.grow_lock)
     released[0] = release_retired(arena) + release_idle(arena)
     arena.next_region = arena.settings.initial_growth_chunk
@@ -346,13 +356,8 @@ cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil:
 cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
     # With the grow lock: gives back the regions of persistent blocks that were freed.
     cdef uint64_t total = 0
-    cdef uint64_t bytes_released
     while arena.retired:
-        bytes_released = release_one(arena, True)
-        if bytes_released == 0:
-            break
-        arena.retired -= 1
-        total += bytes_released
+        total += release_one(arena, True)
     return total
 
 
@@ -369,6 +374,8 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
             address = arena.table.regions[region].address
             size = arena.table.regions[region].size
             bfc_remove_region(&arena.table, region)
+            if persistent:
+                arena.retired -= 1
             break
     lock_release(&arena.lock)
     if size:
@@ -387,7 +394,7 @@ cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t s
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
     status = add_own_region(arena, nbytes, stream, block)
-    if status == ARENA_OVER_LIMIT or status == ARENA_DRIVER_REFUSED:
+    if shrink_may_help(arena, nbytes, status):
         if release_idle(arena) != 0:
             status = add_own_region(arena, nbytes, stream, block)
     if status == ARENA_OK:
@@ -540,7 +547,6 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 cdef void release_everything(ArenaCore* arena) noexcept nogil:
     while release_one(arena, False) or release_one(arena, True):
         pass
-    arena.retired = 0
     destroy_events(arena)
 
 

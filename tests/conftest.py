@@ -1,0 +1,69 @@
+"""Fixtures for all tests: the host device is handed on as it was found."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+import gpumem
+from gpumem import _host
+
+
+@pytest.fixture
+def host():
+    """The host device's controls; capacity, lag and clock go back to what they were."""
+    gpumem.Device("host")._open()
+    capacity = _host.capacity(0)
+    yield _host
+    _host.set_lag(0)
+    _host.use_virtual_clock(False)
+    _host.set_capacity(0, capacity)
+
+
+@pytest.fixture
+def virtual_clock(host):
+    """Lag counts on a clock that only moves when told."""
+    host.use_virtual_clock(True)
+    return host
+
+
+@pytest.fixture
+def leave_room(host):
+    """Let the host device have so many bytes left."""
+
+    def leave(nbytes: int) -> None:
+        device = gpumem.Device("host")
+        used = host.capacity(0) - device.free_bytes
+        host.set_capacity(0, used + nbytes)
+
+    return leave
+
+
+@pytest.fixture
+def make_arena():
+    """Make arenas on the host; each is validated and closes at the end, so none leaks a block."""
+    made = []
+
+    def make(config=None, memory="host", **more) -> gpumem.Arena:
+        made.append(gpumem.Arena(memory, config, **more))
+        return made[-1]
+
+    yield make
+    for arena in made:
+        arena.validate()
+        arena.close()
+
+
+@pytest.fixture
+def arena(make_arena):
+    return make_arena()
+
+
+@pytest.fixture
+def rng():
+    """Random numbers; a failure shows the seed, GPUMEM_TEST_SEED repeats it."""
+    seed = int(os.environ.get("GPUMEM_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"GPUMEM_TEST_SEED={seed}")
+    return random.Random(seed)

@@ -1,0 +1,159 @@
+"""Limits, exhaustion and recovery: what fails, fails with its numbers and leaves all as it was."""
+
+import copy
+import pickle
+
+import pytest
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def test_the_limit_can_be_handed_out_to_the_last_quantum(make_arena):
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    buffers = [arena.allocate(256) for _ in range(MIB // 256)]
+    assert arena.stats().in_use == arena.stats().reserved == MIB
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(1)
+    del buffers
+
+
+def test_a_limit_that_is_no_multiple_of_256_is_not_exceeded(make_arena):
+    arena = make_arena({"max_mem": 1000, "split_rule": "tight"})
+    buffers = [arena.allocate(256) for _ in range(3)]
+    assert arena.stats().reserved <= 1000
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(1)
+    del buffers
+
+
+def everything(arena):
+    return arena.stats(), arena.blocks()
+
+
+def test_a_request_that_fails_leaves_books_and_blocks_as_they_were(make_arena):
+    arena = make_arena({"max_mem": 4 * MIB})
+    held = [arena.allocate(size) for size in (100, 300 * KIB, 2 * MIB)]
+    held[1].close()
+    before = everything(arena)
+    for _ in range(3):
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(3 * MIB)
+        arena.validate()
+        assert everything(arena) == before
+    del held
+
+
+def test_a_request_above_the_limit_costs_no_idle_region(make_arena):
+    arena = make_arena({"max_mem": 4 * MIB})
+    arena.allocate(MIB).close()
+    before = everything(arena)
+    for allocate in (arena.allocate, arena.allocate_persistent):
+        with pytest.raises(gpumem.OutOfMemoryError, match="alone is larger than max_mem"):
+            allocate(5 * MIB)
+    assert everything(arena) == before
+
+
+def test_idle_regions_go_back_before_a_request_fails(make_arena):
+    arena = make_arena({"max_mem": 4 * MIB, "extend_strategy": "same_as_requested"})
+    first, second = arena.allocate(2 * MIB), arena.allocate(2 * MIB)
+    del first, second
+    assert arena.allocate(4 * MIB).nbytes == 4 * MIB
+    assert (arena.stats().num_shrinkages, arena.stats().num_regions) == (2, 1)
+
+
+def test_what_others_free_on_the_device_can_be_had_after_a_failure(make_arena, leave_room):
+    arena, other = make_arena(), make_arena()
+    leave_room(4 * MIB)
+    held = other.allocate(4 * MIB)
+    with pytest.raises(gpumem.OutOfMemoryError, match="others hold on the device"):
+        arena.allocate(2 * MIB)
+    held.close()
+    other.shrink()
+    assert arena.allocate(2 * MIB).nbytes == 2 * MIB
+
+
+def test_after_exhaustion_a_free_makes_room_again(make_arena, rng):
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    held = []
+    for _ in range(20):
+        with pytest.raises(gpumem.OutOfMemoryError):  # noqa: PT012
+            while True:
+                held.append(arena.allocate(rng.randrange(1, 100 * KIB)))
+        arena.validate()
+        room = held.pop(rng.randrange(len(held))).allocated
+        held.append(arena.allocate(room))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_out_of_memory_error_carries_all_its_numbers(make_arena, persistent):
+    arena = make_arena({"max_mem": 2 * MIB, "split_rule": "tight"})
+    held = arena.allocate(700 * KIB)
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        (arena.allocate_persistent if persistent else arena.allocate)(2 * MIB - 1)
+    error = caught.value
+    assert (error.asked, error.rounded) == (2 * MIB - 1, 2 * MIB)
+    assert (error.in_use, error.reserved, error.limit) == (700 * KIB, MIB, 2 * MIB)
+    assert error.largest_free == MIB - 700 * KIB
+    assert (error.device, error.stream) == ("host:0", 1)
+    assert error.advice == "free buffers, or raise max_mem"
+    for number in (error.asked, error.rounded, error.in_use, error.reserved, error.limit):
+        assert str(number) in str(error)
+    assert error.advice in str(error)
+    assert isinstance(error, MemoryError)
+    assert isinstance(error, gpumem.GpumemError)
+    held.close()
+
+
+def test_an_out_of_memory_error_names_the_stream_that_was_asked_for(make_arena):
+    arena, stream = make_arena({"max_mem": MIB}), gpumem.Stream("host")
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        arena.allocate(2 * MIB, stream)
+    assert caught.value.stream == stream.ptr
+
+
+def test_an_error_for_an_aligned_block_tells_what_was_asked_for(make_arena):
+    arena = make_arena({"max_mem": MIB})
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        arena.allocate(MIB - 1000, alignment=4096)
+    assert caught.value.asked == MIB - 1000
+    assert caught.value.rounded > MIB
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_an_out_of_memory_error_survives_copies_and_pickles(make_arena, copied):
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        make_arena({"max_mem": MIB}).allocate(2 * MIB)
+    again = copied(caught.value)
+    assert type(again) is gpumem.OutOfMemoryError
+    assert (str(again), vars(again)) == (str(caught.value), vars(caught.value))
+
+
+def test_the_host_devices_capacity_is_a_limit_too(make_arena, leave_room):
+    leave_room(2 * MIB)
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        make_arena().allocate(3 * MIB)
+    assert (caught.value.limit, caught.value.reserved) == (0, 0)
+
+
+def test_what_an_arena_held_goes_back_to_the_device_when_it_closes(make_arena):
+    device = gpumem.Device("host")
+    before = device.free_bytes
+    with gpumem.Arena("host") as arena:
+        arena.allocate(64 * MIB).close()
+        weights = arena.allocate_persistent(64 * MIB)
+        assert before - device.free_bytes == 128 * MIB
+        weights.close()
+    assert device.free_bytes == before
+
+
+def test_an_arena_that_nobody_refers_to_gives_its_memory_back():
+    device = gpumem.Device("host")
+    before = device.free_bytes
+    arena = gpumem.Arena("host")
+    buffer = arena.allocate(64 * MIB)
+    del arena
+    assert device.free_bytes == before - 64 * MIB
+    del buffer
+    assert device.free_bytes == before

@@ -1,0 +1,71 @@
+"""Work for the host device's streams: its own driver functions, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+
+import gpumem
+from gpumem._driver import driver_entry_names
+
+# A DriverDevice begins with CPython's two words, then its Place: the table, the context.
+_PLACE = 2
+_TYPES = {
+    "cuDriverGetVersion": (ctypes.c_void_p,),
+    "cuCtxPushCurrent": (ctypes.c_uint64,),
+    "cuCtxPopCurrent": (ctypes.c_void_p,),
+    "cuMemsetD8Async": (ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_uint64),
+    "cuStreamWaitValue64": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint),
+}
+
+
+class HostDriver:
+    """The functions behind one host device, as C callers have them."""
+
+    def __init__(self, device: str = "host") -> None:
+        self.opened = gpumem.Device(device)._open()
+        place = (ctypes.c_uint64 * (_PLACE + 2)).from_address(id(self.opened))
+        self._table, self._context = place[_PLACE], place[_PLACE + 1]
+        version = ctypes.c_int()
+        self._function("cuDriverGetVersion")(ctypes.byref(version))
+        assert version.value == self.opened.version(), "the layout of DriverDevice has changed"
+
+    def _function(self, name: str):
+        index = [entry for entry, _ in driver_entry_names()].index(name)
+        size = ctypes.sizeof(ctypes.c_void_p)
+        address = ctypes.c_void_p.from_address(self._table + index * size).value
+        return ctypes.CFUNCTYPE(ctypes.c_int, *_TYPES[name])(address)
+
+    def call(self, name: str, *arguments) -> None:
+        """Call with the device's context current; a refusal is an assertion."""
+        context = ctypes.c_uint64()
+        assert self._function("cuCtxPushCurrent")(self._context) == 0
+        try:
+            assert self._function(name)(*arguments) == 0, name
+        finally:
+            self._function("cuCtxPopCurrent")(ctypes.byref(context))
+
+    def fill(self, memory, value: int, stream) -> None:
+        """Queue a fill of what has `ptr` and `nbytes` with one byte value."""
+        self.call("cuMemsetD8Async", memory.ptr, value, memory.nbytes, stream.ptr)
+
+    def block(self, stream) -> Gate:
+        """Hold a stream back until the gate is opened."""
+        return Gate(self, stream)
+
+
+class Gate:
+    """A wait on a value in memory that only `open` writes."""
+
+    def __init__(self, driver: HostDriver, stream) -> None:
+        self._word = gpumem.Arena("host", {"initial_chunk_size_bytes": 256}).allocate(8)
+        memoryview(self._word)[:] = bytes(8)
+        driver.call("cuStreamWaitValue64", stream.ptr, self._word.ptr, 1, 0)
+
+    def open(self) -> None:
+        memoryview(self._word).cast("Q")[0] = 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.open()
