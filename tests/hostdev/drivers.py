@@ -24,7 +24,7 @@ class Gate:
     """Holds a stream until `open`: a wait on pinned memory that the host writes."""
 
     def __init__(self, driver: Driver, stream) -> None:
-        self.address = driver.pinned(8)
+        self.address = driver.gate_word()
         self.word = ctypes.c_uint64.from_address(self.address)
         self.word.value = 0
         driver.cuStreamWaitValue64(stream, self.address, 1, GEQ)
@@ -44,6 +44,7 @@ class Driver:
         self.library = library
         self._undo: list = []
         self._gates: list[Gate] = []
+        self._words: list[int] = []
 
     def __getattr__(self, name: str):
         function = getattr(self.api, name)
@@ -68,6 +69,14 @@ class Driver:
         self.device = self.cuDeviceGet(0)
         self.context = self.cuDevicePrimaryCtxRetain(self.device)
         self.cuCtxSetCurrent(self.context)
+        self._words.clear()
+
+    def gate_word(self) -> int:
+        """Pinned memory that is there before a stream is held: allocating might wait for it."""
+        if not self._words:
+            page = int(self.cuMemHostAlloc(65536, 0))
+            self._words = list(range(page, page + 65536, 8))
+        return self._words.pop()
 
     def later(self, name: str, *arguments) -> None:
         self._undo.append((name, arguments))
