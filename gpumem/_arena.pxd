@@ -31,5 +31,7 @@ cdef int arena_check(ArenaCore* arena) noexcept nogil
 cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil
 
 cdef Lease* lease_create(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
+# The block is freed on another stream than it was taken for.
+cdef void lease_move(Lease* lease, uint32_t stream) noexcept nogil
 cdef void lease_retain(Lease* lease) noexcept nogil
 cdef void lease_drop(Lease* lease) noexcept nogil

@@ -592,6 +592,16 @@ cdef Lease* lease_create(ArenaCore* arena, uint64_t handle, uint32_t stream) noe
     return lease
 
 
+cdef void lease_move(Lease* lease, uint32_t stream) noexcept nogil:
+    cdef ArenaCore* arena = lease.arena
+    cdef uint32_t index
+    lock_acquire(&arena.lock)
+    lease.stream = stream
+    if bfc_resolve(&arena.table, lease.handle, &index) == BFC_OK:
+        arena.table.chunks[index].lane = stream
+    lock_release(&arena.lock)
+
+
 cdef void lease_retain(Lease* lease) noexcept nogil:
     gm_add(&lease.references, 1)
 

@@ -17,6 +17,8 @@ cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
                     uint32_t* slot) noexcept nogil
 # The caller has drained the stream: everything freed on it up to now is free for everyone.
 cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil
+# Is a block handed out that will be freed on the stream? A loop over all chunks.
+cdef bint arena_stream_is_used(ArenaCore* arena, uint32_t slot) noexcept nogil
 
 # With the lock: was anything freed on the stream served last that no outstanding event covers?
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil

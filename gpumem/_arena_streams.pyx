@@ -16,6 +16,7 @@ from gpumem._arena_types cimport (
 )
 from gpumem._bfc cimport (
     BFC_OK,
+    CHUNK_USED,
     NIL,
     bfc_add_lane,
     bfc_flush_lane,
@@ -98,6 +99,17 @@ cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil:
     stream.event_epoch = 0
     bfc_release_settled(&arena.table, slot)
     lock_release(&arena.lock)
+
+
+cdef bint arena_stream_is_used(ArenaCore* arena, uint32_t slot) noexcept nogil:
+    cdef bint used = False
+    cdef uint32_t index
+    lock_acquire(&arena.lock)
+    for index in range(arena.table.count):
+        if arena.table.chunks[index].state == CHUNK_USED:
+            used = used or arena.table.chunks[index].lane == slot
+    lock_release(&arena.lock)
+    return used
 
 
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:

@@ -19,7 +19,8 @@ cdef class Arena:
     cdef object __weakref__
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
-    cdef int take(self, uint64_t nbytes, uint32_t slot, bint persistent, Block* block) except -1
+    cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, bint persistent,
+                  Block* block) except -1
 
 cdef class Buffer:
     cdef readonly Arena resource

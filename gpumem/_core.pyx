@@ -21,9 +21,10 @@ from gpumem._arena cimport (
     arena_shrink,
     lease_create,
     lease_drop,
+    lease_move,
     lease_retain,
 )
-from gpumem._arena_streams cimport arena_reset_stream, arena_stream
+from gpumem._arena_streams cimport arena_reset_stream, arena_stream, arena_stream_is_used
 from gpumem._arena_types cimport (
     ARENA_DEAD,
     ARENA_DRIVER_REFUSED,
@@ -204,7 +205,7 @@ cdef class Arena:
             extra = alignment_of(alignment) - QUANTUM
         if size == 0:
             return empty_buffer(self, slot)
-        self.take(size + extra, slot, False, &block)
+        self.take(size, extra, slot, False, &block)
         buffer = Buffer.__new__(Buffer)
         buffer.resource = self
         buffer.address = (block.address + extra) & ~extra if extra else block.address
@@ -235,7 +236,7 @@ cdef class Arena:
         cdef Buffer buffer
         if size == 0:
             return empty_buffer(self, self.default_slot)
-        self.take(size, self.default_slot, True, &block)
+        self.take(size, 0, self.default_slot, True, &block)
         buffer = Buffer.__new__(Buffer)
         buffer.resource = self
         buffer.address = block.address
@@ -249,12 +250,15 @@ cdef class Arena:
         """Alias of `allocate_persistent`, ONNX Runtime's name."""
         return self.allocate_persistent(nbytes)
 
-    cdef int take(self, uint64_t nbytes, uint32_t slot, bint persistent, Block* block) except -1:
+    cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, bint persistent,
+                  Block* block) except -1:
+        # `extra`: bytes so that an aligned part of the block holds what was asked for.
+        cdef uint64_t nbytes = asked + extra
         cdef int status
         if self.core.closed:
             raise ClosedError(f"arena {self.name!r} is closed")
-        if nbytes >= ABSURD:
-            raise_out_of_memory(self, nbytes, slot, ARENA_OVER_LIMIT)
+        if nbytes > ABSURD - QUANTUM:
+            raise_out_of_memory(self, asked, extra, slot, ARENA_OVER_LIMIT)
         if persistent:
             with nogil:
                 status = arena_allocate_persistent(self.core, nbytes, slot, block)
@@ -264,7 +268,7 @@ cdef class Arena:
                 with nogil:
                     status = arena_allocate_slow(self.core, nbytes, slot, block)
         if status != ARENA_OK:
-            raise_status(self, nbytes, slot, status)
+            raise_status(self, asked, extra, slot, status)
         return 0
 
     def shrink(self):
@@ -286,7 +290,7 @@ cdef class Arena:
         with nogil:
             status = arena_shrink(self.core, &released)
         if status != ARENA_OK:
-            raise_status(self, 0, self.default_slot, status)
+            raise_status(self, 0, 0, self.default_slot, status)
         return ShrinkReport(released, kept_regions(self))
 
     # ---- streams ---------------------------------------------------------------------------------
@@ -298,12 +302,12 @@ cdef class Arena:
             slot[0] = self.default_slot
             return 0
         if place_is_dead(&self.place.place):
-            raise_status(self, 0, 0, ARENA_DEAD)
+            raise_status(self, 0, 0, 0, ARENA_DEAD)
         stream_handle(stream, self.place, &handle)
         status = arena_stream(self.core, handle, slot)
         if status != ARENA_OK:
-            raise_status(self, 0, 0, status)
-        if not isinstance(stream, int):
+            raise_status(self, 0, 0, 0, status)
+        if not isinstance(stream, int) and not keeps_itself(self.streams.get(slot[0])):
             self.streams[slot[0]] = stream
         return 0
 
@@ -317,7 +321,8 @@ cdef class Arena:
         self._require_open()
         self.slot_of(stream, &slot)
         arena_reset_stream(self.core, slot)
-        self.streams.pop(slot, None)
+        if not arena_stream_is_used(self.core, slot):
+            self.streams.pop(slot, None)
 
     # ---- looking at it ---------------------------------------------------------------------------
 
@@ -426,6 +431,11 @@ cdef class Arena:
                 f"{self.core.table.reserved} bytes in use>")
 
 
+cdef bint keeps_itself(object stream) noexcept:
+    """Tell whether it is a stream that ends with its object: nothing may take its place."""
+    return isinstance(stream, Stream) and (<Stream>stream).owned
+
+
 # ---- arguments -----------------------------------------------------------------------------------
 
 cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
@@ -517,7 +527,8 @@ cdef object kept_regions(Arena arena):
 
 # ---- the one place that raises -------------------------------------------------------------------
 
-cdef int raise_status(Arena arena, uint64_t asked, uint32_t slot, int status) except -1:
+cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
+                      int status) except -1:
     """Turn an arena's status into its exception; called after every lock is released."""
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
@@ -527,13 +538,14 @@ cdef int raise_status(Arena arena, uint64_t asked, uint32_t slot, int status) ex
     if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
         check(arena.place.place.table, <CUresult>arena.core.last_code,
               backing_call(backing_kind(arena)).decode())
-    raise_out_of_memory(arena, asked, slot, status)
+    raise_out_of_memory(arena, asked, extra, slot, status)
 
 
-cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint32_t slot, int status) except -1:
+cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
+                             int status) except -1:
     stats = arena.stats()
-    rounded = round_to_quantum(asked)
-    if asked >= ABSURD:
+    rounded = round_to_quantum(asked + extra)
+    if rounded >= ABSURD:
         advice = "no machine has that much memory: check the size"
     elif status == ARENA_OVER_LIMIT and rounded > stats.limit:
         advice = "the block alone is larger than max_mem: raise max_mem"
@@ -563,6 +575,8 @@ cdef Buffer empty_buffer(Arena arena, uint32_t slot):
     cdef Buffer buffer = Buffer.__new__(Buffer)
     if arena.core.closed:
         raise ClosedError(f"arena {arena.name!r} is closed")
+    if place_is_dead(&arena.place.place):
+        raise_status(arena, 0, 0, slot, ARENA_DEAD)
     buffer.resource = arena
     buffer.slot = slot
     return buffer
@@ -639,8 +653,10 @@ cdef class Buffer:
             return
         if stream is not None:
             self.resource.slot_of(stream, &self.slot)
+            if self.is_closed:      # meanwhile: reading a foreign stream runs foreign code
+                return
             if self.lease != NULL:
-                self.lease.stream = self.slot
+                lease_move(self.lease, self.slot)
         self.is_closed = True
         if self.block_bytes:
             buffer_release(self)

@@ -205,6 +205,8 @@ cdef class Event:
 
 
 cdef CUresult enter_open(DriverDevice place) except? <CUresult>-1:
+    if place is None:
+        raise ValueError("this stream or event was not initialised")
     if place_is_dead(&place.place):
         raise ClosedError("this stream or event belongs to the parent process")
     return place_enter(&place.place)

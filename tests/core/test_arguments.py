@@ -1,0 +1,104 @@
+"""Sizes and alignments: what is accepted, what is refused, and that a refusal changes nothing."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import gpumem
+
+MIB = 1 << 20
+
+
+class Indexable:
+    def __index__(self):
+        return 1000
+
+
+@pytest.mark.parametrize("method", ["allocate", "allocate_persistent", "reserve"])
+def test_zero_bytes_give_a_valid_empty_buffer(arena, method):
+    buffer = getattr(arena, method)(0)
+    assert (buffer.ptr, buffer.nbytes, buffer.allocated, len(buffer)) == (0, 0, 0, 0)
+    assert bytes(buffer) == b""
+    assert not buffer.closed
+    buffer.close()
+    assert buffer.closed
+    assert arena.stats() == gpumem.Arena("host").stats()
+
+
+@pytest.mark.parametrize("nbytes", [1000, np.int64(1000), np.uint8(100), Indexable()])
+def test_whatever_is_an_integer_is_a_size(arena, nbytes):
+    assert arena.allocate(nbytes).nbytes == nbytes.__index__()
+
+
+REFUSED = [
+    (-1, ValueError),
+    (-(1 << 80), ValueError),
+    (True, TypeError),
+    (1.0, TypeError),
+    ("1", TypeError),
+    (None, TypeError),
+    (int, TypeError),
+    ((1 << 48) - 256, gpumem.OutOfMemoryError),
+    ((1 << 48) - 255, gpumem.OutOfMemoryError),
+    ((1 << 48) - 1, gpumem.OutOfMemoryError),
+    (1 << 48, gpumem.OutOfMemoryError),
+    ((1 << 63) - 1, gpumem.OutOfMemoryError),
+    (1 << 63, gpumem.OutOfMemoryError),
+    ((1 << 64) - 1, gpumem.OutOfMemoryError),
+    (1 << 80, gpumem.OutOfMemoryError),
+]
+
+
+@pytest.mark.parametrize("method", ["allocate", "allocate_persistent"])
+@pytest.mark.parametrize(("nbytes", "error"), REFUSED)
+def test_a_size_that_cannot_be_is_refused_and_changes_nothing(arena, method, nbytes, error):
+    # With free blocks in the arena, so that a search runs over their bins.
+    held = arena.allocate(300)
+    arena.allocate(70_000).close()
+    before = arena.stats(), arena.blocks()
+    with pytest.raises(error):
+        getattr(arena, method)(nbytes)
+    arena.validate()
+    if error is not gpumem.OutOfMemoryError:
+        assert (arena.stats(), arena.blocks()) == before
+    assert arena.stats().in_use == held.allocated
+
+
+def test_an_absurd_size_is_told_to_be_one(arena):
+    with pytest.raises(gpumem.OutOfMemoryError, match="no machine has that much") as caught:
+        arena.allocate(1 << 50)
+    assert caught.value.advice == "no machine has that much memory: check the size"
+
+
+# ---- alignment -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", range(22))
+def test_a_block_lies_at_the_alignment_asked_for(arena, power, rng):
+    held = [arena.allocate(rng.randrange(1, 3000)) for _ in range(5)]
+    alignment = 1 << power
+    for _ in range(5):
+        buffer = arena.allocate(rng.randrange(1, 5000), alignment=alignment)
+        assert buffer.ptr % max(alignment, 256) == 0
+        memoryview(buffer)[:] = bytes([7]) * buffer.nbytes
+        held.append(buffer)
+    spans = sorted((buffer.ptr, buffer.ptr + buffer.nbytes) for buffer in held)
+    assert all(low[1] <= high[0] for low, high in itertools.pairwise(spans))
+    blocks = {block.address: block for block in arena.blocks()}
+    for block in blocks.values():
+        inside = [span for span in spans if block.address <= span[0] < block.address + block.nbytes]
+        assert all(end <= block.address + block.nbytes for _, end in inside)
+        assert len(inside) == block.used
+
+
+@pytest.mark.parametrize("alignment", [0, -1, 3, 255, 257, 1 << 22, 256.0, "256", True])
+def test_an_alignment_that_is_no_power_of_two_up_to_2_mib_is_refused(arena, alignment):
+    with pytest.raises(ValueError, match="is not a power of two from 1 to 2097152"):
+        arena.allocate(100, alignment=alignment)
+    assert arena.stats().num_allocs == 0
+
+
+def test_every_block_lies_at_a_multiple_of_256(arena, rng):
+    held = [arena.allocate(rng.randrange(1, 10_000)) for _ in range(200)]
+    assert all(buffer.ptr % 256 == 0 for buffer in held)

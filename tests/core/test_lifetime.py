@@ -1,0 +1,246 @@
+"""Closing, dropping and keeping: whose memory lives how long."""
+
+import copy
+import gc
+import itertools
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+
+import gpumem
+
+MIB = 1 << 20
+
+
+def test_closing_a_buffer_twice_frees_it_once(arena):
+    buffer = arena.allocate(1000)
+    buffer.close()
+    again = arena.allocate(1000)
+    buffer.close()
+    buffer.close(gpumem.Stream("host"))
+    assert arena.stats().num_frees == 1
+    assert arena.stats().in_use == again.allocated
+
+
+def test_leaving_a_with_block_frees_the_buffer_also_after_an_error(arena):
+    with pytest.raises(KeyError), arena.allocate(1000) as buffer:
+        raise KeyError
+    assert buffer.closed
+    assert arena.stats().in_use == 0
+
+
+def test_dropping_the_last_reference_frees_the_buffer(arena):
+    buffer = arena.allocate(1000)
+    alias = buffer
+    del buffer
+    assert arena.stats().in_use == 1024
+    del alias
+    assert arena.stats().in_use == 0
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        memoryview,
+        np.frombuffer,
+        lambda buffer: buffer.__dlpack__(),
+        lambda buffer: buffer.__dlpack__(max_version=(1, 0)),
+    ],
+)
+def test_a_closed_buffer_gives_no_view(arena, use):
+    buffer = arena.allocate(1000)
+    buffer.close()
+    with pytest.raises(gpumem.ClosedError, match="closed"):
+        use(buffer)
+    assert arena.stats().in_use == 0
+
+
+def test_a_closed_buffer_says_so_and_still_answers(arena):
+    buffer = arena.allocate(1000)
+    assert "closed" not in repr(buffer)
+    buffer.close()
+    assert "closed" in repr(buffer)
+    assert (buffer.nbytes, buffer.requested, buffer.allocated) == (1000, 1000, 1024)
+    assert (buffer.resource, buffer.memory) == (arena, arena.memory)
+
+
+def test_a_stale_buffer_does_not_free_the_block_of_its_successor(arena):
+    """A second free must not reach a block that was handed out anew from the same slot."""
+    stale = arena.allocate(1000)
+    address = stale.ptr
+
+    class ClosesIt:
+        def __cuda_stream__(self):
+            stale.close()
+            self.successor = arena.allocate(1000)
+            return 0, 0
+
+    stream = ClosesIt()
+    stale.close(stream)
+    assert stream.successor.ptr == address
+    assert arena.stats().in_use == stream.successor.allocated
+    assert arena.stats().num_frees == 1
+    stream.successor.close()
+
+
+def test_a_buffer_closed_while_its_stream_is_read_keeps_the_memory_of_its_views(arena):
+    buffer = arena.allocate(1000)
+    view = memoryview(buffer)
+
+    class ClosesIt:
+        def __cuda_stream__(self):
+            buffer.close()
+            return 0, 0
+
+    buffer.close(ClosesIt())
+    assert arena.stats().in_use == 1024
+    view.release()
+    assert arena.stats().in_use == 0
+
+
+def test_a_buffer_closed_on_a_refused_stream_stays_open(arena):
+    buffer = arena.allocate(1000)
+    for refused, error in [("no stream", TypeError), (-1, ValueError), (1 << 64, ValueError)]:
+        with pytest.raises(error):
+            buffer.close(refused)
+    assert not buffer.closed
+    assert arena.stats().in_use == buffer.allocated
+
+
+# ---- arenas --------------------------------------------------------------------------------------
+
+
+def test_an_arena_with_a_live_buffer_refuses_to_close_and_changes_nothing(arena):
+    buffers = [arena.allocate(1000), arena.allocate_persistent(1000)]
+    before = arena.stats(), arena.blocks()
+    with pytest.raises(gpumem.InUseError, match="2048 bytes in 2 blocks") as caught:
+        arena.close()
+    assert isinstance(caught.value, BufferError)
+    assert not arena.closed
+    assert (arena.stats(), arena.blocks()) == before
+    assert arena.allocate(10).nbytes == 10
+    del buffers
+
+
+def test_an_arena_with_a_view_of_a_closed_buffer_refuses_to_close(arena):
+    buffer = arena.allocate(1000)
+    view = memoryview(buffer)
+    buffer.close()
+    with pytest.raises(gpumem.InUseError):
+        arena.close()
+    view.release()
+
+
+def test_an_empty_buffer_keeps_no_arena_open():
+    arena = gpumem.Arena("host")
+    empty = arena.allocate(0)
+    arena.close()
+    assert arena.closed
+    assert empty.nbytes == 0
+
+
+CALLS = {
+    "allocate": lambda arena: arena.allocate(1),
+    "allocate nothing": lambda arena: arena.allocate(0),
+    "allocate far too much": lambda arena: arena.allocate(1 << 60),
+    "allocate_persistent": lambda arena: arena.allocate_persistent(1),
+    "shrink": lambda arena: arena.shrink(),
+    "reset_stream": lambda arena: arena.reset_stream(0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_closed_arena_refuses_every_call(call):
+    arena = gpumem.Arena("host", name="weights")
+    arena.allocate(1000).close()
+    arena.close()
+    with pytest.raises(gpumem.ClosedError, match="'weights' is closed"):
+        call(arena)
+
+
+def test_closing_an_arena_twice_is_harmless_and_its_figures_stay():
+    arena = gpumem.Arena("host")
+    arena.allocate(1000).close()
+    arena.close()
+    arena.close()
+    assert arena.closed
+    assert "closed" in repr(arena)
+    assert (arena.stats().reserved, arena.stats().num_allocs) == (0, 1)
+    assert arena.blocks() == []
+    arena.validate()
+
+
+def test_an_arena_in_a_with_block_is_closed_at_its_end():
+    with gpumem.Arena("host") as arena:
+        assert arena.is_arena
+        assert not arena.closed
+    assert arena.closed
+
+
+def test_an_arena_outlives_its_name_while_a_buffer_lives():
+    arena = gpumem.Arena("host")
+    alive = weakref.ref(arena)
+    buffer = arena.allocate(1000)
+    del arena
+    assert alive() is buffer.resource
+    del buffer
+    assert alive() is None
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["arena", "buffer", "view"])))
+def test_a_view_keeps_its_bytes_whatever_is_dropped_first(order):
+    device = gpumem.Device("host")
+    free = device.free_bytes
+    names = {"arena": gpumem.Arena("host")}
+    names["buffer"] = names["arena"].allocate(MIB)
+    names["view"] = np.frombuffer(names["buffer"], np.uint8)
+    names["view"][:] = 42
+    for name in order:
+        del names[name]
+        gc.collect()
+        gpumem.Arena("host").allocate(MIB).close()  # would take the address over
+        if "view" in names:
+            assert (names["view"] == 42).all()
+    assert device.free_bytes == free
+
+
+@pytest.mark.parametrize("make_view", [memoryview, np.asarray, np.from_dlpack])
+def test_views_of_views_keep_the_memory_and_the_last_gives_it_back(arena, make_view):
+    buffer = arena.allocate(1000)
+    views = [make_view(buffer)[100:] for _ in range(3)]
+    views += [np.asarray(view)[::2] for view in views]
+    buffer.close()
+    assert arena.stats().in_use == 1024
+    while views:
+        assert arena.stats().in_use == 1024
+        views.pop(0)
+    assert arena.stats().in_use == 0
+
+
+def test_a_cycle_of_arena_and_stream_object_is_collected():
+    class Stream:
+        def __cuda_stream__(self):
+            return 0, 0
+
+    stream = Stream()
+    stream.arena = gpumem.Arena("host")
+    stream.arena.allocate(1000, stream).close()
+    gone = weakref.ref(stream.arena)
+    del stream
+    gc.collect()
+    assert gone() is None
+
+
+def test_buffers_arenas_and_streams_are_neither_copied_nor_pickled(arena):
+    for thing in (arena, arena.allocate(1), gpumem.Stream("host"), gpumem.Event("host")):
+        with pytest.raises(TypeError):
+            copy.copy(thing)
+        with pytest.raises(TypeError):
+            pickle.dumps(thing)
+
+
+def test_a_buffer_is_only_made_by_an_allocator():
+    with pytest.raises(TypeError, match=r"allocate\(\)"):
+        gpumem.Buffer()

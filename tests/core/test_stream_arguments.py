@@ -1,0 +1,237 @@
+"""What counts as a stream, whose it is, and what Stream and Event objects do."""
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+LEGACY, PER_THREAD = 1, 2
+
+
+class Protocol:
+    """A stream of another library, by the protocol."""
+
+    def __init__(self, handle):
+        self.handle_of_mine = handle
+
+    def __cuda_stream__(self):
+        return 0, self.handle_of_mine
+
+
+class ProtocolAttribute:
+    def __init__(self, handle):
+        self.__cuda_stream__ = (0, handle)
+
+
+class TorchLike:
+    def __init__(self, handle):
+        self.cuda_stream = handle
+
+
+class CupyLike:
+    def __init__(self, handle):
+        self.ptr = handle
+
+
+class NumbaLike:
+    class Handle:
+        def __init__(self, value):
+            self.value = value
+
+    def __init__(self, handle):
+        self.handle = self.Handle(handle)
+
+
+FOREIGN = [int, Protocol, ProtocolAttribute, TorchLike, CupyLike, NumbaLike]
+
+
+@pytest.mark.parametrize("wrap", FOREIGN)
+def test_a_stream_of_any_library_is_the_stream_of_its_handle(arena, wrap):
+    stream = gpumem.Stream("host")
+    foreign = wrap(stream.ptr)
+    with arena.allocate(1000, foreign) as first:
+        address = first.ptr
+        assert first.stream == stream
+    assert arena.allocate(1000, stream).ptr == address
+    assert {block.stream for block in arena.blocks()} <= {0, stream.ptr}
+
+
+@pytest.mark.parametrize("wrap", FOREIGN)
+@pytest.mark.parametrize("legacy", [0, 1])
+def test_none_zero_and_one_are_the_legacy_default_stream(arena, wrap, legacy):
+    with arena.allocate(1000) as first:
+        address = first.ptr
+    again = arena.allocate(1000, wrap(legacy))
+    assert again.ptr == address
+    assert again.stream.ptr == LEGACY
+
+
+def test_a_foreign_stream_object_lives_as_long_as_its_memory_is_marked(arena):
+    import weakref
+
+    stream = gpumem.Stream("host")
+    foreign = Protocol(stream.ptr)
+    alive = weakref.ref(foreign)
+    buffer = arena.allocate(1000, foreign)
+    del foreign
+    assert alive() is not None
+    buffer.close()
+    stream.synchronize()
+    arena.reset_stream(stream.ptr)
+    assert alive() is None
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (-1, ValueError),
+        (1 << 64, ValueError),
+        (True, TypeError),
+        (1.5, TypeError),
+        ("1", TypeError),
+        (object(), TypeError),
+        (Protocol(-5), ValueError),
+    ],
+)
+def test_what_is_no_stream_is_refused_and_changes_nothing(arena, stream, error):
+    calls = [lambda: arena.allocate(10, stream), lambda: arena.reset_stream(stream)]
+    calls.append(lambda: gpumem.Arena("host", default_stream=stream))
+    for call in calls:
+        with pytest.raises(error):
+            call()
+    assert arena.stats().num_allocs == 0
+
+
+def test_an_error_of_a_foreign_stream_object_comes_through(arena):
+    class Broken:
+        def __cuda_stream__(self):
+            raise LookupError("its own reason")
+
+    with pytest.raises(LookupError, match="its own reason"):
+        arena.allocate(10, Broken())
+    assert arena.stats().num_allocs == 0
+
+
+def test_an_arenas_default_stream_is_used_where_none_is_named(make_arena):
+    stream = gpumem.Stream("host")
+    arena = make_arena(default_stream=stream)
+    assert arena.allocate(10).stream == stream
+    assert arena.allocate(10, None).stream == stream
+    assert arena.allocate(0).stream == stream
+    assert arena.allocate_persistent(10).stream == stream
+    assert arena.allocate(10, 0).stream.ptr == LEGACY
+
+
+# ---- Stream and Event ----------------------------------------------------------------------------
+
+
+def test_a_stream_runs_its_work_in_order_and_says_when_it_is_done(arena, host):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    buffer = arena.allocate(1000, stream)
+    with driver.block(stream):
+        event = stream.record()
+        driver.fill(buffer, 1, stream)
+        driver.fill(buffer, 2, stream)
+        assert not stream.query()
+        assert not event.query()
+    stream.synchronize()
+    assert stream.query()
+    assert event.query()
+    assert set(memoryview(buffer)) == {2}
+
+
+def test_a_stream_waits_for_an_event_of_another(arena, host):
+    driver = HostDriver()
+    first, second = gpumem.Stream("host"), gpumem.Stream("host")
+    buffer = arena.allocate(1000)
+    with driver.block(first):
+        driver.fill(buffer, 1, first)
+        second.wait(first.record())
+        driver.fill(buffer, 2, second)
+        assert not second.query()
+    second.synchronize()
+    assert set(memoryview(buffer)) == {2}
+    assert first.query()
+
+
+def test_an_event_that_was_never_recorded_is_done():
+    event = gpumem.Event("host")
+    assert event.query()
+    event.synchronize()
+    assert event.ptr
+
+
+def test_a_stream_is_destroyed_with_its_object_and_a_wrapped_one_is_not(host):
+    destroyed = host.call_count("cuStreamDestroy")
+    stream = gpumem.Stream("host")
+    wrapped = gpumem.Stream.from_handle("host", stream.ptr, owner=stream)
+    assert wrapped == stream
+    assert hash(wrapped) == hash(stream)
+    assert wrapped.__cuda_stream__() == stream.__cuda_stream__() == (0, stream.ptr)
+    del stream
+    wrapped.synchronize()
+    assert host.call_count("cuStreamDestroy") == destroyed
+    del wrapped
+    assert host.call_count("cuStreamDestroy") == destroyed + 1
+
+
+def test_queued_work_is_finished_when_a_stream_object_goes(arena, virtual_clock):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    buffer = arena.allocate(1000, stream)
+    arena.reset_stream(stream)
+    virtual_clock.set_lag(1000)
+    driver.fill(buffer, 9, stream)
+    virtual_clock.set_lag(0)
+    event = stream.record()
+    buffer.close()
+    arena.reset_stream(stream)
+    del stream
+    virtual_clock.advance_clock(1000)
+    event.synchronize()
+    assert event.query()
+
+
+def test_streams_compare_by_device_and_handle():
+    a, b = gpumem.Stream("host"), gpumem.Stream("host")
+    assert a != b
+    assert a == a
+    assert a != a.ptr
+    assert len({a, b, gpumem.Stream.from_handle("host", a.ptr)}) == 2
+
+
+@pytest.mark.parametrize("handle", [-1, 1 << 64, True, "1", 1.0, None])
+def test_a_handle_that_is_no_64_bit_number_is_refused(handle):
+    with pytest.raises(ValueError, match="is not an integer from 0"):
+        gpumem.Stream.from_handle("host", handle)
+
+
+def test_a_stream_of_an_unknown_device_is_refused():
+    with pytest.raises(ValueError, match="unknown device"):
+        gpumem.Stream("tpu")
+    with pytest.raises(ValueError, match="unknown device"):
+        gpumem.Stream("host:63")
+
+
+class Unfinished(gpumem.Stream):
+    def __init__(self):
+        pass
+
+
+class UnfinishedEvent(gpumem.Event):
+    def __init__(self):
+        pass
+
+
+def test_an_object_whose_initialiser_was_skipped_refuses_every_use(arena):
+    stream, event = Unfinished(), UnfinishedEvent()
+    uses = [stream.query, stream.synchronize, stream.record, event.query, event.synchronize]
+    uses += [lambda: stream.wait(event), lambda: arena.allocate(10, stream)]
+    for use in uses:
+        with pytest.raises((ValueError, TypeError)):
+            use()
+
+
+def test_streams_and_events_are_initialised_once():
+    for thing in (gpumem.Stream("host"), gpumem.Event("host")):
+        with pytest.raises(TypeError, match="initialised once"):
+            thing.__init__("host")

@@ -1,0 +1,308 @@
+"""Blocks between streams: reuse only when that is safe, and with few driver calls."""
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+BLOCK = MIB - 256
+LAG = 1_000_000  # ns
+POLICIES = ["completed", "wait", "never"]
+
+
+@pytest.fixture
+def streams():
+    return [gpumem.Stream("host") for _ in range(3)]
+
+
+@pytest.fixture
+def driver(host):
+    return HostDriver()
+
+
+def one_block(make_arena, policy, stream):
+    """Make an arena with room for one block of BLOCK bytes, beside a small one that pins it."""
+    arena = make_arena({"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight"})
+    return arena, arena.allocate(256, stream)
+
+
+def can_have_it(arena, stream):
+    """Tell whether the stream is handed the block."""
+    try:
+        arena.allocate(BLOCK, stream).close(stream)
+    except gpumem.OutOfMemoryError:
+        return False
+    return True
+
+
+# ---- driver calls --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_stream_in_steady_state_makes_no_driver_call(make_arena, streams, host, rng, policy):
+    arena, stream = make_arena({"stream_reuse": policy}), streams[0]
+    held = [arena.allocate(4 * MIB, stream)]
+    held.clear()
+    calls = host.call_count()
+    for _ in range(2000):
+        held.append(arena.allocate(rng.randrange(1, 30 * KIB), stream))
+        if len(held) > 20:
+            held.pop(rng.randrange(len(held)))
+    held.clear()
+    assert host.call_count() == calls
+
+
+def test_streams_that_take_turns_without_a_free_record_no_event(arena, streams, host):
+    records = host.call_count("cuEventRecord")
+    held = [arena.allocate(256, streams[i % 3]) for i in range(30)]
+    assert host.call_count("cuEventRecord") == records
+    held.clear()
+
+
+def test_a_stream_switch_records_at_most_one_event_and_a_free_none(arena, streams, host):
+    warm = [arena.allocate(4 * KIB, stream) for stream in streams for _ in range(16)]
+    warm.clear()
+    records = host.call_count("cuEventRecord")
+    switches = 60
+    for i in range(switches):
+        held = [arena.allocate(KIB, streams[i % 3]) for _ in range(5)]
+        held.clear()
+    assert host.call_count("cuEventRecord") - records <= switches
+    records = host.call_count("cuEventRecord")
+    for _ in range(100):
+        arena.allocate(KIB, streams[0]).close()
+    assert host.call_count("cuEventRecord") - records <= 1
+
+
+def test_a_miss_asks_each_outstanding_event_once(make_arena, streams, virtual_clock):
+    arena = make_arena({"max_mem": 3 * MIB, "extend_strategy": "same_as_requested"})
+    virtual_clock.set_lag(LAG)
+    held = [arena.allocate(MIB, stream) for stream in streams]
+    held.clear()
+    taker = gpumem.Stream("host")
+    queries = virtual_clock.call_count("cuEventQuery")
+    arena.allocate(256, taker).close()
+    assert virtual_clock.call_count("cuEventQuery") - queries <= 2 * len(streams)
+
+
+# ---- the three policies --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_freeing_stream_has_its_own_block_back_at_once(
+    make_arena, streams, virtual_clock, policy
+):
+    arena, pin = one_block(make_arena, policy, streams[0])
+    virtual_clock.set_lag(LAG)
+    arena.allocate(BLOCK, streams[0]).close()
+    assert can_have_it(arena, streams[0])
+    pin.close()
+
+
+@pytest.mark.parametrize("policy", ["completed", "wait"])
+def test_a_block_whose_work_is_done_goes_to_any_stream(make_arena, streams, policy):
+    arena, pin = one_block(make_arena, policy, streams[0])
+    arena.allocate(BLOCK, streams[0]).close()
+    streams[0].synchronize()
+    assert can_have_it(arena, streams[1])
+    assert can_have_it(arena, streams[2])
+    pin.close()
+
+
+def test_completed_hands_a_block_on_when_its_work_is_done_and_not_before(
+    make_arena, streams, virtual_clock
+):
+    arena, pin = one_block(make_arena, "completed", streams[0])
+    virtual_clock.set_lag(LAG)
+    arena.allocate(BLOCK, streams[0]).close()
+    assert not can_have_it(arena, streams[1])  # records the event, done LAG later
+    virtual_clock.advance_clock(LAG - 1)
+    assert not can_have_it(arena, streams[1])
+    virtual_clock.advance_clock(1)
+    assert can_have_it(arena, streams[1])
+    pin.close()
+
+
+def test_completed_leaves_a_block_to_a_stream_that_is_blocked_by_real_work(
+    make_arena, streams, driver
+):
+    arena, pin = one_block(make_arena, "completed", streams[0])
+    buffer = arena.allocate(BLOCK, streams[0])
+    with driver.block(streams[0]):
+        driver.fill(buffer, 1, streams[0])
+        buffer.close()
+        for stream in (streams[1], streams[2], None):
+            assert not can_have_it(arena, stream)
+    streams[0].synchronize()
+    assert can_have_it(arena, streams[1])
+    pin.close()
+
+
+def test_wait_hands_it_out_at_once_behind_a_wait_on_the_device(make_arena, streams, driver):
+    slow, taker, _ = streams
+    arena, pin = one_block(make_arena, "wait", slow)
+    buffer = arena.allocate(BLOCK, slow)
+    gate = driver.block(slow)
+    driver.fill(buffer, 1, slow)
+    buffer.close()
+    buffer = arena.allocate(BLOCK, taker)
+    driver.fill(buffer, 2, taker)
+    assert not taker.query(), "the taker's stream waits"
+    gate.open()
+    taker.synchronize()
+    assert set(memoryview(buffer)) == {2}
+    buffer.close()
+    pin.close()
+
+
+def test_never_keeps_a_streams_blocks_its_own_until_it_is_reset(make_arena, streams):
+    arena, pin = one_block(make_arena, "never", streams[0])
+    arena.allocate(BLOCK, streams[0]).close()
+    streams[0].synchronize()
+    assert not can_have_it(arena, streams[1])
+    assert can_have_it(arena, streams[0])
+    arena.reset_stream(streams[0])
+    assert can_have_it(arena, streams[1])
+    assert not can_have_it(arena, streams[0])
+    pin.close()
+
+
+def test_never_holds_through_a_shrink(make_arena, streams):
+    arena, pin = one_block(make_arena, "never", streams[0])
+    arena.allocate(BLOCK, streams[0]).close()
+    arena.shrink()
+    assert not can_have_it(arena, streams[1])
+    pin.close()
+
+
+def test_never_records_no_event(make_arena, streams, host):
+    arena = make_arena({"stream_reuse": "never"})
+    records = host.call_count("cuEventRecord")
+    for i in range(60):
+        arena.allocate(KIB, streams[i % 3]).close()
+    arena.shrink()
+    assert host.call_count("cuEventRecord") == records
+
+
+def test_the_mark_is_taken_at_the_free_not_at_the_allocation(make_arena, streams, virtual_clock):
+    first, second, third = streams
+    arena, pin = one_block(make_arena, "completed", first)
+    virtual_clock.set_lag(LAG)
+    buffer = arena.allocate(BLOCK, first)
+    buffer.close(second)
+    assert buffer.stream == second
+    first.synchronize()
+    assert not can_have_it(arena, first)
+    assert not can_have_it(arena, third)
+    assert can_have_it(arena, second)
+    pin.close()
+
+
+def test_blocks_of_two_unfinished_streams_do_not_become_one(make_arena, streams, virtual_clock):
+    arena = make_arena({"split_rule": "tight"})
+    virtual_clock.set_lag(LAG)
+    buffers = [arena.allocate(MIB // 2, stream) for stream in streams[:2]]
+    buffers.clear()
+    blocks = [(block.nbytes, block.stream) for block in arena.blocks()]
+    assert blocks == [(MIB // 2, streams[0].ptr), (MIB // 2, streams[1].ptr)]
+    for stream in streams:
+        stream.synchronize()
+        arena.reset_stream(stream)
+    assert [(block.nbytes, block.stream) for block in arena.blocks()] == [(MIB, 0)]
+
+
+# ---- reset ---------------------------------------------------------------------------------------
+
+
+def test_a_reset_clears_exactly_that_streams_blocks(make_arena, streams):
+    arena = make_arena({"stream_reuse": "never", "split_rule": "tight"})
+    buffers = [arena.allocate(100 * KIB, streams[i % 2]) for i in range(4)]
+    buffers.clear()
+    arena.reset_stream(streams[0])
+    marks = {block.stream for block in arena.blocks()}
+    assert marks == {0, streams[1].ptr}
+
+
+def test_a_reset_does_not_free_what_another_stream_took_over(make_arena, streams):
+    arena, pin = one_block(make_arena, "completed", streams[0])
+    arena.allocate(BLOCK, streams[0]).close()
+    streams[0].synchronize()
+    taken = arena.allocate(BLOCK, streams[1])
+    arena.reset_stream(streams[0])
+    assert arena.stats().in_use == MIB
+    assert [(block.used, block.stream) for block in arena.blocks()] == [
+        (True, streams[0].ptr),
+        (True, streams[1].ptr),
+    ]
+    taken.close()
+    pin.close()
+
+
+def test_a_stream_of_live_memory_is_kept_through_a_reset(make_arena, streams, host):
+    """The block will be freed on it, and an event recorded there: it must still exist then."""
+    arena = make_arena()
+    stream = gpumem.Stream("host")
+    handle = stream.ptr
+    buffer = arena.allocate(KIB, stream)
+    arena.reset_stream(stream)
+    del stream
+    assert (buffer.stream.ptr, buffer.stream.query()) == (handle, True)
+    buffer.close()
+    failed = arena.stats().driver_calls
+    arena.allocate(KIB, streams[0]).close()
+    assert arena.stats().driver_calls - failed <= 3
+    assert arena.allocate(900 * KIB, streams[0]).nbytes
+    assert arena.stats().num_extensions == 1, "the block came back"
+
+
+def test_a_view_keeps_the_stream_that_its_buffer_was_closed_on(arena, host):
+    stream = gpumem.Stream("host")
+    destroyed = host.call_count("cuStreamDestroy")
+    buffer = arena.allocate(KIB)
+    view = memoryview(buffer)
+    buffer.close(stream)
+    arena.reset_stream(stream)
+    del stream
+    assert host.call_count("cuStreamDestroy") == destroyed
+    view.release()
+
+
+def test_a_reset_lets_a_stream_without_live_memory_go(arena, host):
+    stream = gpumem.Stream("host")
+    arena.allocate(KIB, stream).close()
+    destroyed = host.call_count("cuStreamDestroy")
+    arena.reset_stream(stream)
+    del stream
+    assert host.call_count("cuStreamDestroy") == destroyed + 1
+
+
+def test_a_wrapper_of_the_same_handle_does_not_push_the_owner_out(arena, host):
+    stream = gpumem.Stream("host")
+    buffers = [arena.allocate(KIB, stream)]
+    buffers.append(arena.allocate(KIB, gpumem.Stream.from_handle("host", stream.ptr)))
+    destroyed = host.call_count("cuStreamDestroy")
+    del stream
+    assert host.call_count("cuStreamDestroy") == destroyed
+    assert buffers[0].stream.query()
+    buffers.clear()
+
+
+def test_memory_marked_with_a_stream_keeps_it_alive(arena, host):
+    stream = gpumem.Stream("host")
+    handle = stream.ptr
+    destroyed = host.call_count("cuStreamDestroy")
+    buffer = arena.allocate(KIB, stream)
+    del stream
+    buffer.close()
+    assert host.call_count("cuStreamDestroy") == destroyed
+    assert buffer.stream.ptr == handle
+
+
+def test_closing_an_arena_lets_its_streams_go(host):
+    stream = gpumem.Stream("host")
+    with gpumem.Arena("host") as arena:
+        arena.allocate(KIB, stream).close()
+    destroyed = host.call_count("cuStreamDestroy")
+    del stream
+    assert host.call_count("cuStreamDestroy") == destroyed + 1
