@@ -29,7 +29,7 @@ def _integer(low: int, high: int) -> Callable[[str, object], int]:
     def parse(key: str, value: object) -> int:
         accepted = f"an integer from {low} to {high}"
         if isinstance(value, str):
-            if not re.fullmatch(r"[0-9]+", value):
+            if not re.fullmatch(r"[0-9]{1,19}", value):
                 raise _bad(key, value, accepted)
             value = int(value)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -46,7 +46,7 @@ def _choice(**spellings: str) -> Callable[[str, object], str]:
     def parse(key: str, value: object) -> str:
         text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
         for name, alias in spellings.items():
-            if text is not None and text in (name, alias):
+            if text and text in (name, alias):
                 return name
         accepted = ", ".join(f'"{name}"' for name in spellings)
         numbers = ", ".join(f'"{alias}"' for alias in spellings.values() if alias)
@@ -66,6 +66,8 @@ def _boolean(key: str, value: object) -> bool:
 
 
 def _bad(key: str, value: object, accepted: str) -> ConfigError:
+    if isinstance(value, int) and value.bit_length() > 128:
+        return ConfigError(f"{key} = a very large integer is not accepted: it takes {accepted}")
     return ConfigError(f"{key} = {value!r} is not accepted: it takes {accepted}")
 
 

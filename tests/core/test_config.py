@@ -1,0 +1,181 @@
+"""Settings: typed fields, string keys in every spelling, and refusals that name key and value."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpumem
+from gpumem import ArenaConfig, ConfigError
+
+MIB = 1 << 20
+
+DEFAULTS = {
+    "extend_strategy": "next_power_of_two",
+    "initial_chunk_size_bytes": MIB,
+    "max_dead_bytes_per_chunk": 128 * MIB,
+    "initial_growth_chunk_size_bytes": 2 * MIB,
+    "max_power_of_two_extend_bytes": 1024 * MIB,
+    "max_mem": 0,
+    "stream_reuse": "completed",
+    "enable": True,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), DEFAULTS.items())
+def test_the_default_of_each_setting(field, value):
+    assert getattr(ArenaConfig(), field) == value
+
+
+SPELLINGS = ["{}", "arena.{}", "ep.cuda.arena.{}", "ep_factory.CUDA.arena.{}", "ep.Cuda.{}"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("name", [None, "cuda", "CUDA"])
+def test_a_key_may_be_bare_or_under_either_prefix_whatever_the_case_of_the_name(spelling, name):
+    config = ArenaConfig.from_mapping({spelling.format("max_mem"): "12345"}, name)
+    assert config.max_mem == 12345
+
+
+def test_a_key_for_another_name_is_refused():
+    with pytest.raises(ConfigError, match="is for 'cuda', not for 'webgpu'"):
+        ArenaConfig.from_mapping({"ep.cuda.arena.max_mem": "1"}, "webgpu")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "arena.", "max_memory", "arena.arena.max_mem", "ep.max_mem", "ep..arena.max_mem",
+     "ep.a.b.arena.max_mem", "session.max_mem", "MAX_MEM", " max_mem", "max_mem ", "max_mem\n", 5,
+     None],
+)  # fmt: skip
+def test_an_unknown_key_is_refused_by_name(key):
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        ArenaConfig.from_mapping({key: "1"})
+    assert repr(key) in str(caught.value)
+    assert "max_mem" in str(caught.value)
+
+
+NUMBERS = [field for field, value in DEFAULTS.items() if type(value) is int]
+BAD_NUMBERS = ["", "-1", "+1", "1.0", "1e6", "1 ", " 1", "1k", "0x10", "1_000", "\u0661", "9" * 20,
+               "9" * 5000, 1.0, -1, True, None, [], 1 << 63, 1 << 64, 10**5000]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=range(len(BAD_NUMBERS)))
+@pytest.mark.parametrize("field", NUMBERS)
+def test_a_malformed_number_is_refused_with_key_value_and_range(field, value):
+    with pytest.raises(ConfigError, match=r"an integer from [01] to") as caught:
+        ArenaConfig.from_mapping({f"arena.{field}": value})
+    assert f"arena.{field}" in str(caught.value)
+    with pytest.raises(ConfigError, match=f"^{field} = "):
+        ArenaConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("initial_chunk_size_bytes", 1, (1 << 31) - 1),
+        ("max_dead_bytes_per_chunk", 1, (1 << 31) - 1),
+        ("initial_growth_chunk_size_bytes", 1, (1 << 31) - 1),
+        ("max_power_of_two_extend_bytes", 1, (1 << 63) - 1),
+        ("max_mem", 0, (1 << 63) - 1),
+    ],
+)
+def test_the_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low, high):
+    for value in (low, high, str(low), str(high), np.int64(low)):
+        assert getattr(ArenaConfig.from_mapping({field: value}), field) == int(value)
+    for value in (low - 1, high + 1):
+        with pytest.raises(ConfigError, match=f"from {low} to {high}"):
+            ArenaConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "means"),
+    [
+        ("extend_strategy", "0", "next_power_of_two"),
+        ("extend_strategy", 0, "next_power_of_two"),
+        ("extend_strategy", "1", "same_as_requested"),
+        ("extend_strategy", "same_as_requested", "same_as_requested"),
+        ("stream_reuse", "wait", "wait"),
+        ("split_rule", "tight", "tight"),
+        ("backing", "regions", "regions"),
+        ("enable", "0", False),
+        ("enable", "FALSE", False),
+        ("enable", 0, False),
+        ("enable", "true", True),
+        ("enable", True, True),
+    ],
+)
+def test_a_choice_is_taken_by_its_name_or_its_number(field, value, means):
+    assert getattr(ArenaConfig.from_mapping({field: value}), field) == means
+
+
+@pytest.mark.parametrize("value", ["", "2", 2, "other", None, True, 1.0, " wait", "Wait", "0 "])
+@pytest.mark.parametrize("field", ["extend_strategy", "stream_reuse", "split_rule", "backing"])
+def test_an_unknown_choice_is_refused_with_those_that_are(field, value):
+    with pytest.raises(ConfigError, match="it takes one of") as caught:
+        ArenaConfig.from_mapping({field: value})
+    assert repr(value) in str(caught.value)
+    assert repr(getattr(ArenaConfig(), field)).replace("'", '"') in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["", "yes", "2", 2, -1, None, 1.0, 0.0])
+def test_a_malformed_truth_value_is_refused(value):
+    with pytest.raises(ConfigError, match=r"enable = .* it takes true or false"):
+        ArenaConfig.from_mapping({"enable": value})
+
+
+def test_one_option_given_twice_with_different_values_is_refused_naming_both():
+    with pytest.raises(ConfigError, match="given twice") as caught:
+        ArenaConfig.from_mapping({"max_mem": 1, "ep.cuda.arena.max_mem": "2"})
+    assert "max_mem = 1" in str(caught.value)
+    assert "ep.cuda.arena.max_mem = '2'" in str(caught.value)
+
+
+def test_one_option_given_twice_with_one_value_is_accepted():
+    config = ArenaConfig.from_mapping({"max_mem": 7, "arena.max_mem": "7", "ep.x.max_mem": "007"})
+    assert config.max_mem == 7
+
+
+configs = st.builds(
+    ArenaConfig,
+    extend_strategy=st.sampled_from(["next_power_of_two", "same_as_requested"]),
+    initial_chunk_size_bytes=st.integers(1, (1 << 31) - 1),
+    max_dead_bytes_per_chunk=st.integers(1, (1 << 31) - 1),
+    initial_growth_chunk_size_bytes=st.integers(1, (1 << 31) - 1),
+    max_power_of_two_extend_bytes=st.integers(1, (1 << 63) - 1),
+    max_mem=st.integers(0, (1 << 63) - 1),
+    split_rule=st.sampled_from(["tight", "ort"]),
+    stream_reuse=st.sampled_from(["completed", "wait", "never"]),
+    enable=st.booleans(),
+)
+
+
+@given(config=configs)
+def test_settings_survive_the_way_to_text_and_back(config):
+    text = config.to_mapping()
+    assert all(isinstance(part, str) for item in text.items() for part in item)
+    assert set(text) == {f"arena.{field.name}" for field in dataclasses.fields(config)}
+    assert ArenaConfig.from_mapping(text) == config
+
+
+def test_settings_are_values():
+    assert ArenaConfig(max_mem=5) == ArenaConfig(max_mem="5")
+    assert hash(ArenaConfig()) == hash(ArenaConfig())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ArenaConfig().max_mem = 5
+
+
+def test_an_arena_takes_settings_or_a_mapping_and_tells_them(make_arena):
+    config = ArenaConfig(max_mem=MIB)
+    assert make_arena(config).config is config
+    assert make_arena({"ep_factory.cuda.arena.max_mem": str(MIB)}).config == config
+    assert make_arena().config == ArenaConfig()
+    assert make_arena(config).stats().limit == MIB
+
+
+def test_an_arena_refuses_a_bad_setting():
+    with pytest.raises(ConfigError, match="unknown key 'max_memory'") as caught:
+        gpumem.Arena("host", {"max_memory": 1})
+    assert isinstance(caught.value, ValueError)
