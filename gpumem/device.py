@@ -257,8 +257,7 @@ def devices_are_memory_compatible(
         return True
     if MemoryKind.HOST in (x.kind, y.kind):
         return x.host_accessible and y.host_accessible
-    shared = (MemoryKind.HOST_ACCESSIBLE, MemoryKind.MANAGED)
-    return x.device == y.device and (x.kind in shared or y.kind in shared)
+    return x.device == y.device and MemoryKind.DEVICE in (x.kind, y.kind)
 
 
 def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
@@ -276,6 +275,7 @@ def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
 # ---- devices that are there ----------------------------------------------------------------------
 
 _opened: dict[Device, DriverDevice] = {}
+_of_parents: list[DriverDevice] = []  # after a fork: what the parent's arenas still point to
 
 
 def _open_device(device: Device) -> DriverDevice:
@@ -289,6 +289,8 @@ def _open_device(device: Device) -> DriverDevice:
         why = reason or f"there are {count} {device.type} devices"
         raise ValueError(f"unknown device {str(device)!r}: {why}")
     opened: DriverDevice = provider.open_device(device.index)
+    if known is not None:
+        _of_parents.append(known)
     _opened[device] = opened
     return opened
 
