@@ -1,0 +1,49 @@
+"""Every exception: its bases, its numbers, and that it survives a pickle."""
+
+import pickle
+
+import pytest
+
+from gpumem import errors
+
+BASES = {
+    "OutOfMemoryError": MemoryError,
+    "ConfigError": ValueError,
+    "InvalidFreeError": ValueError,
+    "InUseError": BufferError,
+    "ClosedError": ValueError,
+    "DriverError": RuntimeError,
+}
+
+
+@pytest.mark.parametrize(("name", "base"), BASES.items())
+def test_an_error_is_a_gpumem_error_and_what_callers_know(name, base):
+    error = getattr(errors, name)
+    assert issubclass(error, errors.GpumemError)
+    assert issubclass(error, base)
+
+
+def test_every_error_is_listed_and_has_the_root():
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert set(errors.__all__) == classes
+    assert set(BASES) <= classes
+
+
+def test_a_driver_error_names_call_code_and_name_also_after_a_pickle():
+    error = errors.DriverError("cuMemAlloc", 1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")
+    for seen in (error, pickle.loads(pickle.dumps(error))):
+        assert (seen.call, seen.code, seen.name) == ("cuMemAlloc", 1, "CUDA_ERROR_INVALID_VALUE")
+        assert str(seen) == (
+            "cuMemAlloc failed with CUDA_ERROR_INVALID_VALUE (1): invalid argument"
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in BASES if name != "DriverError"])
+def test_a_message_survives_a_pickle(name):
+    error = getattr(errors, name)("what happened")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), "what happened")

@@ -1,0 +1,91 @@
+"""The counters of an arena, and ONNX Runtime's names for them."""
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+
+ORT_KEYS = [
+    "Limit", "InUse", "RequestedInUse", "TotalAllocated", "MaxInUse", "NumAllocs", "NumReserves",
+    "NumArenaExtensions", "NumArenaShrinkages", "MaxAllocSize",
+]  # fmt: skip
+
+
+def test_every_key_of_onnx_runtime_is_there_as_a_decimal_string(arena):
+    values = arena.stats().as_ort()
+    assert list(values) == ORT_KEYS
+    assert all(value.isdecimal() for value in values.values())
+
+
+def test_the_counters_after_a_known_history(make_arena):
+    arena = make_arena({"max_mem": 64 * MIB, "split_rule": "tight"})
+    held = [arena.allocate(1000), arena.allocate(300 * KIB), arena.allocate_persistent(5000)]
+    arena.allocate(3 * MIB).close()
+    held.pop(1).close()
+    stats = arena.stats()
+    assert stats == gpumem.Stats(
+        limit=64 * MIB,
+        in_use=1024 + 5120,
+        requested_in_use=1000 + 5000,
+        reserved=MIB + 4 * MIB + 5120,
+        max_in_use=1024 + 300 * KIB + 5120 + 3 * MIB,
+        max_reserved=MIB + 4 * MIB + 5120,
+        num_allocs=4,
+        num_frees=2,
+        num_reserves=1,
+        num_extensions=2,
+        num_regions=3,
+        num_shrinkages=0,
+        max_alloc_size=3 * MIB,
+        largest_free=4 * MIB,
+        pages_moved=0,
+        driver_calls=3,
+    )
+    assert stats.as_ort() == {
+        "Limit": str(64 * MIB),
+        "InUse": "6144",
+        "RequestedInUse": "6000",
+        "TotalAllocated": str(5 * MIB + 5120),
+        "MaxInUse": str(stats.max_in_use),
+        "NumAllocs": "4",
+        "NumReserves": "1",
+        "NumArenaExtensions": "2",
+        "NumArenaShrinkages": "0",
+        "MaxAllocSize": str(3 * MIB),
+    }
+    arena.shrink()
+    after = arena.stats()
+    assert (after.num_extensions, after.num_shrinkages, after.num_regions) == (2, 1, 2)
+    assert after.as_ort()["NumArenaExtensions"] == "1", "there the number of regions held"
+    assert after.as_ort()["NumArenaShrinkages"] == "1"
+    assert after.max_reserved == stats.max_reserved
+    held.clear()
+
+
+def test_no_limit_is_the_largest_number_in_onnx_runtimes_names(arena):
+    assert arena.stats().limit == 0
+    assert arena.stats().as_ort()["Limit"] == str((1 << 63) - 1)
+
+
+def test_total_allocated_is_another_name_for_reserved(arena):
+    arena.allocate(1).close()
+    assert arena.stats().total_allocated == arena.stats().reserved == MIB
+
+
+def test_blocks_tell_address_size_use_and_stream(make_arena):
+    arena, stream = make_arena({"split_rule": "tight"}), gpumem.Stream("host")
+    buffer = arena.allocate(1000, stream)
+    used, rest = arena.blocks()
+    assert used == gpumem.BlockInfo(buffer.ptr, 1024, 1000, True, 0, stream.ptr)
+    assert rest == gpumem.BlockInfo(buffer.ptr + 1024, MIB - 1024, 0, False, 0, 0)
+    buffer.close()
+
+
+def test_an_arena_is_shown_with_its_name_memory_and_use(make_arena):
+    arena = make_arena(name="weights")
+    buffer = arena.allocate(1000)
+    assert (arena.name, str(arena.memory)) == ("weights", "host:0")
+    assert "'weights' on host:0" in repr(arena)
+    assert "1000" in repr(buffer)
+    assert hex(buffer.ptr) in repr(buffer)
+    assert make_arena().name == "host:0"
+    buffer.close()
