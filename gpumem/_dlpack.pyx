@@ -105,7 +105,8 @@ cdef bint dlpack_wants_versioned(object max_version) except -1:
     if type(max_version) is tuple and len(max_version) == 2 and type(max_version[0]) is int:
         return max_version[0] >= DLPACK_MAJOR
     try:
-        major = int(max_version[0])
-    except (TypeError, IndexError, ValueError) as error:
+        major, _ = max_version
+        major = int(major)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"max_version {max_version!r} is not a pair of integers") from error
     return major >= DLPACK_MAJOR

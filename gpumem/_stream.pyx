@@ -237,7 +237,13 @@ def _native_handle(stream):
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # A method by the protocol; some libraries made it an attribute.
-        return int((protocol() if callable(protocol) else protocol)[1])
+        pair = protocol() if callable(protocol) else protocol
+        try:
+            _, value = pair
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{stream!r}: __cuda_stream__ gave no pair of version and "
+                            "handle") from error
+        return int(value)
     for attribute in ("cuda_stream", "ptr", "handle"):      # torch, CuPy, Numba
         value = getattr(stream, attribute, None)
         if value is not None:

@@ -18,6 +18,16 @@ class Protocol:
         return 0, self.handle_of_mine
 
 
+class Broken:
+    """What claims to be a stream and does not keep to the protocol."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __cuda_stream__(self):
+        return self.answer
+
+
 class ProtocolAttribute:
     def __init__(self, handle):
         self.__cuda_stream__ = (0, handle)
@@ -91,6 +101,11 @@ def test_a_foreign_stream_object_lives_as_long_as_its_memory_is_marked(arena):
         ("1", TypeError),
         (object(), TypeError),
         (Protocol(-5), ValueError),
+        (Broken(()), TypeError),
+        (Broken((0,)), TypeError),
+        (Broken((0, 1, 2)), TypeError),
+        (Broken([]), TypeError),
+        (Broken(7), TypeError),
     ],
 )
 def test_what_is_no_stream_is_refused_and_changes_nothing(arena, stream, error):
@@ -103,12 +118,12 @@ def test_what_is_no_stream_is_refused_and_changes_nothing(arena, stream, error):
 
 
 def test_an_error_of_a_foreign_stream_object_comes_through(arena):
-    class Broken:
+    class Raises:
         def __cuda_stream__(self):
             raise LookupError("its own reason")
 
     with pytest.raises(LookupError, match="its own reason"):
-        arena.allocate(10, Broken())
+        arena.allocate(10, Raises())
     assert arena.stats().num_allocs == 0
 
 

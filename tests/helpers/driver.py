@@ -14,6 +14,7 @@ _TYPES = {
     "cuCtxPushCurrent": (ctypes.c_uint64,),
     "cuCtxPopCurrent": (ctypes.c_void_p,),
     "cuMemsetD8Async": (ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_uint64),
+    "cuLaunchHostFunc": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p),
     "cuStreamWaitValue64": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint),
 }
 
