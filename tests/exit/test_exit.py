@@ -1,0 +1,375 @@
+"""The end of a process with everything still alive: it says nothing and returns 0."""
+
+import itertools
+import textwrap
+from pathlib import Path
+
+import pytest
+from helpers import child
+
+TESTS = Path(__file__).resolve().parent.parent
+SETUP = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import gc, threading
+import numpy as np
+import gpumem
+from helpers.driver import HostDriver
+
+arena = gpumem.Arena("host")
+stream = gpumem.Stream("host")
+event = stream.record()
+buffer = arena.allocate(1 << 20, stream)
+view = np.frombuffer(buffer, np.uint8)
+tensor = np.from_dlpack(arena.allocate(1000))
+capsule = arena.allocate(1000).__dlpack__(max_version=(1, 0))
+weights = arena.allocate_persistent(1 << 20)
+driver = HostDriver()
+"""
+
+
+def ends_quietly(body: str = "") -> None:
+    child.run_quietly(SETUP + body)
+
+
+def test_everything_alive():
+    ends_quietly()
+
+
+@pytest.mark.parametrize("names", list(itertools.permutations(["arena", "buffer", "stream"])))
+def test_objects_dropped_in_any_order_before_the_end(names):
+    ends_quietly("\n".join(f"del {name}" for name in names))
+
+
+def test_objects_that_only_a_cycle_keeps():
+    ends_quietly("""
+class Holder: pass
+holder = Holder()
+holder.all = [arena, buffer, stream, event, view, tensor, capsule, weights, holder]
+gc.disable()
+del arena, buffer, stream, event, view, tensor, capsule, weights, holder
+""")
+
+
+def test_objects_kept_by_modules_that_outlive_everything():
+    ends_quietly("""
+sys.kept = [arena, buffer, stream, event, view, tensor, capsule, weights]
+import builtins
+builtins.kept = [gpumem.Arena("host").allocate(10), gpumem.Stream("host")]
+""")
+
+
+def test_work_still_queued():
+    ends_quietly("""
+for _ in range(100):
+    driver.fill(buffer, 1, stream)
+""")
+
+
+def test_a_stream_blocked_for_ever():
+    ends_quietly("""
+gate = driver.block(stream)
+driver.fill(buffer, 1, stream)
+""")
+
+
+def test_a_stream_that_lags_far_behind():
+    ends_quietly("""
+from gpumem import _host
+_host.set_lag(10**15)
+driver.fill(buffer, 1, stream)
+other = gpumem.Stream("host")
+other.wait(stream.record())
+arena.allocate(1 << 22, other)
+""")
+
+
+def test_a_last_call_in_an_exit_handler():
+    ends_quietly("""
+import atexit
+def last():
+    again = arena.allocate(1000)
+    stream.synchronize()
+    view[:] = 1
+    again.close()
+atexit.register(last)
+""")
+
+
+def test_an_exit_handler_that_was_there_before():
+    """It runs after gpumem's own: calls are refused, frees and closes are harmless."""
+    child.run_quietly(
+        """
+import atexit
+def last():
+    try:
+        arena.allocate(1000)
+    except gpumem.ClosedError:
+        pass
+    else:
+        print("allocated after the end")
+    view[:] = 1
+    buffer.close()
+    arena.close()
+atexit.register(last)
+"""
+        + SETUP
+    )
+
+
+def test_threads_at_work():
+    ends_quietly("""
+def work():
+    own = gpumem.Stream("host")
+    while True:
+        try:
+            arena.allocate(5000, own).close()
+            gpumem.Arena("host").allocate(100)
+        except (gpumem.GpumemError, RuntimeError):
+            return
+threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+for thread in threads:
+    thread.start()
+""")
+
+
+def test_a_thread_waiting_for_a_stream_that_never_ends():
+    ends_quietly("""
+gate = driver.block(stream)
+waiting = threading.Event()
+def wait():
+    waiting.set()
+    try:
+        stream.synchronize()
+    except gpumem.GpumemError:
+        pass
+threading.Thread(target=wait, daemon=True).start()
+waiting.wait()
+""")
+
+
+def test_an_error_leaves_its_own_exit_code_and_message_only():
+    done = child.run(SETUP + "raise SystemExit(3)")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+    done = child.run(SETUP + "raise KeyError('mine')")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.rstrip().endswith("KeyError: 'mine'")
+    assert done.stderr.count("Traceback") == 1
+
+
+# ---- fork ----------------------------------------------------------------------------------------
+
+
+def fork(child_body: str, parent_body: str = "") -> None:
+    """Run one body in a fork's child and another in the parent after it; both must end well."""
+    ends_quietly(
+        "import os\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        f"{textwrap.indent(textwrap.dedent(child_body), '    ')}\n"
+        "    sys.exit(0)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+        "driver.fill(buffer, 7, stream)\n"
+        "stream.synchronize()\n"
+        "assert (view == 7).all()\n"
+        "arena.validate()\n"
+        "arena.allocate(5000, stream).close()\n"
+        f"{textwrap.dedent(parent_body)}\n"
+    )
+
+
+def test_a_child_that_does_nothing_leaves_its_parent_alone():
+    fork("pass")
+
+
+def test_a_child_cannot_use_its_parents_arena():
+    fork("""
+def refused(call):
+    try:
+        call()
+    except gpumem.ClosedError as error:
+        assert "parent" in str(error), error
+    else:
+        raise AssertionError("allowed")
+refused(lambda: arena.allocate(100))
+refused(lambda: arena.allocate(0))
+refused(lambda: arena.allocate(100, stream))
+refused(lambda: arena.allocate(1 << 24))
+refused(lambda: arena.allocate_persistent(100))
+refused(lambda: arena.shrink())
+refused(lambda: arena.reset_stream(stream))
+refused(lambda: stream.synchronize())
+refused(lambda: stream.query())
+refused(lambda: stream.record())
+refused(lambda: event.query())
+""")
+
+
+def test_a_child_makes_an_arena_of_its_own():
+    fork("""
+own = gpumem.Arena("host")
+own_stream = gpumem.Stream("host")
+block = own.allocate(5000, own_stream)
+HostDriver().fill(block, 3, own_stream)
+own_stream.synchronize()
+assert set(memoryview(block)) == {3}
+block.close()
+own.validate()
+own.close()
+""")
+
+
+def test_what_a_child_drops_does_not_reach_its_parent():
+    fork("""
+del view, tensor, capsule
+weights.close()
+buffer.close()
+own = gpumem.Arena("host")
+del arena, buffer, weights, stream, event
+gc.collect()
+own.allocate(1 << 22).close()
+own.shrink()
+""")
+
+
+def test_a_child_may_close_what_it_inherited():
+    fork("""
+arena.close()
+assert arena.closed
+gpumem.Device("host").free_bytes
+""")
+
+
+def test_a_parent_goes_on_with_what_it_had_at_the_fork():
+    fork("del arena, buffer, view", """
+tensor[:] = 5
+del tensor, capsule
+weights.close()
+assert arena.shrink().released_bytes > 0
+assert arena.stats().num_frees > 0
+""")  # fmt: skip
+
+
+def test_a_fork_while_threads_use_the_arena():
+    ends_quietly("""
+import os
+stop = threading.Event()
+def work():
+    own = gpumem.Stream("host")
+    while not stop.is_set():
+        arena.allocate(5000, own).close()
+        gpumem.Arena("host").allocate(100)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+import warnings
+warnings.simplefilter("ignore")     # newer Pythons warn of a fork with threads
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        own = gpumem.Arena("host")
+        own.allocate(1000).close()
+        own.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+stop.set()
+for thread in threads:
+    thread.join()
+arena.validate()
+""")
+
+
+def test_the_child_of_a_child_has_its_own_too():
+    fork("""
+own = gpumem.Arena("host")
+kept = own.allocate(1000)
+pid = os.fork()
+if pid == 0:
+    try:
+        own.allocate(1)
+    except gpumem.ClosedError:
+        pass
+    else:
+        os._exit(1)
+    gpumem.Arena("host").allocate(1000).close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+kept.close()
+own.close()
+""")
+
+
+def test_multiprocessing_by_fork_and_by_spawn():
+    ends_quietly("""
+import multiprocessing
+import operator
+for method in ("fork", "spawn"):
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.map(operator.neg, range(4)) == [0, -1, -2, -3]
+""")
+
+
+# ---- start ---------------------------------------------------------------------------------------
+
+
+def test_a_process_without_a_driver_imports_and_uses_the_host():
+    """The loader of the CUDA driver finds nothing: cuda-python cannot be imported at all."""
+    child.run_quietly("""
+import sys
+sys.modules["cuda"] = None
+sys.modules["cuda.bindings"] = None
+import gpumem
+status = gpumem.driver_status()
+assert not status.available
+assert "cuda-python is not installed" in status.reason, status.reason
+assert gpumem.default_device() == gpumem.Device("host:0")
+assert "cuda-python" in gpumem.Device("cuda").capabilities["allocate"].reason
+with gpumem.Arena("host") as arena:
+    arena.allocate(1000).close()
+try:
+    gpumem.Arena("cuda:0")
+except ValueError as error:
+    assert "cuda-python is not installed" in str(error)
+""")
+
+
+def test_a_loader_that_fails_is_quoted_as_the_reason():
+    child.run_quietly("""
+import sys, types
+bindings = types.ModuleType("cuda.bindings")
+driver = types.ModuleType("cuda.bindings.driver")
+def cuGetProcAddress(*_):
+    raise RuntimeError("libcuda.so.1:\\nnot a library")
+driver.cuGetProcAddress = cuGetProcAddress
+bindings.driver = driver
+sys.modules.update({"cuda": types.ModuleType("cuda"), "cuda.bindings": bindings,
+                    "cuda.bindings.driver": driver})
+import gpumem
+assert gpumem.driver_status().reason == "RuntimeError: libcuda.so.1: not a library"
+assert [device.type for device in gpumem.devices()] == ["host"]
+""")
+
+
+def test_several_host_devices_can_be_asked_for_before_the_first_use():
+    child.run_quietly("""
+import gpumem
+gpumem.set_host_device_count(4)
+assert [str(d) for d in gpumem.devices() if d.type == "host"] == [f"host:{i}" for i in range(4)]
+arenas = [gpumem.Arena(f"host:{i}") for i in range(4)]
+buffers = [arena.allocate(1000) for arena in arenas]
+assert len({buffer.ptr for buffer in buffers}) == 4
+stream = gpumem.Stream("host:1")
+arenas[1].allocate(10, stream)
+try:
+    arenas[2].allocate(10, stream)
+except ValueError as error:
+    assert "is not a stream of host:2" in str(error), error
+else:
+    raise AssertionError("a stream of another device was taken")
+try:
+    gpumem.Stream("host:2").wait(stream.record())
+except ValueError as error:
+    assert "cannot be waited for" in str(error), error
+else:
+    raise AssertionError("an event of another device was taken")
+""")
