@@ -78,7 +78,7 @@ from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream, check,
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.config import ArenaConfig
-from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.device import MemoryInfo, MemoryKind, _reapers
 from gpumem.errors import ClosedError, GpumemError, InUseError, OutOfMemoryError
 from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
 
@@ -567,6 +567,9 @@ def reap():
     """Give the memory of arenas that nobody refers to any more back to the driver."""
     with nogil:
         arena_reap()
+
+
+_reapers.append(reap)
 
 
 # ---- buffers -------------------------------------------------------------------------------------

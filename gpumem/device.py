@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +120,8 @@ class Device:
     @property
     def free_bytes(self) -> int:
         """Bytes that nobody holds now, as the driver sees them."""
-        from gpumem._core import reap
-
-        reap()
+        for reap in _reapers:
+            reap()
         return self._open().memory_info()[0]
 
     @property
@@ -275,6 +274,7 @@ def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
 # ---- devices that are there ----------------------------------------------------------------------
 
 _opened: dict[Device, DriverDevice] = {}
+_reapers: list[Callable[[], None]] = []  # give back what nobody refers to, before a count
 _of_parents: list[DriverDevice] = []  # after a fork: what the parent's arenas still point to
 
 

@@ -1,7 +1,7 @@
 /* The part of the CUDA driver API's binary interface that gpumem speaks.
  *
  * Declared here, so that building needs no CUDA toolkit and one build serves every
- * driver of CUDA 12 and 13. These are layout facts: tests/test_driver_abi.py compiles
+ * driver of CUDA 12 and 13. These are layout facts: tests/source/test_driver_abi.py compiles
  * each size, offset and value against cuda.h wherever a header is found.
  *
  * Only the host device and the driver table include this file; it must never be

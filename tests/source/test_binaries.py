@@ -1,0 +1,37 @@
+"""The compiled modules: what they export, and what they are linked against."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import gpumem
+
+EXTENSIONS = sorted(Path(gpumem.__file__).parent.rglob("*.so"))
+# The toolchain's own, in every shared object of some linkers.
+TOOLCHAIN = {"_init", "_fini", "_edata", "_end", "__bss_start"}
+SYSTEM = ("libc.so", "libm.so", "libpthread.so", "libdl.so", "librt.so", "libgcc_s.so", "ld-linux")
+
+
+def read(tool: str, *arguments: str) -> str:
+    if shutil.which(tool) is None:
+        pytest.skip(f"no {tool} here")
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def test_there_are_compiled_modules():
+    assert {path.name.split(".")[0] for path in EXTENSIONS} >= {"_core", "_host", "_replay"}
+
+
+@pytest.mark.parametrize("path", EXTENSIONS, ids=lambda path: path.name.split(".")[0])
+def test_a_compiled_module_exports_its_init_function_alone(path):
+    symbols = {line.split()[-1] for line in read("nm", "-D", "--defined-only", path).splitlines()}
+    assert symbols - TOOLCHAIN == {f"PyInit_{path.name.split('.')[0]}"}
+
+
+@pytest.mark.parametrize("path", EXTENSIONS, ids=lambda path: path.name.split(".")[0])
+def test_a_compiled_module_is_linked_against_the_c_library_alone(path):
+    lines = read("readelf", "-d", path).splitlines()
+    needed = [line.split("[")[1].rstrip("]") for line in lines if "(NEEDED)" in line]
+    assert all(name.startswith(SYSTEM) for name in needed), needed

@@ -1,0 +1,52 @@
+"""What holds for every tracked file."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Written apart, so that this file does not name what it forbids.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:wo" r"rk|ro" r"ot|ho" r"me|Us" r"ers)/\w")
+TEXT = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".md", ".toml", ".txt", ".in", ".cfg", ".sh", ""}
+
+
+def tracked() -> list[Path]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_tracked_file_names_a_path_of_one_machine():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked()
+        if path.suffix in TEXT
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if MACHINE_PATH.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_nothing_that_a_tool_makes_is_tracked():
+    made = {".so", ".pyc", ".o", ".whl", ".log"}
+    assert not [path for path in tracked() if path.suffix in made or "__pycache__" in path.parts]
+
+
+def test_every_compiled_module_has_a_stub():
+    package = ROOT / "gpumem"
+    sources = [path for path in tracked() if path.suffix == ".pyx" and package in path.parents]
+    assert not [path for path in sources if not path.with_suffix(".pyi").exists()]
+
+
+def test_no_source_includes_another_as_text():
+    """Cython's include and C's of a .c file hide where a name comes from."""
+    for path in tracked():
+        if path.suffix in (".pyx", ".pxd"):
+            assert not re.search(r"^include\b", path.read_text(), re.MULTILINE), path
+        elif path.suffix in (".c", ".h"):
+            assert not re.search(r'#include "[^"]+\.c"', path.read_text()), path

@@ -1,0 +1,47 @@
+"""What `import gpumem` does not do: no framework, no driver, no thread."""
+
+from helpers import child
+
+
+def test_importing_gpumem_imports_no_framework_and_nothing_of_the_command_line():
+    child.run_quietly("""
+import sys
+import gpumem
+unwanted = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes",
+            "click", "rich", "asyncio", "multiprocessing", "subprocess", "hypothesis", "pytest"}
+assert not unwanted & set(sys.modules), unwanted & set(sys.modules)
+""")
+
+
+def test_importing_gpumem_opens_no_driver_and_starts_no_thread():
+    child.run_quietly("""
+import os
+import gpumem
+assert len(os.listdir("/proc/self/task")) == 1
+with open("/proc/self/maps") as maps:
+    assert "libcuda" not in maps.read()
+from gpumem import _host
+assert _host.call_count() == 0
+""")
+
+
+def test_naming_devices_and_settings_opens_no_driver():
+    child.run_quietly("""
+import sys
+import gpumem
+gpumem.Device("cuda:3"), gpumem.MemoryInfo("cuda:0"), gpumem.ArenaConfig(max_mem=1)
+gpumem.devices_are_memory_compatible("cuda:0", "host"), gpumem.can_access("host", "cuda:0")
+assert "gpumem._cuda" not in sys.modules
+assert "gpumem._host" not in sys.modules
+""")
+
+
+def test_the_public_names_are_there():
+    child.run_quietly("""
+import gpumem
+assert sorted(gpumem.__all__) == gpumem.__all__
+missing = [name for name in gpumem.__all__ if not hasattr(gpumem, name)]
+assert not missing, missing
+undocumented = [name for name in gpumem.__all__ if not getattr(gpumem, name).__doc__]
+assert not undocumented, undocumented
+""")

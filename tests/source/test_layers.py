@@ -1,0 +1,161 @@
+"""Who may import whom, read from the source: one direction, frameworks inside functions only."""
+
+import ast
+import graphlib
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "gpumem"
+
+# From the bottom. A module imports from its own row and from rows above it in this list only.
+LAYERS = [
+    ["errors"],
+    ["_bfc", "_bfc_*"],
+    ["_driver"],
+    ["_cuda", "_host"],
+    ["_backing", "_backing_*", "_pages", "_pages_*"],
+    ["_arena", "_arena_*"],
+    ["config", "stats", "device"],
+    ["_stream", "_dlpack"],
+    ["_core", "_core_*"],
+    ["tensor", "_tensor", "session", "accounting*", "planning*", "adaptors"],
+    [""],  # the package itself
+    ["replay*", "samples", "observe*", "interop*"],
+    ["integrations*"],
+    ["cli*", "__main__"],
+]
+FRAMEWORKS = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes"}
+COMMAND_LINE = {"click", "rich"}
+CYTHON_IMPORT = re.compile(r"^(\s*)(?:from\s+([\w.]+)\s+c?import\s+(\(?[^#]*)|c?import\s+([\w.]+))")
+
+SOURCES = sorted(
+    path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".pyx", ".pxd") and path.is_file()
+)
+
+
+def module_of(path: Path) -> str:
+    """Name a file's module below the package; "" is the package itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports_of(path: Path):
+    """Yield (name, at the top level) of everything that a file imports or cimports."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        yield from python_imports(ast.parse(text))
+    else:
+        yield from cython_imports(text)
+
+
+def python_imports(tree: ast.Module):
+    inside = {
+        child
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node not in inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                yield full_name(node.module, alias.name), node not in inside
+
+
+def cython_imports(text: str):
+    for line in text.splitlines():
+        match = CYTHON_IMPORT.match(line)
+        if match is None:
+            continue
+        top = not match.group(1)
+        if match.group(4):
+            yield match.group(4), top
+        else:
+            for name in re.findall(r"\w+", match.group(3)) or [""]:
+                yield full_name(match.group(2), name), top
+
+
+def full_name(module: str, name: str) -> str:
+    """Name what ``from module import name`` imports: a module of ours, or a name in one."""
+    deeper = f"{module}.{name}".removeprefix("gpumem.")
+    if module.split(".")[0] == "gpumem" and deeper in MODULES:
+        return f"gpumem.{deeper}"
+    return module
+
+
+MODULES = {module_of(path) for path in SOURCES}
+IMPORTS = [(module_of(path), *found) for path in SOURCES for found in imports_of(path)]
+
+
+def layer_of(module: str) -> int:
+    for number, patterns in enumerate(LAYERS):
+        if any(fnmatch(module, pattern) for pattern in patterns):
+            return number
+    raise AssertionError(f"gpumem.{module} has no place in LAYERS: decide where it belongs")
+
+
+def own_imports():
+    """Return (module, imported module, at the top level) inside the package."""
+    return [
+        (module, name.removeprefix("gpumem").lstrip("."), top)
+        for module, name, top in IMPORTS
+        if name.split(".")[0] == "gpumem"
+    ]
+
+
+def test_the_reader_sees_what_is_there():
+    seen = {(module, name) for module, name, _ in own_imports()}
+    assert {("_core", "_arena"), ("_core", "config"), ("_backing", "_driver")} <= seen
+    assert ("device", "_host", False) in own_imports()
+    assert ("device", "errors", True) in own_imports()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_imports_only_from_its_own_layer_and_from_lower_ones(module):
+    for importer, imported, _ in own_imports():
+        if importer == module and imported != module:
+            assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph: dict = {}
+    for importer, imported, _ in own_imports():
+        # A package imports its parts; that a part names its package is not a circle.
+        if imported != importer and not f"{importer}.".startswith(f"{imported}."):
+            graph.setdefault(importer, set()).add(imported)
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_the_chunk_table_knows_only_libc():
+    for module, name, _ in IMPORTS:
+        if fnmatch(module, "_bfc*"):
+            assert name.startswith(("libc.", "gpumem._bfc")), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_framework_is_imported_inside_functions_only(module):
+    for importer, name, top in IMPORTS:
+        if importer == module and name.split(".")[0] in FRAMEWORKS:
+            assert not top, f"{module} imports {name} at its top level"
+
+
+def test_only_the_command_line_imports_what_draws_it():
+    for module, name, _ in IMPORTS:
+        if name.split(".")[0] in COMMAND_LINE:
+            assert fnmatch(module, "cli*"), f"{module} imports {name}"
+
+
+def test_below_the_python_classes_nothing_touches_an_object():
+    """The core runs without the interpreter lock: no def, no class, no except, no print."""
+    for path in SOURCES:
+        if path.suffix == ".pyx" and module_of(path).startswith(("_arena", "_bfc", "_backing")):
+            code = re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
+            assert not re.search(r"^\s*(def|class|cdef class|raise|try|with gil)\b", code, re.M), (
+                path
+            )

@@ -1,0 +1,42 @@
+"""The stubs say what the compiled modules have, and users' code passes a strict checker."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypy", reason="mypy is not installed")
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+
+
+def run_mypy(cache: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "MYPY_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_stub_agrees_with_what_is_there_at_run_time(tmp_path):
+    allowed = [TESTS / "stubtest_allowlist.txt", TESTS / "typing" / "stubtest_allowlist.txt"]
+    run_mypy(
+        tmp_path,
+        "mypy.stubtest",
+        "gpumem",
+        "--ignore-unused-allowlist",
+        f"--mypy-config-file={ROOT / 'pyproject.toml'}",
+        *(f"--allowlist={path}" for path in allowed),
+    )
+
+
+def test_examples_of_use_pass_a_strict_check(tmp_path):
+    examples = str(TESTS / "typing" / "examples.py")
+    run_mypy(tmp_path, "mypy", "--strict", "--warn-unused-ignores", examples)
