@@ -24,19 +24,26 @@ from gpumem._arena_types cimport (
     ArenaSettings,
     Block,
     EXTEND_SAME_AS_REQUESTED,
+    IN_SMALL,
     LEGACY_STREAM,
     Lease,
     Lock,
     REUSE_NEVER,
     REUSE_WAIT,
+    arena_in_use,
+    arena_reserved,
     lock_acquire,
     lock_init,
     lock_release,
+    table_for,
+    table_of,
 )
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport (
     BFC_NO_METADATA,
     BFC_OK,
+    Bfc,
+    CHUNK_HOLE,
     Chunk,
     LANE_RELEASED,
     NIL,
@@ -63,7 +70,21 @@ from gpumem._driver cimport (
     CUDA_SUCCESS,
     CUresult,
     CUstream,
+    Place,
     place_is_dead,
+)
+from gpumem._pages cimport (
+    Demand,
+    Plan,
+    Space,
+    plan_free,
+    space_create,
+    space_destroy,
+    space_execute,
+    space_finish,
+    space_plan,
+    space_plan_trim,
+    space_undo,
 )
 
 cdef extern from *:
@@ -91,6 +112,7 @@ cdef extern from *:
 
 cdef enum:
     BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
+    RANGE_BYTES = 4398046511104  # 4 TiB of address space for a paged arena's large blocks
 
 # Arenas that nobody refers to any more; their regions go back to the driver at the next call
 # that may block. Finalizers put them here, because they must neither block nor call the driver.
@@ -105,6 +127,7 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
     cdef int status = BFC_OK
     cdef uint32_t index
+    cdef Bfc* table
     if place_is_dead(arena.place):
         return ARENA_DEAD
     if arena.settings.passthrough:
@@ -114,9 +137,10 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         lock_release(&arena.lock)
         return ARENA_MISS
     arena.last_stream = stream
-    index = bfc_take(&arena.table, round_to_quantum(nbytes), nbytes, stream, &status)
+    table = table_for(arena, nbytes)
+    index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
     if index != NIL:
-        hand_out(arena, index, block)
+        hand_out(arena, table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK if index != NIL else ARENA_MISS
 
@@ -139,14 +163,15 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept
     return status
 
 
-cdef inline void hand_out(ArenaCore* arena, uint32_t index, Block* block) noexcept nogil:
-    cdef uint64_t size = arena.table.chunks[index].size
-    block.address = arena.table.chunks[index].address
+cdef inline void hand_out(ArenaCore* arena, const Bfc* table, uint32_t index,
+                          Block* block) noexcept nogil:
+    cdef uint64_t size = table.chunks[index].size
+    block.address = table.chunks[index].address
     block.size = size
-    block.handle = handle_of(&arena.table, index)
+    block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
     arena.stats.num_allocs += 1
-    if arena.table.in_use > arena.stats.max_in_use:
-        arena.stats.max_in_use = arena.table.in_use
+    if arena_in_use(arena) > arena.stats.max_in_use:
+        arena.stats.max_in_use = arena_in_use(arena)
     if size > arena.stats.max_alloc_size:
         arena.stats.max_alloc_size = size
     if GM_DEBUG:
@@ -154,15 +179,17 @@ cdef inline void hand_out(ArenaCore* arena, uint32_t index, Block* block) noexce
 
 
 cdef inline int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
     cdef uint32_t index, region
-    if bfc_resolve(&arena.table, handle, &index) != BFC_OK:
+    handle &= ~<uint64_t>IN_SMALL
+    if bfc_resolve(table, handle, &index) != BFC_OK:
         return ARENA_STALE
-    region = arena.table.chunks[index].region
-    if arena.table.regions[region].persistent:
+    region = table.chunks[index].region
+    if table.regions[region].persistent:
         persistent_unuse(arena, handle)
     else:
         arena.streams[stream].dirty = True
-        bfc_give(&arena.table, handle, stream, arena.streams[stream].epoch)
+        bfc_give(table, handle, stream, arena.streams[stream].epoch)
     arena.stats.num_frees += 1
     if GM_DEBUG:
         require_sound(arena)
@@ -171,7 +198,7 @@ cdef inline int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) no
 
 cdef void require_sound(const ArenaCore* arena) noexcept nogil:
     # Debug builds only: stop at the operation that broke an invariant, not where it shows later.
-    cdef int broken = bfc_check(&arena.table)
+    cdef int broken = check_tables(arena)
     if broken:
         gm_panic(bfc_invariant(broken))
 
@@ -219,11 +246,12 @@ cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     # As the fast path, over all free space: blocks kept for their size are merged first.
     cdef int status = BFC_OK
     cdef uint32_t index
+    cdef Bfc* table = table_for(arena, nbytes)
     lock_acquire(&arena.lock)
-    bfc_flush(&arena.table)
-    index = bfc_take(&arena.table, round_to_quantum(nbytes), nbytes, stream, &status)
+    bfc_flush(table)
+    index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
     if index != NIL:
-        hand_out(arena, index, block)
+        hand_out(arena, table, index, block)
     lock_release(&arena.lock)
     if index != NIL:
         return ARENA_OK
@@ -233,15 +261,85 @@ cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
 cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                           Block* block) noexcept nogil:
     cdef uint32_t index
+    cdef Bfc* table = table_for(arena, nbytes)
     lock_acquire(&arena.lock)
-    index = take_behind(arena, nbytes, stream)
+    index = take_behind(arena, table, nbytes, stream)
     if index != NIL:
-        hand_out(arena, index, block)
+        hand_out(arena, table, index, block)
     lock_release(&arena.lock)
     return index != NIL
 
 
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
+    if arena.settings.paged:
+        return grow_pages(arena, nbytes, stream, block)
+    return grow_region(arena, nbytes, stream, block)
+
+
+cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                    Block* block) noexcept nogil:
+    # With the grow lock. Where the driver has no memory left, once more from idle pages alone.
+    # All streams are asked, the taker's too: views left by earlier moves retire when it is known
+    # that their work is done.
+    cdef Demand demand
+    cdef int status
+    demand.size = round_to_quantum(nbytes)
+    demand.requested = nbytes
+    demand.lane = stream
+    demand.hard_limit = <uint64_t>1 << 62
+    if arena.settings.max_mem:
+        demand.hard_limit = arena.settings.max_mem
+    settle_streams(arena, LANE_RELEASED)
+    status = build_block(arena, &demand, block)
+    if status == ARENA_DRIVER_REFUSED and arena.last_code == CUDA_ERROR_OUT_OF_MEMORY:
+        demand.hard_limit = arena_reserved(arena)
+        status = build_block(arena, &demand, block)
+        if status == ARENA_OVER_LIMIT:
+            status = ARENA_DRIVER_REFUSED
+    return status
+
+
+cdef int build_block(ArenaCore* arena, Demand* demand, Block* block) noexcept nogil:
+    cdef Bfc* table = table_for(arena, demand.size)
+    cdef Space* space = &arena.spaces[1 if table == &arena.small else 0]
+    cdef Plan plan
+    cdef CUresult code
+    cdef uint64_t epoch
+    lock_acquire(&arena.lock)
+    bfc_flush(table)
+    set_share_limit(arena, demand)
+    if not space_plan(space, demand, &plan):
+        lock_release(&arena.lock)
+        plan_free(&plan)
+        return ARENA_OVER_LIMIT
+    lock_release(&arena.lock)
+    code = space_execute(space, &plan, arena.place, &arena.backing.calls)
+    lock_acquire(&arena.lock)
+    epoch = arena.streams[demand.lane].epoch
+    if code == CUDA_SUCCESS:
+        space_finish(space, &plan, demand, epoch)
+        note_reserved(arena)
+        hand_out(arena, table, plan.chunk, block)
+    else:
+        arena.last_code = <int32_t>code
+        space_undo(space, &plan, demand, epoch, arena.place)
+    lock_release(&arena.lock)
+    plan_free(&plan)
+    return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef inline void set_share_limit(const ArenaCore* arena, Demand* demand) noexcept nogil:
+    cdef uint64_t live = arena_in_use(arena) + demand.size
+    demand.live_peak = live if live > arena.stats.max_in_use else arena.stats.max_in_use
+    demand.reserved = arena_reserved(arena)
+    demand.share_limit = demand.live_peak + <uint64_t>(
+        <double>demand.live_peak * arena.settings.move_share)
+    if demand.share_limit > demand.hard_limit:
+        demand.share_limit = demand.hard_limit
+
+
+cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                     Block* block) noexcept nogil:
     # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
     # block from it in one step, so that no other thread can take it away in between.
     cdef uint64_t size = round_to_quantum(nbytes)
@@ -266,7 +364,7 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     advance_growth(arena, running, forced)
     index = bfc_take_from(&arena.table, size, nbytes, LANE_RELEASED, 0, stream, &status)
     if index != NIL:
-        hand_out(arena, index, block)
+        hand_out(arena, &arena.table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK if index != NIL else ARENA_NO_METADATA
 
@@ -316,14 +414,14 @@ cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
     # Bytes that max_mem still allows to reserve, in quanta.
     if arena.settings.max_mem == 0:
         return <uint64_t>1 << 63
-    if arena.table.reserved >= arena.settings.max_mem:
+    if arena_reserved(arena) >= arena.settings.max_mem:
         return 0
-    return (arena.settings.max_mem - arena.table.reserved) & ~<uint64_t>(QUANTUM - 1)
+    return (arena.settings.max_mem - arena_reserved(arena)) & ~<uint64_t>(QUANTUM - 1)
 
 
 cdef inline void note_reserved(ArenaCore* arena) noexcept nogil:
-    if arena.table.reserved > arena.stats.max_reserved:
-        arena.stats.max_reserved = arena.table.reserved
+    if arena_reserved(arena) > arena.stats.max_reserved:
+        arena.stats.max_reserved = arena_reserved(arena)
 
 
 # ---- giving regions back -------------------------------------------------------------------------
@@ -344,13 +442,33 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
 cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil:
     # With the grow lock: gives back every region without a used block, except persistent ones.
     # Also those with queued work: the driver's free waits for it.
-    cdef uint64_t total = 0
+    cdef uint64_t total = trim_pages(arena)
     cdef uint64_t bytes_released = release_one(arena, False)
     while bytes_released:
         arena.stats.num_shrinkages += 1
         total += bytes_released
         bytes_released = release_one(arena, False)
     return total
+
+
+cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
+    # With the grow lock: gives back every page that is idle and has no queued work. Addresses stay.
+    cdef uint64_t before = arena_reserved(arena)
+    cdef Plan plan
+    cdef uint32_t i
+    if not arena.settings.paged:
+        return 0
+    for i in range(2):
+        lock_acquire(&arena.lock)
+        bfc_flush(arena.spaces[i].table)
+        if space_plan_trim(&arena.spaces[i], &plan):
+            lock_release(&arena.lock)
+            space_execute(&arena.spaces[i], &plan, arena.place, &arena.backing.calls)
+            lock_acquire(&arena.lock)
+            space_finish(&arena.spaces[i], &plan, NULL, 0)
+        lock_release(&arena.lock)
+        plan_free(&plan)
+    return before - arena_reserved(arena)
 
 
 cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
@@ -424,7 +542,8 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         arena.backing.release(&arena.backing, address, size)
         return ARENA_NO_METADATA
     note_reserved(arena)
-    hand_out(arena, bfc_take_persistent(&arena.table, region, nbytes, stream), block)
+    hand_out(arena, &arena.table, bfc_take_persistent(&arena.table, region, nbytes, stream),
+             block)
     lock_release(&arena.lock)
     return ARENA_OK
 
@@ -477,17 +596,35 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     if settings.max_mem and first > settings.max_mem:
         first = round_to_quantum(settings.max_mem)
     arena.next_region = first
-    if bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
-                settings.max_dead) != BFC_OK:
-        bfc_free_all(&arena.table)
-        free(arena)
+    if (bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
+                 settings.max_dead) != BFC_OK
+            or bfc_init(&arena.small, SPLIT_TIGHT, settings.max_dead) != BFC_OK):
+        forget(arena)
         return NULL
     arena.table.merge_released = settings.reuse != REUSE_NEVER
-    if add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, 0, &slot) != ARENA_OK:
-        bfc_free_all(&arena.table)
-        free(arena)
+    arena.small.merge_released = arena.table.merge_released
+    if (add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, 0, &slot) != ARENA_OK
+            or (settings.paged and not create_spaces(arena))):
+        forget(arena)
         return NULL
     return arena
+
+
+cdef bint create_spaces(ArenaCore* arena) noexcept nogil:
+    # Addresses for many times the device's memory, so that moving never runs out of them.
+    return (space_create(&arena.spaces[0], &arena.table, arena.place, RANGE_BYTES, True) == 0
+            and space_create(&arena.spaces[1], &arena.small, arena.place, RANGE_BYTES // 8,
+                             False) == 0)
+
+
+cdef void forget(ArenaCore* arena) noexcept nogil:
+    cdef Place* place = NULL if place_is_dead(arena.place) else arena.place
+    space_destroy(&arena.spaces[0], place)
+    space_destroy(&arena.spaces[1], place)
+    bfc_free_all(&arena.table)
+    bfc_free_all(&arena.small)
+    free(arena.streams)
+    free(arena)
 
 
 cdef void arena_retain(ArenaCore* arena) noexcept nogil:
@@ -519,9 +656,7 @@ cdef void arena_reap() noexcept nogil:
         following = arena.next_retired
         if not place_is_dead(arena.place):
             release_everything(arena)
-        bfc_free_all(&arena.table)
-        free(arena.streams)
-        free(arena)
+        forget(arena)
         arena = following
 
 
@@ -533,7 +668,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     arena_reap()
     lock_acquire(&arena.grow_lock)
     lock_acquire(&arena.lock)
-    if arena.table.used_chunks:
+    if arena.table.used_chunks or arena.small.used_chunks:
         lock_release(&arena.lock)
         lock_release(&arena.grow_lock)
         return ARENA_IN_USE
@@ -548,34 +683,54 @@ cdef void release_everything(ArenaCore* arena) noexcept nogil:
     while release_one(arena, False) or release_one(arena, True):
         pass
     destroy_events(arena)
+    if arena.settings.paged:
+        space_destroy(&arena.spaces[0], arena.place)
+        space_destroy(&arena.spaces[1], arena.place)
+        bfc_free_all(&arena.table)
+        bfc_free_all(&arena.small)
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:
     cdef int broken
     lock_acquire(&arena.lock)
-    broken = bfc_check(&arena.table)
+    broken = check_tables(arena)
     lock_release(&arena.lock)
     return broken
 
 
+cdef inline int check_tables(const ArenaCore* arena) noexcept nogil:
+    cdef int broken = bfc_check(&arena.table)
+    return broken if broken else bfc_check(&arena.small)
+
+
 cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil:
     cdef Chunk* copy
-    cdef uint32_t region, index
     count[0] = 0
     lock_acquire(&arena.lock)
     bfc_flush(&arena.table)
-    copy = <Chunk*>malloc((arena.table.count + 1) * sizeof(Chunk))
+    bfc_flush(&arena.small)
+    copy = <Chunk*>malloc((arena.table.count + arena.small.count + 1) * sizeof(Chunk))
     if copy != NULL:
-        for region in range(arena.table.region_count):
-            if arena.table.regions[region].size == 0:
-                continue
-            index = arena.table.regions[region].first
-            while index != NIL:
-                copy[count[0]] = arena.table.chunks[index]
-                count[0] += 1
-                index = arena.table.chunks[index].next
+        copy_chunks(&arena.table, 0, copy, count)
+        copy_chunks(&arena.small, arena.table.region_count, copy, count)
     lock_release(&arena.lock)
     return copy
+
+
+cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
+                      uint32_t* count) noexcept nogil:
+    # Regions of the second table are numbered on from the first one's.
+    cdef uint32_t region, index
+    for region in range(table.region_count):
+        if table.regions[region].size == 0:
+            continue
+        index = table.regions[region].first
+        while index != NIL:
+            if table.chunks[index].state != CHUNK_HOLE:
+                copy[count[0]] = table.chunks[index]
+                copy[count[0]].region += first_region
+                count[0] += 1
+            index = table.chunks[index].next
 
 
 # ---- leases --------------------------------------------------------------------------------------
@@ -594,11 +749,13 @@ cdef Lease* lease_create(ArenaCore* arena, uint64_t handle, uint32_t stream) noe
 
 cdef void lease_move(Lease* lease, uint32_t stream) noexcept nogil:
     cdef ArenaCore* arena = lease.arena
+    cdef Bfc* table
     cdef uint32_t index
     lock_acquire(&arena.lock)
     lease.stream = stream
-    if bfc_resolve(&arena.table, lease.handle, &index) == BFC_OK:
-        arena.table.chunks[index].lane = stream
+    table = table_of(arena, lease.handle)
+    if bfc_resolve(table, lease.handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
+        table.chunks[index].lane = stream
     lock_release(&arena.lock)
 
 

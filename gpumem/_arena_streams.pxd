@@ -7,6 +7,7 @@ gives it up meanwhile and takes it again, and `asking` keeps others off the slot
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore
+from gpumem._bfc cimport Bfc
 from gpumem._driver cimport CUstream
 
 # Finds or makes the slot of a stream. 0 and 1 both name the legacy default stream; 2 names a
@@ -28,6 +29,7 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream) noexcept nogil
 cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the taker's stream wait for
 # that stream on the device; NIL if no lane has one that fits.
-cdef uint32_t take_behind(ArenaCore* arena, uint64_t nbytes, uint32_t taker) noexcept nogil
+cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
+                          uint32_t taker) noexcept nogil
 # Destroys the pooled events; nobody uses the arena any more.
 cdef void destroy_events(ArenaCore* arena) noexcept nogil

@@ -16,6 +16,7 @@ from gpumem._arena_types cimport (
 )
 from gpumem._bfc cimport (
     BFC_OK,
+    Bfc,
     CHUNK_USED,
     NIL,
     bfc_add_lane,
@@ -80,6 +81,10 @@ cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
                (capacity - arena.stream_capacity) * sizeof(StreamSlot))
         arena.streams = streams
         arena.stream_capacity = capacity
+    # A lane that only one table got is found again by the next try; see the loops below.
+    if (arena.small.lane_count <= arena.table.lane_count
+            and bfc_add_lane(&arena.small, slot) != BFC_OK):
+        return ARENA_NO_METADATA
     if bfc_add_lane(&arena.table, slot) != BFC_OK:
         return ARENA_NO_METADATA
     memset(&arena.streams[slot[0]], 0, sizeof(StreamSlot))
@@ -93,23 +98,35 @@ cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil:
     cdef StreamSlot* stream
     lock_acquire(&arena.lock)
     stream = &arena.streams[slot]
-    arena.table.lanes[slot].settled = stream.epoch
+    settle(arena, slot, stream.epoch)
     stream.epoch += 1
     stream.dirty = False
     stream.event_epoch = 0
-    bfc_release_settled(&arena.table, slot)
     lock_release(&arena.lock)
 
 
 cdef bint arena_stream_is_used(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    cdef bint used = False
-    cdef uint32_t index
+    cdef bint used
     lock_acquire(&arena.lock)
-    for index in range(arena.table.count):
-        if arena.table.chunks[index].state == CHUNK_USED:
-            used = used or arena.table.chunks[index].lane == slot
+    used = lane_is_used(&arena.table, slot) or lane_is_used(&arena.small, slot)
     lock_release(&arena.lock)
     return used
+
+
+cdef bint lane_is_used(const Bfc* table, uint32_t lane) noexcept nogil:
+    cdef uint32_t index
+    for index in range(table.count):
+        if table.chunks[index].state == CHUNK_USED and table.chunks[index].lane == lane:
+            return True
+    return False
+
+
+cdef void settle(ArenaCore* arena, uint32_t slot, uint64_t epoch) noexcept nogil:
+    # What was freed on the stream up to this epoch becomes free for everyone.
+    arena.table.lanes[slot].settled = epoch
+    arena.small.lanes[slot].settled = epoch
+    bfc_release_settled(&arena.table, slot)
+    bfc_release_settled(&arena.small, slot)
 
 
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
@@ -169,7 +186,8 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
     lock_acquire(&arena.lock)
     for slot in range(1, arena.table.lane_count):
         bfc_flush_lane(&arena.table, slot)
-        if slot == taker or arena.table.lanes[slot].free_chunks == 0 or arena.streams[slot].asking:
+        bfc_flush_lane(&arena.small, slot)
+        if slot == taker or not has_free(arena, slot) or arena.streams[slot].asking:
             continue
         # An event from the last switch first; then one behind what was freed since.
         if arena.streams[slot].event_epoch and not ask_event(arena, slot):
@@ -181,6 +199,10 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
         settled = True
     lock_release(&arena.lock)
     return settled
+
+
+cdef inline bint has_free(const ArenaCore* arena, uint32_t slot) noexcept nogil:
+    return (arena.table.lanes[slot].free_chunks != 0 or arena.small.lanes[slot].free_chunks != 0)
 
 
 cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
@@ -199,26 +221,26 @@ cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
     arena.stats.events_asked += 1
     if code != CUDA_SUCCESS:
         return False
-    if epoch > arena.table.lanes[slot].settled:
-        arena.table.lanes[slot].settled = epoch
     if arena.streams[slot].event_epoch == epoch:
         arena.streams[slot].event_epoch = 0
-    bfc_release_settled(&arena.table, slot)
+    if epoch > arena.table.lanes[slot].settled:
+        settle(arena, slot, epoch)
     return True
 
 
-cdef uint32_t take_behind(ArenaCore* arena, uint64_t nbytes, uint32_t taker) noexcept nogil:
+cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
+                          uint32_t taker) noexcept nogil:
     cdef uint64_t size = round_to_quantum(nbytes)
     cdef uint32_t index = NIL
     cdef uint32_t slot
     cdef int status = BFC_OK
     for slot in range(1, arena.table.lane_count):
-        if slot == taker or arena.streams[slot].asking or not bfc_has(&arena.table, size, slot):
+        if slot == taker or arena.streams[slot].asking or not bfc_has(table, size, slot):
             continue
         if arena.streams[slot].dirty:
             close_epoch(arena, slot)
         if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
-            index = bfc_take_from(&arena.table, size, nbytes, slot,
+            index = bfc_take_from(table, size, nbytes, slot,
                                   arena.streams[slot].event_epoch, taker, &status)
             if index != NIL:
                 break

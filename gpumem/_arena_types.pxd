@@ -19,6 +19,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Bfc
 from gpumem._driver cimport CUevent, CUstream, Place
+from gpumem._pages cimport Space
 
 cdef extern from "lock.h" nogil:
     ctypedef struct Lock:
@@ -28,6 +29,9 @@ cdef extern from "lock.h" nogil:
     void lock_release(Lock* lock)
 
 cdef enum:
+    SMALL_BLOCK = 262144        # bytes; below it blocks have their own range, so that long-lived
+                                # small ones do not pin large pages
+    IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
     LEGACY_STREAM = 1           # the device's legacy default stream; handle 0 means it too
 
 cdef enum ArenaStatus:
@@ -58,6 +62,8 @@ cdef struct ArenaSettings:
     ExtendStrategy extend
     StreamReuse reuse
     bint ort_split
+    bint paged                      # blocks live in address ranges backed by pages that move
+    double move_share               # reserved memory may pass the live peak by this share unmoved
     bint passthrough                # every block is a driver allocation of its own
 
 cdef struct ArenaStats:
@@ -87,18 +93,32 @@ cdef struct ArenaCore:
     Lock grow_lock
     int32_t references      # the Arena object and every lease (atomic)
     bint closed
-    Bfc table
+    Bfc table               # blocks of regions; of a paged arena those from SMALL_BLOCK on
+    Bfc small               # of a paged arena the blocks below SMALL_BLOCK; else empty
+    Space spaces[2]         # of a paged arena: where table's and small's blocks live
     Backing backing
     Place* place
     ArenaSettings settings
     ArenaStats stats
     uint64_t next_region    # bytes the next region will have, if it need not be larger
-    StreamSlot* streams     # parallel to table.lanes
+    StreamSlot* streams     # parallel to the lanes of both tables
     uint32_t stream_capacity
     uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back
     int32_t last_code       # CUresult of the driver's last refusal
     ArenaCore* next_retired  # list of arenas that nobody refers to any more
+
+cdef inline Bfc* table_for(ArenaCore* arena, uint64_t size) noexcept nogil:
+    return &arena.small if arena.settings.paged and size < SMALL_BLOCK else &arena.table
+
+cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
+    return &arena.small if handle & IN_SMALL else &arena.table
+
+cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
+    return arena.table.in_use + arena.small.in_use
+
+cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
+    return arena.table.reserved + arena.small.reserved
 
 cdef struct Block:
     uint64_t address

@@ -49,6 +49,7 @@ cdef enum ChunkState:
     CHUNK_FREE = 1
     CHUNK_USED = 2
     CHUNK_KEPT = 3          # in a stack of its lane, unmerged
+    CHUNK_HOLE = 4          # address space without memory, see _bfc_holes; never found or merged
 
 cdef enum SplitRule:
     SPLIT_TIGHT = 0         # give back whatever is left of at least one quantum
@@ -79,11 +80,12 @@ cdef struct Chunk:
 
 cdef struct Region:
     uint64_t address
-    uint64_t size           # bytes; == sum of its chunks; 0: this slot is unused
+    uint64_t size           # bytes; == sum of its chunks, holes too; 0: this slot is unused
     uint32_t first          # chunk at `address`
     uint32_t used           # chunks handed out; 0 means that the region can be given back
     uint32_t id             # ordinal of its reservation, for people
-    uint32_t persistent     # holds exactly one block of its own, never searched, never shrunk
+    bint persistent         # holds exactly one block of its own, never searched, never shrunk
+    bint is_range           # reserved address space: chunks and holes; pages back it, not the driver
 
 # The bins of one lane: bit f of `levels` is set iff steps[f] != 0, bit s of steps[f] iff
 # head[f][s] != NIL. free_bytes == sum of the sizes that hang here.
@@ -110,13 +112,14 @@ cdef struct Bfc:
     uint32_t next_region_id
     Lane** lanes            # lane_count pointers, so that a lane never moves
     uint32_t lane_count
+    uint32_t holes          # head of the list of holes
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of lane 0 join its neighbour's lane?
     # cached sums, recomputed and compared by _bfc_check
     uint64_t in_use         # bytes of used chunks, padding included
     uint64_t requested_in_use
-    uint64_t reserved       # bytes of all regions
+    uint64_t reserved       # bytes of all chunks but holes
     uint64_t used_chunks
 
 cdef extern from *:
@@ -131,6 +134,16 @@ cdef extern from *:
 
 cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
     return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)
+
+# Changes of state that the slow paths over address ranges share (_bfc_holes).
+cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil
+cdef uint32_t slot_take(Bfc* table) noexcept nogil
+cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil
+cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil
+cdef void chunk_use(Bfc* table, uint32_t index, uint64_t requested, uint32_t lane) noexcept nogil
+cdef void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil
+cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil
+cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil
 
 cdef inline uint64_t handle_of(const Bfc* table, uint32_t index) noexcept nogil:
     return (<uint64_t>table.chunks[index].generation << 32) | index

@@ -64,10 +64,11 @@ cdef int bfc_give(Bfc* table, uint64_t handle, uint32_t lane, uint64_t epoch) no
     return BFC_OK
 
 
-cdef inline void chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
+cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
     index = chunk_merge_next(table, index)
     index = chunk_merge_prev(table, index)
     bin_insert(table, index)
+    return index
 
 
 cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
@@ -170,7 +171,7 @@ cdef void bfc_flush(Bfc* table) noexcept nogil:
 
 # ---- one function per change of state ----------------------------------------------------------
 
-cdef inline void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
+cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef Lane* lane = table.lanes[chunk.lane]
     cdef uint32_t level, step, head
@@ -187,7 +188,7 @@ cdef inline void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     lane.free_chunks += 1
 
 
-cdef inline void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
+cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef Lane* lane = table.lanes[chunk.lane]
     cdef uint32_t level, step
@@ -206,8 +207,8 @@ cdef inline void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
     lane.free_chunks -= 1
 
 
-cdef inline void chunk_use(Bfc* table, uint32_t index, uint64_t requested,
-                           uint32_t lane) noexcept nogil:
+cdef void chunk_use(Bfc* table, uint32_t index, uint64_t requested,
+                    uint32_t lane) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     chunk.state = CHUNK_USED
     chunk.requested = requested
@@ -219,8 +220,8 @@ cdef inline void chunk_use(Bfc* table, uint32_t index, uint64_t requested,
     table.used_chunks += 1
 
 
-cdef inline void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane,
-                             uint64_t epoch) noexcept nogil:
+cdef void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane,
+                      uint64_t epoch) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     table.regions[chunk.region].used -= 1
     table.in_use -= chunk.size
@@ -293,7 +294,7 @@ cdef inline uint32_t chunk_merge_prev(Bfc* table, uint32_t index) noexcept nogil
     return index
 
 
-cdef inline void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil:
+cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil:
     # `other` follows `index`; both are free and in no bin. The stricter mark survives.
     cdef Chunk* low = &table.chunks[index]
     cdef Chunk* high = &table.chunks[other]
@@ -316,6 +317,14 @@ cdef inline bint slot_ready(Bfc* table) noexcept nogil:
     return table.unused != NIL or table.count < table.capacity or chunks_grow(table)
 
 
+cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil:
+    # Counted against fresh slots alone: recycled ones come on top.
+    while table.capacity - table.count < count:
+        if not chunks_grow(table):
+            return False
+    return True
+
+
 cdef bint chunks_grow(Bfc* table) noexcept nogil:
     cdef uint32_t capacity = table.capacity * 2 if table.capacity else 64
     cdef Chunk* chunks
@@ -329,7 +338,7 @@ cdef bint chunks_grow(Bfc* table) noexcept nogil:
     return True
 
 
-cdef inline uint32_t slot_take(Bfc* table) noexcept nogil:
+cdef uint32_t slot_take(Bfc* table) noexcept nogil:
     cdef uint32_t index = table.unused
     if index != NIL:
         table.unused = table.chunks[index].next
@@ -353,6 +362,7 @@ cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept 
     cdef uint32_t lane
     memset(table, 0, sizeof(Bfc))
     table.unused = NIL
+    table.holes = NIL
     table.split_rule = split_rule
     table.max_dead = max_dead
     table.merge_released = True
@@ -367,6 +377,8 @@ cdef void bfc_free_all(Bfc* table) noexcept nogil:
     free(table.regions)
     free(table.chunks)
     memset(table, 0, sizeof(Bfc))
+    table.unused = NIL
+    table.holes = NIL
 
 
 cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil:
@@ -408,6 +420,7 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
     fresh.used = 0
     fresh.id = table.next_region_id
     fresh.persistent = persistent
+    fresh.is_range = False
     table.next_region_id += 1
     table.regions_live += 1
     table.reserved += size
@@ -448,7 +461,8 @@ cdef uint32_t bfc_take_persistent(Bfc* table, uint32_t region, uint64_t requeste
 
 
 cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
-    return table.regions[region].size != 0 and table.regions[region].used == 0
+    return (table.regions[region].size != 0 and table.regions[region].used == 0
+            and not table.regions[region].is_range)
 
 
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:

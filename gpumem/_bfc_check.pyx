@@ -6,6 +6,7 @@ from libc.string cimport memset
 from gpumem._bfc cimport (
     Bfc,
     CHUNK_FREE,
+    CHUNK_HOLE,
     CHUNK_KEPT,
     CHUNK_UNUSED,
     CHUNK_USED,
@@ -48,6 +49,9 @@ cdef int bfc_check(const Bfc* table) noexcept nogil:
         broken = check_lane(table, lane, &binned)
         if broken:
             return broken
+    broken = check_holes(table, &binned)
+    if broken:
+        return broken
     while index != NIL:
         if table.chunks[index].state != CHUNK_UNUSED or unused > table.count:
             return 1
@@ -63,6 +67,21 @@ cdef int bfc_check(const Bfc* table) noexcept nogil:
         return 5
     if binned + sum.used + count_persistent_free(table) != sum.chunks:
         return 6
+    return 0
+
+
+cdef int check_holes(const Bfc* table, uint64_t* binned) noexcept nogil:
+    cdef uint64_t found = 0
+    cdef uint32_t prev = NIL
+    cdef uint32_t index = table.holes
+    while index != NIL:
+        if (table.chunks[index].state != CHUNK_HOLE or table.chunks[index].bin_prev != prev
+                or found > table.count):
+            return 7
+        found += 1
+        prev = index
+        index = table.chunks[index].bin_next
+    binned[0] += found
     return 0
 
 
@@ -99,6 +118,10 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
             used += 1
             sum.in_use += chunk.size
             sum.requested += chunk.requested
+        if chunk.state != CHUNK_HOLE:
+            sum.reserved += chunk.size
+        elif not region.is_range:
+            return 16
         sum.chunks += 1
         if sum.chunks > table.count:
             return 10
@@ -110,7 +133,6 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
     if used != region.used or (region.persistent and table.chunks[region.first].next != NIL):
         return 15
     sum.used += used
-    sum.reserved += region.size
     sum.regions += 1
     return 0
 
@@ -185,7 +207,9 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 5:
         return "regions_live counts the regions"
     if number == 6:
-        return "every chunk that is not used hangs in exactly one bin or stack"
+        return "every chunk that is not used hangs in exactly one bin, stack or list of holes"
+    if number == 7:
+        return "the list of holes is linked both ways and holds only holes"
     if number == 10:
         return "chunks of a region are linked both ways and belong to it"
     if number == 11:
@@ -198,6 +222,8 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
         return "the chunks of a region cover it exactly"
     if number == 15:
         return "a region counts its used chunks, and a persistent one holds one chunk"
+    if number == 16:
+        return "only a range has holes"
     if number == 20:
         return "a level's bit is set iff one of its steps is"
     if number == 21:

@@ -42,6 +42,8 @@ from gpumem._arena_types cimport (
     REUSE_COMPLETED,
     REUSE_NEVER,
     REUSE_WAIT,
+    arena_in_use,
+    arena_reserved,
     lock_acquire,
     lock_release,
 )
@@ -333,25 +335,26 @@ cdef class Arena:
         cdef uint64_t largest
         lock_acquire(&core.lock)
         bfc_flush(&core.table)
+        bfc_flush(&core.small)
         seen = core[0]
-        largest = bfc_largest_free(&core.table)
+        largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
         lock_release(&core.lock)
         return Stats(
             limit=seen.settings.max_mem,
-            in_use=seen.table.in_use,
-            requested_in_use=seen.table.requested_in_use,
-            reserved=seen.table.reserved,
+            in_use=arena_in_use(&seen),
+            requested_in_use=seen.table.requested_in_use + seen.small.requested_in_use,
+            reserved=arena_reserved(&seen),
             max_in_use=seen.stats.max_in_use,
             max_reserved=seen.stats.max_reserved,
             num_allocs=seen.stats.num_allocs,
             num_frees=seen.stats.num_frees,
             num_reserves=seen.stats.num_reserves,
             num_extensions=seen.stats.num_extensions,
-            num_regions=seen.table.regions_live,
+            num_regions=seen.table.regions_live + seen.small.regions_live,
             num_shrinkages=seen.stats.num_shrinkages,
             max_alloc_size=seen.stats.max_alloc_size,
             largest_free=largest,
-            pages_moved=0,
+            pages_moved=seen.spaces[0].moved + seen.spaces[1].moved,
             driver_calls=(seen.backing.calls + seen.stats.events_recorded
                           + seen.stats.events_asked + seen.stats.events_waited),
         )
@@ -427,8 +430,8 @@ cdef class Arena:
     def __repr__(self):
         if self.core.closed:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
-        return (f"<gpumem.Arena {self.name!r} on {self.memory}: {self.core.table.in_use} of "
-                f"{self.core.table.reserved} bytes in use>")
+        return (f"<gpumem.Arena {self.name!r} on {self.memory}: {arena_in_use(self.core)} of "
+                f"{arena_reserved(self.core)} bytes in use>")
 
 
 cdef bint keeps_itself(object stream) noexcept:
@@ -473,6 +476,8 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
                       "never": REUSE_NEVER}[config.stream_reuse]
     settings.ort_split = config.split_rule == "ort"
     settings.passthrough = not config.enable
+    settings.paged = config.backing == "virtual" and config.enable
+    settings.move_share = config.page_move_threshold
     return 0
 
 

@@ -49,6 +49,29 @@ cdef extern from "driver_table.h" nogil:
     ctypedef struct CUuuid:
         char bytes[16]
 
+    ctypedef unsigned long long CUmemGenericAllocationHandle
+
+    ctypedef enum CUmemLocationType:
+        CU_MEM_LOCATION_TYPE_DEVICE
+
+    ctypedef enum CUmemAllocationType:
+        CU_MEM_ALLOCATION_TYPE_PINNED
+
+    ctypedef enum CUmemAccess_flags:
+        CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+    ctypedef struct CUmemLocation:
+        CUmemLocationType type
+        int id
+
+    ctypedef struct CUmemAllocationProp:
+        CUmemAllocationType type
+        CUmemLocation location
+
+    ctypedef struct CUmemAccessDesc:
+        CUmemLocation location
+        CUmemAccess_flags flags
+
     ctypedef struct DriverTable:
         CUresult (*cuInit)(unsigned int) noexcept nogil
         CUresult (*cuDriverGetVersion)(int*) noexcept nogil
@@ -85,6 +108,18 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream) noexcept nogil
         CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) noexcept nogil
         CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) noexcept nogil
+
+        CUresult (*cuMemAddressReserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr,
+                                        unsigned long long) noexcept nogil
+        CUresult (*cuMemAddressFree)(CUdeviceptr, size_t) noexcept nogil
+        CUresult (*cuMemCreate)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*,
+                                unsigned long long) noexcept nogil
+        CUresult (*cuMemRelease)(CUmemGenericAllocationHandle) noexcept nogil
+        CUresult (*cuMemMap)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
+                             unsigned long long) noexcept nogil
+        CUresult (*cuMemUnmap)(CUdeviceptr, size_t) noexcept nogil
+        CUresult (*cuMemSetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc*,
+                                   size_t) noexcept nogil
 
     ctypedef struct DriverEntry:
         const char* name

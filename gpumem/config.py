@@ -65,6 +65,15 @@ def _boolean(key: str, value: object) -> bool:
     raise _bad(key, value, "true or false (1 or 0)")
 
 
+def _share(key: str, value: object) -> float:
+    accepted = "a number from 0 to 1000"
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?(e-[0-9]{1,2})?", value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1000:
+        raise _bad(key, value, accepted)
+    return float(value)
+
+
 def _bad(key: str, value: object, accepted: str) -> ConfigError:
     if isinstance(value, int) and value.bit_length() > 128:
         return ConfigError(f"{key} = a very large integer is not accepted: it takes {accepted}")
@@ -89,8 +98,9 @@ class ArenaConfig:
         Where doubling stops.
     max_mem : int
         Bytes the arena may hold from the device; 0 is unlimited.
-    backing : {"auto", "regions"}
-        Where the bytes come from. "regions": one driver allocation per region.
+    backing : {"auto", "regions", "virtual"}
+        Where the bytes come from. "regions": one driver allocation per region. "virtual": reserved
+        address ranges under which physical pages are placed, and moved, as they are needed.
     split_rule : {"tight", "ort"}
         "tight": always give the rest of a block back; the default. "ort": split only if the rest
         is as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does; the
@@ -98,6 +108,9 @@ class ArenaConfig:
     stream_reuse : {"completed", "wait", "never"}
         When another stream's freed block may be taken: once its work is known to be done; at
         once, the taker's stream waiting on the device; or only after ``reset_stream``.
+    page_move_threshold : float
+        With "virtual": the share by which reserved memory may pass the live peak before idle pages
+        move instead of new ones being made. 0 moves always, a large number never.
     enable : bool
         False: every call goes straight to the driver.
 
@@ -116,6 +129,7 @@ class ArenaConfig:
     backing: str = "auto"
     split_rule: str = None  # type: ignore[assignment]  # None: by the backing, filled in below
     stream_reuse: str = "completed"
+    page_move_threshold: float = 0.015
     enable: bool = True
 
     _PARSERS: ClassVar[Mapping[str, Callable[[str, object], Any]]] = {
@@ -125,7 +139,8 @@ class ArenaConfig:
         "initial_growth_chunk_size_bytes": _integer(1, 2**31 - 1),
         "max_power_of_two_extend_bytes": _integer(1, MAX_BYTES),
         "max_mem": _integer(0, MAX_BYTES),
-        "backing": _choice(auto="", regions=""),
+        "backing": _choice(auto="", regions="", virtual=""),
+        "page_move_threshold": _share,
         "split_rule": _choice(tight="", ort=""),
         "stream_reuse": _choice(completed="", wait="", never=""),
         "enable": _boolean,

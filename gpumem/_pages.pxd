@@ -1,0 +1,109 @@
+"""Pages that move: physical memory under one reserved address range, placed where it is needed.
+
+A *space* is reserved address space, cut into granules of 2 MiB. A *page* is one physical handle
+of 1 to 16 granules; the driver maps it whole or not at all, so it is the unit that moves. A
+mapping of a page is a *view*. A page has at most two views: its memory counts in the *active*
+one; the *dormant* one is left from before a move and is a hole for the chunk table, until the
+page is idle and something is wanted there again: then the two change places without a driver call.
+
+An idle page (no live byte; it lies inside a free chunk) may be mapped at a second address while
+work on it is still queued, for the stream that freed it: that is ordered by the stream itself
+(measured on an H200). Other streams' pages count as idle only once they have settled. A view is
+unmapped only after the epoch in which it fell dormant has settled, because an unmap does not wait.
+
+Growing means building a window for the block: a run of free chunks and holes. What is missing
+in it is supplied by new pages while reserved memory stays within a share of the live peak; beyond
+that by the idle pages that were longest not used; only when none is idle is the share passed.
+
+Everything here is called with the arena's grow lock. Planning also holds the arena lock and changes
+the books at once; the driver calls come after, without it.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from gpumem._bfc cimport Bfc
+from gpumem._driver cimport CUresult, Place
+
+cdef enum:
+    GRANULE_BITS = 21
+    GRANULE = 2097152           # 2 MiB: the smallest handle of a current GPU
+    MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
+    PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
+    KEEP_VIEW_PERCENT = 2       # of the live peak: blocks from here on leave a dormant view behind
+    PLANNED_SLOTS = 96          # chunk slots that one plan may need besides two per granule
+
+cdef struct Page:
+    uint64_t memory             # physical handle of the driver
+    uint32_t granules           # 0: this slot is unused
+    uint32_t active             # first granule of the view that counts
+    uint32_t dormant            # first granule of the other view; NIL: none
+    uint32_t dormant_lane       # what may still be queued through the dormant view
+    uint64_t dormant_epoch
+    uint64_t idle_since         # number of the plan that first saw it idle
+    uint64_t seen_idle          # number of the last plan that saw it idle
+    uint32_t chunk              # the free chunk it lay in then
+    bint busy                   # had a live byte at the last plan
+
+cdef struct Space:
+    Bfc* table
+    uint64_t base
+    uint64_t bytes              # of address space
+    uint32_t region             # of the table
+    uint32_t* page_at           # page mapped at each granule; NIL: none
+    uint32_t granules           # of page_at
+    Page* page                  # page_capacity slots
+    uint32_t page_count         # slots ever used
+    uint32_t page_capacity
+    uint64_t physical           # bytes of all pages
+    uint64_t plans
+    bint large                  # holds blocks from 256 KiB on, in pages of more than one granule
+    uint64_t created
+    uint64_t moved
+    uint64_t swapped            # dormant views made active again, without a driver call
+    uint64_t released
+
+cdef enum ActionKind:
+    ACTION_CREATE = 0           # new memory at granule `to`
+    ACTION_MOVE = 1             # an idle page from `origin` to `to`
+    ACTION_RELEASE = 2          # an idle page given back to the driver
+    ACTION_DROP = 3             # a dormant view that is in the way is unmapped
+
+# One step of a plan, with what is needed to take it back before anything was done.
+cdef struct Action:
+    ActionKind kind
+    uint32_t page
+    uint32_t to
+    uint32_t origin             # active view before
+    uint32_t unmap[2]           # views to unmap first; NIL: none
+    uint32_t lane               # mark of the free chunk it lay in
+    uint64_t epoch
+    bint created                # memory was made
+    bint done                   # mapped at `to`
+    bint mapping_failed         # the driver refused this or an earlier mapping
+
+cdef struct Plan:
+    uint32_t chunk              # the claimed window, used until finished
+    Action* actions
+    uint32_t count
+    uint32_t capacity
+
+cdef struct Demand:
+    uint64_t size               # bytes of the block, in quanta
+    uint64_t requested
+    uint32_t lane               # stream that will use it
+    uint64_t live_peak          # bytes, this block included
+    uint64_t reserved           # bytes of physical memory held by the arena, all ranges
+    uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
+    uint64_t hard_limit         # bytes never passed
+
+cdef int space_create(Space* space, Bfc* table, Place* place, uint64_t bytes_wanted,
+                      bint large) noexcept nogil
+cdef void space_destroy(Space* space, Place* place) noexcept nogil
+cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil
+cdef CUresult space_execute(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil
+cdef void space_finish(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil
+cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch,
+                     Place* place) noexcept nogil
+# Plans to give every idle, quiet page back; execute and finish as any plan.
+cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil
+cdef void plan_free(Plan* plan) noexcept nogil
