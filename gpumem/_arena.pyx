@@ -73,19 +73,10 @@ from gpumem._driver cimport (
     Place,
     place_is_dead,
 )
-from gpumem._pages cimport (
-    Demand,
-    Plan,
-    Space,
-    plan_free,
-    space_create,
-    space_destroy,
-    space_execute,
-    space_finish,
-    space_plan,
-    space_plan_trim,
-    space_undo,
-)
+from gpumem._page_moves cimport space_execute, space_finish, space_undo
+from gpumem._page_plan cimport plan_free, space_plan, space_plan_trim
+from gpumem._page_space cimport space_create, space_destroy
+from gpumem._pages cimport Demand, Plan, Space
 
 cdef extern from *:
     """

@@ -29,8 +29,9 @@ cdef extern from "lock.h" nogil:
     void lock_release(Lock* lock)
 
 cdef enum:
-    SMALL_BLOCK = 262144        # bytes; below it blocks have their own range, so that long-lived
-                                # small ones do not pin large pages
+    # Bytes; blocks below it have their own range, so that long-lived small ones do not pin large
+    # pages.
+    SMALL_BLOCK = 262144
     IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
     LEGACY_STREAM = 1           # the device's legacy default stream; handle 0 means it too
 

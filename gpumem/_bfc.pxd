@@ -85,7 +85,7 @@ cdef struct Region:
     uint32_t used           # chunks handed out; 0 means that the region can be given back
     uint32_t id             # ordinal of its reservation, for people
     bint persistent         # holds exactly one block of its own, never searched, never shrunk
-    bint is_range           # reserved address space: chunks and holes; pages back it, not the driver
+    bint is_range           # reserved address space of chunks and holes, backed by pages
 
 # The bins of one lane: bit f of `levels` is set iff steps[f] != 0, bit s of steps[f] iff
 # head[f][s] != NIL. free_bytes == sum of the sizes that hang here.

@@ -1,9 +1,9 @@
 """Address ranges with holes: what page moving needs of the chunk table.
 
 A *hole* is address space that holds no memory for the table: never mapped, or mapped by a page
-that counts elsewhere. Holes are chunks like others, so that a range is covered without gap; they
-hang in one list, merge with each other only and count nothing. `reserved` of a table is the sum of all
-chunks that are not holes.
+that counts elsewhere. Holes are chunks like others, so that a range is covered without gap. They
+hang in one list, merge with each other only and count nothing: `reserved` of a table is the sum
+of all chunks that are not holes.
 
 All of it belongs to the slow path; every function may grow the chunk array first and fails
 with NIL, nothing changed, if the host has no memory for that.

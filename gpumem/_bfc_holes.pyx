@@ -12,7 +12,6 @@ from gpumem._bfc cimport (
     Chunk,
     LANE_RELEASED,
     NIL,
-    Region,
     bfc_add_region,
     bin_insert,
     bin_remove,

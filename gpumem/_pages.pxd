@@ -19,10 +19,9 @@ Everything here is called with the arena's grow lock. Planning also holds the ar
 the books at once; the driver calls come after, without it.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._bfc cimport Bfc
-from gpumem._driver cimport CUresult, Place
+from gpumem._bfc cimport Bfc, Chunk, LANE_RELEASED, NIL
 
 cdef enum:
     GRANULE_BITS = 21
@@ -96,14 +95,33 @@ cdef struct Demand:
     uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
     uint64_t hard_limit         # bytes never passed
 
-cdef int space_create(Space* space, Bfc* table, Place* place, uint64_t bytes_wanted,
-                      bint large) noexcept nogil
-cdef void space_destroy(Space* space, Place* place) noexcept nogil
-cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil
-cdef CUresult space_execute(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil
-cdef void space_finish(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil
-cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch,
-                     Place* place) noexcept nogil
-# Plans to give every idle, quiet page back; execute and finish as any plan.
-cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil
-cdef void plan_free(Plan* plan) noexcept nogil
+cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept nogil:
+    return <uint32_t>((address - space.base) >> GRANULE_BITS)
+
+cdef inline uint64_t address_of(const Space* space, uint32_t granule) noexcept nogil:
+    return space.base + (<uint64_t>granule << GRANULE_BITS)
+
+cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexcept nogil:
+    return space.page_at[granule] if granule < space.granules else NIL
+
+cdef inline uint64_t end_of(const Chunk* chunk) noexcept nogil:
+    return chunk.address + chunk.size
+
+cdef inline bint is_idle(const Space* space, const Page* page) noexcept nogil:
+    return page.seen_idle == space.plans
+
+cdef inline bint is_quiet(const Space* space, uint32_t lane, uint64_t epoch) noexcept nogil:
+    # Has everything finished that was queued under this mark?
+    return lane == LANE_RELEASED or epoch <= space.table.lanes[lane].settled
+
+cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
+                          uint64_t end) noexcept nogil:
+    return (address_of(space, page.active) < end
+            and address_of(space, page.active + page.granules) > begin)
+
+cdef inline bint is_backed(const Space* space, uint32_t granule) noexcept nogil:
+    cdef uint32_t mapped = page_mapped_at(space, granule)
+    if mapped == NIL:
+        return False
+    return space.page[mapped].active <= granule < (
+        space.page[mapped].active + space.page[mapped].granules)

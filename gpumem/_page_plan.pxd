@@ -1,0 +1,11 @@
+"""The policy: which pages supply a place, in what order. With both locks of the arena."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._pages cimport Demand, Plan, Space
+
+# Changes the books at once: on True they hold the claimed block and the pages' new places.
+cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil
+# Plans to give every page back that is idle and has no queued work; execute and finish as any.
+cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil
+cdef void plan_free(Plan* plan) noexcept nogil

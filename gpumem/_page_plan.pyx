@@ -1,0 +1,340 @@
+"""Planning; see _pages.pxd for the model and the order of supply."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from gpumem._bfc cimport CHUNK_HOLE, LANE_RELEASED, NIL
+from gpumem._bfc_holes cimport holes_claim, holes_prepare
+from gpumem._page_sites cimport find_site, chunk_at, can_swap, Site
+from gpumem._page_space cimport (
+    fill_granules,
+    granules_ready,
+    is_movable,
+    page_slot,
+    pages_ready,
+    see_beside,
+    see_idle_pages,
+    take_out,
+    view_set,
+)
+from gpumem._pages cimport (
+    Action,
+    ACTION_CREATE,
+    ACTION_DROP,
+    ACTION_MOVE,
+    ACTION_RELEASE,
+    ActionKind,
+    address_of,
+    Demand,
+    end_of,
+    GRANULE,
+    GRANULE_BITS,
+    granule_of,
+    is_backed,
+    is_quiet,
+    KEEP_VIEW_PERCENT,
+    MAX_PAGE_GRANULES,
+    overlaps,
+    Page,
+    page_mapped_at,
+    PEAK_PAGES,
+    Plan,
+    PLANNED_SLOTS,
+    Space,
+)
+
+
+cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil:
+    # With both locks. On True the books hold the claimed block and the pages' new places.
+    cdef Site site
+    cdef uint64_t end, begin
+    cdef uint32_t first_granule, last_granule, count
+    memset(plan, 0, sizeof(Plan))
+    plan.chunk = NIL
+    see_idle_pages(space, demand.lane)
+    if not find_site(space, demand, &site):
+        return False
+    begin = site.begin
+    end = claimed_end(space, chunk_at(space, site.anchor, begin), begin + demand.size)
+    first_granule = granule_of(space, begin)
+    last_granule = granule_of(space, end + GRANULE - 1)
+    count = last_granule - first_granule
+    if (not granules_ready(space, last_granule) or not pages_ready(space, count)
+            or not actions_ready(plan, 2 * count + 1)
+            or not holes_prepare(space.table, PLANNED_SLOTS + 8 * count)):
+        return False
+    if not supply_suffices(space, demand, site.missing, begin, end):
+        return False
+    swap_views(space, begin, end)
+    plan.chunk = holes_claim(space.table, chunk_at(space, site.anchor, begin), begin, end,
+                             demand.requested, demand.lane)
+    see_beside(space, plan.chunk)
+    fill_missing(space, plan, begin, end, demand)
+    return True
+
+
+cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noexcept nogil:
+    # A block that ends in a hole takes the whole granule until its pages are mapped.
+    while end_of(&space.table.chunks[index]) < end:
+        index = space.table.chunks[index].next
+    if space.table.chunks[index].state == CHUNK_HOLE:
+        return address_of(space, granule_of(space, end + GRANULE - 1))
+    return end
+
+
+cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t missing,
+                          uint64_t begin, uint64_t end) noexcept nogil:
+    # Is there room under the hard limit, or enough idle memory, for what is missing?
+    cdef uint64_t room = 0
+    cdef uint32_t i
+    cdef const Page* page
+    if demand.hard_limit > demand.reserved:
+        room = (demand.hard_limit - demand.reserved) >> GRANULE_BITS
+    if room >= missing:
+        return True
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules and is_movable(space, page, begin, end):
+            room += page.granules
+    return room >= missing
+
+
+# Swapping: an idle page counts where it is wanted, and its old place becomes the hole.
+cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
+    cdef uint32_t g = granule_of(space, begin)
+    cdef uint32_t last = granule_of(space, end + GRANULE - 1)
+    cdef uint32_t mapped
+    cdef Page* page
+    while g < last:
+        mapped = page_mapped_at(space, g)
+        if mapped != NIL:
+            page = &space.page[mapped]
+            if page.dormant != NIL and page.dormant <= g < page.dormant + page.granules:
+                if can_swap(space, page, begin, end):
+                    swap_page(space, page)
+                    g = page.active + page.granules
+                    continue
+        g += 1
+
+
+cdef void swap_page(Space* space, Page* page) noexcept nogil:
+    cdef uint32_t target = page.dormant
+    cdef uint32_t lane
+    cdef uint64_t epoch
+    take_out(space, page, &lane, &epoch)
+    page.dormant = page.active
+    page.dormant_lane = lane
+    page.dormant_epoch = epoch
+    page.active = target
+    fill_granules(space, target, page.granules, lane, epoch)
+    page.seen_idle = 0
+    space.swapped += 1
+
+
+cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,
+                       const Demand* demand) noexcept nogil:
+    # Finds runs of granules in the claimed block without an active page, and supplies them.
+    cdef uint32_t g = granule_of(space, begin)
+    cdef uint32_t last = granule_of(space, end + GRANULE - 1)
+    cdef uint32_t run, mapped
+    cdef Demand left = demand[0]        # its reserved bytes run along with the plan
+    forget_idle_inside(space, begin, end)
+    while g < last:
+        if is_backed(space, g):
+            g += 1
+            continue
+        run = g
+        while run < last and not is_backed(space, run):
+            mapped = page_mapped_at(space, run)
+            if mapped != NIL:
+                drop_dormant(space, plan, mapped)
+            run += 1
+        while g < run:
+            g += supply(space, plan, g, run - g, begin, end, &left)
+
+
+cdef void forget_idle_inside(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
+    cdef uint32_t i
+    for i in range(space.page_count):
+        if space.page[i].granules and overlaps(space, &space.page[i], begin, end):
+            space.page[i].seen_idle = 0
+
+
+cdef void drop_dormant(Space* space, Plan* plan, uint32_t index) noexcept nogil:
+    # The view is in the way of something else: unmap it. It was seen to be quiet.
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_DROP, index)
+    action.unmap[0] = page.dormant
+    view_set(space, page.dormant, page.granules, NIL)
+    page.dormant = NIL
+
+
+# Supplies granules at `at`, at most `wanted`; returns how many. The order is the policy.
+cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uint64_t begin,
+                     uint64_t end, Demand* demand) noexcept nogil:
+    cdef uint32_t granules = largest_power_of_two(wanted, page_granules(space, demand))
+    cdef uint32_t chosen
+    if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
+        return plan_create(space, plan, at, granules, demand)
+    chosen = longest_idle(space, wanted, begin, end)
+    if chosen != NIL:
+        return plan_move(space, plan, chosen, at, demand)
+    while granules > 1:
+        granules >>= 1
+        if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
+            return plan_create(space, plan, at, granules, demand)
+    chosen = smallest_releasable(space, begin, end)
+    if chosen != NIL:
+        plan_release(space, plan, chosen, demand)
+    return plan_create(space, plan, at, 1, demand)
+
+
+cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept nogil:
+    cdef uint32_t granules = 1
+    if not space.large:
+        return 1
+    while (granules < MAX_PAGE_GRANULES
+           and (<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak):
+        granules <<= 1
+    return granules
+
+
+cdef inline uint32_t largest_power_of_two(uint32_t wanted, uint32_t most) noexcept nogil:
+    cdef uint32_t granules = 1
+    while granules * 2 <= wanted and granules * 2 <= most:
+        granules *= 2
+    return granules
+
+
+cdef uint32_t longest_idle(const Space* space, uint32_t wanted, uint64_t begin,
+                           uint64_t end) noexcept nogil:
+    # Of the movable pages that fit, the largest; of those, the longest idle.
+    cdef uint32_t best = NIL
+    cdef uint32_t i
+    cdef const Page* page
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0 or page.granules > wanted:
+            continue
+        if not is_movable(space, page, begin, end):
+            continue
+        if (best == NIL or page.granules > space.page[best].granules
+                or (page.granules == space.page[best].granules
+                    and page.idle_since < space.page[best].idle_since)):
+            best = i
+    return best
+
+
+cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
+                                  uint64_t end) noexcept nogil:
+    cdef uint32_t best = NIL
+    cdef uint32_t i
+    cdef const Page* page
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0 or not is_movable(space, page, begin, end):
+            continue
+        if not is_quiet(space, space.table.chunks[page.chunk].lane,
+                        space.table.chunks[page.chunk].epoch):
+            continue
+        if best == NIL or page.granules < space.page[best].granules:
+            best = i
+    return best
+
+
+cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granules,
+                          Demand* demand) noexcept nogil:
+    cdef uint32_t index = page_slot(space)
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_CREATE, index)
+    memset(page, 0, sizeof(Page))
+    page.granules = granules
+    page.active = at
+    page.dormant = NIL
+    page.busy = True
+    action.to = at
+    view_set(space, at, granules, index)
+    space.physical += <uint64_t>granules << GRANULE_BITS
+    demand.reserved += <uint64_t>granules << GRANULE_BITS
+    return granules
+
+
+cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
+                        const Demand* demand) noexcept nogil:
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_MOVE, index)
+    cdef bint keep = demand.size * 100 >= demand.live_peak * KEEP_VIEW_PERCENT
+    action.to = at
+    action.origin = page.active
+    action.unmap[0] = page.dormant
+    if page.dormant != NIL:
+        view_set(space, page.dormant, page.granules, NIL)
+    take_out(space, page, &action.lane, &action.epoch)
+    page.dormant = page.active
+    page.dormant_lane = action.lane
+    page.dormant_epoch = action.epoch
+    if not keep and is_quiet(space, action.lane, action.epoch):
+        action.unmap[1] = page.active
+        view_set(space, page.active, page.granules, NIL)
+        page.dormant = NIL
+    page.active = at
+    page.busy = True
+    view_set(space, at, page.granules, index)
+    return page.granules
+
+
+cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand) noexcept nogil:
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_RELEASE, index)
+    action.origin = page.active
+    action.unmap[0] = page.dormant
+    action.unmap[1] = page.active
+    if page.dormant != NIL:
+        view_set(space, page.dormant, page.granules, NIL)
+    take_out(space, page, &action.lane, &action.epoch)
+    view_set(space, page.active, page.granules, NIL)
+    space.physical -= <uint64_t>page.granules << GRANULE_BITS
+    demand.reserved -= <uint64_t>page.granules << GRANULE_BITS
+
+
+cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
+    cdef Demand demand
+    cdef uint32_t i
+    cdef const Page* page
+    memset(plan, 0, sizeof(Plan))
+    memset(&demand, 0, sizeof(Demand))
+    plan.chunk = NIL
+    see_idle_pages(space, LANE_RELEASED)
+    if (not actions_ready(plan, space.page_count + 1)
+            or not holes_prepare(space.table, 3 * space.page_count + 1)):
+        return False
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules and is_movable(space, page, 0, 0):
+            plan_release(space, plan, i, &demand)
+    return plan.count != 0
+
+
+cdef bint actions_ready(Plan* plan, uint32_t count) noexcept nogil:
+    plan.actions = <Action*>calloc(count + 1, sizeof(Action))
+    plan.capacity = count
+    return plan.actions != NULL
+
+
+cdef Action* action_add(Plan* plan, ActionKind kind, uint32_t page) noexcept nogil:
+    cdef Action* action = &plan.actions[plan.count]
+    plan.count += 1
+    action.kind = kind
+    action.page = page
+    action.to = NIL
+    action.origin = NIL
+    action.unmap[0] = NIL
+    action.unmap[1] = NIL
+    return action
+
+
+cdef void plan_free(Plan* plan) noexcept nogil:
+    free(plan.actions)
+    memset(plan, 0, sizeof(Plan))
+    plan.chunk = NIL

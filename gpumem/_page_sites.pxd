@@ -1,0 +1,19 @@
+"""Where a block's place can be built with the fewest new mappings."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._pages cimport Demand, Page, Space
+
+# The cheapest place found so far.
+cdef struct Site:
+    uint32_t anchor             # chunk at or below `begin` that swapping pages leaves in place
+    uint64_t begin
+    uint32_t missing            # granules that need a mapping
+
+# No free chunk holds the block: finds where one can be made. False if nowhere.
+cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nogil
+# The chunk that holds an address, from a chunk below it on.
+cdef uint32_t chunk_at(const Space* space, uint32_t anchor, uint64_t address) noexcept nogil
+# Is the page idle, and not itself part of the place that is being built?
+cdef bint can_swap(const Space* space, const Page* page, uint64_t begin,
+                   uint64_t end) noexcept nogil
