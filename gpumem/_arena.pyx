@@ -6,10 +6,12 @@ from libc.stdlib cimport calloc, free, malloc
 from gpumem._arena_streams cimport (
     add_stream,
     destroy_events,
+    forget_waits,
     settle_streams,
     switch_needs_event,
     switch_stream,
     take_behind,
+    wait_for_others,
 )
 from gpumem._arena_types cimport (
     ARENA_DEAD,
@@ -296,10 +298,15 @@ cdef int build_block(ArenaCore* arena, Demand* demand, Block* block) noexcept no
     cdef Plan plan
     cdef CUresult code
     cdef uint64_t epoch
+    cdef bint planned
     lock_acquire(&arena.lock)
+    if arena.settings.reuse == REUSE_WAIT:
+        wait_for_others(arena, demand.lane)
     bfc_flush(table)
     set_share_limit(arena, demand)
-    if not space_plan(space, demand, &plan):
+    planned = space_plan(space, demand, &plan)
+    forget_waits(arena)
+    if not planned:
         lock_release(&arena.lock)
         plan_free(&plan)
         return ARENA_OVER_LIMIT

@@ -31,5 +31,9 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil
 # that stream on the device; NIL if no lane has one that fits.
 cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
                           uint32_t taker) noexcept nogil
+# With the lock: makes the taker's stream wait for what was freed on all others, and notes in
+# their lanes up to which epoch; forget_waits takes the notes back.
+cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil
+cdef void forget_waits(ArenaCore* arena) noexcept nogil
 # Destroys the pooled events; nobody uses the arena any more.
 cdef void destroy_events(ArenaCore* arena) noexcept nogil

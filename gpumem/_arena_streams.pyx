@@ -247,6 +247,25 @@ cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
     return index
 
 
+cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    cdef uint32_t slot
+    for slot in range(1, arena.table.lane_count):
+        if slot == taker or arena.streams[slot].asking or not has_free(arena, slot):
+            continue
+        if arena.streams[slot].dirty:
+            close_epoch(arena, slot)
+        if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
+            arena.table.lanes[slot].waited = arena.streams[slot].event_epoch
+            arena.small.lanes[slot].waited = arena.streams[slot].event_epoch
+
+
+cdef void forget_waits(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t slot
+    for slot in range(1, arena.table.lane_count):
+        arena.table.lanes[slot].waited = 0
+        arena.small.lanes[slot].waited = 0
+
+
 cdef bint enqueue_wait(ArenaCore* arena, uint32_t slot, uint32_t taker) noexcept nogil:
     # With the lock, given up for the driver; `asking` keeps others from recording the event anew.
     cdef CUevent event = arena.streams[slot].event

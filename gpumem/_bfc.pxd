@@ -96,6 +96,7 @@ cdef struct Lane:
     uint64_t free_bytes
     uint64_t free_chunks
     uint64_t settled        # epochs <= settled have completed
+    uint64_t waited         # during a plan: its stream waits on the device for epochs <= waited
     uint32_t kept[KEPT_QUANTA + 1]      # stack per size in quanta, linked by bin_next
     uint8_t kept_depth[KEPT_QUANTA + 1]
     uint32_t kept_chunks

@@ -44,7 +44,8 @@ cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t lane) noexce
     # Free for work of `lane` now, without asking anybody?
     return chunk.state == CHUNK_FREE and (
         chunk.lane == lane or chunk.lane == LANE_RELEASED
-        or chunk.epoch <= space.table.lanes[chunk.lane].settled)
+        or chunk.epoch <= space.table.lanes[chunk.lane].settled
+        or chunk.epoch <= space.table.lanes[chunk.lane].waited)
 
 
 cdef void see_idle_pages(Space* space, uint32_t lane) noexcept nogil:
