@@ -1,0 +1,222 @@
+"""The virtual backing: pages that move under reserved addresses, and never under a live byte."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import gpumem
+from gpumem.replay import replay, samples
+
+MIB = 1 << 20
+VIRTUAL = {"backing": "virtual"}
+
+
+def fill(buffer, value):
+    np.frombuffer(buffer, np.uint8)[:] = value
+
+
+def holds(buffer, value):
+    return bool((np.frombuffer(buffer, np.uint8) == value).all())
+
+
+@pytest.mark.parametrize("name", sorted(samples()))
+def test_a_real_trace_needs_at_most_two_per_cent_more_than_its_peak(name):
+    result = replay(name, "host", config=VIRTUAL)
+    assert result.failed_allocs == 0
+    assert result.fragmentation <= 1.02
+
+
+@pytest.mark.parametrize(
+    ("name", "expandable"), [("gpt2_varlen_train", 1.074), ("multistream_train", 1.288)]
+)
+def test_without_moving_it_needs_no_more_than_expandable_segments_did(name, expandable):
+    result = replay(name, "host", config=VIRTUAL | {"page_move_threshold": 1000})
+    assert result.pages_moved == 0
+    assert result.fragmentation <= expandable
+
+
+def test_moving_costs_at_most_one_per_cent_of_the_traces_time():
+    # 45 us for a handle mapped anew, as measured on an H200.
+    from gpumem.replay import load_trace
+
+    for name in samples():
+        result = replay(name, "host", config=VIRTUAL)
+        assert result.pages_moved * 45 <= 0.01 * load_trace(name).duration_us
+
+
+def test_unfinished_work_of_other_streams_stays_usable_behind_a_device_side_wait():
+    result = replay(
+        "multistream_train", "host", config=VIRTUAL | {"stream_reuse": "wait"}, lag_us=10_000
+    )
+    assert result.fragmentation <= 1.05
+
+
+def test_reserved_memory_grows_by_pages_and_not_by_doubling(make_arena):
+    arena = make_arena(VIRTUAL)
+    kept = [arena.allocate(5 * MIB) for _ in range(20)]
+    assert arena.stats().reserved <= 100 * MIB + 4 * MIB
+    del kept
+
+
+def test_small_blocks_and_large_ones_live_in_ranges_of_their_own(make_arena):
+    arena = make_arena(VIRTUAL)
+    small, large = arena.allocate(1000), arena.allocate(MIB)
+    assert arena.stats().num_regions == 2
+    assert abs(small.ptr - large.ptr) > 1 << 30
+    small.close()
+    large.close()
+
+
+def test_a_block_larger_than_every_gap_is_built_from_pages_of_several(make_arena):
+    arena = make_arena(VIRTUAL | {"max_mem": 64 * MIB, "page_move_threshold": 0})
+    blocks = [arena.allocate(8 * MIB) for _ in range(8)]
+    for block, value in zip(blocks, range(8), strict=True):
+        fill(block, value)
+    for block in blocks[::2]:
+        block.close()
+    assert arena.stats().largest_free < 32 * MIB
+    large = arena.allocate(32 * MIB)
+    assert arena.stats().reserved <= 64 * MIB
+    assert arena.stats().pages_moved > 0
+    fill(large, 99)
+    for block, value in zip(blocks[1::2], range(1, 8, 2), strict=True):
+        assert holds(block, value), "a page with a live byte moved"
+        block.close()
+    assert holds(large, 99)
+    large.close()
+
+
+def test_no_two_live_blocks_share_memory_under_random_use(make_arena):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for reuse in ("completed", "wait", "never"):
+        arena = make_arena(
+            VIRTUAL
+            | {
+                "stream_reuse": reuse,
+                "page_move_threshold": rng.choice([0, 0.015, 0.1]),
+                "max_mem": rng.choice([0, 64 * MIB]),
+            }
+        )
+        streams = [gpumem.Stream("host"), gpumem.Stream("host"), None]
+        live = []
+        for step in range(1200):
+            if live and (rng.random() < 0.47 or sum(b.nbytes for b, _ in live) > 80 * MIB):
+                buffer, value = live.pop(rng.randrange(len(live)))
+                assert holds(buffer, value), f"step {step}: {buffer} lost its bytes"
+                buffer.close(rng.choice(streams))
+            else:
+                try:
+                    buffer = arena.allocate(int(2 ** rng.uniform(8, 24)), rng.choice(streams))
+                except gpumem.OutOfMemoryError:
+                    continue
+                fill(buffer, step % 251)
+                live.append((buffer, step % 251))
+            if step % 40 == 0:
+                arena.validate()
+        for buffer, value in live:
+            assert holds(buffer, value)
+            buffer.close()
+
+
+def test_addresses_are_recycled_however_long_it_runs(make_arena):
+    arena = make_arena(VIRTUAL | {"max_mem": 64 * MIB, "page_move_threshold": 0})
+    addresses = set()
+    for round_number in range(300):
+        kept = [arena.allocate((3 + (round_number * 7 + i) % 5) * MIB) for i in range(6)]
+        addresses |= {buffer.ptr >> 21 for buffer in kept}
+        del kept[::2]
+        large = arena.allocate(12 * MIB)
+        large.close()
+    span = (max(addresses) - min(addresses)) << 21
+    assert span <= 10 * 64 * MIB
+
+
+def test_shrink_gives_idle_pages_back_and_keeps_the_blocks(make_arena):
+    arena = make_arena(VIRTUAL)
+    keep = arena.allocate(3 * MIB)
+    fill(keep, 5)
+    arena.allocate(200 * MIB).close()
+    before = arena.stats().reserved
+    report = arena.shrink()
+    assert report.released_bytes >= 190 * MIB
+    assert arena.stats().reserved == before - report.released_bytes
+    assert [region.blocks[0].address for region in report.kept] == [keep.ptr]
+    assert holds(keep, 5)
+    again = arena.allocate(100 * MIB)
+    fill(again, 6)
+    assert holds(keep, 5)
+    again.close()
+    keep.close()
+
+
+def test_exhaustion_changes_nothing_and_the_arena_goes_on(make_arena, leave_room):
+    arena = make_arena(VIRTUAL)
+    kept = [arena.allocate(6 * MIB) for _ in range(4)]
+    for value, buffer in enumerate(kept):
+        fill(buffer, value)
+    leave_room(4 * MIB)
+    before = arena.stats()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(64 * MIB)
+    after = arena.stats()
+    assert (after.in_use, after.reserved, after.num_allocs) == (
+        before.in_use,
+        before.reserved,
+        before.num_allocs,
+    )
+    arena.validate()
+    assert all(holds(buffer, value) for value, buffer in enumerate(kept))
+    kept.pop(1).close()
+    arena.allocate(6 * MIB).close()
+    for buffer in kept:
+        buffer.close()
+
+
+def test_a_full_device_is_served_from_idle_pages_alone(make_arena, leave_room):
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 1000})
+    blocks = [arena.allocate(4 * MIB) for _ in range(8)]
+    leave_room(0)
+    for block in blocks[::2]:
+        block.close()
+    large = arena.allocate(16 * MIB)
+    assert arena.stats().pages_moved > 0
+    large.close()
+    for block in blocks[1::2]:
+        block.close()
+
+
+def test_max_mem_bounds_the_physical_memory(make_arena):
+    arena = make_arena(VIRTUAL | {"max_mem": 32 * MIB})
+    kept = [arena.allocate(8 * MIB) for _ in range(4)]
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        arena.allocate(MIB)
+    assert caught.value.limit == 32 * MIB
+    assert arena.stats().max_reserved <= 32 * MIB
+    for buffer in kept:
+        buffer.close()
+
+
+def test_a_page_with_unfinished_work_goes_to_its_own_stream_only(make_arena, virtual_clock):
+    virtual_clock.set_lag(1_000_000)
+    arena = make_arena(VIRTUAL | {"max_mem": 16 * MIB})
+    first, second = gpumem.Stream("host"), gpumem.Stream("host")
+    blocks = [arena.allocate(4 * MIB, first) for _ in range(4)]
+    for block in blocks:
+        block.close()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(6 * MIB, second)
+    arena.allocate(6 * MIB, first).close()
+    virtual_clock.set_lag(0)
+    virtual_clock.advance_clock(2_000_000)
+    arena.allocate(6 * MIB, second).close()
+
+
+@pytest.mark.parametrize("value", [-0.1, 1001, "much", True, None])
+def test_a_move_threshold_out_of_range_is_refused(value):
+    with pytest.raises(gpumem.ConfigError, match="page_move_threshold"):
+        gpumem.ArenaConfig(page_move_threshold=value)
