@@ -17,7 +17,7 @@ LAYERS = [
     ["_bfc", "_bfc_*"],
     ["_driver"],
     ["_cuda", "_host"],
-    ["_backing", "_backing_*", "_pages", "_pages_*"],
+    ["_backing", "_backing_*", "_pages", "_page_*"],
     ["_arena", "_arena_*"],
     ["config", "stats", "device"],
     ["_stream", "_dlpack"],
