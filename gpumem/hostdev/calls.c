@@ -25,6 +25,27 @@ CUresult host_enter_context(Call call, Context **context) {
     return (CUresult)atomic_load_explicit(&(*context)->error, memory_order_relaxed);
 }
 
+/* The default streams are those of the current context. */
+CUresult host_enter_stream(Call call, CUstream handle, Context **context) {
+    if ((uintptr_t)handle <= (uintptr_t)CU_STREAM_PER_THREAD) return host_enter_context(call, context);
+    HOST_TRY(host_enter(call));
+    Stream *stream = host_object_find(&host.streams, (uint64_t)(uintptr_t)handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    *context = stream->context;
+    Context *current;
+    if (host_misuse() && host_context_current(&current) == CUDA_SUCCESS && current != *context)
+        host_misuse_note(HOSTDEV_WRONG_CONTEXT, (uintptr_t)handle, 0);
+    return (CUresult)atomic_load_explicit(&(*context)->error, memory_order_relaxed);
+}
+
+CUresult host_enter_event(Call call, CUevent handle, Context **context) {
+    HOST_TRY(host_enter(call));
+    Event *event = host_object_find(&host.events, (uint64_t)(uintptr_t)handle);
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    *context = event->context;
+    return (CUresult)atomic_load_explicit(&(*context)->error, memory_order_relaxed);
+}
+
 /* ---- counters ---- */
 
 int host_call_number(const char *name) { /* -1: not in the table */

@@ -60,6 +60,8 @@ static const bool unsafe[HOST_CALL_COUNT] = {
     [HOST_CALL_MemHostRegister] = true, [HOST_CALL_MemHostUnregister] = true,
     [HOST_CALL_MemAllocManaged] = true, [HOST_CALL_CtxSynchronize] = true,
     [HOST_CALL_EventQuery] = true,      [HOST_CALL_EventSynchronize] = true,
+    [HOST_CALL_StreamQuery] = true,     [HOST_CALL_StreamSynchronize] = true,
+    [HOST_CALL_MemPoolTrimTo] = true,   [HOST_CALL_GraphInstantiateWithFlags] = true,
 };
 
 static bool concerns(const Capture *capture) { /* this thread's mode against the capture's */
@@ -73,14 +75,23 @@ static bool concerns(const Capture *capture) { /* this thread's mode against the
     }
 }
 
-CUresult host_capture_forbids(Call call) {
+static CUresult forbid(bool whatever_mode) {
     bool forbidden = false;
-    if (!unsafe[call]) return CUDA_SUCCESS;
     lock();
     for (Capture *at = host.captures; at; at = at->next)
-        if (concerns(at)) at->invalidated = forbidden = true;
+        if (whatever_mode || concerns(at)) at->invalidated = forbidden = true;
     unlock();
     return forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+/* Waiting for a whole context would include the stream that captures. */
+CUresult host_capture_forbids(Call call) {
+    return unsafe[call] ? forbid(call == HOST_CALL_CtxSynchronize) : CUDA_SUCCESS;
+}
+
+CUresult host_capture_forbids_pool(const Stream *stream) {
+    if (atomic_load(&host_captures) == 0 || stream->capture) return CUDA_SUCCESS;
+    return forbid(false);
 }
 
 /* The legacy stream would have to wait for what never runs. Using it then invalidates
@@ -99,9 +110,13 @@ bool host_capture_blocks_legacy(Context *context, bool use) {
 }
 
 CUresult host_capture_touch(Stream *stream) {
-    if (atomic_load(&host_captures) == 0) return CUDA_SUCCESS;
     if (stream->role == ROLE_LEGACY && host_capture_blocks_legacy(stream->context, true))
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    return host_capture_ask(stream);
+}
+
+CUresult host_capture_ask(Stream *stream) {
+    if (atomic_load(&host_captures) == 0) return CUDA_SUCCESS;
     pthread_mutex_lock(&stream->lock);
     Capture *capture = stream->capture;
     lock();
@@ -113,17 +128,36 @@ CUresult host_capture_touch(Stream *stream) {
 
 /* ---- nodes and order ---- */
 
+void host_captured_free(NodeSet **captured, NodeSet **latest) {
+    free(*captured);
+    free(*latest);
+    *captured = *latest = NULL;
+}
+
+/* The new node comes after everything before it in the stream, and alone is the latest. */
+static bool stream_node(Stream *stream, const Capture *capture) {
+    NodeSet *latest = NULL;
+    bool noted = set_add(&latest, capture->id, capture->nodes.count) &&
+                 set_add(&stream->captured, capture->id, capture->nodes.count);
+    if (!noted) {
+        free(latest);
+        return false;
+    }
+    free(stream->latest);
+    stream->latest = latest;
+    return true;
+}
+
 CUresult host_capture_push(Stream *stream, const Op *op) {
     Capture *capture = stream->capture;
     CUresult result = CUDA_SUCCESS;
     lock();
-    if (op->kind == OP_RUN) { /* semaphores and launches: once only, so no node */
+    if (op->kind == OP_RUN || op->kind == OP_NOTHING) { /* once only, or a hint: no node */
         capture->invalidated = true;
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     } else if (capture->invalidated) {
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    } else if (!set_add(&stream->captured, capture->id, capture->nodes.count) ||
-               !host_nodes_add(&capture->nodes, op)) {
+    } else if (!stream_node(stream, capture) || !host_nodes_add(&capture->nodes, op)) {
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
     unlock();
@@ -131,13 +165,16 @@ CUresult host_capture_push(Stream *stream, const Op *op) {
 }
 
 CUresult host_capture_record(Stream *stream, Event *event) {
-    NodeSet *set = set_new(stream->capture->id, 0);
-    if (!set || (stream->captured && !set_join(&set, stream->captured))) {
-        free(set);
+    NodeSet *captured = set_new(stream->capture->id, 0), *latest = set_new(stream->capture->id, 0);
+    bool copied = captured && latest && (!stream->captured || set_join(&captured, stream->captured)) &&
+                  (!stream->latest || set_join(&latest, stream->latest));
+    if (!copied) {
+        host_captured_free(&captured, &latest);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    free(event->captured);
-    event->captured = set;
+    host_captured_free(&event->captured, &event->latest);
+    event->captured = captured;
+    event->latest = latest;
     return CUDA_SUCCESS;
 }
 
@@ -145,6 +182,13 @@ static Capture *capture_find(uint64_t id) { /* capture_lock held */
     Capture *at = host.captures;
     while (at && at->id != id) at = at->next;
     return at;
+}
+
+bool host_capture_lives(const NodeSet *captured) {
+    lock();
+    bool lives = capture_find(captured->capture) != NULL;
+    unlock();
+    return lives;
 }
 
 /* A wait for a captured event brings the stream into that capture; a captured stream
@@ -156,14 +200,15 @@ CUresult host_capture_wait(Stream *stream, const Event *event, bool *done) {
     lock();
     Capture *other = event->captured ? capture_find(event->captured->capture) : NULL;
     if (!event->captured && event->record == 0) result = CUDA_SUCCESS;
-    else if (!other) result = stream->capture ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_SUCCESS;
+    else if (!other) result = stream->capture ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_ERROR_INVALID_VALUE;
     else if (stream->capture && stream->capture != other) result = CUDA_ERROR_STREAM_CAPTURE_MERGE;
     else if (stream->role == ROLE_LEGACY) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (result != CUDA_SUCCESS && stream->capture) stream->capture->invalidated = true;
     if (result != CUDA_SUCCESS && other) other->invalidated = true;
     if (result == CUDA_SUCCESS && other) {
         stream->capture = other;
-        if (!set_join(&stream->captured, event->captured)) result = CUDA_ERROR_OUT_OF_MEMORY;
+        if (!set_join(&stream->captured, event->captured) || !set_join(&stream->latest, event->latest))
+            result = CUDA_ERROR_OUT_OF_MEMORY;
     }
     unlock();
     return result;
@@ -191,7 +236,7 @@ static void capture_unlink(Capture *capture) { /* capture_lock held */
 CUresult host_cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(StreamBeginCapture, &context);
+    ENTER_STREAM(StreamBeginCapture, handle, &context);
     if ((unsigned)mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     if (stream->role == ROLE_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -224,8 +269,7 @@ static void stream_leave(void *pointer, void *capture) {
     pthread_mutex_lock(&stream->lock);
     if (stream->capture == capture) {
         stream->capture = NULL;
-        free(stream->captured);
-        stream->captured = NULL;
+        host_captured_free(&stream->captured, &stream->latest);
     }
     pthread_mutex_unlock(&stream->lock);
 }
@@ -257,7 +301,7 @@ CUresult host_cuStreamEndCapture(CUstream handle, CUgraph *graph) {
     Context *context;
     Stream *stream;
     bool ends = false;
-    ENTER_CONTEXT(StreamEndCapture, &context);
+    ENTER_STREAM(StreamEndCapture, handle, &context);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     *graph = NULL;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
@@ -279,8 +323,7 @@ CUresult host_cuStreamEndCapture(CUstream handle, CUgraph *graph) {
 void host_capture_abandon(Stream *stream) {
     Capture *capture = stream->capture;
     stream->capture = NULL;
-    free(stream->captured);
-    stream->captured = NULL;
+    host_captured_free(&stream->captured, &stream->latest);
     lock();
     capture->invalidated = true;
     bool origin = capture->origin == stream;
@@ -298,12 +341,25 @@ static CUstreamCaptureStatus status_of(const Capture *capture) {
     return capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-/* Nodes have no memory of their own here: a handle is the graph's, counted up. */
+/* What the stream's next node would come after; kept with the stream for the caller to
+ * read until it asks again. Nodes have no memory of their own: a handle is the graph's,
+ * counted up, as cuGraphGetNodes gives it. The stream is locked. */
+static size_t name_latest(Stream *stream, uint64_t graph) {
+    size_t count = set_count(stream->latest), named = 0;
+    CUgraphNode *grown = count ? realloc(stream->named, count * sizeof *grown) : NULL;
+    if (!grown) return 0;
+    stream->named = grown;
+    for (size_t node = 0; node < stream->latest->words * 64; node++)
+        if (stream->latest->bits[node / 64] >> (node % 64) & 1)
+            grown[named++] = (CUgraphNode)(uintptr_t)(graph + node + 1);
+    return named;
+}
+
 CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
                                      CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(StreamGetCaptureInfo, &context);
+    ENTER_STREAM(StreamGetCaptureInfo, handle, &context);
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     if (stream->role == ROLE_LEGACY && host_capture_blocks_legacy(context, false))
@@ -314,8 +370,9 @@ CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *sta
     *status = status_of(capture);
     if (id) *id = capture ? capture->id : 0;
     if (graph) *graph = capture ? (CUgraph)(uintptr_t)capture->graph : NULL;
-    if (dependencies) *dependencies = NULL;
-    if (count) *count = 0;
+    size_t named = capture ? name_latest(stream, capture->graph) : 0;
+    if (dependencies) *dependencies = named ? stream->named : NULL;
+    if (count) *count = named;
     unlock();
     pthread_mutex_unlock(&stream->lock);
     return CUDA_SUCCESS;
@@ -324,7 +381,7 @@ CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *sta
 CUresult host_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(StreamIsCapturing, &context);
+    ENTER_STREAM(StreamIsCapturing, handle, &context);
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     if (stream->role == ROLE_LEGACY && host_capture_blocks_legacy(context, false))

@@ -67,6 +67,7 @@ static CUresult submit(Context *context, CUstream stream, const Copy *copy, bool
     if (result != CUDA_SUCCESS) free(copy->staged);
     if (result != CUDA_SUCCESS || !wait) return result;
     HOST_TRY(host_point_wait(end));
+    if (host_misuse()) host_order_host_after(end.stream);
     return (CUresult)atomic_load(&context->error);
 }
 
@@ -88,6 +89,10 @@ static CUresult copy_here(Context *context, const Copy *copy) {
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
     if (result == CUDA_SUCCESS) result = (CUresult)atomic_load(&context->error);
+    if (result == CUDA_SUCCESS && host_misuse()) {
+        host_order_host_after(context->legacy);
+        host_order_copy(NULL, 0, copy);
+    }
     if (result == CUDA_SUCCESS) result = host_copy_run(NULL, copy);
     return result;
 }
@@ -96,6 +101,7 @@ CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side
     Ends ends;
     if (copy->width == 0 || copy->height == 0 || copy->depth == 0) return CUDA_SUCCESS;
     HOST_TRY(ends_find(copy, dst_side, src_side, &ends));
+    if (host_capture_blocks_legacy(context, true)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (on_device(ends.dst) && on_device(ends.src))
         return submit(context, CU_STREAM_LEGACY, copy, false);
     return copy_here(context, copy);
@@ -116,7 +122,7 @@ CUresult host_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t size) {
 
 CUresult host_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemcpyAsync, &context);
+    ENTER_STREAM(MemcpyAsync, stream, &context);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
 }
@@ -144,21 +150,21 @@ CUresult host_cuMemcpyDtoD(CUdeviceptr dst, CUdeviceptr src, size_t size) {
 
 CUresult host_cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t size, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemcpyHtoDAsync, &context);
+    ENTER_STREAM(MemcpyHtoDAsync, stream, &context);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
 }
 
 CUresult host_cuMemcpyDtoHAsync(void *dst, CUdeviceptr src, size_t size, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemcpyDtoHAsync, &context);
+    ENTER_STREAM(MemcpyDtoHAsync, stream, &context);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemcpyDtoDAsync, &context);
+    ENTER_STREAM(MemcpyDtoDAsync, stream, &context);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }

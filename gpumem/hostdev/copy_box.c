@@ -90,7 +90,7 @@ CUresult host_cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *box) {
 
 CUresult host_cuMemcpy2DAsync(const CUDA_MEMCPY2D *box, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(Memcpy2DAsync, &context);
+    ENTER_STREAM(Memcpy2DAsync, stream, &context);
     return box_2d(context, box, stream, false);
 }
 
@@ -102,7 +102,7 @@ CUresult host_cuMemcpy3D(const CUDA_MEMCPY3D *box) {
 
 CUresult host_cuMemcpy3DAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(Memcpy3DAsync, &context);
+    ENTER_STREAM(Memcpy3DAsync, stream, &context);
     return box_3d(context, box, stream, false);
 }
 
@@ -118,8 +118,10 @@ static CUresult peer_ordered(Context *context, Context *dst_context, Context *sr
     if (result == CUDA_SUCCESS) result = host_stream_points(src_context->legacy, &points);
     if (result == CUDA_SUCCESS) result = host_stream_begin(context, CU_STREAM_LEGACY, &stream);
     if (result == CUDA_SUCCESS) {
-        for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++)
+        for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++) {
             result = host_stream_wait_point(stream, points.at[i]);
+            if (host_misuse()) host_order_stream_after(stream, points.at[i]);
+        }
         if (result == CUDA_SUCCESS)
             result = host_stream_push(stream, &(Op){.kind = OP_COPY, .copy = *copy});
         host_stream_end(stream);
@@ -131,6 +133,7 @@ static CUresult peer_ordered(Context *context, Context *dst_context, Context *sr
         result = host_stream_begin(others[i], CU_STREAM_LEGACY, &stream);
         if (result != CUDA_SUCCESS) break;
         result = host_stream_wait_point(stream, end);
+        if (host_misuse()) host_order_stream_after(stream, end);
         host_stream_end(stream);
     }
     host_points_end(&points);
@@ -156,7 +159,7 @@ CUresult host_cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr s
 CUresult host_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
                                 CUcontext src_context, size_t size, CUstream stream) {
     Context *context, *to, *from;
-    ENTER_CONTEXT(MemcpyPeerAsync, &context);
+    ENTER_STREAM(MemcpyPeerAsync, stream, &context);
     HOST_TRY(peer_contexts(dst_context, src_context, &to, &from));
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
@@ -192,7 +195,7 @@ CUresult host_cuMemAdvise(CUdeviceptr pointer, size_t size, CUmem_advise advice,
 CUresult host_cuMemPrefetchAsync(CUdeviceptr pointer, size_t size, CUmemLocation location,
                                  unsigned int flags, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemPrefetchAsync, &context);
+    ENTER_STREAM(MemPrefetchAsync, stream, &context);
     if (flags != 0 || !is_managed(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(location_check(&location));
     return host_stream_submit(context, stream, &(Op){.kind = OP_NOTHING}, NULL);

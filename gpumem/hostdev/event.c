@@ -25,9 +25,10 @@ CUresult host_event_lock(CUevent handle, Event **out) {
     return CUDA_SUCCESS;
 }
 
-static void forget_capture(Event *event) {
-    free(event->captured);
-    event->captured = NULL;
+static void forget(Event *event) { /* what the latest record was; locked */
+    host_captured_free(&event->captured, &event->latest);
+    host_known_free(event->known);
+    event->known = NULL;
 }
 
 static void event_unlock(Event *event) { pthread_mutex_unlock(&event->lock); }
@@ -48,7 +49,8 @@ CUresult host_cuEventCreate(CUevent *out, unsigned int flags) {
     event->flags = flags;
     event->record = event->time = 0;
     event->point = (Point){NULL, 0, 0};
-    event->captured = NULL;
+    event->captured = event->latest = NULL;
+    event->known = NULL;
     event_unlock(event);
     *out = (CUevent)(uintptr_t)host_object_publish(&host.events, event);
     return CUDA_SUCCESS;
@@ -58,10 +60,10 @@ CUresult host_cuEventCreate(CUevent *out, unsigned int flags) {
 CUresult host_cuEventDestroy(CUevent handle) {
     Context *context;
     Event *event;
-    ENTER_CONTEXT(EventDestroy, &context);
+    ENTER_EVENT(EventDestroy, handle, &context);
     HOST_TRY(host_event_lock(handle, &event));
     bool mine = host_object_hide(&host.events, event, (uint64_t)(uintptr_t)handle);
-    if (mine) forget_capture(event);
+    if (mine) forget(event);
     event_unlock(event);
     if (mine) host_object_give(&host.events, event);
     return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -72,7 +74,7 @@ static void event_drop(void *pointer, void *data) {
     pthread_mutex_lock(&event->lock);
     uint64_t handle = atomic_load(&event->object.handle);
     bool mine = handle && event->context == data && host_object_hide(&host.events, event, handle);
-    if (mine) forget_capture(event);
+    if (mine) forget(event);
     event_unlock(event);
     if (mine) host_object_give(&host.events, event);
 }
@@ -96,7 +98,8 @@ static CUresult record(Event *event, Stream *stream, uint64_t handle) {
     event->record++;
     event->point = point;
     event->time = time;
-    forget_capture(event);
+    forget(event);
+    if (host_misuse()) event->known = host_order_record(stream, point);
     return CUDA_SUCCESS;
 }
 
@@ -104,7 +107,7 @@ CUresult host_cuEventRecord(CUevent handle, CUstream stream_handle) {
     Context *context;
     Stream *stream;
     Event *event;
-    ENTER_CONTEXT(EventRecord, &context);
+    ENTER_STREAM(EventRecord, stream_handle, &context);
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
     CUresult result = host_event_lock(handle, &event);
     if (result == CUDA_SUCCESS) {
@@ -130,7 +133,7 @@ CUresult host_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned
     Context *context;
     Stream *stream;
     Event *event;
-    ENTER_CONTEXT(StreamWaitEvent, &context);
+    ENTER_STREAM(StreamWaitEvent, stream_handle, &context);
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
     CUresult result = host_event_lock(handle, &event);
@@ -138,6 +141,8 @@ CUresult host_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned
         bool done = false; /* an event or a stream in a capture: nothing to queue */
         result = host_capture_wait(stream, event, &done);
         if (result == CUDA_SUCCESS && !done) result = host_stream_wait_point(stream, event->point);
+        if (result == CUDA_SUCCESS && !done && host_misuse())
+            host_order_stream_saw(stream, event->known, event->point);
         event_unlock(event);
     }
     host_stream_end(stream);
@@ -148,27 +153,40 @@ static CUresult event_point(CUevent handle, Point *point) {
     Event *event;
     HOST_TRY(host_event_lock(handle, &event));
     *point = event->point;
-    bool captured = event->captured;
+    CUresult result = CUDA_SUCCESS;
+    if (event->captured)
+        result = host_capture_lives(event->captured) ? CUDA_ERROR_CAPTURED_EVENT : CUDA_ERROR_INVALID_VALUE;
     event_unlock(event);
-    return captured ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+    return result;
+}
+
+/* The host knows now that this record has been passed; unless it was recorded again. */
+static void event_seen(CUevent handle, Point point) {
+    Event *event;
+    if (!host_misuse() || host_event_lock(handle, &event) != CUDA_SUCCESS) return;
+    if (event->point.stream == point.stream && event->point.seq == point.seq)
+        host_order_host_saw(event->known, point);
+    event_unlock(event);
 }
 
 CUresult host_cuEventQuery(CUevent handle) {
     Context *context;
     Point point;
-    ENTER_CONTEXT(EventQuery, &context);
+    ENTER_EVENT(EventQuery, handle, &context);
     HOST_TRY(event_point(handle, &point));
     host_point_settle(point);
     if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
+    event_seen(handle, point);
     return (CUresult)atomic_load(&context->error);
 }
 
 CUresult host_cuEventSynchronize(CUevent handle) {
     Context *context;
     Point point;
-    ENTER_CONTEXT(EventSynchronize, &context);
+    ENTER_EVENT(EventSynchronize, handle, &context);
     HOST_TRY(event_point(handle, &point));
     HOST_TRY(host_point_wait(point));
+    event_seen(handle, point);
     host_pools_synchronized();
     return (CUresult)atomic_load(&context->error);
 }
@@ -191,7 +209,7 @@ static CUresult event_time(CUevent handle, uint64_t *time) {
 CUresult host_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     Context *context;
     uint64_t from, to;
-    ENTER_CONTEXT(EventElapsedTime, &context);
+    ENTER_EVENT(EventElapsedTime, start, &context);
     if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(event_time(start, &from));
     HOST_TRY(event_time(end, &to));

@@ -16,6 +16,7 @@ static CUresult submit(Context *context, CUstream stream, const Fill *fill, bool
      * that the host could look at. */
     if (!synchronous || place == PLACE_DEVICE) return CUDA_SUCCESS;
     HOST_TRY(host_point_wait(end));
+    if (host_misuse()) host_order_host_after(end.stream);
     return (CUresult)atomic_load(&context->error);
 }
 
@@ -39,21 +40,21 @@ CUresult host_cuMemsetD32(CUdeviceptr dst, unsigned int value, size_t count) {
 
 CUresult host_cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemsetD8Async, &context);
+    ENTER_STREAM(MemsetD8Async, stream, &context);
     Fill fill = linear(dst, value, 1, count);
     return submit(context, stream, &fill, false);
 }
 
 CUresult host_cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t count, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemsetD16Async, &context);
+    ENTER_STREAM(MemsetD16Async, stream, &context);
     Fill fill = linear(dst, value, 2, count);
     return submit(context, stream, &fill, false);
 }
 
 CUresult host_cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t count, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemsetD32Async, &context);
+    ENTER_STREAM(MemsetD32Async, stream, &context);
     Fill fill = linear(dst, value, 4, count);
     return submit(context, stream, &fill, false);
 }
@@ -61,7 +62,7 @@ CUresult host_cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t count
 CUresult host_cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
                                 size_t height, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemsetD2D8Async, &context);
+    ENTER_STREAM(MemsetD2D8Async, stream, &context);
     if (height > 1 && pitch < width) return CUDA_ERROR_INVALID_VALUE;
     Fill fill = {(uintptr_t)dst, pitch, width, height, value, 1};
     return submit(context, stream, &fill, false);

@@ -236,13 +236,25 @@ static CUresult program_run(Stream *stream, void *data) {
     return CUDA_SUCCESS;
 }
 
+/* The stream is locked, so its worker cannot have begun, nor dropped the program. */
+static void program_touches(Stream *stream, const Program *program) {
+    for (size_t i = 0; i < program->count; i++)
+        host_order_op(stream, host_submitted(stream), &program->ops[i]);
+}
+
 CUresult host_cuGraphLaunch(CUgraphExec handle, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(GraphLaunch, &context);
+    ENTER_STREAM(GraphLaunch, stream, &context);
+    Stream *found;
     Program *program = exec_program(handle, false);
     if (!program) return CUDA_ERROR_INVALID_VALUE;
     Op op = {.kind = OP_RUN, .run = {program_run, program_drop, program}};
-    CUresult result = host_stream_submit(context, stream, &op, NULL);
+    CUresult result = host_stream_begin(context, stream, &found);
+    if (result == CUDA_SUCCESS) {
+        result = host_stream_push(found, &op);
+        if (result == CUDA_SUCCESS && host_misuse()) program_touches(found, program);
+        host_stream_end(found);
+    }
     if (result != CUDA_SUCCESS) program_drop(program);
     return result;
 }

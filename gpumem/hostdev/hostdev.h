@@ -97,12 +97,17 @@ HOSTDEV_API void hostdev_use_h200_costs(int on);
 typedef enum HostdevMisuse {
     HOSTDEV_USE_AFTER_FREE, /* an operation names memory that was freed */
     HOSTDEV_WRONG_CONTEXT,  /* a stream was used while another device was current */
+    HOSTDEV_UNORDERED_ACCESS, /* bytes that another stream touches, and nothing orders the two */
+    HOSTDEV_LEAK,           /* still there at shutdown; counted and told on stderr then */
     HOSTDEV_MISUSE_KINDS
 } HostdevMisuse;
 
 /* Looks for misuse from now on, at a price: every device allocation made while it is on
  * has pages of its own, whose addresses are never used again and lose their access when
- * freed: an operation that names them fails, the host faults. */
+ * freed: an operation that names them fails, the host faults. Copies, fills, and blocks
+ * taken from and given to pools are compared with what other streams did to the same bytes,
+ * by what the program waited for, whether or not it went well this time; what streams tell
+ * each other through values, semaphores and host functions counts as order. */
 HOSTDEV_API void hostdev_find_misuse(int on);
 HOSTDEV_API uint64_t hostdev_misuse_count(int kind);
 /* The latest finding in words, or "". Valid until the next call of this function. */

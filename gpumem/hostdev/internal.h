@@ -28,7 +28,7 @@
  *   5  Pool.lock              segments and blocks of a pool; Graph.lock; capture_lock
  *   6  host.map_lock (rw)     the maps and everything that hangs on a Range
  *   7  Table.lock             free slots of one kind of object
- *   8  host.value_lock, host.worker_lock, faults: leaves
+ *   8  host.value_lock, host.worker_lock, faults, order: leaves
  * No lock is held while a host function runs.
  */
 #ifndef GPUMEM_HOSTDEV_INTERNAL_H
@@ -74,9 +74,12 @@ GM_DRIVER_FUNCTIONS(HOST_PROTOTYPE)
 #undef HOST_PROTOTYPE
 
 /* First line of every driver function: counts, injects, refuses before cuInit, after
- * shutdown and inside a host function. The second form also asks for a current context. */
+ * shutdown and inside a host function. The second form also asks for a current context;
+ * the others do without one, since a stream or an event belongs to a context already. */
 CUresult host_enter(Call call);
 CUresult host_enter_context(Call call, Context **context);
+CUresult host_enter_stream(Call call, CUstream stream, Context **context);
+CUresult host_enter_event(Call call, CUevent event, Context **context);
 #define HOST_TRY(expression)                                                                      \
     do {                                                                                          \
         CUresult try_result = (expression);                                                       \
@@ -84,6 +87,9 @@ CUresult host_enter_context(Call call, Context **context);
     } while (0)
 #define ENTER(name) HOST_TRY(host_enter(HOST_CALL_##name))
 #define ENTER_CONTEXT(name, context) HOST_TRY(host_enter_context(HOST_CALL_##name, context))
+#define ENTER_STREAM(name, stream, context) \
+    HOST_TRY(host_enter_stream(HOST_CALL_##name, stream, context))
+#define ENTER_EVENT(name, event, context) HOST_TRY(host_enter_event(HOST_CALL_##name, event, context))
 
 /* ---- faults, costs, misuse (faults.c, misuse.c) ---- */
 extern _Atomic bool host_faults_armed, host_misuse_on;
@@ -92,6 +98,10 @@ CUresult host_fault(Call call);         /* only asked while armed */
 void host_spend(Call call, size_t more); /* costs: that many handles beyond the first */
 uint64_t host_record_delay(void);       /* ns that this event record is to be late */
 void host_misuse_note(HostdevMisuse kind, uintptr_t address, size_t size);
+void host_misuse_leaks(void); /* at shutdown: what nobody gave back */
+static inline bool host_misuse(void) {
+    return atomic_load_explicit(&host_misuse_on, memory_order_relaxed);
+}
 
 /* ---- objects by handle (object.c) ---- */
 typedef enum ObjectKind {
@@ -224,7 +234,9 @@ struct Stream {
     uint64_t running;        /* number of the operation in hand */
     uint64_t pulled;         /* virtual clock: somebody waits for this number */
     Capture *capture;        /* NULL: not capturing */
-    struct NodeSet *captured; /* of that capture: what the stream's next node comes after */
+    struct NodeSet *captured; /* of that capture: all that the stream's next node comes after */
+    struct NodeSet *latest;   /* of those, the ones it would name */
+    CUgraphNode *named;       /* them, as the caller was last told; owned */
     Point seen[STREAM_SEEN]; /* other streams' points it has waited for, oldest overwritten */
     unsigned seen_next;
 };
@@ -357,7 +369,8 @@ struct Event {
     uint64_t record; /* how often recorded; 0: never */
     Point point;     /* what the latest record marks */
     uint64_t time;   /* clock ns when it was passed; 0: not yet */
-    struct NodeSet *captured; /* recorded in a capture: after these nodes; owned */
+    struct NodeSet *captured, *latest; /* recorded in a capture: as a stream's; owned */
+    struct Known *known; /* while looking for misuse: what the record is ordered after; owned */
 };
 void host_event_build(void *event);
 void host_event_stamp(uint64_t handle, uint64_t record);
@@ -417,6 +430,7 @@ Place host_place_locked(uintptr_t address, size_t size, bool write);
 void *host_pages_map(size_t bytes, size_t alignment); /* private, zero, costs nothing untouched */
 void host_range_release(Range *range); /* out of the map already: pages, charge, struct */
 CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other);
+CUresult host_memory_wait(uintptr_t address, RangeKind *kind); /* before a free */
 void host_memory_drop(uint64_t context); /* a context ends: all that it allocated */
 void host_slab_give(Range *range);
 size_t host_round_up(size_t value, size_t unit);
@@ -432,6 +446,42 @@ CUresult host_fill_run(const Stream *stream, const Fill *fill);
 CUresult host_value_write(const Value *value);
 void host_value_wait(Stream *stream, const Value *value);
 void host_value_wake(void);
+
+/* ---- order and marks, only while looking for misuse (order.c, shadow.c) ---- */
+typedef struct Known Known;
+typedef struct Access { /* who touched something */
+    uint32_t slot;      /* of the stream, + 1; 0: the host */
+    uint64_t number;    /* of the operation there */
+    uint64_t stream;    /* its id, for people */
+} Access;
+typedef struct Bytes {
+    uintptr_t named; /* the address that was used */
+    uintptr_t home;  /* where their marks are: one place for one page, wherever it is mapped */
+    size_t size;
+} Bytes;
+typedef bool (*Ordered)(const Access *access, const void *data);
+
+Known *host_order_record(Stream *stream, Point point); /* for an event to keep */
+void host_known_free(Known *known);
+void host_order_begin(Stream *stream);
+void host_order_stream_saw(Stream *stream, const Known *known, Point point);
+void host_order_stream_after(Stream *stream, Point point);
+void host_order_host_saw(const Known *known, Point point);
+void host_order_host_after(Stream *stream);
+void host_order_host_after_all(Context *context);
+void host_order_op(Stream *stream, uint64_t number, const Op *op);
+void host_order_copy(Stream *stream, uint64_t number, const Copy *copy); /* NULL: the host does it */
+void host_order_touch(Stream *stream, uint64_t number, Bytes bytes, bool write);
+void host_order_host_touch(Bytes bytes, bool write);
+void host_order_fresh(uintptr_t address, size_t size); /* new memory: nobody touched it */
+void host_order_loosen(Stream *stream);  /* it waits for what only the program understands */
+void host_order_publish(Stream *stream); /* it tells the host, in the program's own way */
+void host_order_start(void);
+void host_order_reborn(void);
+void host_shadow_touch(Access access, Bytes bytes, bool write, Ordered ordered, const void *data);
+void host_shadow_forget(uintptr_t address, size_t size);
+void host_shadow_reborn(void);
+void host_misuse_unordered(Access access, bool writes, Access before, bool wrote, Bytes bytes);
 
 /* ---- the whole (life.c) ---- */
 typedef enum HostState { HOST_COLD, HOST_READY, HOST_DOWN } HostState;

@@ -53,6 +53,7 @@ static void after_fork(void) { pthread_rwlock_unlock(&host.map_lock); }
 static void reborn(void) {
     host_mappings_freeze(host.ranges.root);
     host_physicals_reborn();
+    host_order_reborn();
     host.birth++;
     memset(&host_thread, 0, sizeof host_thread);
     build();
@@ -82,7 +83,7 @@ CUresult host_cuInit(unsigned int flags) {
 
 void hostdev_shutdown(void) {
     host_setup();
-    atomic_store(&host.state, HOST_DOWN);
+    bool first = atomic_exchange(&host.state, HOST_DOWN) == HOST_READY;
     host_streams_wake();
     struct timespec deadline;
     host_deadline(&deadline, 1000000000u);
@@ -91,4 +92,5 @@ void hostdev_shutdown(void) {
            pthread_cond_timedwait(&host.worker_gone, &host.worker_lock, &deadline) != ETIMEDOUT) {
     }
     pthread_mutex_unlock(&host.worker_lock);
+    if (first && host_misuse()) host_misuse_leaks();
 }

@@ -54,6 +54,7 @@ Range *host_range_new(RangeKind kind, uintptr_t base, size_t size, Context *cont
 void host_range_add(Range *range) {
     pthread_rwlock_wrlock(&host.map_lock);
     host_map_insert(&host.ranges, range);
+    if (host_misuse()) host_order_fresh(range->base, range->size);
     pthread_rwlock_unlock(&host.map_lock);
 }
 
@@ -162,6 +163,7 @@ CUresult host_cuMemAlloc(CUdeviceptr *pointer, size_t size) {
     pthread_rwlock_wrlock(&host.map_lock);
     if (!own_pages) result = slab_take(range);
     if (result == CUDA_SUCCESS) host_map_insert(&host.ranges, range);
+    if (result == CUDA_SUCCESS && host_misuse()) host_order_fresh(range->base, size);
     pthread_rwlock_unlock(&host.map_lock);
     if (result != CUDA_SUCCESS) free(range);
     else *pointer = range->base;
@@ -241,39 +243,44 @@ CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other) {
     return CUDA_SUCCESS;
 }
 
-/* The kind at exactly this address; false: nothing starts here. */
-static bool kind_at(uintptr_t address, RangeKind *kind) {
+/* What starts at exactly this address; and then everything queued in the context that it
+ * belongs to is waited for, whichever is current, so that nothing can still write into
+ * what the next allocation gets. Pool memory is the exception: the driver leaves it to
+ * the caller to know that nothing uses it any more. */
+CUresult host_memory_wait(uintptr_t address, RangeKind *kind) {
+    Context *context;
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_range_at(address);
     bool found = range && range->base == address;
+    uint64_t owner = found ? range->context : 0;
     if (found) *kind = range->kind;
     pthread_rwlock_unlock(&host.map_lock);
-    return found;
+    if (!found) return CUDA_ERROR_INVALID_VALUE;
+    if (owner == 0) return CUDA_SUCCESS;
+    HOST_TRY(host_context_of((CUcontext)(uintptr_t)owner, &context));
+    HOST_TRY((CUresult)atomic_load(&context->error));
+    return host_context_wait(context);
 }
 
-/* As the driver: waits for everything queued in the context, so that nothing can still
- * write into what the next allocation gets. */
 CUresult host_cuMemFree(CUdeviceptr pointer) {
-    Context *context;
     RangeKind kind;
-    ENTER_CONTEXT(MemFree, &context);
+    ENTER(MemFree);
     if (pointer == 0) return CUDA_SUCCESS;
-    if (!kind_at((uintptr_t)pointer, &kind)) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_context_wait(context));
-    if (kind == RANGE_POOLED) return host_pooled_free((uintptr_t)pointer, (Point){NULL, 0, 0});
+    HOST_TRY(host_memory_wait((uintptr_t)pointer, &kind));
+    if (kind == RANGE_POOLED) {
+        if (host_misuse()) host_pooled_touch(NULL, (uintptr_t)pointer);
+        return host_pooled_free((uintptr_t)pointer, (Point){NULL, 0, 0});
+    }
     if (kind == RANGE_IMPORTED)
         return host_memory_free((uintptr_t)pointer, RANGE_IMPORTED, RANGE_IMPORTED);
     return host_memory_free((uintptr_t)pointer, RANGE_DEVICE, RANGE_MANAGED);
 }
 
 CUresult host_cuMemFreeHost(void *pointer) {
-    Context *context;
     RangeKind kind;
-    ENTER_CONTEXT(MemFreeHost, &context);
+    ENTER(MemFreeHost);
     if (!pointer) return CUDA_SUCCESS;
-    if (!kind_at((uintptr_t)pointer, &kind) || kind != RANGE_PINNED)
-        return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_context_wait(context));
+    HOST_TRY(host_memory_wait((uintptr_t)pointer, &kind));
     return host_memory_free((uintptr_t)pointer, RANGE_PINNED, RANGE_PINNED);
 }
 
@@ -317,6 +324,7 @@ CUresult host_cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr 
     ENTER_CONTEXT(MemGetAddressRange, &context);
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_range_at((uintptr_t)pointer);
+    if (range && range->kind == RANGE_MAPPING && !range->readable) range = NULL;
     if (range && base) *base = range->base;
     if (range && size) *size = range->size;
     pthread_rwlock_unlock(&host.map_lock);

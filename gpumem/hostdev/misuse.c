@@ -1,27 +1,91 @@
 /* Findings of the mode that looks for misuse. */
 #include "internal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 
 _Atomic bool host_misuse_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf */
 static _Atomic uint64_t found[HOSTDEV_MISUSE_KINDS];
-static char latest[160], reported[160];
+static char latest[256], reported[256];
 
-void host_misuse_note(HostdevMisuse kind, uintptr_t address, size_t size) {
-    atomic_fetch_add(&found[kind], 1);
+__attribute__((format(printf, 3, 4))) static void note(HostdevMisuse kind, uint64_t times,
+                                                       const char *format, ...) {
+    va_list arguments;
+    atomic_fetch_add(&found[kind], times);
     pthread_mutex_lock(&lock);
-    if (kind == HOSTDEV_USE_AFTER_FREE)
-        snprintf(latest, sizeof latest, "use after free: %zu bytes at 0x%zx", size, (size_t)address);
-    else
-        snprintf(latest, sizeof latest, "wrong context: stream 0x%zx belongs to another device",
-                 (size_t)address);
+    va_start(arguments, format);
+    vsnprintf(latest, sizeof latest, format, arguments);
+    va_end(arguments);
     pthread_mutex_unlock(&lock);
 }
 
+void host_misuse_note(HostdevMisuse kind, uintptr_t address, size_t size) {
+    if (kind == HOSTDEV_USE_AFTER_FREE)
+        note(kind, 1, "use after free: %zu bytes at 0x%zx", size, (size_t)address);
+    else
+        note(kind, 1, "wrong context: stream 0x%zx belongs to another device", (size_t)address);
+}
+
+/* ---- accesses that nothing orders ---- */
+
+static const char *name(Access access, char text[64]) {
+    if (access.slot == 0) return "the host";
+    snprintf(text, 64, "stream %llu (operation %llu)", (unsigned long long)access.stream,
+             (unsigned long long)access.number);
+    return text;
+}
+
+void host_misuse_unordered(Access access, bool writes, Access before, bool wrote, Bytes bytes) {
+    char one[64], other[64];
+    note(HOSTDEV_UNORDERED_ACCESS, 1,
+         "unordered access: %s %s %zu bytes at 0x%zx that %s %s; nothing orders them",
+         name(access, one), writes ? "writes" : "reads", bytes.size, (size_t)bytes.named,
+         name(before, other), wrote ? "wrote" : "read");
+}
+
+/* ---- what is left at the end ---- */
+
+static void count_own_pool(void *pointer, void *data) { /* a device's default pool is nobody's */
+    Pool *pool = pointer;
+    if (atomic_load(&pool->object.handle) && pool->is_default) --*(uint64_t *)data;
+}
+
+void host_misuse_leaks(void) {
+    HostdevLive live;
+    hostdev_live(&live);
+    host_object_each(&host.pools, count_own_pool, &live.pools);
+    const struct {
+        const char *name;
+        uint64_t count;
+    } kinds[] = {
+        {"streams", live.streams},         {"events", live.events},
+        {"allocations", live.allocations}, {"physical handles", live.handles},
+        {"mappings", live.mappings},       {"reservations", live.reservations},
+        {"pools", live.pools},             {"imports", live.imports},
+        {"graphs", live.graphs},
+    };
+    char text[200];
+    uint64_t total = 0;
+    int at = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (kinds[i].count == 0) continue;
+        at += snprintf(text + at, sizeof text - (size_t)at, "%s%s: %llu", total ? ", " : "", kinds[i].name,
+                       (unsigned long long)kinds[i].count);
+        total += kinds[i].count;
+        if ((size_t)at >= sizeof text) break;
+    }
+    if (total == 0) return;
+    note(HOSTDEV_LEAK, total, "left at the end: %s", text);
+    fprintf(stderr, "gpumem host device: left at the end: %s\n", text); /* nobody is there to ask */
+}
+
+/* ---- the caller's side ---- */
+
 void hostdev_find_misuse(int on) {
     host_setup();
+    host_order_start();
     atomic_store(&host_misuse_on, on != 0);
 }
 

@@ -136,6 +136,8 @@ static bool backing_take(Physical *physical, bool exportable) {
     return taken;
 }
 
+static _Atomic uintptr_t next_shadow = (uintptr_t)1 << 62; /* beyond all addresses */
+
 static Physical *physical_blank(const CUmemAllocationProp *prop, size_t size) {
     Physical *physical = host_object_take(&host.physicals);
     if (!physical) return NULL;
@@ -144,6 +146,7 @@ static Physical *physical_blank(const CUmemAllocationProp *prop, size_t size) {
     physical->offset = 0;
     physical->handles = physical->mappings = 0;
     physical->charged = false;
+    physical->shadow = atomic_fetch_add_explicit(&next_shadow, size, memory_order_relaxed);
     return physical;
 }
 
@@ -245,7 +248,9 @@ CUresult host_cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllo
     ENTER(MemGetAllocationGranularity);
     if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
         return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_prop_check(prop));
+    CUmemAllocationProp anywhere = prop ? *prop : (CUmemAllocationProp){0};
+    if (is_on_device(&anywhere)) anywhere.location.id = 0; /* also of a device that is not there */
+    HOST_TRY(host_prop_check(&anywhere));
     *granularity = HOST_BLOCK;
     return CUDA_SUCCESS;
 }
@@ -298,7 +303,7 @@ CUresult host_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
     int given = (int)(intptr_t)shareable;
-    if (!file_describe(given, &prop, &size)) return CUDA_ERROR_INVALID_VALUE;
+    if (!file_describe(given, &prop, &size)) return CUDA_ERROR_UNKNOWN;
     int file = fcntl(given, F_DUPFD_CLOEXEC, 3);
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     Physical *physical = physical_blank(&prop, size);
@@ -314,7 +319,10 @@ CUresult host_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
 /* A memfd is no dma-buf, and this machine may have no way to make one. */
 CUresult host_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t size,
                                             CUmemRangeHandleType type, unsigned long long flags) {
+    enum { PAGE = 4096 };
     ENTER(MemGetHandleForAddressRange);
-    (void)pointer, (void)size, (void)type, (void)flags;
-    return handle ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    (void)type;
+    if (!handle || flags != 0 || size == 0 || pointer % PAGE || size % PAGE) return CUDA_ERROR_INVALID_VALUE;
+    bool device = host_place((uintptr_t)pointer, size, false) == PLACE_DEVICE;
+    return device ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
 }

@@ -18,7 +18,9 @@ enum {
 CUresult host_cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
     Context *context;
     ENTER_CONTEXT(MemHostAlloc, &context);
-    if (!pointer || size == 0 || (flags & ~(unsigned)ALLOC_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
+    if (!pointer || (flags & ~(unsigned)ALLOC_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
+    *pointer = NULL;
+    if (size == 0) return CUDA_SUCCESS;
     if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
     size_t mapped = host_round_up(size, 4 * KIB);
     void *pages = host_pages_map(mapped, size >= HOST_BLOCK ? HOST_BLOCK : 4 * KIB);
@@ -65,12 +67,13 @@ CUresult host_cuMemHostRegister(void *pointer, size_t size, unsigned int flags) 
 
 /* Waits for the context first: the caller may give the pages back right afterwards. */
 CUresult host_cuMemHostUnregister(void *pointer) {
-    Context *context;
-    ENTER_CONTEXT(MemHostUnregister, &context);
+    RangeKind kind;
+    ENTER(MemHostUnregister);
     if (!pointer) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_context_wait(context));
-    CUresult result = host_memory_free((uintptr_t)pointer, RANGE_REGISTERED, RANGE_REGISTERED);
-    return result == CUDA_SUCCESS ? result : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    CUresult result = host_memory_wait((uintptr_t)pointer, &kind);
+    if (result == CUDA_SUCCESS)
+        result = host_memory_free((uintptr_t)pointer, RANGE_REGISTERED, RANGE_REGISTERED);
+    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : result;
 }
 
 static bool is_host_range(const Range *range) {
@@ -89,7 +92,8 @@ CUresult host_cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsi
     return CUDA_SUCCESS;
 }
 
-/* With unified addressing every such range is mapped, whether asked for or not. */
+/* With unified addressing every such range is mapped and portable, asked for or not; the
+ * driver says the one and not the other. */
 CUresult host_cuMemHostGetFlags(unsigned int *flags, void *pointer) {
     Context *context;
     ENTER_CONTEXT(MemHostGetFlags, &context);
@@ -97,7 +101,7 @@ CUresult host_cuMemHostGetFlags(unsigned int *flags, void *pointer) {
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
     bool known = is_host_range(range);
-    if (known) *flags = range->flags | CU_MEMHOSTALLOC_DEVICEMAP;
+    if (known) *flags = (range->flags & ~(unsigned)CU_MEMHOSTALLOC_PORTABLE) | CU_MEMHOSTALLOC_DEVICEMAP;
     pthread_rwlock_unlock(&host.map_lock);
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

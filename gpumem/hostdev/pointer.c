@@ -113,6 +113,22 @@ static uint64_t pool_of(const Range *range) {
     return atomic_load(&block->segment->pool->object.handle);
 }
 
+static bool has_no_access(const Range *range) {
+    return range->kind == RANGE_MAPPING && !range->readable;
+}
+
+/* Of a mapping the driver calls the reservation around it the range. */
+static const Range *whole_range(const Range *range) {
+    const Range *around = range->kind == RANGE_MAPPING ? host_map_find(&host.reservations, range->base) : NULL;
+    return around ? around : range;
+}
+
+/* Asked for one by one, a pointer that there is none of is an error. */
+static bool attribute_exists(const Range *range, int attribute) {
+    if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) return host_reaches(range);
+    return attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER || !has_no_access(range);
+}
+
 static uint64_t attribute_value(const Range *range, int attribute, uintptr_t address) {
     bool host_kind = range_place(range) == PLACE_PINNED;
     switch (attribute) {
@@ -121,16 +137,16 @@ static uint64_t attribute_value(const Range *range, int attribute, uintptr_t add
         return host_kind ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return address;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: return host_reaches(range) ? address : 0;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return range->sync_memops;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return range->sync_memops || range->kind == RANGE_MANAGED;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
     case ATTRIBUTE_BLOCK_ID: return range->id;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: return range->kind == RANGE_MANAGED;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return (uint64_t)(int64_t)range->device;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return whole_range(range)->base;
     case ATTRIBUTE_MAPPING_BASE: return range->base;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return whole_range(range)->size;
     case ATTRIBUTE_MAPPING_SIZE: return range->size;
-    case CU_POINTER_ATTRIBUTE_MAPPED: return range->readable;
+    case CU_POINTER_ATTRIBUTE_MAPPED: return 1;
     case ATTRIBUTE_ACCESS_FLAGS:
         return range->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                : range->readable ? CU_MEM_ACCESS_FLAGS_PROT_READ
@@ -155,12 +171,12 @@ static CUresult attribute_write(void *data, const Range *range, int attribute, u
 }
 
 CUresult host_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
-    Context *context;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
-    ENTER_CONTEXT(PointerGetAttribute, &context);
+    ENTER(PointerGetAttribute);
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_range_at((uintptr_t)pointer);
-    if (range) result = attribute_write(data, range, (int)attribute, (uintptr_t)pointer);
+    if (range && attribute_exists(range, (int)attribute))
+        result = attribute_write(data, range, (int)attribute, (uintptr_t)pointer);
     pthread_rwlock_unlock(&host.map_lock);
     return result;
 }
@@ -168,9 +184,8 @@ CUresult host_cuPointerGetAttribute(void *data, CUpointer_attribute attribute, C
 /* Unlike the single question, this one answers zeros for an address it does not know. */
 CUresult host_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
                                      CUdeviceptr pointer) {
-    Context *context;
     CUresult result = CUDA_SUCCESS;
-    ENTER_CONTEXT(PointerGetAttributes, &context);
+    ENTER(PointerGetAttributes);
     if (count == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_range_at((uintptr_t)pointer);
@@ -182,8 +197,7 @@ CUresult host_cuPointerGetAttributes(unsigned int count, CUpointer_attribute *at
 
 CUresult host_cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
                                     CUdeviceptr pointer) {
-    Context *context;
-    ENTER_CONTEXT(PointerSetAttribute, &context);
+    ENTER(PointerSetAttribute);
     if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
     unsigned int on;
     memcpy(&on, value, sizeof on);

@@ -159,24 +159,44 @@ CUresult host_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
 
 /* ---- allocate and free in stream order ---- */
 
+/* Looking for misuse: a block begins and ends as an operation of its stream that writes
+ * all of it, so whoever uses it elsewhere must come between the two. */
+static void block_begins(Stream *stream, uintptr_t base, size_t size) { /* locked */
+    if (host_stream_push(stream, &(Op){.kind = OP_NOTHING}) != CUDA_SUCCESS) return;
+    host_order_fresh(base, size);
+    host_order_touch(stream, host_submitted(stream), (Bytes){base, base, size}, true);
+}
+
+void host_pooled_touch(Stream *stream, uintptr_t address) {
+    pthread_rwlock_rdlock(&host.map_lock);
+    const Range *range = host_map_find(&host.pooled, address);
+    size_t size = range && range->base == address ? range->size : 0;
+    pthread_rwlock_unlock(&host.map_lock);
+    if (size == 0) return;
+    Bytes bytes = {address, address, size};
+    if (!stream) host_order_host_touch(bytes, true);
+    else if (host_stream_push(stream, &(Op){.kind = OP_NOTHING}) == CUDA_SUCCESS)
+        host_order_touch(stream, host_submitted(stream), bytes, true);
+}
+
 static CUresult pool_alloc(Context *context, CUdeviceptr *pointer, size_t size, CUmemoryPool handle,
                            CUstream stream_handle) {
     Stream *stream;
     Pool *pool;
     Block *block;
     if (!pointer) return CUDA_ERROR_INVALID_VALUE;
-    if (size == 0) {
-        *pointer = 0;
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    *pointer = 0;
+    if (size == 0) return CUDA_SUCCESS;
     if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
-    CUresult result = host_pool_lock(handle, &pool);
+    CUresult result = host_capture_forbids_pool(stream);
+    if (result == CUDA_SUCCESS) result = host_pool_lock(handle, &pool);
     if (result == CUDA_SUCCESS) {
         if (pool->imported) result = CUDA_ERROR_INVALID_VALUE;
         else if (stream->capture) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         else result = host_block_take(pool, stream, size, &block);
         if (result == CUDA_SUCCESS) *pointer = block->base;
+        if (result == CUDA_SUCCESS && host_misuse()) block_begins(stream, block->base, size);
         host_pool_unlock(pool);
     }
     host_stream_end(stream);
@@ -187,7 +207,7 @@ CUresult host_cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream
     Context *context;
     Stream *found;
     CUmemoryPool pool;
-    ENTER_CONTEXT(MemAllocAsync, &context);
+    ENTER_STREAM(MemAllocAsync, stream, &context);
     HOST_TRY(host_stream_resolve(context, stream, &found));
     HOST_TRY(device_pool(found->context->device, true, &pool));
     return pool_alloc(context, pointer, size, pool, stream);
@@ -196,7 +216,7 @@ CUresult host_cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream
 CUresult host_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool,
                                       CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(MemAllocFromPoolAsync, &context);
+    ENTER_STREAM(MemAllocFromPoolAsync, stream, &context);
     return pool_alloc(context, pointer, size, pool, stream);
 }
 
@@ -225,21 +245,31 @@ static CUresult unmap_run(Stream *stream, void *data) {
     return CUDA_SUCCESS;
 }
 
+static RangeKind kind_at(uintptr_t address) { /* RANGE_RESERVATION: nothing starts there */
+    pthread_rwlock_rdlock(&host.map_lock);
+    const Range *range = host_range_at(address);
+    RangeKind kind = range && range->base == address ? range->kind : RANGE_RESERVATION;
+    pthread_rwlock_unlock(&host.map_lock);
+    return kind;
+}
+
 CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(MemFreeAsync, &context);
-    if (pointer == 0) return CUDA_ERROR_INVALID_VALUE;
+    ENTER_STREAM(MemFreeAsync, stream_handle, &context);
+    if (pointer == 0) return CUDA_SUCCESS;
+    RangeKind kind = kind_at((uintptr_t)pointer);
+    if (kind == RANGE_DEVICE || kind == RANGE_MANAGED) { /* allowed, and then as cuMemFree */
+        HOST_TRY(host_memory_wait((uintptr_t)pointer, &kind));
+        return host_memory_free((uintptr_t)pointer, RANGE_DEVICE, RANGE_MANAGED);
+    }
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
-    pthread_rwlock_rdlock(&host.map_lock);
-    Range *range = host_range_at((uintptr_t)pointer);
-    bool imported = range && range->kind == RANGE_IMPORTED && range->base == pointer;
-    pthread_rwlock_unlock(&host.map_lock);
     Op unmap = {.kind = OP_RUN, .run = {unmap_run, NULL, (void *)(uintptr_t)pointer}};
-    CUresult result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (!stream->capture)
-        result = imported ? host_stream_push(stream, &unmap)
-                          : host_pooled_free((uintptr_t)pointer, host_stream_tail(stream));
+    CUresult result = stream->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : host_capture_forbids_pool(stream);
+    if (result == CUDA_SUCCESS && host_misuse()) host_pooled_touch(stream, (uintptr_t)pointer);
+    if (result == CUDA_SUCCESS)
+        result = kind == RANGE_IMPORTED ? host_stream_push(stream, &unmap)
+                                        : host_pooled_free((uintptr_t)pointer, host_stream_tail(stream));
     host_stream_end(stream);
     return result;
 }

@@ -211,7 +211,7 @@ static void block_use(Pool *pool, Block *block, Range *range) {
     block->used = true;
     block->range = range;
     block->segment->used += block->size;
-    pool->used += block->size;
+    pool->used += range->size; /* what was asked for; of the device it costs more */
     if (pool->used > pool->used_high) pool->used_high = pool->used;
     range->base = block->base;
     range->owner = block;
@@ -248,7 +248,7 @@ CUresult host_block_take(Pool *pool, Stream *stream, size_t size, Block **out) {
 
 void host_block_give(Block *block, Point freed) {
     Pool *pool = block->segment->pool;
-    pool->used -= block->size;
+    pool->used -= block->range->size;
     block->segment->used -= block->size;
     pthread_rwlock_wrlock(&host.map_lock);
     host_map_remove(&host.pooled, block->range);

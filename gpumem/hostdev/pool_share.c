@@ -91,13 +91,15 @@ CUresult host_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr p
     return CUDA_SUCCESS;
 }
 
-/* The same pointer twice is refused: whoever shares it must count for itself. */
-static bool already_here(const Range *at, const PointerNote *note) {
-    if (!at) return false;
-    if (at->kind == RANGE_IMPORTED && at->file == note->file && at->file_offset == note->offset) return true;
-    return already_here(at->left, note) || already_here(at->right, note);
+static const Range *already_here(const Range *at, const PointerNote *note) {
+    if (!at) return NULL;
+    if (at->kind == RANGE_IMPORTED && at->file == note->file && at->file_offset == note->offset) return at;
+    const Range *found = already_here(at->left, note);
+    return found ? found : already_here(at->right, note);
 }
 
+/* The same pointer again is the same address, which one free ends: whoever shares it
+ * counts for itself. */
 CUresult host_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool handle, CUmemPoolPtrExportData *data) {
     Context *context;
     Pool *pool;
@@ -109,11 +111,11 @@ CUresult host_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool handle, 
     bool fits = pool->imported && note.magic == MAGIC && note.file == file_identity(pool->file);
     CUresult result = fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);
-    if (fits && already_here(host.ranges.root, &note)) result = CUDA_ERROR_ALREADY_MAPPED;
+    const Range *there = fits ? already_here(host.ranges.root, &note) : NULL;
+    if (there) *pointer = there->base;
     pthread_rwlock_unlock(&host.map_lock);
-    if (result == CUDA_SUCCESS)
-        result = host_file_map(pool->file, note.offset, note.size, context, pointer);
-    if (result == CUDA_SUCCESS) {
+    if (fits && !there) result = host_file_map(pool->file, note.offset, note.size, context, pointer);
+    if (fits && !there && result == CUDA_SUCCESS) {
         pthread_rwlock_wrlock(&host.map_lock);
         Range *range = host_map_find(&host.ranges, (uintptr_t)*pointer);
         range->file = note.file;

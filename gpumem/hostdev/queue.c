@@ -111,7 +111,9 @@ static void stream_retire(Stream *stream) {
     pthread_mutex_unlock(&context->lock);
     pthread_mutex_lock(&stream->lock);
     free(stream->ring);
+    free(stream->named);
     stream->ring = NULL;
+    stream->named = NULL;
     stream->capacity = 0;
     stream->dying = false;
     pthread_mutex_unlock(&stream->lock);
@@ -225,6 +227,7 @@ CUresult host_stream_push(Stream *stream, const Op *op) {
     *slot = *op;
     slot->due = due_next(stream);
     atomic_store_explicit(&stream->submitted, number, memory_order_release);
+    if (host_misuse()) host_order_op(stream, number, op);
     return CUDA_SUCCESS;
 }
 
@@ -289,6 +292,7 @@ CUresult host_stream_begin(Context *current, CUstream handle, Stream **out) {
     Stream *stream;
     HOST_TRY(host_stream_resolve(current, handle, &stream));
     uint64_t number = atomic_load(&stream->object.handle);
+    if (host_misuse()) host_order_begin(stream);
     CUresult result = stream->role == ROLE_LEGACY ? begin_legacy(stream) : begin_ordinary(stream);
     bool gone = number == 0 || atomic_load(&stream->object.handle) != number;
     if (gone) result = CUDA_ERROR_INVALID_HANDLE;

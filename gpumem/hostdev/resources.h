@@ -15,6 +15,7 @@ typedef struct Physical { /* memory without an address; every field under map_lo
     unsigned handles;  /* references that the caller holds; 0: the handle is no more */
     unsigned mappings; /* addresses it is at; memory goes when both are 0 */
     bool charged;      /* to prop.location.id */
+    uintptr_t shadow;  /* where its marks are: a place of its own, no address; never given twice */
 } Physical;
 Physical *host_physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable);
 Physical *host_physical_find(CUmemGenericAllocationHandle handle); /* map_lock held */
@@ -75,6 +76,7 @@ void host_pools_synchronized(void); /* somebody waited: pools above their thresh
 CUresult host_pool_lock(CUmemoryPool handle, Pool **pool);
 void host_pool_unlock(Pool *pool);
 CUresult host_pooled_free(uintptr_t address, Point freed); /* INVALID_VALUE: none starts there */
+void host_pooled_touch(Stream *stream, uintptr_t address); /* looking for misuse: its end is a write */
 void host_pools_reborn(void);
 bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
 
@@ -135,10 +137,14 @@ CUresult host_capture_forbids(Call call); /* calls that are unsafe while somebod
 CUresult host_capture_push(Stream *stream, const Op *op);                  /* stream locked */
 CUresult host_capture_record(Stream *stream, Event *event);                /* both locked */
 CUresult host_capture_wait(Stream *stream, const Event *event, bool *done); /* both locked */
-CUresult host_capture_touch(Stream *stream); /* a question or wait: not while capturing */
+CUresult host_capture_ask(Stream *stream);   /* a question: not to a stream that captures */
+CUresult host_capture_touch(Stream *stream); /* or of the legacy stream, which waits for it */
+CUresult host_capture_forbids_pool(const Stream *stream); /* locked: alloc or free outside it */
+bool host_capture_lives(const struct NodeSet *captured);
 bool host_capture_blocks_legacy(Context *context, bool use);
 void host_capture_abandon(Stream *stream);   /* locked: the stream is being destroyed */
 bool host_stream_captures(Context *context, CUstream handle);
+void host_captured_free(struct NodeSet **captured, struct NodeSet **latest);
 
 typedef struct Program { /* what launches run; never changes, counted */
     _Atomic int references;

@@ -158,6 +158,8 @@ static CUresult step_push(Stream *stream, CUexternalSemaphore semaphore,
     step->value = value;
     result = host_stream_push(stream, &(Op){.kind = OP_RUN, .run = {run, step_drop, step}});
     if (result != CUDA_SUCCESS) step_drop(step);
+    else if (host_misuse() && run == wait_run) host_order_loosen(stream);
+    else if (host_misuse()) host_order_publish(stream);
     return result;
 }
 
@@ -181,7 +183,7 @@ CUresult host_cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *semapho
                                               const CUDA_EXTERNAL_SEMAPHORE_PARAMS *params,
                                               unsigned int count, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(SignalExternalSemaphoresAsync, &context);
+    ENTER_STREAM(SignalExternalSemaphoresAsync, stream, &context);
     return steps_submit(context, semaphores, params, count, stream, signal_run);
 }
 
@@ -189,6 +191,6 @@ CUresult host_cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *semaphore
                                             const CUDA_EXTERNAL_SEMAPHORE_PARAMS *params,
                                             unsigned int count, CUstream stream) {
     Context *context;
-    ENTER_CONTEXT(WaitExternalSemaphoresAsync, &context);
+    ENTER_STREAM(WaitExternalSemaphoresAsync, stream, &context);
     return steps_submit(context, semaphores, params, count, stream, wait_run);
 }

@@ -50,8 +50,6 @@ CUresult host_stream_resolve(Context *current, CUstream handle, Stream **stream)
     }
     if (handle == CU_STREAM_PER_THREAD) handle = host_stream_per_thread(current);
     *stream = host_object_find(&host.streams, (uint64_t)(uintptr_t)handle);
-    if (*stream && (*stream)->context != current && atomic_load(&host_misuse_on))
-        host_misuse_note(HOSTDEV_WRONG_CONTEXT, (uintptr_t)handle, 0);
     return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -85,7 +83,7 @@ CUresult host_cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, i
 /* Returns at once; what is queued is still done. */
 CUresult host_cuStreamDestroy(CUstream handle) {
     Context *context;
-    ENTER_CONTEXT(StreamDestroy, &context);
+    ENTER_STREAM(StreamDestroy, handle, &context);
     uint64_t number = (uint64_t)(uintptr_t)handle;
     Stream *stream = host_object_find(&host.streams, number);
     if (!stream || stream->role != ROLE_ORDINARY) return CUDA_ERROR_INVALID_HANDLE;
@@ -94,35 +92,38 @@ CUresult host_cuStreamDestroy(CUstream handle) {
 
 /* ---- wait and ask ---- */
 
-static CUresult stream_collect(Context *context, CUstream handle, Points *points) {
-    Stream *stream;
+static CUresult stream_collect(Context *context, CUstream handle, Stream **stream, Points *points) {
     host_points_start(points);
-    HOST_TRY(host_stream_resolve(context, handle, &stream));
-    HOST_TRY(host_capture_touch(stream));
-    return host_stream_points(stream, points);
+    HOST_TRY(host_stream_resolve(context, handle, stream));
+    HOST_TRY(host_capture_touch(*stream));
+    return host_stream_points(*stream, points);
 }
 
 CUresult host_cuStreamQuery(CUstream handle) {
     Context *context;
+    Stream *stream;
     Points points;
-    ENTER_CONTEXT(StreamQuery, &context);
-    CUresult result = stream_collect(context, handle, &points);
+    ENTER_STREAM(StreamQuery, handle, &context);
+    CUresult result = stream_collect(context, handle, &stream, &points);
     for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++) {
         host_point_settle(points.at[i]);
         if (!host_point_done(points.at[i])) result = CUDA_ERROR_NOT_READY;
     }
     host_points_end(&points);
+    if (result == CUDA_SUCCESS && host_misuse()) host_order_host_after(stream);
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }
 
 CUresult host_cuStreamSynchronize(CUstream handle) {
     Context *context;
+    Stream *stream;
     Points points;
-    ENTER_CONTEXT(StreamSynchronize, &context);
-    CUresult result = stream_collect(context, handle, &points);
+    ENTER_STREAM(StreamSynchronize, handle, &context);
+    CUresult result = stream_collect(context, handle, &stream, &points);
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
+    if (result == CUDA_SUCCESS && host_misuse()) host_order_host_after(stream);
     host_pools_synchronized();
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
@@ -131,7 +132,7 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
 CUresult host_cuStreamGetPriority(CUstream handle, int *priority) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(StreamGetPriority, &context);
+    ENTER_STREAM(StreamGetPriority, handle, &context);
     if (!priority) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     *priority = stream->priority;
@@ -141,9 +142,10 @@ CUresult host_cuStreamGetPriority(CUstream handle, int *priority) {
 CUresult host_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(StreamGetFlags, &context);
+    ENTER_STREAM(StreamGetFlags, handle, &context);
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(host_capture_ask(stream));
     *flags = stream->flags;
     return CUDA_SUCCESS;
 }
@@ -151,7 +153,7 @@ CUresult host_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
 CUresult host_cuStreamGetCtx(CUstream handle, CUcontext *out) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(StreamGetCtx, &context);
+    ENTER_STREAM(StreamGetCtx, handle, &context);
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     *out = (CUcontext)(uintptr_t)atomic_load(&stream->context->handle);
@@ -161,9 +163,10 @@ CUresult host_cuStreamGetCtx(CUstream handle, CUcontext *out) {
 CUresult host_cuStreamGetId(CUstream handle, unsigned long long *id) {
     Context *context;
     Stream *stream;
-    ENTER_CONTEXT(StreamGetId, &context);
+    ENTER_STREAM(StreamGetId, handle, &context);
     if (!id) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(host_capture_ask(stream));
     *id = stream->id;
     return CUDA_SUCCESS;
 }
@@ -172,7 +175,7 @@ CUresult host_cuStreamGetId(CUstream handle, unsigned long long *id) {
 
 CUresult host_cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
     Context *context;
-    ENTER_CONTEXT(LaunchHostFunc, &context);
+    ENTER_STREAM(LaunchHostFunc, handle, &context);
     if (!function) return CUDA_ERROR_INVALID_VALUE;
     Op op = {.kind = OP_CALL, .call = {function, data}};
     return host_stream_submit(context, handle, &op, NULL);
@@ -192,27 +195,27 @@ static CUresult submit_value(Context *context, CUstream handle, OpKind kind, Val
 CUresult host_cuStreamWaitValue32(CUstream stream, CUdeviceptr address, uint32_t value,
                                   unsigned int flags) {
     Context *context;
-    ENTER_CONTEXT(StreamWaitValue32, &context);
+    ENTER_STREAM(StreamWaitValue32, stream, &context);
     return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, false});
 }
 
 CUresult host_cuStreamWaitValue64(CUstream stream, CUdeviceptr address, uint64_t value,
                                   unsigned int flags) {
     Context *context;
-    ENTER_CONTEXT(StreamWaitValue64, &context);
+    ENTER_STREAM(StreamWaitValue64, stream, &context);
     return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, true});
 }
 
 CUresult host_cuStreamWriteValue32(CUstream stream, CUdeviceptr address, uint32_t value,
                                    unsigned int flags) {
     Context *context;
-    ENTER_CONTEXT(StreamWriteValue32, &context);
+    ENTER_STREAM(StreamWriteValue32, stream, &context);
     return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, false});
 }
 
 CUresult host_cuStreamWriteValue64(CUstream stream, CUdeviceptr address, uint64_t value,
                                    unsigned int flags) {
     Context *context;
-    ENTER_CONTEXT(StreamWriteValue64, &context);
+    ENTER_STREAM(StreamWriteValue64, stream, &context);
     return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, true});
 }

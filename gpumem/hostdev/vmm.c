@@ -105,29 +105,34 @@ static void mapping_insert(Range *range, Physical *physical) {
 CUresult host_cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags) {
     ENTER(MemMap);
-    if (flags != 0 || !is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    if (flags != 0 || size == 0 || !is_block_multiple(pointer)) return CUDA_ERROR_INVALID_VALUE;
     if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
     Range *range = host_range_new(RANGE_MAPPING, (uintptr_t)pointer, size, NULL);
     if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = CUDA_SUCCESS;
     pthread_rwlock_wrlock(&host.map_lock);
     Physical *physical = host_physical_find(handle);
-    bool fits = physical && size <= physical->size && reserved_and_empty(range->base, size);
-    if (fits) mapping_insert(range, physical);
+    if (!physical) result = CUDA_ERROR_INVALID_VALUE;
+    else if (size != physical->size) result = CUDA_ERROR_NOT_SUPPORTED;
+    else if (!reserved_and_empty(range->base, size)) result = CUDA_ERROR_INVALID_VALUE;
+    else mapping_insert(range, physical);
     pthread_rwlock_unlock(&host.map_lock);
-    if (!fits) free(range);
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS) free(range);
+    return result;
 }
 
-/* Whether whole mappings, one after another, make up exactly this range. */
-static size_t tiles(uintptr_t base, size_t size) { /* how many; 0: not so */
-    uintptr_t at = base, end = base + size;
-    size_t count = 0;
-    for (; at < end; count++) {
-        Range *range = host_map_find(&host.ranges, at);
-        if (!range || range->kind != RANGE_MAPPING || range->base != at) return 0;
-        at += range->size;
+/* How many mappings begin in this range; none may cross its ends. */
+static bool mappings_inside(uintptr_t base, uintptr_t end, size_t *count) {
+    *count = 0;
+    for (uintptr_t at = base; at < end;) {
+        const Range *range = host_map_after(&host.ranges, at);
+        if (!range || range->base >= end) break;
+        if (range->kind != RANGE_MAPPING) return false;
+        at = range->base + range->size;
+        if (range->base < base || at > end) return false;
+        ++*count;
     }
-    return at == end ? count : 0;
+    return true;
 }
 
 static void mapping_remove(Range *range) {
@@ -138,21 +143,43 @@ static void mapping_remove(Range *range) {
     free(range);
 }
 
+/* Of a run of neighbouring mappings: where it ends, at the latest at `end`. */
+static uintptr_t run_end(const Range *first, uintptr_t end) {
+    uintptr_t at = first->base + first->size;
+    for (const Range *next; at < end; at = next->base + next->size) {
+        next = host_map_find(&host.ranges, at);
+        if (!next) break;
+    }
+    return at;
+}
+
+static CUresult unmap_run(uintptr_t base, uintptr_t end) { /* one system call for all of it */
+    if (hole((void *)base, end - base, MAP_FIXED) == MAP_FAILED) return CUDA_ERROR_UNMAP_FAILED;
+    for (uintptr_t at = base; at < end;) {
+        Range *range = host_map_find(&host.ranges, at);
+        at += range->size;
+        mapping_remove(range);
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Gaps are passed over: what must be there is a reservation to begin in, and no mapping
+ * that would be cut. */
 CUresult host_cuMemUnmap(CUdeviceptr pointer, size_t size) {
-    uintptr_t base = (uintptr_t)pointer;
+    uintptr_t base = (uintptr_t)pointer, end = base + size;
+    size_t mappings = 0;
     ENTER(MemUnmap);
-    if (!is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    if (size == 0 || end < base) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&host.map_lock);
-    size_t mappings = tiles(base, size);
-    if (mappings > 0) {
-        bool emptied = hole((void *)base, size, MAP_FIXED) != MAP_FAILED;
-        result = emptied ? CUDA_SUCCESS : CUDA_ERROR_UNMAP_FAILED;
-        for (uintptr_t at = base; emptied && at < base + size;) {
-            Range *range = host_map_find(&host.ranges, at);
-            at += range->size;
-            mapping_remove(range);
-        }
+    if (host_map_find(&host.reservations, base) && mappings_inside(base, end, &mappings))
+        result = CUDA_SUCCESS;
+    for (size_t left = mappings; left > 0 && result == CUDA_SUCCESS;) {
+        const Range *first = host_map_after(&host.ranges, base);
+        if (!first || first->base >= end) break;
+        uintptr_t from = first->base, to = run_end(first, end);
+        result = unmap_run(from, to);
+        base = to;
     }
     pthread_rwlock_unlock(&host.map_lock);
     if (mappings > 1) host_spend(HOST_CALL_MemUnmap, mappings - 1);
@@ -171,7 +198,7 @@ static CUresult location_bit(const CUmemLocation *location, const Range *range, 
     switch (location->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
         *bit = (uint64_t)1 << (location->id & 63);
-        return host_device_check(location->id);
+        return host_device_check(location->id) == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
         *bit = (uint64_t)1 << HOST_BIT;
@@ -180,15 +207,22 @@ static CUresult location_bit(const CUmemLocation *location, const Range *range, 
     }
 }
 
+/* Mappings of a range one by one, gaps passed over; NULL at the end. */
+static Range *mapping_next(uintptr_t *at, uintptr_t end) {
+    Range *range = host_map_after(&host.ranges, *at);
+    if (!range || range->base >= end) return NULL;
+    *at = range->base + range->size;
+    return range;
+}
+
 static CUresult access_check(uintptr_t base, size_t size, const CUmemAccessDesc *access, size_t count) {
-    for (uintptr_t at = base; at < base + size;) {
-        const Range *range = host_map_find(&host.ranges, at);
+    uintptr_t at = base;
+    for (const Range *range; (range = mapping_next(&at, base + size));) {
         for (size_t i = 0; i < count; i++) {
             uint64_t bit;
             HOST_TRY(location_bit(&access[i].location, range, &bit));
             if ((int)access[i].flags == 2 || (unsigned)access[i].flags > 3) return CUDA_ERROR_INVALID_VALUE;
         }
-        at += range->size;
     }
     return CUDA_SUCCESS;
 }
@@ -218,8 +252,8 @@ static CUresult access_apply(Range *range) {
 
 static CUresult access_set(uintptr_t base, size_t size, const CUmemAccessDesc *access, size_t count) {
     CUresult result = CUDA_SUCCESS;
-    for (uintptr_t at = base; at < base + size && result == CUDA_SUCCESS;) {
-        Range *range = host_map_find(&host.ranges, at);
+    uintptr_t at = base;
+    for (Range *range; result == CUDA_SUCCESS && (range = mapping_next(&at, base + size));) {
         uint64_t readers = range->readers, writers = range->writers;
         for (size_t i = 0; i < count; i++) access_note(range, &access[i]);
         result = access_apply(range);
@@ -227,9 +261,14 @@ static CUresult access_set(uintptr_t base, size_t size, const CUmemAccessDesc *a
             range->readers = readers;
             range->writers = writers;
         }
-        at += range->size;
     }
     return result;
+}
+
+/* As an H200: the first and the last block must be mapped, gaps between do not matter. */
+static bool ends_mapped(uintptr_t base, size_t size) {
+    const Range *first = host_map_find(&host.ranges, base);
+    return first && host_map_find(&host.ranges, base + size - 1);
 }
 
 CUresult host_cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access,
@@ -238,8 +277,9 @@ CUresult host_cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccess
     ENTER(MemSetAccess);
     if (!access || count == 0 || !is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&host.map_lock);
-    size_t mappings = tiles(base, size);
-    CUresult result = mappings ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;
+    size_t mappings = 0;
+    bool whole = ends_mapped(base, size) && mappings_inside(base, base + size, &mappings);
+    CUresult result = whole ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) result = access_set(base, size, access, count);
     pthread_rwlock_unlock(&host.map_lock);
     if (mappings > 1) host_spend(HOST_CALL_MemSetAccess, mappings - 1);

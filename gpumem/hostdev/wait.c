@@ -68,6 +68,7 @@ CUresult host_context_wait(Context *context) {
     CUresult result = host_context_points(context, &points);
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
+    if (result == CUDA_SUCCESS && host_misuse()) host_order_host_after_all(context);
     host_pools_synchronized();
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;

@@ -188,9 +188,24 @@ def test_freeing_twice_is_refused(driver, pool):
 
 
 def test_a_plain_free_takes_pool_memory_too(driver, pool):
-    pointer = pool.take(BLOCK, driver.stream())
+    stream = driver.stream()
+    pointer = pool.take(BLOCK, stream)
+    driver.cuMemsetD8Async(pointer, 1, BLOCK, stream)
+    driver.cuStreamSynchronize(stream)
     driver.cuMemFree(pointer)
+    assert driver.error("cuMemGetAddressRange", pointer) != "SUCCESS"
+    driver.cuStreamSynchronize(stream)
     assert pool.get("used_mem_current") == 0
+
+
+def test_a_plain_free_of_pool_memory_does_not_wait(driver, pool):
+    stream, held = driver.stream(), driver.stream()
+    pointer = pool.take(BLOCK, stream)
+    driver.cuStreamSynchronize(stream)
+    gate = driver.gate(held)
+    driver.cuMemFree(pointer)
+    assert driver.error("cuStreamQuery", held) == "NOT_READY"
+    gate.open()
 
 
 def test_a_destroyed_pool_lives_until_its_last_allocation(driver):
@@ -262,6 +277,8 @@ def test_only_exportable_pools_export(driver, pool):
 def test_a_pointer_of_an_exportable_pool_exports(driver, shared):
     stream = driver.stream()
     pointer = driver.cuMemAllocFromPoolAsync(4096, shared, stream)
+    driver.cuMemsetD8Async(pointer, 1, 4096, stream)
+    driver.cuStreamSynchronize(stream)
     driver.cuMemPoolExportPointer(pointer)
     assert driver.error("cuMemPoolExportPointer", driver.memory(4096)) == "INVALID_VALUE"
     driver.cuMemFreeAsync(pointer, stream)

@@ -66,7 +66,30 @@ def test_several_whole_mappings_are_unmapped_in_one_call(driver):
     for index in range(3):
         driver.map(pointer + index * BLOCK, driver.physical())
     driver.cuMemUnmap(pointer, 3 * BLOCK)
-    assert driver.error("cuMemUnmap", pointer, BLOCK) == "INVALID_VALUE"
+    for index in range(3):
+        driver.map(pointer + index * BLOCK, driver.physical())
+
+
+def test_unmapping_passes_over_gaps(driver):
+    pointer = driver.reserve(8 * BLOCK)
+    for index in (1, 3):
+        driver.cuMemMap(pointer + index * BLOCK, BLOCK, 0, driver.physical(), 0)
+    driver.cuMemUnmap(pointer, 5 * BLOCK)
+    driver.cuMemUnmap(pointer, 5 * BLOCK)
+    driver.map(pointer + BLOCK, driver.physical(3 * BLOCK), 3 * BLOCK)
+
+
+def test_unmapping_addresses_that_nobody_reserved_is_refused(driver):
+    pointer = driver.reserve(BLOCK)
+    assert driver.error("cuMemUnmap", pointer + (1 << 40), BLOCK) == "INVALID_VALUE"
+    assert driver.error("cuMemUnmap", pointer, 0) == "INVALID_VALUE"
+
+
+def test_a_handle_is_mapped_whole(driver):
+    pointer, handle = driver.reserve(4 * BLOCK), driver.physical(2 * BLOCK)
+    for size in (BLOCK, 3 * BLOCK, 4096):
+        assert driver.error("cuMemMap", pointer, size, 0, handle, 0) == "NOT_SUPPORTED"
+    driver.map(pointer, handle, 2 * BLOCK)
 
 
 def test_an_occupied_address_cannot_be_mapped(driver):
@@ -76,8 +99,8 @@ def test_an_occupied_address_cannot_be_mapped(driver):
 
 
 def test_only_reserved_addresses_can_be_mapped(driver):
-    pointer, handle = driver.reserve(BLOCK), driver.physical(2 * BLOCK)
-    assert driver.error("cuMemMap", pointer, 2 * BLOCK, 0, handle, 0) == "INVALID_VALUE"
+    pointer, handle = driver.reserve(BLOCK) + (1 << 40), driver.physical()
+    assert driver.error("cuMemMap", pointer, BLOCK, 0, handle, 0) == "INVALID_VALUE"
 
 
 def test_a_range_with_mappings_cannot_be_freed(driver):
