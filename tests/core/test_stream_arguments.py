@@ -140,7 +140,7 @@ def test_an_arenas_default_stream_is_used_where_none_is_named(make_arena):
 # ---- Stream and Event ----------------------------------------------------------------------------
 
 
-def test_a_stream_runs_its_work_in_order_and_says_when_it_is_done(arena, host):
+def test_a_stream_runs_its_work_in_order_and_says_when_it_is_done(arena, virtual_clock):
     driver, stream = HostDriver(), gpumem.Stream("host")
     buffer = arena.allocate(1000, stream)
     with driver.block(stream):
@@ -155,7 +155,7 @@ def test_a_stream_runs_its_work_in_order_and_says_when_it_is_done(arena, host):
     assert set(memoryview(buffer)) == {2}
 
 
-def test_a_stream_waits_for_an_event_of_another(arena, host):
+def test_a_stream_waits_for_an_event_of_another(arena, virtual_clock):
     driver = HostDriver()
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     buffer = arena.allocate(1000)

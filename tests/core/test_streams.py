@@ -17,7 +17,8 @@ def streams():
 
 
 @pytest.fixture
-def driver(host):
+def driver(virtual_clock):
+    """Work for streams; on the virtual clock a query lets every worker do what it can first."""
     return HostDriver()
 
 

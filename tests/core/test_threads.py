@@ -143,14 +143,14 @@ def test_growth_shrinks_and_looks_from_all_sides_leave_the_books_right(make_aren
 
 def test_persistent_blocks_of_several_threads_all_give_their_regions_back(arena):
     def work(number):
-        for _ in range(300):
+        for _ in range(2000):
             arena.allocate_persistent(256 * (number + 1)).close()
 
     run_together(work)
     arena.shrink()
     stats = arena.stats()
     assert (stats.num_regions, stats.reserved) == (0, 0)
-    assert stats.num_reserves == THREADS * 300
+    assert stats.num_reserves == THREADS * 2000
 
 
 def test_threads_that_compete_for_the_last_bytes_get_a_block_or_an_error(make_arena):

@@ -26,6 +26,11 @@ capsule = arena.allocate(1000).__dlpack__(max_version=(1, 0))
 weights = arena.allocate_persistent(1 << 20)
 driver = HostDriver()
 """
+# From Python 3.12 a fork beside other threads warns, whatever the threads are.
+MAY_FORK = """
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+"""
 
 
 def ends_quietly(body: str = "") -> None:
@@ -163,7 +168,7 @@ def test_an_error_leaves_its_own_exit_code_and_message_only():
 def fork(child_body: str, parent_body: str = "") -> None:
     """Run one body in a fork's child and another in the parent after it; both must end well."""
     ends_quietly(
-        "import os\n"
+        f"{MAY_FORK}"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         f"{textwrap.indent(textwrap.dedent(child_body), '    ')}\n"
@@ -251,8 +256,9 @@ assert arena.stats().num_frees > 0
 
 
 def test_a_fork_while_threads_use_the_arena():
-    ends_quietly("""
-import os
+    ends_quietly(
+        MAY_FORK
+        + """
 stop = threading.Event()
 def work():
     own = gpumem.Stream("host")
@@ -262,8 +268,6 @@ def work():
 threads = [threading.Thread(target=work) for _ in range(2)]
 for thread in threads:
     thread.start()
-import warnings
-warnings.simplefilter("ignore")     # newer Pythons warn of a fork with threads
 for _ in range(20):
     pid = os.fork()
     if pid == 0:
@@ -276,7 +280,8 @@ stop.set()
 for thread in threads:
     thread.join()
 arena.validate()
-""")
+"""
+    )
 
 
 def test_the_child_of_a_child_has_its_own_too():
@@ -300,13 +305,16 @@ own.close()
 
 
 def test_multiprocessing_by_fork_and_by_spawn():
-    ends_quietly("""
+    ends_quietly(
+        MAY_FORK
+        + """
 import multiprocessing
 import operator
 for method in ("fork", "spawn"):
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.map(operator.neg, range(4)) == [0, -1, -2, -3]
-""")
+"""
+    )
 
 
 # ---- start ---------------------------------------------------------------------------------------

@@ -1,0 +1,167 @@
+"""What the sanitized build runs: every way in and out of the arena, in a process of its own.
+
+No test module: tests/core/test_sanitized.py starts it. Everything is driven from a seed that is
+its argument, and the last line says that the end was reached.
+"""
+
+import ctypes
+import os
+import random
+import sys
+import threading
+from contextlib import suppress
+
+import gpumem
+from gpumem import _host
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def mixed(rng, config, rounds):
+    """Allocate, free on this and other streams, share, shrink and reset, in random order."""
+    arena = gpumem.Arena("host", {"max_mem": 64 * MIB, **config})
+    streams = [None, *(gpumem.Stream("host") for _ in range(3))]
+    held = []
+    for _ in range(rounds):
+        action = rng.random()
+        if action < 0.5:
+            size = rng.choice([0, 1, 256, 5000, rng.randrange(1, 3 * MIB)])
+            try:
+                held.append(arena.allocate(size, rng.choice(streams)))
+            except gpumem.OutOfMemoryError:
+                held.clear()
+        elif held and action < 0.9:
+            buffer = held.pop(rng.randrange(len(held)))
+            if isinstance(buffer, gpumem.Buffer) and buffer.nbytes:
+                ctypes.memset(buffer.ptr, 1, buffer.nbytes)
+                buffer.close(rng.choice(streams))
+        elif held and action < 0.94:
+            buffer = rng.choice(held)
+            if isinstance(buffer, gpumem.Buffer) and not buffer.closed:
+                version = rng.choice([None, (1, 0)])
+                held += [memoryview(buffer), buffer.__dlpack__(max_version=version)]
+        elif action < 0.97:
+            with suppress(gpumem.OutOfMemoryError):
+                held.append(arena.allocate_persistent(rng.randrange(1, 100 * KIB)))
+        elif action < 0.985:
+            stream = rng.choice(streams[1:])
+            stream.synchronize()
+            arena.reset_stream(stream)
+        else:
+            arena.shrink()
+            arena.blocks()
+        arena.validate()
+    held.clear()
+    arena.close()
+
+
+def refusals():
+    """Sizes, streams and exports that cannot be."""
+    arena = gpumem.Arena("host")
+    arena.allocate(300).close()
+    for size in ((1 << 48) - 1, 1 << 48, 1 << 62, 1 << 80, -1, "x"):
+        for allocate in (arena.allocate, arena.allocate_persistent):
+            with suppress(gpumem.OutOfMemoryError, ValueError, TypeError):
+                allocate(size)
+    buffer = arena.allocate(100)
+    for arguments in ({"max_version": ()}, {"max_version": (1,)}, {"copy": True}, {"stream": 5}):
+        with suppress(BufferError, ValueError):
+            buffer.__dlpack__(**arguments)
+
+    class Pair:
+        def __init__(self, answer):
+            self.answer = answer
+
+        def __cuda_stream__(self):
+            return self.answer
+
+    for answer in ((), (0,), (0, 1), (0, 1, 2), None):
+        with suppress(TypeError):
+            arena.allocate(10, Pair(answer))
+
+
+def closed_while_its_stream_is_read():
+    arena = gpumem.Arena("host")
+    buffer = arena.allocate(1000)
+    view = memoryview(buffer)
+
+    class Closes:
+        def __cuda_stream__(self):
+            buffer.close()
+            return 0, 0
+
+    buffer.close(Closes())
+    view[0] = 1
+    view.release()
+
+
+def threads(seed):
+    arena = gpumem.Arena("host", {"stream_reuse": "wait"})
+
+    def work(number):
+        rng = random.Random(seed + number)
+        stream = gpumem.Stream("host")
+        held = []
+        for _ in range(1500):
+            held.append(arena.allocate(rng.randrange(1, 50 * KIB), stream))
+            if len(held) > 10:
+                held.pop(rng.randrange(10))
+            if rng.random() < 0.05:
+                arena.allocate_persistent(1000).close()
+                arena.shrink()
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    arena.close()
+
+
+def dropped_without_a_close():
+    for _ in range(20):
+        buffer = gpumem.Arena("host").allocate(1000)
+        capsule = buffer.__dlpack__()
+        del buffer
+        del capsule
+    _ = gpumem.Device("host").free_bytes
+
+
+def a_fork_that_starts_anew():
+    """The child's devices replace the parent's, which its inherited arenas still point to."""
+    arena = gpumem.Arena("host")
+    buffer = arena.allocate(1000)
+    capsule = buffer.__dlpack__()
+    child = os.fork()
+    if child == 0:
+        own = gpumem.Arena("host")
+        own.allocate(1000).close()
+        del arena, buffer
+        gpumem.Arena("host").close()
+        del capsule
+        own.allocate(1 << 24).close()
+        own.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def main(seed: int) -> None:
+    rng = random.Random(seed)
+    refusals()
+    closed_while_its_stream_is_read()
+    dropped_without_a_close()
+    for split_rule in ("tight", "ort"):
+        for reuse in ("completed", "wait", "never"):
+            mixed(rng, {"split_rule": split_rule, "stream_reuse": reuse}, 2000)
+    mixed(rng, {"extend_strategy": "same_as_requested", "enable": False}, 1000)
+    _host.use_virtual_clock(True)
+    _host.set_lag(1000)
+    mixed(rng, {"stream_reuse": "wait"}, 2000)
+    _host.set_lag(0)
+    _host.use_virtual_clock(False)
+    threads(seed)
+    a_fork_that_starts_anew()
+    print("reached the end")
+
+
+main(int(sys.argv[1]))
