@@ -68,6 +68,8 @@ setup(
             extension("_arena"),
             extension("_stream"),
             extension("_dlpack"),
+            extension("_lease"),
+            extension("_buffer"),
             extension("_core"),
             extension("replay._replay"),
         ],

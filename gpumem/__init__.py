@@ -3,7 +3,8 @@
 Importing it needs no driver, no GPU and no framework: the host is a device too.
 """
 
-from gpumem._core import Arena, Buffer
+from gpumem._buffer import Buffer, MemoryResource
+from gpumem._core import Arena
 from gpumem._stream import Event, Stream
 from gpumem.config import ArenaConfig
 from gpumem.device import (
@@ -50,6 +51,7 @@ __all__ = [
     "KeptRegion",
     "MemoryInfo",
     "MemoryKind",
+    "MemoryResource",
     "OutOfMemoryError",
     "ShrinkReport",
     "Stats",

@@ -2,9 +2,10 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._arena_types cimport ArenaCore, ArenaSettings, Block, Lease
+from gpumem._arena_types cimport ArenaCore, ArenaSettings, Block
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Chunk
+from gpumem._lease cimport Lease
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
 cdef void arena_retain(ArenaCore* arena) noexcept nogil
@@ -30,8 +31,6 @@ cdef int arena_check(ArenaCore* arena) noexcept nogil
 # Copies every chunk that names memory, region by region in address order; the caller frees it.
 cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil
 
-cdef Lease* lease_create(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
+cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
 # The block is freed on another stream than it was taken for.
-cdef void lease_move(Lease* lease, uint32_t stream) noexcept nogil
-cdef void lease_retain(Lease* lease) noexcept nogil
-cdef void lease_drop(Lease* lease) noexcept nogil
+cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream) noexcept nogil

@@ -28,7 +28,6 @@ from gpumem._arena_types cimport (
     EXTEND_SAME_AS_REQUESTED,
     IN_SMALL,
     LEGACY_STREAM,
-    Lease,
     Lock,
     REUSE_NEVER,
     REUSE_WAIT,
@@ -75,6 +74,7 @@ from gpumem._driver cimport (
     Place,
     place_is_dead,
 )
+from gpumem._lease cimport Lease, lease_create
 from gpumem._page_moves cimport space_execute, space_finish, space_undo
 from gpumem._page_plan cimport plan_free, space_plan, space_plan_trim
 from gpumem._page_space cimport space_create, space_destroy
@@ -733,20 +733,21 @@ cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
 
 # ---- leases --------------------------------------------------------------------------------------
 
-cdef Lease* lease_create(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    cdef Lease* lease = <Lease*>malloc(sizeof(Lease))
-    if lease == NULL:
-        return NULL
-    lease.references = 1
-    lease.stream = stream
-    lease.arena = arena
-    lease.handle = handle
-    arena_retain(arena)
+cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef Lease* lease = lease_create(handle, 0, 0, stream, arena, release_lease)
+    if lease != NULL:
+        arena_retain(arena)
     return lease
 
 
-cdef void lease_move(Lease* lease, uint32_t stream) noexcept nogil:
-    cdef ArenaCore* arena = lease.arena
+cdef void release_lease(Lease* lease) noexcept nogil:
+    cdef ArenaCore* arena = <ArenaCore*>lease.owner
+    if not place_is_dead(arena.place):
+        arena_free(arena, lease.handle, lease.stream)
+    arena_drop(arena)
+
+
+cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream) noexcept nogil:
     cdef Bfc* table
     cdef uint32_t index
     lock_acquire(&arena.lock)
@@ -755,16 +756,3 @@ cdef void lease_move(Lease* lease, uint32_t stream) noexcept nogil:
     if bfc_resolve(table, lease.handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
         table.chunks[index].lane = stream
     lock_release(&arena.lock)
-
-
-cdef void lease_retain(Lease* lease) noexcept nogil:
-    gm_add(&lease.references, 1)
-
-
-cdef void lease_drop(Lease* lease) noexcept nogil:
-    if gm_add(&lease.references, -1) != 0:
-        return
-    if not place_is_dead(lease.arena.place):
-        arena_free(lease.arena, lease.handle, lease.stream)
-    arena_drop(lease.arena)
-    free(lease)

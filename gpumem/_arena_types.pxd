@@ -125,11 +125,3 @@ cdef struct Block:
     uint64_t address
     uint64_t handle         # generation and chunk index
     uint64_t size           # bytes, padding included
-
-# Keeps one block after its Buffer: DLPack capsules and views hold leases, not Python objects,
-# so that a consumer may drop them on any thread without the interpreter lock.
-cdef struct Lease:
-    int32_t references      # atomic
-    uint32_t stream         # slot the block is freed on
-    ArenaCore* arena        # counted
-    uint64_t handle

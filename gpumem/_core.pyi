@@ -1,16 +1,15 @@
 from collections.abc import Mapping
-from typing import Any, Self, SupportsIndex, final
+from typing import Self, SupportsIndex, final
 
-from gpumem._stream import Stream, _StreamLike
+from gpumem._buffer import Buffer, MemoryResource
+from gpumem._stream import _StreamLike
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import BlockInfo, ShrinkReport, Stats
 
 @final
-class Arena:
-    memory: MemoryInfo
+class Arena(MemoryResource):
     config: ArenaConfig
-    name: str
     def __new__(
         cls,
         memory: MemoryInfo | Device | str,
@@ -39,43 +38,5 @@ class Arena:
         self,
         *exception: object,
     ) -> None: ...
-
-@final
-class Buffer:
-    resource: Arena
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
-    @property
-    def ptr(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def requested(self) -> int: ...
-    @property
-    def allocated(self) -> int: ...
-    @property
-    def memory(self) -> MemoryInfo: ...
-    @property
-    def stream(self) -> Stream: ...
-    @property
-    def closed(self) -> bool: ...
-    def close(self, stream: _StreamLike = None) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        *exception: object,
-    ) -> None: ...
-    def __len__(self) -> int: ...
-    def __getattr__(self, name: str) -> Any: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any: ...
 
 def reap() -> None: ...

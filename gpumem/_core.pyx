@@ -1,9 +1,7 @@
-"""Arena and Buffer: argument checks, the interpreter lock's boundary, the one place that raises."""
+"""Arena: argument checks, the interpreter lock's boundary, the one place that raises."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
-from cpython.long cimport PyLong_AsSsize_t
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -17,12 +15,10 @@ from gpumem._arena cimport (
     arena_create,
     arena_drop,
     arena_free,
+    arena_lease,
+    arena_move_lease,
     arena_reap,
     arena_shrink,
-    lease_create,
-    lease_drop,
-    lease_move,
-    lease_retain,
 )
 from gpumem._arena_streams cimport arena_reset_stream, arena_stream, arena_stream_is_used
 from gpumem._arena_types cimport (
@@ -38,7 +34,6 @@ from gpumem._arena_types cimport (
     Block,
     EXTEND_NEXT_POWER_OF_TWO,
     EXTEND_SAME_AS_REQUESTED,
-    Lease,
     REUSE_COMPLETED,
     REUSE_NEVER,
     REUSE_WAIT,
@@ -66,32 +61,22 @@ from gpumem._bfc cimport (
     round_to_quantum,
 )
 from gpumem._bfc_check cimport bfc_invariant
-from gpumem._dlpack cimport (
-    DL_CPU,
-    DL_CUDA,
-    DL_CUDA_MANAGED,
-    DL_UINT,
-    DLDevice,
-    DLTensor,
-    dlpack_capsule,
-    dlpack_wants_versioned,
-)
+from gpumem._buffer cimport Buffer, MemoryResource, empty_buffer, resource_init, size_of
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream, check, place_is_dead
+from gpumem._lease cimport Lease
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.config import ArenaConfig
-from gpumem.device import MemoryInfo, MemoryKind, _reapers
-from gpumem.errors import ClosedError, GpumemError, InUseError, OutOfMemoryError
+from gpumem.device import MemoryKind, _reapers
+from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, OutOfMemoryError
 from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
-
-cdef char* BYTES_FORMAT = "B"
 
 # More than any machine has, and far from where sums of sizes overflow.
 cdef uint64_t ABSURD = <uint64_t>1 << 48
 
 
 @cython.final
-cdef class Arena:
+cdef class Arena(MemoryResource):
     """A stream-aware best-fit-with-coalescing arena over one memory.
 
     Takes regions from the driver and hands out blocks of them. A block is at least 256-byte
@@ -140,24 +125,20 @@ cdef class Arena:
     def __cinit__(self, memory, config=None, *, default_stream=None, name=None):
         cdef ArenaSettings settings
         cdef Backing backing
-        self.memory = MemoryInfo.parse(memory)
+        resource_init(self, memory, name)
         if config is None:
             self.config = ArenaConfig()
         elif isinstance(config, ArenaConfig):
             self.config = config
         else:
             self.config = ArenaConfig.from_mapping(config)
-        self.name = str(self.memory) if name is None else name
-        self.place = self.memory.device._open()
-        self.cpu_can_read = self.memory.host_accessible
-        self.dl_device = dlpack_device_of(self.memory)
-        self.streams = {}
+        require_backing(self)
         arena_reap()
         settings_from(self.config, &settings)
         backing_init(&backing, backing_kind(self), &self.place.place)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
-            raise MemoryError("no host memory for an arena's books")
+            raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")
         self.default_slot = 1       # the legacy default stream's
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
@@ -206,7 +187,7 @@ cdef class Arena:
         if alignment is not None:
             extra = alignment_of(alignment) - QUANTUM
         if size == 0:
-            return empty_buffer(self, slot)
+            return empty_block(self, slot)
         self.take(size, extra, slot, False, &block)
         buffer = Buffer.__new__(Buffer)
         buffer.resource = self
@@ -237,7 +218,7 @@ cdef class Arena:
         cdef uint64_t size = size_of(nbytes)
         cdef Buffer buffer
         if size == 0:
-            return empty_buffer(self, self.default_slot)
+            return empty_block(self, self.default_slot)
         self.take(size, 0, self.default_slot, True, &block)
         buffer = Buffer.__new__(Buffer)
         buffer.resource = self
@@ -312,6 +293,25 @@ cdef class Arena:
         if not isinstance(stream, int) and not keeps_itself(self.streams.get(slot[0])):
             self.streams[slot[0]] = stream
         return 0
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return <uintptr_t>self.core.streams[slot].handle
+
+    # ---- what buffers ask ------------------------------------------------------------------------
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        # After a fork or at exit the books are left alone.
+        if not place_is_dead(&self.place.place):
+            arena_free(self.core, buffer.handle, buffer.slot)
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        cdef Lease* lease = arena_lease(self.core, buffer.handle, buffer.slot)
+        if lease == NULL:
+            raise MemoryError("no host memory for a view's lease")
+        return lease
+
+    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
+        arena_move_lease(self.core, lease, slot)
 
     def reset_stream(self, stream):
         """Declare a stream drained: what was freed on it is now free for everyone.
@@ -439,22 +439,29 @@ cdef bint keeps_itself(object stream) noexcept:
     return isinstance(stream, Stream) and (<Stream>stream).owned
 
 
+cdef Buffer empty_block(Arena arena, uint32_t slot):
+    if arena.core.closed:
+        raise ClosedError(f"arena {arena.name!r} is closed")
+    if place_is_dead(&arena.place.place):
+        raise_status(arena, 0, 0, slot, ARENA_DEAD)
+    return empty_buffer(arena, slot)
+
+
+cdef int require_backing(Arena arena) except -1:
+    """Raise ConfigError if the memory cannot be backed as the settings ask."""
+    if arena.config.backing != "virtual":
+        return 0
+    if arena.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
+        raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: it takes a "
+                          "device's own memory")
+    capability = arena.memory.device.capabilities["virtual_memory"]
+    if not capability:
+        raise ConfigError(f"backing = 'virtual' is not accepted on {arena.memory}: "
+                          f"{capability.reason}")
+    return 0
+
+
 # ---- arguments -----------------------------------------------------------------------------------
-
-cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
-    cdef Py_ssize_t size
-    if type(nbytes) is not int:
-        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-            raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
-        nbytes = nbytes.__index__()
-    try:
-        size = PyLong_AsSsize_t(nbytes)
-    except OverflowError:
-        size = -1 if nbytes < 0 else <Py_ssize_t>ABSURD
-    if size < 0:
-        raise ValueError(f"nbytes = {nbytes} is negative: it takes 0 or more bytes")
-    return size
-
 
 cdef uint64_t alignment_of(object alignment) except? 0:
     if (isinstance(alignment, bool) or not isinstance(alignment, int)
@@ -487,20 +494,6 @@ cdef BackingKind backing_kind(Arena arena) except *:
     if arena.memory.kind is MemoryKind.MANAGED:
         return BACKING_MANAGED
     return BACKING_DEVICE
-
-
-cdef DLDevice dlpack_device_of(object memory) except *:
-    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
-    cdef DLDevice device
-    device.device_id = 0
-    if memory.kind is MemoryKind.DEVICE:
-        device.device_type = DL_CUDA
-        device.device_id = memory.device.index
-    elif memory.kind is MemoryKind.MANAGED:
-        device.device_type = DL_CUDA_MANAGED
-    else:
-        device.device_type = DL_CPU
-    return device
 
 
 # ---- reports -------------------------------------------------------------------------------------
@@ -575,217 +568,3 @@ def reap():
 
 
 _reapers.append(reap)
-
-
-# ---- buffers -------------------------------------------------------------------------------------
-
-cdef Buffer empty_buffer(Arena arena, uint32_t slot):
-    cdef Buffer buffer = Buffer.__new__(Buffer)
-    if arena.core.closed:
-        raise ClosedError(f"arena {arena.name!r} is closed")
-    if place_is_dead(&arena.place.place):
-        raise_status(arena, 0, 0, slot, ARENA_DEAD)
-    buffer.resource = arena
-    buffer.slot = slot
-    return buffer
-
-
-cdef void release_lease(void* lease) noexcept nogil:
-    if lease != NULL:
-        lease_drop(<Lease*>lease)
-
-
-@cython.final
-@cython.no_gc
-@cython.freelist(256)
-cdef class Buffer:
-    """A block of memory and the right to it.
-
-    Made by `Arena.allocate`. Dropping the last reference, `close`, or leaving a ``with`` block
-    frees it; views made through NumPy, DLPack or the buffer protocol keep the memory until they
-    are gone too.
-    """
-
-    def __init__(self):
-        raise TypeError("a Buffer is made by an allocator's allocate()")
-
-    def __dealloc__(self):
-        if not self.is_closed and self.block_bytes:
-            buffer_release(self)
-
-    @property
-    def ptr(self):
-        """Address of the first byte; 0 for an empty buffer."""
-        return self.address
-
-    @property
-    def nbytes(self):
-        """Bytes that were asked for; what every view shows."""
-        return self.requested_bytes
-
-    @property
-    def requested(self):
-        """The same as `nbytes`."""
-        return self.requested_bytes
-
-    @property
-    def allocated(self):
-        """Bytes of the block behind it, padding included."""
-        return self.block_bytes
-
-    @property
-    def memory(self):
-        """The MemoryInfo it lives in."""
-        return self.resource.memory
-
-    @property
-    def stream(self):
-        """The stream it is freed on."""
-        kept = self.resource.streams.get(self.slot)
-        if isinstance(kept, Stream):
-            return kept
-        return Stream.from_handle(self.resource.memory.device,
-                                  <uintptr_t>self.resource.core.streams[self.slot].handle, kept)
-
-    @property
-    def closed(self):
-        """Whether it was closed."""
-        return bool(self.is_closed)
-
-    def close(self, stream=None):
-        """Free the block on `stream` (None: its own). Idempotent.
-
-        Views of it stay valid and keep the memory until the last of them is gone.
-        """
-        if self.is_closed:
-            return
-        if stream is not None:
-            self.resource.slot_of(stream, &self.slot)
-            if self.is_closed:      # meanwhile: reading a foreign stream runs foreign code
-                return
-            if self.lease != NULL:
-                lease_move(self.lease, self.slot)
-        self.is_closed = True
-        if self.block_bytes:
-            buffer_release(self)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
-
-    def __len__(self):
-        return self.requested_bytes
-
-    def __repr__(self):
-        state = ", closed" if self.is_closed else ""
-        return (f"<gpumem.Buffer {self.requested_bytes} bytes at {self.address:#x} in "
-                f"{self.resource.memory}{state}>")
-
-    # ---- views -----------------------------------------------------------------------------------
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        if not self.resource.cpu_can_read:
-            raise BufferError(f"{self.resource.memory} is not readable by the CPU: copy it to host "
-                              "memory first")
-        view.internal = buffer_share(self)
-        view.buf = <void*>self.address
-        view.len = self.requested_bytes
-        view.readonly = 0
-        view.itemsize = 1
-        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
-        view.ndim = 1
-        view.shape = <Py_ssize_t*>&self.requested_bytes if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
-        view.suboffsets = NULL
-        view.obj = self
-
-    def __releasebuffer__(self, Py_buffer* view):
-        release_lease(view.internal)
-
-    def __dlpack_device__(self):
-        """Return DLPack's (device type, device id)."""
-        return self.resource.dl_device.device_type, self.resource.dl_device.device_id
-
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """Return a DLPack capsule over the bytes: one dimension of uint8.
-
-        Parameters
-        ----------
-        stream : int, optional
-            The consumer's stream, by the protocol; a Buffer has no pending work of its own.
-        max_version : tuple of int, optional
-            The newest DLPack the consumer reads; from (1, 0) it gets a versioned capsule.
-        dl_device : tuple of int, optional
-            Must be the buffer's own device.
-        copy : bool, optional
-            True is refused: a Buffer only exports itself.
-
-        Raises
-        ------
-        BufferError
-            The export asked for is not possible.
-        """
-        cdef DLTensor tensor
-        cdef int64_t shape = self.requested_bytes
-        cdef int64_t stride = 1
-        cdef Lease* lease
-        cdef bint versioned = dlpack_wants_versioned(max_version)
-        tensor.device = self.resource.dl_device
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError(f"this buffer is on DLPack device {self.__dlpack_device__()}, "
-                              f"not on {dl_device}")
-        if copy:
-            raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
-        if tensor.device.device_type == DL_CPU:
-            if stream is not None and stream != -1:
-                raise BufferError(f"stream {stream!r} has no meaning for host memory")
-        elif stream is not None and (not isinstance(stream, int) or stream == 0 or stream < -1):
-            raise ValueError(f"stream {stream!r} is not None, -1 or a stream handle above 0")
-        lease = buffer_share(self)
-        tensor.data = <void*>self.address
-        tensor.ndim = 1
-        tensor.dtype.code = DL_UINT
-        tensor.dtype.bits = 8
-        tensor.dtype.lanes = 1
-        tensor.shape = &shape
-        tensor.strides = &stride
-        tensor.byte_offset = 0
-        try:
-            return dlpack_capsule(&tensor, 0, versioned, lease, release_lease)
-        except BaseException:
-            release_lease(lease)
-            raise
-
-    def __getattr__(self, name):
-        # The attribute must not exist on memory that CUDA cannot reach: hasattr decides there.
-        if name == "__cuda_array_interface__" and self.resource.memory.device.type == "cuda":
-            if self.is_closed:
-                raise ClosedError("this buffer is closed")
-            return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
-                    "data": (self.address, False), "version": 3, "stream": None}
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-cdef inline void buffer_release(Buffer buffer) noexcept:
-    # The only way out of a live buffer. After a fork or at exit the books are left alone.
-    if buffer.lease != NULL:
-        lease_drop(buffer.lease)
-        buffer.lease = NULL
-    elif not place_is_dead(&buffer.resource.place.place):
-        arena_free(buffer.resource.core, buffer.handle, buffer.slot)
-
-
-cdef Lease* buffer_share(Buffer buffer) except? NULL:
-    """Return one more reference to the block, for a view; NULL for an empty buffer."""
-    if buffer.is_closed:
-        raise ClosedError("this buffer is closed")
-    if buffer.block_bytes == 0:
-        return NULL
-    if buffer.lease == NULL:
-        buffer.lease = lease_create(buffer.resource.core, buffer.handle, buffer.slot)
-        if buffer.lease == NULL:
-            raise MemoryError("no host memory for a view's lease")
-    lease_retain(buffer.lease)
-    return buffer.lease

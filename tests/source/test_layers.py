@@ -18,9 +18,11 @@ LAYERS = [
     ["_driver"],
     ["_cuda", "_host"],
     ["_backing", "_backing_*", "_pages", "_page_*"],
+    ["_lease"],
     ["_arena", "_arena_*"],
     ["config", "stats", "device"],
     ["_stream", "_dlpack"],
+    ["_buffer"],
     ["_core", "_core_*"],
     ["tensor", "_tensor", "session", "accounting*", "planning*", "adaptors"],
     [""],  # the package itself

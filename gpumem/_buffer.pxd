@@ -1,0 +1,39 @@
+"""Buffer, and the base of everything that hands out buffers."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._dlpack cimport DLDevice
+from gpumem._driver cimport DriverDevice
+from gpumem._lease cimport Lease
+
+# What a Buffer needs of where it came from. A *slot* is a resource's own number for a stream.
+cdef class MemoryResource:
+    cdef readonly object memory         # MemoryInfo
+    cdef readonly str name
+    cdef DriverDevice place
+    cdef DLDevice dl_device             # what DLPack calls the memory
+    cdef bint cpu_can_read              # blocks are host-accessible
+    cdef dict streams                   # slot -> stream object, kept alive while marks may name it
+    cdef object __weakref__
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept
+    # Frees a block, in a finalizer: no wait, no exception.
+    cdef void give_back(self, Buffer buffer) noexcept
+    # A new lease on the buffer's block, which then owns it; NULL with an exception set.
+    cdef Lease* lease(self, Buffer buffer) except NULL
+    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept
+
+cdef class Buffer:
+    cdef readonly MemoryResource resource
+    cdef uint64_t address
+    cdef uint64_t requested_bytes
+    cdef uint64_t handle                # of the block, as the resource knows it
+    cdef uint64_t block_bytes           # bytes of the block; 0: empty buffer
+    cdef uint32_t slot                  # stream it is freed on
+    cdef bint is_closed
+    cdef Lease* shared                  # NULL until something shares the memory
+
+cdef int resource_init(MemoryResource resource, object memory, object name) except -1
+cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
+cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot)

@@ -1,0 +1,309 @@
+"""Buffer: a block of memory and the right to it; MemoryResource: what hands out buffers."""
+
+cimport cython
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
+from cpython.long cimport PyLong_AsSsize_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from gpumem._dlpack cimport (
+    DL_CPU,
+    DL_CUDA,
+    DL_CUDA_MANAGED,
+    DL_UINT,
+    DLDevice,
+    DLTensor,
+    dlpack_capsule,
+    dlpack_wants_versioned,
+)
+from gpumem._lease cimport Lease, lease_drop, lease_retain
+from gpumem._stream cimport Stream
+
+from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.errors import ClosedError
+
+cdef char* BYTES_FORMAT = "B"
+
+# More than any machine has, and far from where sums of sizes overflow.
+cdef uint64_t ABSURD = <uint64_t>1 << 48
+
+
+cdef class MemoryResource:
+    """Base of everything that hands out `Buffer` objects of one memory.
+
+    Attributes
+    ----------
+    memory : MemoryInfo
+        Where the blocks live.
+    name : str
+        For people.
+    """
+
+    def __init__(self, *args, **kwargs):
+        if self.memory is None:
+            raise TypeError("a MemoryResource is the base of allocators: make an Arena")
+
+    @property
+    def is_arena(self):
+        """Whether it sub-allocates and can be shrunk."""
+        return False
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        slot[0] = 0
+        return 0
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return 0
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        pass
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        raise BufferError(f"{self!r} does not share its blocks")
+
+    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
+        lease.stream = slot
+
+
+cdef int resource_init(MemoryResource resource, object memory, object name) except -1:
+    """Fill in what every resource has; opens the device."""
+    resource.memory = MemoryInfo.parse(memory)
+    resource.name = str(resource.memory) if name is None else name
+    resource.place = resource.memory.device._open()
+    resource.cpu_can_read = resource.memory.host_accessible
+    resource.dl_device = dlpack_device_of(resource.memory)
+    resource.streams = {}
+    return 0
+
+
+cdef DLDevice dlpack_device_of(object memory) except *:
+    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
+    cdef DLDevice device
+    device.device_id = 0
+    if memory.kind is MemoryKind.DEVICE:
+        device.device_type = DL_CUDA
+        device.device_id = memory.device.index
+    elif memory.kind is MemoryKind.MANAGED:
+        device.device_type = DL_CUDA_MANAGED
+    else:
+        device.device_type = DL_CPU
+    return device
+
+
+cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
+    cdef Py_ssize_t size
+    if type(nbytes) is not int:
+        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+            raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
+        nbytes = nbytes.__index__()
+    try:
+        size = PyLong_AsSsize_t(nbytes)
+    except OverflowError:
+        size = -1 if nbytes < 0 else <Py_ssize_t>ABSURD
+    if size < 0:
+        raise ValueError(f"nbytes = {nbytes} is negative: it takes 0 or more bytes")
+    return size
+
+
+cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot):
+    cdef Buffer buffer = Buffer.__new__(Buffer)
+    buffer.resource = resource
+    buffer.slot = slot
+    return buffer
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class Buffer:
+    """A block of memory and the right to it.
+
+    Made by `Arena.allocate`. Dropping the last reference, `close`, or leaving a ``with`` block
+    frees it; views made through NumPy, DLPack or the buffer protocol keep the memory until they
+    are gone too.
+    """
+
+    def __init__(self):
+        raise TypeError("a Buffer is made by an allocator's allocate()")
+
+    def __dealloc__(self):
+        if not self.is_closed and self.block_bytes:
+            buffer_release(self)
+
+    @property
+    def ptr(self):
+        """Address of the first byte; 0 for an empty buffer."""
+        return self.address
+
+    @property
+    def nbytes(self):
+        """Bytes that were asked for; what every view shows."""
+        return self.requested_bytes
+
+    @property
+    def requested(self):
+        """The same as `nbytes`."""
+        return self.requested_bytes
+
+    @property
+    def allocated(self):
+        """Bytes of the block behind it, padding included."""
+        return self.block_bytes
+
+    @property
+    def memory(self):
+        """The MemoryInfo it lives in."""
+        return self.resource.memory
+
+    @property
+    def stream(self):
+        """The stream it is freed on."""
+        kept = self.resource.streams.get(self.slot)
+        if isinstance(kept, Stream):
+            return kept
+        return Stream.from_handle(self.resource.memory.device,
+                                  self.resource.stream_at(self.slot), kept)
+
+    @property
+    def closed(self):
+        """Whether it was closed."""
+        return bool(self.is_closed)
+
+    def close(self, stream=None):
+        """Free the block on `stream` (None: its own). Idempotent.
+
+        Views of it stay valid and keep the memory until the last of them is gone.
+        """
+        if self.is_closed:
+            return
+        if stream is not None:
+            self.resource.slot_of(stream, &self.slot)
+            if self.is_closed:      # meanwhile: reading a foreign stream runs foreign code
+                return
+            if self.shared != NULL:
+                self.resource.move_lease(self.shared, self.slot)
+        self.is_closed = True
+        if self.block_bytes:
+            buffer_release(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __len__(self):
+        return self.requested_bytes
+
+    def __repr__(self):
+        state = ", closed" if self.is_closed else ""
+        return (f"<gpumem.Buffer {self.requested_bytes} bytes at {self.address:#x} in "
+                f"{self.resource.memory}{state}>")
+
+    # ---- views -----------------------------------------------------------------------------------
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if not self.resource.cpu_can_read:
+            raise BufferError(f"{self.resource.memory} is not readable by the CPU: copy it to host "
+                              "memory first")
+        view.internal = buffer_share(self)
+        view.buf = <void*>self.address
+        view.len = self.requested_bytes
+        view.readonly = 0
+        view.itemsize = 1
+        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        view.ndim = 1
+        view.shape = <Py_ssize_t*>&self.requested_bytes if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.obj = self
+
+    def __releasebuffer__(self, Py_buffer* view):
+        drop(view.internal)
+
+    def __dlpack_device__(self):
+        """Return DLPack's (device type, device id)."""
+        return self.resource.dl_device.device_type, self.resource.dl_device.device_id
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Return a DLPack capsule over the bytes: one dimension of uint8.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream, by the protocol; a Buffer has no pending work of its own.
+        max_version : tuple of int, optional
+            The newest DLPack the consumer reads; from (1, 0) it gets a versioned capsule.
+        dl_device : tuple of int, optional
+            Must be the buffer's own device.
+        copy : bool, optional
+            True is refused: a Buffer only exports itself.
+
+        Raises
+        ------
+        BufferError
+            The export asked for is not possible.
+        """
+        cdef DLTensor tensor
+        cdef int64_t shape = self.requested_bytes
+        cdef int64_t stride = 1
+        cdef Lease* lease
+        cdef bint versioned = dlpack_wants_versioned(max_version)
+        tensor.device = self.resource.dl_device
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"this buffer is on DLPack device {self.__dlpack_device__()}, "
+                              f"not on {dl_device}")
+        if copy:
+            raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
+        if tensor.device.device_type == DL_CPU:
+            if stream is not None and stream != -1:
+                raise BufferError(f"stream {stream!r} has no meaning for host memory")
+        elif stream is not None and (not isinstance(stream, int) or stream == 0 or stream < -1):
+            raise ValueError(f"stream {stream!r} is not None, -1 or a stream handle above 0")
+        lease = buffer_share(self)
+        tensor.data = <void*>self.address
+        tensor.ndim = 1
+        tensor.dtype.code = DL_UINT
+        tensor.dtype.bits = 8
+        tensor.dtype.lanes = 1
+        tensor.shape = &shape
+        tensor.strides = &stride
+        tensor.byte_offset = 0
+        try:
+            return dlpack_capsule(&tensor, 0, versioned, lease, drop)
+        except BaseException:
+            lease_drop(lease)
+            raise
+
+    def __getattr__(self, name):
+        # The attribute must not exist on memory that CUDA cannot reach: hasattr decides there.
+        if name == "__cuda_array_interface__" and self.resource.memory.device.type == "cuda":
+            if self.is_closed:
+                raise ClosedError("this buffer is closed")
+            return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
+                    "data": (self.address, False), "version": 3, "stream": None}
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+cdef void drop(void* lease) noexcept nogil:
+    lease_drop(<Lease*>lease)
+
+
+cdef inline void buffer_release(Buffer buffer) noexcept:
+    # The only way out of a live buffer.
+    if buffer.shared != NULL:
+        lease_drop(buffer.shared)
+        buffer.shared = NULL
+    else:
+        buffer.resource.give_back(buffer)
+
+
+cdef Lease* buffer_share(Buffer buffer) except? NULL:
+    """Return one more reference to the block, for a view; NULL for an empty buffer."""
+    if buffer.is_closed:
+        raise ClosedError("this buffer is closed")
+    if buffer.block_bytes == 0:
+        return NULL
+    if buffer.shared == NULL:
+        buffer.shared = buffer.resource.lease(buffer)
+    lease_retain(buffer.shared)
+    return buffer.shared
