@@ -70,6 +70,7 @@ setup(
             extension("_dlpack"),
             extension("_lease"),
             extension("_buffer"),
+            extension("_pool"),
             extension("_core"),
             extension("replay._replay"),
         ],

@@ -5,8 +5,9 @@ Importing it needs no driver, no GPU and no framework: the host is a device too.
 
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core import Arena
+from gpumem._pool import DriverPool
 from gpumem._stream import Event, Stream
-from gpumem.config import ArenaConfig
+from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
     Device,
@@ -43,6 +44,7 @@ __all__ = [
     "ConfigError",
     "Device",
     "DriverError",
+    "DriverPool",
     "DriverStatus",
     "Event",
     "GpumemError",
@@ -53,6 +55,7 @@ __all__ = [
     "MemoryKind",
     "MemoryResource",
     "OutOfMemoryError",
+    "PoolConfig",
     "ShrinkReport",
     "Stats",
     "Stream",

@@ -51,6 +51,21 @@ cdef extern from "driver_table.h" nogil:
 
     ctypedef unsigned long long CUmemGenericAllocationHandle
 
+    ctypedef void* CUmemoryPool
+
+    ctypedef enum CUmemAllocationHandleType:
+        CU_MEM_HANDLE_TYPE_NONE
+
+    ctypedef enum CUmemPool_attribute:
+        CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
+        CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+        CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH
+        CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+        CU_MEMPOOL_ATTR_USED_MEM_HIGH
+
     ctypedef enum CUmemLocationType:
         CU_MEM_LOCATION_TYPE_DEVICE
 
@@ -71,6 +86,12 @@ cdef extern from "driver_table.h" nogil:
     ctypedef struct CUmemAccessDesc:
         CUmemLocation location
         CUmemAccess_flags flags
+
+    ctypedef struct CUmemPoolProps:
+        CUmemAllocationType allocType
+        CUmemAllocationHandleType handleTypes
+        CUmemLocation location
+        size_t maxSize
 
     ctypedef struct DriverTable:
         CUresult (*cuInit)(unsigned int) noexcept nogil
@@ -120,6 +141,15 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemUnmap)(CUdeviceptr, size_t) noexcept nogil
         CUresult (*cuMemSetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc*,
                                    size_t) noexcept nogil
+
+        CUresult (*cuMemAllocFromPoolAsync)(CUdeviceptr*, size_t, CUmemoryPool,
+                                            CUstream) noexcept nogil
+        CUresult (*cuMemFreeAsync)(CUdeviceptr, CUstream) noexcept nogil
+        CUresult (*cuMemPoolCreate)(CUmemoryPool*, const CUmemPoolProps*) noexcept nogil
+        CUresult (*cuMemPoolDestroy)(CUmemoryPool) noexcept nogil
+        CUresult (*cuMemPoolTrimTo)(CUmemoryPool, size_t) noexcept nogil
+        CUresult (*cuMemPoolSetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
+        CUresult (*cuMemPoolGetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
 
     ctypedef struct DriverEntry:
         const char* name

@@ -11,16 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem.errors import ConfigError
 
-__all__ = ["ArenaConfig"]
+__all__ = ["ArenaConfig", "PoolConfig"]
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 MAX_BYTES = (1 << 63) - 1
+
+Parser: TypeAlias = Callable[[str, object], Any]
 
 _PREFIX = re.compile(r"(?:(ep_factory|ep)\.([^.]+)\.)?(?:arena\.)?([a-z_0-9]+)\Z", re.IGNORECASE)
 
@@ -29,7 +31,7 @@ def _integer(low: int, high: int) -> Callable[[str, object], int]:
     def parse(key: str, value: object) -> int:
         accepted = f"an integer from {low} to {high}"
         if isinstance(value, str):
-            if not re.fullmatch(r"[0-9]{1,19}", value):
+            if not re.fullmatch(r"[0-9]{1,20}", value):
                 raise _bad(key, value, accepted)
             value = int(value)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -81,7 +83,65 @@ def _bad(key: str, value: object, accepted: str) -> ConfigError:
 
 
 @dataclass(frozen=True)
-class ArenaConfig:
+class _Settings:
+    """Typed fields, each with its parser, and the string keys that name them."""
+
+    _OF: ClassVar[str]
+    _PARSERS: ClassVar[Mapping[str, Parser]]
+    _ALIASES: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = self._PARSERS[field.name](field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, object], name: str | None = None) -> Self:
+        """Read string keys, in any of the accepted spellings.
+
+        Parameters
+        ----------
+        mapping : Mapping[str, object]
+            Keys as above; values as text or as the field's own type.
+        name : str, optional
+            Take prefixed keys for this name only (matched without regard to case); keys under
+            another name are an error, since nothing is ignored silently. None takes any name.
+
+        Raises
+        ------
+        ConfigError
+            Unknown key, bad value, or one option given twice with different values.
+        """
+        given: dict[str, tuple[str, Any]] = {}
+        for key, text in mapping.items():
+            field = cls._field_of(key, name)
+            value = cls._PARSERS[field](key, text)
+            if field in given and given[field][1] != value:
+                first, earlier = given[field]
+                raise ConfigError(
+                    f"{field} is given twice with different values: "
+                    f"{first} = {earlier!r} and {key} = {text!r}"
+                )
+            given[field] = (key, value)
+        return cls(**{field: value for field, (_, value) in given.items()})
+
+    @classmethod
+    def _field_of(cls, key: object, name: str | None) -> str:
+        match = _PREFIX.match(key) if isinstance(key, str) else None
+        field = cls._ALIASES.get(match.group(3), match.group(3)) if match else ""
+        if match is None or field not in cls._PARSERS:
+            raise ConfigError(f"unknown key {key!r}; {cls._OF} takes: {', '.join(cls._PARSERS)}")
+        if name is not None and match.group(2) and match.group(2).lower() != name.lower():
+            raise ConfigError(f"key {key!r} is for {match.group(2)!r}, not for {name!r}")
+        return field
+
+    def to_mapping(self) -> dict[str, str]:
+        """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""
+        return {f"arena.{field.name}": _text(getattr(self, field.name)) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class ArenaConfig(_Settings):
     """How an arena grows, splits and shares.
 
     Attributes
@@ -132,7 +192,8 @@ class ArenaConfig:
     page_move_threshold: float = 0.015
     enable: bool = True
 
-    _PARSERS: ClassVar[Mapping[str, Callable[[str, object], Any]]] = {
+    _OF: ClassVar[str] = "an arena"
+    _PARSERS: ClassVar[Mapping[str, Parser]] = {
         "extend_strategy": _choice(next_power_of_two="0", same_as_requested="1"),
         "initial_chunk_size_bytes": _integer(1, 2**31 - 1),
         "max_dead_bytes_per_chunk": _integer(1, 2**31 - 1),
@@ -149,53 +210,56 @@ class ArenaConfig:
     def __post_init__(self) -> None:
         if self.split_rule is None:
             object.__setattr__(self, "split_rule", "ort" if self.backing == "regions" else "tight")
-        for field in fields(self):
-            value = self._PARSERS[field.name](field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        super().__post_init__()
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, object], name: str | None = None) -> Self:
-        """Read string keys, in any of the accepted spellings.
 
-        Parameters
-        ----------
-        mapping : Mapping[str, object]
-            Keys as above; values as text or as the field's own type.
-        name : str, optional
-            Take prefixed keys for this name only (matched without regard to case); keys under
-            another name are an error, since nothing is ignored silently. None takes any name.
+@dataclass(frozen=True)
+class PoolConfig(_Settings):
+    """How a driver's stream-ordered pool caches and reuses.
 
-        Raises
-        ------
-        ConfigError
-            Unknown key, bad value, or one option given twice with different values.
-        """
-        given: dict[str, tuple[str, Any]] = {}
-        for key, text in mapping.items():
-            field = cls._field_of(key, name)
-            value = cls._PARSERS[field](key, text)
-            if field in given and given[field][1] != value:
-                first, earlier = given[field]
-                raise ConfigError(
-                    f"{field} is given twice with different values: "
-                    f"{first} = {earlier!r} and {key} = {text!r}"
-                )
-            given[field] = (key, value)
-        return cls(**{field: value for field, (_, value) in given.items()})
+    Attributes
+    ----------
+    release_threshold : int
+        Bytes the pool keeps when a stream synchronises; beyond it the driver takes memory back.
+        As a key also ``arena.cuda_mempool_release_threshold``.
+    bytes_to_keep_on_shrink : int
+        Bytes that ``shrink`` leaves in the pool. As a key also
+        ``arena.cuda_mempool_bytes_to_keep_on_shrink``.
+    max_size : int
+        Bytes the pool may hold; 0 is the driver's own limit.
+    reuse_follow_event_dependencies : bool
+        Reuse across streams that an event has ordered.
+    reuse_allow_opportunistic : bool
+        Reuse across streams when a free is found to be done.
+    reuse_allow_internal_dependencies : bool
+        Reuse across streams by an order that the driver adds.
 
-    @classmethod
-    def _field_of(cls, key: object, name: str | None) -> str:
-        match = _PREFIX.match(key) if isinstance(key, str) else None
-        accepted = ", ".join(cls._PARSERS)
-        if match is None or match.group(3) not in cls._PARSERS:
-            raise ConfigError(f"unknown key {key!r}; an arena takes: {accepted}")
-        if name is not None and match.group(2) and match.group(2).lower() != name.lower():
-            raise ConfigError(f"key {key!r} is for {match.group(2)!r}, not for {name!r}")
-        return match.group(3)
+    Examples
+    --------
+    >>> PoolConfig.from_mapping({"arena.cuda_mempool_release_threshold": "1024"}).release_threshold
+    1024
+    """
 
-    def to_mapping(self) -> dict[str, str]:
-        """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""
-        return {f"arena.{field.name}": _text(getattr(self, field.name)) for field in fields(self)}
+    release_threshold: int = 0
+    bytes_to_keep_on_shrink: int = 0
+    max_size: int = 0
+    reuse_follow_event_dependencies: bool = True
+    reuse_allow_opportunistic: bool = True
+    reuse_allow_internal_dependencies: bool = True
+
+    _OF: ClassVar[str] = "a pool"
+    _ALIASES: ClassVar[Mapping[str, str]] = {
+        "cuda_mempool_release_threshold": "release_threshold",
+        "cuda_mempool_bytes_to_keep_on_shrink": "bytes_to_keep_on_shrink",
+    }
+    _PARSERS: ClassVar[Mapping[str, Parser]] = {
+        "release_threshold": _integer(0, 2**64 - 1),
+        "bytes_to_keep_on_shrink": _integer(0, MAX_BYTES),
+        "max_size": _integer(0, MAX_BYTES),
+        "reuse_follow_event_dependencies": _boolean,
+        "reuse_allow_opportunistic": _boolean,
+        "reuse_allow_internal_dependencies": _boolean,
+    }
 
 
 def _text(value: object) -> str:

@@ -149,6 +149,17 @@ def test_managed_memory_is_numpys_and_the_gpus(driver):
     assert view[4095] == 5
 
 
+def test_a_drivers_pool_hands_out_and_takes_back_in_stream_order(driver):
+    with gpumem.DriverPool("cuda:0", {"release_threshold": 1 << 30}) as pool:
+        stream = gpumem.Stream("cuda:0")
+        for value in range(50):
+            with pool.allocate(MIB, stream) as buffer:
+                driver.call(driver.cuMemsetD8Async, buffer.ptr, value, MIB, stream.ptr)
+                assert (download(driver, buffer, stream.ptr) == value).all()
+        assert pool.stats().in_use == 0
+        assert pool.shrink().released_bytes > 0
+
+
 def test_device_memory_is_not_shown_to_the_cpu(arena):
     buffer = arena.allocate(4096)
     with pytest.raises(BufferError, match="copy it to host memory"):

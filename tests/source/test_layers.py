@@ -23,7 +23,7 @@ LAYERS = [
     ["config", "stats", "device"],
     ["_stream", "_dlpack"],
     ["_buffer"],
-    ["_core", "_core_*"],
+    ["_core", "_core_*", "_pool"],
     ["tensor", "_tensor", "session", "accounting*", "planning*", "adaptors"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],
