@@ -251,7 +251,7 @@ CUresult host_memory_wait(uintptr_t address, RangeKind *kind) {
     Context *context;
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_range_at(address);
-    bool found = range && range->base == address;
+    bool found = range && range->base == address && !range->leaving;
     uint64_t owner = found ? range->context : 0;
     if (found) *kind = range->kind;
     pthread_rwlock_unlock(&host.map_lock);

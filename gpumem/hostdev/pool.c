@@ -56,7 +56,7 @@ CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_d
     pthread_mutex_lock(&pool->lock);
     pool->props = *props;
     pool->is_default = is_default;
-    pool->imported = pool->destroyed = false;
+    pool->imported = pool->exported = pool->destroyed = false;
     pool->follow_events = pool->opportunistic = pool->internal_dependencies = true;
     pool->threshold = pool->reserved = pool->reserved_high = pool->used = pool->used_high = 0;
     pool->readers = pool->writers = 0;
@@ -239,10 +239,21 @@ CUresult host_pooled_free(uintptr_t address, Point freed) {
     return block ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult unmap_run(Stream *stream, void *data) {
+/* What is no block of a pool of ours, when the free's turn has come. */
+static CUresult release_run(Stream *stream, void *data) {
     (void)stream;
-    host_memory_free((uintptr_t)data, RANGE_IMPORTED, RANGE_IMPORTED);
+    host_memory_free((uintptr_t)data, RANGE_IMPORTED, RANGE_DEVICE);
     return CUDA_SUCCESS;
+}
+
+static CUresult release_push(Stream *stream, uintptr_t address) {
+    Op release = {.kind = OP_RUN, .run = {release_run, NULL, (void *)address}};
+    pthread_rwlock_wrlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, address);
+    bool first = range && range->base == address && !range->leaving;
+    if (first) range->leaving = true;
+    pthread_rwlock_unlock(&host.map_lock);
+    return first ? host_stream_push(stream, &release) : CUDA_ERROR_INVALID_VALUE;
 }
 
 static RangeKind kind_at(uintptr_t address) { /* RANGE_RESERVATION: nothing starts there */
@@ -259,17 +270,14 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     ENTER_STREAM(MemFreeAsync, stream_handle, &context);
     if (pointer == 0) return CUDA_SUCCESS;
     RangeKind kind = kind_at((uintptr_t)pointer);
-    if (kind == RANGE_DEVICE || kind == RANGE_MANAGED) { /* allowed, and then as cuMemFree */
-        HOST_TRY(host_memory_wait((uintptr_t)pointer, &kind));
-        return host_memory_free((uintptr_t)pointer, RANGE_DEVICE, RANGE_MANAGED);
-    }
+    if (kind == RANGE_MANAGED) return CUDA_ERROR_NOT_SUPPORTED;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
-    Op unmap = {.kind = OP_RUN, .run = {unmap_run, NULL, (void *)(uintptr_t)pointer}};
     CUresult result = stream->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : host_capture_forbids_pool(stream);
     if (result == CUDA_SUCCESS && host_misuse()) host_pooled_touch(stream, (uintptr_t)pointer);
     if (result == CUDA_SUCCESS)
-        result = kind == RANGE_IMPORTED ? host_stream_push(stream, &unmap)
-                                        : host_pooled_free((uintptr_t)pointer, host_stream_tail(stream));
+        result = kind == RANGE_IMPORTED || kind == RANGE_DEVICE
+                     ? release_push(stream, (uintptr_t)pointer)
+                     : host_pooled_free((uintptr_t)pointer, host_stream_tail(stream));
     host_stream_end(stream);
     return result;
 }

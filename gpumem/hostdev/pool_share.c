@@ -42,6 +42,7 @@ CUresult host_cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool han
     HOST_TRY(host_pool_lock(handle, &pool));
     bool offered = pool->file >= 0 && !pool->imported && type == pool->props.handleTypes;
     int file = offered ? fcntl(pool->file, F_DUPFD_CLOEXEC, 3) : -1;
+    if (file >= 0) pool->exported = true;
     host_pool_unlock(pool);
     if (!offered) return CUDA_ERROR_INVALID_VALUE;
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -74,6 +75,7 @@ CUresult host_cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *sharea
     return CUDA_SUCCESS;
 }
 
+/* As an H200: a pointer can be exported once its pool was. */
 CUresult host_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer) {
     ENTER(MemPoolExportPointer);
     if (!data) return CUDA_ERROR_INVALID_VALUE;
@@ -81,7 +83,7 @@ CUresult host_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr p
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_map_find(&host.pooled, (uintptr_t)pointer);
     const Segment *segment = range ? ((const Block *)range->owner)->segment : NULL;
-    if (segment && segment->pool->file >= 0)
+    if (segment && segment->pool->exported && range->base == pointer)
         note = (PointerNote){MAGIC, file_identity(segment->pool->file),
                              segment->offset + (range->base - segment->range->base), range->size};
     pthread_rwlock_unlock(&host.map_lock);

@@ -56,6 +56,7 @@ struct Pool {
     CUmemPoolProps props;
     bool is_default;         /* a device's own: never destroyed */
     bool imported;           /* another process allocates */
+    bool exported;           /* once: from then on its pointers can be too */
     bool destroyed;          /* goes with its last allocation */
     bool follow_events, opportunistic, internal_dependencies; /* reuse rules */
     uint64_t threshold;      /* bytes kept when everything is synchronized */

@@ -207,7 +207,7 @@ static CUresult location_bit(const CUmemLocation *location, const Range *range, 
     }
 }
 
-/* Mappings of a range one by one, gaps passed over; NULL at the end. */
+/* The mappings of a range one by one; NULL at the end. */
 static Range *mapping_next(uintptr_t *at, uintptr_t end) {
     Range *range = host_map_after(&host.ranges, *at);
     if (!range || range->base >= end) return NULL;
@@ -265,10 +265,12 @@ static CUresult access_set(uintptr_t base, size_t size, const CUmemAccessDesc *a
     return result;
 }
 
-/* As an H200: the first and the last block must be mapped, gaps between do not matter. */
-static bool ends_mapped(uintptr_t base, size_t size) {
+/* Whole mappings, one after another, that make up exactly this range; 0: not so. */
+static size_t tiles(uintptr_t base, uintptr_t end) {
+    size_t mappings;
     const Range *first = host_map_find(&host.ranges, base);
-    return first && host_map_find(&host.ranges, base + size - 1);
+    bool whole = first && mappings_inside(base, end, &mappings) && run_end(first, end) == end;
+    return whole ? mappings : 0;
 }
 
 CUresult host_cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access,
@@ -277,9 +279,8 @@ CUresult host_cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccess
     ENTER(MemSetAccess);
     if (!access || count == 0 || !is_block_range(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&host.map_lock);
-    size_t mappings = 0;
-    bool whole = ends_mapped(base, size) && mappings_inside(base, base + size, &mappings);
-    CUresult result = whole ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;
+    size_t mappings = tiles(base, base + size);
+    CUresult result = mappings ? access_check(base, size, access, count) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) result = access_set(base, size, access, count);
     pthread_rwlock_unlock(&host.map_lock);
     if (mappings > 1) host_spend(HOST_CALL_MemSetAccess, mappings - 1);

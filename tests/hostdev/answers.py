@@ -645,15 +645,18 @@ def pool_calls(driver):
     ask("free of device memory in stream order", "cuMemFreeAsync", int(driver.cuMemAlloc(4096)), stream)
     pointer = int(driver.cuMemAllocFromPoolAsync(BLOCK, pool, stream))
     ask("free inside", "cuMemFreeAsync", pointer + 512, stream)
-    ask("free of managed memory in stream order", "cuMemFreeAsync",
-        int(driver.cuMemAllocManaged(4096, 1)), stream)
-    ask("free of pinned memory in stream order", "cuMemFreeAsync", int(driver.cuMemHostAlloc(64, 0)),
-        stream)
-    plain = int(driver.cuMemAlloc(4096))
-    gate = driver.gate(stream)
-    answers["free of device memory behind a gate"] = waits(
-        driver, gate, lambda: driver.error("cuMemFreeAsync", plain, stream))
-    ask("and again", "cuMemFreeAsync", plain, stream)
+    ask("trim while used", "cuMemPoolTrimTo", pool, 0)
+    driver.cuMemFreeAsync(pointer, stream)
+    ask("plain free after a free in stream order", "cuMemFree", pointer)
+    for name, value in (("REUSE_ALLOW_OPPORTUNISTIC", 0), ("REUSE_FOLLOW_EVENT_DEPENDENCIES", 5)):
+        which = getattr(driver.api.CUmemPool_attribute, f"CU_MEMPOOL_ATTR_{name}")
+        ask(f"set {name} {value}", "cuMemPoolSetAttribute", pool, which, value)
+    return answers
+
+
+@question
+def what_a_pool_counts_as_used(driver):
+    answers, stream, pool = {}, driver.stream(), _pool(driver)
     again = int(driver.cuMemAllocFromPoolAsync(BLOCK, pool, stream))
     driver.cuStreamSynchronize(stream)
     driver.cuMemFree(again)
@@ -666,13 +669,33 @@ def pool_calls(driver):
     driver.cuMemFreeAsync(again, stream)
     answers["used before a free's turn"] = _pool_get(driver, pool, "USED_MEM_CURRENT")
     gate.open()
-    ask("trim while used", "cuMemPoolTrimTo", pool, 0)
-    driver.cuMemFreeAsync(pointer, stream)
-    ask("plain free after a free in stream order", "cuMemFree", pointer)
-    for name, value in (("REUSE_ALLOW_OPPORTUNISTIC", 0), ("REUSE_FOLLOW_EVENT_DEPENDENCIES", 5)):
-        which = getattr(driver.api.CUmemPool_attribute, f"CU_MEMPOOL_ATTR_{name}")
-        ask(f"set {name} {value}", "cuMemPoolSetAttribute", pool, which, value)
+    driver.cuCtxSynchronize()
+    answers["used after it"] = _pool_get(driver, pool, "USED_MEM_CURRENT")
     return answers
+
+
+def _free_in_stream_order(driver, pointer):
+    """Freed while its stream is held; and what is left of it then."""
+    stream = driver.stream()
+    gate = driver.gate(stream)
+    freed = waits(driver, gate, lambda: driver.error("cuMemFreeAsync", pointer, stream))
+    driver.cuCtxSynchronize()
+    return {"freed": freed, "again": driver.error("cuMemFreeAsync", pointer, stream)}
+
+
+@question
+def a_free_of_device_memory_in_stream_order(driver):
+    return _free_in_stream_order(driver, int(driver.cuMemAlloc(4096)))
+
+
+@question
+def a_free_of_managed_memory_in_stream_order(driver):
+    return _free_in_stream_order(driver, int(driver.cuMemAllocManaged(4096, 1)))
+
+
+@question
+def a_free_of_pinned_memory_in_stream_order(driver):
+    return _free_in_stream_order(driver, int(driver.cuMemHostAlloc(4096, 0)))
 
 
 CHILD = """
@@ -717,11 +740,14 @@ def pools_between_processes(driver):
     kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     gate = driver.gate(stream)
     early = int(driver.cuMemAllocFromPoolAsync(5000, pool, stream))
-    answers["export before the allocation's turn"] = driver.error("cuMemPoolExportPointer", early)
+    answers["export a pointer before the pool"] = driver.error("cuMemPoolExportPointer", early)
+    driver.cuMemPoolExportToShareableHandle(pool, kind, 0)
+    answers["export a pointer before its allocation's turn"] = driver.error(
+        "cuMemPoolExportPointer", early)
     gate.open()
     driver.cuStreamSynchronize(stream)
-    answers["export after it"] = driver.error("cuMemPoolExportPointer", early)
-    answers["export inside"] = driver.error("cuMemPoolExportPointer", early + 512)
+    answers["export a pointer"] = driver.error("cuMemPoolExportPointer", early)
+    answers["export an address inside"] = driver.error("cuMemPoolExportPointer", early + 512)
     pointer = int(driver.cuMemAllocFromPoolAsync(5000, pool, stream))
     driver.cuMemsetD8Async(pointer, 7, 5000, stream)
     driver.cuStreamSynchronize(stream)

@@ -179,6 +179,26 @@ def in_thread(function):
     return value
 
 
+def waits_for(driver: Driver, gate: Gate, call) -> bool:
+    """Whether `call` came back only after the gate was opened, which happens a moment later.
+
+    A call that does not wait can be too slow to show it; one that waits always shows it.
+    """
+    seen: list = []
+
+    def run() -> None:
+        driver.cuCtxSetCurrent(driver.context)
+        call()
+        seen.append(gate.word.value)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(0.05)
+    gate.open()
+    thread.join()
+    return seen == [1]
+
+
 def load() -> Driver:
     """The driver that the environment names; call it before anything imports CUDA."""
     which = os.environ["GPUMEM_TEST_DRIVER"]

@@ -235,3 +235,85 @@ def test_a_user_object_is_destroyed_with_its_graph(driver):
     driver.cuGraphExecDestroy(executable)
     driver.cuCtxSynchronize()
     assert destroyed == [1] or driver.kind == "cuda"  # a GPU's driver may do it later
+
+
+UNSAFE = ["cuMemAlloc", "cuMemHostAlloc", "cuMemAllocManaged", "cuCtxSynchronize", "cuEventQuery",
+          "cuEventSynchronize", "cuStreamQuery", "cuStreamSynchronize", "cuMemAllocAsync",
+          "cuMemPoolTrimTo", "cuGraphInstantiate"]
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
+@pytest.mark.parametrize("call", UNSAFE)
+def test_a_call_that_could_wait_is_refused_and_invalidates_the_capture(driver, call, mode):
+    stream, event = driver.stream(), driver.event()
+    graph, pool = driver.cuGraphCreate(0), driver.cuDeviceGetDefaultMemPool(0)
+    driver.later("cuGraphDestroy", graph)
+    arguments = {"cuMemAlloc": (64,), "cuMemHostAlloc": (64, 0), "cuMemAllocManaged": (64, 1),
+                 "cuCtxSynchronize": (), "cuEventQuery": (event,), "cuEventSynchronize": (event,),
+                 "cuStreamQuery": (stream,), "cuStreamSynchronize": (stream,),
+                 "cuMemAllocAsync": (64, stream), "cuMemPoolTrimTo": (pool, 0),
+                 "cuGraphInstantiate": (graph, 0)}[call]
+    capture = Capture(driver, mode)
+    assert driver.error(call, *arguments) == "STREAM_CAPTURE_UNSUPPORTED"
+    assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
+
+
+def test_virtual_memory_work_on_other_streams_and_events_are_safe_in_any_capture(driver):
+    pointer, stream, event = driver.memory(64), driver.stream(), driver.event()
+    reserved, handle = driver.reserve(4 << 20), driver.physical()
+    capture = Capture(driver, GLOBAL)
+    driver.map(reserved, handle)
+    driver.cuMemUnmap(reserved, 2 << 20)
+    driver.cuMemsetD8Async(pointer, 1, 64, stream)
+    driver.cuEventRecord(event, stream)
+    driver.cuStreamDestroy(driver.cuStreamCreate(1))
+    driver.cuMemGetInfo()
+    driver.cuGraphDestroy(capture.end())
+
+
+def test_a_context_cannot_be_waited_for_while_any_stream_captures(driver):
+    capture = Capture(driver, RELAXED)
+    assert driver.error("cuCtxSynchronize") == "STREAM_CAPTURE_UNSUPPORTED"
+    assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
+
+
+def test_a_synchronous_copy_cannot_run_while_a_blocking_stream_captures(driver):
+    pointer = driver.memory(64)
+    capture = Capture(driver, RELAXED, flags=0)
+    assert driver.error("cuMemcpyHtoD", pointer, b"x" * 64, 64) == "STREAM_CAPTURE_IMPLICIT"
+    assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
+
+
+def test_the_next_nodes_dependencies_are_the_latest_of_each_branch(driver):
+    pointer, other, event = driver.memory(64), driver.stream(), driver.event()
+    capture = Capture(driver)
+
+    def after(stream):
+        return driver.cuStreamGetCaptureInfo(stream)[-1]
+
+    assert after(capture.stream) == 0
+    driver.cuMemsetD8Async(pointer, 1, 16, capture.stream)
+    driver.cuMemsetD8Async(pointer, 1, 16, capture.stream)
+    assert after(capture.stream) == 1
+    driver.cuEventRecord(event, capture.stream)
+    driver.cuStreamWaitEvent(other, event, 0)
+    assert after(other) == 1
+    driver.cuMemsetD8Async(pointer, 1, 16, capture.stream)
+    driver.cuMemsetD8Async(pointer + 32, 1, 16, other)
+    driver.cuEventRecord(event, other)
+    driver.cuStreamWaitEvent(capture.stream, event, 0)
+    assert after(capture.stream) == 2
+    driver.cuMemsetD8Async(pointer, 1, 64, capture.stream)
+    assert after(capture.stream) == 1
+    driver.cuGraphDestroy(capture.end())
+
+
+def test_an_event_of_an_ended_capture_says_nothing(driver):
+    event = driver.event()
+    capture = Capture(driver)
+    driver.cuEventRecord(event, capture.stream)
+    driver.cuGraphDestroy(capture.end())
+    assert driver.error("cuEventQuery", event) == "INVALID_VALUE"
+    assert driver.error("cuStreamWaitEvent", driver.stream(), event, 0) == "INVALID_VALUE"
+    driver.cuEventRecord(event, driver.stream())
+    driver.cuEventSynchronize(event)

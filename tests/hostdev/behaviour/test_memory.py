@@ -5,7 +5,7 @@ import itertools
 import mmap
 
 import pytest
-from drivers import BLOCK
+from drivers import BLOCK, in_thread, waits_for
 
 
 def attribute(driver, name, pointer):
@@ -194,3 +194,44 @@ def test_registering_nothing_is_refused(driver, pages):
 def test_pinned_and_device_memory_are_freed_by_their_own_function_only(driver):
     pointer = driver.memory(4096)
     assert driver.error("cuMemFreeHost", pointer) == "INVALID_VALUE"
+
+
+def test_unregistering_waits_for_queued_work(driver, pages):
+    driver.cuMemHostRegister(pages, 8192, 0)
+    gate = driver.gate(driver.stream())
+    assert waits_for(driver, gate, lambda: driver.cuMemHostUnregister(pages))
+
+
+@pytest.mark.parametrize(
+    ("allocate", "free"),
+    [
+        (("cuMemAlloc", 4096), "cuMemFree"),
+        (("cuMemAlloc", 8 * BLOCK), "cuMemFree"),
+        (("cuMemAllocManaged", 4096, 1), "cuMemFree"),
+        (("cuMemHostAlloc", 4096, 0), "cuMemFreeHost"),
+    ],
+)
+def test_freeing_waits_for_queued_work_of_any_stream(driver, allocate, free):
+    pointer = int(getattr(driver, allocate[0])(*allocate[1:]))
+    gate = driver.gate(driver.stream())
+    assert waits_for(driver, gate, lambda: getattr(driver, free)(pointer))
+
+
+def test_allocating_does_not_wait(driver):
+    stream = driver.stream()
+    gate = driver.gate(stream)
+    pointers = driver.cuMemAlloc(4096), driver.cuMemAlloc(64 * BLOCK)
+    assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+    gate.open()
+    for pointer in pointers:
+        driver.cuMemFree(pointer)
+
+
+def test_memory_can_be_freed_without_a_current_context(driver):
+    device, pinned = driver.cuMemAlloc(4096), int(driver.cuMemHostAlloc(4096, 0))
+    in_thread(lambda: (driver.cuMemFree(device), driver.cuMemFreeHost(pinned)))
+    assert driver.error("cuMemFree", device) == "INVALID_VALUE"
+
+
+def test_nothing_pinned_is_no_memory_and_no_error(driver):
+    assert int(driver.cuMemHostAlloc(0, 0)) == 0

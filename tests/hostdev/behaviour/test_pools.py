@@ -1,5 +1,7 @@
 """Stream-ordered pools: what may be reused when, and what is kept."""
 
+import os
+
 import pytest
 from drivers import BLOCK
 
@@ -194,8 +196,6 @@ def test_a_plain_free_takes_pool_memory_too(driver, pool):
     driver.cuStreamSynchronize(stream)
     driver.cuMemFree(pointer)
     assert driver.error("cuMemGetAddressRange", pointer) != "SUCCESS"
-    driver.cuStreamSynchronize(stream)
-    assert pool.get("used_mem_current") == 0
 
 
 def test_a_plain_free_of_pool_memory_does_not_wait(driver, pool):
@@ -274,11 +274,62 @@ def test_only_exportable_pools_export(driver, pool):
     assert driver.error("cuMemPoolExportToShareableHandle", pool.handle, kind, 0) != "SUCCESS"
 
 
-def test_a_pointer_of_an_exportable_pool_exports(driver, shared):
+def test_a_pointer_of_an_exportable_pool_exports_once_the_pool_was(driver, shared):
     stream = driver.stream()
     pointer = driver.cuMemAllocFromPoolAsync(4096, shared, stream)
-    driver.cuMemsetD8Async(pointer, 1, 4096, stream)
     driver.cuStreamSynchronize(stream)
+    assert driver.error("cuMemPoolExportPointer", pointer) == "INVALID_VALUE"
+    kind = driver.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    os.close(int(driver.cuMemPoolExportToShareableHandle(shared, kind, 0)))
     driver.cuMemPoolExportPointer(pointer)
     assert driver.error("cuMemPoolExportPointer", driver.memory(4096)) == "INVALID_VALUE"
     driver.cuMemFreeAsync(pointer, stream)
+
+
+def test_a_pool_takes_thirty_two_megabytes_at_a_time(driver):
+    stream = driver.stream()
+    for size, reserved in ((1, 32), (32 << 20, 32), (33 << 20, 64)):
+        pool = Pool(driver, release_threshold=KEEP)
+        pointer = pool.take(size, stream)
+        assert pool.get("reserved_mem_current") == reserved << 20
+        assert pool.get("used_mem_current") == size
+        pool.give(pointer, stream)
+        driver.cuStreamSynchronize(stream)
+
+
+def test_nothing_from_a_pool_is_no_memory_and_no_error(driver, pool):
+    stream = driver.stream()
+    assert pool.take(0, stream) == 0
+    pool.give(0, stream)
+
+
+def test_a_pool_pointer_imported_again_is_at_the_same_address_and_freed_once(driver, shared):
+    kind = driver.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    stream = driver.stream()
+    pointer = driver.cuMemAllocFromPoolAsync(4096, shared, stream)
+    driver.cuStreamSynchronize(stream)
+    descriptor = int(driver.cuMemPoolExportToShareableHandle(shared, kind, 0))
+    imported = driver.cuMemPoolImportFromShareableHandle(descriptor, kind, 0)
+    os.close(descriptor)
+    note = driver.cuMemPoolExportPointer(pointer)
+    here = int(driver.cuMemPoolImportPointer(imported, note))
+    assert int(driver.cuMemPoolImportPointer(imported, note)) == here
+    driver.cuMemFreeAsync(here, stream)
+    driver.cuStreamSynchronize(stream)
+    assert driver.error("cuMemFreeAsync", here, stream) == "INVALID_VALUE"
+    driver.cuMemFreeAsync(pointer, stream)
+    driver.cuStreamSynchronize(stream)
+    driver.cuMemPoolDestroy(imported)
+
+
+def test_device_memory_can_be_freed_in_stream_order(driver):
+    stream = driver.stream()
+    pointer, managed = int(driver.cuMemAlloc(8 * BLOCK)), int(driver.cuMemAllocManaged(4096, 1))
+    driver.later("cuMemFree", managed)
+    gate = driver.gate(stream)
+    driver.cuMemFreeAsync(pointer, stream)
+    assert driver.error("cuStreamQuery", stream) == "NOT_READY"
+    gate.open()
+    driver.cuStreamSynchronize(stream)
+    assert driver.error("cuMemFree", pointer) == "INVALID_VALUE"
+    assert driver.error("cuMemFreeAsync", managed, stream) == "NOT_SUPPORTED"

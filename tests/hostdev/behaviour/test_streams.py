@@ -4,7 +4,7 @@ import ctypes
 import threading
 
 import pytest
-from drivers import AND, BLOCK, EQ, GEQ, NOR, in_thread
+from drivers import AND, BLOCK, EQ, GEQ, NOR, in_thread, waits_for
 
 LEGACY, PER_THREAD = 1, 2
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -253,3 +253,61 @@ def test_a_misaligned_value_is_refused(driver):
     stream, address = driver.stream(), driver.pinned(16)
     assert driver.error("cuStreamWaitValue64", stream, address + 1, 1, GEQ) == "INVALID_VALUE"
     assert driver.error("cuStreamWriteValue32", stream, address + 2, 1, 0) == "INVALID_VALUE"
+
+
+@pytest.mark.parametrize("call", ["cuStreamSynchronize", "cuStreamQuery"])
+def test_asking_the_legacy_stream_covers_all_blocking_streams(driver, call):
+    streams = [driver.stream(0), driver.stream(0)]
+    gates = [driver.gate(stream) for stream in streams]
+    assert driver.error("cuStreamQuery", LEGACY) == "NOT_READY"
+    gates[0].open()
+    if call == "cuStreamQuery":
+        assert driver.error(call, LEGACY) == "NOT_READY"
+        gates[1].open()
+    else:
+        assert waits_for(driver, gates[1], lambda: driver.cuStreamSynchronize(LEGACY))
+    driver.cuStreamSynchronize(LEGACY)
+    assert [driver.error("cuStreamQuery", stream) for stream in streams] == ["SUCCESS"] * 2
+
+
+def test_an_event_on_the_empty_legacy_stream_waits_for_blocking_streams(driver):
+    stream, event = driver.stream(0), driver.event()
+    gate = driver.gate(stream)
+    driver.cuEventRecord(event, LEGACY)
+    assert driver.error("cuEventQuery", event) == "NOT_READY"
+    gate.open()
+    driver.cuEventSynchronize(event)
+
+
+def test_work_goes_from_one_blocking_stream_to_another_through_the_legacy_stream(driver):
+    first, second, pointer = driver.stream(0), driver.stream(0), driver.memory(16)
+    gate = driver.gate(first)
+    driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
+    assert driver.error("cuStreamQuery", second) == "SUCCESS"
+    driver.cuMemsetD8Async(pointer, 2, 16, second)
+    assert driver.error("cuStreamQuery", second) == "NOT_READY"
+    gate.open()
+    driver.cuStreamSynchronize(second)
+    assert driver.read(pointer, 16) == b"\x02" * 16
+
+
+def test_what_belongs_to_a_stream_or_an_event_needs_no_current_context(driver):
+    stream, event, pointer = driver.cuStreamCreate(1), driver.cuEventCreate(2), driver.memory(16)
+
+    def run():
+        driver.cuMemsetD8Async(pointer, 3, 16, stream)
+        driver.cuEventRecord(event, stream)
+        driver.cuStreamWaitEvent(stream, event, 0)
+        driver.cuEventSynchronize(event)
+        driver.cuStreamSynchronize(stream)
+        driver.cuEventDestroy(event)
+        driver.cuStreamDestroy(stream)
+        return driver.error("cuStreamQuery", LEGACY), driver.error("cuMemsetD8", pointer, 1, 16)
+
+    assert in_thread(run) == ("INVALID_CONTEXT", "INVALID_CONTEXT")
+    assert driver.read(pointer, 16) == b"\x03" * 16
+
+
+@pytest.mark.parametrize("stream", [0, LEGACY, PER_THREAD])
+def test_the_default_streams_cannot_be_destroyed(driver, stream):
+    assert driver.error("cuStreamDestroy", stream) == "INVALID_HANDLE"

@@ -213,3 +213,43 @@ def test_none_of_it_waits_for_a_stream(driver):
     driver.cuMemRelease(handle)
     assert driver.error("cuStreamQuery", stream) == "NOT_READY"
     gate.open()
+
+
+@pytest.mark.parametrize("flags", ["NONE", "READ"])
+def test_writing_without_access_is_refused_and_the_context_lives(driver, flags):
+    pointer, stream = driver.reserve(BLOCK), driver.stream()
+    driver.map(pointer, driver.physical())
+    driver.cuMemSetAccess(pointer, BLOCK, [driver.access(flags)], 1)
+    assert driver.error("cuMemsetD8Async", pointer, 1, 64, stream) == "INVALID_VALUE"
+    assert driver.error("cuMemcpyHtoD", pointer, b"x" * 64, 64) == "INVALID_VALUE"
+    driver.cuStreamSynchronize(stream)
+    driver.memory(64)
+
+
+def test_importing_a_handle_charges_nothing(driver):
+    kind = driver.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    handle = driver.physical(16 * BLOCK, exportable=True)
+    descriptor = int(driver.cuMemExportToShareableHandle(handle, kind, 0))
+    before, _ = driver.cuMemGetInfo()
+    imported = driver.cuMemImportFromShareableHandle(descriptor, kind)
+    assert driver.cuMemGetInfo()[0] == before
+    driver.cuMemRelease(imported)
+    os.close(descriptor)
+
+
+def test_a_reservation_is_freed_whole(driver):
+    pointer = driver.cuMemAddressReserve(4 * BLOCK, 0, 0, 0)
+    assert driver.error("cuMemAddressFree", pointer, 2 * BLOCK) == "INVALID_VALUE"
+    driver.cuMemAddressFree(pointer, 4 * BLOCK)
+    assert driver.error("cuMemAddressFree", pointer, 4 * BLOCK) == "INVALID_VALUE"
+
+
+def test_a_mappings_range_is_its_reservation(driver):
+    names = driver.api.CUpointer_attribute
+    pointer = driver.reserve(4 * BLOCK)
+    driver.map(pointer + BLOCK, driver.physical())
+    ask = driver.cuPointerGetAttribute
+    assert int(ask(names.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, pointer + BLOCK)) == pointer
+    assert int(ask(names.CU_POINTER_ATTRIBUTE_RANGE_SIZE, pointer + BLOCK)) == 4 * BLOCK
+    base, size = driver.cuMemGetAddressRange(pointer + BLOCK + 5)
+    assert (int(base), size) == (pointer + BLOCK, BLOCK)

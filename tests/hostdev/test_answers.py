@@ -1,0 +1,71 @@
+"""The host device's answers to what documentation leaves open, beside those of an H200."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import child_environment
+
+HERE = Path(__file__).resolve().parent
+H200 = json.loads((HERE / "answers_h200.json").read_text())
+
+# Where the two differ on purpose; ARCHITECTURE.md, "The host device and a GPU", says why.
+DIFFERENCES = {
+    ("mapping", "past the end of a large reservation"): "INVALID_VALUE",
+    ("reserving", "a hint at 16 TiB is honoured"): True,
+    ("access", "set over a gap"): "INVALID_VALUE",
+    ("what_a_pool_counts_as_used", "used after a plain free"): 0,
+    ("what_a_pool_counts_as_used", "and after synchronizing"): 0,
+    ("what_a_pool_counts_as_used", "used before an allocation's turn"): 2 << 20,
+    ("what_a_pool_counts_as_used", "used before a free's turn"): 0,
+    ("what_a_pool_counts_as_used", "used after it"): 0,
+    ("dma_buf", "supported"): 0,
+    ("dma_buf", "cuMemAlloc"): "NOT_SUPPORTED",
+    ("dma_buf", "mapped"): "NOT_SUPPORTED",
+    ("captured_calls", "7 cuMemAllocAsync"): "STREAM_CAPTURE_UNSUPPORTED, status 1, 0 nodes",
+    ("captured_calls", "8 cuMemFreeAsync"): "STREAM_CAPTURE_UNSUPPORTED, status 1, 0 nodes",
+}
+# Host functions may not call a driver: here no call passes. A forked child starts afresh.
+DIFFERENCES |= {
+    ("a_driver_call_in_a_host_function", call): "NOT_PERMITTED"
+    for call, answer in H200["a_driver_call_in_a_host_function"].items()
+    if answer != "NOT_PERMITTED"
+}
+DIFFERENCES |= {
+    ("a_forked_child", call): answer
+    for call, answer in {
+        "cuMemAlloc": "INVALID_CONTEXT", "cuStreamQuery": "INVALID_HANDLE",
+        "cuCtxGetCurrent": "SUCCESS", "cuMemFree": "INVALID_VALUE",
+        "cuEventQuery": "INVALID_HANDLE", "cuInit": "SUCCESS", "cuDeviceGetCount": "SUCCESS",
+        "cuDevicePrimaryCtxRetain": "SUCCESS",
+    }.items()
+}
+
+
+@pytest.fixture(scope="session")
+def answers(library):
+    command = [sys.executable, str(HERE / "answers.py")]
+    done = subprocess.run(command, env=child_environment(library), capture_output=True, text=True,
+                          timeout=600, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("question", sorted(H200))
+def test_the_answers_are_an_h200s_but_for_the_listed_differences(question, answers):
+    expected = dict(H200[question])
+    expected |= {name: value for (asked, name), value in DIFFERENCES.items() if asked == question}
+    assert answers[question] == expected
+
+
+def test_every_listed_difference_is_one():
+    same = [key for key, value in DIFFERENCES.items() if H200[key[0]][key[1]] == value]
+    assert not same
+    assert all(name in H200[question] for question, name in DIFFERENCES)
+
+
+def test_what_was_asked_is_what_an_h200_was_asked(answers):
+    assert sorted(answers) == sorted(H200)
+    assert os.environ.get("GPUMEM_TEST_DRIVER") is None
