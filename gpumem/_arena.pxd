@@ -26,7 +26,6 @@ cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t s
                                    Block* block) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil
 
-cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
 cdef int arena_check(ArenaCore* arena) noexcept nogil
 # Copies every chunk that names memory, region by region in address order; the caller frees it.
 cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil

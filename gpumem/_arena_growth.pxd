@@ -1,0 +1,26 @@
+"""Growing and shrinking an arena: with the grow lock held, the arena lock not."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._arena_types cimport ArenaCore, Block
+
+# As the fast path, over all free space: blocks kept for their size are merged first.
+cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil
+# Under "wait": another stream's block, behind a wait on the device.
+cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                          Block* block) noexcept nogil
+# A new region, or pages, and the block from them in one step.
+cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil
+# Bytes that max_mem still allows to reserve, in quanta.
+cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
+# Gives back what holds no used block; returns the bytes.
+cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil
+# Gives back the regions of persistent blocks that were freed.
+cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil
+# Gives one idle region back, persistent or not; 0: there is none.
+cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil
+# Is it worth giving idle memory back and trying again?
+cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
+# A region of exactly this block.
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                        Block* block) noexcept nogil
