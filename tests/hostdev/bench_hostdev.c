@@ -1,7 +1,7 @@
 /* What the host device costs, in the units of its goals. Prints one figure a line.
  *
  *   gcc -std=c11 -D_GNU_SOURCE -O2 -Igpumem/include -Igpumem/hostdev \
- *       $(ls gpumem/hostdev/[a-z]*.c | grep -v libcuda.c) tests/hostdev/bench_hostdev.c \
+ *       gpumem/hostdev/*.c tests/hostdev/bench_hostdev.c \
  *       -lpthread -o bench_hostdev && ./bench_hostdev
  *
  * Each figure is the best of five rounds. The machine should be otherwise idle.

@@ -11,8 +11,12 @@ FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-fPI
 FLAGS += ["-fvisibility=hidden", f"-I{ROOT / 'gpumem' / 'include'}", f"-I{SOURCES}"]
 SANITIZERS = {
     "plain": ["-O2"],
-    "address": ["-O1", "-fsanitize=address,undefined", "-fno-omit-frame-pointer",
-                "-fno-sanitize-recover=undefined"],
+    "address": [
+        "-O1",
+        "-fsanitize=address,undefined",
+        "-fno-omit-frame-pointer",
+        "-fno-sanitize-recover=undefined",
+    ],
     "thread": ["-O1", "-fsanitize=thread"],
 }
 
@@ -20,7 +24,7 @@ SANITIZERS = {
 def compile_library(folder: Path) -> Path:
     """libcuda.so.1 in `folder`, with that SONAME."""
     path = folder / "libcuda.so.1"
-    sources = sorted(str(source) for source in SOURCES.glob("*.c"))
+    sources = sorted(str(source) for source in SOURCES.rglob("*.c"))
     command = ["gcc", *FLAGS, "-O2", "-DHOSTDEV_SHARED_LIBRARY", "-shared", *sources]
     command += ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-lpthread", "-o", str(path)]
     subprocess.run(command, check=True)
@@ -29,7 +33,7 @@ def compile_library(folder: Path) -> Path:
 
 def compile_program(folder: Path, program: Path, sanitizer: str) -> Path:
     path = folder / f"{program.stem}_{sanitizer}"
-    sources = sorted(str(source) for source in SOURCES.glob("*.c") if source.name != "libcuda.c")
+    sources = sorted(str(source) for source in SOURCES.glob("*.c"))  # libcuda/ is the library's
     command = ["gcc", *FLAGS, *SANITIZERS[sanitizer], *sources, str(program), "-lpthread"]
     subprocess.run([*command, "-o", str(path)], check=True)
     return path

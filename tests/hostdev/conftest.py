@@ -52,7 +52,10 @@ def child(library):
         done = subprocess.run(
             [sys.executable, "-c", head + textwrap.dedent(code)],
             env=child_environment(library, **environment),
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -66,11 +69,23 @@ def child(library):
 @pytest.fixture(scope="session")
 def behaviour_results(library, tmp_path_factory) -> dict:
     report = tmp_path_factory.mktemp("behaviour") / "results.jsonl"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-               str(HERE / "behaviour")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(HERE / "behaviour"),
+    ]
     done = subprocess.run(
-        command, env=child_environment(library, GPUMEM_TEST_REPORT=str(report)),
-        capture_output=True, text=True, timeout=600, check=False, cwd=build.ROOT,
+        command,
+        env=child_environment(library, GPUMEM_TEST_REPORT=str(report)),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=build.ROOT,
     )
     lines = report.read_text().splitlines() if report.exists() else []
     results = {entry["test"]: entry for entry in map(json.loads, lines)}

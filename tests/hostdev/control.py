@@ -31,10 +31,21 @@ SIGNATURES = {
 
 
 class Live(ctypes.Structure):
-    _fields_ = [(name, U64) for name in (
-        "streams", "events", "workers", "allocations", "handles", "mappings",
-        "reservations", "pools", "imports", "graphs",
-    )]
+    _fields_ = [
+        (name, U64)
+        for name in (
+            "streams",
+            "events",
+            "workers",
+            "allocations",
+            "handles",
+            "mappings",
+            "reservations",
+            "pools",
+            "imports",
+            "graphs",
+        )
+    ]
 
 
 class Control:

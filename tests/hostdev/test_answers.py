@@ -37,9 +37,13 @@ DIFFERENCES |= {
 DIFFERENCES |= {
     ("a_forked_child", call): answer
     for call, answer in {
-        "cuMemAlloc": "INVALID_CONTEXT", "cuStreamQuery": "INVALID_HANDLE",
-        "cuCtxGetCurrent": "SUCCESS", "cuMemFree": "INVALID_VALUE",
-        "cuEventQuery": "INVALID_HANDLE", "cuInit": "SUCCESS", "cuDeviceGetCount": "SUCCESS",
+        "cuMemAlloc": "INVALID_CONTEXT",
+        "cuStreamQuery": "INVALID_HANDLE",
+        "cuCtxGetCurrent": "SUCCESS",
+        "cuMemFree": "INVALID_VALUE",
+        "cuEventQuery": "INVALID_HANDLE",
+        "cuInit": "SUCCESS",
+        "cuDeviceGetCount": "SUCCESS",
         "cuDevicePrimaryCtxRetain": "SUCCESS",
     }.items()
 }
@@ -48,8 +52,14 @@ DIFFERENCES |= {
 @pytest.fixture(scope="session")
 def answers(library):
     command = [sys.executable, str(HERE / "answers.py")]
-    done = subprocess.run(command, env=child_environment(library), capture_output=True, text=True,
-                          timeout=600, check=True)
+    done = subprocess.run(
+        command,
+        env=child_environment(library),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
     return json.loads(done.stdout)
 
 

@@ -503,3 +503,42 @@ driver.cuMemFreeAsync(first, stream)
 driver.cuMemPoolDestroy(pool)
 """
     )
+
+
+# ---- each thread's own default stream ----
+
+PER_THREAD = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
+
+
+def test_the_null_stream_is_the_threads_own_where_that_was_asked_for(child):
+    child(
+        """
+        from drivers import in_thread
+        pointer, other = driver.memory(4096), driver.memory(4096)
+        gate = driver.gate(0)
+        driver.cuMemsetD8Async(pointer, 3, 4096, 0)
+        assert driver.error("cuStreamQuery", 0) == "NOT_READY"
+        assert driver.error("cuStreamQuery", 2) == "NOT_READY"
+        def in_another():
+            driver.cuCtxSetCurrent(driver.context)
+            driver.cuMemsetD8Async(other, 4, 4096, 0)
+            driver.cuStreamSynchronize(0)
+            return driver.read(other, 4096)
+        assert in_thread(in_another) == b"\\x04" * 4096
+        gate.open()
+        assert driver.read(pointer, 4096) == b"\\x03" * 4096
+        assert driver.error("cuStreamQuery", 0) == "SUCCESS"
+        """,
+        **PER_THREAD,
+    )
+
+
+def test_otherwise_the_null_stream_is_the_legacy_stream(child):
+    child(
+        """
+        gate = driver.gate(0)
+        assert driver.error("cuStreamQuery", 1) == "NOT_READY"
+        assert driver.error("cuStreamQuery", 2) == "SUCCESS"
+        gate.open()
+        """
+    )

@@ -23,7 +23,11 @@ def test_a_seeded_program_of_many_threads_is_clean(sanitizer, tmp_path, library)
     for seed in (1, 2):
         done = subprocess.run(
             [str(program), str(seed), rounds],
-            env={**os.environ, **OPTIONS}, capture_output=True, text=True, timeout=300, check=False,
+            env={**os.environ, **OPTIONS},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr[-6000:]}"
         assert done.stdout == "ok\n"

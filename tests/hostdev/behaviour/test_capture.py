@@ -237,9 +237,19 @@ def test_a_user_object_is_destroyed_with_its_graph(driver):
     assert destroyed == [1] or driver.kind == "cuda"  # a GPU's driver may do it later
 
 
-UNSAFE = ["cuMemAlloc", "cuMemHostAlloc", "cuMemAllocManaged", "cuCtxSynchronize", "cuEventQuery",
-          "cuEventSynchronize", "cuStreamQuery", "cuStreamSynchronize", "cuMemAllocAsync",
-          "cuMemPoolTrimTo", "cuGraphInstantiate"]
+UNSAFE = [
+    "cuMemAlloc",
+    "cuMemHostAlloc",
+    "cuMemAllocManaged",
+    "cuCtxSynchronize",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuMemAllocAsync",
+    "cuMemPoolTrimTo",
+    "cuGraphInstantiate",
+]
 
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
@@ -248,11 +258,19 @@ def test_a_call_that_could_wait_is_refused_and_invalidates_the_capture(driver, c
     stream, event = driver.stream(), driver.event()
     graph, pool = driver.cuGraphCreate(0), driver.cuDeviceGetDefaultMemPool(0)
     driver.later("cuGraphDestroy", graph)
-    arguments = {"cuMemAlloc": (64,), "cuMemHostAlloc": (64, 0), "cuMemAllocManaged": (64, 1),
-                 "cuCtxSynchronize": (), "cuEventQuery": (event,), "cuEventSynchronize": (event,),
-                 "cuStreamQuery": (stream,), "cuStreamSynchronize": (stream,),
-                 "cuMemAllocAsync": (64, stream), "cuMemPoolTrimTo": (pool, 0),
-                 "cuGraphInstantiate": (graph, 0)}[call]
+    arguments = {
+        "cuMemAlloc": (64,),
+        "cuMemHostAlloc": (64, 0),
+        "cuMemAllocManaged": (64, 1),
+        "cuCtxSynchronize": (),
+        "cuEventQuery": (event,),
+        "cuEventSynchronize": (event,),
+        "cuStreamQuery": (stream,),
+        "cuStreamSynchronize": (stream,),
+        "cuMemAllocAsync": (64, stream),
+        "cuMemPoolTrimTo": (pool, 0),
+        "cuGraphInstantiate": (graph, 0),
+    }[call]
     capture = Capture(driver, mode)
     assert driver.error(call, *arguments) == "STREAM_CAPTURE_UNSUPPORTED"
     assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"

@@ -138,8 +138,20 @@ def test_a_rectangle_arrives_in_its_place(driver):
     source, target = driver.memory(64), driver.memory(128)
     driver.write(source, bytes(range(64)))
     driver.write(target, bytes(128))
-    box = box_2d(driver, 4, 3, srcMemoryType=2, srcDevice=source, srcPitch=16, srcXInBytes=2,
-                 srcY=1, dstMemoryType=2, dstDevice=target, dstPitch=32, dstXInBytes=1)
+    box = box_2d(
+        driver,
+        4,
+        3,
+        srcMemoryType=2,
+        srcDevice=source,
+        srcPitch=16,
+        srcXInBytes=2,
+        srcY=1,
+        dstMemoryType=2,
+        dstDevice=target,
+        dstPitch=32,
+        dstXInBytes=1,
+    )
     driver.cuMemcpy2D(box)
     driver.cuCtxSynchronize()
     expected = bytearray(128)
@@ -153,8 +165,17 @@ def test_a_rectangle_from_pageable_memory_may_change_once_the_call_returned(driv
     driver.write(target, bytes(64))
     source = ctypes.create_string_buffer(b"a" * 64, 64)
     gate = driver.gate(stream)
-    box = box_2d(driver, 4, 2, srcMemoryType=1, srcHost=ctypes.addressof(source), srcPitch=8,
-                 dstMemoryType=2, dstDevice=target, dstPitch=16)
+    box = box_2d(
+        driver,
+        4,
+        2,
+        srcMemoryType=1,
+        srcHost=ctypes.addressof(source),
+        srcPitch=8,
+        dstMemoryType=2,
+        dstDevice=target,
+        dstPitch=16,
+    )
     driver.cuMemcpy2DAsync(box, stream)
     ctypes.memset(source, ord("b"), 64)
     gate.open()
@@ -164,8 +185,17 @@ def test_a_rectangle_from_pageable_memory_may_change_once_the_call_returned(driv
 
 def test_a_pitch_narrower_than_the_rows_is_refused(driver):
     pointer = driver.memory(4096)
-    box = box_2d(driver, 64, 2, srcMemoryType=2, srcDevice=pointer, srcPitch=32,
-                 dstMemoryType=2, dstDevice=pointer + 2048, dstPitch=64)
+    box = box_2d(
+        driver,
+        64,
+        2,
+        srcMemoryType=2,
+        srcDevice=pointer,
+        srcPitch=32,
+        dstMemoryType=2,
+        dstDevice=pointer + 2048,
+        dstPitch=64,
+    )
     assert driver.error("cuMemcpy2D", box) == "INVALID_VALUE"
 
 

@@ -67,8 +67,12 @@ def test_priorities_run_from_least_to_greatest(driver):
 
 def test_capabilities_that_arenas_build_on_are_there(driver):
     attributes = driver.api.CUdevice_attribute
-    for name in ("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "UNIFIED_ADDRESSING",
-                 "MEMORY_POOLS_SUPPORTED", "CAN_USE_64_BIT_STREAM_MEM_OPS",
-                 "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
+    for name in (
+        "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+        "UNIFIED_ADDRESSING",
+        "MEMORY_POOLS_SUPPORTED",
+        "CAN_USE_64_BIT_STREAM_MEM_OPS",
+        "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    ):
         attribute = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}")
         assert driver.cuDeviceGetAttribute(attribute, driver.device) == 1, name

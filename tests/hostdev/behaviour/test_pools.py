@@ -80,8 +80,12 @@ def test_work_queued_before_a_free_still_reaches_the_memory(driver, pool):
 
 
 def test_another_stream_gets_it_once_the_free_has_passed(driver):
-    pool = Pool(driver, release_threshold=KEEP, reuse_follow_event_dependencies=0,
-                reuse_allow_internal_dependencies=0)
+    pool = Pool(
+        driver,
+        release_threshold=KEEP,
+        reuse_follow_event_dependencies=0,
+        reuse_allow_internal_dependencies=0,
+    )
     first, second = driver.stream(), driver.stream()
     pointer = pool.take(BLOCK, first)
     pool.give(pointer, first)
@@ -92,8 +96,13 @@ def test_another_stream_gets_it_once_the_free_has_passed(driver):
 
 
 def test_without_rules_another_stream_gets_other_memory(driver):
-    pool = Pool(driver, release_threshold=KEEP, reuse_follow_event_dependencies=0,
-                reuse_allow_internal_dependencies=0, reuse_allow_opportunistic=0)
+    pool = Pool(
+        driver,
+        release_threshold=KEEP,
+        reuse_follow_event_dependencies=0,
+        reuse_allow_internal_dependencies=0,
+        reuse_allow_opportunistic=0,
+    )
     first, second = driver.stream(), driver.stream()
     gate = driver.gate(first)
     pointer = pool.take(BLOCK, first)
@@ -105,8 +114,12 @@ def test_without_rules_another_stream_gets_other_memory(driver):
 
 
 def test_a_stream_that_waited_for_the_free_gets_it(driver):
-    pool = Pool(driver, release_threshold=KEEP, reuse_allow_internal_dependencies=0,
-                reuse_allow_opportunistic=0)
+    pool = Pool(
+        driver,
+        release_threshold=KEEP,
+        reuse_allow_internal_dependencies=0,
+        reuse_allow_opportunistic=0,
+    )
     first, second, event = driver.stream(), driver.stream(), driver.event()
     gate = driver.gate(first)
     pointer = pool.take(BLOCK, first)

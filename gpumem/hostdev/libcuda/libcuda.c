@@ -4,7 +4,7 @@
  * what it gets. A name is answered only where the version asked for has the signature
  * that the table has; everything else is "not found", which callers tolerate.
  */
-#include "internal.h"
+#include "libcuda.h"
 
 #include <string.h>
 
@@ -30,14 +30,13 @@ static CUresult context_synchronize_v13(CUcontext context) {
     return host_context_wait(found);
 }
 
-static CUresult stream_context_v12(CUstream stream, CUcontext *context, void **green) {
+CUresult libcuda_stream_context(CUstream stream, CUcontext *context, void **green) {
     if (green) *green = NULL; /* none of the host device's streams belongs to a green one */
     return host_cuStreamGetCtx(stream, context);
 }
 
-static CUresult capture_info_v12(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
-                                 CUgraph *graph, const CUgraphNode **dependencies,
-                                 const void **edges, size_t *count) {
+CUresult libcuda_capture_info(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
+                              const CUgraphNode **dependencies, const void **edges, size_t *count) {
     enum { MOST = 1024 };
     static const uint64_t plain[MOST]; /* every edge is a plain one: eight zero bytes */
     CUresult result = host_cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, count);
@@ -55,8 +54,8 @@ typedef struct LaterForm {
 static const LaterForm later_forms[] = {
     {"cuCtxGetDevice", 13000, (void *)context_device_v13},
     {"cuCtxSynchronize", 13000, (void *)context_synchronize_v13},
-    {"cuStreamGetCtx", 12050, (void *)stream_context_v12},
-    {"cuStreamGetCaptureInfo", 12030, (void *)capture_info_v12},
+    {"cuStreamGetCtx", 12050, (void *)libcuda_stream_context},
+    {"cuStreamGetCaptureInfo", 12030, (void *)libcuda_capture_info},
 };
 
 static const LaterForm *later_form(const char *name, int version) {
@@ -66,14 +65,16 @@ static const LaterForm *later_form(const char *name, int version) {
     return NULL;
 }
 
-static void *entry_find(const char *name, int version) {
+static void *entry_find(const char *name, int version, bool per_thread) {
+    void *own = per_thread ? libcuda_per_thread(name, version) : NULL;
     const LaterForm *later = later_form(name, version);
-    if (later) return later->function;
+    if (!own && later) return later->function;
     for (int i = 0; i < DRIVER_ENTRY_COUNT; i++) {
         void *function;
         if (strcmp(driver_entries[i].name, name) != 0) continue;
         memcpy(&function, (const char *)hostdev_table() + driver_entries[i].offset, sizeof function);
-        return driver_entries[i].version <= version ? function : NULL;
+        if (driver_entries[i].version > version) return NULL;
+        return own ? own : function;
     }
     return NULL;
 }
@@ -86,12 +87,12 @@ HOSTDEV_API CUresult cuGetProcAddress_v2(const char *name, void **function, int 
 
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                              ProcResult *status) {
-    (void)flags;
-    if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
+    enum { LEGACY = 1, PER_THREAD = 2 }; /* which default stream the null stream is; 0: legacy */
+    if (!name || !function || flags > PER_THREAD) return CUDA_ERROR_INVALID_VALUE;
     if (strcmp(name, "cuGetProcAddress") == 0)
         *function = version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
     else
-        *function = entry_find(name, version);
+        *function = entry_find(name, version, flags == PER_THREAD);
     if (status) *status = *function ? PROC_FOUND : PROC_NOT_FOUND;
     if (*function || status) return CUDA_SUCCESS;
     return CUDA_ERROR_NOT_FOUND;

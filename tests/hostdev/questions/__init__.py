@@ -1,0 +1,1 @@
+"""Questions to a driver that its documentation leaves open, by topic."""

@@ -1,0 +1,364 @@
+"""Unordered access and leaks. One child per test; nothing here depends on what runs when."""
+
+import pytest
+
+HEAD = """
+import ctypes
+host.find_misuse(1)
+UNORDERED, LEAK = 2, 3
+first, second = driver.stream(), driver.stream()
+pointer, other = driver.memory(4096), driver.memory(4096)
+event = driver.event()
+def fill(stream, at=pointer, size=4096):
+    driver.cuMemsetD8Async(at, 1, size, stream)
+def found():
+    return host.misuse_count(UNORDERED)
+"""
+
+
+def test_two_streams_that_write_the_same_bytes_are_found_and_both_named(child):
+    child(
+        HEAD
+        + """
+fill(first)
+fill(second, pointer + 100, 10)
+assert found() == 1
+report = host.misuse_report().decode()
+one, two = (f"stream {driver.cuStreamGetId(stream)} (operation" for stream in (first, second))
+assert one in report and two in report, report
+assert f"writes 10 bytes at {hex(pointer + 100)}" in report and "wrote" in report, report
+"""
+    )
+
+
+def test_it_does_not_matter_that_the_first_was_done_long_ago(child):
+    child(
+        HEAD
+        + """
+fill(first)
+while ctypes.string_at(pointer + 4095, 1) != b"\\x01":
+    pass
+fill(second)
+assert found() == 1
+"""
+    )
+
+
+def test_reading_what_another_stream_writes_is_found_in_both_orders(child):
+    child(
+        HEAD
+        + """
+fill(first)
+driver.cuMemcpyDtoDAsync(other, pointer, 64, second)
+assert found() == 1 and "reads" in host.misuse_report().decode()
+driver.cuCtxSynchronize()
+driver.cuMemcpyDtoDAsync(other, pointer, 64, second)
+fill(first)
+assert found() == 2 and "that" in host.misuse_report().decode()
+assert host.misuse_report().endswith(b"read; nothing orders them")
+"""
+    )
+
+
+def test_two_streams_may_read_the_same_bytes(child):
+    child(
+        HEAD
+        + """
+driver.cuMemcpyDtoDAsync(other, pointer, 64, first)
+driver.cuMemcpyDtoDAsync(other + 64, pointer, 64, second)
+assert found() == 0
+"""
+    )
+
+
+def test_neighbouring_bytes_are_nobodys_business(child):
+    child(
+        HEAD
+        + """
+fill(first, pointer, 100)
+fill(second, pointer + 100, 100)
+driver.cuMemsetD2D8Async(pointer + 1024, 64, 1, 32, 8, first)
+driver.cuMemsetD2D8Async(pointer + 1024 + 32, 64, 1, 32, 8, second)
+assert found() == 0
+fill(second, pointer + 99, 1)
+assert found() == 1
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "driver.cuEventRecord(event, first); driver.cuStreamWaitEvent(second, event, 0)",
+        "driver.cuEventRecord(event, first); driver.cuEventSynchronize(event)",
+        "driver.cuStreamSynchronize(first)",
+        "driver.cuCtxSynchronize()",
+        "driver.cuMemFree(driver.cuMemAlloc(16))",
+        "driver.cuMemcpyDtoHAsync(bytearray(16), other, 16, first)",
+        'exec(\'while driver.error("cuStreamQuery", first) == "NOT_READY": pass\')',
+    ],
+)
+def test_waiting_orders(child, order):
+    child(HEAD + f"fill(first)\n{order}\nfill(second)\nassert found() == 0, host.misuse_report()\n")
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "driver.cuEventRecord(event, second); driver.cuStreamWaitEvent(first, event, 0)",
+        "driver.cuEventRecord(event, first)",
+        "driver.cuStreamSynchronize(second)",
+        "fill(1, other)",
+    ],
+)
+def test_what_looks_like_waiting_does_not_order(child, order):
+    child(HEAD + f"fill(first)\n{order}\nfill(second)\nassert found() == 1\n")
+
+
+def test_an_event_orders_what_came_before_it_and_nothing_after(child):
+    child(
+        HEAD
+        + """
+fill(first)
+driver.cuEventRecord(event, first)
+fill(first, other)
+driver.cuStreamWaitEvent(second, event, 0)
+fill(second)
+assert found() == 0, host.misuse_report()
+fill(second, other)
+assert found() == 1
+"""
+    )
+
+
+def test_order_goes_through_a_third_stream(child):
+    child(
+        HEAD
+        + """
+third, again = driver.stream(), driver.event()
+fill(first)
+driver.cuEventRecord(event, first)
+driver.cuStreamWaitEvent(third, event, 0)
+driver.cuEventRecord(again, third)
+driver.cuStreamWaitEvent(second, again, 0)
+fill(second)
+assert found() == 0, host.misuse_report()
+"""
+    )
+
+
+def test_the_default_streams_order_blocking_streams(child):
+    child(
+        HEAD
+        + """
+blocking = driver.stream(0), driver.stream(0)
+fill(blocking[0])
+fill(1)
+fill(blocking[1])
+driver.cuMemsetD8(pointer, 1, 16)
+driver.read(pointer, 16)
+assert found() == 0, host.misuse_report()
+fill(first)
+assert found() == 0  # the host has read since
+fill(1)
+assert found() == 1
+"""
+    )
+
+
+def test_the_hosts_own_copies_take_part(child):
+    child(
+        HEAD
+        + """
+fill(first)
+driver.read(pointer, 16)
+assert found() == 1 and "the host reads 16 bytes" in host.misuse_report().decode()
+driver.cuStreamSynchronize(first)
+driver.write(pointer, b"x" * 16)
+fill(second)
+assert found() == 1
+"""
+    )
+
+
+def test_one_page_at_two_addresses_is_one_page(child):
+    child(
+        HEAD
+        + """
+from drivers import BLOCK
+base, handle = driver.reserve(2 * BLOCK), driver.physical()
+driver.map(base, handle)
+driver.map(base + BLOCK, handle)
+fill(first, base + 64, 64)
+fill(second, base + BLOCK + 128, 64)
+assert found() == 0
+fill(second, base + BLOCK + 100, 16)
+assert found() == 1 and hex(base + BLOCK + 100) in host.misuse_report().decode()
+"""
+    )
+
+
+def test_memory_is_nobodys_again_when_it_was_freed(child):
+    child(
+        HEAD
+        + """
+for stream in (first, second) * 5:
+    pinned = int(driver.cuMemHostAlloc(4096, 0))
+    fill(stream, pinned)
+    driver.cuMemFreeHost(pinned)
+assert found() == 0, host.misuse_report()
+"""
+    )
+
+
+def test_pool_memory_used_on_a_stream_that_did_not_wait_for_it_is_found(child):
+    child(
+        HEAD
+        + """
+block = int(driver.cuMemAllocAsync(4096, first))
+fill(second, block)
+assert found() == 1
+driver.cuCtxSynchronize()
+fill(second, block)
+driver.cuMemFreeAsync(block, first)
+assert found() == 2
+driver.cuCtxSynchronize()
+for stream in (first, second, first):
+    block = int(driver.cuMemAllocAsync(4096, stream))
+    fill(stream, block)
+    driver.cuMemFreeAsync(block, stream)
+assert found() == 2, host.misuse_report()
+"""
+    )
+
+
+def test_a_plain_free_of_pool_memory_still_in_use_is_found(child):
+    child(
+        HEAD
+        + """
+block = int(driver.cuMemAllocAsync(4096, first))
+fill(first, block)
+driver.cuMemFree(block)
+assert found() == 1 and "the host writes" in host.misuse_report().decode()
+"""
+    )
+
+
+def test_a_graph_launch_touches_what_its_nodes_touch(child):
+    child(
+        HEAD
+        + """
+driver.cuStreamBeginCapture(first, driver.api.CUstreamCaptureMode(2))
+fill(first)
+graph = driver.cuStreamEndCapture(first)
+executable = driver.cuGraphInstantiate(graph, 0)
+fill(second)
+assert found() == 0
+driver.cuGraphLaunch(executable, first)
+assert found() == 1
+"""
+    )
+
+
+def test_what_a_program_orders_by_a_value_is_not_found(child):
+    child(
+        HEAD
+        + """
+word = driver.pinned(8)
+driver.cuStreamWaitValue64(second, word, 1, 0)
+fill(second)
+fill(first)
+driver.cuStreamWriteValue64(first, word, 1, 0)
+third = driver.stream()
+driver.cuEventRecord(event, second)
+driver.cuStreamWaitEvent(third, event, 0)
+fill(third)
+driver.cuStreamSynchronize(third)
+fill(first)
+assert found() == 0, host.misuse_report()
+fill(second)
+driver.cuStreamSynchronize(second)
+fill(first)
+fill(second)
+assert found() >= 1  # the host has synchronized: it is looked at again
+"""
+    )
+
+
+def test_what_a_host_function_saw_is_known_to_the_host(child):
+    child(
+        HEAD
+        + """
+import threading
+done = threading.Event()
+thunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: done.set())
+fill(first)
+driver.cuLaunchHostFunc(first, driver.api.CUhostFn(ctypes.cast(thunk, ctypes.c_void_p).value), 0)
+done.wait()
+fill(second)
+assert found() == 0, host.misuse_report()
+"""
+    )
+
+
+def test_without_the_mode_nothing_is_looked_at(child):
+    child(HEAD + "host.find_misuse(0)\nfill(first)\nfill(second)\nassert found() == 0\n")
+
+
+def test_a_child_of_a_fork_looks_for_itself(child):
+    child(
+        HEAD
+        + """
+import os
+fill(first)
+pid = os.fork()
+if pid == 0:
+    driver.start()
+    one, two, fresh = driver.cuStreamCreate(1), driver.cuStreamCreate(1), int(driver.cuMemAlloc(64))
+    before = found()
+    fill(one, fresh, 64)
+    fill(two, fresh, 64)
+    os._exit(0 if found() == before + 1 else 1)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    )
+
+
+# ---- what is left at the end ----
+
+
+def test_what_is_left_at_shutdown_is_counted_and_told(child):
+    child(
+        """
+        import os, tempfile
+        host.find_misuse(1)
+        driver.cuStreamCreate(1), driver.cuEventCreate(2), driver.cuEventCreate(2)
+        driver.cuMemAlloc(64), driver.cuMemCreate(2 << 20, driver.prop(), 0)
+        driver.cuDeviceGetDefaultMemPool(0)
+        with tempfile.TemporaryFile() as file:
+            before = os.dup(2)
+            os.dup2(file.fileno(), 2)
+            host.shutdown()
+            os.dup2(before, 2)
+            file.seek(0)
+            told = file.read().decode()
+        expected = "left at the end: streams: 1, events: 2, allocations: 1, physical handles: 1"
+        assert told == f"gpumem host device: {expected}\\n", told
+        assert host.misuse_report().decode() == expected
+        assert host.misuse_count(3) == 5
+        """
+    )
+
+
+def test_nothing_left_is_not_told(child):
+    child(
+        """
+        host.find_misuse(1)
+        stream, pointer = driver.cuStreamCreate(1), driver.cuMemAlloc(64)
+        driver.cuMemsetD8Async(pointer, 1, 64, stream)
+        driver.cuMemFree(pointer)
+        driver.cuStreamDestroy(stream)
+        host.shutdown()
+        assert host.misuse_count(3) == 0
+        """
+    )
