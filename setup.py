@@ -43,11 +43,15 @@ def extension(name: str, *c_sources: str) -> Extension:
         define_macros=MACROS,
         extra_compile_args=COMPILE,
         extra_link_args=LINK,
-        depends=[str(p) for p in Path("gpumem").rglob("*.[hc]") if not p.name.startswith("libcuda")],
+        depends=[
+            str(p) for p in Path("gpumem").rglob("*.[hc]") if not p.name.startswith("libcuda")
+        ],
     )
 
 
-HOST_DEVICE = sorted(str(p) for p in Path("gpumem/hostdev").glob("*.c") if not p.name.startswith("libcuda"))
+HOST_DEVICE = sorted(
+    str(p) for p in Path("gpumem/hostdev").glob("*.c") if not p.name.startswith("libcuda")
+)
 
 setup(
     ext_modules=cythonize(
