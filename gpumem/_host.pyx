@@ -22,9 +22,42 @@ cdef extern from "hostdev.h" nogil:
     void hostdev_advance_clock(uint64_t nanoseconds)
     uint64_t hostdev_total_calls()
     uint64_t hostdev_call_count(const char* name)
+    void hostdev_reset_counts()
+    size_t hostdev_used(int ordinal)
+    ctypedef struct HostdevLive:
+        uint64_t streams
+        uint64_t events
+        uint64_t workers
+        uint64_t allocations
+        uint64_t handles
+        uint64_t mappings
+        uint64_t reservations
+        uint64_t pools
+        uint64_t imports
+        uint64_t graphs
+    void hostdev_live(HostdevLive* live)
+    int hostdev_fail(const char* function, uint64_t call, uint64_t times, int error)
+    int hostdev_delay_record(uint64_t record, uint64_t nanoseconds)
+    int hostdev_lose_device(int ordinal, int error)
+    void hostdev_clear_faults()
+    void hostdev_use_h200_costs(int on)
+    enum:
+        HOSTDEV_USE_AFTER_FREE
+        HOSTDEV_WRONG_CONTEXT
+        HOSTDEV_UNORDERED_ACCESS
+        HOSTDEV_LEAK
+    void hostdev_find_misuse(int on)
+    uint64_t hostdev_misuse_count(int kind)
+    const char* hostdev_misuse_report()
     void hostdev_shutdown()
 
 MAX_DEVICES = HOSTDEV_MAX_DEVICES
+MISUSE = {
+    "use after free": HOSTDEV_USE_AFTER_FREE,
+    "wrong context": HOSTDEV_WRONG_CONTEXT,
+    "unordered access": HOSTDEV_UNORDERED_ACCESS,
+    "leak": HOSTDEV_LEAK,
+}
 
 cdef bint loaded = False
 
@@ -96,3 +129,89 @@ def call_count(str name=None):
     if name is None:
         return hostdev_total_calls()
     return hostdev_call_count(name.encode())
+
+
+def reset_counts():
+    """Start counting calls again from zero."""
+    hostdev_reset_counts()
+
+
+def used(int ordinal):
+    """Return the bytes that a host device is charged for now."""
+    return hostdev_used(ordinal)
+
+
+def live():
+    """Return how many things of each kind are alive on all host devices, for leak checks."""
+    cdef HostdevLive now
+    with nogil:
+        hostdev_live(&now)
+    return {
+        "streams": now.streams,
+        "events": now.events,
+        "workers": now.workers,
+        "allocations": now.allocations,
+        "handles": now.handles,
+        "mappings": now.mappings,
+        "reservations": now.reservations,
+        "pools": now.pools,
+        "imports": now.imports,
+        "graphs": now.graphs,
+    }
+
+
+# ---- faults and costs ----
+
+def fail(str function, uint64_t call, int error, uint64_t times=1):
+    """Let call number `call` from now (1: the next) of a driver function answer `error`.
+
+    `function` is a name like "cuMemAlloc", or None for any; `times` calls in a row fail, 0:
+    all from there on. A call that fails does nothing else.
+    """
+    name = None if function is None else function.encode()
+    cdef const char* chars = NULL if name is None else <const char*>name
+    if hostdev_fail(chars, call, times, error):
+        raise ValueError(f"no such fault: {function!r}, call {call}, error {error}")
+
+
+def delay_record(uint64_t record, uint64_t nanoseconds):
+    """Let the `record`-th event record from now (1: the next) complete that much later."""
+    if hostdev_delay_record(record, nanoseconds):
+        raise ValueError(f"records are counted from 1, not {record}")
+
+
+def lose_device(int ordinal, int error):
+    """Lose a device: its calls answer `error` until its context is released."""
+    if hostdev_lose_device(ordinal, error):
+        raise ValueError(f"no device {ordinal}, or no error {error}")
+
+
+def clear_faults():
+    """Take back every fault and delay that has not happened yet."""
+    hostdev_clear_faults()
+
+
+def use_h200_costs(bint on):
+    """Let calls take the time that they take on an H200, or no more than they need."""
+    hostdev_use_h200_costs(on)
+
+
+# ---- misuse ----
+
+def find_misuse(bint on):
+    """Look for use after free, wrong contexts, unordered access and leaks from now on.
+
+    Every allocation gets pages of its own, whose addresses are never used again.
+    """
+    with nogil:
+        hostdev_find_misuse(on)
+
+
+def misuse_count(str kind):
+    """Return how often a kind of misuse, one of the keys of `MISUSE`, was found."""
+    return hostdev_misuse_count(MISUSE[kind])
+
+
+def misuse_report():
+    """Return the latest finding in words, or ""."""
+    return hostdev_misuse_report().decode()

@@ -1,0 +1,100 @@
+"""The host device's controls as gpumem's own module offers them. One child per test."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+@pytest.fixture
+def run():
+    def run(code: str, expect: int = 0) -> str:
+        head = "import gpumem\nfrom gpumem import _host\n"
+        done = subprocess.run(
+            [sys.executable, "-c", head + textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stderr
+
+    return run
+
+
+def test_a_call_can_be_made_to_fail(run):
+    run(
+        """
+        arena = gpumem.Arena("host")
+        _host.fail("cuMemAlloc", 1, 2, times=0)
+        _host.fail("cuMemCreate", 1, 2, times=0)
+        try:
+            arena.allocate(1 << 20)
+        except MemoryError:
+            pass
+        else:
+            raise AssertionError("nothing failed")
+        _host.clear_faults()
+        arena.allocate(1 << 20)
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "fail('cuNothing', 1, 2)",
+        "fail('cuMemAlloc', 0, 2)",
+        "delay_record(0, 5)",
+        "lose_device(63, 700)",
+    ],
+)
+def test_faults_that_do_not_exist_are_refused(run, call):
+    run(
+        f"""
+        try:
+            _host.{call}
+        except ValueError:
+            pass
+        else:
+            raise AssertionError("accepted")
+        """
+    )
+
+
+def test_what_is_alive_and_charged_can_be_counted(run):
+    run(
+        """
+        before = _host.live()
+        arena = gpumem.Arena("host")
+        block = arena.allocate(3 << 20)
+        assert _host.used(0) >= 3 << 20
+        assert sum(_host.live().values()) > sum(before.values())
+        _host.reset_counts()
+        assert _host.call_count() == 0
+        """
+    )
+
+
+def test_misuse_is_found_through_the_module(run):
+    run(
+        """
+        _host.find_misuse(True)
+        assert {kind: _host.misuse_count(kind) for kind in _host.MISUSE} == {
+            "use after free": 0, "wrong context": 0, "unordered access": 0, "leak": 0}
+        assert _host.misuse_report() == ""
+        """
+    )
+
+
+def test_what_is_left_at_interpreter_exit_is_told(run):
+    told = run(
+        """
+        _host.find_misuse(True)
+        arena = gpumem.Arena("host")
+        block = arena.allocate(1 << 20)
+        """
+    )
+    assert "gpumem host device: left at the end: " in told
