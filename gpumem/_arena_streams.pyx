@@ -123,10 +123,8 @@ cdef bint lane_is_used(const Bfc* table, uint32_t lane) noexcept nogil:
 
 cdef void settle(ArenaCore* arena, uint32_t slot, uint64_t epoch) noexcept nogil:
     # What was freed on the stream up to this epoch becomes free for everyone.
-    arena.table.lanes[slot].settled = epoch
-    arena.small.lanes[slot].settled = epoch
-    bfc_release_settled(&arena.table, slot)
-    bfc_release_settled(&arena.small, slot)
+    bfc_release_settled(&arena.table, slot, epoch)
+    bfc_release_settled(&arena.small, slot, epoch)
 
 
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:

@@ -187,7 +187,8 @@ cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil
 # Makes every kept block free, in one lane or in all; a loop over them.
 cdef void bfc_flush_lane(Bfc* table, uint32_t lane) noexcept nogil
 cdef void bfc_flush(Bfc* table) noexcept nogil
-# Moves what has settled in `lane` to lane 0, merging; a loop over that lane's free chunks.
-cdef void bfc_release_settled(Bfc* table, uint32_t lane) noexcept nogil
+# Epochs of `lane` up to `settled` are done: what was freed in them moves to lane 0, merging; a
+# loop over all chunks.
+cdef void bfc_release_settled(Bfc* table, uint32_t lane, uint64_t settled) noexcept nogil
 
 cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil

@@ -481,11 +481,13 @@ cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
     gone.size = 0
 
 
-cdef void bfc_release_settled(Bfc* table, uint32_t lane) noexcept nogil:
-    cdef uint64_t settled = table.lanes[lane].settled
+cdef void bfc_release_settled(Bfc* table, uint32_t lane, uint64_t settled) noexcept nogil:
     cdef uint32_t index
     cdef Chunk* chunk
+    # Kept blocks first, under the old mark. Under the new one they would pull a settled chunk
+    # that is not released yet into another lane, beside a neighbour that it never joined.
     bfc_flush_lane(table, lane)
+    table.lanes[lane].settled = settled
     if table.lanes[lane].free_chunks == 0:
         return
     for index in range(table.count):

@@ -52,6 +52,7 @@ def mixed(rng, config, rounds):
             arena.blocks()
         arena.validate()
     held.clear()
+    buffer = None  # the loop's last
     arena.close()
 
 

@@ -225,6 +225,20 @@ def test_a_reset_clears_exactly_that_streams_blocks(make_arena, streams):
     assert marks == {0, streams[1].ptr}
 
 
+def test_a_reset_merges_kept_and_free_blocks_among_those_of_another_stream(make_arena):
+    """In address order: a block of `other`, a free and a kept one of `drained`, one of `other`."""
+    arena = make_arena({"split_rule": "tight"})
+    drained, other = gpumem.Stream("host"), gpumem.Stream("host")
+    sizes = [(100 * KIB, other), (100 * KIB, drained), (KIB, drained), (100 * KIB, other)]
+    first, free, kept, last = [arena.allocate(size, stream) for size, stream in sizes]
+    for buffer in (free, kept, first, last):
+        buffer.close()
+    drained.synchronize()
+    arena.reset_stream(drained)
+    arena.validate()
+    assert [(block.nbytes, block.stream) for block in arena.blocks()] == [(MIB, other.ptr)]
+
+
 def test_a_reset_does_not_free_what_another_stream_took_over(make_arena, streams):
     arena, pin = one_block(make_arena, "completed", streams[0])
     arena.allocate(BLOCK, streams[0]).close()
