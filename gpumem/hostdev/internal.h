@@ -413,6 +413,7 @@ struct Range {
 typedef struct AddressMap {
     Range *root;
     size_t count;
+    uint32_t heat; /* the last one given; 0: none yet */
 } AddressMap;
 Range *host_map_find(const AddressMap *map, uintptr_t address);  /* that contains it */
 Range *host_map_after(const AddressMap *map, uintptr_t address); /* first that ends after it */

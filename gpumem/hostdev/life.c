@@ -25,7 +25,7 @@ static void build(void) {
     atomic_store(&host_captures, 0);
     host_cond_build(&host.value_written);
     host_cond_build(&host.worker_gone);
-    host.ranges = host.reservations = host.pooled = host.graves = (AddressMap){NULL, 0};
+    host.ranges = host.reservations = host.pooled = host.graves = (AddressMap){.root = NULL};
     host.workers = 0;
     atomic_store(&host.value_waiters, 0);
     host_table_build(&host.streams, OBJECT_STREAM, sizeof(Stream), host_stream_build);

@@ -1,16 +1,16 @@
 /* The address map: disjoint ranges ordered by base, in a treap.
  *
  * A treap because ranges come and go by the hundred thousand, one at a time, and a
- * look-up must cost some fifty nanoseconds. Whoever calls holds host.map_lock.
+ * look-up must cost some fifty nanoseconds. Whoever calls holds the map's lock.
  */
 #include "internal.h"
 
-static uint32_t next_heat(void) { /* xorshift; under map_lock */
-    static uint32_t state = 2463534242u;
+static uint32_t next_heat(AddressMap *map) { /* xorshift */
+    uint32_t state = map->heat ? map->heat : 2463534242u;
     state ^= state << 13;
     state ^= state >> 17;
     state ^= state << 5;
-    return state;
+    return map->heat = state;
 }
 
 static bool contains(const Range *range, uintptr_t address) {
@@ -74,7 +74,7 @@ static Range *join(Range *low, Range *high) { /* all of low lies below all of hi
 }
 
 void host_map_insert(AddressMap *map, Range *range) {
-    range->heat = next_heat();
+    range->heat = next_heat(map);
     Range **hook = &map->root;
     while (*hook && (*hook)->heat >= range->heat)
         hook = range->base < (*hook)->base ? &(*hook)->left : &(*hook)->right;

@@ -115,4 +115,4 @@ void host_shadow_touch(Access access, Bytes bytes, bool write, Ordered ordered, 
     span_add(bytes.home, end, &(Span){.write = access, .written = true});
 }
 
-void host_shadow_reborn(void) { spans = (AddressMap){NULL, 0}; }
+void host_shadow_reborn(void) { spans = (AddressMap){.root = NULL}; }

@@ -1,15 +1,19 @@
 /* What the host device costs, in the units of its goals. Prints one figure a line.
  *
  *   gcc -std=c11 -D_GNU_SOURCE -O2 -Igpumem/include -Igpumem/hostdev \
- *       gpumem/hostdev/*.c tests/hostdev/bench_hostdev.c \
+ *       $(ls gpumem/hostdev/[a-z]*.c) tests/hostdev/bench_hostdev.c \
  *       -lpthread -o bench_hostdev && ./bench_hostdev
  *
- * Each figure is the best of five rounds. The machine should be otherwise idle.
+ * Each figure is the median of seven rounds, then the least and the largest of them.
+ * What the kernel alone takes for the same is measured in the same run, between them.
+ * The machine should be otherwise idle.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "hostdev.h"
 
@@ -30,13 +34,19 @@ static void ok(CUresult result, const char *what) {
 
 typedef double (*Round)(void);
 
-static void report(const char *what, const char *unit, Round round, int larger_is_better) {
-    double best = 0;
-    for (int i = 0; i < 5; i++) {
-        double value = round();
-        if (i == 0 || (larger_is_better ? value > best : value < best)) best = value;
-    }
-    printf("%-44s %10.3f %s\n", what, best, unit);
+enum { ROUNDS = 7 };
+
+static int in_order(const void *left, const void *right) {
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+static void report(const char *what, const char *unit, Round round) {
+    double values[ROUNDS];
+    for (int i = 0; i < ROUNDS; i++) values[i] = round();
+    qsort(values, ROUNDS, sizeof values[0], in_order);
+    printf("%-44s %10.3f %-5s (%.3f .. %.3f)\n", what, values[ROUNDS / 2], unit, values[0],
+           values[ROUNDS - 1]);
 }
 
 static CUstream stream;
@@ -191,9 +201,39 @@ static double vmm_map(void) {
 }
 
 static double vmm_unmap(void) {
-    for (size_t i = 0; i < PAGES; i++) OK(cuMemMap(range + i * PAGE, PAGE, 0, handles[i], 0));
+    CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    for (size_t i = 0; i < PAGES; i++) {
+        OK(cuMemMap(range + i * PAGE, PAGE, 0, handles[i], 0));
+        OK(cuMemSetAccess(range + i * PAGE, PAGE, &access, 1));
+    }
     double start = seconds();
     for (size_t i = 0; i < PAGES; i++) OK(cuMemUnmap(range + i * PAGE, PAGE));
+    return (seconds() - start) / PAGES * 1e6;
+}
+
+/* The two system calls that a map with access and an unmap cannot do without. */
+static int file;
+
+static double kernel_map(void) {
+    void *at = (void *)(uintptr_t)range;
+    double start = seconds();
+    for (size_t i = 0; i < PAGES; i++)
+        if (mmap((char *)at + i * PAGE, PAGE, PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, (off_t)(i * PAGE)) == MAP_FAILED)
+            exit(1);
+    double took = seconds() - start;
+    mmap(at, PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return took / PAGES * 1e6;
+}
+
+static double kernel_unmap(void) {
+    char *at = (void *)(uintptr_t)range;
+    for (size_t i = 0; i < PAGES; i++)
+        mmap(at + i * PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file,
+             (off_t)(i * PAGE));
+    double start = seconds();
+    for (size_t i = 0; i < PAGES; i++)
+        mmap(at + i * PAGE, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return (seconds() - start) / PAGES * 1e6;
 }
 
@@ -214,9 +254,13 @@ static void bench_vmm(void) {
     if (!cu->cuMemCreate) return;
     OK(cuMemAddressReserve(&range, PAGES * PAGE, 0, 0, 0));
     for (size_t i = 0; i < PAGES; i++) OK(cuMemCreate(&handles[i], PAGE, &prop, 0));
-    report("create a 2 MiB handle", "us", vmm_create, 0);
-    report("map and set access, 2 MiB handle", "us", vmm_map, 0);
-    report("unmap, 2 MiB handle", "us", vmm_unmap, 0);
+    file = memfd_create("bench", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)(PAGES * PAGE)) != 0) exit(1);
+    report("create a 2 MiB handle", "us", vmm_create);
+    report("the kernel's mmap of 2 MiB of a file", "us", kernel_map);
+    report("map and set access, 2 MiB handle", "us", vmm_map);
+    report("the kernel's mmap of a hole over it", "us", kernel_unmap);
+    report("unmap, 2 MiB handle", "us", vmm_unmap);
 }
 
 static double pool_cycle(void) {
@@ -230,6 +274,30 @@ static double pool_cycle(void) {
     double took = seconds() - start;
     OK(cuStreamSynchronize(stream));
     return took / N * 1e6;
+}
+
+static long status_field(const char *name) { /* kB, or a count */
+    char line[256];
+    long value = -1;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && fgets(line, sizeof line, status))
+        if (strncmp(line, name, strlen(name)) == 0) value = atol(line + strlen(name));
+    if (status) fclose(status);
+    return value;
+}
+
+static void leaks(void) {
+    HostdevLive before, after;
+    stream_cycle(); /* the slots that all later ones use */
+    sleep(2);       /* until workers that have nothing to do are gone */
+    hostdev_live(&before);
+    long threads = status_field("Threads:"), resident = status_field("VmRSS:");
+    for (int i = 0; i < 3; i++) stream_cycle();
+    sleep(2);
+    hostdev_live(&after);
+    printf("after 30 000 streams more: streams %+lld, workers %+lld, threads %+ld, resident %+ld kB\n",
+           (long long)(after.streams - before.streams), (long long)(after.workers - before.workers),
+           status_field("Threads:") - threads, status_field("VmRSS:") - resident);
 }
 
 int main(void) {
@@ -247,20 +315,21 @@ int main(void) {
     memset(pinned, 1, LARGE);
     memset(plain, 2, LARGE);
     copy_plain_memcpy();
-    report("submit, worker busy", "us", submit_busy, 0);
-    report("submit, worker keeping up", "us", submit_flowing, 0);
-    report("submit and synchronize, back to back", "us", submit_and_synchronize, 0);
-    report("submit and synchronize, worker asleep", "us", submit_and_synchronize_cold, 0);
-    report("event record and query, idle stream", "ns", event_record_query, 0);
-    report("memcpy, 256 MiB", "GB/s", copy_plain_memcpy, 1);
-    report("copy from pinned, 256 MiB", "GB/s", copy_pinned, 1);
-    report("copy from pageable, synchronous, 256 MiB", "GB/s", copy_pageable, 1);
-    report("alloc and free, 4 MiB", "us", alloc_free_large, 0);
-    report("alloc and free, 1 KiB", "us", alloc_free_small, 0);
-    report("stream create, use, destroy (10 000)", "us", stream_cycle, 0);
-    report("stream create, destroy (10 000)", "us", stream_cycle_unused, 0);
+    report("submit, worker busy", "us", submit_busy);
+    report("submit, worker keeping up", "us", submit_flowing);
+    report("submit and synchronize, back to back", "us", submit_and_synchronize);
+    report("submit and synchronize, worker asleep", "us", submit_and_synchronize_cold);
+    report("event record and query, idle stream", "ns", event_record_query);
+    report("memcpy, 256 MiB", "GB/s", copy_plain_memcpy);
+    report("copy from pinned, 256 MiB", "GB/s", copy_pinned);
+    report("copy from pageable, synchronous, 256 MiB", "GB/s", copy_pageable);
+    report("alloc and free, 4 MiB", "us", alloc_free_large);
+    report("alloc and free, 1 KiB", "us", alloc_free_small);
+    report("stream create, use, destroy (10 000)", "us", stream_cycle);
+    report("stream create, destroy (10 000)", "us", stream_cycle_unused);
     bench_vmm();
-    if (cu->cuMemAllocAsync) report("pool alloc and free, 1 MiB", "us", pool_cycle, 0);
+    leaks();
+    if (cu->cuMemAllocAsync) report("pool alloc and free, 1 MiB", "us", pool_cycle);
     hostdev_shutdown();
     return 0;
 }

@@ -6,7 +6,10 @@
  * them. Ends with shutdown while work is queued. Prints "ok" and exits 0, or says what
  * was wrong.
  *
- *   stress_hostdev [seed] [rounds]
+ * With "misuse" as third argument the device looks for misuse meanwhile, and must not
+ * find any: everything here is ordered.
+ *
+ *   stress_hostdev [seed] [rounds] [misuse]
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -166,6 +169,7 @@ int main(int count, char **arguments) {
     HostdevLive live;
     if (count > 2) rounds = (unsigned)atoi(arguments[2]);
     cu = hostdev_table();
+    hostdev_find_misuse(count > 3 && strcmp(arguments[3], "misuse") == 0);
     OK(cuInit(0));
     OK(cuDevicePrimaryCtxRetain(&context, 0));
     OK(cuCtxSetCurrent(context));
@@ -183,6 +187,8 @@ int main(int count, char **arguments) {
     check(live.handles == 0, "handles left", (int)live.handles);
     check(live.mappings == 0, "mappings left", (int)live.mappings);
     check(hostdev_used(0) == 0, "bytes left", 0);
+    for (int kind = 0; kind < HOSTDEV_MISUSE_KINDS; kind++)
+        check(hostdev_misuse_count(kind) == 0, hostdev_misuse_report(), kind);
     CUdeviceptr pointer;
     CUstream stream;
     OK(cuMemAlloc(&pointer, 64));
