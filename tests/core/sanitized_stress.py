@@ -148,6 +148,7 @@ def a_fork_that_starts_anew():
 
 def main(seed: int) -> None:
     rng = random.Random(seed)
+    a_fork_that_starts_anew()  # first: nothing else may keep the parent's devices alive
     refusals()
     closed_while_its_stream_is_read()
     dropped_without_a_close()
@@ -161,7 +162,6 @@ def main(seed: int) -> None:
     _host.set_lag(0)
     _host.use_virtual_clock(False)
     threads(seed)
-    a_fork_that_starts_anew()
     print("reached the end")
 
 
