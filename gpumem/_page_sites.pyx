@@ -70,7 +70,8 @@ cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t lane,
 
 
 cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:
-    # Places worth a look: either end of the gap, either end of each free chunk in it.
+    # Places worth a look: either end of the gap, either end of each free chunk in it, and behind
+    # each view that is still worked through.
     cdef uint32_t index = gap.first
     cdef const Chunk* chunk
     try_site(space, gap, gap.begin, demand, best)
@@ -82,13 +83,37 @@ cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best
             try_site(space, gap, chunk.address, demand, best)
             if end_of(chunk) - gap.begin >= demand.size:
                 try_site(space, gap, end_of(chunk) - demand.size, demand, best)
+        else:
+            try_behind_views(space, gap, chunk, demand, best)
         index = chunk.next
+
+
+cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, const Demand* demand,
+                           Site* best) noexcept nogil:
+    # A place may not cover a view with queued work, but it may begin where one ends.
+    cdef uint32_t g = granule_of(space, hole.address)
+    cdef uint32_t last = granule_of(space, end_of(hole))
+    cdef uint32_t mapped
+    cdef const Page* page
+    while g < last and g < space.granules:
+        mapped = page_mapped_at(space, g)
+        g += 1
+        if mapped == NIL:
+            continue
+        page = &space.page[mapped]
+        if page.dormant == NIL or not page.dormant < g <= page.dormant + page.granules:
+            continue
+        g = page.dormant + page.granules
+        if (not is_quiet(space, page.dormant_lane, page.dormant_epoch)
+                and address_of(space, g) + demand.size <= gap.end):
+            try_site(space, gap, address_of(space, g), demand, best)
 
 
 cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* demand,
                    Site* best) noexcept nogil:
     cdef uint32_t index = gap.first
     cdef uint32_t missing = 0
+    cdef uint32_t granules
     cdef uint64_t end
     cdef const Chunk* chunk
     while end_of(&space.table.chunks[index]) <= begin:
@@ -102,8 +127,9 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
     while True:
         chunk = &space.table.chunks[index]
         if chunk.state == CHUNK_HOLE:
-            missing += missing_in_hole(space, chunk, begin, end)
-            if missing > best.missing:
+            granules = missing_in_hole(space, chunk, begin, end)
+            missing += granules
+            if granules == IMPOSSIBLE or missing > best.missing:
                 return
         if end_of(chunk) >= end:
             break
@@ -131,7 +157,8 @@ cdef uint32_t chunk_at(const Space* space, uint32_t anchor, uint64_t address) no
 
 cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t begin,
                               uint64_t end) noexcept nogil:
-    # Granules of a hole inside [begin, end) that no idle page's dormant view can fill.
+    # Granules of a hole inside [begin, end) that no idle page's dormant view can fill; IMPOSSIBLE
+    # if work is still queued through a view there, which an unmap would not wait for.
     cdef uint64_t low = begin if begin > hole.address else hole.address
     cdef uint64_t high = end if end < end_of(hole) else end_of(hole)
     cdef uint32_t g = granule_of(space, low)
@@ -149,7 +176,7 @@ cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t be
         if can_swap(space, page, begin, end):
             g = page.dormant + page.granules
         elif not is_quiet(space, page.dormant_lane, page.dormant_epoch):
-            return IMPOSSIBLE // 2
+            return IMPOSSIBLE
         else:
             missing += 1
             g += 1

@@ -1,0 +1,39 @@
+"""The virtual backing while work is queued: nothing moves, goes or exceeds a limit under it."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+MIB = 1 << 20
+VIRTUAL = {"backing": "virtual"}
+
+
+@pytest.fixture
+def stream():
+    return gpumem.Stream("host")
+
+
+def test_new_pages_keep_off_a_view_with_queued_work(make_arena, stream):
+    driver, other = HostDriver(), gpumem.Stream("host")
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 0})
+    first, second, kept = (arena.allocate(size * MIB, stream) for size in (4, 2, 4))
+    second.close()
+    behind = arena.allocate(4 * MIB, stream)  # on a new page and on the second block's
+    stream.synchronize()
+    arena.reset_stream(stream)
+    with driver.block(stream):
+        driver.fill(behind, 9, stream)
+        behind.close()
+        first.close()
+        # Takes the second block's page back: the view that the fill writes through is a hole now.
+        swapped = arena.allocate(6 * MIB, stream)
+        assert arena.stats().reserved == 12 * MIB
+        taken = arena.allocate(4 * MIB, other)
+        memoryview(taken)[:] = bytes([5]) * taken.nbytes
+    stream.synchronize()
+    assert set(bytes(taken)) == {5}
+    for buffer in (kept, swapped, taken):
+        buffer.close()
