@@ -119,20 +119,32 @@ cdef int build_block(ArenaCore* arena, Demand* demand, Block* block) noexcept no
         lock_release(&arena.lock)
         plan_free(&plan)
         return ARENA_OVER_LIMIT
+    if plan.over_limit:
+        take_plan_back(arena, space, &plan, demand)
+        lock_release(&arena.lock)
+        plan_free(&plan)
+        return ARENA_OVER_LIMIT
     lock_release(&arena.lock)
     code = space_execute(space, &plan, arena.place, &arena.backing.calls)
     lock_acquire(&arena.lock)
-    epoch = arena.streams[demand.lane].epoch
     if code == CUDA_SUCCESS:
+        epoch = arena.streams[demand.lane].epoch
         space_finish(space, &plan, demand, epoch)
         note_reserved(arena)
         hand_out(arena, table, plan.chunk, block)
     else:
         arena.last_code = <int32_t>code
-        space_undo(space, &plan, demand, epoch, arena.place)
+        take_plan_back(arena, space, &plan, demand)
     lock_release(&arena.lock)
     plan_free(&plan)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
+                         const Demand* demand) noexcept nogil:
+    # What was claimed becomes free in the taker's running epoch; it must be seen to end.
+    space_undo(space, plan, demand, arena.streams[demand.lane].epoch, arena.place)
+    arena.streams[demand.lane].dirty = True
 
 
 cdef inline void set_share_limit(const ArenaCore* arena, Demand* demand) noexcept nogil:

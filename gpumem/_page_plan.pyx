@@ -61,7 +61,7 @@ cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept no
     last_granule = granule_of(space, end + GRANULE - 1)
     count = last_granule - first_granule
     if (not granules_ready(space, last_granule) or not pages_ready(space, count)
-            or not actions_ready(plan, 2 * count + 1)
+            or not actions_ready(plan, 3 * count)     # drop, release and create for each
             or not holes_prepare(space.table, PLANNED_SLOTS + 8 * count)):
         return False
     if not supply_suffices(space, demand, site.missing, begin, end):
@@ -187,6 +187,9 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     chosen = smallest_releasable(space, begin, end)
     if chosen != NIL:
         plan_release(space, plan, chosen, demand)
+    if demand.reserved + GRANULE > demand.hard_limit:
+        # Idle pages that are larger than the gap and still have queued work: neither fits.
+        plan.over_limit = True
     return plan_create(space, plan, at, 1, demand)
 
 

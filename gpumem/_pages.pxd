@@ -85,6 +85,7 @@ cdef struct Plan:
     Action* actions
     uint32_t count
     uint32_t capacity
+    bint over_limit             # not to be carried out: it needs more than the hard limit
 
 cdef struct Demand:
     uint64_t size               # bytes of the block, in quanta

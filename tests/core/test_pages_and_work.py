@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from helpers.driver import HostDriver
 
@@ -37,3 +39,25 @@ def test_new_pages_keep_off_a_view_with_queued_work(make_arena, stream):
     assert set(bytes(taken)) == {5}
     for buffer in (kept, swapped, taken):
         buffer.close()
+
+
+def test_pages_with_queued_work_do_not_lead_beyond_max_mem(make_arena, stream):
+    # Pages of two granules, as from a live peak of 896 MiB on: they do not fit a gap of one.
+    driver = HostDriver()
+    arena = make_arena(VIRTUAL | {"page_move_threshold": 1000, "max_mem": 1000 * MIB})
+    arena.allocate(960 * MIB, stream).close()
+    arena.reset_stream(stream)
+    arena.shrink()
+    blocks = [arena.allocate(4 * MIB, stream) for _ in range(250)]
+    with driver.block(stream):
+        for block in blocks[::2]:
+            block.close()
+        with suppress(gpumem.OutOfMemoryError):
+            while True:
+                blocks.append(arena.allocate(6 * MIB, stream))
+        assert arena.stats().max_reserved <= 1000 * MIB
+        arena.validate()
+    stream.synchronize()
+    blocks.append(arena.allocate(6 * MIB, stream))  # the plan that was refused left nothing behind
+    for block in blocks:
+        block.close()
