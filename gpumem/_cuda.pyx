@@ -7,6 +7,7 @@ driver does not have stays NULL.
 """
 
 import os
+import threading
 
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
@@ -25,21 +26,24 @@ cdef DriverTable table
 cdef str reason = "not asked yet"
 cdef int count = -1             # devices; -1: not asked yet
 cdef list missing = []
+# The first to ask fills the table; who asks meanwhile waits for the answer.
+cdef object filling = threading.RLock()
 
 
 def load():
     """Fill the table once; return None if CUDA answers, else the reason why it does not."""
     global reason, count
-    if count >= 0:
+    with filling:
+        if count >= 0:
+            return reason
+        count = 0
+        try:
+            reason = _fill()
+        except Exception as error:
+            # Whatever the loader trips over (no libcuda, a stub library, a broken install), the
+            # answer to "is there CUDA?" is no, with its own words.
+            reason = f"{type(error).__name__}: {error}".strip().replace("\n", " ")
         return reason
-    count = 0
-    try:
-        reason = _fill()
-    except Exception as error:
-        # Whatever the loader trips over (no libcuda, a stub library, a broken install), the
-        # answer to "is there CUDA?" is no, with its own words.
-        reason = f"{type(error).__name__}: {error}".strip().replace("\n", " ")
-    return reason
 
 
 def _fill():

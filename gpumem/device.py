@@ -289,6 +289,9 @@ def _open_device(device: Device) -> DriverDevice:
         why = reason or f"there are {count} {device.type} devices"
         raise ValueError(f"unknown device {str(device)!r}: {why}")
     opened: DriverDevice = provider.open_device(device.index)
+    current = _opened.get(device)
+    if current is not None and not current.dead:
+        return current  # another thread was faster: a device is opened once, streams rely on it
     if known is not None:
         _of_parents.append(known)
     _opened[device] = opened

@@ -1,0 +1,49 @@
+"""The first use of a device, or of the driver, from several threads at once."""
+
+from __future__ import annotations
+
+from helpers.child import run_quietly
+
+import gpumem
+from gpumem import _host, device
+
+
+def test_a_device_opened_meanwhile_by_another_thread_is_the_one_for_all(monkeypatch):
+    monkeypatch.setattr(device, "_opened", {})
+    original, faster = _host.open_device, []
+
+    def slow(ordinal):
+        if not faster:
+            faster.append(None)
+            faster[0] = gpumem.Device("host")._open()
+        return original(ordinal)
+
+    monkeypatch.setattr(_host, "open_device", slow)
+    assert gpumem.Device("host")._open() is faster[0]
+
+
+def test_who_asks_for_the_driver_while_another_thread_loads_it_gets_the_same_answer():
+    run_quietly("""
+        import sys, threading, time, types
+
+        asked = threading.Event()
+
+        class Slow(types.ModuleType):
+            def cuGetProcAddress(self, name, version, flags):
+                asked.set()
+                time.sleep(0.005)
+                return 1, 0
+
+        bindings = types.ModuleType("cuda.bindings")
+        bindings.driver = Slow("cuda.bindings.driver")
+        sys.modules.update({"cuda": types.ModuleType("cuda"), "cuda.bindings": bindings,
+                            "cuda.bindings.driver": bindings.driver})
+        from gpumem import _cuda
+
+        first = threading.Thread(target=_cuda.load)
+        first.start()
+        asked.wait()
+        reason = _cuda.load()
+        first.join()
+        assert reason == _cuda.load(), reason
+    """)
