@@ -436,6 +436,30 @@ def test_even_harmless_globals_are_refused(tmp_path, value):
         load_trace(path)
 
 
+def nested_lists(depth):
+    lists = []
+    for _ in range(depth):
+        lists = [lists]
+    return lists
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"action": nested_lists(400)},
+        {"action": "alloc", "addr": 10**5000},
+        {"action": "alloc", "addr": [10**5000]},
+    ],
+    ids=["nested", "digits", "digits in a list"],
+)
+def test_a_value_that_cannot_be_written_out_is_refused_in_one_line(tmp_path, entry):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [[entry]]}))
+    with pytest.raises(TraceError, match=r"entry 0: (action|addr) is") as caught:
+        load_trace(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_reading_a_snapshot_imports_no_framework(tmp_path):
     load_trace(snapshot_file(tmp_path / "s", [entry("alloc", 0, 7)]))
     assert "torch" not in sys.modules

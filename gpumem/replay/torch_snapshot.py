@@ -72,7 +72,7 @@ def _load_plain(file: IO[bytes]) -> object:
     except TraceError:
         raise
     except Exception as error:  # a damaged pickle raises nearly anything
-        raise TraceError(f"damaged pickle: {error or type(error).__name__}") from None
+        raise TraceError(f"damaged pickle: {str(error) or type(error).__name__}") from None
 
 
 def _device_traces(snapshot: object) -> list[list[object]]:
@@ -101,7 +101,7 @@ def _record(entries: list[object], device: int) -> Recorder:
             raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
         action = entry.get("action")
         if not isinstance(action, str):
-            raise TraceError(f"{where}: action is {action!r:.60}, expected a str")
+            raise TraceError(f"{where}: action is {_shown(action)}, expected a str")
         if action in verbs:
             verbs[action](
                 where,
@@ -117,7 +117,15 @@ def _record(entries: list[object], device: int) -> Recorder:
 def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:
     value = entry.get(key, default)
     if not isinstance(value, int) or not -_TIME_LIMIT_US <= value < 1 << 64:
-        raise TraceError(f"{where}: {key} is {value!r:.60}, expected an integer")
+        raise TraceError(f"{where}: {key} is {_shown(value)}, expected an integer")
     if key == "time_us" and value >= _TIME_LIMIT_US:
         raise TraceError(f"{where}: time_us is {value}, accepted is 0..{_TIME_LIMIT_US}")
     return value
+
+
+def _shown(value: object) -> str:
+    """Write a value of a file for people: short, and whatever it is."""
+    try:
+        return f"{value!r:.60}"
+    except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
+        return f"of type {type(value).__name__} and too large to show"
