@@ -58,7 +58,7 @@ from gpumem._bfc cimport (
     SPLIT_ORT,
     SPLIT_TIGHT,
 )
-from gpumem._driver cimport CUstream, Place, place_is_dead
+from gpumem._driver cimport CUstream, Place, place_is_dead, process
 from gpumem._lease cimport Lease, lease_create
 from gpumem._page_space cimport space_create, space_destroy
 
@@ -77,6 +77,7 @@ cdef enum:
 # that may block. Finalizers put them here, because they must neither block nor call the driver.
 cdef ArenaCore* retired_arenas = NULL
 cdef Lock retired_lock
+cdef uint32_t retired_generation = process.generation
 lock_init(&retired_lock)
 
 
@@ -267,10 +268,21 @@ cdef void arena_retain(ArenaCore* arena) noexcept nogil:
     gm_add(&arena.references, 1)
 
 
+cdef void forget_after_fork() noexcept nogil:
+    # In a fork's child the list holds the parent's arenas, and another thread may have held the
+    # lock: begin anew.
+    global retired_arenas, retired_generation
+    if retired_generation != process.generation:
+        retired_generation = process.generation
+        retired_arenas = NULL
+        lock_init(&retired_lock)
+
+
 cdef void arena_drop(ArenaCore* arena) noexcept nogil:
     global retired_arenas
-    if gm_add(&arena.references, -1) != 0:
-        return
+    if gm_add(&arena.references, -1) != 0 or place_is_dead(arena.place):
+        return                      # the dead are not collected: their books stay as they were
+    forget_after_fork()
     lock_acquire(&retired_lock)
     arena.next_retired = retired_arenas
     retired_arenas = arena
@@ -282,6 +294,7 @@ cdef void arena_reap() noexcept nogil:
     global retired_arenas
     cdef ArenaCore* arena
     cdef ArenaCore* following
+    forget_after_fork()
     if retired_arenas == NULL:
         return
     lock_acquire(&retired_lock)

@@ -62,7 +62,14 @@ from gpumem._bfc cimport (
 )
 from gpumem._bfc_check cimport bfc_invariant
 from gpumem._buffer cimport Buffer, MemoryResource, empty_buffer, resource_init, size_of
-from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, CUstream, check, place_is_dead
+from gpumem._driver cimport (
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUresult,
+    CUstream,
+    check,
+    place_is_dead,
+    process,
+)
 from gpumem._lease cimport Lease
 from gpumem._stream cimport Stream, stream_handle
 
@@ -333,6 +340,7 @@ cdef class Arena(MemoryResource):
         cdef ArenaCore* core = self.core
         cdef ArenaCore seen
         cdef uint64_t largest
+        self._require_own()
         lock_acquire(&core.lock)
         bfc_flush(&core.table)
         bfc_flush(&core.small)
@@ -363,7 +371,9 @@ cdef class Arena(MemoryResource):
         """Return every block, used and free, as a list of `BlockInfo` in address order."""
         cdef uint32_t count = 0
         cdef uint32_t i
-        cdef Chunk* chunks = arena_copy_chunks(self.core, &count)
+        cdef Chunk* chunks
+        self._require_own()
+        chunks = arena_copy_chunks(self.core, &count)
         if chunks == NULL:
             raise MemoryError("no host memory for a copy of the arena's books")
         try:
@@ -382,6 +392,7 @@ cdef class Arena(MemoryResource):
             something else overwrote.
         """
         cdef int broken
+        self._require_own()
         with nogil:
             broken = arena_check(self.core)
         if broken:
@@ -420,6 +431,11 @@ cdef class Arena(MemoryResource):
     def _require_open(self):
         if self.core.closed:
             raise ClosedError(f"arena {self.name!r} is closed")
+
+    def _require_own(self):
+        # A thread of the parent may have held the lock at the fork: the child leaves it alone.
+        if self.place.place.generation != process.generation:
+            raise ClosedError(f"arena {self.name!r} belongs to the parent process")
 
     def __enter__(self):
         return self
