@@ -13,15 +13,18 @@ from gpumem._arena_growth cimport (
     shrink_may_help,
     take,
     take_unfinished,
+    trim_pages,
 )
 from gpumem._arena_streams cimport (
     add_stream,
     destroy_events,
+    drain_streams,
     settle_streams,
     switch_needs_event,
     switch_stream,
 )
 from gpumem._arena_types cimport (
+    ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_IN_USE,
     ARENA_MISS,
@@ -93,7 +96,7 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if arena.settings.passthrough:
         return ARENA_MISS
     lock_acquire(&arena.lock)
-    if arena.last_stream != stream and switch_needs_event(arena):
+    if arena.closed or (arena.last_stream != stream and switch_needs_event(arena)):
         lock_release(&arena.lock)
         return ARENA_MISS
     arena.last_stream = stream
@@ -145,7 +148,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
     status = take(arena, nbytes, stream, block)     # another thread may have grown meanwhile
-    if status != ARENA_OK:
+    if status != ARENA_OK and status != ARENA_CLOSED:
         status = grow(arena, nbytes, stream, block)
     if shrink_may_help(arena, nbytes, status):
         if release_idle(arena) != 0:
@@ -304,7 +307,8 @@ cdef void arena_reap() noexcept nogil:
     while arena != NULL:
         following = arena.next_retired
         if not place_is_dead(arena.place):
-            release_everything(arena)
+            release_memory(arena)
+            destroy_events(arena)
         forget(arena)
         arena = following
 
@@ -323,20 +327,21 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         return ARENA_IN_USE
     arena.closed = True
     lock_release(&arena.lock)
-    release_everything(arena)
+    # Events, addresses and books stay until the last reference goes: another thread may be past
+    # the check of `closed`, and find them empty.
+    release_memory(arena)
+    if arena.settings.paged:
+        trim_pages(arena)
     lock_release(&arena.grow_lock)
     return ARENA_OK
 
 
-cdef void release_everything(ArenaCore* arena) noexcept nogil:
+cdef void release_memory(ArenaCore* arena) noexcept nogil:
+    # The driver's free waits for queued work; its unmap does not.
+    if arena.settings.paged:
+        drain_streams(arena)
     while release_one(arena, False) or release_one(arena, True):
         pass
-    destroy_events(arena)
-    if arena.settings.paged:
-        space_destroy(&arena.spaces[0], arena.place)
-        space_destroy(&arena.spaces[1], arena.place)
-        bfc_free_all(&arena.table)
-        bfc_free_all(&arena.small)
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from gpumem._arena_books cimport hand_out
 from gpumem._arena_streams cimport forget_waits, settle_streams, take_behind, wait_for_others
 from gpumem._arena_types cimport (
+    ARENA_CLOSED,
     ARENA_DRIVER_REFUSED,
     arena_in_use,
     ARENA_NO_METADATA,
@@ -50,6 +51,9 @@ cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     cdef uint32_t index
     cdef Bfc* table = table_for(arena, nbytes)
     lock_acquire(&arena.lock)
+    if arena.closed:
+        lock_release(&arena.lock)
+        return ARENA_CLOSED
     bfc_flush(table)
     index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
     if index != NIL:
@@ -62,10 +66,11 @@ cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
 
 cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                           Block* block) noexcept nogil:
-    cdef uint32_t index
+    cdef uint32_t index = NIL
     cdef Bfc* table = table_for(arena, nbytes)
     lock_acquire(&arena.lock)
-    index = take_behind(arena, table, nbytes, stream)
+    if not arena.closed:
+        index = take_behind(arena, table, nbytes, stream)
     if index != NIL:
         hand_out(arena, table, index, block)
     lock_release(&arena.lock)
@@ -320,6 +325,8 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     cdef uint64_t address
     cdef uint32_t region
     cdef CUresult code
+    if arena.closed:
+        return ARENA_CLOSED
     if size > arena_room(arena):
         return ARENA_OVER_LIMIT
     code = arena.backing.reserve(&arena.backing, size, &address)

@@ -18,6 +18,9 @@ cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
                     uint32_t* slot) noexcept nogil
 # The caller has drained the stream: everything freed on it up to now is free for everyone.
 cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil
+# Waits until everything queued on the device has finished; then all that was freed is free for
+# everyone. No block is handed out.
+cdef void drain_streams(ArenaCore* arena) noexcept nogil
 # Is a block handed out that will be freed on the stream? A loop over all chunks.
 cdef bint arena_stream_is_used(ArenaCore* arena, uint32_t slot) noexcept nogil
 

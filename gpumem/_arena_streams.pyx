@@ -105,6 +105,23 @@ cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil:
     lock_release(&arena.lock)
 
 
+cdef void drain_streams(ArenaCore* arena) noexcept nogil:
+    # By the device: the streams' owners may have destroyed them.
+    cdef bint pending = False
+    cdef uint32_t slot
+    lock_acquire(&arena.lock)
+    for slot in range(1, arena.table.lane_count):
+        if (arena.streams[slot].dirty or arena.streams[slot].event_epoch
+                or arena.streams[slot].asking):
+            pending = True
+    lock_release(&arena.lock)
+    if pending and place_enter(arena.place) == CUDA_SUCCESS:
+        arena.place.table.cuCtxSynchronize()
+        place_leave(arena.place)
+    for slot in range(1, arena.table.lane_count):
+        arena_reset_stream(arena, slot)
+
+
 cdef bint arena_stream_is_used(ArenaCore* arena, uint32_t slot) noexcept nogil:
     cdef bint used
     lock_acquire(&arena.lock)

@@ -44,6 +44,7 @@ cdef enum ArenaStatus:
     ARENA_DEAD = 5              # the arena belongs to the parent process
     ARENA_IN_USE = 6
     ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
+    ARENA_CLOSED = 8            # another thread has closed the arena meanwhile
 
 cdef enum ExtendStrategy:
     EXTEND_NEXT_POWER_OF_TWO = 0

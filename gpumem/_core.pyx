@@ -22,6 +22,7 @@ from gpumem._arena cimport (
 )
 from gpumem._arena_streams cimport arena_reset_stream, arena_stream, arena_stream_is_used
 from gpumem._arena_types cimport (
+    ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_DRIVER_REFUSED,
     ARENA_IN_USE,
@@ -140,7 +141,8 @@ cdef class Arena(MemoryResource):
         else:
             self.config = ArenaConfig.from_mapping(config)
         require_backing(self)
-        arena_reap()
+        with nogil:
+            arena_reap()        # it may wait for the device
         settings_from(self.config, &settings)
         backing_init(&backing, backing_kind(self), &self.place.place)
         self.core = arena_create(&settings, backing)
@@ -547,6 +549,8 @@ cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
+    if status == ARENA_CLOSED:
+        raise ClosedError(f"arena {arena.name!r} is closed")
     if status == ARENA_NO_METADATA:
         raise MemoryError("no host memory for an arena's books")
     if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 
 import pytest
@@ -16,6 +17,12 @@ VIRTUAL = {"backing": "virtual"}
 @pytest.fixture
 def stream():
     return gpumem.Stream("host")
+
+
+def open_soon(gate):
+    timer = threading.Timer(0.1, gate.open)
+    timer.start()
+    return timer
 
 
 def test_new_pages_keep_off_a_view_with_queued_work(make_arena, stream):
@@ -41,6 +48,25 @@ def test_new_pages_keep_off_a_view_with_queued_work(make_arena, stream):
         buffer.close()
 
 
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_an_arena_that_ends_waits_for_the_work_on_its_pages(stream, end):
+    driver = HostDriver()
+    arena = gpumem.Arena("host", VIRTUAL)
+    buffer = arena.allocate(4 * MIB, stream)
+    gate = driver.block(stream)
+    driver.fill(buffer, 9, stream)
+    buffer.close()
+    timer = open_soon(gate)
+    if end == "close":
+        arena.close()
+        assert arena.stats().reserved == 0
+    else:
+        del arena, buffer
+        assert gpumem.Device("host").free_bytes > 0
+    timer.join()
+    stream.synchronize()  # raises if the fill found its memory gone
+
+
 def test_pages_with_queued_work_do_not_lead_beyond_max_mem(make_arena, stream):
     # Pages of two granules, as from a live peak of 896 MiB on: they do not fit a gap of one.
     driver = HostDriver()
@@ -61,3 +87,34 @@ def test_pages_with_queued_work_do_not_lead_beyond_max_mem(make_arena, stream):
     blocks.append(arena.allocate(6 * MIB, stream))  # the plan that was refused left nothing behind
     for block in blocks:
         block.close()
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_closing_while_others_allocate_raises_there_and_leaves_nothing(backing):
+    failures = []
+
+    def work(arena, start):
+        start.wait()
+        try:
+            for size in range(40):
+                arena.allocate((size % 7 + 1) << 19).close()
+        except gpumem.ClosedError:
+            pass
+        except Exception as error:
+            failures.append(error)
+
+    def close(arena, start):
+        start.wait()
+        while not arena.closed:
+            with suppress(gpumem.InUseError):
+                arena.close()
+
+    for _ in range(60):
+        arena, start = gpumem.Arena("host", {"backing": backing}), threading.Barrier(3)
+        threads = [threading.Thread(target=t, args=(arena, start)) for t in (work, work, close)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert arena.stats().reserved == 0
+    assert failures == []
