@@ -565,6 +565,8 @@ cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32
     rounded = round_to_quantum(asked + extra)
     if rounded >= ABSURD:
         advice = "no machine has that much memory: check the size"
+    elif status == ARENA_OVER_LIMIT and not stats.limit:
+        advice = "no range of addresses holds such a block: take smaller ones"
     elif status == ARENA_OVER_LIMIT and rounded > stats.limit:
         advice = "the block alone is larger than max_mem: raise max_mem"
     elif status == ARENA_OVER_LIMIT:

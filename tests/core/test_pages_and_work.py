@@ -118,3 +118,9 @@ def test_closing_while_others_allocate_raises_there_and_leaves_nothing(backing):
             thread.join()
         assert arena.stats().reserved == 0
     assert failures == []
+
+
+def test_a_block_beyond_every_address_range_is_not_blamed_on_max_mem(make_arena):
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        make_arena(VIRTUAL).allocate(1 << 43)
+    assert "max_mem" not in str(caught.value)
