@@ -156,6 +156,7 @@ def test_a_drivers_pool_hands_out_and_takes_back_in_stream_order(driver):
             with pool.allocate(MIB, stream) as buffer:
                 driver.call(driver.cuMemsetD8Async, buffer.ptr, value, MIB, stream.ptr)
                 assert (download(driver, buffer, stream.ptr) == value).all()
+        stream.synchronize()
         assert pool.stats().in_use == 0
         assert pool.shrink().released_bytes > 0
 
