@@ -53,7 +53,11 @@ HOST_DEVICE = sorted(
     str(p) for p in Path("gpumem/hostdev").glob("*.c") if not p.name.startswith("libcuda")
 )
 
+SWITCHED = DEBUG or COVERAGE or ANNOTATE or SANITIZE not in ("", "0")
+
 setup(
+    # A switch changes what no time stamp shows: build everything anew.
+    options={"build_ext": {"force": SWITCHED}},
     ext_modules=cythonize(
         [
             extension("_bfc"),
@@ -93,6 +97,7 @@ setup(
             "linetrace": COVERAGE,
         },
         annotate=ANNOTATE,
+        force=SWITCHED,
         # Generated C goes to the build folder, so that the tree holds only what people write.
         build_dir="build/cython",
     ),

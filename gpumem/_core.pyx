@@ -79,6 +79,8 @@ from gpumem.device import MemoryKind, _reapers
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, OutOfMemoryError
 from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
 
+PER_THREAD_STREAM = 2       # handle of each thread's own default stream
+
 # More than any machine has, and far from where sums of sizes overflow.
 cdef uint64_t ABSURD = <uint64_t>1 << 48
 
@@ -151,6 +153,7 @@ cdef class Arena(MemoryResource):
         self.default_slot = 1       # the legacy default stream's
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
+            self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
     def __dealloc__(self):
         if self.core != NULL:
@@ -191,7 +194,7 @@ cdef class Arena(MemoryResource):
         cdef uint64_t size = size_of(nbytes)
         cdef uint64_t extra = 0
         cdef Buffer buffer
-        if stream is not None:
+        if stream is not None or self.default_per_thread:
             self.slot_of(stream, &slot)
         if alignment is not None:
             extra = alignment_of(alignment) - QUANTUM
@@ -290,7 +293,9 @@ cdef class Arena(MemoryResource):
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         cdef CUstream handle = NULL
         cdef int status
-        if stream is None:
+        if stream is None and self.default_per_thread:
+            stream = PER_THREAD_STREAM
+        elif stream is None:
             slot[0] = self.default_slot
             return 0
         if place_is_dead(&self.place.place):

@@ -673,3 +673,13 @@ def test_the_unpickler_knows_no_persistent_objects():
     persistent = b"\x80\x04K\x05Q."  # a reference to outside object 5
     with pytest.raises(TraceError, match="refers to outside objects"):
         torch_snapshot.read_torch_snapshot(io.BytesIO(persistent), "p")
+
+
+@pytest.mark.parametrize(
+    "opcode", [b"r\x00\x00\x00\x30", b"p805306368\n", b"p" + b"9" * 30 + b"\n"], ids=repr
+)
+def test_a_pickle_that_asks_for_more_room_than_it_has_bytes_is_refused(tmp_path, opcode):
+    path = tmp_path / "huge.pickle"
+    path.write_bytes(b"\x80\x02]" + opcode + b".")
+    with pytest.raises(TraceError, match="object number"):
+        load_trace(path)

@@ -68,11 +68,55 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
 
 def _load_plain(file: IO[bytes]) -> object:
     try:
+        _check_memo(file)
         return _PlainUnpickler(file).load()
     except TraceError:
         raise
     except Exception as error:  # a damaged pickle raises nearly anything
         raise TraceError(f"damaged pickle: {str(error) or type(error).__name__}") from None
+
+
+# Arguments of pickle's opcodes: fixed bytes; a length in so many bytes, then as many; lines.
+_FIXED = {ord(code): size for code, size in zip("qhKMJrjG", (1, 1, 1, 2, 4, 4, 4, 8), strict=True)}
+_FIXED |= {0x80: 1, 0x82: 1, 0x83: 2, 0x84: 4, 0x95: 8}
+_COUNTED = {ord("U"): 1, ord("C"): 1, 0x8C: 1, 0x8A: 1, ord("T"): 4, ord("X"): 4, ord("B"): 4}
+_COUNTED |= {0x8B: 4, 0x8D: 8, 0x8E: 8, 0x96: 8}
+_LINES = dict.fromkeys(map(ord, "FILSVgpP"), 1) | dict.fromkeys(map(ord, "ci"), 2)
+_PUT, _LONG_BINPUT, _STOP = ord("p"), ord("r"), ord(".")
+
+
+def _check_memo(file: IO[bytes]) -> None:
+    """Refuse a pickle that numbers an object beyond the bytes it has.
+
+    The unpickler makes room for the highest number it is told, so that ten bytes could ask for
+    all memory. The file is left where it was.
+    """
+    start = file.tell()
+    data = file.read()
+    file.seek(start)
+    at, end = 0, len(data)
+    while at < end and data[at] != _STOP:
+        code = data[at]
+        at += 1
+        begin = at
+        if code in _FIXED:
+            at += _FIXED[code]
+        elif code in _COUNTED:
+            size = _COUNTED[code]
+            at += size + int.from_bytes(data[at : at + size], "little")
+        else:
+            for _ in range(_LINES.get(code, 0)):
+                newline = data.find(b"\n", at)
+                at = end if newline < 0 else newline + 1
+        if code == _LONG_BINPUT:
+            number = int.from_bytes(data[begin:at], "little")
+        elif code == _PUT:
+            text = data[begin:at].strip()
+            number = int(text) if text.isdigit() and len(text) < 20 else end + 1
+        else:
+            continue
+        if number > end:
+            raise TraceError(f"damaged pickle: object number {number} in {end} bytes")
 
 
 def _device_traces(snapshot: object) -> list[list[object]]:

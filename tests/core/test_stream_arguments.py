@@ -1,5 +1,7 @@
 """What counts as a stream, whose it is, and what Stream and Event objects do."""
 
+import threading
+
 import pytest
 from helpers.driver import HostDriver
 
@@ -250,3 +252,22 @@ def test_streams_and_events_are_initialised_once():
     for thing in (gpumem.Stream("host"), gpumem.Event("host")):
         with pytest.raises(TypeError, match="initialised once"):
             thing.__init__("host")
+
+
+def test_the_per_thread_default_stream_is_the_calling_threads_own(make_arena):
+    arena = make_arena({"stream_reuse": "never"}, default_stream=2)
+    mine = arena.allocate(1 << 16)
+    address = mine.ptr
+    mine.close()
+    seen = []
+
+    def elsewhere():
+        with arena.allocate(1 << 16) as theirs:
+            seen.append(theirs.ptr)
+
+    worker = threading.Thread(target=elsewhere)
+    worker.start()
+    worker.join()
+    assert seen != [address], "another thread got a block of this thread's stream"
+    with arena.allocate(1 << 16) as again:
+        assert again.ptr == address
