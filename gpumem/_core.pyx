@@ -79,7 +79,8 @@ from gpumem.device import MemoryKind, _reapers
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, OutOfMemoryError
 from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
 
-PER_THREAD_STREAM = 2       # handle of each thread's own default stream
+cdef enum:
+    PER_THREAD_STREAM = 2       # handle of each thread's own default stream
 
 # More than any machine has, and far from where sums of sizes overflow.
 cdef uint64_t ABSURD = <uint64_t>1 << 48
