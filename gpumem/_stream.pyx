@@ -1,5 +1,6 @@
 """Streams and events: in-order queues of a device, and points in them."""
 
+cimport cython
 from libc.stdint cimport uintptr_t
 
 from gpumem._driver cimport (
@@ -20,6 +21,8 @@ from gpumem.device import Device
 from gpumem.errors import ClosedError
 
 
+# The collector of cycles may clear an object's references before its end; the end needs `place`.
+@cython.no_gc_clear
 cdef class Stream:
     """An in-order queue of work on a device.
 
@@ -151,6 +154,7 @@ cdef class Stream:
         return f"<gpumem.Stream {<uintptr_t>self.handle:#x} on {self.device}>"
 
 
+@cython.no_gc_clear      # as in Stream
 cdef class Event:
     """A point in a stream's work, without timing.
 

@@ -233,6 +233,24 @@ def test_a_cycle_of_arena_and_stream_object_is_collected():
     assert gone() is None
 
 
+@pytest.mark.parametrize("kind", ["streams", "events"])
+def test_what_a_cycle_held_is_destroyed_with_it(host, kind):
+    stream = gpumem.Stream("host")
+    stream.record().synchronize()
+    gc.collect()
+    before = host.live()[kind]
+
+    def leave_a_cycle():
+        # Older than the cycle that refers to it, so the collector clears it first.
+        held = gpumem.Stream("host") if kind == "streams" else stream.record()
+        cycle = [held]
+        cycle.append(cycle)
+
+    leave_a_cycle()
+    gc.collect()
+    assert host.live()[kind] == before
+
+
 def test_buffers_arenas_and_streams_are_neither_copied_nor_pickled(arena):
     for thing in (arena, arena.allocate(1), gpumem.Stream("host"), gpumem.Event("host")):
         with pytest.raises(TypeError):
