@@ -3,6 +3,7 @@
     python3 tests/gpu/run.py test      install into this interpreter, run the tests
     python3 tests/gpu/run.py measure   run the benches (after an install)
     python3 tests/gpu/run.py check     compute-sanitizer over the tests of this folder
+    python3 tests/gpu/run.py stress    search for wrong bytes for minutes, in every kind of memory
 
 Logs and results go to the folder named by the environment variable OUT, else to ./build/gpu.
 The machine brings Cython, setuptools, cuda-bindings, NumPy and pytest; nothing is fetched.
@@ -19,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("OUT", ROOT / "build" / "gpu"))
 PYTHON = sys.executable
+VERDICT = re.compile("passed|failed|ERROR|wrong bytes")
 
 
 def step(name, command, log, **environment):
@@ -44,6 +46,7 @@ def test():
         steps.append(step("tests/gpu", tests, "tests.log"))
         driver = [*tests[:-1], "tests/hostdev/behaviour"]
         steps.append(step("driver behaviour", driver, "driver.log", GPUMEM_TEST_DRIVER="cuda"))
+        steps.append(searched("cuda:0", 20, "--max-mem", str(1 << 29)))
     return steps
 
 
@@ -68,18 +71,33 @@ def check():
     return [step("memcheck", command, "memcheck.log")]
 
 
+def stress():
+    return [
+        searched("cuda:0", 120, "--max-mem", str(1 << 29)),
+        searched("cuda:0/host_accessible", 30, "--backing", "regions"),
+        searched("cuda:0/managed", 30, "--backing", "regions"),
+    ]
+
+
+def searched(memory, seconds, *more):
+    command = [PYTHON, "-m", "tests.stress", "--device", memory, "--seconds", str(seconds), *more]
+    return step(f"stress {memory}", command, f"stress-{memory.replace('/', '-')}.log")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["test", "measure", "check"])
+    parser.add_argument("command", choices=["test", "measure", "check", "stress"])
     chosen = parser.parse_args().command
     OUT.mkdir(parents=True, exist_ok=True)
-    steps = {"test": test, "measure": measure, "check": check}[chosen]()
+    steps = {"test": test, "measure": measure, "check": check, "stress": stress}[chosen]()
     for name, code, lines in steps:
         print(f"---- {name}: tail of its log")
         print("\n".join(lines[-40:] if code else lines[-14:]))
     print(f"\n{'step':<20} {'result':<10} said")
     for name, code, lines in steps:
-        said = next((s for s in reversed(lines) if re.search(r"passed|failed|ERROR", s)), "")
+        said = next(
+            (s for s in reversed(lines) if re.search(r"passed|failed|ERROR|wrong bytes", s)), ""
+        )
         print(f"{name:<20} {'ok' if code == 0 else f'exit {code}':<10} {said.strip()}")
     return max(code != 0 for _, code, _ in steps)
 

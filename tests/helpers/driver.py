@@ -1,4 +1,4 @@
-"""Work for the host device's streams: its own driver functions, called through ctypes."""
+"""Work for a device's streams: the functions of its driver table, called through ctypes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ _TYPES = {
     "cuDriverGetVersion": (ctypes.c_void_p,),
     "cuCtxPushCurrent": (ctypes.c_uint64,),
     "cuCtxPopCurrent": (ctypes.c_void_p,),
+    "cuMemHostAlloc": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint),
+    "cuMemFreeHost": (ctypes.c_uint64,),
+    "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64),
+    "cuMemsetD32Async": (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_uint64),
     "cuMemsetD8Async": (ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_uint64),
     "cuLaunchHostFunc": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p),
     "cuStreamWaitValue64": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint),
@@ -20,21 +24,24 @@ _TYPES = {
 
 
 class HostDriver:
-    """The functions behind one host device, as C callers have them."""
+    """The functions behind one device, as C callers have them; a GPU's work alike."""
 
     def __init__(self, device: str = "host") -> None:
         self.opened = gpumem.Device(device)._open()
         place = (ctypes.c_uint64 * (_PLACE + 2)).from_address(id(self.opened))
         self._table, self._context = place[_PLACE], place[_PLACE + 1]
+        self._functions: dict = {}
         version = ctypes.c_int()
         self._function("cuDriverGetVersion")(ctypes.byref(version))
         assert version.value == self.opened.version(), "the layout of DriverDevice has changed"
 
     def _function(self, name: str):
-        index = [entry for entry, _ in driver_entry_names()].index(name)
-        size = ctypes.sizeof(ctypes.c_void_p)
-        address = ctypes.c_void_p.from_address(self._table + index * size).value
-        return ctypes.CFUNCTYPE(ctypes.c_int, *_TYPES[name])(address)
+        if name not in self._functions:
+            index = [entry for entry, _ in driver_entry_names()].index(name)
+            size = ctypes.sizeof(ctypes.c_void_p)
+            address = ctypes.c_void_p.from_address(self._table + index * size).value
+            self._functions[name] = ctypes.CFUNCTYPE(ctypes.c_int, *_TYPES[name])(address)
+        return self._functions[name]
 
     def call(self, name: str, *arguments) -> None:
         """Call with the device's context current; a refusal is an assertion."""

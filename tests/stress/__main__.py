@@ -1,0 +1,95 @@
+"""Run scenarios over every policy and backing until the time is over; prints its seed."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gpumem
+from gpumem import _host
+
+from .scenario import MIB, Outcome, Scenario, run
+
+POLICIES = ("completed", "wait", "never")
+BACKINGS = ("regions", "virtual")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="about how long, in all")
+    parser.add_argument("--seed", type=int, help="repeats the decisions, not the threads' timing")
+    parser.add_argument("--policy", choices=POLICIES, help="only this one")
+    parser.add_argument("--backing", choices=BACKINGS, help="only this one")
+    parser.add_argument("--device", default="host", help="as an Arena takes it: cuda:0, ...")
+    parser.add_argument("--threads", type=int, default=3)
+    parser.add_argument("--max-mem", type=int, default=96 * MIB, help="bytes of each arena")
+    parser.add_argument("--each", type=float, default=5, help="seconds of one scenario")
+    parser.add_argument("--lie", action="store_true", help="reset busy streams: must be found")
+    parser.add_argument("--find-misuse", action="store_true", help="host: look for missing waits")
+    chosen = parser.parse_args()
+    if chosen.find_misuse:
+        gpumem.Device("host")._open()
+        _host.find_misuse(True)
+    seed = random.SystemRandom().randrange(1 << 32) if chosen.seed is None else chosen.seed
+    print(f"seed {seed}, gpumem {gpumem.__version__}", flush=True)
+    total = Outcome()
+    for number, scenario in enumerate(_scenarios(chosen, seed), 1):
+        outcome = run(scenario)
+        total.done += outcome.done
+        print(f"{number}: {'WRONG' if outcome.problems else 'ok'} {_told(scenario)}", flush=True)
+        if outcome.problems:
+            print("\n".join(outcome.problems))
+            print(f"--seed {seed}, scenario {number}: {len(outcome.problems)} problems")
+            return 2 if outcome.wrong_bytes else 1
+    for kind in _host.MISUSE if chosen.find_misuse else ():
+        if _host.misuse_count(kind):
+            print(f"{_host.misuse_count(kind)} of {kind}, the latest: {_host.misuse_report()}")
+            return 2
+    print(", ".join(f"{count:,} {what}" for what, count in sorted(total.done.items())))
+    print("0 wrong bytes, 0 leaks")
+    return 0
+
+
+def _scenarios(chosen: argparse.Namespace, seed: int) -> Iterator[Scenario]:
+    """Go through every policy and backing, again and again, with other settings each time."""
+    rng = random.Random(seed)
+    kinds = itertools.product(
+        POLICIES if chosen.policy is None else (chosen.policy,),
+        BACKINGS if chosen.backing is None else (chosen.backing,),
+    )
+    each = list(kinds)
+    seconds = min(chosen.each, chosen.seconds / len(each))
+    for number in range(max(1, round(chosen.seconds / seconds))):
+        policy, backing = each[number % len(each)]
+        yield Scenario(
+            memory=chosen.device,
+            config=_config(rng, policy, backing, chosen.max_mem),
+            seed=rng.randrange(1 << 32),
+            seconds=seconds,
+            threads=chosen.threads,
+            lag_us=rng.choice([0, 0, 50, 1000]) if chosen.device.startswith("host") else 0,
+            lie=chosen.lie,
+        )
+
+
+def _config(rng: random.Random, policy: str, backing: str, max_mem: int) -> dict[str, Any]:
+    config = {"stream_reuse": policy, "backing": backing, "max_mem": max_mem}
+    if backing == "virtual":
+        return config | {"page_move_threshold": rng.choice([0.0, 0.015, 0.1])}
+    return config | {
+        "split_rule": rng.choice(["tight", "ort"]),
+        "extend_strategy": rng.choice(["next_power_of_two", "same_as_requested"]),
+    }
+
+
+def _told(scenario: Scenario) -> str:
+    settings = " ".join(f"{key}={value}" for key, value in scenario.config.items())
+    return f"{scenario.memory} {settings} lag={scenario.lag_us}us"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""One arena under several threads for some seconds, and what must be true at its end."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import gpumem
+from gpumem import _core, _host
+
+from ..helpers.driver import HostDriver
+from .patterns import Patterns
+from .worker import Shared, Worker
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Where, with which settings, from which seed; `lie` asks for wrong bytes."""
+
+    memory: str
+    config: dict[str, Any]
+    seed: int
+    seconds: float
+    threads: int = 3
+    lag_us: int = 0
+    lie: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a scenario did and what went wrong; no problem: it ran clean."""
+
+    done: Counter = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    wrong_bytes: bool = False
+
+
+def run(scenario: Scenario) -> Outcome:
+    """Run one scenario to its end."""
+    memory = gpumem.MemoryInfo(scenario.memory) if "/" not in scenario.memory else scenario.memory
+    driver = HostDriver(str(scenario.memory).partition("/")[0])
+    before = _alive()
+    outcome = Outcome()
+    _host.set_lag(scenario.lag_us * 1000)
+    try:
+        _run(scenario, memory, driver, outcome)
+    finally:
+        _host.set_lag(0)
+    if not outcome.problems:
+        patience = time.monotonic() + 5  # a destroyed stream finishes its queued work first
+        while _alive() != before and time.monotonic() < patience:
+            time.sleep(0.01)
+        if _alive() != before:
+            outcome.problems.append(f"left behind: {_alive()}, before it was {before}")
+    return outcome
+
+
+def _run(scenario: Scenario, memory: Any, driver: HostDriver, outcome: Outcome) -> None:
+    arena = gpumem.Arena(memory, scenario.config)
+    device = arena.memory.device
+    shared = Shared(
+        arena=arena,
+        streams=[gpumem.Stream(device) for _ in range(2)],
+        bytes_per_thread=int(arena.config.max_mem / scenario.threads),
+        lie=scenario.lie,
+    )
+    seeds = random.Random(scenario.seed)
+    end = time.monotonic() + scenario.seconds
+    threads = [
+        threading.Thread(target=_thread, args=(shared, driver, number, seed, end, outcome))
+        for number, seed in enumerate(seeds.sample(range(1 << 30), scenario.threads), 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if not outcome.problems:
+        _end(shared, outcome)
+
+
+def _thread(
+    shared: Shared, driver: HostDriver, number: int, seed: int, end: float, outcome: Outcome
+) -> None:
+    patterns = Patterns(driver, number)
+    worker = Worker(shared, patterns, seed)
+    try:
+        while time.monotonic() < end and not shared.stopped:
+            worker.step()
+        worker.finish()
+    except BaseException as error:
+        shared.stopped = True
+        outcome.wrong_bytes |= isinstance(error, AssertionError)
+        outcome.problems.append(f"thread {number}: {''.join(traceback.format_exception(error))}")
+        return
+    patterns.close()
+    outcome.done += worker.done
+    outcome.done["checks"] += patterns.checks
+    outcome.done["bytes checked"] += patterns.bytes_checked
+
+
+def _end(shared: Shared, outcome: Outcome) -> None:
+    """Everything is given back, and the books say so."""
+    shared.inbox.clear()
+    for stream in shared.streams:
+        stream.synchronize()
+    arena = shared.arena
+    arena.validate()
+    stats = arena.stats()
+    outcome.done["pages moved"] += stats.pages_moved
+    outcome.done["regions added"] += stats.num_extensions
+    outcome.done["regions released"] += stats.num_shrinkages
+    if stats.in_use or stats.requested_in_use or stats.num_allocs != stats.num_frees:
+        outcome.problems.append(f"a block was never taken back: {stats}")
+    arena.close()
+    if arena.stats().reserved:
+        outcome.problems.append(f"a closed arena holds memory: {arena.stats()}")
+
+
+def _alive() -> dict[str, int]:
+    """What the host devices hold; for a GPU, nothing can tell its own from other programs'."""
+    gc.collect()
+    _core.reap()
+    alive = dict(_host.live())
+    del alive["workers"]  # kept for the next stream
+    return alive | {"bytes": _host.used(0)}

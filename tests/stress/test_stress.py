@@ -1,0 +1,34 @@
+"""A short run of the stress finds nothing, and it does find what is wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_stress(rng, *arguments: str) -> subprocess.CompletedProcess:
+    seed = str(rng.randrange(1 << 32))
+    return subprocess.run(
+        [sys.executable, "-m", "tests.stress", "--seed", seed, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_no_byte_is_wrong_and_no_access_unordered(rng):
+    done = run_stress(rng, "--seconds", "6", "--find-misuse")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("0 wrong bytes, 0 leaks\n")
+
+
+@pytest.mark.parametrize("policy", ["completed", "wait", "never"])
+def test_memory_handed_on_before_its_work_is_done_shows_as_wrong_bytes(rng, policy):
+    done = run_stress(rng, "--seconds", "20", "--each", "2", "--policy", policy, "--lie")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "WrongBytes" in done.stdout
