@@ -30,7 +30,7 @@ from gpumem.errors import (
     InvalidFreeError,
     OutOfMemoryError,
 )
-from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
+from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
 
 __version__ = "0.1.0"
 
@@ -56,6 +56,7 @@ __all__ = [
     "MemoryResource",
     "OutOfMemoryError",
     "PoolConfig",
+    "PoolStats",
     "ShrinkReport",
     "Stats",
     "Stream",

@@ -143,6 +143,7 @@ cdef class Arena(MemoryResource):
             self.config = config
         else:
             self.config = ArenaConfig.from_mapping(config)
+        self.config._require_arena()
         require_backing(self)
         with nogil:
             arena_reap()        # it may wait for the device

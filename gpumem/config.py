@@ -1,16 +1,17 @@
-"""Settings of an arena: typed fields and the string keys that name them.
+"""Settings of arenas and pools: typed fields and the string keys that name them.
 
 A mapping may name a field bare (``max_mem``), as ``arena.max_mem``, or under a prefix of ONNX
 Runtime's style, ``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem``
 (an environment's). Nothing is ignored: an unknown key, a malformed or out-of-range value, or one
-option given twice with different values is a ConfigError naming key, value and accepted range.
+option given twice with different values is a ConfigError naming key, value and accepted range. A
+setting that is well-formed but has no effect where it is used is refused there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem.errors import ConfigError
@@ -21,10 +22,11 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 MAX_BYTES = (1 << 63) - 1
+MAX_UNSIGNED = (1 << 64) - 1
 
 Parser: TypeAlias = Callable[[str, object], Any]
 
-_PREFIX = re.compile(r"(?:(ep_factory|ep)\.([^.]+)\.)?(?:arena\.)?([a-z_0-9]+)\Z", re.IGNORECASE)
+_KEY = re.compile(r"(?:(?:ep_factory|ep)\.([^.]+)\.)?(?:arena\.)?([a-z_0-9]+)\Z")
 
 
 def _integer(low: int, high: int) -> Callable[[str, object], int]:
@@ -69,7 +71,7 @@ def _boolean(key: str, value: object) -> bool:
 
 def _share(key: str, value: object) -> float:
     accepted = "a number from 0 to 1000"
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?(e-[0-9]{1,2})?", value):
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?", value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1000:
         raise _bad(key, value, accepted)
@@ -89,6 +91,7 @@ class _Settings:
     _OF: ClassVar[str]
     _PARSERS: ClassVar[Mapping[str, Parser]]
     _ALIASES: ClassVar[Mapping[str, str]] = {}
+    _IMPLIED: ClassVar[Mapping[str, Parser]] = {}  # keys that say what the class says already
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -109,35 +112,79 @@ class _Settings:
 
         Raises
         ------
+        TypeError
+            `mapping` is no mapping.
         ConfigError
             Unknown key, bad value, or one option given twice with different values.
         """
-        given: dict[str, tuple[str, Any]] = {}
-        for key, text in mapping.items():
+        if not isinstance(mapping, Mapping):
+            kind = type(mapping).__name__
+            raise TypeError(f"{cls._OF} takes {cls.__name__} or a mapping, not {kind}")
+        return cls._read(mapping.items(), name)
+
+    @classmethod
+    def from_text(cls, text: str, name: str | None = None) -> Self:
+        """Read what `to_text` writes: ``key=value`` pairs with commas between them.
+
+        Parameters
+        ----------
+        text : str
+            Such as ``"max_mem=1048576,stream_reuse=wait"``; keys in any accepted spelling.
+        name : str, optional
+            As `from_mapping`.
+
+        Raises
+        ------
+        ConfigError
+            As `from_mapping`, or a part that is no ``key=value``.
+        """
+        parts = [part.partition("=") for part in text.split(",")] if text else []
+        for key, equals, value in parts:
+            if not equals:
+                raise ConfigError(f"{key + value!r} is not accepted: it takes key=value")
+        return cls._read(((key, value) for key, _, value in parts), name)
+
+    @classmethod
+    def _read(cls, items: Iterable[tuple[object, object]], name: str | None) -> Self:
+        parsers = {**cls._PARSERS, **cls._IMPLIED}
+        values: dict[str, Any] = {}
+        given: dict[str, str] = {}
+        for key, text in items:
             field = cls._field_of(key, name)
-            value = cls._PARSERS[field](key, text)
-            if field in given and given[field][1] != value:
-                first, earlier = given[field]
+            value = parsers[field](str(key), text)
+            if values.setdefault(field, value) != value:
                 raise ConfigError(
                     f"{field} is given twice with different values: "
-                    f"{first} = {earlier!r} and {key} = {text!r}"
+                    f"{given[field]} and {key} = {text!r}"
                 )
-            given[field] = (key, value)
-        return cls(**{field: value for field, (_, value) in given.items()})
+            given[field] = f"{key} = {text!r}"
+        return cls(**{field: value for field, value in values.items() if field in cls._PARSERS})
 
     @classmethod
     def _field_of(cls, key: object, name: str | None) -> str:
-        match = _PREFIX.match(key) if isinstance(key, str) else None
-        field = cls._ALIASES.get(match.group(3), match.group(3)) if match else ""
-        if match is None or field not in cls._PARSERS:
+        match = _KEY.match(key) if isinstance(key, str) else None
+        field = cls._ALIASES.get(match.group(2), match.group(2)) if match else ""
+        if match is None or (field not in cls._PARSERS and field not in cls._IMPLIED):
             raise ConfigError(f"unknown key {key!r}; {cls._OF} takes: {', '.join(cls._PARSERS)}")
-        if name is not None and match.group(2) and match.group(2).lower() != name.lower():
-            raise ConfigError(f"key {key!r} is for {match.group(2)!r}, not for {name!r}")
+        if name is not None and match.group(1) and match.group(1).lower() != name.lower():
+            raise ConfigError(f"key {key!r} is for {match.group(1)!r}, not for {name!r}")
         return field
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""
         return {f"arena.{field.name}": _text(getattr(self, field.name)) for field in fields(self)}
+
+    def to_text(self) -> str:
+        """Return all settings in one string; `from_text` reads it back."""
+        return ",".join(
+            f"{field.name}={_text(getattr(self, field.name))}" for field in fields(self)
+        )
+
+
+def _must_be_true(key: str, value: object) -> bool:
+    if not _boolean(key, value):
+        raise _bad(key, value, "true: a pool is what is made")
+    return True
 
 
 @dataclass(frozen=True)
@@ -158,6 +205,13 @@ class ArenaConfig(_Settings):
         Where doubling stops.
     max_mem : int
         Bytes the arena may hold from the device; 0 is unlimited.
+    use_cuda_mempool : bool
+        True: the driver's stream-ordered pool serves the memory. `make_resource` makes a
+        `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
+        the other fields govern the arena that takes its place where the device has no pools. An
+        `Arena` refuses it.
+    cuda_mempool_release_threshold, cuda_mempool_bytes_to_keep_on_shrink : int
+        Bytes, 0 to 2**64 - 1; as `PoolConfig`. Only with use_cuda_mempool.
     backing : {"auto", "regions", "virtual"}
         Where the bytes come from. "regions": one driver allocation per region. "virtual": reserved
         address ranges under which physical pages are placed, and moved, as they are needed.
@@ -186,6 +240,9 @@ class ArenaConfig(_Settings):
     initial_growth_chunk_size_bytes: int = 2 * MIB
     max_power_of_two_extend_bytes: int = GIB
     max_mem: int = 0
+    use_cuda_mempool: bool = False
+    cuda_mempool_release_threshold: int = 0
+    cuda_mempool_bytes_to_keep_on_shrink: int = 0
     backing: str = "auto"
     split_rule: str = None  # type: ignore[assignment]  # None: by the backing, filled in below
     stream_reuse: str = "completed"
@@ -200,6 +257,9 @@ class ArenaConfig(_Settings):
         "initial_growth_chunk_size_bytes": _integer(1, 2**31 - 1),
         "max_power_of_two_extend_bytes": _integer(1, MAX_BYTES),
         "max_mem": _integer(0, MAX_BYTES),
+        "use_cuda_mempool": _boolean,
+        "cuda_mempool_release_threshold": _integer(0, MAX_UNSIGNED),
+        "cuda_mempool_bytes_to_keep_on_shrink": _integer(0, MAX_UNSIGNED),
         "backing": _choice(auto="", regions="", virtual=""),
         "page_move_threshold": _share,
         "split_rule": _choice(tight="", ort=""),
@@ -212,21 +272,51 @@ class ArenaConfig(_Settings):
             object.__setattr__(self, "split_rule", "ort" if self.backing == "regions" else "tight")
         super().__post_init__()
 
+    def _require_arena(self) -> None:
+        """Raise ConfigError if these settings are for a driver's pool."""
+        if self.use_cuda_mempool:
+            raise ConfigError(
+                "use_cuda_mempool = True is not accepted by an Arena: make_resource(memory, "
+                "config) makes the DriverPool that it asks for"
+            )
+        for field in _POOL_FIELDS:
+            if getattr(self, field):
+                raise ConfigError(
+                    f"{field} = {getattr(self, field)} has no effect without use_cuda_mempool: "
+                    "it takes 0, or use_cuda_mempool = true"
+                )
+
+    def _without_pool(self) -> ArenaConfig:
+        """Return the settings of the arena that takes a pool's place."""
+        return replace(
+            self,
+            use_cuda_mempool=False,
+            cuda_mempool_release_threshold=0,
+            cuda_mempool_bytes_to_keep_on_shrink=0,
+        )
+
+
+_POOL_FIELDS = ("cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink")
+
 
 @dataclass(frozen=True)
 class PoolConfig(_Settings):
     """How a driver's stream-ordered pool caches and reuses.
 
+    A mapping may also hold ``use_cuda_mempool``, which must be true.
+
     Attributes
     ----------
     release_threshold : int
-        Bytes the pool keeps when a stream synchronises; beyond it the driver takes memory back.
-        As a key also ``arena.cuda_mempool_release_threshold``.
+        Bytes the pool keeps when a stream synchronises, 0 to 2**64 - 1; beyond it the driver takes
+        memory back. As a key also ``arena.cuda_mempool_release_threshold``.
     bytes_to_keep_on_shrink : int
         Bytes that ``shrink`` leaves in the pool. As a key also
         ``arena.cuda_mempool_bytes_to_keep_on_shrink``.
     max_size : int
-        Bytes the pool may hold; 0 is the driver's own limit.
+        Bytes the pool may hold; 0 is the driver's own limit. The driver may round it up.
+    shareable : bool
+        Its memory can be exported to other processes; decided when the pool is made.
     reuse_follow_event_dependencies : bool
         Reuse across streams that an event has ordered.
     reuse_allow_opportunistic : bool
@@ -243,23 +333,55 @@ class PoolConfig(_Settings):
     release_threshold: int = 0
     bytes_to_keep_on_shrink: int = 0
     max_size: int = 0
+    shareable: bool = False
     reuse_follow_event_dependencies: bool = True
     reuse_allow_opportunistic: bool = True
     reuse_allow_internal_dependencies: bool = True
 
     _OF: ClassVar[str] = "a pool"
+    _IMPLIED: ClassVar[Mapping[str, Parser]] = {"use_cuda_mempool": _must_be_true}
     _ALIASES: ClassVar[Mapping[str, str]] = {
         "cuda_mempool_release_threshold": "release_threshold",
         "cuda_mempool_bytes_to_keep_on_shrink": "bytes_to_keep_on_shrink",
     }
     _PARSERS: ClassVar[Mapping[str, Parser]] = {
-        "release_threshold": _integer(0, 2**64 - 1),
-        "bytes_to_keep_on_shrink": _integer(0, MAX_BYTES),
+        "release_threshold": _integer(0, MAX_UNSIGNED),
+        "bytes_to_keep_on_shrink": _integer(0, MAX_UNSIGNED),
         "max_size": _integer(0, MAX_BYTES),
+        "shareable": _boolean,
         "reuse_follow_event_dependencies": _boolean,
         "reuse_allow_opportunistic": _boolean,
         "reuse_allow_internal_dependencies": _boolean,
     }
+
+    @classmethod
+    def from_arena(cls, config: ArenaConfig) -> Self:
+        """Return the pool that an arena's settings ask for.
+
+        `max_mem` becomes `max_size`. `stream_reuse` becomes the reuse policies: "completed" takes
+        what an event has ordered or what is found to be done, "wait" also lets the driver add an
+        order, "never" takes nothing from another stream.
+
+        Raises
+        ------
+        ConfigError
+            ``enable`` is False, which no pool can follow, or use_cuda_mempool is not set.
+        """
+        if not config.use_cuda_mempool:
+            raise ConfigError("use_cuda_mempool = False is not accepted: a pool takes True")
+        if not config.enable:
+            raise ConfigError(
+                "enable = False is not accepted together with use_cuda_mempool: every call of a "
+                "pool goes to the driver already"
+            )
+        return cls(
+            release_threshold=config.cuda_mempool_release_threshold,
+            bytes_to_keep_on_shrink=config.cuda_mempool_bytes_to_keep_on_shrink,
+            max_size=config.max_mem,
+            reuse_follow_event_dependencies=config.stream_reuse != "never",
+            reuse_allow_opportunistic=config.stream_reuse != "never",
+            reuse_allow_internal_dependencies=config.stream_reuse == "wait",
+        )
 
 
 def _text(value: object) -> str:

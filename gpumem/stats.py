@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BlockInfo", "KeptRegion", "ShrinkReport", "Stats"]
+__all__ = ["BlockInfo", "KeptRegion", "PoolStats", "ShrinkReport", "Stats"]
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ class Stats:
         return self.reserved
 
     def as_ort(self) -> dict[str, str]:
-        """Return ONNX Runtime's keys with decimal strings.
+        """Return ONNX Runtime's keys with decimal strings; always all of them.
 
-        There, NumArenaExtensions is the number of regions held, not a running count.
+        Two mean something else there than here: ``Limit`` is 2**63 - 1 where there is none, and
+        ``NumArenaExtensions`` falls with every region that a shrink gives back, so that it is the
+        number of regions held for ordinary blocks, while `num_extensions` never falls.
         """
         values = {
             "Limit": self.limit or (1 << 63) - 1,
@@ -81,6 +83,37 @@ class Stats:
             "MaxAllocSize": self.max_alloc_size,
         }
         return {key: str(value) for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class PoolStats(Stats):
+    """Counters of one `DriverPool`; those of `Stats` count what this object handed out.
+
+    ``reserved`` and ``max_reserved`` are the driver's, of the whole pool; ``num_shrinkages``
+    counts calls of ``shrink``; regions, extensions and the largest free block are 0, because a
+    driver does not tell them.
+
+    Attributes
+    ----------
+    pool_used, max_pool_used : int
+        Bytes in use in the whole pool as the driver counts them, whoever took them. A driver may
+        count a freed block until its stream has come to the free, and longer.
+    """
+
+    pool_used: int
+    max_pool_used: int
+
+    def as_ort(self) -> dict[str, str]:
+        """Return ONNX Runtime's keys as it fills them for a driver's pool.
+
+        ``Limit`` is 0 where the pool has none; ``NumReserves`` and ``NumArenaExtensions`` are
+        always 0.
+        """
+        return super().as_ort() | {
+            "Limit": str(self.limit),
+            "NumReserves": "0",
+            "NumArenaExtensions": "0",
+        }
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpumem
-from gpumem import ArenaConfig, ConfigError
+from gpumem import ArenaConfig, ConfigError, PoolConfig
 
 MIB = 1 << 20
 
@@ -19,6 +19,11 @@ DEFAULTS = {
     "initial_growth_chunk_size_bytes": 2 * MIB,
     "max_power_of_two_extend_bytes": 1024 * MIB,
     "max_mem": 0,
+    "use_cuda_mempool": False,
+    "cuda_mempool_release_threshold": 0,
+    "cuda_mempool_bytes_to_keep_on_shrink": 0,
+    "backing": "auto",
+    "split_rule": "tight",
     "stream_reuse": "completed",
     "enable": True,
 }
@@ -47,7 +52,8 @@ def test_a_key_for_another_name_is_refused():
 @pytest.mark.parametrize(
     "key",
     ["", "arena.", "max_memory", "arena.arena.max_mem", "ep.max_mem", "ep..arena.max_mem",
-     "ep.a.b.arena.max_mem", "session.max_mem", "MAX_MEM", " max_mem", "max_mem ", "max_mem\n", 5,
+     "ep.a.b.arena.max_mem", "session.max_mem", "MAX_MEM", "ARENA.max_mem", "EP.cuda.max_mem",
+     " max_mem", "max_mem ", "max_mem\n", 5,
      None],
 )  # fmt: skip
 def test_an_unknown_key_is_refused_by_name(key):
@@ -58,8 +64,9 @@ def test_an_unknown_key_is_refused_by_name(key):
 
 
 NUMBERS = [field for field, value in DEFAULTS.items() if type(value) is int]
-BAD_NUMBERS = ["", "-1", "+1", "1.0", "1e6", "1 ", " 1", "1k", "0x10", "1_000", "\u0661", "9" * 20,
-               "9" * 5000, 1.0, -1, True, None, [], 1 << 63, 1 << 64, 10**5000]  # fmt: skip
+BAD_NUMBERS = ["", "-1", "+1", "1.0", "1e6", "1 ", " 1", "1k", "0x10", "1_000", "\u0661",
+               "9" * 20, "9" * 5000, "1.", "1,", "-0", 1.0, -1, True, None, [],
+               1 << 64, 10**5000]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", BAD_NUMBERS, ids=range(len(BAD_NUMBERS)))
@@ -80,6 +87,8 @@ def test_a_malformed_number_is_refused_with_key_value_and_range(field, value):
         ("initial_growth_chunk_size_bytes", 1, (1 << 31) - 1),
         ("max_power_of_two_extend_bytes", 1, (1 << 63) - 1),
         ("max_mem", 0, (1 << 63) - 1),
+        ("cuda_mempool_release_threshold", 0, (1 << 64) - 1),
+        ("cuda_mempool_bytes_to_keep_on_shrink", 0, (1 << 64) - 1),
     ],
 )
 def test_the_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low, high):
@@ -100,6 +109,8 @@ def test_the_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low
         ("stream_reuse", "wait", "wait"),
         ("split_rule", "tight", "tight"),
         ("backing", "regions", "regions"),
+        ("use_cuda_mempool", "1", True),
+        ("use_cuda_mempool", "false", False),
         ("enable", "0", False),
         ("enable", "FALSE", False),
         ("enable", 0, False),
@@ -120,10 +131,18 @@ def test_an_unknown_choice_is_refused_with_those_that_are(field, value):
     assert repr(getattr(ArenaConfig(), field)).replace("'", '"') in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["", "yes", "2", 2, -1, None, 1.0, 0.0])
-def test_a_malformed_truth_value_is_refused(value):
-    with pytest.raises(ConfigError, match=r"enable = .* it takes true or false"):
-        ArenaConfig.from_mapping({"enable": value})
+@pytest.mark.parametrize("field", ["enable", "use_cuda_mempool"])
+@pytest.mark.parametrize("value", ["", "yes", "on", "1 ", "01", "2", 2, -1, None, 1.0, 0.0])
+def test_a_malformed_truth_value_is_refused(field, value):
+    with pytest.raises(ConfigError, match=rf"{field} = .* it takes true or false"):
+        ArenaConfig.from_mapping({field: value})
+
+
+@pytest.mark.parametrize("value", ["", "-0.1", "1e3", "1001", "0.5 ", "nan", "inf", float("nan"),
+                                   -1, 1001.0, True, None, "0.1.2", ".5"])  # fmt: skip
+def test_a_malformed_share_is_refused(value):
+    with pytest.raises(ConfigError, match=r"page_move_threshold = .* a number from 0 to 1000"):
+        ArenaConfig.from_mapping({"page_move_threshold": value})
 
 
 def test_one_option_given_twice_with_different_values_is_refused_naming_both():
@@ -138,8 +157,28 @@ def test_one_option_given_twice_with_one_value_is_accepted():
     assert config.max_mem == 7
 
 
+def test_one_option_under_two_names_with_different_values_is_refused():
+    with pytest.raises(ConfigError, match=r"ep\.a\.max_mem = '1' and ep_factory\.b\.max_mem = '2'"):
+        ArenaConfig.from_mapping({"ep.a.max_mem": "1", "ep_factory.b.max_mem": "2"})
+
+
+@pytest.mark.parametrize("mapping", [5, "max_mem=1", [("max_mem", 1)], PoolConfig()])
+def test_what_is_no_mapping_is_a_type_error(mapping):
+    with pytest.raises(
+        TypeError, match=f"takes ArenaConfig or a mapping, not {type(mapping).__name__}"
+    ):
+        ArenaConfig.from_mapping(mapping)
+    with pytest.raises(TypeError):
+        gpumem.Arena("host", mapping)
+
+
 configs = st.builds(
     ArenaConfig,
+    use_cuda_mempool=st.booleans(),
+    cuda_mempool_release_threshold=st.integers(0, (1 << 64) - 1),
+    cuda_mempool_bytes_to_keep_on_shrink=st.integers(0, (1 << 64) - 1),
+    backing=st.sampled_from(["auto", "regions", "virtual"]),
+    page_move_threshold=st.floats(0, 1000),
     extend_strategy=st.sampled_from(["next_power_of_two", "same_as_requested"]),
     initial_chunk_size_bytes=st.integers(1, (1 << 31) - 1),
     max_dead_bytes_per_chunk=st.integers(1, (1 << 31) - 1),
@@ -158,6 +197,92 @@ def test_settings_survive_the_way_to_text_and_back(config):
     assert all(isinstance(part, str) for item in text.items() for part in item)
     assert set(text) == {f"arena.{field.name}" for field in dataclasses.fields(config)}
     assert ArenaConfig.from_mapping(text) == config
+    assert ArenaConfig.from_text(config.to_text()) == config
+
+
+pools = st.builds(
+    PoolConfig,
+    release_threshold=st.integers(0, (1 << 64) - 1),
+    bytes_to_keep_on_shrink=st.integers(0, (1 << 64) - 1),
+    max_size=st.integers(0, (1 << 63) - 1),
+    shareable=st.booleans(),
+    reuse_follow_event_dependencies=st.booleans(),
+    reuse_allow_opportunistic=st.booleans(),
+    reuse_allow_internal_dependencies=st.booleans(),
+)
+
+
+@given(config=pools)
+def test_a_pools_settings_survive_the_way_to_text_and_back(config):
+    text = config.to_mapping()
+    assert set(text) == {f"arena.{field.name}" for field in dataclasses.fields(config)}
+    assert PoolConfig.from_mapping(text) == config
+    assert PoolConfig.from_text(config.to_text()) == config
+
+
+def test_one_string_holds_all_settings():
+    text = ArenaConfig(max_mem=5, stream_reuse="wait", enable=False).to_text()
+    assert {"max_mem=5", "stream_reuse=wait", "enable=0"} <= set(text.split(","))
+    assert ArenaConfig.from_text("") == ArenaConfig()
+    assert ArenaConfig.from_text("ep.cuda.arena.max_mem=5,arena.enable=0").max_mem == 5
+
+
+@pytest.mark.parametrize("text", ["max_mem", "max_mem=1,", "max_mem=1,max_mem=2", "max_mem=1 ",
+                                  "=", "max_mem=1, enable=0", "max_mem=1=2"])  # fmt: skip
+def test_malformed_text_is_refused(text):
+    with pytest.raises(ConfigError):
+        ArenaConfig.from_text(text)
+
+
+# ---- settings of the driver's pool ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field", ["cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink"]
+)
+def test_a_pools_setting_without_a_pool_is_refused_where_it_would_have_no_effect(field):
+    config = ArenaConfig.from_mapping({f"arena.{field}": "4096"})
+    assert getattr(config, field) == 4096
+    with pytest.raises(ConfigError, match=f"{field} = 4096 has no effect without use_cuda_mempool"):
+        gpumem.Arena("host", config)
+    gpumem.Arena("host", {field: 0}).close()
+
+
+def test_an_arena_that_is_to_be_a_pool_is_refused_with_the_way_to_make_one():
+    with pytest.raises(ConfigError, match=r"use_cuda_mempool = True .* make_resource"):
+        gpumem.Arena("host", {"arena.use_cuda_mempool": "1"})
+
+
+def test_a_pools_mapping_may_say_that_it_is_one():
+    assert PoolConfig.from_mapping({"ep.cuda.arena.use_cuda_mempool": "1"}) == PoolConfig()
+    with pytest.raises(ConfigError, match=r"use_cuda_mempool = '0' is not accepted"):
+        PoolConfig.from_mapping({"arena.use_cuda_mempool": "0"})
+
+
+@pytest.mark.parametrize(
+    ("reuse", "policies"),
+    [
+        ("completed", (True, True, False)),
+        ("wait", (True, True, True)),
+        ("never", (False, False, False)),
+    ],
+)
+def test_an_arenas_settings_become_a_pools(reuse, policies):
+    config = ArenaConfig(
+        use_cuda_mempool=True,
+        cuda_mempool_release_threshold=1,
+        cuda_mempool_bytes_to_keep_on_shrink=2,
+        max_mem=3,
+        stream_reuse=reuse,
+    )
+    assert PoolConfig.from_arena(config) == PoolConfig(1, 2, 3, False, *policies)
+
+
+@pytest.mark.parametrize(("field", "value"), [("enable", False), ("use_cuda_mempool", False)])
+def test_settings_that_no_pool_can_follow_are_refused(field, value):
+    config = dataclasses.replace(ArenaConfig(use_cuda_mempool=True), **{field: value})
+    with pytest.raises(ConfigError, match=f"{field} = False is not accepted"):
+        PoolConfig.from_arena(config)
 
 
 def test_settings_are_values():
