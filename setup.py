@@ -72,6 +72,7 @@ setup(
             extension("_page_plan"),
             extension("_page_moves"),
             extension("_backing"),
+            extension("_arena_cache"),
             extension("_arena_books"),
             extension("_arena_streams"),
             extension("_arena_growth"),

@@ -4,6 +4,18 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 from gpumem._arena_books cimport check_tables, hand_out, take_back
+from gpumem._arena_cache cimport (
+    KEPT_BYTES,
+    cache_find,
+    cache_give,
+    cache_make,
+    cache_publish,
+    cache_take,
+    caches_flush,
+    caches_free,
+    caches_freeze,
+    caches_thaw,
+)
 from gpumem._arena_growth cimport (
     add_own_region,
     grow,
@@ -20,6 +32,7 @@ from gpumem._arena_streams cimport (
     destroy_events,
     drain_streams,
     settle_streams,
+    streams_free,
     switch_needs_event,
     switch_stream,
 )
@@ -43,11 +56,11 @@ from gpumem._arena_types cimport (
     REUSE_WAIT,
     table_for,
     table_of,
+    ThreadCache,
 )
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport (
     Bfc,
-    bfc_flush,
     bfc_free_all,
     bfc_init,
     BFC_OK,
@@ -65,13 +78,9 @@ from gpumem._driver cimport CUstream, Place, place_is_dead, process
 from gpumem._lease cimport Lease, lease_create
 from gpumem._page_space cimport space_create, space_destroy
 
-cdef extern from *:
-    """
-    static inline int32_t gm_add(int32_t *count, int32_t by) {
-        return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
-    }
-    """
-    int32_t gm_add(int32_t* count, int32_t by) noexcept nogil
+cdef extern from "atomics.h" nogil:
+    int32_t count_add(int32_t* count, int32_t by)
+    uint64_t sum_add(uint64_t* total, uint64_t by)
 
 cdef enum:
     RANGE_BYTES = 4398046511104  # 4 TiB of address space for a paged arena's large blocks
@@ -82,6 +91,7 @@ cdef ArenaCore* retired_arenas = NULL
 cdef Lock retired_lock
 cdef uint32_t retired_generation = process.generation
 lock_init(&retired_lock)
+cdef uint64_t serials = 0
 
 
 # ---- the fast path: one lock, one search, no driver ----------------------------------------------
@@ -91,15 +101,23 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     cdef int status = BFC_OK
     cdef uint32_t index
     cdef Bfc* table
+    cdef ThreadCache* cache
     if place_is_dead(arena.place):
         return ARENA_DEAD
     if arena.settings.passthrough:
         return ARENA_MISS
+    cache = cache_find(arena)
+    if nbytes <= KEPT_BYTES:
+        if cache == NULL:
+            cache = cache_make(arena)
+        if cache != NULL and cache_take(arena, cache, nbytes, stream, block):
+            return ARENA_OK
     lock_acquire(&arena.lock)
     if arena.closed or (arena.last_stream != stream and switch_needs_event(arena)):
         lock_release(&arena.lock)
         return ARENA_MISS
     arena.last_stream = stream
+    cache_publish(arena, cache)
     table = table_for(arena, nbytes)
     index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
     if index != NIL:
@@ -120,6 +138,8 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept
     cdef int status
     if arena.settings.passthrough:
         return free_through(arena, handle, stream)
+    if cache_give(arena, handle, stream):
+        return ARENA_OK
     lock_acquire(&arena.lock)
     status = take_back(arena, handle, stream)
     lock_release(&arena.lock)
@@ -130,13 +150,17 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept
 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
-    # Order: an event for the stream served before, the arena as it is, blocks that other streams
-    # have finished with, a new region, regions that are idle.
+    # Order: an event for the stream served before, the arena as it is, what threads keep, blocks
+    # that other streams have finished with, a new region, regions that are idle.
     cdef int status
     if arena.settings.passthrough:
         return allocate_through(arena, nbytes, stream, block)
     arena_reap()
     switch_stream(arena, stream)
+    status = take(arena, nbytes, stream, block)
+    if status != ARENA_OVER_LIMIT:
+        return status
+    caches_flush(arena)
     status = take(arena, nbytes, stream, block)
     if status != ARENA_OVER_LIMIT:
         return status
@@ -163,6 +187,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     if place_is_dead(arena.place):
         return ARENA_DEAD
     arena_reap()
+    caches_flush(arena)
     if arena.settings.reuse != REUSE_NEVER:
         settle_streams(arena, LANE_RELEASED)
     lock_acquire(&arena.grow_lock)
@@ -229,6 +254,8 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         return NULL
     lock_init(&arena.lock)
     lock_init(&arena.grow_lock)
+    lock_init(&arena.caches_lock)
+    arena.serial = sum_add(&serials, 1)
     arena.references = 1
     arena.settings = settings[0]
     arena.backing = backing
@@ -263,12 +290,13 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     space_destroy(&arena.spaces[1], place)
     bfc_free_all(&arena.table)
     bfc_free_all(&arena.small)
-    free(arena.streams)
+    caches_free(arena)
+    streams_free(arena)
     free(arena)
 
 
 cdef void arena_retain(ArenaCore* arena) noexcept nogil:
-    gm_add(&arena.references, 1)
+    count_add(&arena.references, 1)
 
 
 cdef void forget_after_fork() noexcept nogil:
@@ -283,7 +311,7 @@ cdef void forget_after_fork() noexcept nogil:
 
 cdef void arena_drop(ArenaCore* arena) noexcept nogil:
     global retired_arenas
-    if gm_add(&arena.references, -1) != 0 or place_is_dead(arena.place):
+    if count_add(&arena.references, -1) != 0 or place_is_dead(arena.place):
         return                      # the dead are not collected: their books stay as they were
     forget_after_fork()
     lock_acquire(&retired_lock)
@@ -320,6 +348,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         return ARENA_OK
     arena_reap()
     lock_acquire(&arena.grow_lock)
+    caches_flush(arena)
     lock_acquire(&arena.lock)
     if arena.table.used_chunks or arena.small.used_chunks:
         lock_release(&arena.lock)
@@ -346,23 +375,25 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:
     cdef int broken
+    caches_freeze(arena)
     lock_acquire(&arena.lock)
-    broken = check_tables(arena)
+    broken = check_tables(arena, True)
     lock_release(&arena.lock)
+    caches_thaw(arena)
     return broken
 
 
 cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil:
     cdef Chunk* copy
     count[0] = 0
+    caches_freeze(arena)
     lock_acquire(&arena.lock)
-    bfc_flush(&arena.table)
-    bfc_flush(&arena.small)
     copy = <Chunk*>malloc((arena.table.count + arena.small.count + 1) * sizeof(Chunk))
     if copy != NULL:
         copy_chunks(&arena.table, 0, copy, count)
         copy_chunks(&arena.small, arena.table.region_count, copy, count)
     lock_release(&arena.lock)
+    caches_thaw(arena)
     return copy
 
 

@@ -12,5 +12,5 @@ cdef void hand_out(ArenaCore* arena, const Bfc* table, uint32_t index,
 cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
 # Debug builds: stops the process at the operation that broke an invariant.
 cdef void require_sound(const ArenaCore* arena) noexcept nogil
-# 0, or the number of the first broken invariant.
-cdef int check_tables(const ArenaCore* arena) noexcept nogil
+# 0, or the number of the first broken invariant; `folded` as for bfc_check.
+cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil

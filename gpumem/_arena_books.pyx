@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._arena_cache cimport KEPT_BYTES, cache_find, cache_own, cache_publish
 from gpumem._arena_types cimport (
     arena_in_use,
     ARENA_OK,
@@ -9,9 +10,10 @@ from gpumem._arena_types cimport (
     ArenaCore,
     Block,
     IN_SMALL,
+    stamp_free,
     table_of,
 )
-from gpumem._bfc cimport Bfc, bfc_give, BFC_OK, bfc_resolve, handle_of, LANE_RELEASED
+from gpumem._bfc cimport Bfc, bfc_give, BFC_OK, bfc_resolve, Chunk, handle_of, LANE_RELEASED
 from gpumem._bfc_check cimport bfc_check, bfc_invariant
 
 cdef extern from *:
@@ -36,8 +38,11 @@ cdef extern from *:
 
 cdef void hand_out(ArenaCore* arena, const Bfc* table, uint32_t index,
                    Block* block) noexcept nogil:
-    cdef uint64_t size = table.chunks[index].size
-    block.address = table.chunks[index].address
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef uint64_t size = chunk.size
+    if size <= KEPT_BYTES and not table.regions[chunk.region].persistent:
+        cache_own(arena, chunk)
+    block.address = chunk.address
     block.size = size
     block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
     arena.stats.num_allocs += 1
@@ -55,12 +60,12 @@ cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept 
     handle &= ~<uint64_t>IN_SMALL
     if bfc_resolve(table, handle, &index) != BFC_OK:
         return ARENA_STALE
+    cache_publish(arena, cache_find(arena))
     region = table.chunks[index].region
     if table.regions[region].persistent:
-        persistent_unuse(arena, handle)
+        persistent_unuse(arena, index)
     else:
-        arena.streams[stream].dirty = True
-        bfc_give(table, handle, stream, arena.streams[stream].epoch)
+        bfc_give(table, index, stream, stamp_free(&arena.streams[stream]))
     arena.stats.num_frees += 1
     if GM_DEBUG:
         require_sound(arena)
@@ -69,17 +74,17 @@ cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept 
 
 cdef void require_sound(const ArenaCore* arena) noexcept nogil:
     # Debug builds only: stop at the operation that broke an invariant, not where it shows later.
-    cdef int broken = check_tables(arena)
+    cdef int broken = check_tables(arena, False)
     if broken:
         gm_panic(bfc_invariant(broken))
 
 
-cdef inline void persistent_unuse(ArenaCore* arena, uint64_t handle) noexcept nogil:
+cdef inline void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nogil:
     # The region goes back at the next call that may block: this may be a finalizer.
-    bfc_give(&arena.table, handle, LANE_RELEASED, 0)
+    bfc_give(&arena.table, index, LANE_RELEASED, 0)
     arena.retired += 1
 
 
-cdef int check_tables(const ArenaCore* arena) noexcept nogil:
-    cdef int broken = bfc_check(&arena.table)
-    return broken if broken else bfc_check(&arena.small)
+cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:
+    cdef int broken = bfc_check(&arena.table, folded)
+    return broken if broken else bfc_check(&arena.small, folded)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Block
 
-# As the fast path, over all free space: blocks kept for their size are merged first.
+# As the fast path, but for the caches: those are flushed first where all free space counts.
 cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil
 # Under "wait": another stream's block, behind a wait on the device.
 cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,

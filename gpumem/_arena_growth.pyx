@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._arena_books cimport hand_out
+from gpumem._arena_cache cimport cache_find, cache_publish
 from gpumem._arena_streams cimport forget_waits, settle_streams, take_behind, wait_for_others
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
@@ -23,7 +24,6 @@ from gpumem._arena_types cimport (
 from gpumem._bfc cimport (
     Bfc,
     bfc_add_region,
-    bfc_flush,
     BFC_NO_METADATA,
     BFC_OK,
     bfc_region_is_idle,
@@ -46,7 +46,7 @@ cdef enum:
 
 
 cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
-    # As the fast path, over all free space: blocks kept for their size are merged first.
+    # As the fast path, but for the caches.
     cdef int status = BFC_OK
     cdef uint32_t index
     cdef Bfc* table = table_for(arena, nbytes)
@@ -54,7 +54,7 @@ cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     if arena.closed:
         lock_release(&arena.lock)
         return ARENA_CLOSED
-    bfc_flush(table)
+    cache_publish(arena, cache_find(arena))
     index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
     if index != NIL:
         hand_out(arena, table, index, block)
@@ -116,7 +116,6 @@ cdef int build_block(ArenaCore* arena, Demand* demand, Block* block) noexcept no
     lock_acquire(&arena.lock)
     if arena.settings.reuse == REUSE_WAIT:
         wait_for_others(arena, demand.lane)
-    bfc_flush(table)
     set_share_limit(arena, demand)
     planned = space_plan(space, demand, &plan)
     forget_waits(arena)
@@ -269,7 +268,6 @@ cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
         return 0
     for i in range(2):
         lock_acquire(&arena.lock)
-        bfc_flush(arena.spaces[i].table)
         if space_plan_trim(&arena.spaces[i], &plan):
             lock_release(&arena.lock)
             space_execute(&arena.spaces[i], &plan, arena.place, &arena.backing.calls)
@@ -294,7 +292,6 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
     cdef uint64_t address = 0
     cdef uint64_t size = 0
     lock_acquire(&arena.lock)
-    bfc_flush(&arena.table)
     for region in range(arena.table.region_count):
         if (bfc_region_is_idle(&arena.table, region)
                 and (arena.table.regions[region].persistent != 0) == persistent):

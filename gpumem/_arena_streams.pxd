@@ -16,6 +16,7 @@ cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcep
 # With the lock, or before anybody else knows the arena.
 cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
                     uint32_t* slot) noexcept nogil
+cdef void streams_free(ArenaCore* arena) noexcept nogil
 # The caller has drained the stream: everything freed on it up to now is free for everyone.
 cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil
 # Waits until everything queued on the device has finished; then all that was freed is free for

@@ -1,16 +1,18 @@
 """Epochs and events of an arena's streams; see _arena_types.pxd for the rules."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.stdlib cimport realloc
 from libc.string cimport memset
 
+from gpumem._arena_cache cimport caches_flush
 from gpumem._arena_types cimport (
     ARENA_NO_METADATA,
     ARENA_OK,
     ArenaCore,
     LEGACY_STREAM,
+    MAX_STREAMS,
     REUSE_NEVER,
     StreamSlot,
+    gm_next_epoch,
     lock_acquire,
     lock_release,
 )
@@ -20,11 +22,12 @@ from gpumem._bfc cimport (
     CHUNK_USED,
     NIL,
     bfc_add_lane,
-    bfc_flush_lane,
     bfc_has,
     bfc_release_settled,
     bfc_take_from,
+    load32,
     round_to_quantum,
+    store32,
 )
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
@@ -36,6 +39,11 @@ from gpumem._driver cimport (
     place_enter,
     place_leave,
 )
+
+cdef extern from "reserved.h" nogil:
+    void* reserved_open(size_t nbytes)
+    int reserved_commit(void* base, size_t nbytes)
+    void reserved_close(void* base, size_t nbytes)
 
 cdef extern from *:
     """
@@ -70,17 +78,8 @@ cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcep
 
 cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
                     uint32_t* slot) noexcept nogil:
-    cdef StreamSlot* streams
-    cdef uint32_t capacity
-    if arena.table.lane_count >= arena.stream_capacity:
-        capacity = 8 if arena.stream_capacity == 0 else arena.stream_capacity * 2
-        streams = <StreamSlot*>realloc(arena.streams, capacity * sizeof(StreamSlot))
-        if streams == NULL:
-            return ARENA_NO_METADATA
-        memset(streams + arena.stream_capacity, 0,
-               (capacity - arena.stream_capacity) * sizeof(StreamSlot))
-        arena.streams = streams
-        arena.stream_capacity = capacity
+    if arena.table.lane_count >= arena.stream_capacity and not streams_grow(arena):
+        return ARENA_NO_METADATA
     # A lane that only one table got is found again by the next try; see the loops below.
     if (arena.small.lane_count <= arena.table.lane_count
             and bfc_add_lane(&arena.small, slot) != BFC_OK):
@@ -94,13 +93,31 @@ cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
     return ARENA_OK
 
 
+cdef bint streams_grow(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t capacity = arena.stream_capacity * 2 if arena.stream_capacity else 64
+    if capacity > MAX_STREAMS:
+        return False
+    if arena.streams == NULL:
+        arena.streams = <StreamSlot*>reserved_open(MAX_STREAMS * sizeof(StreamSlot))
+    if (arena.streams == NULL
+            or reserved_commit(arena.streams, capacity * sizeof(StreamSlot)) != 0):
+        return False
+    arena.stream_capacity = capacity
+    return True
+
+
+cdef void streams_free(ArenaCore* arena) noexcept nogil:
+    reserved_close(arena.streams, MAX_STREAMS * sizeof(StreamSlot))
+
+
 cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil:
     cdef StreamSlot* stream
+    caches_flush(arena)
     lock_acquire(&arena.lock)
     stream = &arena.streams[slot]
     settle(arena, slot, stream.epoch)
-    stream.epoch += 1
-    stream.dirty = False
+    store32(&stream.dirty, False)
+    gm_next_epoch(&stream.epoch)
     stream.event_epoch = 0
     lock_release(&arena.lock)
 
@@ -111,7 +128,7 @@ cdef void drain_streams(ArenaCore* arena) noexcept nogil:
     cdef uint32_t slot
     lock_acquire(&arena.lock)
     for slot in range(1, arena.table.lane_count):
-        if (arena.streams[slot].dirty or arena.streams[slot].event_epoch
+        if (load32(&arena.streams[slot].dirty) or arena.streams[slot].event_epoch
                 or arena.streams[slot].asking):
             pending = True
     lock_release(&arena.lock)
@@ -146,7 +163,7 @@ cdef void settle(ArenaCore* arena, uint32_t slot, uint64_t epoch) noexcept nogil
 
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
     cdef const StreamSlot* before = &arena.streams[arena.last_stream]
-    return (before.dirty and before.event_epoch == 0 and not before.asking
+    return (load32(&before.dirty) and before.event_epoch == 0 and not before.asking
             and arena.settings.reuse != REUSE_NEVER)
 
 
@@ -168,8 +185,8 @@ cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
     if arena.streams[slot].thread and arena.streams[slot].thread != gm_thread_id():
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         handle = <CUstream><uint64_t>LEGACY_STREAM
-    arena.streams[slot].epoch += 1
-    arena.streams[slot].dirty = False
+    store32(&arena.streams[slot].dirty, False)
+    gm_next_epoch(&arena.streams[slot].epoch)
     arena.streams[slot].asking = True
     lock_release(&arena.lock)
     code = record_event(arena.place, handle, &event)
@@ -180,7 +197,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
         arena.streams[slot].event_epoch = epoch
         arena.stats.events_recorded += 1
     else:
-        arena.streams[slot].dirty = True      # still unknown: the next event covers it too
+        store32(&arena.streams[slot].dirty, True)   # still unknown: the next event covers it too
 
 
 cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexcept nogil:
@@ -200,14 +217,12 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef uint32_t slot
     lock_acquire(&arena.lock)
     for slot in range(1, arena.table.lane_count):
-        bfc_flush_lane(&arena.table, slot)
-        bfc_flush_lane(&arena.small, slot)
         if slot == taker or not has_free(arena, slot) or arena.streams[slot].asking:
             continue
         # An event from the last switch first; then one behind what was freed since.
         if arena.streams[slot].event_epoch and not ask_event(arena, slot):
             continue
-        if arena.streams[slot].dirty and not arena.streams[slot].asking:
+        if load32(&arena.streams[slot].dirty) and not arena.streams[slot].asking:
             close_epoch(arena, slot)
             if arena.streams[slot].event_epoch:
                 ask_event(arena, slot)
@@ -252,7 +267,7 @@ cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
     for slot in range(1, arena.table.lane_count):
         if slot == taker or arena.streams[slot].asking or not bfc_has(table, size, slot):
             continue
-        if arena.streams[slot].dirty:
+        if load32(&arena.streams[slot].dirty):
             close_epoch(arena, slot)
         if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
             index = bfc_take_from(table, size, nbytes, slot,
@@ -267,7 +282,7 @@ cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
     for slot in range(1, arena.table.lane_count):
         if slot == taker or arena.streams[slot].asking or not has_free(arena, slot):
             continue
-        if arena.streams[slot].dirty:
+        if load32(&arena.streams[slot].dirty):
             close_epoch(arena, slot)
         if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
             arena.table.lanes[slot].waited = arena.streams[slot].event_epoch

@@ -4,9 +4,11 @@ The functions over it are in _arena (blocks, growth, life) and _arena_streams (e
 Each is `noexcept nogil`, may be called from any thread and returns a status; the Python classes
 in _core and foreign allocator hooks call the same ones.
 
-Locks, in this order: the interpreter's, `grow_lock`, `lock`.
-  lock       everything in ArenaCore. Under it: no driver call, no Python object, no wait.
-  grow_lock  one thread at a time reserves or releases regions. Held across driver calls.
+Locks, in this order: the interpreter's, `grow_lock`, `caches_lock`, a cache's, `lock`.
+  lock         everything in ArenaCore. Under it: no driver call, no Python object, no wait.
+  a cache's    what one thread keeps; see _arena_cache. Its owner's alone in steady state.
+  caches_lock  the list of caches, and whoever looks at all of them.
+  grow_lock    one thread at a time reserves or releases regions. Held across driver calls.
 
 Streams have slots; slot n and lane n of the chunk table belong together, slot 0 is "released".
 A block freed on stream s is stamped with the running epoch of s. When the taker changes, one
@@ -14,12 +16,30 @@ event is recorded on the stream that was served last, if anything was freed on i
 its epoch. A miss asks each outstanding event once. Nothing is recorded or asked on one stream.
 """
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from gpumem._backing cimport Backing
-from gpumem._bfc cimport Bfc
+from gpumem._bfc cimport Bfc, load32, store32
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._pages cimport Space
+
+cdef extern from *:
+    """
+    typedef struct ThreadMark ThreadMark;       /* see thread_cache.h */
+
+    /* A free reads the epoch, then sees that the stream is dirty; closing an epoch does both in
+       the opposite order. So no free of the new epoch goes unnoticed. */
+    static inline uint64_t gm_epoch(const uint64_t *epoch) {
+        return __atomic_load_n(epoch, __ATOMIC_ACQUIRE);
+    }
+    static inline void gm_next_epoch(uint64_t *epoch) {
+        __atomic_store_n(epoch, *epoch + 1, __ATOMIC_RELEASE);
+    }
+    """
+    ctypedef struct ThreadMark:
+        pass
+    uint64_t gm_epoch(const uint64_t* epoch) noexcept nogil
+    void gm_next_epoch(uint64_t* epoch) noexcept nogil
 
 cdef extern from "lock.h" nogil:
     ctypedef struct Lock:
@@ -34,6 +54,7 @@ cdef enum:
     SMALL_BLOCK = 262144
     IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
     LEGACY_STREAM = 1           # the device's legacy default stream; handle 0 means it too
+    MAX_STREAMS = 65536         # slots of one arena
 
 cdef enum ArenaStatus:
     ARENA_OK = 0
@@ -84,15 +105,40 @@ cdef struct ArenaStats:
 cdef struct StreamSlot:
     CUstream handle
     int32_t thread          # of a per-thread default stream; 0 for all others
-    bint dirty              # something was freed in the running epoch
+    uint32_t dirty          # something was freed in the running epoch; set without the lock
     bint asking             # a thread is at the driver for this slot, without the lock
     CUevent event           # pooled: created at the first need, recorded again and again
-    uint64_t epoch          # running; starts at 1
+    uint64_t epoch          # running; starts at 1; read without the lock
     uint64_t event_epoch    # the epoch that the outstanding event closes; 0: none outstanding
+
+# Kept blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.
+cdef struct Stacks:
+    uint32_t head[257]
+    uint8_t depth[257]
+    uint32_t chunks
+
+cdef struct ThreadCache:
+    uint64_t remote         # list of what other threads freed; alone in its cache line
+    uint64_t padding[7]
+    Lock lock
+    uint32_t slot_count     # of stacks
+    Stacks** stacks         # per stream's slot; NULL: none yet
+    uint64_t kept_bytes     # in the stacks
+    uint64_t least_kept     # since it last published
+    uint64_t published      # its part of the arena's kept_bytes
+    uint64_t requested      # bytes that requested_in_use has changed by, modulo 2**64
+    uint64_t allocs         # not yet in the arena's statistics
+    uint64_t frees
+    ThreadMark* owner
+    ThreadCache* next
 
 cdef struct ArenaCore:
     Lock lock
     Lock grow_lock
+    Lock caches_lock
+    ThreadCache* caches
+    uint64_t serial         # of this arena, never used again
+    uint64_t kept_bytes     # of the bytes that the tables count as used, at rest in caches
     int32_t references      # the Arena object and every lease (atomic)
     bint closed
     Bfc table               # blocks of regions; of a paged arena those from SMALL_BLOCK on
@@ -103,7 +149,7 @@ cdef struct ArenaCore:
     ArenaSettings settings
     ArenaStats stats
     uint64_t next_region    # bytes the next region will have, if it need not be larger
-    StreamSlot* streams     # parallel to the lanes of both tables
+    StreamSlot* streams     # parallel to the lanes of both tables; never moves
     uint32_t stream_capacity
     uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back
@@ -117,10 +163,17 @@ cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
     return &arena.small if handle & IN_SMALL else &arena.table
 
 cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
-    return arena.table.in_use + arena.small.in_use
+    return arena.table.in_use + arena.small.in_use - arena.kept_bytes
 
 cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     return arena.table.reserved + arena.small.reserved
+
+cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
+    # The epoch of a free on the stream; the stream has work now that an event must be put behind.
+    cdef uint64_t epoch = gm_epoch(&stream.epoch)
+    if not load32(&stream.dirty):
+        store32(&stream.dirty, True)
+    return epoch
 
 cdef struct Block:
     uint64_t address

@@ -20,16 +20,15 @@ bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the 
 the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
 free runs over more than SCAN_LIMIT chunks. Free merges with both neighbours at once.
 
-In front of the bins a lane keeps short stacks of blocks of one exact size, up to 64 KiB, as a
-program hands them back: taking one again costs neither search, split nor merge. Such a block is
-*kept*: not handed out, not yet free. `bfc_flush` makes all of them free; whoever wants to
-see the real free space, or is about to grow, flushes first.
+A small block that was given back may rest in a thread's cache (_arena_cache) before it comes
+here: such a chunk is *kept*. To the table it is still used; it counts in `in_use`, and only the
+cache's owner touches it.
 
-Chunks live in one growing array and are named by index: growth is one realloc, a link is four
-bytes, a snapshot is a copy. Never keep a Chunk* across a call that may grow the array.
+Chunks live in one array that grows without moving and are named by index: a link is four bytes,
+and a cache may turn an index into a pointer without the lock.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 cdef enum:
     NIL = 0xFFFFFFFF        # no chunk, no region, no lane
@@ -41,14 +40,13 @@ cdef enum:
     SCAN_LIMIT = 8          # chunks looked at in one bin
     LANE_RELEASED = 0       # free for everyone
     REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
-    KEPT_QUANTA = 256       # blocks up to 64 KiB are kept
-    KEPT_DEPTH = 16         # of each size, at most so many
+    MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
 
 cdef enum ChunkState:
     CHUNK_UNUSED = 0        # a slot of the array that names no memory
     CHUNK_FREE = 1
     CHUNK_USED = 2
-    CHUNK_KEPT = 3          # in a stack of its lane, unmerged
+    CHUNK_KEPT = 3          # used to the table, but at rest in a thread's cache
     CHUNK_HOLE = 4          # address space without memory, see _bfc_holes; never found or merged
 
 cdef enum SplitRule:
@@ -57,7 +55,7 @@ cdef enum SplitRule:
 
 cdef enum BfcStatus:
     BFC_OK = 0
-    BFC_NO_METADATA = 1     # the host refused memory for the arrays; nothing changed
+    BFC_NO_METADATA = 1     # the host refused memory for the books; nothing changed
     BFC_STALE = 2           # the handle names a block that is no longer handed out
 
 cdef enum:
@@ -71,12 +69,12 @@ cdef struct Chunk:
     uint64_t epoch          # free: the epoch of its lane's stream at the free; 0 in lane 0
     uint32_t prev           # neighbours by address, same region; NIL at its ends
     uint32_t next           # (unused slot: next unused slot)
-    uint32_t bin_prev       # neighbours in the bin; valid while free
-    uint32_t bin_next
+    uint32_t bin_prev       # free: neighbours in the bin. used: both are the address of the cache
+    uint32_t bin_next       # that it goes back to, see chunk_home. kept: next of the stack
     uint32_t region
     uint32_t lane           # free: the lane it hangs in. used: the lane of its stream
     uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
-    uint32_t state          # ChunkState
+    uint32_t state          # ChunkState; see state_of
 
 cdef struct Region:
     uint64_t address
@@ -97,12 +95,9 @@ cdef struct Lane:
     uint64_t free_chunks
     uint64_t settled        # epochs <= settled have completed
     uint64_t waited         # during a plan: its stream waits on the device for epochs <= waited
-    uint32_t kept[KEPT_QUANTA + 1]      # stack per size in quanta, linked by bin_next
-    uint8_t kept_depth[KEPT_QUANTA + 1]
-    uint32_t kept_chunks
 
 cdef struct Bfc:
-    Chunk* chunks           # capacity slots; the first count were ever used
+    Chunk* chunks           # MAX_CHUNKS reserved, capacity usable; the first count were ever used
     uint32_t count
     uint32_t capacity
     uint32_t unused         # head of the list of unused slots
@@ -117,11 +112,15 @@ cdef struct Bfc:
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of lane 0 join its neighbour's lane?
-    # cached sums, recomputed and compared by _bfc_check
+    # cached sums, recomputed and compared by _bfc_check; used here means used or kept
     uint64_t in_use         # bytes of used chunks, padding included
-    uint64_t requested_in_use
+    uint64_t requested_in_use   # what caches changed is folded in when they are flushed
     uint64_t reserved       # bytes of all chunks but holes
     uint64_t used_chunks
+
+cdef extern from "atomics.h" nogil:
+    uint32_t load32(const uint32_t* word)
+    void store32(uint32_t* word, uint32_t value)
 
 cdef extern from *:
     """
@@ -135,6 +134,10 @@ cdef extern from *:
 
 cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
     return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)
+
+cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
+    # Of a chunk that may be used: its owner may turn used into kept, and back, without the lock.
+    return load32(&table.chunks[index].state)
 
 # Changes of state that the slow paths over address ranges share (_bfc_holes).
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil
@@ -172,9 +175,11 @@ cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t l
 cdef uint32_t bfc_take_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
                             uint64_t settled, uint32_t lane, int* status) noexcept nogil
 cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil
-# Gives a block back: it becomes free in `lane`, stamped `epoch`, and merges with its neighbours.
-cdef int bfc_give(Bfc* table, uint64_t handle, uint32_t lane, uint64_t epoch) noexcept nogil
+# The chunk of a block that is handed out.
 cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil
+# Gives a used or kept chunk back: it becomes free in `lane`, stamped `epoch`, and merges with its
+# neighbours.
+cdef void bfc_give(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil
 
 cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persistent,
                         uint32_t* region) noexcept nogil
@@ -184,9 +189,6 @@ cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil
 
 cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil
-# Makes every kept block free, in one lane or in all; a loop over them.
-cdef void bfc_flush_lane(Bfc* table, uint32_t lane) noexcept nogil
-cdef void bfc_flush(Bfc* table) noexcept nogil
 # Epochs of `lane` up to `settled` are done: what was freed in them moves to lane 0, merging; a
 # loop over all chunks.
 cdef void bfc_release_settled(Bfc* table, uint32_t lane, uint64_t settled) noexcept nogil

@@ -4,6 +4,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
+cdef extern from "reserved.h" nogil:
+    void* reserved_open(size_t nbytes)
+    int reserved_commit(void* base, size_t nbytes)
+    void reserved_close(void* base, size_t nbytes)
+
 
 # ---- the fast path -----------------------------------------------------------------------------
 
@@ -12,11 +17,6 @@ cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t l
     # The stream's own blocks first: they are warm and need no question. Then those that anybody
     # may have (lane 0), then the lanes of other streams as far as they have settled.
     cdef uint32_t index, other
-    if size <= KEPT_QUANTA * QUANTUM:
-        index = kept_pop(table.lanes[lane], table.chunks, <uint32_t>(size >> QUANTUM_BITS))
-        if index != NIL:
-            chunk_use(table, index, requested, lane)
-            return index
     index = bfc_take_from(table, size, requested, lane, <uint64_t>ANY_EPOCH, lane, status)
     if index != NIL or status[0] != BFC_OK:
         return index
@@ -51,17 +51,11 @@ cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nog
     return lane_find(table, table.lanes[source], size, <uint64_t>ANY_EPOCH) != NIL
 
 
-cdef int bfc_give(Bfc* table, uint64_t handle, uint32_t lane, uint64_t epoch) noexcept nogil:
-    cdef uint32_t index
-    if bfc_resolve(table, handle, &index) != BFC_OK:
-        return BFC_STALE
+cdef void bfc_give(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil:
     chunk_unuse(table, index, lane, epoch)
-    if table.regions[table.chunks[index].region].persistent:
-        return BFC_OK       # in no bin: nobody takes it, its region goes back whole
-    if table.chunks[index].size <= KEPT_QUANTA * QUANTUM and kept_push(table, index):
-        return BFC_OK
-    chunk_coalesce(table, index)
-    return BFC_OK
+    # A persistent block hangs in no bin: nobody takes it, its region goes back whole.
+    if not table.regions[table.chunks[index].region].persistent:
+        chunk_coalesce(table, index)
 
 
 cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
@@ -73,10 +67,9 @@ cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
 
 cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
     cdef uint32_t slot = <uint32_t>handle
-    if slot >= table.count:
+    if slot >= load32(&table.count) or state_of(table, slot) != CHUNK_USED:
         return BFC_STALE
-    cdef const Chunk* chunk = &table.chunks[slot]
-    if chunk.state != CHUNK_USED or chunk.generation != <uint32_t>(handle >> 32):
+    if load32(&table.chunks[slot].generation) != <uint32_t>(handle >> 32):
         return BFC_STALE
     index[0] = slot
     return BFC_OK
@@ -126,49 +119,6 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
     return best
 
 
-# ---- stacks of one size in front of the bins -----------------------------------------------------
-
-cdef inline uint32_t kept_pop(Lane* lane, const Chunk* chunks, uint32_t quanta) noexcept nogil:
-    cdef uint32_t index = lane.kept[quanta]
-    if index != NIL:
-        lane.kept[quanta] = chunks[index].bin_next
-        lane.kept_depth[quanta] -= 1
-        lane.kept_chunks -= 1
-    return index
-
-
-cdef inline bint kept_push(Bfc* table, uint32_t index) noexcept nogil:
-    cdef Chunk* chunk = &table.chunks[index]
-    cdef Lane* lane = table.lanes[chunk.lane]
-    cdef uint32_t quanta = <uint32_t>(chunk.size >> QUANTUM_BITS)
-    if lane.kept_depth[quanta] == KEPT_DEPTH:
-        return False
-    chunk.state = CHUNK_KEPT
-    chunk.bin_next = lane.kept[quanta]
-    lane.kept[quanta] = index
-    lane.kept_depth[quanta] += 1
-    lane.kept_chunks += 1
-    return True
-
-
-cdef void bfc_flush_lane(Bfc* table, uint32_t lane) noexcept nogil:
-    cdef Lane* flushed = table.lanes[lane]
-    cdef uint32_t quanta, index
-    if flushed.kept_chunks == 0:
-        return
-    for quanta in range(1, KEPT_QUANTA + 1):
-        while flushed.kept[quanta] != NIL:
-            index = kept_pop(flushed, table.chunks, quanta)
-            table.chunks[index].state = CHUNK_FREE
-            chunk_coalesce(table, index)
-
-
-cdef void bfc_flush(Bfc* table) noexcept nogil:
-    cdef uint32_t lane
-    for lane in range(table.lane_count):
-        bfc_flush_lane(table, lane)
-
-
 # ---- one function per change of state ----------------------------------------------------------
 
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
@@ -210,10 +160,12 @@ cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
 cdef void chunk_use(Bfc* table, uint32_t index, uint64_t requested,
                     uint32_t lane) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
-    chunk.state = CHUNK_USED
     chunk.requested = requested
     chunk.lane = lane
-    chunk.generation += 1
+    chunk.bin_prev = 0          # at home in no cache
+    chunk.bin_next = 0
+    store32(&chunk.generation, chunk.generation + 1)
+    store32(&chunk.state, CHUNK_USED)
     table.regions[chunk.region].used += 1
     table.in_use += chunk.size
     table.requested_in_use += requested
@@ -227,7 +179,7 @@ cdef void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane,
     table.in_use -= chunk.size
     table.requested_in_use -= chunk.requested
     table.used_chunks -= 1
-    chunk.state = CHUNK_FREE
+    store32(&chunk.state, CHUNK_FREE)
     chunk.requested = 0
     chunk.lane = lane
     chunk.epoch = epoch if lane != LANE_RELEASED else 0
@@ -277,7 +229,7 @@ cdef inline bint is_settled(const Bfc* table, const Chunk* chunk) noexcept nogil
 
 cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint32_t other = table.chunks[index].next
-    if other != NIL and table.chunks[other].state == CHUNK_FREE:
+    if other != NIL and state_of(table, other) == CHUNK_FREE:
         if can_merge(table, &table.chunks[index], &table.chunks[other]):
             bin_remove(table, other)
             chunk_absorb(table, index, other)
@@ -286,7 +238,7 @@ cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil
 
 cdef inline uint32_t chunk_merge_prev(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint32_t other = table.chunks[index].prev
-    if other != NIL and table.chunks[other].state == CHUNK_FREE:
+    if other != NIL and state_of(table, other) == CHUNK_FREE:
         if can_merge(table, &table.chunks[index], &table.chunks[other]):
             bin_remove(table, other)
             chunk_absorb(table, other, index)
@@ -327,13 +279,13 @@ cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil:
 
 cdef bint chunks_grow(Bfc* table) noexcept nogil:
     cdef uint32_t capacity = table.capacity * 2 if table.capacity else 64
-    cdef Chunk* chunks
-    if table.capacity >= NIL // 2:
+    if capacity > MAX_CHUNKS:
         return False
-    chunks = <Chunk*>realloc(table.chunks, <size_t>capacity * sizeof(Chunk))
-    if chunks == NULL:
+    if table.chunks == NULL:
+        table.chunks = <Chunk*>reserved_open(<size_t>MAX_CHUNKS * sizeof(Chunk))
+    if (table.chunks == NULL
+            or reserved_commit(table.chunks, <size_t>capacity * sizeof(Chunk)) != 0):
         return False
-    table.chunks = chunks
     table.capacity = capacity
     return True
 
@@ -344,8 +296,7 @@ cdef uint32_t slot_take(Bfc* table) noexcept nogil:
         table.unused = table.chunks[index].next
         return index
     index = table.count
-    table.count += 1
-    table.chunks[index].generation = 0
+    store32(&table.count, index + 1)
     return index
 
 
@@ -375,7 +326,7 @@ cdef void bfc_free_all(Bfc* table) noexcept nogil:
         free(table.lanes[lane])
     free(table.lanes)
     free(table.regions)
-    free(table.chunks)
+    reserved_close(table.chunks, <size_t>MAX_CHUNKS * sizeof(Chunk))
     memset(table, 0, sizeof(Bfc))
     table.unused = NIL
     table.holes = NIL
@@ -390,7 +341,6 @@ cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil:
     if fresh == NULL:
         return BFC_NO_METADATA
     memset(fresh.head, 0xFF, sizeof(fresh.head))
-    memset(fresh.kept, 0xFF, sizeof(fresh.kept))
     lanes[table.lane_count] = fresh
     lane[0] = table.lane_count
     table.lane_count += 1
@@ -466,7 +416,7 @@ cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
 
 
 cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
-    # All its chunks are free, none kept (not necessarily one: marks may keep neighbours apart).
+    # All its chunks are free (not necessarily one: marks may keep neighbours apart).
     cdef Region* gone = &table.regions[region]
     cdef uint32_t index = gone.first
     cdef uint32_t next_index
@@ -484,15 +434,13 @@ cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
 cdef void bfc_release_settled(Bfc* table, uint32_t lane, uint64_t settled) noexcept nogil:
     cdef uint32_t index
     cdef Chunk* chunk
-    # Kept blocks first, under the old mark. Under the new one they would pull a settled chunk
-    # that is not released yet into another lane, beside a neighbour that it never joined.
-    bfc_flush_lane(table, lane)
     table.lanes[lane].settled = settled
     if table.lanes[lane].free_chunks == 0:
         return
     for index in range(table.count):
         chunk = &table.chunks[index]
-        if chunk.state == CHUNK_FREE and chunk.lane == lane and chunk.epoch <= settled:
+        if (state_of(table, index) == CHUNK_FREE and chunk.lane == lane
+                and chunk.epoch <= settled):
             bin_remove(table, index)
             chunk.lane = LANE_RELEASED
             chunk.epoch = 0

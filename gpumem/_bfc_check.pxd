@@ -2,6 +2,7 @@
 
 from gpumem._bfc cimport Bfc
 
-# 0, or the number of the first broken invariant, which bfc_invariant says in words.
-cdef int bfc_check(const Bfc* table) noexcept nogil
+# 0, or the number of the first broken invariant, which bfc_invariant says in words. `folded`: no
+# cache holds a change of requested_in_use that the table has not seen.
+cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil
 cdef const char* bfc_invariant(int number) noexcept nogil

@@ -11,8 +11,6 @@ from gpumem._bfc cimport (
     CHUNK_UNUSED,
     CHUNK_USED,
     Chunk,
-    KEPT_DEPTH,
-    KEPT_QUANTA,
     LEVELS,
     Lane,
     NIL,
@@ -20,6 +18,7 @@ from gpumem._bfc cimport (
     Region,
     STEPS,
     bin_of,
+    state_of,
 )
 
 # Everything that bfc_check counts anew and compares with what the table believes.
@@ -32,7 +31,7 @@ cdef struct Recount:
     uint32_t regions
 
 
-cdef int bfc_check(const Bfc* table) noexcept nogil:
+cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
     cdef Recount sum
     cdef uint32_t region, lane
     cdef int broken
@@ -59,7 +58,7 @@ cdef int bfc_check(const Bfc* table) noexcept nogil:
         index = table.chunks[index].next
     if unused + sum.chunks != table.count:
         return 2
-    if sum.in_use != table.in_use or sum.requested != table.requested_in_use:
+    if sum.in_use != table.in_use or (folded and sum.requested != table.requested_in_use):
         return 3
     if sum.used != table.used_chunks or sum.reserved != table.reserved:
         return 4
@@ -101,24 +100,26 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
     cdef uint32_t index = region.first
     cdef uint32_t prev = NIL
     cdef uint32_t used = 0
+    cdef uint32_t state
     cdef const Chunk* chunk
     while index != NIL:
         chunk = &table.chunks[index]
-        if chunk.state == CHUNK_UNUSED or chunk.region != slot or chunk.prev != prev:
+        state = state_of(table, index)
+        if state == CHUNK_UNUSED or chunk.region != slot or chunk.prev != prev:
             return 10
         if chunk.address != address or chunk.size == 0 or chunk.size % QUANTUM:
             return 11
-        if chunk.requested > chunk.size or (chunk.state != CHUNK_USED and chunk.requested):
+        if (chunk.requested > chunk.size
+                or (state != CHUNK_USED and state != CHUNK_KEPT and chunk.requested)):
             return 12
-        if (prev != NIL and chunk.state == CHUNK_FREE
-                and table.chunks[prev].state == CHUNK_FREE
+        if (prev != NIL and state == CHUNK_FREE and state_of(table, prev) == CHUNK_FREE
                 and table.chunks[prev].lane == chunk.lane):
             return 13
-        if chunk.state == CHUNK_USED:
+        if state == CHUNK_USED or state == CHUNK_KEPT:
             used += 1
             sum.in_use += chunk.size
             sum.requested += chunk.requested
-        if chunk.state != CHUNK_HOLE:
+        if state != CHUNK_HOLE:
             sum.reserved += chunk.size
         elif not region.is_range:
             return 16
@@ -168,30 +169,6 @@ cdef int check_lane(const Bfc* table, uint32_t lane_index, uint64_t* binned) noe
     if bytes_found != lane.free_bytes or chunks_found != lane.free_chunks:
         return 24
     binned[0] += chunks_found
-    return check_kept(table, lane_index, binned)
-
-
-cdef int check_kept(const Bfc* table, uint32_t lane_index, uint64_t* binned) noexcept nogil:
-    cdef const Lane* lane = table.lanes[lane_index]
-    cdef uint32_t total = 0
-    cdef uint32_t quanta, index, depth
-    cdef const Chunk* chunk
-    for quanta in range(KEPT_QUANTA + 1):
-        depth = 0
-        index = lane.kept[quanta]
-        while index != NIL:
-            chunk = &table.chunks[index]
-            if (chunk.state != CHUNK_KEPT or chunk.lane != lane_index
-                    or chunk.size != quanta * QUANTUM or depth == KEPT_DEPTH):
-                return 25
-            depth += 1
-            index = chunk.bin_next
-        if depth != lane.kept_depth[quanta]:
-            return 25
-        total += depth
-    if total != lane.kept_chunks:
-        return 25
-    binned[0] += total
     return 0
 
 
@@ -207,7 +184,7 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 5:
         return "regions_live counts the regions"
     if number == 6:
-        return "every chunk that is not used hangs in exactly one bin, stack or list of holes"
+        return "every chunk that is not used hangs in exactly one bin or list of holes"
     if number == 7:
         return "the list of holes is linked both ways and holds only holes"
     if number == 10:
@@ -234,6 +211,6 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
         return "a bin is linked both ways and holds free chunks of its lane"
     if number == 24:
         return "a lane's free_bytes and free_chunks are the sums over its bins"
-    if number == 25:
-        return "a stack holds kept chunks of its size and lane, and counts them"
+    if number == 30:
+        return "a cache's stack holds kept chunks of its size and stream, and counts them"
     return "unknown invariant"

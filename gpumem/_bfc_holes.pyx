@@ -21,6 +21,7 @@ from gpumem._bfc cimport (
     chunk_use,
     slots_ready,
     slot_take,
+    state_of,
 )
 
 
@@ -34,12 +35,12 @@ cdef uint32_t hole_link(Bfc* table, uint32_t index) noexcept nogil:
     chunk.requested = 0
     chunk.lane = LANE_RELEASED
     chunk.epoch = 0
-    if beside != NIL and table.chunks[beside].state == CHUNK_HOLE:
+    if beside != NIL and state_of(table, beside) == CHUNK_HOLE:
         hole_unlink(table, beside)
         chunk_absorb(table, beside, index)
         index = beside
     beside = table.chunks[index].next
-    if beside != NIL and table.chunks[beside].state == CHUNK_HOLE:
+    if beside != NIL and state_of(table, beside) == CHUNK_HOLE:
         hole_unlink(table, beside)
         chunk_absorb(table, index, beside)
     chunk = &table.chunks[index]

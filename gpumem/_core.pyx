@@ -20,6 +20,7 @@ from gpumem._arena cimport (
     arena_reap,
     arena_shrink,
 )
+from gpumem._arena_cache cimport caches_flush
 from gpumem._arena_streams cimport arena_reset_stream, arena_stream, arena_stream_is_used
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
@@ -57,7 +58,6 @@ from gpumem._bfc cimport (
     Chunk,
     LANE_RELEASED,
     QUANTUM,
-    bfc_flush,
     bfc_largest_free,
     round_to_quantum,
 )
@@ -350,9 +350,8 @@ cdef class Arena(MemoryResource):
         cdef ArenaCore seen
         cdef uint64_t largest
         self._require_own()
+        caches_flush(core)
         lock_acquire(&core.lock)
-        bfc_flush(&core.table)
-        bfc_flush(&core.small)
         seen = core[0]
         largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
         lock_release(&core.lock)

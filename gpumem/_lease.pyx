@@ -3,13 +3,8 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-cdef extern from *:
-    """
-    static inline int32_t gm_lease_add(int32_t *count, int32_t by) {
-        return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
-    }
-    """
-    int32_t gm_lease_add(int32_t* count, int32_t by) noexcept nogil
+cdef extern from "atomics.h" nogil:
+    int32_t count_add(int32_t* count, int32_t by)
 
 
 cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream,
@@ -28,11 +23,11 @@ cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uin
 
 
 cdef void lease_retain(Lease* lease) noexcept nogil:
-    gm_lease_add(&lease.references, 1)
+    count_add(&lease.references, 1)
 
 
 cdef void lease_drop(Lease* lease) noexcept nogil:
-    if lease == NULL or gm_lease_add(&lease.references, -1) != 0:
+    if lease == NULL or count_add(&lease.references, -1) != 0:
         return
     lease.release(lease)
     free(lease)

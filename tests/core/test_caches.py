@@ -1,0 +1,143 @@
+"""Small blocks at rest in their threads' caches: found again, never lost, always counted."""
+
+import threading
+
+import pytest
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def in_a_thread(work):
+    """Run work() in a thread of its own, to its end, and return what it returned."""
+    outcome = []
+    thread = threading.Thread(target=lambda: outcome.append(work()))
+    thread.start()
+    thread.join()
+    return outcome[0]
+
+
+@pytest.fixture
+def other_thread():
+    """Run work on one other thread that stays alive between calls."""
+    import concurrent.futures
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        yield lambda work: pool.submit(work).result()
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_a_small_block_is_found_again_as_it_was(make_arena, backing):
+    arena = make_arena({"backing": backing, "split_rule": "tight"})
+    first, pin, second = (arena.allocate(1000) for _ in range(3))
+    addresses = [first.ptr, second.ptr]
+    first.close()
+    second.close()
+    again = [arena.allocate(900), arena.allocate(1024)]
+    assert [buffer.ptr for buffer in again] == addresses[::-1]
+    pin.close()
+
+
+def test_a_block_freed_by_another_thread_comes_back_to_the_one_that_took_it(arena, other_thread):
+    buffer, pin = arena.allocate(5000), arena.allocate(256)
+    address = buffer.ptr
+    other_thread(buffer.close)
+    assert other_thread(lambda: arena.allocate(5000).ptr) != address
+    assert arena.allocate(5000).ptr == address
+    pin.close()
+
+
+def test_what_other_threads_free_without_end_is_not_held_back(make_arena, other_thread):
+    arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
+    for _ in range(20):
+        buffers = [arena.allocate(256) for _ in range(1000)]
+        other_thread(lambda: [buffer.close() for buffer in buffers])  # noqa: B023
+    assert arena.allocate(MIB).nbytes == MIB
+
+
+def test_blocks_at_rest_make_room_for_a_large_one(make_arena, other_thread):
+    arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
+
+    def fill_and_free():
+        for buffer in [arena.allocate(64 * KIB) for _ in range(8)]:
+            buffer.close()
+
+    other_thread(fill_and_free)
+    fill_and_free()
+    assert arena.allocate(MIB).nbytes == MIB
+
+
+def test_a_block_freed_on_another_stream_is_not_handed_to_its_first_one(make_arena):
+    arena = make_arena({"stream_reuse": "never"})
+    mine, theirs = gpumem.Stream("host"), gpumem.Stream("host")
+    buffer = arena.allocate(1000, mine)
+    address = buffer.ptr
+    buffer.close(theirs)
+    assert arena.allocate(1000, mine).ptr != address
+    assert arena.allocate(1000, theirs).ptr == address
+
+
+def test_a_reset_stream_frees_what_rests_for_it(make_arena):
+    arena = make_arena({"stream_reuse": "never", "split_rule": "tight"})
+    stream = gpumem.Stream("host")
+    buffer = arena.allocate(1000, stream)
+    address = buffer.ptr
+    buffer.close()
+    assert arena.allocate(1000).ptr != address
+    arena.reset_stream(stream)
+    assert address in {arena.allocate(1000).ptr, arena.allocate(1000).ptr} | {
+        block.address for block in arena.blocks() if not block.used
+    }
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_the_peak_in_use_is_exact_although_nobody_looked_meanwhile(make_arena, rng, streams):
+    arena = make_arena({"backing": "regions", "split_rule": "tight"})
+    queues = [gpumem.Stream("host") for _ in range(streams)]
+    live, in_use, requested, peak, taken = [], 0, 0, 0, 0
+    for _ in range(5000):
+        if live and (rng.random() < 0.5 or len(live) > 40):
+            buffer = live.pop(rng.randrange(len(live)))
+            in_use -= buffer.allocated
+            requested -= buffer.nbytes
+            buffer.close()
+        else:
+            size = rng.choice([200, 4000, 60 * KIB, 64 * KIB, 65 * KIB, 300 * KIB])
+            live.append(arena.allocate(size, rng.choice(queues)))
+            in_use += live[-1].allocated
+            requested += size
+            peak = max(peak, in_use)
+            taken += 1
+    stats = arena.stats()
+    assert (stats.in_use, stats.requested_in_use) == (in_use, requested)
+    assert (stats.max_in_use, stats.num_allocs) == (peak, taken)
+    assert stats.num_frees == taken - len(live)
+
+
+def test_a_thread_takes_over_the_cache_of_one_that_ended(arena):
+    pin = arena.allocate(256)
+    address = in_a_thread(lambda: arena.allocate(2000).ptr)
+    for _ in range(50):
+        assert in_a_thread(lambda: arena.allocate(2000).ptr) == address
+    pin.close()
+
+
+def test_more_arenas_than_a_thread_remembers_keep_their_own_blocks(make_arena):
+    arenas = [make_arena() for _ in range(50)]
+    pins = [arena.allocate(256) for arena in arenas]
+    first = [arena.allocate(3000).ptr for arena in arenas]
+    assert [arena.allocate(3000).ptr for arena in arenas] == first
+    assert all(arena.stats().num_allocs == 3 for arena in arenas)
+    for pin in pins:
+        pin.close()
+
+
+def test_a_new_arena_never_takes_blocks_of_one_that_is_gone():
+    for _ in range(100):
+        arena = gpumem.Arena("host")
+        arena.allocate(1000).close()
+        assert arena.stats().num_allocs == 1
+        arena.close()
+        with pytest.raises(gpumem.ClosedError):
+            arena.allocate(1000)
