@@ -82,6 +82,8 @@ setup(
             extension("_lease"),
             extension("_buffer"),
             extension("_pool"),
+            extension("_core_settings"),
+            extension("_core_reports"),
             extension("_core"),
             extension("replay._replay"),
         ],

@@ -6,6 +6,10 @@ from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport DriverDevice
 from gpumem._lease cimport Lease
 
+cdef enum:
+    # Bytes: more than any machine has, and far from where sums of sizes overflow.
+    ABSURD = 281474976710656
+
 # What a Buffer needs of where it came from. A *slot* is a resource's own number for a stream.
 cdef class MemoryResource:
     cdef readonly object memory         # MemoryInfo
@@ -36,4 +40,7 @@ cdef class Buffer:
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1
 cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
+# Wraps a block that was just taken. `handle` is the resource's own name for it.
+cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,
+                      uint64_t nbytes, uint64_t handle, uint32_t slot)
 cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot)

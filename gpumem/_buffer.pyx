@@ -23,9 +23,6 @@ from gpumem.errors import ClosedError
 
 cdef char* BYTES_FORMAT = "B"
 
-# More than any machine has, and far from where sums of sizes overflow.
-cdef uint64_t ABSURD = <uint64_t>1 << 48
-
 
 cdef class MemoryResource:
     """Base of everything that hands out `Buffer` objects of one memory.
@@ -104,11 +101,20 @@ cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
     return size
 
 
-cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot):
+cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,
+                      uint64_t nbytes, uint64_t handle, uint32_t slot):
     cdef Buffer buffer = Buffer.__new__(Buffer)
     buffer.resource = resource
+    buffer.address = address
+    buffer.requested_bytes = requested
+    buffer.block_bytes = nbytes
+    buffer.handle = handle
     buffer.slot = slot
     return buffer
+
+
+cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot):
+    return buffer_of(resource, 0, 0, 0, 0, slot)
 
 
 @cython.final
@@ -152,16 +158,16 @@ cdef class Buffer:
     @property
     def memory(self):
         """The MemoryInfo it lives in."""
-        return self.resource.memory
+        return made(self).memory
 
     @property
     def stream(self):
         """The stream it is freed on."""
-        kept = self.resource.streams.get(self.slot)
+        cdef MemoryResource resource = made(self)
+        kept = resource.streams.get(self.slot)
         if isinstance(kept, Stream):
             return kept
-        return Stream.from_handle(self.resource.memory.device,
-                                  self.resource.stream_at(self.slot), kept)
+        return Stream.from_handle(resource.memory.device, resource.stream_at(self.slot), kept)
 
     @property
     def closed(self):
@@ -176,7 +182,7 @@ cdef class Buffer:
         if self.is_closed:
             return
         if stream is not None:
-            self.resource.slot_of(stream, &self.slot)
+            made(self).slot_of(stream, &self.slot)
             if self.is_closed:      # meanwhile: reading a foreign stream runs foreign code
                 return
             if self.shared != NULL:
@@ -197,12 +203,12 @@ cdef class Buffer:
     def __repr__(self):
         state = ", closed" if self.is_closed else ""
         return (f"<gpumem.Buffer {self.requested_bytes} bytes at {self.address:#x} in "
-                f"{self.resource.memory}{state}>")
+                f"{made(self).memory}{state}>")
 
     # ---- views -----------------------------------------------------------------------------------
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        if not self.resource.cpu_can_read:
+        if not made(self).cpu_can_read:
             raise BufferError(f"{self.resource.memory} is not readable by the CPU: copy it to host "
                               "memory first")
         view.internal = buffer_share(self)
@@ -222,7 +228,8 @@ cdef class Buffer:
 
     def __dlpack_device__(self):
         """Return DLPack's (device type, device id)."""
-        return self.resource.dl_device.device_type, self.resource.dl_device.device_id
+        cdef MemoryResource resource = made(self)
+        return resource.dl_device.device_type, resource.dl_device.device_id
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """Return a DLPack capsule over the bytes: one dimension of uint8.
@@ -248,7 +255,7 @@ cdef class Buffer:
         cdef int64_t stride = 1
         cdef Lease* lease
         cdef bint versioned = dlpack_wants_versioned(max_version)
-        tensor.device = self.resource.dl_device
+        tensor.device = made(self).dl_device
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"this buffer is on DLPack device {self.__dlpack_device__()}, "
                               f"not on {dl_device}")
@@ -276,12 +283,19 @@ cdef class Buffer:
 
     def __getattr__(self, name):
         # The attribute must not exist on memory that CUDA cannot reach: hasattr decides there.
-        if name == "__cuda_array_interface__" and self.resource.memory.device.type == "cuda":
+        if name == "__cuda_array_interface__" and made(self).memory.device.type == "cuda":
             if self.is_closed:
                 raise ClosedError("this buffer is closed")
             return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
                     "data": (self.address, False), "version": 3, "stream": None}
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+cdef inline MemoryResource made(Buffer buffer):
+    # Buffer.__new__ alone makes one that nobody handed out.
+    if buffer.resource is None:
+        raise TypeError("a Buffer is made by an allocator's allocate(); this one was not")
+    return buffer.resource
 
 
 cdef void drop(void* lease) noexcept nogil:

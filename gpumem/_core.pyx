@@ -1,9 +1,7 @@
-"""Arena: argument checks, the interpreter lock's boundary, the one place that raises."""
+"""Arena: argument checks and the interpreter lock's boundary."""
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free
-from libc.string cimport memset
 
 from gpumem._arena cimport (
     arena_allocate_fast,
@@ -11,7 +9,6 @@ from gpumem._arena cimport (
     arena_allocate_slow,
     arena_check,
     arena_close,
-    arena_copy_chunks,
     arena_create,
     arena_drop,
     arena_free,
@@ -23,67 +20,44 @@ from gpumem._arena cimport (
 from gpumem._arena_cache cimport caches_flush
 from gpumem._arena_streams cimport arena_reset_stream, arena_stream, arena_stream_is_used
 from gpumem._arena_types cimport (
-    ARENA_CLOSED,
     ARENA_DEAD,
-    ARENA_DRIVER_REFUSED,
     ARENA_IN_USE,
     ARENA_MISS,
-    ARENA_NO_METADATA,
     ARENA_OK,
     ARENA_OVER_LIMIT,
     ArenaCore,
     ArenaSettings,
     Block,
-    EXTEND_NEXT_POWER_OF_TWO,
-    EXTEND_SAME_AS_REQUESTED,
-    REUSE_COMPLETED,
-    REUSE_NEVER,
-    REUSE_WAIT,
     arena_in_use,
     arena_reserved,
     lock_acquire,
     lock_release,
 )
-from gpumem._backing cimport (
-    BACKING_DEVICE,
-    BACKING_MANAGED,
-    BACKING_PINNED,
-    Backing,
-    BackingKind,
-    backing_call,
-    backing_init,
-)
-from gpumem._bfc cimport (
-    CHUNK_USED,
-    Chunk,
-    LANE_RELEASED,
-    QUANTUM,
-    bfc_largest_free,
-    round_to_quantum,
-)
+from gpumem._backing cimport Backing, backing_init
+from gpumem._bfc cimport QUANTUM, bfc_largest_free
 from gpumem._bfc_check cimport bfc_invariant
-from gpumem._buffer cimport Buffer, MemoryResource, empty_buffer, resource_init, size_of
-from gpumem._driver cimport (
-    CUDA_ERROR_OUT_OF_MEMORY,
-    CUresult,
-    CUstream,
-    check,
-    place_is_dead,
-    process,
+from gpumem._buffer cimport (
+    ABSURD,
+    Buffer,
+    MemoryResource,
+    buffer_of,
+    empty_buffer,
+    resource_init,
+    size_of,
 )
+from gpumem._core_reports cimport block_list, kept_regions, raise_status
+from gpumem._core_settings cimport alignment_of, backing_kind, require_backing, settings_from
+from gpumem._driver cimport CUstream, place_is_dead, process
 from gpumem._lease cimport Lease
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.config import ArenaConfig
-from gpumem.device import MemoryKind, _reapers
-from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError, OutOfMemoryError
-from gpumem.stats import BlockInfo, KeptRegion, ShrinkReport, Stats
+from gpumem.device import _reapers
+from gpumem.errors import ClosedError, GpumemError, InUseError
+from gpumem.stats import ShrinkReport, Stats
 
 cdef enum:
     PER_THREAD_STREAM = 2       # handle of each thread's own default stream
-
-# More than any machine has, and far from where sums of sizes overflow.
-cdef uint64_t ABSURD = <uint64_t>1 << 48
 
 
 @cython.final
@@ -144,11 +118,11 @@ cdef class Arena(MemoryResource):
         else:
             self.config = ArenaConfig.from_mapping(config)
         self.config._require_arena()
-        require_backing(self)
+        require_backing(self, self.config)
         with nogil:
             arena_reap()        # it may wait for the device
         settings_from(self.config, &settings)
-        backing_init(&backing, backing_kind(self), &self.place.place)
+        backing_init(&backing, backing_kind(self.memory), &self.place.place)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
             raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")
@@ -195,22 +169,16 @@ cdef class Arena(MemoryResource):
         cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes)
         cdef uint64_t extra = 0
-        cdef Buffer buffer
-        if stream is not None or self.default_per_thread:
-            self.slot_of(stream, &slot)
         if alignment is not None:
             extra = alignment_of(alignment) - QUANTUM
+        if stream is not None or self.default_per_thread:
+            self.slot_of(stream, &slot)
         if size == 0:
             return empty_block(self, slot)
         self.take(size, extra, slot, False, &block)
-        buffer = Buffer.__new__(Buffer)
-        buffer.resource = self
-        buffer.address = (block.address + extra) & ~extra if extra else block.address
-        buffer.requested_bytes = size
-        buffer.handle = block.handle
-        buffer.block_bytes = block.size
-        buffer.slot = slot
-        return buffer
+        if extra:
+            block.address = (block.address + extra) & ~extra
+        return buffer_of(self, block.address, size, block.size, block.handle, slot)
 
     def allocate_persistent(self, nbytes):
         """Hand out a long-lived block (weights) in a region of its own.
@@ -229,19 +197,14 @@ cdef class Arena(MemoryResource):
             As `allocate`.
         """
         cdef Block block
+        cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes)
-        cdef Buffer buffer
+        if self.default_per_thread:
+            self.slot_of(None, &slot)
         if size == 0:
-            return empty_block(self, self.default_slot)
-        self.take(size, 0, self.default_slot, True, &block)
-        buffer = Buffer.__new__(Buffer)
-        buffer.resource = self
-        buffer.address = block.address
-        buffer.requested_bytes = size
-        buffer.handle = block.handle
-        buffer.block_bytes = block.size
-        buffer.slot = self.default_slot
-        return buffer
+            return empty_block(self, slot)
+        self.take(size, 0, slot, True, &block)
+        return buffer_of(self, block.address, size, block.size, block.handle, slot)
 
     def reserve(self, nbytes):
         """Alias of `allocate_persistent`, ONNX Runtime's name."""
@@ -255,7 +218,7 @@ cdef class Arena(MemoryResource):
         if self.core.closed:
             raise ClosedError(f"arena {self.name!r} is closed")
         if nbytes > ABSURD - QUANTUM:
-            raise_out_of_memory(self, asked, extra, slot, ARENA_OVER_LIMIT)
+            raise_status(self, self.core, asked, extra, slot, ARENA_OVER_LIMIT)
         if persistent:
             with nogil:
                 status = arena_allocate_persistent(self.core, nbytes, slot, block)
@@ -265,7 +228,7 @@ cdef class Arena(MemoryResource):
                 with nogil:
                     status = arena_allocate_slow(self.core, nbytes, slot, block)
         if status != ARENA_OK:
-            raise_status(self, asked, extra, slot, status)
+            raise_status(self, self.core, asked, extra, slot, status)
         return 0
 
     def shrink(self):
@@ -287,8 +250,8 @@ cdef class Arena(MemoryResource):
         with nogil:
             status = arena_shrink(self.core, &released)
         if status != ARENA_OK:
-            raise_status(self, 0, 0, self.default_slot, status)
-        return ShrinkReport(released, kept_regions(self))
+            raise_status(self, self.core, 0, 0, self.default_slot, status)
+        return ShrinkReport(released, kept_regions(self.core))
 
     # ---- streams ---------------------------------------------------------------------------------
 
@@ -301,11 +264,11 @@ cdef class Arena(MemoryResource):
             slot[0] = self.default_slot
             return 0
         if place_is_dead(&self.place.place):
-            raise_status(self, 0, 0, 0, ARENA_DEAD)
+            raise_status(self, self.core, 0, 0, 0, ARENA_DEAD)
         stream_handle(stream, self.place, &handle)
         status = arena_stream(self.core, handle, slot)
         if status != ARENA_OK:
-            raise_status(self, 0, 0, 0, status)
+            raise_status(self, self.core, 0, 0, 0, status)
         if not isinstance(stream, int) and not keeps_itself(self.streams.get(slot[0])):
             self.streams[slot[0]] = stream
         return 0
@@ -377,18 +340,8 @@ cdef class Arena(MemoryResource):
 
     def blocks(self):
         """Return every block, used and free, as a list of `BlockInfo` in address order."""
-        cdef uint32_t count = 0
-        cdef uint32_t i
-        cdef Chunk* chunks
         self._require_own()
-        chunks = arena_copy_chunks(self.core, &count)
-        if chunks == NULL:
-            raise MemoryError("no host memory for a copy of the arena's books")
-        try:
-            return sorted((block_info(self, &chunks[i]) for i in range(count)),
-                          key=lambda block: block.address)
-        finally:
-            free(chunks)
+        return block_list(self.core)
 
     def validate(self):
         """Check every invariant of the arena's books.
@@ -467,126 +420,8 @@ cdef Buffer empty_block(Arena arena, uint32_t slot):
     if arena.core.closed:
         raise ClosedError(f"arena {arena.name!r} is closed")
     if place_is_dead(&arena.place.place):
-        raise_status(arena, 0, 0, slot, ARENA_DEAD)
+        raise_status(arena, arena.core, 0, 0, slot, ARENA_DEAD)
     return empty_buffer(arena, slot)
-
-
-cdef int require_backing(Arena arena) except -1:
-    """Raise ConfigError if the memory cannot be backed as the settings ask."""
-    if arena.config.backing != "virtual":
-        return 0
-    if arena.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
-        raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: it takes a "
-                          "device's own memory")
-    capability = arena.memory.device.capabilities["virtual_memory"]
-    if not capability:
-        raise ConfigError(f"backing = 'virtual' is not accepted on {arena.memory}: "
-                          f"{capability.reason}")
-    return 0
-
-
-# ---- arguments -----------------------------------------------------------------------------------
-
-cdef uint64_t alignment_of(object alignment) except? 0:
-    if (isinstance(alignment, bool) or not isinstance(alignment, int)
-            or not 1 <= alignment <= 1 << 21 or alignment & (alignment - 1)):
-        raise ValueError(f"alignment {alignment!r} is not a power of two from 1 to 2097152")
-    return max(alignment, QUANTUM)
-
-
-cdef int settings_from(object config, ArenaSettings* settings) except -1:
-    memset(settings, 0, sizeof(ArenaSettings))
-    settings.max_mem = config.max_mem
-    settings.initial_chunk = config.initial_chunk_size_bytes
-    settings.initial_growth_chunk = round_to_quantum(config.initial_growth_chunk_size_bytes)
-    settings.max_extend = round_to_quantum(config.max_power_of_two_extend_bytes)
-    settings.max_dead = config.max_dead_bytes_per_chunk
-    settings.extend = (EXTEND_SAME_AS_REQUESTED if config.extend_strategy == "same_as_requested"
-                       else EXTEND_NEXT_POWER_OF_TWO)
-    settings.reuse = {"completed": REUSE_COMPLETED, "wait": REUSE_WAIT,
-                      "never": REUSE_NEVER}[config.stream_reuse]
-    settings.ort_split = config.split_rule == "ort"
-    settings.passthrough = not config.enable
-    settings.paged = config.backing == "virtual" and config.enable
-    settings.move_share = config.page_move_threshold
-    return 0
-
-
-cdef BackingKind backing_kind(Arena arena) except *:
-    if arena.memory.kind is MemoryKind.HOST_ACCESSIBLE:
-        return BACKING_PINNED
-    if arena.memory.kind is MemoryKind.MANAGED:
-        return BACKING_MANAGED
-    return BACKING_DEVICE
-
-
-# ---- reports -------------------------------------------------------------------------------------
-
-cdef object block_info(Arena arena, const Chunk* chunk):
-    cdef bint used = chunk.state == CHUNK_USED
-    stream = 0
-    if used or chunk.lane != LANE_RELEASED:
-        stream = <uintptr_t>arena.core.streams[chunk.lane].handle
-    return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
-                     used=used, region=chunk.region, stream=stream)
-
-
-cdef object kept_regions(Arena arena):
-    regions = {}
-    for block in arena.blocks():
-        regions.setdefault(block.region, []).append(block)
-    kept = []
-    for blocks in regions.values():
-        live = tuple(block for block in blocks if block.used)
-        kept.append(KeptRegion(
-            address=blocks[0].address,
-            nbytes=sum(block.nbytes for block in blocks),
-            reason=f"{len(live)} live block{'s' if len(live) != 1 else ''} of "
-                   f"{sum(block.nbytes for block in live)} bytes",
-            blocks=live))
-    return tuple(kept)
-
-
-# ---- the one place that raises -------------------------------------------------------------------
-
-cdef int raise_status(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
-                      int status) except -1:
-    """Turn an arena's status into its exception; called after every lock is released."""
-    if status == ARENA_DEAD:
-        raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
-                          "interpreter is ending")
-    if status == ARENA_CLOSED:
-        raise ClosedError(f"arena {arena.name!r} is closed")
-    if status == ARENA_NO_METADATA:
-        raise MemoryError("no host memory for an arena's books")
-    if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
-        check(arena.place.place.table, <CUresult>arena.core.last_code,
-              backing_call(backing_kind(arena)).decode())
-    raise_out_of_memory(arena, asked, extra, slot, status)
-
-
-cdef int raise_out_of_memory(Arena arena, uint64_t asked, uint64_t extra, uint32_t slot,
-                             int status) except -1:
-    stats = arena.stats()
-    rounded = round_to_quantum(asked + extra)
-    if rounded >= ABSURD:
-        advice = "no machine has that much memory: check the size"
-    elif status == ARENA_OVER_LIMIT and not stats.limit:
-        advice = "no range of addresses holds such a block: take smaller ones"
-    elif status == ARENA_OVER_LIMIT and rounded > stats.limit:
-        advice = "the block alone is larger than max_mem: raise max_mem"
-    elif status == ARENA_OVER_LIMIT:
-        advice = "free buffers, or raise max_mem"
-    else:
-        advice = "free buffers, or memory that others hold on the device"
-    limit = f"limit {stats.limit}" if stats.limit else "no limit"
-    raise OutOfMemoryError(
-        f"{arena.memory} is out of memory: asked for {asked} bytes ({rounded} rounded); "
-        f"in use {stats.in_use}, reserved {stats.reserved}, {limit}, largest free block "
-        f"{stats.largest_free}; {advice}",
-        asked=asked, rounded=rounded, in_use=stats.in_use, reserved=stats.reserved,
-        limit=stats.limit, largest_free=stats.largest_free, device=str(arena.memory),
-        stream=<uintptr_t>arena.core.streams[slot].handle, advice=advice)
 
 
 def reap():

@@ -5,7 +5,14 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from gpumem._buffer cimport Buffer, MemoryResource, empty_buffer, resource_init, size_of
+from gpumem._buffer cimport (
+    Buffer,
+    MemoryResource,
+    buffer_of,
+    empty_buffer,
+    resource_init,
+    size_of,
+)
 from gpumem._driver cimport (
     CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_NONE,
@@ -149,7 +156,6 @@ cdef class DriverPool(MemoryResource):
         cdef CUdeviceptr pointer = 0
         cdef CUresult code
         cdef CUstream handle
-        cdef Buffer buffer
         self._require_open()
         if stream is not None:
             self.slot_of(stream, &slot)
@@ -168,13 +174,7 @@ cdef class DriverPool(MemoryResource):
         gm_pool_add(&self.core.requested, size)
         gm_pool_add(&self.core.num_allocs, 1)
         self.max_alloc = max(self.max_alloc, size)
-        buffer = Buffer.__new__(Buffer)
-        buffer.resource = self
-        buffer.address = pointer
-        buffer.requested_bytes = size
-        buffer.block_bytes = size
-        buffer.slot = slot
-        return buffer
+        return buffer_of(self, pointer, size, size, 0, slot)
 
     def shrink(self):
         """Let the driver give unused memory back, down to `bytes_to_keep_on_shrink`.

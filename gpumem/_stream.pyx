@@ -1,5 +1,7 @@
 """Streams and events: in-order queues of a device, and points in them."""
 
+from operator import index
+
 cimport cython
 from libc.stdint cimport uintptr_t
 
@@ -83,11 +85,14 @@ cdef class Stream:
             Kept alive as long as this object.
         """
         cdef Stream stream = Stream.__new__(Stream)
-        if isinstance(handle, bool) or not isinstance(handle, int) or not 0 <= handle < 1 << 64:
+        number = -1
+        if hasattr(handle, "__index__") and not isinstance(handle, bool):
+            number = index(handle)
+        if not 0 <= number < 1 << 64:
             raise ValueError(f"stream handle {handle!r} is not an integer from 0 to 2**64 - 1")
         stream.device = Device(device)
         stream.place = stream.device._open()
-        stream.handle = <CUstream><uintptr_t>handle
+        stream.handle = <CUstream><uintptr_t>number
         stream.owner = owner
         return stream
 
@@ -234,10 +239,17 @@ cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) exce
     return 0
 
 
+# What memory has and a stream has not, though both may have a `ptr`.
+_MEMORY = ("nbytes", "size", "mem", "memory", "__dlpack__", "__cuda_array_interface__",
+           "__array_interface__")
+
+
 def _native_handle(stream):
     """Read the handle of a stream object of any library."""
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream
+    if isinstance(stream, bool):
+        raise _no_stream(stream)
+    if hasattr(stream, "__index__"):        # NumPy's integers too
+        return _index(stream, stream)
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # A method by the protocol; some libraries made it an attribute.
@@ -247,10 +259,23 @@ def _native_handle(stream):
         except (TypeError, ValueError) as error:
             raise TypeError(f"{stream!r}: __cuda_stream__ gave no pair of version and "
                             "handle") from error
-        return int(value)
+        return _index(value, stream)
+    if isinstance(stream, Event) or any(hasattr(stream, name) for name in _MEMORY):
+        raise _no_stream(stream)
     for attribute in ("cuda_stream", "ptr", "handle"):      # torch, CuPy, Numba
         value = getattr(stream, attribute, None)
         if value is not None:
-            return int(getattr(value, "value", value) or 0)
-    raise TypeError(f"{stream!r} is not a stream: it takes None, a gpumem.Stream, an integer "
-                    "handle or an object with __cuda_stream__")
+            return _index(getattr(value, "value", value) or 0, stream)
+    raise _no_stream(stream)
+
+
+def _index(value, stream):
+    try:
+        return index(value)
+    except TypeError as error:
+        raise _no_stream(stream) from error
+
+
+def _no_stream(stream):
+    return TypeError(f"{stream!r} is not a stream: it takes None, a gpumem.Stream, an integer "
+                     "handle or an object with __cuda_stream__")

@@ -92,7 +92,13 @@ def test_a_block_lies_at_the_alignment_asked_for(arena, power, rng):
         assert len(inside) == block.used
 
 
-@pytest.mark.parametrize("alignment", [0, -1, 3, 255, 257, 1 << 22, 256.0, "256", True])
+def test_an_alignment_may_be_any_librarys_integer(arena):
+    assert arena.allocate(100, alignment=np.int64(4096)).ptr % 4096 == 0
+
+
+@pytest.mark.parametrize(
+    "alignment", [0, -1, 3, 255, 257, 1 << 22, 256.0, "256", True, np.int64(-4)]
+)
 def test_an_alignment_that_is_no_power_of_two_up_to_2_mib_is_refused(arena, alignment):
     with pytest.raises(ValueError, match="is not a power of two from 1 to 2097152"):
         arena.allocate(100, alignment=alignment)
@@ -102,3 +108,25 @@ def test_an_alignment_that_is_no_power_of_two_up_to_2_mib_is_refused(arena, alig
 def test_every_block_lies_at_a_multiple_of_256(arena, rng):
     held = [arena.allocate(rng.randrange(1, 10_000)) for _ in range(200)]
     assert all(buffer.ptr % 256 == 0 for buffer in held)
+
+
+# ---- a Buffer that nobody handed out -------------------------------------------------------------
+
+
+def test_a_buffer_made_by_new_alone_refuses_every_use():
+    buffer = gpumem.Buffer.__new__(gpumem.Buffer)
+    uses = [
+        lambda: buffer.memory,
+        lambda: buffer.stream,
+        lambda: buffer.close(1),
+        lambda: memoryview(buffer),
+        lambda: repr(buffer),
+        lambda: buffer.__cuda_array_interface__,
+        buffer.__dlpack_device__,
+        buffer.__dlpack__,
+    ]
+    for use in uses:
+        with pytest.raises(TypeError, match="made by an allocator"):
+            use()
+    assert (buffer.ptr, buffer.nbytes, buffer.closed) == (0, 0, False)
+    buffer.close()

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 from helpers.driver import HostDriver
 
@@ -54,7 +55,23 @@ class NumbaLike:
         self.handle = self.Handle(handle)
 
 
-FOREIGN = [int, Protocol, ProtocolAttribute, TorchLike, CupyLike, NumbaLike]
+class Indexable:
+    def __init__(self, handle):
+        self.handle_of_mine = handle
+
+    def __index__(self):
+        return self.handle_of_mine
+
+
+class ArrayLike:
+    """Memory, of which a pointer says nothing about streams."""
+
+    def __init__(self, ptr):
+        self.ptr = ptr
+        self.nbytes = 8
+
+
+FOREIGN = [int, np.uint64, Indexable, Protocol, ProtocolAttribute, TorchLike, CupyLike, NumbaLike]
 
 
 @pytest.mark.parametrize("wrap", FOREIGN)
@@ -117,6 +134,17 @@ def test_what_is_no_stream_is_refused_and_changes_nothing(arena, stream, error):
         with pytest.raises(error):
             call()
     assert arena.stats().num_allocs == 0
+
+
+def test_memory_and_events_are_not_streams_although_they_have_a_pointer(arena):
+    buffer = arena.allocate(8)
+    before = arena.stats()
+    for thing in (buffer, ArrayLike(1), gpumem.Event("host"), np.zeros(4), arena):
+        for call in (arena.reset_stream, buffer.close, lambda x: arena.allocate(8, x)):
+            with pytest.raises(TypeError, match="is not a stream"):
+                call(thing)
+    assert arena.stats() == before
+    assert not buffer.closed
 
 
 def test_an_error_of_a_foreign_stream_object_comes_through(arena):

@@ -1,0 +1,104 @@
+"""Reports and exceptions of an arena; see _core_reports.pxd."""
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free
+
+from gpumem._arena cimport arena_copy_chunks
+from gpumem._arena_types cimport (
+    ARENA_CLOSED,
+    ARENA_DEAD,
+    ARENA_DRIVER_REFUSED,
+    ARENA_NO_METADATA,
+    ARENA_OVER_LIMIT,
+    ArenaCore,
+)
+from gpumem._backing cimport backing_call
+from gpumem._bfc cimport CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
+from gpumem._buffer cimport ABSURD, MemoryResource
+from gpumem._core_settings cimport backing_kind
+from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
+
+from gpumem.errors import ClosedError, OutOfMemoryError
+from gpumem.stats import BlockInfo, KeptRegion
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+cdef list block_list(ArenaCore* core):
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    cdef Chunk* chunks = arena_copy_chunks(core, &count)
+    if chunks == NULL:
+        raise MemoryError("no host memory for a copy of the arena's books")
+    try:
+        return sorted((block_info(core, &chunks[i]) for i in range(count)),
+                      key=lambda block: block.address)
+    finally:
+        free(chunks)
+
+
+cdef object block_info(ArenaCore* core, const Chunk* chunk):
+    cdef bint used = chunk.state == CHUNK_USED
+    stream = 0
+    if used or chunk.lane != LANE_RELEASED:
+        stream = <uintptr_t>core.streams[chunk.lane].handle
+    return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
+                     used=used, region=chunk.region, stream=stream)
+
+
+cdef tuple kept_regions(ArenaCore* core):
+    regions = {}
+    for block in block_list(core):
+        regions.setdefault(block.region, []).append(block)
+    return tuple(kept_region(blocks) for blocks in regions.values())
+
+
+cdef object kept_region(list blocks):
+    live = tuple(block for block in blocks if block.used)
+    return KeptRegion(
+        address=blocks[0].address,
+        nbytes=sum(block.nbytes for block in blocks),
+        reason=f"{len(live)} live block{'s' if len(live) != 1 else ''} of "
+               f"{sum(block.nbytes for block in live)} bytes",
+        blocks=live)
+
+
+# ---- the one place that raises -------------------------------------------------------------------
+
+cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uint64_t extra,
+                      uint32_t slot, int status) except -1:
+    if status == ARENA_DEAD:
+        raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
+                          "interpreter is ending")
+    if status == ARENA_CLOSED:
+        raise ClosedError(f"arena {arena.name!r} is closed")
+    if status == ARENA_NO_METADATA:
+        raise MemoryError("no host memory for an arena's books")
+    if status == ARENA_DRIVER_REFUSED and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
+        check(arena.place.place.table, <CUresult>core.last_code,
+              backing_call(backing_kind(arena.memory)).decode())
+    raise_out_of_memory(arena, core, asked, extra, slot, status)
+
+
+cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t asked,
+                             uint64_t extra, uint32_t slot, int status) except -1:
+    stats = (<object>arena).stats()
+    rounded = round_to_quantum(asked + extra)
+    if rounded >= ABSURD:
+        advice = "no machine has that much memory: check the size"
+    elif status == ARENA_OVER_LIMIT and not stats.limit:
+        advice = "no range of addresses holds such a block: take smaller ones"
+    elif status == ARENA_OVER_LIMIT and rounded > stats.limit:
+        advice = "the block alone is larger than max_mem: raise max_mem"
+    elif status == ARENA_OVER_LIMIT:
+        advice = "free buffers, or raise max_mem"
+    else:
+        advice = "free buffers, or memory that others hold on the device"
+    limit = f"limit {stats.limit}" if stats.limit else "no limit"
+    raise OutOfMemoryError(
+        f"{arena.memory} is out of memory: asked for {asked} bytes ({rounded} rounded); "
+        f"in use {stats.in_use}, reserved {stats.reserved}, {limit}, largest free block "
+        f"{stats.largest_free}; {advice}",
+        asked=asked, rounded=rounded, in_use=stats.in_use, reserved=stats.reserved,
+        limit=stats.limit, largest_free=stats.largest_free, device=str(arena.memory),
+        stream=<uintptr_t>core.streams[slot].handle, advice=advice)

@@ -1,0 +1,69 @@
+"""From an ArenaConfig to the C struct; see _core_settings.pxd."""
+
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from gpumem._arena_types cimport (
+    ArenaSettings,
+    EXTEND_NEXT_POWER_OF_TWO,
+    EXTEND_SAME_AS_REQUESTED,
+    REUSE_COMPLETED,
+    REUSE_NEVER,
+    REUSE_WAIT,
+)
+from gpumem._backing cimport BACKING_DEVICE, BACKING_MANAGED, BACKING_PINNED, BackingKind
+from gpumem._bfc cimport QUANTUM, round_to_quantum
+from gpumem._buffer cimport MemoryResource
+
+from gpumem.device import MemoryKind
+from gpumem.errors import ConfigError
+
+
+cdef int settings_from(object config, ArenaSettings* settings) except -1:
+    memset(settings, 0, sizeof(ArenaSettings))
+    settings.max_mem = config.max_mem
+    settings.initial_chunk = config.initial_chunk_size_bytes
+    settings.initial_growth_chunk = round_to_quantum(config.initial_growth_chunk_size_bytes)
+    settings.max_extend = round_to_quantum(config.max_power_of_two_extend_bytes)
+    settings.max_dead = config.max_dead_bytes_per_chunk
+    settings.extend = (EXTEND_SAME_AS_REQUESTED if config.extend_strategy == "same_as_requested"
+                       else EXTEND_NEXT_POWER_OF_TWO)
+    settings.reuse = {"completed": REUSE_COMPLETED, "wait": REUSE_WAIT,
+                      "never": REUSE_NEVER}[config.stream_reuse]
+    settings.ort_split = config.split_rule == "ort"
+    settings.passthrough = not config.enable
+    settings.paged = config.backing == "virtual" and config.enable
+    settings.move_share = config.page_move_threshold
+    return 0
+
+
+cdef BackingKind backing_kind(object memory) except *:
+    if memory.kind is MemoryKind.HOST_ACCESSIBLE:
+        return BACKING_PINNED
+    if memory.kind is MemoryKind.MANAGED:
+        return BACKING_MANAGED
+    return BACKING_DEVICE
+
+
+cdef int require_backing(MemoryResource arena, object config) except -1:
+    if config.backing != "virtual":
+        return 0
+    if arena.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
+        raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: it takes a "
+                          "device's own memory")
+    capability = arena.memory.device.capabilities["virtual_memory"]
+    if not capability:
+        raise ConfigError(f"backing = 'virtual' is not accepted on {arena.memory}: "
+                          f"{capability.reason}")
+    return 0
+
+
+cdef uint64_t alignment_of(object alignment) except? 0:
+    # NumPy's integers count, a bool does not.
+    number = alignment
+    if not isinstance(alignment, int) and hasattr(alignment, "__index__"):
+        number = alignment.__index__()
+    if (isinstance(number, bool) or not isinstance(number, int)
+            or not 1 <= number <= 1 << 21 or number & (number - 1)):
+        raise ValueError(f"alignment {alignment!r} is not a power of two from 1 to 2097152")
+    return max(number, QUANTUM)
