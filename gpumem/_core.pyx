@@ -33,7 +33,7 @@ from gpumem._arena_types cimport (
     lock_acquire,
     lock_release,
 )
-from gpumem._backing cimport Backing, backing_init
+from gpumem._backing cimport Backing
 from gpumem._bfc cimport QUANTUM, bfc_largest_free
 from gpumem._bfc_check cimport bfc_invariant
 from gpumem._buffer cimport (
@@ -45,8 +45,9 @@ from gpumem._buffer cimport (
     resource_init,
     size_of,
 )
+from gpumem._core_backing cimport choose_backing
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
-from gpumem._core_settings cimport alignment_of, backing_kind, require_backing, settings_from
+from gpumem._core_settings cimport alignment_of, require_backing, settings_from
 from gpumem._driver cimport CUstream, place_is_dead, process
 from gpumem._lease cimport Lease
 from gpumem._stream cimport Stream, stream_handle
@@ -122,7 +123,7 @@ cdef class Arena(MemoryResource):
         with nogil:
             arena_reap()        # it may wait for the device
         settings_from(self.config, &settings)
-        backing_init(&backing, backing_kind(self.memory), &self.place.place)
+        choose_backing(self, &backing)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
             raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")

@@ -12,10 +12,8 @@ from gpumem._arena_types cimport (
     ARENA_OVER_LIMIT,
     ArenaCore,
 )
-from gpumem._backing cimport backing_call
 from gpumem._bfc cimport CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
 from gpumem._buffer cimport ABSURD, MemoryResource
-from gpumem._core_settings cimport backing_kind
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
 
 from gpumem.errors import ClosedError, OutOfMemoryError
@@ -75,8 +73,7 @@ cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uin
     if status == ARENA_NO_METADATA:
         raise MemoryError("no host memory for an arena's books")
     if status == ARENA_DRIVER_REFUSED and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
-        check(arena.place.place.table, <CUresult>core.last_code,
-              backing_call(backing_kind(arena.memory)).decode())
+        check(arena.place.place.table, <CUresult>core.last_code, core.backing.call.decode())
     raise_out_of_memory(arena, core, asked, extra, slot, status)
 
 

@@ -3,11 +3,9 @@
 from libc.stdint cimport uint64_t
 
 from gpumem._arena_types cimport ArenaSettings
-from gpumem._backing cimport BackingKind
 from gpumem._buffer cimport MemoryResource
 
 cdef int settings_from(object config, ArenaSettings* settings) except -1
-cdef BackingKind backing_kind(object memory) except *
 # Raises ConfigError if the memory cannot be backed as the settings ask.
 cdef int require_backing(MemoryResource arena, object config) except -1
 # Bytes, a power of two of at least QUANTUM.

@@ -11,7 +11,6 @@ from gpumem._arena_types cimport (
     REUSE_NEVER,
     REUSE_WAIT,
 )
-from gpumem._backing cimport BACKING_DEVICE, BACKING_MANAGED, BACKING_PINNED, BackingKind
 from gpumem._bfc cimport QUANTUM, round_to_quantum
 from gpumem._buffer cimport MemoryResource
 
@@ -35,14 +34,6 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
     settings.paged = config.backing == "virtual" and config.enable
     settings.move_share = config.page_move_threshold
     return 0
-
-
-cdef BackingKind backing_kind(object memory) except *:
-    if memory.kind is MemoryKind.HOST_ACCESSIBLE:
-        return BACKING_PINNED
-    if memory.kind is MemoryKind.MANAGED:
-        return BACKING_MANAGED
-    return BACKING_DEVICE
 
 
 cdef int require_backing(MemoryResource arena, object config) except -1:

@@ -2,10 +2,11 @@
 
 cuda-python is the loader: it finds libcuda (WSL included) and answers cuGetProcAddress, so the
 library instance and the handle types are the same that the rest of the process uses. Entries
-are asked for by name and by the CUDA version whose signature the table declares; what the
-driver does not have stays NULL.
+are asked for by name and by the CUDA version whose signature the table declares, and only of a
+driver of that version, lest it answers with another signature; what it does not have stays NULL.
 """
 
+import functools
 import os
 import threading
 
@@ -17,8 +18,10 @@ from gpumem._driver cimport (
     CUresult,
     DRIVER_ENTRY_COUNT,
     DriverTable,
+    OLDER_ENTRY_COUNT,
     check,
     driver_entries,
+    older_entries,
     open_place,
 )
 
@@ -58,13 +61,19 @@ def _fill():
     memset(&table, 0, sizeof(table))
     # 1: the legacy default stream is stream 0; 2: each thread's own is.
     flags = 2 if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") == "1" else 1
+    ask = functools.partial(_address_of, driver.cuGetProcAddress, flags)
+    version = _driver_version(ask(b"cuDriverGetVersion", 2020))
     for i in range(DRIVER_ENTRY_COUNT):
-        status, address, *_ = driver.cuGetProcAddress(
-            driver_entries[i].name, driver_entries[i].version, flags)
-        if int(status) == 0 and address:
-            (<uintptr_t*>(<char*>&table + driver_entries[i].offset))[0] = address
-        else:
+        address = 0
+        if driver_entries[i].version <= version:
+            address = ask(driver_entries[i].name, driver_entries[i].version)
+        (<uintptr_t*>(<char*>&table + driver_entries[i].offset))[0] = address
+        if not address:
             missing.append(driver_entries[i].name.decode())
+    for i in range(OLDER_ENTRY_COUNT):
+        if version < older_entries[i].until:
+            address = ask(older_entries[i].name, older_entries[i].version)
+            (<uintptr_t*>(<char*>&table + older_entries[i].offset))[0] = address
     if table.cuInit == NULL or table.cuDeviceGetCount == NULL:
         return "the CUDA driver has no cuInit"
     with nogil:
@@ -77,6 +86,20 @@ def _fill():
         return "the CUDA driver finds no GPU"
     count = found
     return None
+
+
+def _address_of(get, flags, name, version):
+    """Return the address of a function by its name and signature; 0: not there."""
+    status, address, *_ = get(name, version, flags)
+    return address if int(status) == 0 and address else 0
+
+
+def _driver_version(uintptr_t address):
+    """Return the CUDA version that the driver speaks; 0 where it cannot be asked."""
+    cdef int version = 0
+    if address:
+        (<CUresult (*)(int*) noexcept nogil><void*>address)(&version)
+    return version
 
 
 def device_count():

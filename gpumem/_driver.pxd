@@ -31,6 +31,8 @@ cdef extern from "driver_table.h" nogil:
         CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
         CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
         CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+        CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
         CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
         CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
@@ -44,7 +46,17 @@ cdef extern from "driver_table.h" nogil:
         CU_EVENT_DISABLE_TIMING
         CU_MEMHOSTALLOC_PORTABLE
         CU_MEMHOSTALLOC_DEVICEMAP
+        CU_MEMHOSTREGISTER_PORTABLE
+        CU_MEMHOSTREGISTER_DEVICEMAP
         CU_MEM_ATTACH_GLOBAL
+
+    ctypedef enum CUmem_advise:
+        CU_MEM_ADVISE_SET_READ_MOSTLY
+        CU_MEM_ADVISE_UNSET_READ_MOSTLY
+        CU_MEM_ADVISE_SET_PREFERRED_LOCATION
+        CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION
+        CU_MEM_ADVISE_SET_ACCESSED_BY
+        CU_MEM_ADVISE_UNSET_ACCESSED_BY
 
     ctypedef struct CUuuid:
         char bytes[16]
@@ -68,6 +80,8 @@ cdef extern from "driver_table.h" nogil:
 
     ctypedef enum CUmemLocationType:
         CU_MEM_LOCATION_TYPE_DEVICE
+        CU_MEM_LOCATION_TYPE_HOST
+        CU_MEM_LOCATION_TYPE_HOST_NUMA
 
     ctypedef enum CUmemAllocationType:
         CU_MEM_ALLOCATION_TYPE_PINNED
@@ -124,7 +138,13 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemFree)(CUdeviceptr) noexcept nogil
         CUresult (*cuMemHostAlloc)(void**, size_t, unsigned int) noexcept nogil
         CUresult (*cuMemFreeHost)(void*) noexcept nogil
+        CUresult (*cuMemHostGetDevicePointer)(CUdeviceptr*, void*, unsigned int) noexcept nogil
+        CUresult (*cuMemHostRegister)(void*, size_t, unsigned int) noexcept nogil
+        CUresult (*cuMemHostUnregister)(void*) noexcept nogil
         CUresult (*cuMemAllocManaged)(CUdeviceptr*, size_t, unsigned int) noexcept nogil
+        CUresult (*cuMemAdvise)(CUdeviceptr, size_t, CUmem_advise, CUmemLocation) noexcept nogil
+        CUresult (*cuMemPrefetchAsync)(CUdeviceptr, size_t, CUmemLocation, unsigned int,
+                                       CUstream) noexcept nogil
         CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr, const void*, size_t, CUstream) noexcept nogil
         CUresult (*cuMemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream) noexcept nogil
         CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) noexcept nogil
@@ -151,6 +171,9 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemPoolSetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
         CUresult (*cuMemPoolGetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
 
+        CUresult (*cuMemAdvise_v1)(CUdeviceptr, size_t, CUmem_advise, CUdevice) noexcept nogil
+        CUresult (*cuMemPrefetchAsync_v1)(CUdeviceptr, size_t, CUdevice, CUstream) noexcept nogil
+
     ctypedef struct DriverEntry:
         const char* name
         int version
@@ -158,6 +181,15 @@ cdef extern from "driver_table.h" nogil:
 
     const DriverEntry* driver_entries
     int DRIVER_ENTRY_COUNT
+
+    ctypedef struct OlderEntry:
+        const char* name
+        int version
+        int until
+        size_t offset
+
+    const OlderEntry* older_entries
+    int OLDER_ENTRY_COUNT
 
 # What every finalizer asks first. `exiting` is set when the interpreter begins to end;
 # `generation` counts forks on the way from the first process to this one.

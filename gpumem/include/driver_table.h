@@ -220,11 +220,25 @@
     F(GraphRetainUserObject, 11030,                                                               \
       (CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags))
 
+/* Functions whose signature changed: what a driver older than the version above has instead.
+ *
+ * F(name, version, until, parameters)
+ *   until  the driver version that has the later signature; from there on the entry is NULL
+ */
+#define GM_OLDER_FUNCTIONS(F)                                                                     \
+    F(MemAdvise, 8000, 12020,                                                                     \
+      (CUdeviceptr pointer, size_t size, CUmem_advise advice, CUdevice device))                   \
+    F(MemPrefetchAsync, 8000, 12020,                                                              \
+      (CUdeviceptr pointer, size_t size, CUdevice device, CUstream stream))
+
 #define GM_ENTRY_FIELD(name, version, parameters) CUresult(*cu##name) parameters;
+#define GM_OLDER_FIELD(name, version, until, parameters) CUresult(*cu##name##_v1) parameters;
 typedef struct DriverTable {
     GM_DRIVER_FUNCTIONS(GM_ENTRY_FIELD)
+    GM_OLDER_FUNCTIONS(GM_OLDER_FIELD)
 } DriverTable;
 #undef GM_ENTRY_FIELD
+#undef GM_OLDER_FIELD
 
 /* What fills a table by name: the entry's place in the struct, and what to ask for. */
 typedef struct DriverEntry {
@@ -238,5 +252,17 @@ typedef struct DriverEntry {
 static const DriverEntry driver_entries[] = {GM_DRIVER_FUNCTIONS(GM_ENTRY_ROW)};
 #undef GM_ENTRY_ROW
 enum { DRIVER_ENTRY_COUNT = (int)(sizeof driver_entries / sizeof driver_entries[0]) };
+
+typedef struct OlderEntry {
+    const char *name;
+    int version, until;
+    size_t offset;
+} OlderEntry;
+
+#define GM_OLDER_ROW(name, version, until, parameters) \
+    {"cu" #name, version, until, offsetof(DriverTable, cu##name##_v1)},
+static const OlderEntry older_entries[] = {GM_OLDER_FUNCTIONS(GM_OLDER_ROW)};
+#undef GM_OLDER_ROW
+enum { OLDER_ENTRY_COUNT = (int)(sizeof older_entries / sizeof older_entries[0]) };
 
 #endif

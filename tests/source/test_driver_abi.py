@@ -178,7 +178,8 @@ def test_sizes_offsets_and_values_are_those_of_the_drivers_header(headers, tmp_p
 
 # ---- the functions -------------------------------------------------------------------------------
 
-ENTRIES = re.findall(r"^\s+F\((\w+), (\d+),", TABLE, re.MULTILINE)
+ENTRIES = re.findall(r"^\s+F\((\w+), (\d+),(?! \d)", TABLE, re.MULTILINE)
+OLDER = re.findall(r"^\s+F\((\w+), (\d+), (\d+),", TABLE, re.MULTILINE)
 
 
 def print_prototypes(stands_for: str) -> str:
@@ -195,8 +196,10 @@ def print_prototypes(stands_for: str) -> str:
 #define CHECK(name, version, parameters)                                                      \\
     printf("cu%s %d %d\\n", #name, version,                                                    \\
            __builtin_types_compatible_p(CUresult (*) parameters, PFN_cu##name##_v##version));
+#define CHECK_OLDER(name, version, until, parameters) CHECK(name, version, parameters)
 int main(void) {{
     GM_DRIVER_FUNCTIONS(CHECK)
+    GM_OLDER_FUNCTIONS(CHECK_OLDER)
     return 0;
 }}
 """
@@ -208,15 +211,23 @@ def test_every_entry_of_the_table_is_read():
     assert [(f"cu{name}", int(version)) for name, version in ENTRIES] == driver_entry_names()
 
 
+def test_an_older_entry_ends_where_the_later_signature_begins():
+    later = dict(ENTRIES)
+    assert [(name, later[name]) for name, _, until in OLDER] == [
+        (n, until) for n, _, until in OLDER
+    ]
+
+
 def test_every_entry_has_the_type_of_its_prototype(headers, tmp_path):
     if not (headers / "cudaTypedefs.h").is_file():
         pytest.skip("this cuda.h comes without cudaTypedefs.h")
     known = set(re.findall(r"PFN_(cu\w+)_v(\d+)\)", (headers / "cudaTypedefs.h").read_text()))
-    missing = [entry for entry in ENTRIES if (f"cu{entry[0]}", entry[1]) not in known]
+    both = [*ENTRIES, *((name, version) for name, version, _ in OLDER)]
+    missing = [entry for entry in both if (f"cu{entry[0]}", entry[1]) not in known]
     assert not missing, f"cudaTypedefs.h has no such function and version: {missing}"
     wrong = set()
     for theirs, other in zip(STANDS_FOR[PARAMS], ("cuWait", "cuSignal"), strict=True):
         lines = run_program(tmp_path, theirs, print_prototypes(theirs), headers, INCLUDE)
-        assert len(lines) == len(ENTRIES)
+        assert len(lines) == len(both)
         wrong |= {line for line in lines if line.endswith(" 0") and not line.startswith(other)}
     assert not wrong, f"other than in cudaTypedefs.h: {sorted(wrong)}"

@@ -1,0 +1,191 @@
+"""Pinned host memory: large regions are made by several threads and registered, small are not."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from helpers import child
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+PINNED = "host/host_accessible"
+EXACT = {"extend_strategy": "same_as_requested"}
+OUT_OF_MEMORY, NOT_SUPPORTED, UNKNOWN = 2, 801, 999
+
+
+def mappings():
+    """Yield (start, end, resident bytes, flags) of this process's mappings."""
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            word, *rest = line.split()
+            if "-" in word and ":" not in word:
+                start, end = (int(part, 16) for part in word.split("-"))
+            elif word == "Rss:":
+                resident = int(rest[0]) * KIB
+            elif word == "VmFlags:":
+                yield start, end, resident, rest
+
+
+def mapping_at(address):
+    found = [one for one in mappings() if one[0] <= address < one[1]]
+    return found[0] if found else None
+
+
+def mapped_bytes():
+    """Bytes of the mappings that a fork does not copy: those that pinned regions make."""
+    return sum(end - start for start, end, _, flags in mappings() if "dc" in flags)
+
+
+def held(host):
+    """What is alive that a region is made of."""
+    return mapped_bytes(), host.live()["allocations"]
+
+
+@pytest.fixture
+def faults(host):
+    yield host
+    host.clear_faults()
+
+
+@pytest.mark.parametrize("nbytes", [2 * MIB, 3 * MIB + 4 * KIB, 70 * MIB + 256])
+def test_a_large_region_is_registered_in_whole_pages_and_all_of_it_is_there(
+    make_arena, host, nbytes
+):
+    before = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
+    buffer = make_arena(EXACT, PINNED).allocate(nbytes)
+    after = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
+    assert after == (before[0] + 1, before[1])
+    start, end, resident, flags = mapping_at(buffer.ptr)
+    assert start % (2 * MIB) == 0
+    assert end - start == -(-nbytes // 4096) * 4096
+    assert resident == end - start
+    assert {"hg", "dc"} <= set(flags), "huge pages, and no copy in a fork's child"
+
+
+def test_a_region_below_one_huge_page_is_the_drivers(make_arena, host):
+    before = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
+    make_arena(EXACT, PINNED).allocate(2 * MIB - 256).close()
+    after = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
+    assert after == (before[0], before[1] + 1)
+
+
+def test_no_thread_stays_behind(make_arena):
+    before = len(os.listdir("/proc/self/task"))
+    buffer = make_arena(EXACT, PINNED).allocate(200 * MIB)
+    assert len(os.listdir("/proc/self/task")) == before
+    buffer.close()
+
+
+def test_a_region_goes_back_to_the_kernel(make_arena, host):
+    before = held(host)
+    arena = make_arena(EXACT, PINNED)
+    buffers = [arena.allocate(size * MIB) for size in (1, 5, 33)]
+    assert mapped_bytes() == before[0] + 38 * MIB
+    del buffers
+    arena.shrink()
+    assert held(host) == before
+
+
+def test_two_arenas_grow_at_once(make_arena):
+    arenas = [make_arena(EXACT, PINNED) for _ in range(4)]
+    seen = []
+
+    def work(number):
+        for _ in range(5):
+            with arenas[number % 2].allocate((number + 2) * MIB) as buffer:
+                np.frombuffer(buffer, np.uint8)[:] = number
+                seen.append((np.frombuffer(buffer, np.uint8) == number).all())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 20
+    assert all(seen)
+
+
+@pytest.mark.parametrize("call", ["cuMemHostRegister", "cuMemHostGetDevicePointer"])
+def test_where_the_driver_will_not_register_it_allocates(make_arena, faults, call):
+    before = held(faults)
+    arena = make_arena(EXACT, PINNED)
+    calls = faults.call_count("cuMemHostAlloc")
+    faults.fail(call, 1, NOT_SUPPORTED)
+    with arena.allocate(4 * MIB) as buffer:
+        np.frombuffer(buffer, np.uint8)[:] = 1
+        assert faults.call_count("cuMemHostAlloc") == calls + 1
+        assert mapped_bytes() == before[0], "what was mapped for it is gone"
+    arena.shrink()
+    assert held(faults) == before
+
+
+def test_a_refused_registration_leaves_no_page(make_arena, faults):
+    before = held(faults)
+    arena = make_arena({**EXACT, "max_mem": 64 * MIB}, PINNED)
+    faults.fail("cuMemHostRegister", 1, OUT_OF_MEMORY, 0)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(8 * MIB)
+    assert held(faults) == before
+    assert arena.stats().reserved == 0
+
+
+def test_more_than_the_machine_has_is_refused_before_a_page_is_made(make_arena):
+    arena = make_arena(EXACT, PINNED)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(1 << 42)
+
+
+def test_pages_that_the_driver_does_not_let_go_stay_mapped(make_arena, faults):
+    arena = make_arena(EXACT, PINNED)
+    buffer = arena.allocate(2 * MIB)
+    address = buffer.ptr
+    faults.fail("cuMemHostUnregister", 1, UNKNOWN)
+    buffer.close()
+    arena.shrink()
+    assert mapping_at(address), "the device may still write there"
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+def test_a_failure_of_any_call_leaves_nothing_behind(host, faults, error):
+    before = held(host)
+    for call in range(1, 100):
+        arena = gpumem.Arena(PINNED, EXACT)
+        host.fail(None, call, error)
+        calls = host.call_count()
+        try:
+            with arena.allocate(3 * MIB), arena.allocate(MIB):
+                pass
+        except (gpumem.OutOfMemoryError, gpumem.DriverError):
+            pass
+        reached = host.call_count() - calls >= call
+        host.clear_faults()
+        arena.validate()
+        arena.close()
+        assert held(host) == before, f"call {call}"
+        if not reached:
+            break
+    assert call > 8
+
+
+def test_a_fork_and_the_end_of_the_process_are_quiet():
+    child.run_quietly("""
+        import os, warnings, gpumem
+        warnings.simplefilter("ignore", DeprecationWarning)
+        arena = gpumem.Arena("host/host_accessible", {"extend_strategy": "same_as_requested"})
+        buffer, view = arena.allocate(3 << 20), memoryview(arena.allocate(4 << 20))
+        if os.fork() == 0:
+            try:
+                arena.allocate(1)
+            except gpumem.ClosedError:
+                buffer.close()
+                arena.close()
+                other = gpumem.Arena("host/host_accessible")
+                memoryview(other.allocate(8 << 20))[:] = bytes(8 << 20)
+            else:
+                print("the parent's arena served its child")
+        else:
+            assert os.wait()[1] == 0
+            view[:] = bytes(4 << 20)
+    """)
