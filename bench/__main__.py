@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gpumem
-from bench import calls, replays
+from bench import calls, pairs, replays
 from bench.harness import Timing
 
 
@@ -45,6 +45,7 @@ def measure(traces: list[Path]) -> dict[str, Any]:
     }
     return {
         "machine": machine(),
+        "below_python": pairs.pairs(),
         "timings": {name: asdict(timing) for name, timing in timings.items() if timing},
         "replays": replays.replays(traces),
     }
@@ -70,6 +71,7 @@ def show(report: dict[str, Any]) -> None:
     """Print the report as tables."""
     console = Console()
     console.print(report["machine"])
+    pairs.show(report["below_python"], console)
     for name, values in report["timings"].items():
         timing = Timing(**values)
         table = Table(title=f"{name} (median of {timing.rounds} interleaved rounds)")

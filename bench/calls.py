@@ -52,7 +52,7 @@ def gpu_calls() -> Timing | None:
     arena = gpumem.Arena("cuda:0")
     arena.allocate(1 << 30).close()
     candidates: dict[str, Candidate] = {"arena.allocate": partial(arena.allocate, GPU_NBYTES)}
-    candidates |= _torch() | _cupy() | _driver_pool()
+    candidates |= _torch() | _cupy() | _rmm() | _driver_pool()
     return interleave(candidates, "arena.allocate")
 
 
@@ -79,6 +79,19 @@ def _cupy() -> dict[str, Candidate]:
         "cupy.cuda.alloc": partial(cupy.cuda.alloc, GPU_NBYTES),
         "cupy.empty": partial(cupy.empty, GPU_NBYTES, cupy.uint8),
     }
+
+
+def _rmm() -> dict[str, Candidate]:
+    try:
+        from rmm import mr
+    except (ImportError, OSError):  # OSError: one of its libraries is missing
+        return {}
+    arena = mr.ArenaMemoryResource(mr.CudaMemoryResource(), 1 << 30)
+
+    def pair() -> None:
+        arena.deallocate(arena.allocate(GPU_NBYTES), GPU_NBYTES)
+
+    return {"rmm arena allocate/deallocate": pair}
 
 
 def _driver_pool() -> dict[str, Candidate]:
