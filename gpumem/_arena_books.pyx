@@ -13,7 +13,16 @@ from gpumem._arena_types cimport (
     stamp_free,
     table_of,
 )
-from gpumem._bfc cimport Bfc, bfc_give, BFC_OK, bfc_resolve, Chunk, handle_of, LANE_RELEASED
+from gpumem._bfc cimport (
+    Bfc,
+    bfc_give,
+    BFC_OK,
+    bfc_resolve,
+    Chunk,
+    handle_of,
+    LANE_RELEASED,
+    store32,
+)
 from gpumem._bfc_check cimport bfc_check, bfc_invariant
 
 cdef extern from *:
@@ -82,7 +91,7 @@ cdef void require_sound(const ArenaCore* arena) noexcept nogil:
 cdef inline void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nogil:
     # The region goes back at the next call that may block: this may be a finalizer.
     bfc_give(&arena.table, index, LANE_RELEASED, 0)
-    arena.retired += 1
+    store32(&arena.retired, arena.retired + 1)
 
 
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:

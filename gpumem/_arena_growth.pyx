@@ -32,9 +32,11 @@ from gpumem._bfc cimport (
     bfc_take_from,
     bfc_take_persistent,
     LANE_RELEASED,
+    load32,
     NIL,
     QUANTUM,
     round_to_quantum,
+    store32,
 )
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult
 from gpumem._page_moves cimport space_execute, space_finish, space_undo
@@ -279,9 +281,10 @@ cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
-    # With the grow lock: gives back the regions of persistent blocks that were freed.
+    # With the grow lock: gives back the regions of persistent blocks that were freed. Looks without
+    # the arena lock: one that is being freed now goes back the next time.
     cdef uint64_t total = 0
-    while arena.retired:
+    while load32(&arena.retired):
         total += release_one(arena, True)
     return total
 
@@ -299,7 +302,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
             size = arena.table.regions[region].size
             bfc_remove_region(&arena.table, region)
             if persistent:
-                arena.retired -= 1
+                store32(&arena.retired, arena.retired - 1)
             break
     lock_release(&arena.lock)
     if size:
