@@ -62,6 +62,7 @@ setup(
         [
             extension("_bfc"),
             extension("_bfc_check"),
+            extension("_bfc_parked"),
             extension("_driver"),
             extension("_cuda"),
             extension("_host", *HOST_DEVICE),
@@ -77,7 +78,9 @@ setup(
             extension("_backing_pinned"),
             extension("_arena_cache"),
             extension("_arena_books"),
+            extension("_arena_parked"),
             extension("_arena_streams"),
+            extension("_arena_slots"),
             extension("_arena_growth"),
             extension("_arena"),
             extension("_stream"),

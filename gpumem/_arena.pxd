@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._arena_types cimport ArenaCore, ArenaSettings, Block
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Chunk
-from gpumem._lease cimport Lease
+from gpumem._lease cimport Lease, Uses
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
 cdef void arena_retain(ArenaCore* arena) noexcept nogil
@@ -22,6 +22,9 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
 cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                         Block* block) noexcept nogil
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
+# Of a block that other streams were recorded for; takes `uses` over.
+cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
+                         Uses* uses) noexcept nogil
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                                    Block* block) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil

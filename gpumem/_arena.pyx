@@ -27,12 +27,12 @@ from gpumem._arena_growth cimport (
     take_unfinished,
     trim_pages,
 )
+from gpumem._arena_parked cimport park, unpark_all
+from gpumem._arena_slots cimport add_stream, slot_claim, streams_free
 from gpumem._arena_streams cimport (
-    add_stream,
     destroy_events,
     drain_streams,
     settle_streams,
-    streams_free,
     switch_needs_event,
     switch_stream,
 )
@@ -75,7 +75,7 @@ from gpumem._bfc cimport (
     SPLIT_TIGHT,
 )
 from gpumem._driver cimport CUstream, Place, place_is_dead, process
-from gpumem._lease cimport Lease, lease_create
+from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_space cimport space_create, space_destroy
 
 cdef extern from "atomics.h" nogil:
@@ -146,6 +146,15 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept
     return status
 
 
+cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
+                         Uses* uses) noexcept nogil:
+    cdef bint parked
+    lock_acquire(&arena.lock)
+    parked = park(arena, handle, stream, uses)
+    lock_release(&arena.lock)
+    return ARENA_OK if parked else arena_free(arena, handle, stream)
+
+
 # ---- the slow path: ask, grow, give back, fail ---------------------------------------------------
 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
@@ -164,11 +173,10 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     status = take(arena, nbytes, stream, block)
     if status != ARENA_OVER_LIMIT:
         return status
-    if arena.settings.reuse != REUSE_NEVER:
-        if settle_streams(arena, stream) and take(arena, nbytes, stream, block) == ARENA_OK:
-            return ARENA_OK
-        if arena.settings.reuse == REUSE_WAIT and take_unfinished(arena, nbytes, stream, block):
-            return ARENA_OK
+    if settle_streams(arena, stream) and take(arena, nbytes, stream, block) == ARENA_OK:
+        return ARENA_OK
+    if arena.settings.reuse == REUSE_WAIT and take_unfinished(arena, nbytes, stream, block):
+        return ARENA_OK
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
     status = take(arena, nbytes, stream, block)     # another thread may have grown meanwhile
@@ -188,8 +196,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
         return ARENA_DEAD
     arena_reap()
     caches_flush(arena)
-    if arena.settings.reuse != REUSE_NEVER:
-        settle_streams(arena, LANE_RELEASED)
+    settle_streams(arena, LANE_RELEASED)
     lock_acquire(&arena.grow_lock)
     released[0] = release_retired(arena) + release_idle(arena)
     arena.next_region = arena.settings.initial_growth_chunk
@@ -270,10 +277,11 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         return NULL
     arena.table.merge_released = settings.reuse != REUSE_NEVER
     arena.small.merge_released = arena.table.merge_released
-    if (add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, 0, &slot) != ARENA_OK
+    if (add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, NULL, &slot) != ARENA_OK
             or (settings.paged and not create_spaces(arena))):
         forget(arena)
         return NULL
+    slot_claim(arena, slot)
     return arena
 
 
@@ -288,10 +296,10 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     cdef Place* place = NULL if place_is_dead(arena.place) else arena.place
     space_destroy(&arena.spaces[0], place)
     space_destroy(&arena.spaces[1], place)
+    streams_free(arena)
     bfc_free_all(&arena.table)
     bfc_free_all(&arena.small)
     caches_free(arena)
-    streams_free(arena)
     free(arena)
 
 
@@ -369,6 +377,9 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
     # The driver's free waits for queued work; its unmap does not.
     if arena.settings.paged:
         drain_streams(arena)
+    lock_acquire(&arena.lock)
+    unpark_all(arena)
+    lock_release(&arena.lock)
     while release_one(arena, False) or release_one(arena, True):
         pass
 
@@ -424,7 +435,11 @@ cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream) noex
 
 cdef void release_lease(Lease* lease) noexcept nogil:
     cdef ArenaCore* arena = <ArenaCore*>lease.owner
-    if not place_is_dead(arena.place):
+    if place_is_dead(arena.place):
+        uses_free(lease.uses)
+    elif lease.uses != NULL:
+        arena_free_used(arena, lease.handle, lease.stream, lease.uses)
+    else:
         arena_free(arena, lease.handle, lease.stream)
     arena_drop(arena)
 

@@ -21,7 +21,7 @@ what other threads' caches did since they published.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._arena_types cimport ArenaCore, Block, ThreadCache
+from gpumem._arena_types cimport ArenaCore, Block, ThreadCache, ThreadMark
 from gpumem._bfc cimport Chunk
 
 cdef enum:
@@ -42,6 +42,12 @@ cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, u
 cdef bint cache_give(ArenaCore* arena, uint64_t handle, uint32_t slot) noexcept nogil
 # With the arena lock, by the cache's owner, before the table changes; NULL: nothing to publish.
 cdef void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil
+
+# The calling thread, as a name that outlives it for whoever retains it; NULL: no host memory.
+cdef ThreadMark* thread_now() noexcept nogil
+cdef void thread_retain(ThreadMark* thread) noexcept nogil
+cdef void thread_drop(ThreadMark* thread) noexcept nogil
+cdef bint thread_has_ended(const ThreadMark* thread) noexcept nogil
 
 # Everything kept becomes free, and every count is the arena's.
 cdef void caches_flush(ArenaCore* arena) noexcept nogil

@@ -393,3 +393,21 @@ cdef void caches_free(ArenaCore* arena) noexcept nogil:
         free(cache)
         cache = following
     arena.caches = NULL
+
+
+# ---- threads as names ----------------------------------------------------------------------------
+
+cdef ThreadMark* thread_now() noexcept nogil:
+    return thread_mark()
+
+
+cdef void thread_retain(ThreadMark* thread) noexcept nogil:
+    mark_retain(thread)
+
+
+cdef void thread_drop(ThreadMark* thread) noexcept nogil:
+    mark_drop(thread)
+
+
+cdef bint thread_has_ended(const ThreadMark* thread) noexcept nogil:
+    return mark_ended(thread)

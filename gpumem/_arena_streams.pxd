@@ -4,35 +4,28 @@
 gives it up meanwhile and takes it again, and `asking` keeps others off the slot.
 """
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore
 from gpumem._bfc cimport Bfc
-from gpumem._driver cimport CUstream
 
-# Finds or makes the slot of a stream. 0 and 1 both name the legacy default stream; 2 names a
-# different stream in each thread.
-cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcept nogil
-# With the lock, or before anybody else knows the arena.
-cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
-                    uint32_t* slot) noexcept nogil
-cdef void streams_free(ArenaCore* arena) noexcept nogil
-# The caller has drained the stream: everything freed on it up to now is free for everyone.
-cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil
+# Everything freed on the stream up to now is free for everyone, every use of it has ended.
+cdef void settle_all(ArenaCore* arena, uint32_t slot) noexcept nogil
 # Waits until everything queued on the device has finished; then all that was freed is free for
 # everyone. No block is handed out.
 cdef void drain_streams(ArenaCore* arena) noexcept nogil
-# Is a block handed out that will be freed on the stream? A loop over all chunks.
-cdef bint arena_stream_is_used(ArenaCore* arena, uint32_t slot) noexcept nogil
 
 # With the lock: was anything freed on the stream served last that no outstanding event covers?
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil
 # Serves another stream from now on; records the event that is needed.
 cdef void switch_stream(ArenaCore* arena, uint32_t stream) noexcept nogil
-# Asks the event of every other stream once; what has completed becomes free for everyone.
+# Asks the event of every other stream once; what has completed becomes free for everyone. So do
+# parked blocks, for their own stream.
 cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil
+# With the lock, given up meanwhile: asks a stream's event, records one if there is none.
+cdef bint end_epochs(ArenaCore* arena, uint32_t slot) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the taker's stream wait for
-# that stream on the device; NIL if no lane has one that fits.
+# that stream on the device; a parked block, too. NIL if none fits.
 cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
                           uint32_t taker) noexcept nogil
 # With the lock: makes the taker's stream wait for what was freed on all others, and notes in

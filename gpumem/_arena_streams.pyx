@@ -1,15 +1,12 @@
 """Epochs and events of an arena's streams; see _arena_types.pxd for the rules."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._arena_cache cimport caches_flush
+from gpumem._arena_cache cimport caches_flush, thread_now
+from gpumem._arena_parked cimport is_parked, parked_best, unpark_behind, unpark_done
 from gpumem._arena_types cimport (
-    ARENA_NO_METADATA,
-    ARENA_OK,
     ArenaCore,
     LEGACY_STREAM,
-    MAX_STREAMS,
     REUSE_NEVER,
     StreamSlot,
     gm_next_epoch,
@@ -17,11 +14,10 @@ from gpumem._arena_types cimport (
     lock_release,
 )
 from gpumem._bfc cimport (
+    ANY_EPOCH,
     BFC_OK,
     Bfc,
-    CHUNK_USED,
     NIL,
-    bfc_add_lane,
     bfc_has,
     bfc_release_settled,
     bfc_take_from,
@@ -39,87 +35,7 @@ from gpumem._driver cimport (
     place_enter,
     place_leave,
 )
-
-cdef extern from "reserved.h" nogil:
-    void* reserved_open(size_t nbytes)
-    int reserved_commit(void* base, size_t nbytes)
-    void reserved_close(void* base, size_t nbytes)
-
-cdef extern from *:
-    """
-    #include <unistd.h>
-    #include <sys/syscall.h>
-    static inline int32_t gm_thread_id(void) { return (int32_t)syscall(SYS_gettid); }
-    """
-    int32_t gm_thread_id() noexcept nogil
-
-cdef enum:
-    PER_THREAD_STREAM = 2
-
-
-cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcept nogil:
-    cdef int32_t thread = 0
-    cdef uint32_t i
-    cdef int status
-    if <uint64_t>handle == 0:
-        handle = <CUstream><uint64_t>LEGACY_STREAM
-    elif <uint64_t>handle == PER_THREAD_STREAM:
-        thread = gm_thread_id()
-    lock_acquire(&arena.lock)
-    for i in range(1, arena.table.lane_count):
-        if arena.streams[i].handle == handle and arena.streams[i].thread == thread:
-            slot[0] = i
-            lock_release(&arena.lock)
-            return ARENA_OK
-    status = add_stream(arena, handle, thread, slot)
-    lock_release(&arena.lock)
-    return status
-
-
-cdef int add_stream(ArenaCore* arena, CUstream handle, int32_t thread,
-                    uint32_t* slot) noexcept nogil:
-    if arena.table.lane_count >= arena.stream_capacity and not streams_grow(arena):
-        return ARENA_NO_METADATA
-    # A lane that only one table got is found again by the next try; see the loops below.
-    if (arena.small.lane_count <= arena.table.lane_count
-            and bfc_add_lane(&arena.small, slot) != BFC_OK):
-        return ARENA_NO_METADATA
-    if bfc_add_lane(&arena.table, slot) != BFC_OK:
-        return ARENA_NO_METADATA
-    memset(&arena.streams[slot[0]], 0, sizeof(StreamSlot))
-    arena.streams[slot[0]].handle = handle
-    arena.streams[slot[0]].thread = thread
-    arena.streams[slot[0]].epoch = 1
-    return ARENA_OK
-
-
-cdef bint streams_grow(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t capacity = arena.stream_capacity * 2 if arena.stream_capacity else 64
-    if capacity > MAX_STREAMS:
-        return False
-    if arena.streams == NULL:
-        arena.streams = <StreamSlot*>reserved_open(MAX_STREAMS * sizeof(StreamSlot))
-    if (arena.streams == NULL
-            or reserved_commit(arena.streams, capacity * sizeof(StreamSlot)) != 0):
-        return False
-    arena.stream_capacity = capacity
-    return True
-
-
-cdef void streams_free(ArenaCore* arena) noexcept nogil:
-    reserved_close(arena.streams, MAX_STREAMS * sizeof(StreamSlot))
-
-
-cdef void arena_reset_stream(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    cdef StreamSlot* stream
-    caches_flush(arena)
-    lock_acquire(&arena.lock)
-    stream = &arena.streams[slot]
-    settle(arena, slot, stream.epoch)
-    store32(&stream.dirty, False)
-    gm_next_epoch(&stream.epoch)
-    stream.event_epoch = 0
-    lock_release(&arena.lock)
+from gpumem._lease cimport Uses
 
 
 cdef void drain_streams(ArenaCore* arena) noexcept nogil:
@@ -136,23 +52,20 @@ cdef void drain_streams(ArenaCore* arena) noexcept nogil:
         arena.place.table.cuCtxSynchronize()
         place_leave(arena.place)
     for slot in range(1, arena.table.lane_count):
-        arena_reset_stream(arena, slot)
+        settle_all(arena, slot)
 
 
-cdef bint arena_stream_is_used(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    cdef bint used
+cdef void settle_all(ArenaCore* arena, uint32_t slot) noexcept nogil:
+    cdef StreamSlot* stream = &arena.streams[slot]
+    caches_flush(arena)
     lock_acquire(&arena.lock)
-    used = lane_is_used(&arena.table, slot) or lane_is_used(&arena.small, slot)
+    stream.done = stream.epoch
+    settle(arena, slot, stream.epoch)
+    store32(&stream.dirty, False)
+    gm_next_epoch(&stream.epoch)
+    stream.event_epoch = 0
+    unpark_done(arena)
     lock_release(&arena.lock)
-    return used
-
-
-cdef bint lane_is_used(const Bfc* table, uint32_t lane) noexcept nogil:
-    cdef uint32_t index
-    for index in range(table.count):
-        if table.chunks[index].state == CHUNK_USED and table.chunks[index].lane == lane:
-            return True
-    return False
 
 
 cdef void settle(ArenaCore* arena, uint32_t slot, uint64_t epoch) noexcept nogil:
@@ -182,7 +95,9 @@ cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
     cdef CUstream handle = arena.streams[slot].handle
     cdef CUevent event = arena.streams[slot].event
     cdef CUresult code
-    if arena.streams[slot].thread and arena.streams[slot].thread != gm_thread_id():
+    if arena.streams[slot].silent:
+        return
+    if arena.streams[slot].thread != NULL and arena.streams[slot].thread != thread_now():
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         handle = <CUstream><uint64_t>LEGACY_STREAM
     store32(&arena.streams[slot].dirty, False)
@@ -217,18 +132,33 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef uint32_t slot
     lock_acquire(&arena.lock)
     for slot in range(1, arena.table.lane_count):
-        if slot == taker or not has_free(arena, slot) or arena.streams[slot].asking:
-            continue
-        # An event from the last switch first; then one behind what was freed since.
-        if arena.streams[slot].event_epoch and not ask_event(arena, slot):
-            continue
-        if load32(&arena.streams[slot].dirty) and not arena.streams[slot].asking:
-            close_epoch(arena, slot)
-            if arena.streams[slot].event_epoch:
-                ask_event(arena, slot)
+        if is_worth_asking(arena, slot, taker) and end_epochs(arena, slot):
+            settled = True
+    if arena.parked != NULL and unpark_done(arena):
         settled = True
     lock_release(&arena.lock)
     return settled
+
+
+cdef inline bint is_worth_asking(const ArenaCore* arena, uint32_t slot,
+                                 uint32_t taker) noexcept nogil:
+    # Under "never" no stream's blocks settle, but those that wait for it go back to their own.
+    if arena.streams[slot].guards:
+        return True
+    return arena.settings.reuse != REUSE_NEVER and slot != taker and has_free(arena, slot)
+
+
+cdef bint end_epochs(ArenaCore* arena, uint32_t slot) noexcept nogil:
+    # An event from the last switch first; then one behind what was freed since.
+    if arena.streams[slot].asking or arena.streams[slot].silent:
+        return False
+    if arena.streams[slot].event_epoch and not ask_event(arena, slot):
+        return False
+    if load32(&arena.streams[slot].dirty) and not arena.streams[slot].asking:
+        close_epoch(arena, slot)
+        if arena.streams[slot].event_epoch:
+            ask_event(arena, slot)
+    return True
 
 
 cdef inline bint has_free(const ArenaCore* arena, uint32_t slot) noexcept nogil:
@@ -253,7 +183,9 @@ cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
         return False
     if arena.streams[slot].event_epoch == epoch:
         arena.streams[slot].event_epoch = 0
-    if epoch > arena.table.lanes[slot].settled:
+    if epoch > arena.streams[slot].done:
+        arena.streams[slot].done = epoch
+    if epoch > arena.table.lanes[slot].settled and arena.settings.reuse != REUSE_NEVER:
         settle(arena, slot, epoch)
     return True
 
@@ -274,7 +206,42 @@ cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
                                   arena.streams[slot].event_epoch, taker, &status)
             if index != NIL:
                 break
+    if index == NIL and arena.parked != NULL and free_parked_behind(arena, table, size, taker):
+        index = bfc_take_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &status)
     return index
+
+
+cdef bint free_parked_behind(ArenaCore* arena, Bfc* table, uint64_t size,
+                             uint32_t taker) noexcept nogil:
+    # A parked block becomes the taker's, whose stream waits for everything that uses it.
+    cdef Uses* uses = parked_best(arena, table, size)
+    cdef uint64_t handle
+    cdef uint32_t i = 0
+    if uses == NULL:
+        return False
+    handle = uses.handle
+    if not order_behind(arena, uses.lane, uses.epoch, taker):
+        return False
+    while is_parked(arena, uses, handle):
+        if i == uses.count:
+            unpark_behind(arena, uses, taker)
+            return True
+        if not order_behind(arena, uses.at[i].slot, uses.at[i].until, taker):
+            return False
+        i += 1
+    return False
+
+
+cdef bint order_behind(ArenaCore* arena, uint32_t slot, uint64_t epoch,
+                       uint32_t taker) noexcept nogil:
+    # Is the taker's stream behind an epoch of another now? Gives the lock up.
+    if slot == taker or arena.streams[slot].done >= epoch:
+        return True
+    if arena.streams[slot].asking:
+        return False
+    if arena.streams[slot].epoch == epoch:
+        close_epoch(arena, slot)
+    return arena.streams[slot].event_epoch >= epoch and enqueue_wait(arena, slot, taker)
 
 
 cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:

@@ -14,6 +14,11 @@ Streams have slots; slot n and lane n of the chunk table belong together, slot 0
 A block freed on stream s is stamped with the running epoch of s. When the taker changes, one
 event is recorded on the stream that was served last, if anything was freed on it; that closes
 its epoch. A miss asks each outstanding event once. Nothing is recorded or asked on one stream.
+
+A block that other streams were recorded for is *parked* when it is freed, see _arena_parked.
+
+A slot is vacated, and given to the next new stream, when nothing is marked with it: no chunk, no
+parked block, no recorded use, and no epoch that may have work left. Epochs go on counting.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -21,6 +26,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Bfc, load32, store32
 from gpumem._driver cimport CUevent, CUstream, Place
+from gpumem._lease cimport Uses
 from gpumem._pages cimport Space
 
 cdef extern from *:
@@ -104,12 +110,17 @@ cdef struct ArenaStats:
 
 cdef struct StreamSlot:
     CUstream handle
-    int32_t thread          # of a per-thread default stream; 0 for all others
+    ThreadMark* thread      # of a per-thread default stream, retained; NULL for all others
     uint32_t dirty          # something was freed in the running epoch; set without the lock
     bint asking             # a thread is at the driver for this slot, without the lock
     CUevent event           # pooled: created at the first need, recorded again and again
     uint64_t epoch          # running; starts at 1; read without the lock
     uint64_t event_epoch    # the epoch that the outstanding event closes; 0: none outstanding
+    uint64_t done           # epochs <= done are known to have completed
+    int32_t claims          # who else names the slot: recorded uses, calls on their way (atomic)
+    uint32_t guards         # parked blocks that wait for this stream
+    bint silent             # a raw handle, reset and not named since: it may name nothing now
+    bint vacant             # names no stream; the next new one gets it
 
 # Kept blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.
 cdef struct Stacks:
@@ -151,6 +162,9 @@ cdef struct ArenaCore:
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     StreamSlot* streams     # parallel to the lanes of both tables; never moves
     uint32_t stream_capacity
+    uint32_t vacant_slots
+    uint32_t reclaim_at     # lanes from which on unused slots are looked for before adding one
+    Uses* parked            # freed blocks that wait for the streams recorded for them
     uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back
     int32_t last_code       # CUresult of the driver's last refusal

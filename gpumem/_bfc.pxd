@@ -47,6 +47,7 @@ cdef enum ChunkState:
     CHUNK_FREE = 1
     CHUNK_USED = 2
     CHUNK_KEPT = 3          # used to the table, but at rest in a thread's cache
+    CHUNK_PARKED = 5        # freed, but other streams still use it, see _bfc_parked
     CHUNK_HOLE = 4          # address space without memory, see _bfc_holes; never found or merged
 
 cdef enum SplitRule:
@@ -80,7 +81,7 @@ cdef struct Region:
     uint64_t address
     uint64_t size           # bytes; == sum of its chunks, holes too; 0: this slot is unused
     uint32_t first          # chunk at `address`
-    uint32_t used           # chunks handed out; 0 means that the region can be given back
+    uint32_t used           # chunks handed out or parked; 0 means that the region can be given back
     uint32_t id             # ordinal of its reservation, for people
     bint persistent         # holds exactly one block of its own, never searched, never shrunk
     bint is_range           # reserved address space of chunks and holes, backed by pages
@@ -117,6 +118,7 @@ cdef struct Bfc:
     uint64_t requested_in_use   # what caches changed is folded in when they are flushed
     uint64_t reserved       # bytes of all chunks but holes
     uint64_t used_chunks
+    uint64_t parked_chunks
 
 cdef extern from "atomics.h" nogil:
     uint32_t load32(const uint32_t* word)

@@ -8,6 +8,7 @@ from gpumem._bfc cimport (
     CHUNK_FREE,
     CHUNK_HOLE,
     CHUNK_KEPT,
+    CHUNK_PARKED,
     CHUNK_UNUSED,
     CHUNK_USED,
     Chunk,
@@ -26,6 +27,7 @@ cdef struct Recount:
     uint64_t in_use
     uint64_t requested
     uint64_t used
+    uint64_t parked
     uint64_t reserved
     uint64_t chunks
     uint32_t regions
@@ -64,7 +66,9 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
         return 4
     if sum.regions != table.regions_live:
         return 5
-    if binned + sum.used + count_persistent_free(table) != sum.chunks:
+    if sum.parked != table.parked_chunks:
+        return 8
+    if binned + sum.used + sum.parked + count_persistent_free(table) != sum.chunks:
         return 6
     return 0
 
@@ -100,6 +104,7 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
     cdef uint32_t index = region.first
     cdef uint32_t prev = NIL
     cdef uint32_t used = 0
+    cdef uint32_t parked = 0
     cdef uint32_t state
     cdef const Chunk* chunk
     while index != NIL:
@@ -119,6 +124,8 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
             used += 1
             sum.in_use += chunk.size
             sum.requested += chunk.requested
+        if state == CHUNK_PARKED:
+            parked += 1
         if state != CHUNK_HOLE:
             sum.reserved += chunk.size
         elif not region.is_range:
@@ -131,9 +138,12 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         index = chunk.next
     if address != region.address + region.size:
         return 14
-    if used != region.used or (region.persistent and table.chunks[region.first].next != NIL):
+    if used + parked != region.used:
+        return 15
+    if region.persistent and table.chunks[region.first].next != NIL:
         return 15
     sum.used += used
+    sum.parked += parked
     sum.regions += 1
     return 0
 
@@ -187,6 +197,8 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
         return "every chunk that is not used hangs in exactly one bin or list of holes"
     if number == 7:
         return "the list of holes is linked both ways and holds only holes"
+    if number == 8:
+        return "parked_chunks counts the parked chunks"
     if number == 10:
         return "chunks of a region are linked both ways and belong to it"
     if number == 11:
@@ -198,7 +210,7 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 14:
         return "the chunks of a region cover it exactly"
     if number == 15:
-        return "a region counts its used chunks, and a persistent one holds one chunk"
+        return "a region counts its used and parked chunks, and a persistent one holds one chunk"
     if number == 16:
         return "only a range has holes"
     if number == 20:

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport DriverDevice
-from gpumem._lease cimport Lease
+from gpumem._lease cimport Lease, Uses
 
 cdef enum:
     # Bytes: more than any machine has, and far from where sums of sizes overflow.
@@ -27,6 +27,8 @@ cdef class MemoryResource:
     # A new lease on the buffer's block, which then owns it; NULL with an exception set.
     cdef Lease* lease(self, Buffer buffer) except NULL
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept
+    # Another stream uses a live block, too; `give_back` and leases take the notes over.
+    cdef int record(self, Uses** uses, uint32_t slot) except -1
 
 cdef class Buffer:
     cdef readonly MemoryResource resource
@@ -36,6 +38,7 @@ cdef class Buffer:
     cdef uint64_t block_bytes           # bytes of the block; 0: empty buffer
     cdef uint32_t slot                  # stream it is freed on
     cdef bint is_closed
+    cdef Uses* uses                     # streams recorded while nothing shared it; NULL: none
     cdef Lease* shared                  # NULL until something shares the memory
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1

@@ -15,7 +15,7 @@ from gpumem._dlpack cimport (
     dlpack_capsule,
     dlpack_wants_versioned,
 )
-from gpumem._lease cimport Lease, lease_drop, lease_retain
+from gpumem._lease cimport Lease, Uses, lease_drop, lease_retain
 from gpumem._stream cimport Stream
 
 from gpumem.device import MemoryInfo, MemoryKind
@@ -59,6 +59,9 @@ cdef class MemoryResource:
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         lease.stream = slot
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        raise TypeError(f"{self!r} cannot hold a block back for another stream")
 
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1:
@@ -177,7 +180,22 @@ cdef class Buffer:
     def close(self, stream=None):
         """Free the block on `stream` (None: its own). Idempotent.
 
-        Views of it stay valid and keep the memory until the last of them is gone.
+        The free is ordered as ``cudaFreeAsync`` orders one: behind what is queued on `stream` now,
+        and behind nothing else. Work on other streams, the block's own too when another is named,
+        must be ordered before it by an event, or be told of by `record_stream`.
+
+        Views of it stay valid and keep the memory until the last of them is gone; the block is
+        freed on `stream` then.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            None is the stream that the block was allocated for.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `stream` is no stream, or one of another device; nothing is changed.
         """
         if self.is_closed:
             return
@@ -190,6 +208,53 @@ cdef class Buffer:
         self.is_closed = True
         if self.block_bytes:
             buffer_release(self)
+
+    def record_stream(self, stream):
+        """Note that work on another stream uses the block, too.
+
+        When the block is freed, by whatever and on whatever stream, nobody gets it, not even its
+        own stream, before the work that is queued on `stream` at that moment is known to be done;
+        under ``stream_reuse="wait"`` a taker's stream may wait for that on the device instead.
+        Views that outlive the buffer keep the note. Until then the block is neither in use nor
+        free: `Arena.stats` counts it in ``reserved`` only.
+
+        Nothing is queued on any stream by this call, and the free calls no driver. Recording a
+        stream twice, or the block's own, changes nothing. After ``reset_stream(stream)`` by a raw
+        handle the note is void unless the stream was named again.
+
+        Parameters
+        ----------
+        stream : stream
+            Of the same device. None is the allocator's default stream.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `stream` is no stream, or one of another device.
+        ClosedError
+            The buffer is closed.
+
+        Notes
+        -----
+        PyTorch's ``Tensor.record_stream``.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena, side = gpumem.Arena("host"), gpumem.Stream("host")
+        >>> buffer = arena.allocate(4096)
+        >>> buffer.record_stream(side)      # queue work on `side`, then:
+        >>> buffer.close()                  # held back until that work is done
+        """
+        cdef uint32_t slot
+        cdef MemoryResource resource = made(self)
+        if not self.is_closed:
+            resource.slot_of(stream, &slot)
+        if self.is_closed:              # perhaps meanwhile: reading a stream runs foreign code
+            raise ClosedError("this buffer is closed")
+        if slot == self.slot or self.block_bytes == 0:
+            return
+        resource.record(&self.uses if self.shared == NULL else &self.shared.uses, slot)
 
     def __enter__(self):
         return self
@@ -319,5 +384,7 @@ cdef Lease* buffer_share(Buffer buffer) except? NULL:
         return NULL
     if buffer.shared == NULL:
         buffer.shared = buffer.resource.lease(buffer)
+        buffer.shared.uses = buffer.uses
+        buffer.uses = NULL
     lease_retain(buffer.shared)
     return buffer.shared

@@ -9,6 +9,7 @@ cdef class Arena(MemoryResource):
     cdef ArenaCore* core
     cdef readonly object config         # ArenaConfig
     cdef uint32_t default_slot          # of the default stream
+    cdef list stale                     # stream objects let go, until nothing is under way
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, bint persistent,

@@ -12,13 +12,20 @@ from gpumem._arena cimport (
     arena_create,
     arena_drop,
     arena_free,
+    arena_free_used,
     arena_lease,
     arena_move_lease,
     arena_reap,
     arena_shrink,
 )
 from gpumem._arena_cache cimport caches_flush
-from gpumem._arena_streams cimport arena_reset_stream, arena_stream, arena_stream_is_used
+from gpumem._arena_slots cimport (
+    arena_record,
+    arena_reset_stream,
+    arena_stream,
+    slot_claim,
+    slot_unclaim,
+)
 from gpumem._arena_types cimport (
     ARENA_DEAD,
     ARENA_IN_USE,
@@ -49,7 +56,7 @@ from gpumem._core_backing cimport choose_backing
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, require_backing, settings_from
 from gpumem._driver cimport CUstream, place_is_dead, process
-from gpumem._lease cimport Lease
+from gpumem._lease cimport Lease, Uses, uses_free
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.config import ArenaConfig
@@ -127,9 +134,11 @@ cdef class Arena(MemoryResource):
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
             raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")
+        self.stale = []
         self.default_slot = 1       # the legacy default stream's
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
+            slot_claim(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
     def __dealloc__(self):
@@ -220,14 +229,17 @@ cdef class Arena(MemoryResource):
             raise ClosedError(f"arena {self.name!r} is closed")
         if nbytes > ABSURD - QUANTUM:
             raise_status(self, self.core, asked, extra, slot, ARENA_OVER_LIMIT)
-        if persistent:
-            with nogil:
-                status = arena_allocate_persistent(self.core, nbytes, slot, block)
-        else:
+        status = ARENA_MISS
+        if not persistent:
             status = arena_allocate_fast(self.core, nbytes, slot, block)
-            if status == ARENA_MISS:
-                with nogil:
+        if status == ARENA_MISS:
+            slot_claim(self.core, slot)     # other threads run: it must keep its stream
+            with nogil:
+                if persistent:
+                    status = arena_allocate_persistent(self.core, nbytes, slot, block)
+                else:
                     status = arena_allocate_slow(self.core, nbytes, slot, block)
+                slot_unclaim(self.core, slot)
         if status != ARENA_OK:
             raise_status(self, self.core, asked, extra, slot, status)
         return 0
@@ -257,7 +269,10 @@ cdef class Arena(MemoryResource):
     # ---- streams ---------------------------------------------------------------------------------
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        # From finding the slot to using it nothing runs that could vacate it: objects that are let
+        # go meanwhile are kept until the next call.
         cdef CUstream handle = NULL
+        cdef bint fresh
         cdef int status
         if stream is None and self.default_per_thread:
             stream = PER_THREAD_STREAM
@@ -267,11 +282,19 @@ cdef class Arena(MemoryResource):
         if place_is_dead(&self.place.place):
             raise_status(self, self.core, 0, 0, 0, ARENA_DEAD)
         stream_handle(stream, self.place, &handle)
-        status = arena_stream(self.core, handle, slot)
+        is_object = not hasattr(stream, "__index__")
+        if self.stale:
+            self.stale = []
+        status = arena_stream(self.core, handle, slot, &fresh)
         if status != ARENA_OK:
             raise_status(self, self.core, 0, 0, 0, status)
-        if not isinstance(stream, int) and not keeps_itself(self.streams.get(slot[0])):
-            self.streams[slot[0]] = stream
+        if fresh:
+            let_go_of_vacant(self, slot[0])
+        if is_object:
+            kept = self.streams.get(slot[0])
+            if not keeps_itself(kept):
+                self.stale.append(kept)
+                self.streams[slot[0]] = stream
         return 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
@@ -281,8 +304,17 @@ cdef class Arena(MemoryResource):
 
     cdef void give_back(self, Buffer buffer) noexcept:
         # After a fork or at exit the books are left alone.
-        if not place_is_dead(&self.place.place):
+        if place_is_dead(&self.place.place):
+            uses_free(buffer.uses)
+        elif buffer.uses != NULL:
+            arena_free_used(self.core, buffer.handle, buffer.slot, buffer.uses)
+        else:
             arena_free(self.core, buffer.handle, buffer.slot)
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        if arena_record(self.core, uses, slot) != ARENA_OK:
+            raise MemoryError("no host memory to note a stream")
+        return 0
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = arena_lease(self.core, buffer.handle, buffer.slot)
@@ -296,14 +328,29 @@ cdef class Arena(MemoryResource):
     def reset_stream(self, stream):
         """Declare a stream drained: what was freed on it is now free for everyone.
 
-        The caller has synchronised the stream. Also required before the owner of a stream given
-        as a raw handle destroys it.
+        The caller has synchronised the stream. Blocks that wait for it because it was recorded for
+        them wait no longer. The arena forgets the stream, and its object, unless a live block will
+        be freed on it.
+
+        Also required before the owner of a stream given as a raw handle destroys it. Whatever is
+        freed on that handle later is kept for it, unasked, until it is named or reset again.
+
+        Parameters
+        ----------
+        stream : stream
+            None is the arena's default stream.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `stream` is no stream, or one of another device.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
         """
         cdef uint32_t slot
         self._require_open()
         self.slot_of(stream, &slot)
-        arena_reset_stream(self.core, slot)
-        if not arena_stream_is_used(self.core, slot):
+        if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
 
     # ---- looking at it ---------------------------------------------------------------------------
@@ -389,6 +436,7 @@ cdef class Arena(MemoryResource):
             raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
                              f"{stats.num_allocs - stats.num_frees} blocks are in use")
         self.streams.clear()
+        self.stale = []
 
     def _require_open(self):
         if self.core.closed:
@@ -412,6 +460,18 @@ cdef class Arena(MemoryResource):
                 f"{arena_reserved(self.core)} bytes in use>")
 
 
+cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:
+    # A slot that is fresh, or names no stream, needs no object of the stream that it named before.
+    for slot in list(arena.streams):
+        if slot == fresh or arena.core.streams[<uint32_t>slot].vacant:
+            arena.stale.append(arena.streams.pop(slot))
+
+
+cdef bint may_end(Arena arena, uint32_t slot) noexcept:
+    # A raw handle of somebody's; the default streams stay, and an object keeps its own.
+    return slot not in arena.streams and arena.stream_at(slot) > PER_THREAD_STREAM
+
+
 cdef bint keeps_itself(object stream) noexcept:
     """Tell whether it is a stream that ends with its object: nothing may take its place."""
     return isinstance(stream, Stream) and (<Stream>stream).owned
@@ -429,6 +489,11 @@ def reap():
     """Give the memory of arenas that nobody refers to any more back to the driver."""
     with nogil:
         arena_reap()
+
+
+def stream_slots(Arena arena not None):
+    """Return how many streams an arena has room for in its books, those it forgot included."""
+    return arena.core.table.lane_count - 1
 
 
 _reapers.append(reap)

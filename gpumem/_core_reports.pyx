@@ -12,7 +12,7 @@ from gpumem._arena_types cimport (
     ARENA_OVER_LIMIT,
     ArenaCore,
 )
-from gpumem._bfc cimport CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
+from gpumem._bfc cimport CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
 from gpumem._buffer cimport ABSURD, MemoryResource
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
 
@@ -37,11 +37,12 @@ cdef list block_list(ArenaCore* core):
 
 cdef object block_info(ArenaCore* core, const Chunk* chunk):
     cdef bint used = chunk.state == CHUNK_USED
+    cdef bint parked = chunk.state == CHUNK_PARKED
     stream = 0
     if used or chunk.lane != LANE_RELEASED:
         stream = <uintptr_t>core.streams[chunk.lane].handle
     return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
-                     used=used, region=chunk.region, stream=stream)
+                     used=used, region=chunk.region, stream=stream, parked=parked)
 
 
 cdef tuple kept_regions(ArenaCore* core):
@@ -53,12 +54,20 @@ cdef tuple kept_regions(ArenaCore* core):
 
 cdef object kept_region(list blocks):
     live = tuple(block for block in blocks if block.used)
+    parked = tuple(block for block in blocks if block.parked)
+    reason = counted(live, "live block")
+    if parked:
+        reason += f", {counted(parked, 'block')} that other streams still use"
     return KeptRegion(
         address=blocks[0].address,
         nbytes=sum(block.nbytes for block in blocks),
-        reason=f"{len(live)} live block{'s' if len(live) != 1 else ''} of "
-               f"{sum(block.nbytes for block in live)} bytes",
-        blocks=live)
+        reason=reason,
+        blocks=live + parked)
+
+
+cdef str counted(tuple blocks, str what):
+    total = sum(block.nbytes for block in blocks)
+    return f"{len(blocks)} {what}{'s' if len(blocks) != 1 else ''} of {total} bytes"
 
 
 # ---- the one place that raises -------------------------------------------------------------------

@@ -6,17 +6,38 @@ on any thread. Whoever makes the lease says how the block goes back; the last dr
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
+# Another stream that uses a block too. Which number names it is the resource's matter; an arena
+# says, when the block is freed, behind which epoch of the stream that use ends.
+cdef struct Use:
+    uint32_t slot
+    uint64_t until
+
+# The streams recorded for one block. Grows while the block lives, so that a free allocates nothing.
+# The rest is the arena's, for a block that is freed and waits for these streams.
+cdef struct Uses:
+    Use* at
+    uint32_t count
+    uint32_t capacity
+    Uses* next
+    uint64_t handle         # of the block
+    uint32_t lane           # of the stream it was freed on, and that stream's epoch at the free
+    uint64_t epoch
+
 cdef struct Lease:
     int32_t references      # atomic
     uint32_t stream         # slot the block is freed on
     uint64_t handle         # of the block, as its resource knows it
     uint64_t address
     uint64_t nbytes
+    Uses* uses              # recorded streams; NULL: none. `release` takes them over
     void* owner             # what `release` needs; counted by it
     void (*release)(Lease* lease) noexcept nogil    # frees the block and drops the owner
 
 cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream,
                          void* owner, void (*release)(Lease*) noexcept nogil) noexcept nogil
+# Notes a stream once; False if the host has no memory, nothing changed. `added`: it is new.
+cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil
+cdef void uses_free(Uses* uses) noexcept nogil
 cdef void lease_retain(Lease* lease) noexcept nogil
 # NULL is nobody's lease, of an empty buffer.
 cdef void lease_drop(Lease* lease) noexcept nogil

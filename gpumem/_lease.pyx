@@ -1,7 +1,7 @@
 """Counting leases; see _lease.pxd."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
@@ -17,9 +17,45 @@ cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uin
     lease.handle = handle
     lease.address = address
     lease.nbytes = nbytes
+    lease.uses = NULL
     lease.owner = owner
     lease.release = release
     return lease
+
+
+cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil:
+    cdef Uses* noted = uses[0]
+    cdef Use* grown
+    cdef uint32_t i, capacity
+    added[0] = False
+    if noted == NULL:
+        noted = <Uses*>calloc(1, sizeof(Uses))
+        if noted == NULL:
+            return False
+    for i in range(noted.count):
+        if noted.at[i].slot == slot:
+            return True
+    if noted.count == noted.capacity:
+        capacity = noted.capacity * 2 if noted.capacity else 2
+        grown = <Use*>realloc(noted.at, capacity * sizeof(Use))
+        if grown == NULL:
+            if uses[0] == NULL:
+                free(noted)
+            return False
+        noted.at = grown
+        noted.capacity = capacity
+    noted.at[noted.count].slot = slot
+    noted.at[noted.count].until = 0
+    noted.count += 1
+    uses[0] = noted
+    added[0] = True
+    return True
+
+
+cdef void uses_free(Uses* uses) noexcept nogil:
+    if uses != NULL:
+        free(uses.at)
+        free(uses)
 
 
 cdef void lease_retain(Lease* lease) noexcept nogil:

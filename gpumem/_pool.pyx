@@ -14,6 +14,7 @@ from gpumem._buffer cimport (
     size_of,
 )
 from gpumem._driver cimport (
+    CU_EVENT_DISABLE_TIMING,
     CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_NONE,
     CU_MEM_LOCATION_TYPE_DEVICE,
@@ -28,17 +29,19 @@ from gpumem._driver cimport (
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
     CUdeviceptr,
+    CUevent,
     CUmemPool_attribute,
     CUmemPoolProps,
     CUmemoryPool,
     CUresult,
     CUstream,
+    Place,
     check,
     place_enter,
     place_is_dead,
     place_leave,
 )
-from gpumem._lease cimport Lease, lease_create
+from gpumem._lease cimport Lease, Uses, lease_create, uses_add, uses_free
 from gpumem._stream cimport stream_handle
 
 from gpumem.config import PoolConfig
@@ -65,7 +68,9 @@ cdef class DriverPool(MemoryResource):
 
     Every allocation and free is a driver call ordered by a stream; the driver caches, reuses and
     trims. Slower than an `Arena`, but its blocks may be used by whatever else takes memory from
-    the same pool. A private pool is made unless `handle` names an existing one, which is then
+    the same pool. A block that other streams were recorded for (`Buffer.record_stream`) is freed
+    behind a wait on the device for them, in the order of the stream that frees it. A private pool
+    is made unless `handle` names an existing one, which is then
     neither configured nor destroyed.
 
     Parameters
@@ -299,7 +304,9 @@ cdef class DriverPool(MemoryResource):
         cdef CUstream handle = <CUstream><uintptr_t>self.handles[buffer.slot]
         cdef CUdeviceptr pointer = buffer.address
         cdef uint64_t nbytes = buffer.block_bytes
+        cdef Uses* uses = buffer.uses
         with nogil:
+            order_uses(self.core, uses, handle)
             free_in_order(self.core, pointer, nbytes, handle)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
@@ -311,6 +318,13 @@ cdef class DriverPool(MemoryResource):
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         lease.handle = self.handles[slot]
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        cdef bint added
+        if not uses_add(uses, slot, &added):
+            raise MemoryError("no host memory to note a stream")
+        uses[0].at[uses[0].count - 1].until = self.handles[uses[0].at[uses[0].count - 1].slot]
+        return 0
 
 
 # ---- below the interpreter -----------------------------------------------------------------------
@@ -326,7 +340,33 @@ cdef void free_in_order(PoolCore* core, CUdeviceptr pointer, uint64_t nbytes,
     core_drop(core)
 
 
+cdef void order_uses(PoolCore* core, Uses* uses, CUstream stream) noexcept nogil:
+    # Lets the freeing stream wait on the device for what is queued on the recorded ones, whose
+    # handles are in `until`. The free that follows is ordered behind all of them.
+    cdef uint32_t i
+    if uses != NULL and not place_is_dead(core.place) and place_enter(core.place) == CUDA_SUCCESS:
+        for i in range(uses.count):
+            if <CUstream><uintptr_t>uses.at[i].until != stream:
+                order_behind(core.place, stream, <CUstream><uintptr_t>uses.at[i].until)
+        place_leave(core.place)
+    uses_free(uses)
+
+
+cdef void order_behind(Place* place, CUstream stream, CUstream other) noexcept nogil:
+    # Without an event there is nothing left but to wait here.
+    cdef CUevent event = NULL
+    cdef CUresult code = place.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+    if code == CUDA_SUCCESS:
+        code = place.table.cuEventRecord(event, other)
+        if code == CUDA_SUCCESS:
+            code = place.table.cuStreamWaitEvent(stream, event, 0)
+        place.table.cuEventDestroy(event)
+    if code != CUDA_SUCCESS:
+        place.table.cuStreamSynchronize(other)
+
+
 cdef void release_lease(Lease* lease) noexcept nogil:
+    order_uses(<PoolCore*>lease.owner, lease.uses, <CUstream><uintptr_t>lease.handle)
     free_in_order(<PoolCore*>lease.owner, lease.address, lease.nbytes,
                   <CUstream><uintptr_t>lease.handle)
 

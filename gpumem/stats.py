@@ -132,6 +132,8 @@ class BlockInfo:
         Slot of the region it lies in.
     stream : int
         Handle of the stream it belongs to or was last freed on; 0 if it is free for everyone.
+    parked : bool
+        Freed, and held back until streams recorded by `Buffer.record_stream` are done with it.
     """
 
     address: int
@@ -140,6 +142,7 @@ class BlockInfo:
     used: bool
     region: int
     stream: int
+    parked: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class KeptRegion:
     reason : str
         Why it stayed.
     blocks : tuple of BlockInfo
-        The live blocks that hold it.
+        The live blocks that hold it, then those that other streams still use.
     """
 
     address: int

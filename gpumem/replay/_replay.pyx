@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from gpumem._arena cimport arena_allocate, arena_free
+from gpumem._arena_slots cimport slot_claim
 from gpumem._arena_types cimport ARENA_OK, ArenaCore, Block
 from gpumem._core cimport Arena
 from gpumem._host cimport host_advance_clock
@@ -56,6 +57,7 @@ def run(Arena arena not None, list streams, const int8_t[::1] action, const int3
             raise MemoryError("no host memory for a replay")
         for i in range(<uint32_t>len(streams)):
             arena.slot_of(streams[i], &slots[i])
+            slot_claim(arena.core, slots[i])
         with nogil:
             replay_pass(arena.core, slots, action, block, size, stream, time_us, handles, sizes,
                         live, virtual_clock, &counts)

@@ -18,6 +18,7 @@ _TYPES = {
     "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64),
     "cuMemsetD32Async": (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_uint64),
     "cuMemsetD8Async": (ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_uint64),
+    "cuMemcpyDtoDAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64),
     "cuLaunchHostFunc": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p),
     "cuStreamWaitValue64": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint),
 }

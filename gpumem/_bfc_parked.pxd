@@ -1,0 +1,14 @@
+"""Parked chunks: freed by their owner, not yet free for anybody.
+
+Other streams still have work on such a block. It is not handed out any more, hangs in no bin and
+merges with nothing; it holds its region as a used one does.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._bfc cimport Bfc
+
+# Used to parked.
+cdef void bfc_park(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil
+# Parked to free in a lane; merges. A persistent block hangs in no bin.
+cdef void bfc_unpark(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil

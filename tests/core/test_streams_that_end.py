@@ -1,0 +1,190 @@
+"""Streams that are reset, destroyed and made anew: no mark outlives its stream, no slot is lost."""
+
+import threading
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+from gpumem._core import stream_slots
+
+KIB, MIB = 1 << 10, 1 << 20
+BLOCK = MIB - 256
+POLICIES = ["completed", "wait", "never"]
+RAW = 0x7000_0000_0000  # handles that no driver gave out: whoever calls it with one is caught
+
+
+def marks(arena):
+    return {block.stream for block in arena.blocks()}
+
+
+# ---- slots ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_hundred_thousand_streams_that_come_and_go_take_a_few_slots(make_arena, policy):
+    arena = make_arena({"stream_reuse": policy})
+    for handle in range(RAW, RAW + 100_000):
+        arena.allocate(KIB, handle).close()
+        arena.reset_stream(handle)
+    assert stream_slots(arena) <= 2
+    assert marks(arena) == {0}
+
+
+def test_streams_that_are_dropped_without_a_reset_are_let_go_too(make_arena, host):
+    arena = make_arena()
+    destroyed = host.call_count("cuStreamDestroy")
+    for _ in range(500):
+        arena.allocate(KIB, gpumem.Stream("host")).close()
+    assert stream_slots(arena) <= 64
+    assert host.call_count("cuStreamDestroy") - destroyed >= 400
+
+
+def test_streams_with_live_or_unfinished_blocks_keep_their_slots(make_arena, virtual_clock):
+    arena = make_arena({"stream_reuse": "completed"})
+    virtual_clock.set_lag(1000)
+    streams = [gpumem.Stream("host") for _ in range(100)]
+    live = [arena.allocate(KIB, stream) for stream in streams[:50]]
+    for stream in streams[50:]:
+        arena.allocate(KIB, stream).close()
+    assert [buffer.stream for buffer in live] == streams[:50]
+    assert marks(arena) >= {stream.ptr for stream in streams}
+    virtual_clock.advance_clock(1000)
+    for buffer in live:
+        buffer.close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_threads_that_end_leave_no_slots_behind(make_arena, policy):
+    arena = make_arena({"stream_reuse": policy}, default_stream=2)
+    for _ in range(200):
+        thread = threading.Thread(target=lambda: arena.allocate(MIB).close())
+        thread.start()
+        thread.join()
+    if policy != "never":
+        assert stream_slots(arena) <= 64
+        assert arena.stats().reserved <= 64 * MIB
+
+
+def test_a_new_thread_never_has_the_blocks_of_one_that_ended(make_arena):
+    arena = make_arena({"stream_reuse": "never"}, default_stream=2)
+    seen = []
+
+    def take():
+        with arena.allocate(MIB) as buffer:
+            seen.append(buffer.ptr)
+
+    for _ in range(20):
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_slot_that_names_another_stream_now_has_nothing_of_the_first(make_arena, virtual_clock):
+    """The second stream's work must not count as the first one's, nor the other way round."""
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    first, second = gpumem.Stream("host"), gpumem.Stream("host")
+    pin = arena.allocate(256)
+    arena.allocate(BLOCK, first).close()
+    first.synchronize()
+    arena.reset_stream(first)
+    slots = stream_slots(arena)
+    virtual_clock.set_lag(1000)
+    arena.allocate(BLOCK, second).close()
+    assert stream_slots(arena) == slots
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(BLOCK, first)
+    virtual_clock.advance_clock(1000)
+    arena.allocate(BLOCK, first).close()
+    pin.close()
+
+
+# ---- resets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_mark_is_left_after_a_reset_whatever_was_split_or_taken_over(
+    make_arena, policy, virtual_clock
+):
+    arena = make_arena({"stream_reuse": policy, "split_rule": "tight"})
+    first, second = gpumem.Stream("host"), gpumem.Stream("host")
+    virtual_clock.set_lag(1000)
+    held = [arena.allocate(300 * KIB, first) for _ in range(3)]
+    held.clear()
+    held = [arena.allocate(100 * KIB, first), arena.allocate(200 * KIB, second)]
+    arena.reset_stream(first)
+    free = {block.stream for block in arena.blocks() if not block.used}
+    assert first.ptr not in free
+    assert {block.stream for block in arena.blocks() if block.used} == {first.ptr, second.ptr}
+    held.clear()
+    for stream in (first, second):
+        arena.reset_stream(stream)
+    assert marks(arena) == {0}
+
+
+def test_a_raw_handle_is_not_touched_after_its_reset(make_arena, host):
+    """Its owner destroys the stream while a block is alive that will be freed on it."""
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    stream, other = gpumem.Stream("host"), gpumem.Stream("host")
+    handle = int(stream.ptr)
+    pin, buffer = arena.allocate(256, other), arena.allocate(BLOCK, handle)
+    stream.synchronize()
+    arena.reset_stream(handle)
+    del stream
+    buffer.close()
+    records = host.call_count("cuEventRecord")
+    for _ in range(3):
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(BLOCK, other)
+    assert host.call_count("cuEventRecord") == records
+    arena.reset_stream(handle)
+    arena.allocate(BLOCK, other).close()
+    pin.close()
+
+
+def test_a_new_stream_of_the_same_handle_inherits_no_mark(make_arena, virtual_clock):
+    arena = make_arena({"stream_reuse": "never"})
+    stream = gpumem.Stream("host")
+    arena.allocate(MIB, int(stream.ptr)).close()
+    arena.reset_stream(int(stream.ptr))
+    assert marks(arena) == {0}
+    again = arena.allocate(MIB, gpumem.Stream.from_handle("host", stream.ptr))
+    assert again.stream.ptr == stream.ptr
+    again.close()
+
+
+def test_a_use_recorded_on_a_raw_handle_ends_with_its_reset(make_arena, host):
+    arena = make_arena({"max_mem": MIB})
+    stream = gpumem.Stream("host")
+    buffer = arena.allocate(MIB)
+    buffer.record_stream(int(stream.ptr))
+    arena.reset_stream(int(stream.ptr))
+    del stream
+    buffer.close()
+    arena.allocate(MIB).close()
+
+
+def test_a_stream_object_that_goes_while_its_block_lives_is_kept(arena, host):
+    stream = gpumem.Stream("host")
+    driver, handle = HostDriver(), stream.ptr
+    buffer = arena.allocate(KIB, stream)
+    driver.fill(buffer, 7, stream)
+    destroyed = host.call_count("cuStreamDestroy")
+    arena.reset_stream(stream)
+    del stream
+    assert host.call_count("cuStreamDestroy") == destroyed
+    assert buffer.stream.ptr == handle
+    buffer.stream.synchronize()
+    assert set(memoryview(buffer)) == {7}
+
+
+def test_an_arenas_default_stream_outlives_its_reset(make_arena, host):
+    stream = gpumem.Stream("host")
+    arena = make_arena(default_stream=stream)
+    arena.allocate(KIB).close()
+    destroyed = host.call_count("cuStreamDestroy")
+    arena.reset_stream(None)
+    del stream
+    assert host.call_count("cuStreamDestroy") == destroyed
+    assert arena.allocate(KIB).stream.query()
