@@ -86,6 +86,8 @@ setup(
             extension("_stream"),
             extension("_dlpack"),
             extension("_lease"),
+            extension("_deferred"),
+            extension("_raw"),
             extension("_buffer"),
             extension("_pool"),
             extension("_core_settings"),

@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport DriverDevice
 from gpumem._lease cimport Lease, Uses
+from gpumem._raw cimport RawBooks
 
 cdef enum:
     # Bytes: more than any machine has, and far from where sums of sizes overflow.
@@ -18,6 +19,7 @@ cdef class MemoryResource:
     cdef DLDevice dl_device             # what DLPack calls the memory
     cdef bint cpu_can_read              # blocks are host-accessible
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
+    cdef RawBooks raw                   # of a class written in Python; else None
     cdef object __weakref__
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1

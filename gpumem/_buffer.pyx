@@ -3,8 +3,9 @@
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from cpython.long cimport PyLong_AsSsize_t
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
+from gpumem._deferred cimport run_deferred
 from gpumem._dlpack cimport (
     DL_CPU,
     DL_CUDA,
@@ -15,11 +16,22 @@ from gpumem._dlpack cimport (
     dlpack_capsule,
     dlpack_wants_versioned,
 )
+from gpumem._driver cimport place_is_dead
 from gpumem._lease cimport Lease, Uses, lease_drop, lease_retain
+from gpumem._raw cimport (
+    DEFAULT_SLOT,
+    RawBlock,
+    RawBooks,
+    raw_address,
+    raw_alignment,
+    raw_books,
+    raw_lease,
+)
 from gpumem._stream cimport Stream
 
 from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError
+from gpumem.stats import ShrinkReport
 
 cdef char* BYTES_FORMAT = "B"
 
@@ -27,41 +39,289 @@ cdef char* BYTES_FORMAT = "B"
 cdef class MemoryResource:
     """Base of everything that hands out `Buffer` objects of one memory.
 
+    To make one of your own, derive from it and write two methods, `allocate_raw` and
+    `deallocate_raw`; sizes, streams, alignment, statistics, views, their lifetime and the rules at
+    fork and exit come from here.
+
+    Parameters
+    ----------
+    memory : MemoryInfo, Device or str
+        Where the blocks live. Its `alignment` is what `allocate_raw` promises; its kind says who
+        can reach the blocks, and so which views a Buffer gives.
+    name : str, optional
+        For people; the memory's name by default.
+
     Attributes
     ----------
     memory : MemoryInfo
-        Where the blocks live.
     name : str
-        For people.
+
+    Raises
+    ------
+    TypeError
+        Of a class that has no `allocate_raw` and `deallocate_raw`, or a second initialisation.
+    ValueError
+        The memory does not exist here.
+
+    Examples
+    --------
+    >>> import ctypes
+    >>> import gpumem
+    >>> class Plain(gpumem.MemoryResource):
+    ...     def __init__(self):
+    ...         super().__init__(gpumem.MemoryInfo("host", alignment=1))
+    ...         self.blocks = {}
+    ...     def allocate_raw(self, nbytes, stream):
+    ...         block = ctypes.create_string_buffer(nbytes)
+    ...         self.blocks[ctypes.addressof(block)] = block
+    ...         return ctypes.addressof(block)
+    ...     def deallocate_raw(self, ptr, nbytes, stream):
+    ...         del self.blocks[ptr]
+    >>> resource = Plain()
+    >>> with resource.allocate(100, alignment=256) as buffer:
+    ...     buffer.ptr % 256, resource.stats().requested_in_use
+    (0, 100)
+    >>> resource.blocks
+    {}
+
+    Notes
+    -----
+    The two methods may be called from any thread that runs Python, by several at once. A block
+    whose last view was dropped on another thread goes back soon after, on the main thread or in
+    the next call of this resource. `deallocate_raw` is not called after the interpreter has begun
+    to end, and in a fork's child neither is; the child makes a resource of its own.
     """
 
-    def __init__(self, *args, **kwargs):
-        if self.memory is None:
-            raise TypeError("a MemoryResource is the base of allocators: make an Arena")
+    def __init__(self, memory, *, name=None):
+        if self.memory is not None:
+            raise TypeError(f"this {type(self).__name__} was initialised before")
+        require_hooks(type(self))
+        resource_init(self, memory, name)
+        self.raw = raw_books(self.place, self.memory, self.streams)
+
+    def allocate_raw(self, nbytes, stream):
+        """Take a block from wherever the memory comes from; written by a derived class.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes, at least 1.
+        stream : Stream
+            The stream whose work uses the block first. The block may be used by work that is
+            queued on it from now on, and by no other.
+
+        Returns
+        -------
+        int
+            The address of the first byte, a multiple of ``self.memory.alignment``.
+
+        Raises
+        ------
+        MemoryError
+            There is no room. This and every other exception reaches the caller of `allocate`
+            as it is, with nothing changed; so do TypeError and ValueError for what is returned and
+            is no such address.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no allocate_raw")
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        """Take a block back; written by a derived class. Called once for each block.
+
+        Parameters
+        ----------
+        ptr, nbytes : int
+            What `allocate_raw` returned and was asked for.
+        stream : Stream
+            Work that was queued on it before now may still use the block. It need not be the
+            stream of the allocation.
+
+        Notes
+        -----
+        Runs inside finalizers: it must not wait. What it raises is reported to
+        ``sys.unraisablehook``, and the block counts as freed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no deallocate_raw")
+
+    def allocate(self, nbytes, stream=None, *, alignment=None):
+        """Hand out a block.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size in bytes; 0 gives a valid empty Buffer with pointer 0.
+        stream : stream, optional
+            The stream whose work uses the block first, and on which it goes back; None is the
+            device's legacy default stream.
+        alignment : int, optional
+            Bytes, a power of two up to 2 MiB. Beyond what the memory promises, so much more is
+            asked for.
+
+        Returns
+        -------
+        Buffer
+            Owns the block; dropping or closing it gives the block back.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is not accepted, or what `allocate_raw` returned is no address.
+        MemoryError
+            There is no room; OutOfMemoryError for a size that no machine has.
+        ClosedError
+            It is closed, or belongs to the parent of a fork.
+        """
+        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t multiple = raw_alignment(alignment)
+        return raw_buffer(self, size, stream, multiple, False)
+
+    def allocate_persistent(self, nbytes):
+        """Hand out a long-lived block (weights), on the default stream.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size in bytes.
+
+        Raises
+        ------
+        TypeError, ValueError, MemoryError, ClosedError
+            As `allocate`.
+        """
+        return raw_buffer(self, size_of(nbytes), None, 0, True)
+
+    def reserve(self, nbytes):
+        """Alias of `allocate_persistent`, ONNX Runtime's name."""
+        return self.allocate_persistent(nbytes)
+
+    def shrink(self):
+        """Give back what can be spared: here nothing, since nothing is kept.
+
+        Returns
+        -------
+        ShrinkReport
+        """
+        open_books(self)
+        return ShrinkReport(0, ())
+
+    def reset_stream(self, stream):
+        """Declare a stream drained: its blocks go back on the default stream from now on.
+
+        The caller has synchronised the stream. Required before the owner of a stream given as a
+        raw handle destroys it; a stream given as an object is kept alive instead.
+        """
+        open_books(self).reset(stream)
+
+    def stats(self):
+        """Return the counters of this moment as `Stats`; reserved is what is in use.
+
+        Raises
+        ------
+        ClosedError
+            It belongs to the parent of a fork.
+        """
+        cdef RawBooks books = books_of(self)
+        if place_is_dead(&self.place.place):
+            books.require_open(self)
+        run_deferred()
+        return books.stats()
 
     @property
     def is_arena(self):
         """Whether it sub-allocates and can be shrunk."""
         return False
 
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return self.raw is None or self.raw.closed
+
+    def close(self):
+        """Take no calls any more. Idempotent.
+
+        Raises
+        ------
+        InUseError
+            A buffer, or a view of one, is still alive; nothing is changed.
+        """
+        run_deferred()
+        books_of(self).close(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        state = ", closed" if self.closed else ""
+        return f"<{type(self).__name__} {self.name!r} on {self.memory}{state}>"
+
+    # ---- what buffers ask ------------------------------------------------------------------------
+
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        slot[0] = 0
-        return 0
+        if stream is None:
+            slot[0] = DEFAULT_SLOT
+            return 0
+        return open_books(self).find_slot(stream, slot)
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return 0
+        return (<Stream>self.streams[slot]).ptr
 
     cdef void give_back(self, Buffer buffer) noexcept:
-        pass
+        cdef RawBlock* block = <RawBlock*><uintptr_t>buffer.handle
+        block.slot = buffer.slot
+        self.raw.give(self, block)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
-        raise BufferError(f"{self!r} does not share its blocks")
+        return raw_lease(self, self.raw, <RawBlock*><uintptr_t>buffer.handle, buffer.slot)
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         lease.stream = slot
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
         raise TypeError(f"{self!r} cannot hold a block back for another stream")
+
+
+cdef int require_hooks(object cls) except -1:
+    """Raise TypeError for a class that cannot hand anything out."""
+    if cls.allocate is not MemoryResource.allocate:
+        return 0    # it hands out what another resource made
+    for hook in ("allocate_raw", "deallocate_raw"):
+        if getattr(cls, hook) is getattr(MemoryResource, hook):
+            raise TypeError(f"{cls.__name__} has no {hook}: a class of MemoryResource writes "
+                            "allocate_raw and deallocate_raw")
+    return 0
+
+
+cdef RawBooks books_of(MemoryResource resource):
+    if resource.raw is None:
+        raise TypeError(f"this {type(resource).__name__} was never initialised: its __init__ calls "
+                        "super().__init__(memory)")
+    return resource.raw
+
+
+cdef RawBooks open_books(MemoryResource resource):
+    cdef RawBooks books = books_of(resource)
+    run_deferred()
+    books.require_open(resource)
+    return books
+
+
+cdef Buffer raw_buffer(MemoryResource resource, uint64_t size, object stream, uint64_t alignment,
+                       bint persistent):
+    cdef RawBooks books = open_books(resource)
+    cdef uint32_t slot = DEFAULT_SLOT
+    cdef RawBlock* block
+    resource.slot_of(stream, &slot)
+    if size == 0:
+        return empty_buffer(resource, slot)
+    block = books.take(resource, size, alignment, slot, persistent)
+    try:
+        return buffer_of(resource, raw_address(block, alignment), size, block.size,
+                         <uintptr_t>block, slot)
+    except BaseException:
+        books.give(resource, block)
+        raise
 
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1:

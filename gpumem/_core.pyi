@@ -18,6 +18,14 @@ class Arena(MemoryResource):
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> Self: ...
+    def __init__(
+        self,
+        memory: MemoryInfo | Device | str,
+        config: ArenaConfig | Mapping[str, object] | None = None,
+        *,
+        default_stream: _StreamLike = None,
+        name: str | None = None,
+    ) -> None: ...
     def allocate(
         self, nbytes: SupportsIndex, stream: _StreamLike = None, *, alignment: int | None = None
     ) -> Buffer: ...

@@ -141,6 +141,9 @@ cdef class Arena(MemoryResource):
             slot_claim(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
+    def __init__(self, memory, config=None, *, default_stream=None, name=None):
+        pass        # __cinit__ has made it
+
     def __dealloc__(self):
         if self.core != NULL:
             arena_drop(self.core)

@@ -122,6 +122,9 @@ cdef class DriverPool(MemoryResource):
         self.core.pool = pool
         self.core.place = &self.place.place
 
+    def __init__(self, device, config=None, *, handle=None, name=None):
+        pass        # __cinit__ has made it
+
     def __dealloc__(self):
         if self.core != NULL:
             core_drop(self.core)

@@ -1,0 +1,382 @@
+"""MemoryResource: what a class written in Python gets from its base."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from helpers import child
+from helpers.dlpack import consume
+from helpers.driver import HostDriver
+from helpers.resources import Answers, Plain
+
+import gpumem
+
+
+def test_a_buffer_goes_to_the_two_methods_and_back():
+    resource = Plain()
+    with resource.allocate(1000) as buffer:
+        assert buffer.resource is resource
+        assert (buffer.nbytes, buffer.allocated) == (1000, 1000)
+        assert buffer.ptr == resource.taken[0][0]
+        assert list(resource.blocks) == [buffer.ptr]
+    assert not resource.blocks
+    assert resource.returned == resource.taken
+
+
+def test_dropping_the_last_reference_gives_the_block_back():
+    resource = Plain()
+    buffer = resource.allocate(8)
+    alias = buffer
+    del buffer
+    assert resource.blocks
+    del alias
+    assert not resource.blocks
+
+
+def test_an_empty_buffer_asks_for_nothing():
+    resource = Plain()
+    buffer = resource.allocate(0)
+    assert (buffer.ptr, buffer.nbytes) == (0, 0)
+    buffer.close()
+    assert resource.taken == resource.returned == []
+
+
+def test_the_methods_get_stream_objects(host):
+    resource = Plain()
+    mine, other = gpumem.Stream("host"), gpumem.Stream("host")
+    resource.allocate(8).close()
+    resource.allocate(8, mine).close(other)
+    resource.allocate(8, other.ptr).close()
+    assert [stream.ptr for *_, stream in resource.taken] == [0, mine.ptr, other.ptr]
+    assert [stream.ptr for *_, stream in resource.returned] == [0, other.ptr, other.ptr]
+    assert all(isinstance(stream, gpumem.Stream) for *_, stream in resource.taken)
+    assert resource.taken[1][2] is mine
+
+
+def test_a_stream_given_as_an_object_lives_as_long_as_it_may_be_named():
+    resource = Plain()
+    stream = gpumem.Stream("host")
+    buffer = resource.allocate(8, stream)
+    seen = weakref.ref(stream)
+    del stream
+    resource.taken.clear()
+    gc.collect()
+    assert seen() is not None
+    buffer.close()
+    resource.reset_stream(seen())
+    resource.returned.clear()
+    gc.collect()
+    assert seen() is None
+
+
+def test_after_reset_stream_blocks_go_back_on_the_default_stream():
+    resource = Plain()
+    stream = gpumem.Stream("host")
+    buffer = resource.allocate(8, stream)
+    resource.reset_stream(stream)
+    buffer.close()
+    assert resource.returned[0][2].ptr == 0
+
+
+def test_another_threads_default_stream_is_replaced_by_the_legacy_one():
+    resource = Plain()
+    kept = []
+    thread = threading.Thread(target=lambda: kept.append(resource.allocate(8, 2)))
+    thread.start()
+    thread.join()
+    kept.append(resource.allocate(8, 2))
+    for buffer in kept:
+        buffer.close()
+    assert [stream.ptr for *_, stream in resource.taken] == [2, 2]
+    assert [stream.ptr for *_, stream in resource.returned] == [0, 2]
+
+
+def test_alignment_beyond_the_memorys_asks_for_more():
+    resource = Plain(alignment=16)
+    buffer = resource.allocate(100, alignment=4096)
+    assert buffer.ptr % 4096 == 0
+    assert (buffer.nbytes, buffer.allocated) == (100, 100 + 4096 - 16)
+    buffer.close()
+    assert resource.returned[0][:2] == resource.taken[0][:2]
+
+
+@pytest.mark.parametrize("alignment", [0, -1, 3, 1 << 22, 1.0, True, "8"])
+def test_a_bad_alignment_is_refused(alignment):
+    resource = Plain()
+    with pytest.raises(ValueError, match="alignment"):
+        resource.allocate(8, alignment=alignment)
+    assert resource.taken == []
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "error"),
+    [(-1, ValueError), (1.5, TypeError), ("8", TypeError), (True, TypeError), (None, TypeError)],
+)
+def test_a_bad_size_is_refused(nbytes, error):
+    resource = Plain()
+    with pytest.raises(error, match="nbytes"):
+        resource.allocate(nbytes)
+    assert resource.taken == []
+
+
+def test_an_absurd_size_is_out_of_memory_without_asking():
+    resource = Plain()
+    with pytest.raises(gpumem.OutOfMemoryError, match="check the size"):
+        resource.allocate(1 << 60)
+    assert resource.taken == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "told"),
+    [
+        (None, TypeError, "returned None"),
+        ("0x1000", TypeError, "'0x1000'"),
+        (4096.0, TypeError, "4096.0"),
+        (True, TypeError, "True"),
+        (0, ValueError, "returned 0"),
+        (-4096, ValueError, "-4096"),
+        (1 << 64, ValueError, "2\\*\\*64"),
+        (4097, ValueError, "no multiple of 256"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_nothing_changed(answer, error, told):
+    resource = Answers(answer)
+    before = resource.stats()
+    with pytest.raises(error, match=told):
+        resource.allocate(100)
+    assert resource.stats() == before
+    resource.close()
+
+
+def test_an_unaligned_block_is_given_back():
+    resource = Answers(4097)
+    with pytest.raises(ValueError, match="multiple"):
+        resource.allocate(100)
+    assert [(ptr, nbytes) for ptr, nbytes, _ in resource.returned] == [(4097, 100)]
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), KeyError("mine"), KeyboardInterrupt()])
+def test_an_exception_of_the_method_reaches_the_caller_as_it_is(error):
+    resource = Answers(error)
+    before = resource.stats()
+    with pytest.raises(type(error)) as raised:
+        resource.allocate(100)
+    assert raised.value is error
+    assert resource.stats() == before
+    resource.close()
+
+
+def test_an_exception_while_giving_back_is_reported_and_the_block_counts_as_freed(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: reported.append(told.exc_value))
+    resource = Answers(Plain, refusal=KeyError("mine"))
+    resource.allocate(100).close()
+    assert [type(error) for error in reported] == [KeyError]
+    assert resource.stats().in_use == 0
+    resource.close()
+
+
+def test_statistics_count_what_goes_through():
+    resource = Plain(alignment=16)
+    one, two = resource.allocate(100), resource.allocate(50, alignment=64)
+    weights = resource.reserve(1000)
+    one.close()
+    stats = resource.stats()
+    assert (stats.in_use, stats.requested_in_use) == (50 + 48 + 1000, 1050)
+    assert (stats.max_in_use, stats.max_alloc_size) == (100 + 98 + 1000, 1000)
+    assert (stats.num_allocs, stats.num_frees, stats.num_reserves) == (3, 1, 1)
+    assert resource.shrink().released_bytes == 0
+    two.close()
+    weights.close()
+
+
+def test_a_close_with_live_buffers_is_refused_and_changes_nothing():
+    resource = Plain()
+    buffer = resource.allocate(8)
+    with pytest.raises(gpumem.InUseError, match="8 bytes in 1 blocks"):
+        resource.close()
+    assert not resource.closed
+    view = memoryview(buffer)
+    buffer.close()
+    with pytest.raises(gpumem.InUseError):
+        resource.close()
+    view.release()
+    resource.close()
+    resource.close()
+    assert resource.closed
+    assert "closed" in repr(resource)
+    for use in (lambda: resource.allocate(8), resource.shrink, lambda: resource.reset_stream(0)):
+        with pytest.raises(gpumem.ClosedError):
+            use()
+
+
+def test_views_keep_the_block_and_the_resource():
+    resource = Plain()
+    blocks, seen = resource.blocks, weakref.ref(resource)
+    view = np.from_dlpack(resource.allocate(64))
+    view[:] = 7
+    del resource
+    gc.collect()
+    assert seen() is not None
+    assert len(blocks) == 1
+    assert (view == 7).all()
+    del view
+    assert not blocks
+    assert seen() is None
+
+
+def test_a_view_dropped_without_the_interpreter_lock_gives_the_block_back_later():
+    resource = Plain()
+    blocks = resource.blocks
+    taken = consume(resource.allocate(64).__dlpack__(max_version=(1, 0)))
+    stream = gpumem.Stream("host")
+    taken.delete_on(HostDriver(), stream)
+    stream.synchronize()
+    assert resource.stats().in_use == 0
+    assert not blocks
+
+
+def test_a_view_dropped_on_a_foreign_thread_after_the_resource_is_gone():
+    resource = Plain()
+    blocks, seen = resource.blocks, weakref.ref(resource)
+    taken = consume(resource.allocate(64).__dlpack__())
+    del resource
+    stream = gpumem.Stream("host")
+    taken.delete_on(HostDriver(), stream)
+    stream.synchronize()
+    assert gpumem.Device("host").free_bytes
+    assert not blocks
+    assert seen() is None
+
+
+def test_a_view_dropped_while_an_exception_is_on_its_way():
+    resource = Plain()
+
+    def fail():
+        view = np.from_dlpack(resource.allocate(8))
+        raise KeyError(view.size)
+
+    with pytest.raises(KeyError):
+        fail()
+    gc.collect()
+    assert not resource.blocks
+
+
+def test_threads_keep_the_counts_exact():
+    resource = Plain()
+
+    def work():
+        for i in range(300):
+            with resource.allocate(1 + i):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = resource.stats()
+    assert (stats.num_allocs, stats.num_frees, stats.in_use) == (1200, 1200, 0)
+    resource.close()
+
+
+@pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
+def test_host_accessible_memory_gives_views_of_every_kind(memory):
+    resource = Plain(memory)
+    buffer = resource.allocate(16)
+    memoryview(buffer)[:] = bytes(range(16))
+    assert buffer.memory.kind.value == (memory.partition("/")[2] or "host")
+    assert bytes(memoryview(buffer)) == bytes(range(16))
+
+
+def test_what_is_no_resource_cannot_be_made():
+    class Half(gpumem.MemoryResource):
+        def allocate_raw(self, nbytes, stream):
+            return 4096
+
+    with pytest.raises(TypeError, match="Half has no deallocate_raw"):
+        Half("host")
+    with pytest.raises(TypeError, match="has no allocate_raw"):
+        gpumem.MemoryResource("host")
+    with pytest.raises(ValueError, match="unknown device"):
+        Plain("mars")
+    resource = Plain()
+    with pytest.raises(TypeError, match="before"):
+        gpumem.MemoryResource.__init__(resource, "host")
+
+
+def test_a_class_that_forgets_its_base_says_so():
+    class Forgets(Plain):
+        def __init__(self):
+            pass
+
+    resource = Forgets()
+    for use in (lambda: resource.allocate(8), resource.stats, resource.close, resource.shrink):
+        with pytest.raises(TypeError, match="super"):
+            use()
+
+
+def test_a_class_may_hand_out_another_resources_buffers():
+    class Doubles(gpumem.MemoryResource):
+        def __init__(self, upstream):
+            super().__init__(upstream.memory)
+            self.upstream = upstream
+
+        def allocate(self, nbytes, stream=None, *, alignment=None):
+            return self.upstream.allocate(2 * nbytes, stream, alignment=alignment)
+
+    upstream = Plain()
+    with Doubles(upstream).allocate(8) as buffer:
+        assert (buffer.nbytes, buffer.resource) == (16, upstream)
+
+
+def test_a_forks_child_leaves_the_parents_blocks_alone():
+    child.run_quietly(
+        """
+        import os, gpumem
+        from helpers.resources import Plain
+        resource = Plain()
+        buffer, view = resource.allocate(8), memoryview(resource.allocate(8))
+        if os.fork() == 0:
+            buffer.close()
+            view.release()
+            assert len(resource.blocks) == 2, resource.blocks
+            for use in (lambda: resource.allocate(8), resource.stats):
+                try:
+                    use()
+                except gpumem.ClosedError:
+                    pass
+                else:
+                    raise AssertionError
+            with Plain().allocate(8):
+                pass
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        buffer.close()
+        view.release()
+        assert not resource.blocks
+        """,
+        env={"PYTHONPATH": "tests"},
+    )
+
+
+def test_at_the_interpreters_end_nothing_is_called():
+    child.run_quietly(
+        """
+        import gpumem
+        from helpers.resources import Plain
+
+        class Tells(Plain):
+            def deallocate_raw(self, ptr, nbytes, stream):
+                print("called")
+
+        resource = Tells()
+        kept = resource.allocate(8), memoryview(resource.allocate(8))
+        """,
+        env={"PYTHONPATH": "tests"},
+    )

@@ -1,0 +1,51 @@
+"""Resources written in Python, as users write them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import gpumem
+
+
+class Plain(gpumem.MemoryResource):
+    """Blocks of the C library's; remembers every call."""
+
+    def __init__(self, memory="host", *, alignment=256, name=None):
+        info = gpumem.MemoryInfo.parse(memory)
+        super().__init__(gpumem.MemoryInfo(info.device, info.kind, alignment=alignment), name=name)
+        self.blocks = {}
+        self.taken = []
+        self.returned = []
+
+    def allocate_raw(self, nbytes, stream):
+        block = ctypes.create_string_buffer(nbytes + self.memory.alignment)
+        address = -(-ctypes.addressof(block) // self.memory.alignment) * self.memory.alignment
+        self.blocks[address] = block
+        self.taken.append((address, nbytes, stream))
+        return address
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        del self.blocks[ptr]
+        self.returned.append((ptr, nbytes, stream))
+
+
+class Answers(Plain):
+    """Gives what it is told to, an exception included."""
+
+    def __init__(self, answer=None, refusal=None):
+        super().__init__()
+        self.answer = answer
+        self.refusal = refusal
+
+    def allocate_raw(self, nbytes, stream):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return super().allocate_raw(nbytes, stream) if self.answer is Plain else self.answer
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        if self.refusal is not None:
+            raise self.refusal
+        if ptr in self.blocks:
+            super().deallocate_raw(ptr, nbytes, stream)
+        else:
+            self.returned.append((ptr, nbytes, stream))
