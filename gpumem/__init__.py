@@ -29,6 +29,7 @@ from gpumem.errors import (
     InUseError,
     InvalidFreeError,
     OutOfMemoryError,
+    SuspendedError,
 )
 from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
 
@@ -60,6 +61,7 @@ __all__ = [
     "ShrinkReport",
     "Stats",
     "Stream",
+    "SuspendedError",
     "can_access",
     "default_device",
     "devices",

@@ -27,6 +27,8 @@ cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
                          Uses* uses) noexcept nogil
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                                    Block* block) noexcept nogil
+# Of a paged arena: makes pages for so many bytes more than it holds.
+cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil

@@ -25,8 +25,8 @@ from gpumem._arena_growth cimport (
     shrink_may_help,
     take,
     take_unfinished,
-    trim_pages,
 )
+from gpumem._arena_pages cimport prepare_pages, trim_pages
 from gpumem._arena_parked cimport park, unpark_all
 from gpumem._arena_slots cimport add_stream, slot_claim, streams_free
 from gpumem._arena_streams cimport (
@@ -36,6 +36,7 @@ from gpumem._arena_streams cimport (
     switch_needs_event,
     switch_stream,
 )
+from gpumem._arena_suspend cimport copy_forget
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
     ARENA_DEAD,
@@ -48,12 +49,17 @@ from gpumem._arena_types cimport (
     Block,
     IN_SMALL,
     LEGACY_STREAM,
+    LARGE_SPACE,
     Lock,
     lock_acquire,
     lock_init,
     lock_release,
+    PERSISTENT_SPACE,
     REUSE_NEVER,
     REUSE_WAIT,
+    SMALL_SPACE,
+    SPACES,
+    STATE_CLOSED,
     table_for,
     table_of,
     ThreadCache,
@@ -69,6 +75,7 @@ from gpumem._bfc cimport (
     Chunk,
     CHUNK_HOLE,
     LANE_RELEASED,
+    load32,
     NIL,
     round_to_quantum,
     SPLIT_ORT,
@@ -76,6 +83,7 @@ from gpumem._bfc cimport (
 )
 from gpumem._driver cimport CUstream, Place, place_is_dead, process
 from gpumem._lease cimport Lease, lease_create, Uses, uses_free
+from gpumem._page_budget cimport budget_init
 from gpumem._page_space cimport space_create, space_destroy
 
 cdef extern from "atomics.h" nogil:
@@ -83,7 +91,9 @@ cdef extern from "atomics.h" nogil:
     uint64_t sum_add(uint64_t* total, uint64_t by)
 
 cdef enum:
-    RANGE_BYTES = 4398046511104  # 4 TiB of address space for a paged arena's large blocks
+    # Bytes of addresses that a paged arena reserves first, for large blocks and for small ones.
+    LARGE_RANGE = 17179869184
+    SMALL_RANGE = 1073741824
 
 # Arenas that nobody refers to any more; their regions go back to the driver at the next call
 # that may block. Finalizers put them here, because they must neither block nor call the driver.
@@ -105,6 +115,8 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if place_is_dead(arena.place):
         return ARENA_DEAD
     if arena.settings.passthrough:
+        return ARENA_MISS
+    if load32(&arena.closed):
         return ARENA_MISS
     cache = cache_find(arena)
     if nbytes <= KEPT_BYTES:
@@ -204,6 +216,17 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     return ARENA_OK
 
 
+cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef int status
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    arena_reap()
+    lock_acquire(&arena.grow_lock)
+    status = prepare_pages(arena, nbytes)
+    lock_release(&arena.grow_lock)
+    return status
+
+
 # ---- blocks with a region of their own ---------------------------------------------------------
 
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
@@ -272,33 +295,34 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.next_region = first
     if (bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
                  settings.max_dead) != BFC_OK
-            or bfc_init(&arena.small, SPLIT_TIGHT, settings.max_dead) != BFC_OK):
+            or bfc_init(&arena.small, SPLIT_TIGHT, settings.max_dead) != BFC_OK
+            or bfc_init(&arena.persistent, SPLIT_TIGHT, settings.max_dead) != BFC_OK):
         forget(arena)
         return NULL
     arena.table.merge_released = settings.reuse != REUSE_NEVER
     arena.small.merge_released = arena.table.merge_released
-    if (add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, NULL, &slot) != ARENA_OK
-            or (settings.paged and not create_spaces(arena))):
+    if add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, NULL, &slot) != ARENA_OK:
         forget(arena)
         return NULL
+    if settings.paged:
+        space_create(&arena.spaces[LARGE_SPACE], &arena.table, LARGE_RANGE, True)
+        space_create(&arena.spaces[SMALL_SPACE], &arena.small, SMALL_RANGE, False)
+        space_create(&arena.spaces[PERSISTENT_SPACE], &arena.persistent, LARGE_RANGE, True)
+        budget_init(&arena.budget, settings.move_budget)
     slot_claim(arena, slot)
     return arena
 
 
-cdef bint create_spaces(ArenaCore* arena) noexcept nogil:
-    # Addresses for many times the device's memory, so that moving never runs out of them.
-    return (space_create(&arena.spaces[0], &arena.table, arena.place, RANGE_BYTES, True) == 0
-            and space_create(&arena.spaces[1], &arena.small, arena.place, RANGE_BYTES // 8,
-                             False) == 0)
-
-
 cdef void forget(ArenaCore* arena) noexcept nogil:
     cdef Place* place = NULL if place_is_dead(arena.place) else arena.place
-    space_destroy(&arena.spaces[0], place)
-    space_destroy(&arena.spaces[1], place)
+    cdef uint32_t i
+    for i in range(SPACES):
+        space_destroy(&arena.spaces[i], place)
     streams_free(arena)
     bfc_free_all(&arena.table)
     bfc_free_all(&arena.small)
+    bfc_free_all(&arena.persistent)
+    copy_forget(arena)
     caches_free(arena)
     free(arena)
 
@@ -352,7 +376,7 @@ cdef void arena_reap() noexcept nogil:
 cdef int arena_close(ArenaCore* arena) noexcept nogil:
     # Gives everything back now. Refused while a block is handed out.
     if place_is_dead(arena.place):
-        arena.closed = True
+        arena.closed = STATE_CLOSED
         return ARENA_OK
     arena_reap()
     lock_acquire(&arena.grow_lock)
@@ -362,7 +386,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         lock_release(&arena.lock)
         lock_release(&arena.grow_lock)
         return ARENA_IN_USE
-    arena.closed = True
+    arena.closed = STATE_CLOSED
     lock_release(&arena.lock)
     # Events, addresses and books stay until the last reference goes: another thread may be past
     # the check of `closed`, and find them empty.
@@ -429,6 +453,7 @@ cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
 cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
     cdef Lease* lease = lease_create(handle, 0, 0, stream, arena, release_lease)
     if lease != NULL:
+        lease.views = &arena.views
         arena_retain(arena)
     return lease
 

@@ -10,7 +10,10 @@ cdef void hand_out(ArenaCore* arena, const Bfc* table, uint32_t index,
                    Block* block) noexcept nogil
 # Frees a block on a stream. ARENA_STALE: the handle names no live block.
 cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
+# Memory came: keeps the highest reserved so far.
+cdef void note_reserved(ArenaCore* arena) noexcept nogil
 # Debug builds: stops the process at the operation that broke an invariant.
 cdef void require_sound(const ArenaCore* arena) noexcept nogil
 # 0, or the number of the first broken invariant; `folded` as for bfc_check.
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil
+cdef const char* invariant_text(int number) noexcept nogil

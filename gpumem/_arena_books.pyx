@@ -5,11 +5,13 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._arena_cache cimport KEPT_BYTES, cache_find, cache_own, cache_publish
 from gpumem._arena_types cimport (
     arena_in_use,
+    arena_reserved,
     ARENA_OK,
     ARENA_STALE,
     ArenaCore,
     Block,
     IN_SMALL,
+    SPACES,
     stamp_free,
     table_of,
 )
@@ -24,6 +26,7 @@ from gpumem._bfc cimport (
     store32,
 )
 from gpumem._bfc_check cimport bfc_check, bfc_invariant
+from gpumem._page_check cimport pages_check, pages_invariant
 
 cdef extern from *:
     """
@@ -81,11 +84,16 @@ cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept 
     return ARENA_OK
 
 
+cdef void note_reserved(ArenaCore* arena) noexcept nogil:
+    if arena_reserved(arena) > arena.stats.max_reserved:
+        arena.stats.max_reserved = arena_reserved(arena)
+
+
 cdef void require_sound(const ArenaCore* arena) noexcept nogil:
     # Debug builds only: stop at the operation that broke an invariant, not where it shows later.
     cdef int broken = check_tables(arena, False)
     if broken:
-        gm_panic(bfc_invariant(broken))
+        gm_panic(invariant_text(broken))
 
 
 cdef inline void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nogil:
@@ -96,4 +104,16 @@ cdef inline void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nog
 
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:
     cdef int broken = bfc_check(&arena.table, folded)
-    return broken if broken else bfc_check(&arena.small, folded)
+    cdef uint32_t i
+    if broken == 0:
+        broken = bfc_check(&arena.small, folded)
+    if broken == 0:
+        broken = bfc_check(&arena.persistent, folded)
+    for i in range(SPACES):
+        if broken == 0 and arena.settings.paged:
+            broken = pages_check(&arena.spaces[i])
+    return broken
+
+
+cdef const char* invariant_text(int number) noexcept nogil:
+    return bfc_invariant(number) if number < 40 else pages_invariant(number)

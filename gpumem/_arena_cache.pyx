@@ -116,7 +116,7 @@ cdef bint cache_give(ArenaCore* arena, uint64_t handle, uint32_t slot) noexcept 
     if mine != home:
         return push_remote(arena, home, table, index)
     lock_acquire(&mine.lock)
-    kept = push(arena, mine, table, index)
+    kept = table == kept_table(arena) and push(arena, mine, table, index)
     lock_release(&mine.lock)
     return kept
 
@@ -188,29 +188,35 @@ cdef inline void stack(ThreadCache* cache, Stacks* stacks, Chunk* chunk,
 cdef bint push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
                       uint32_t index) noexcept nogil:
     # Used to kept, by a thread that does not own the cache and takes no lock. The word counts the
-    # list in its upper half; the lower half is the first index + 1.
+    # list in its upper half; the lower half is the first index + 1, and IN_SMALL tells its table.
     cdef uint64_t seen = load64(&home.remote)
+    cdef uint32_t entry = (index + 1) | (IN_SMALL if table == &arena.small else 0)
     cdef Chunk* chunk = &table.chunks[index]
     if seen >> 32 >= REMOTE_DEPTH:
         return False
     chunk.epoch = stamp_free(&arena.streams[chunk.lane])
     store32(&chunk.state, CHUNK_KEPT)
     chunk.bin_next = <uint32_t>seen
-    while not gm_swap(&home.remote, &seen, ((seen >> 32) + 1) << 32 | (index + 1)):
+    while not gm_swap(&home.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
         chunk.bin_next = <uint32_t>seen
     return True
 
 
 cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     # With the cache's lock: what other threads freed goes to the stacks, the overflow to the table.
-    cdef Bfc* table = kept_table(arena)
-    cdef uint32_t index = <uint32_t>gm_take_all(&cache.remote)
-    cdef uint32_t following
+    cdef uint32_t entry = <uint32_t>gm_take_all(&cache.remote)
+    cdef uint32_t index
+    cdef Bfc* table
     cdef Stacks* stacks
     cdef Chunk* chunk
-    while index != 0:
+    while entry != 0:
+        table = table_of(arena, entry)
+        index = entry & ~<uint32_t>IN_SMALL
         chunk = &table.chunks[index - 1]
-        following = chunk.bin_next
+        entry = chunk.bin_next
+        if table != kept_table(arena):
+            release_early_block(arena, cache, table, index - 1)
+            continue
         note_freed(cache, chunk)
         stacks = stacks_of(cache, chunk.lane)
         if stacks == NULL or stacks.depth[chunk.size >> QUANTUM_BITS] == KEPT_DEPTH:
@@ -220,7 +226,17 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
             lock_release(&arena.lock)
         else:
             stack(cache, stacks, chunk, index - 1)
-        index = following
+
+
+cdef void release_early_block(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                              uint32_t index) noexcept nogil:
+    # Kept to free, of a small block from before a paged arena had a table for them.
+    lock_acquire(&arena.lock)
+    cache.frees += 1
+    table.requested_in_use -= table.chunks[index].requested
+    table.chunks[index].requested = 0
+    release(table, index)
+    lock_release(&arena.lock)
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
@@ -246,8 +262,8 @@ cdef void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline Bfc* kept_table(ArenaCore* arena) noexcept nogil:
-    # Every block of up to KEPT_BYTES lives in one table.
-    return &arena.small if arena.settings.paged else &arena.table
+    # What is kept lies in one table; the choice changes only while every cache is empty and locked.
+    return &arena.small if arena.small_below else &arena.table
 
 
 cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t slot) noexcept nogil:

@@ -15,8 +15,6 @@ cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
 # Gives back what holds no used block; returns the bytes.
 cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil
-# Gives back every page that is idle and has no queued work; returns the bytes.
-cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.
 cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil
 # Gives one idle region back, persistent or not; 0: there is none.

@@ -6,8 +6,10 @@ from gpumem._arena_cache cimport caches_flush, thread_now
 from gpumem._arena_parked cimport is_parked, parked_best, unpark_behind, unpark_done
 from gpumem._arena_types cimport (
     ArenaCore,
+    LARGE_SPACE,
     LEGACY_STREAM,
     REUSE_NEVER,
+    SMALL_SPACE,
     StreamSlot,
     gm_next_epoch,
     lock_acquire,
@@ -145,7 +147,14 @@ cdef inline bint is_worth_asking(const ArenaCore* arena, uint32_t slot,
     # Under "never" no stream's blocks settle, but those that wait for it go back to their own.
     if arena.streams[slot].guards:
         return True
-    return arena.settings.reuse != REUSE_NEVER and slot != taker and has_free(arena, slot)
+    return arena.settings.reuse != REUSE_NEVER and slot != taker and (
+        has_free(arena, slot) or dormant_views_wait(arena, slot))
+
+
+cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t slot) noexcept nogil:
+    # All that was freed on the stream is in use again; views from before a move may wait for it.
+    return (arena.spaces[LARGE_SPACE].moved + arena.spaces[SMALL_SPACE].moved != 0
+            and (arena.streams[slot].dirty or arena.streams[slot].event_epoch != 0))
 
 
 cdef bint end_epochs(ArenaCore* arena, uint32_t slot) noexcept nogil:

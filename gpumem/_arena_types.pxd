@@ -27,6 +27,7 @@ from gpumem._backing cimport Backing
 from gpumem._bfc cimport Bfc, load32, store32
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Uses
+from gpumem._page_budget cimport MoveBudget
 from gpumem._pages cimport Space
 
 cdef extern from *:
@@ -71,7 +72,20 @@ cdef enum ArenaStatus:
     ARENA_DEAD = 5              # the arena belongs to the parent process
     ARENA_IN_USE = 6
     ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
-    ARENA_CLOSED = 8            # another thread has closed the arena meanwhile
+    ARENA_CLOSED = 8            # closed, or suspended: `closed` says which
+    ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
+    ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
+
+cdef enum ArenaState:           # of `closed`
+    STATE_OPEN = 0
+    STATE_CLOSED = 1
+    STATE_SUSPENDED = 2         # its memory is in a host copy; frees are allowed
+
+cdef enum:
+    LARGE_SPACE = 0
+    SMALL_SPACE = 1
+    PERSISTENT_SPACE = 2
+    SPACES = 3
 
 cdef enum ExtendStrategy:
     EXTEND_NEXT_POWER_OF_TWO = 0
@@ -93,6 +107,7 @@ cdef struct ArenaSettings:
     bint ort_split
     bint paged                      # blocks live in address ranges backed by pages that move
     double move_share               # reserved memory may pass the live peak by this share unmoved
+    double move_budget              # of the time may go into moving; 1: no bound
     bint passthrough                # every block is a driver allocation of its own
 
 cdef struct ArenaStats:
@@ -102,8 +117,8 @@ cdef struct ArenaStats:
     uint64_t num_allocs
     uint64_t num_frees
     uint64_t num_reserves
-    uint64_t num_extensions         # regions ever added for ordinary blocks
-    uint64_t num_shrinkages         # regions given back by shrink
+    uint64_t num_extensions         # regions added for ordinary blocks, or growths by new pages
+    uint64_t num_shrinkages         # regions, or ranges that gave pages, given back by shrink
     uint64_t events_recorded
     uint64_t events_asked
     uint64_t events_waited          # device-side waits enqueued
@@ -143,6 +158,14 @@ cdef struct ThreadCache:
     ThreadMark* owner
     ThreadCache* next
 
+# A block that was live when its arena was suspended; its bytes follow those before it in the copy.
+cdef struct SavedBlock:
+    uint64_t address
+    uint64_t nbytes
+    uint32_t index
+    uint32_t generation
+    bint small              # of table `small`
+
 cdef struct ArenaCore:
     Lock lock
     Lock grow_lock
@@ -151,14 +174,22 @@ cdef struct ArenaCore:
     uint64_t serial         # of this arena, never used again
     uint64_t kept_bytes     # of the bytes that the tables count as used, at rest in caches
     int32_t references      # the Arena object and every lease (atomic)
-    bint closed
-    Bfc table               # blocks of regions; of a paged arena those from SMALL_BLOCK on
-    Bfc small               # of a paged arena the blocks below SMALL_BLOCK; else empty
-    Space spaces[2]         # of a paged arena: where table's and small's blocks live
+    uint32_t closed         # ArenaState: unless 0, nothing is handed out
+    Bfc table               # blocks; of a large paged arena those from SMALL_BLOCK on
+    Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty
+    Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
+    Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
+    MoveBudget budget
+    SavedBlock* saved       # of a suspended arena; grow_lock
+    uint32_t saved_count
+    uint64_t saved_bytes
+    void* saved_copy
+    int32_t views           # references to leases besides the buffers' own (atomic)
     Backing backing
     Place* place
     ArenaSettings settings
     ArenaStats stats
+    uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     StreamSlot* streams     # parallel to the lanes of both tables; never moves
     uint32_t stream_capacity
@@ -168,10 +199,11 @@ cdef struct ArenaCore:
     uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back
     int32_t last_code       # CUresult of the driver's last refusal
+    const char* last_call   # the call that was refused; NULL: the backing's own
     ArenaCore* next_retired  # list of arenas that nobody refers to any more
 
 cdef inline Bfc* table_for(ArenaCore* arena, uint64_t size) noexcept nogil:
-    return &arena.small if arena.settings.paged and size < SMALL_BLOCK else &arena.table
+    return &arena.small if size < arena.small_below else &arena.table
 
 cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
     return &arena.small if handle & IN_SMALL else &arena.table
@@ -180,7 +212,9 @@ cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
     return arena.table.in_use + arena.small.in_use - arena.kept_bytes
 
 cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
-    return arena.table.reserved + arena.small.reserved
+    # Persistent regions are cut from pages: what those have besides counts too.
+    return (arena.table.reserved + arena.small.reserved
+            + arena.persistent.reserved - arena.persistent.in_use)
 
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     # The epoch of a free on the stream; the stream has work now that an event must be put behind.

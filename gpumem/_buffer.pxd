@@ -31,6 +31,8 @@ cdef class MemoryResource:
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept
     # Another stream uses a live block, too; `give_back` and leases take the notes over.
     cdef int record(self, Uses** uses, uint32_t slot) except -1
+    # Raises if the CPU would find nothing at a block's address now.
+    cdef int require_present(self) except -1
 
 cdef class Buffer:
     cdef readonly MemoryResource resource

@@ -17,7 +17,7 @@ from gpumem._dlpack cimport (
     dlpack_wants_versioned,
 )
 from gpumem._driver cimport place_is_dead
-from gpumem._lease cimport Lease, Uses, lease_drop, lease_retain
+from gpumem._lease cimport Lease, Uses, lease_drop, lease_drop_buffer, lease_retain
 from gpumem._raw cimport (
     DEFAULT_SLOT,
     RawBlock,
@@ -280,6 +280,9 @@ cdef class MemoryResource:
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
         raise TypeError(f"{self!r} cannot hold a block back for another stream")
+
+    cdef int require_present(self) except -1:
+        return 0
 
 
 cdef int require_hooks(object cls) except -1:
@@ -630,7 +633,7 @@ cdef void drop(void* lease) noexcept nogil:
 cdef inline void buffer_release(Buffer buffer) noexcept:
     # The only way out of a live buffer.
     if buffer.shared != NULL:
-        lease_drop(buffer.shared)
+        lease_drop_buffer(buffer.shared)
         buffer.shared = NULL
     else:
         buffer.resource.give_back(buffer)
@@ -642,6 +645,7 @@ cdef Lease* buffer_share(Buffer buffer) except? NULL:
         raise ClosedError("this buffer is closed")
     if buffer.block_bytes == 0:
         return NULL
+    buffer.resource.require_present()
     if buffer.shared == NULL:
         buffer.shared = buffer.resource.lease(buffer)
         buffer.shared.uses = buffer.uses

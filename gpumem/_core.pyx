@@ -15,9 +15,11 @@ from gpumem._arena cimport (
     arena_free_used,
     arena_lease,
     arena_move_lease,
+    arena_prepare,
     arena_reap,
     arena_shrink,
 )
+from gpumem._arena_books cimport invariant_text
 from gpumem._arena_cache cimport caches_flush
 from gpumem._arena_slots cimport (
     arena_record,
@@ -26,7 +28,9 @@ from gpumem._arena_slots cimport (
     slot_claim,
     slot_unclaim,
 )
+from gpumem._arena_suspend cimport arena_resume, arena_suspend
 from gpumem._arena_types cimport (
+    ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_IN_USE,
     ARENA_MISS,
@@ -35,6 +39,10 @@ from gpumem._arena_types cimport (
     ArenaCore,
     ArenaSettings,
     Block,
+    LARGE_SPACE,
+    SMALL_SPACE,
+    STATE_CLOSED,
+    STATE_SUSPENDED,
     arena_in_use,
     arena_reserved,
     lock_acquire,
@@ -42,7 +50,6 @@ from gpumem._arena_types cimport (
 )
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport QUANTUM, bfc_largest_free
-from gpumem._bfc_check cimport bfc_invariant
 from gpumem._buffer cimport (
     ABSURD,
     Buffer,
@@ -54,14 +61,15 @@ from gpumem._buffer cimport (
 )
 from gpumem._core_backing cimport choose_backing
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
-from gpumem._core_settings cimport alignment_of, require_backing, settings_from
+from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
 from gpumem._driver cimport CUstream, place_is_dead, process
 from gpumem._lease cimport Lease, Uses, uses_free
+from gpumem._pages cimport Space
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.config import ArenaConfig
 from gpumem.device import _reapers
-from gpumem.errors import ClosedError, GpumemError, InUseError
+from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 from gpumem.stats import ShrinkReport, Stats
 
 cdef enum:
@@ -126,10 +134,10 @@ cdef class Arena(MemoryResource):
         else:
             self.config = ArenaConfig.from_mapping(config)
         self.config._require_arena()
-        require_backing(self, self.config)
+        settings_from(self.config, &settings)
+        settings.paged = takes_pages(self, self.config)
         with nogil:
             arena_reap()        # it may wait for the device
-        settings_from(self.config, &settings)
         choose_backing(self, &backing)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
@@ -229,7 +237,7 @@ cdef class Arena(MemoryResource):
         cdef uint64_t nbytes = asked + extra
         cdef int status
         if self.core.closed:
-            raise ClosedError(f"arena {self.name!r} is closed")
+            raise_status(self, self.core, asked, extra, slot, ARENA_CLOSED)
         if nbytes > ABSURD - QUANTUM:
             raise_status(self, self.core, asked, extra, slot, ARENA_OVER_LIMIT)
         status = ARENA_MISS
@@ -246,6 +254,43 @@ cdef class Arena(MemoryResource):
         if status != ARENA_OK:
             raise_status(self, self.core, asked, extra, slot, status)
         return 0
+
+    def prepare(self, nbytes):
+        """Take memory from the device ahead of need, in one piece.
+
+        With pages it is physical memory that then goes wherever blocks need it, so that a first
+        training step or request does not pay for making it; with regions, one region.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes to have free beyond what is in use now.
+
+        Raises
+        ------
+        TypeError, ValueError, OutOfMemoryError, ClosedError, SuspendedError
+            As `allocate`.
+
+        Examples
+        --------
+        >>> arena = Arena("host")
+        >>> arena.prepare(1 << 20)
+        >>> calls = arena.stats().driver_calls
+        >>> arena.allocate(4096).close()
+        >>> arena.stats().driver_calls - calls
+        0
+        """
+        cdef uint64_t size = size_of(nbytes)
+        cdef int status
+        if not self.core.settings.paged or size == 0 or size > ABSURD - QUANTUM:
+            self.allocate(nbytes).close()
+            return
+        if self.core.closed:
+            raise_status(self, self.core, size, 0, self.default_slot, ARENA_CLOSED)
+        with nogil:
+            status = arena_prepare(self.core, size)
+        if status != ARENA_OK:
+            raise_status(self, self.core, size, 0, self.default_slot, status)
 
     def shrink(self):
         """Give every region without a live block back to the driver.
@@ -268,6 +313,90 @@ cdef class Arena(MemoryResource):
         if status != ARENA_OK:
             raise_status(self, self.core, 0, 0, self.default_slot, status)
         return ShrinkReport(released, kept_regions(self.core))
+
+    # ---- sleeping --------------------------------------------------------------------------------
+
+    def suspend(self):
+        """Give all memory back to the driver; the bytes of live blocks wait on the host.
+
+        Addresses stay: after `resume`, pointers, tensors over them and captured graphs are valid
+        as before. Waits for everything queued on the device. From here to `resume` nobody may queue
+        work on the arena's blocks, and allocating raises `SuspendedError`; buffers may be dropped,
+        and are then not copied back. Persistent blocks are included. Idempotent.
+
+        Returns
+        -------
+        int
+            Bytes that the device has back.
+
+        Raises
+        ------
+        InUseError
+            Memory that the CPU reads: a view of a block is alive. Nothing is changed.
+        ConfigError
+            The arena has regions: their addresses cannot be kept.
+        OutOfMemoryError
+            The host has no memory for the copy; the arena goes on as before.
+        DriverError
+            The driver refused; the arena goes on as before.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> arena = Arena("host")
+        >>> weights = arena.allocate_persistent(1 << 20)
+        >>> arena.suspend(), arena.stats().reserved
+        (2097152, 0)
+        >>> arena.resume()
+        >>> weights.close()
+        """
+        cdef uint64_t held = arena_reserved(self.core)
+        cdef int status
+        self._require_awake_or_asleep()
+        if self.core.closed == STATE_SUSPENDED:
+            return 0
+        if self.cpu_can_read and self.core.views:
+            raise InUseError(f"arena {self.name!r} cannot be suspended: {self.core.views} views of "
+                             "its blocks are alive, and the CPU could read them")
+        with nogil:
+            status = arena_suspend(self.core)
+        if status != ARENA_OK:
+            raise_status(self, self.core, self.stats().in_use, 0, self.default_slot, status)
+        return held
+
+    def resume(self):
+        """Make the memory of a suspended arena again, at the same addresses, with its bytes.
+
+        Returns when they are there. Idempotent.
+
+        Raises
+        ------
+        OutOfMemoryError, DriverError
+            The driver refused; the arena is still suspended, and this can be tried again.
+        ConfigError, ClosedError
+            As `suspend`.
+        """
+        cdef int status
+        self._require_awake_or_asleep()
+        with nogil:
+            status = arena_resume(self.core)
+        if status != ARENA_OK:
+            raise_status(self, self.core, self.stats().in_use, 0, self.default_slot, status)
+
+    @property
+    def suspended(self):
+        """Whether it is between `suspend` and `resume`."""
+        return self.core.closed == STATE_SUSPENDED
+
+    def _require_awake_or_asleep(self):
+        self._require_own()
+        self._require_open()
+        if place_is_dead(&self.place.place):
+            raise_status(self, self.core, 0, 0, self.default_slot, ARENA_DEAD)
+        if not self.core.settings.paged:
+            raise ConfigError(f"arena {self.name!r} has backing = 'regions', which cannot be "
+                              "suspended: it takes backing = 'virtual'")
 
     # ---- streams ---------------------------------------------------------------------------------
 
@@ -328,6 +457,11 @@ cdef class Arena(MemoryResource):
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         arena_move_lease(self.core, lease, slot)
 
+    cdef int require_present(self) except -1:
+        if self.core.closed == STATE_SUSPENDED and self.cpu_can_read:
+            raise_status(self, self.core, 0, 0, self.default_slot, ARENA_CLOSED)
+        return 0
+
     def reset_stream(self, stream):
         """Declare a stream drained: what was freed on it is now free for everyone.
 
@@ -373,18 +507,20 @@ cdef class Arena(MemoryResource):
             limit=seen.settings.max_mem,
             in_use=arena_in_use(&seen),
             requested_in_use=seen.table.requested_in_use + seen.small.requested_in_use,
-            reserved=arena_reserved(&seen),
+            reserved=0 if seen.closed == STATE_SUSPENDED else arena_reserved(&seen),
             max_in_use=seen.stats.max_in_use,
             max_reserved=seen.stats.max_reserved,
             num_allocs=seen.stats.num_allocs,
             num_frees=seen.stats.num_frees,
             num_reserves=seen.stats.num_reserves,
             num_extensions=seen.stats.num_extensions,
-            num_regions=seen.table.regions_live + seen.small.regions_live,
+            num_regions=regions_held(&seen),
             num_shrinkages=seen.stats.num_shrinkages,
             max_alloc_size=seen.stats.max_alloc_size,
             largest_free=largest,
-            pages_moved=seen.spaces[0].moved + seen.spaces[1].moved,
+            pages_moved=seen.spaces[LARGE_SPACE].moved + seen.spaces[SMALL_SPACE].moved,
+            suspended_bytes=seen.saved_bytes,
+            moves_refused=seen.spaces[LARGE_SPACE].spared + seen.spaces[SMALL_SPACE].spared,
             driver_calls=(seen.backing.calls + seen.stats.events_recorded
                           + seen.stats.events_asked + seen.stats.events_waited),
         )
@@ -409,7 +545,12 @@ cdef class Arena(MemoryResource):
             broken = arena_check(self.core)
         if broken:
             raise GpumemError(f"arena {self.name!r} is corrupt: it does not hold that "
-                              f"{bfc_invariant(broken).decode()} (invariant {broken})")
+                              f"{invariant_text(broken).decode()} (invariant {broken})")
+
+    @property
+    def backing(self):
+        """What backs it: "virtual" or "regions"; where the setting is "auto", what that chose."""
+        return "virtual" if self.core.settings.paged else "regions"
 
     @property
     def is_arena(self):
@@ -419,7 +560,7 @@ cdef class Arena(MemoryResource):
     @property
     def closed(self):
         """Whether `close` has given everything back."""
-        return bool(self.core.closed)
+        return self.core.closed == STATE_CLOSED
 
     def close(self):
         """Give all memory back to the driver now. Idempotent.
@@ -430,7 +571,7 @@ cdef class Arena(MemoryResource):
             A buffer, or a view of one, is still alive; nothing is changed.
         """
         cdef int status
-        if self.core.closed:
+        if self.core.closed == STATE_CLOSED:
             return
         with nogil:
             status = arena_close(self.core)
@@ -442,7 +583,7 @@ cdef class Arena(MemoryResource):
         self.stale = []
 
     def _require_open(self):
-        if self.core.closed:
+        if self.core.closed == STATE_CLOSED:
             raise ClosedError(f"arena {self.name!r} is closed")
 
     def _require_own(self):
@@ -457,7 +598,7 @@ cdef class Arena(MemoryResource):
         self.close()
 
     def __repr__(self):
-        if self.core.closed:
+        if self.core.closed == STATE_CLOSED:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
         return (f"<gpumem.Arena {self.name!r} on {self.memory}: {arena_in_use(self.core)} of "
                 f"{arena_reserved(self.core)} bytes in use>")
@@ -480,9 +621,22 @@ cdef bint keeps_itself(object stream) noexcept:
     return isinstance(stream, Stream) and (<Stream>stream).owned
 
 
+cdef uint64_t regions_held(const ArenaCore* arena) noexcept:
+    # All pages for ordinary blocks count as one region.
+    cdef uint64_t held = arena.table.regions_live + arena.small.regions_live
+    cdef const Space* space
+    cdef bint paged = False
+    cdef uint32_t i
+    for i in (LARGE_SPACE, SMALL_SPACE):
+        space = &arena.spaces[i]
+        held -= space.range_count
+        paged = paged or space.physical != 0
+    return held + paged
+
+
 cdef Buffer empty_block(Arena arena, uint32_t slot):
     if arena.core.closed:
-        raise ClosedError(f"arena {arena.name!r} is closed")
+        raise_status(arena, arena.core, 0, 0, slot, ARENA_CLOSED)
     if place_is_dead(&arena.place.place):
         raise_status(arena, arena.core, 0, 0, slot, ARENA_DEAD)
     return empty_buffer(arena, slot)

@@ -8,15 +8,17 @@ from gpumem._arena_types cimport (
     ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_DRIVER_REFUSED,
+    ARENA_NO_COPY,
     ARENA_NO_METADATA,
     ARENA_OVER_LIMIT,
     ArenaCore,
+    STATE_SUSPENDED,
 )
 from gpumem._bfc cimport CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
 from gpumem._buffer cimport ABSURD, MemoryResource
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
 
-from gpumem.errors import ClosedError, OutOfMemoryError
+from gpumem.errors import ClosedError, OutOfMemoryError, SuspendedError
 from gpumem.stats import BlockInfo, KeptRegion
 
 
@@ -77,12 +79,15 @@ cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uin
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
+    if status == ARENA_CLOSED and core.closed == STATE_SUSPENDED:
+        raise SuspendedError(f"arena {arena.name!r} is suspended: resume() brings its memory back")
     if status == ARENA_CLOSED:
         raise ClosedError(f"arena {arena.name!r} is closed")
     if status == ARENA_NO_METADATA:
         raise MemoryError("no host memory for an arena's books")
     if status == ARENA_DRIVER_REFUSED and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
-        check(arena.place.place.table, <CUresult>core.last_code, core.backing.call.decode())
+        call = core.last_call if core.last_call != NULL else core.backing.call
+        check(arena.place.place.table, <CUresult>core.last_code, (<bytes>call).decode())
     raise_out_of_memory(arena, core, asked, extra, slot, status)
 
 
@@ -90,7 +95,9 @@ cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t ask
                              uint64_t extra, uint32_t slot, int status) except -1:
     stats = (<object>arena).stats()
     rounded = round_to_quantum(asked + extra)
-    if rounded >= ABSURD:
+    if status == ARENA_NO_COPY:
+        advice = "the host has no memory for a copy of the live bytes: free some there"
+    elif rounded >= ABSURD:
         advice = "no machine has that much memory: check the size"
     elif status == ARENA_OVER_LIMIT and not stats.limit:
         advice = "no range of addresses holds such a block: take smaller ones"

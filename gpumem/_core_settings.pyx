@@ -31,22 +31,26 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
                       "never": REUSE_NEVER}[config.stream_reuse]
     settings.ort_split = config.split_rule == "ort"
     settings.passthrough = not config.enable
-    settings.paged = config.backing == "virtual" and config.enable
     settings.move_share = config.page_move_threshold
+    settings.move_budget = config.page_move_budget
     return 0
 
 
-cdef int require_backing(MemoryResource arena, object config) except -1:
-    if config.backing != "virtual":
-        return 0
+cdef bint takes_pages(MemoryResource arena, object config) except *:
+    if config.backing == "regions" or not config.enable:
+        return False
+    if config.backing == "auto" and not config.suits_pages:
+        return False
+    problem = ""
     if arena.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
-        raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: it takes a "
-                          "device's own memory")
-    capability = arena.memory.device.capabilities["virtual_memory"]
-    if not capability:
-        raise ConfigError(f"backing = 'virtual' is not accepted on {arena.memory}: "
-                          f"{capability.reason}")
-    return 0
+        problem = "it takes a device's own memory"
+    else:
+        capability = arena.memory.device.capabilities["virtual_memory"]
+        if not capability:
+            problem = capability.reason
+    if problem and config.backing == "virtual":
+        raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: {problem}")
+    return not problem
 
 
 cdef uint64_t alignment_of(object alignment) except? 0:

@@ -207,6 +207,7 @@ cdef struct Place:
     int ordinal
     uint32_t generation         # of the process that opened it; in a fork's child it is dead
     uint64_t calls              # driver calls made through it by arenas (atomic)
+    uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
 
 cdef class DriverDevice:
     cdef Place place

@@ -8,6 +8,17 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
                        void (*child)() noexcept nogil)
 
+cdef extern from *:
+    """
+    #include <time.h>
+    static uint64_t gm_monotonic(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    }
+    """
+    uint64_t gm_monotonic() noexcept nogil
+
 
 cdef void on_fork_child() noexcept nogil:
     process.generation += 1
@@ -74,6 +85,7 @@ cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal):
     opened.place.table = table
     opened.place.ordinal = ordinal
     opened.place.generation = process.generation
+    opened.place.now = gm_monotonic
     check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
     opened.place.device = device
     with nogil:

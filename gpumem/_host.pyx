@@ -7,7 +7,7 @@ import atexit
 
 from libc.stdint cimport uint64_t
 
-from gpumem._driver cimport CUresult, DriverTable, check, open_place
+from gpumem._driver cimport CUresult, DriverDevice, DriverTable, check, open_place
 
 cdef extern from "hostdev.h" nogil:
     enum:
@@ -19,6 +19,7 @@ cdef extern from "hostdev.h" nogil:
     size_t hostdev_capacity(int ordinal)
     void hostdev_set_lag(uint64_t nanoseconds)
     int hostdev_use_virtual_clock(int on)
+    uint64_t hostdev_now()
     void hostdev_advance_clock(uint64_t nanoseconds)
     uint64_t hostdev_total_calls()
     uint64_t hostdev_call_count(const char* name)
@@ -90,8 +91,11 @@ def set_device_count(int n):
 
 def open_device(int ordinal):
     """Open a host device; the caller has seen that `ordinal` is below device_count()."""
+    cdef DriverDevice opened
     load()
-    return open_place(hostdev_table(), "host", ordinal)
+    opened = open_place(hostdev_table(), "host", ordinal)
+    opened.place.now = hostdev_now
+    return opened
 
 
 def set_capacity(int ordinal, size_t nbytes):

@@ -32,12 +32,16 @@ cdef struct Lease:
     Uses* uses              # recorded streams; NULL: none. `release` takes them over
     void* owner             # what `release` needs; counted by it
     void (*release)(Lease* lease) noexcept nogil    # frees the block and drops the owner
+    int32_t* views          # the owner's count of all views, this lease's too; NULL: not counted
 
 cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream,
                          void* owner, void (*release)(Lease*) noexcept nogil) noexcept nogil
 # Notes a stream once; False if the host has no memory, nothing changed. `added`: it is new.
 cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil
 cdef void uses_free(Uses* uses) noexcept nogil
+# For a view. The reference that the lease was made with is its buffer's, and no view.
 cdef void lease_retain(Lease* lease) noexcept nogil
+# The buffer's own reference goes; the views' stay.
+cdef void lease_drop_buffer(Lease* lease) noexcept nogil
 # NULL is nobody's lease, of an empty buffer.
 cdef void lease_drop(Lease* lease) noexcept nogil

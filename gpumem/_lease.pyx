@@ -20,6 +20,7 @@ cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uin
     lease.uses = NULL
     lease.owner = owner
     lease.release = release
+    lease.views = NULL
     return lease
 
 
@@ -60,10 +61,19 @@ cdef void uses_free(Uses* uses) noexcept nogil:
 
 cdef void lease_retain(Lease* lease) noexcept nogil:
     count_add(&lease.references, 1)
+    if lease.views != NULL:
+        count_add(lease.views, 1)
 
 
 cdef void lease_drop(Lease* lease) noexcept nogil:
-    if lease == NULL or count_add(&lease.references, -1) != 0:
+    if lease == NULL:
         return
-    lease.release(lease)
-    free(lease)
+    if lease.views != NULL:
+        count_add(lease.views, -1)
+    lease_drop_buffer(lease)
+
+
+cdef void lease_drop_buffer(Lease* lease) noexcept nogil:
+    if count_add(&lease.references, -1) == 0:
+        lease.release(lease)
+        free(lease)

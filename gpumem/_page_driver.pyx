@@ -33,8 +33,8 @@ cdef CUresult address_reserve(Place* place, uint64_t nbytes, uint64_t* address) 
     return code
 
 
-cdef void address_free(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
-    place.table.cuMemAddressFree(address, nbytes)
+cdef CUresult address_free(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return place.table.cuMemAddressFree(address, nbytes)
 
 
 cdef CUresult page_create(Place* place, uint64_t nbytes, uint64_t* memory) noexcept nogil:
@@ -51,22 +51,20 @@ cdef CUresult page_create(Place* place, uint64_t nbytes, uint64_t* memory) noexc
 
 cdef CUresult page_map(Place* place, uint64_t address, uint64_t nbytes,
                        uint64_t memory) noexcept nogil:
+    return place.table.cuMemMap(address, nbytes, 0, memory, 0)
+
+
+cdef CUresult page_allow(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
     cdef CUmemAccessDesc access
-    cdef CUresult code = place.table.cuMemMap(address, nbytes, 0, memory, 0)
-    if code != CUDA_SUCCESS:
-        return code
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
     access.location.id = place.device
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    code = place.table.cuMemSetAccess(address, nbytes, &access, 1)
-    if code != CUDA_SUCCESS:
-        place.table.cuMemUnmap(address, nbytes)
-    return code
+    return place.table.cuMemSetAccess(address, nbytes, &access, 1)
 
 
-cdef void page_unmap(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
-    place.table.cuMemUnmap(address, nbytes)
+cdef CUresult page_unmap(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return place.table.cuMemUnmap(address, nbytes)
 
 
-cdef void page_release(Place* place, uint64_t memory) noexcept nogil:
-    place.table.cuMemRelease(memory)
+cdef CUresult page_release(Place* place, uint64_t memory) noexcept nogil:
+    return place.table.cuMemRelease(memory)

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._pages cimport Demand, Plan, Space
+from gpumem._pages cimport Demand, Plan, PlanResult, Space
 
-# Changes the books at once: on True they hold the claimed block and the pages' new places.
-cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil
+# Changes the books at once: on PLAN_OK they hold the claimed block and the pages' new places.
+cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil
 # Plans to give every page back that is idle and has no queued work; execute and finish as any.
 cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil

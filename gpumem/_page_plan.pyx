@@ -40,13 +40,18 @@ from gpumem._pages cimport (
     page_mapped_at,
     PEAK_PAGES,
     Plan,
+    PLAN_NO_MEMORY,
+    PLAN_NO_METADATA,
+    PLAN_NO_PLACE,
+    PLAN_OK,
     PLANNED_SLOTS,
+    PlanResult,
     Space,
 )
 
 
-cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil:
-    # With both locks. On True the books hold the claimed block and the pages' new places.
+cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil:
+    # With both locks. On PLAN_OK the books hold the claimed block and the pages' new places.
     cdef Site site
     cdef uint64_t end, begin
     cdef uint32_t first_granule, last_granule, count
@@ -54,24 +59,24 @@ cdef bint space_plan(Space* space, const Demand* demand, Plan* plan) noexcept no
     plan.chunk = NIL
     see_idle_pages(space, demand.lane)
     if not find_site(space, demand, &site):
-        return False
+        return PLAN_NO_PLACE
     begin = site.begin
-    end = claimed_end(space, chunk_at(space, site.anchor, begin), begin + demand.size)
+    end = claimed_end(space, chunk_at(space, site.anchor, begin), begin + demand.claim)
     first_granule = granule_of(space, begin)
     last_granule = granule_of(space, end + GRANULE - 1)
     count = last_granule - first_granule
     if (not granules_ready(space, last_granule) or not pages_ready(space, count)
             or not actions_ready(plan, 3 * count)     # drop, release and create for each
             or not holes_prepare(space.table, PLANNED_SLOTS + 8 * count)):
-        return False
+        return PLAN_NO_METADATA
     if not supply_suffices(space, demand, site.missing, begin, end):
-        return False
+        return PLAN_NO_MEMORY
     swap_views(space, begin, end)
     plan.chunk = holes_claim(space.table, chunk_at(space, site.anchor, begin), begin, end,
                              demand.requested, demand.lane)
     see_beside(space, plan.chunk)
     fill_missing(space, plan, begin, end, demand)
-    return True
+    return PLAN_OK
 
 
 cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noexcept nogil:
@@ -178,6 +183,10 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
         return plan_create(space, plan, at, granules, demand)
     chosen = longest_idle(space, wanted, begin, end)
+    if chosen != NIL and demand.spare_moves and (
+            demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
+        space.spared += 1
+        return plan_create(space, plan, at, granules, demand)
     if chosen != NIL:
         return plan_move(space, plan, chosen, at, demand)
     while granules > 1:
@@ -252,6 +261,7 @@ cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granul
     cdef Page* page = &space.page[index]
     cdef Action* action = action_add(plan, ACTION_CREATE, index)
     memset(page, 0, sizeof(Page))
+    plan.creates += 1
     page.granules = granules
     page.active = at
     page.dormant = NIL
@@ -268,6 +278,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
     cdef Page* page = &space.page[index]
     cdef Action* action = action_add(plan, ACTION_MOVE, index)
     cdef bint keep = demand.size * 100 >= demand.live_peak * KEEP_VIEW_PERCENT
+    plan.moves += 1
     action.to = at
     action.origin = page.active
     action.unmap[0] = page.dormant

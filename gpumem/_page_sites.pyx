@@ -38,7 +38,7 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
     best.missing = IMPOSSIBLE
     while hole != NIL:
         if gap_from_first_hole(space, hole, demand.lane, &gap):
-            if gap.end - gap.begin >= demand.size:
+            if gap.end - gap.begin >= demand.claim:
                 try_gap(space, &gap, demand, best)
         hole = space.table.chunks[hole].bin_next
     return best.missing != IMPOSSIBLE
@@ -76,13 +76,13 @@ cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best
     cdef const Chunk* chunk
     try_site(space, gap, gap.begin, demand, best)
     if not gap.open:
-        try_site(space, gap, gap.end - demand.size, demand, best)
+        try_site(space, gap, gap.end - demand.claim, demand, best)
     while index != NIL and space.table.chunks[index].address < gap.end:
         chunk = &space.table.chunks[index]
         if chunk.state != CHUNK_HOLE:
             try_site(space, gap, chunk.address, demand, best)
-            if end_of(chunk) - gap.begin >= demand.size:
-                try_site(space, gap, end_of(chunk) - demand.size, demand, best)
+            if end_of(chunk) - gap.begin >= demand.claim:
+                try_site(space, gap, end_of(chunk) - demand.claim, demand, best)
         else:
             try_behind_views(space, gap, chunk, demand, best)
         index = chunk.next
@@ -105,7 +105,7 @@ cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, cons
             continue
         g = page.dormant + page.granules
         if (not is_quiet(space, page.dormant_lane, page.dormant_epoch)
-                and address_of(space, g) + demand.size <= gap.end):
+                and address_of(space, g) + demand.claim <= gap.end):
             try_site(space, gap, address_of(space, g), demand, best)
 
 
@@ -121,7 +121,7 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
     if space.table.chunks[index].state == CHUNK_HOLE:
         # A block that begins in a hole begins with a granule.
         begin = address_of(space, granule_of(space, begin))
-    end = begin + demand.size
+    end = begin + demand.claim
     if end > gap.end:
         return
     while True:

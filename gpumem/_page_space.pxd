@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._bfc cimport Bfc, Chunk
-from gpumem._driver cimport Place
-from gpumem._pages cimport Page, Space
+from gpumem._driver cimport CUresult, Place
+from gpumem._pages cimport Page, Range, Space
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
 cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t lane) noexcept nogil
@@ -21,9 +21,17 @@ cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil
 # Idle, outside [begin, end), and its dormant view, if any, can be unmapped now.
 cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
                      uint64_t end) noexcept nogil
-cdef int space_create(Space* space, Bfc* table, Place* place, uint64_t bytes_wanted,
-                      bint large) noexcept nogil
+# An empty space; no driver call. `first_bytes` of addresses are reserved at the first need.
+cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil
+# Reserves addresses that hold a block of `size` bytes; less than planned if they are scarce.
+cdef CUresult range_reserve(const Space* space, Place* place, uint64_t size,
+                            Range* fresh) noexcept nogil
+# Adds what was reserved. False: no host memory, the reservation is still the caller's.
+cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil
 cdef void space_destroy(Space* space, Place* place) noexcept nogil
+# Keeps memory that the driver refused to take back, to try again; with the grow lock.
+cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil
+cdef void orphans_release(Space* space, Place* place) noexcept nogil
 # Room in the arrays, so that what follows cannot fail.
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil
 cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil

@@ -17,7 +17,14 @@ from gpumem._bfc cimport (
     STEPS,
 )
 from gpumem._bfc_holes cimport holes_add_range, holes_carve, holes_fill
-from gpumem._driver cimport CUDA_SUCCESS, Place, place_enter, place_leave
+from gpumem._driver cimport (
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS,
+    CUresult,
+    Place,
+    place_enter,
+    place_leave,
+)
 from gpumem._page_driver cimport address_free, address_reserve, page_release, page_unmap
 from gpumem._pages cimport (
     address_of,
@@ -27,9 +34,11 @@ from gpumem._pages cimport (
     granule_of,
     is_idle,
     is_quiet,
+    MAX_RANGES,
     overlaps,
     Page,
     page_mapped_at,
+    Range,
     Space,
 )
 
@@ -157,43 +166,108 @@ cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
                  or is_quiet(space, page.dormant_lane, page.dormant_epoch)))
 
 
-cdef int space_create(Space* space, Bfc* table, Place* place, uint64_t bytes_wanted,
-                      bint large) noexcept nogil:
+cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil:
     memset(space, 0, sizeof(Space))
     space.table = table
     space.large = large
-    space.bytes = bytes_wanted
-    if address_reserve(place, bytes_wanted, &space.base) != CUDA_SUCCESS:
-        return 1
-    if holes_add_range(table, space.base, bytes_wanted, &space.region) != BFC_OK:
-        address_free(place, space.base, bytes_wanted)
-        space.base = 0
-        return 1
-    return 0
+    space.first_bytes = first_bytes
+
+
+cdef CUresult range_reserve(const Space* space, Place* place, uint64_t size,
+                            Range* fresh) noexcept nogil:
+    # As much as all ranges together have; half as much, again and again, where that is refused.
+    cdef uint64_t least = ((size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)) + GRANULE
+    cdef uint64_t wanted = space.first_bytes
+    cdef CUresult code
+    cdef uint32_t i
+    if space.range_count == MAX_RANGES:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    for i in range(space.range_count):
+        wanted += space.ranges[i].bytes + GRANULE
+    while True:
+        if wanted < least:
+            wanted = least
+        code = address_reserve(place, wanted, &fresh.base)
+        if code == CUDA_SUCCESS or wanted == least:
+            break
+        wanted = (wanted >> 1) & ~<uint64_t>(GRANULE - 1)
+    fresh.bytes = wanted - GRANULE
+    return code
+
+
+cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
+    cdef Range* added = &space.ranges[space.range_count]
+    added[0] = fresh[0]
+    added.first = 0
+    if space.range_count:
+        added.first = (added - 1).first + <uint32_t>((added - 1).bytes >> GRANULE_BITS) + 1
+    if holes_add_range(space.table, added.base, added.bytes, &added.region) != BFC_OK:
+        return False
+    space.range_count += 1
+    return True
 
 
 cdef void space_destroy(Space* space, Place* place) noexcept nogil:
-    # Nobody uses the arena any more: every view and page goes, then the addresses.
-    cdef uint32_t i
-    cdef Page* page
-    cdef uint64_t nbytes
-    if space.base == 0:
-        return
-    if place != NULL and place_enter(place) == CUDA_SUCCESS:
-        for i in range(space.page_count):
-            page = &space.page[i]
-            if page.granules == 0:
-                continue
-            nbytes = <uint64_t>page.granules << GRANULE_BITS
-            page_unmap(place, address_of(space, page.active), nbytes)
-            if page.dormant != NIL:
-                page_unmap(place, address_of(space, page.dormant), nbytes)
-            page_release(place, page.memory)
-        address_free(place, space.base, space.bytes)
-        place_leave(place)
+    # Nobody uses the arena any more: every view and page goes, then the addresses. There is nobody
+    # to tell of a refusal: what the driver refused is asked once more.
+    cdef int _attempt
+    for _attempt in range(2):
+        if place != NULL and place_enter(place) == CUDA_SUCCESS:
+            pages_forget(space, place)
+            ranges_forget(space, place)
+            place_leave(place)
     free(space.page)
     free(space.page_at)
+    free(space.orphans)
     memset(space, 0, sizeof(Space))
+
+
+cdef void pages_forget(Space* space, Place* place) noexcept nogil:
+    cdef uint32_t i
+    cdef Page* page
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0:
+            continue
+        if page.dormant != NIL and view_forget(space, page.dormant, page.granules, place):
+            page.dormant = NIL
+        if page.memory and view_forget(space, page.active, page.granules, place):
+            orphan_add(space, page.memory)
+            page.granules = 0
+    orphans_release(space, place)
+
+
+cdef bint view_forget(Space* space, uint32_t first, uint32_t granules, Place* place) noexcept nogil:
+    return page_unmap(place, address_of(space, first),
+                      <uint64_t>granules << GRANULE_BITS) == CUDA_SUCCESS
+
+
+cdef void ranges_forget(Space* space, Place* place) noexcept nogil:
+    cdef uint32_t i
+    for i in range(space.range_count):
+        if space.ranges[i].base and address_free(
+                place, space.ranges[i].base, space.ranges[i].bytes + GRANULE) == CUDA_SUCCESS:
+            space.ranges[i].base = 0
+
+
+cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil:
+    cdef uint64_t* orphans = <uint64_t*>realloc(
+        space.orphans, (space.orphan_count + 1) * sizeof(uint64_t))
+    if orphans == NULL:
+        return
+    space.orphans = orphans
+    orphans[space.orphan_count] = memory
+    space.orphan_count += 1
+
+
+cdef void orphans_release(Space* space, Place* place) noexcept nogil:
+    cdef uint32_t kept = 0
+    cdef uint32_t i
+    for i in range(space.orphan_count):
+        if page_release(place, space.orphans[i]) != CUDA_SUCCESS:
+            space.orphans[kept] = space.orphans[i]
+            kept += 1
+    space.orphan_count = kept
 
 
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil:

@@ -1,6 +1,9 @@
-"""Pages that move: physical memory under one reserved address range, placed where it is needed.
+"""Pages that move: physical memory under reserved addresses, placed where it is needed.
 
-A *space* is reserved address space, cut into granules of 2 MiB. A *page* is one physical handle
+A *space* is reserved address space, cut into granules of 2 MiB. It is made of *ranges*, the first
+reserved with the first block, each further one, when none has a place left, as large as all
+before it: an arena of a few kilobytes takes few addresses, and thousands fit into a process. A
+*page* is one physical handle
 of 1 to 16 granules; the driver maps it whole or not at all, so it is the unit that moves. A
 mapping of a page is a *view*. A page has at most two views: its memory counts in the *active*
 one; the *dormant* one is left from before a move and is a hole for the chunk table, until the
@@ -29,6 +32,7 @@ cdef enum:
     MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
     PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
     KEEP_VIEW_PERCENT = 2       # of the live peak: blocks from here on leave a dormant view behind
+    MAX_RANGES = 24             # they double, so this is more than there are addresses
     PLANNED_SLOTS = 96          # chunk slots that one plan may need besides two per granule
 
 cdef struct Page:
@@ -43,11 +47,19 @@ cdef struct Page:
     uint32_t chunk              # the free chunk it lay in then
     bint busy                   # had a live byte at the last plan
 
+# One reservation. Granules of all ranges are numbered in one row; each range has one number, and
+# one granule of addresses, more than it uses, so that its end is no other range's beginning.
+cdef struct Range:
+    uint64_t base
+    uint64_t bytes              # usable; reserved are these and one granule
+    uint32_t first              # number of the granule at `base`
+    uint32_t region             # of the table
+
 cdef struct Space:
     Bfc* table
-    uint64_t base
-    uint64_t bytes              # of address space
-    uint32_t region             # of the table
+    Range ranges[MAX_RANGES]
+    uint32_t range_count
+    uint64_t first_bytes        # of addresses, for the first range
     uint32_t* page_at           # page mapped at each granule; NIL: none
     uint32_t granules           # of page_at
     Page* page                  # page_capacity slots
@@ -60,6 +72,9 @@ cdef struct Space:
     uint64_t moved
     uint64_t swapped            # dormant views made active again, without a driver call
     uint64_t released
+    uint64_t spared             # pages made although idle ones could have moved
+    uint64_t* orphans           # memory without a view that the driver refused to take back
+    uint32_t orphan_count
 
 cdef enum ActionKind:
     ACTION_CREATE = 0           # new memory at granule `to`
@@ -73,12 +88,18 @@ cdef struct Action:
     uint32_t page
     uint32_t to
     uint32_t origin             # active view before
-    uint32_t unmap[2]           # views to unmap first; NIL: none
+    uint32_t unmap[2]           # views to unmap first, the dormant one, the active one; NIL: none
+    bint unmapped[2]
     uint32_t lane               # mark of the free chunk it lay in
     uint64_t epoch
     bint created                # memory was made
     bint done                   # mapped at `to`
-    bint mapping_failed         # the driver refused this or an earlier mapping
+
+cdef enum PlanResult:
+    PLAN_OK = 0
+    PLAN_NO_PLACE = 1           # no range has room for the block: another may be added
+    PLAN_NO_MEMORY = 2          # neither the hard limit nor idle pages leave what is missing
+    PLAN_NO_METADATA = 3
 
 cdef struct Plan:
     uint32_t chunk              # the claimed window, used until finished
@@ -86,21 +107,34 @@ cdef struct Plan:
     uint32_t count
     uint32_t capacity
     bint over_limit             # not to be carried out: it needs more than the hard limit
+    uint32_t creates            # how many of the actions make a page
+    uint32_t moves              # how many move one
+    uint64_t move_ns            # what those took at the driver
+    const char* refused         # the driver's call that failed
 
 cdef struct Demand:
     uint64_t size               # bytes of the block, in quanta
+    uint64_t claim              # bytes of its place until it is finished; see build_within
     uint64_t requested
     uint32_t lane               # stream that will use it
     uint64_t live_peak          # bytes, this block included
     uint64_t reserved           # bytes of physical memory held by the arena, all ranges
     uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
     uint64_t hard_limit         # bytes never passed
+    bint spare_moves            # make new pages up to the hard limit before moving any
 
 cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept nogil:
-    return <uint32_t>((address - space.base) >> GRANULE_BITS)
+    # Also in the granule behind a range's end: the number after its last one.
+    cdef uint32_t i = 0
+    while address - space.ranges[i].base >= space.ranges[i].bytes + GRANULE:
+        i += 1
+    return space.ranges[i].first + <uint32_t>((address - space.ranges[i].base) >> GRANULE_BITS)
 
 cdef inline uint64_t address_of(const Space* space, uint32_t granule) noexcept nogil:
-    return space.base + (<uint64_t>granule << GRANULE_BITS)
+    cdef uint32_t i = space.range_count - 1
+    while granule < space.ranges[i].first:
+        i -= 1
+    return space.ranges[i].base + (<uint64_t>(granule - space.ranges[i].first) << GRANULE_BITS)
 
 cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexcept nogil:
     return space.page_at[granule] if granule < space.granules else NIL

@@ -24,6 +24,9 @@ GIB = 1 << 30
 MAX_BYTES = (1 << 63) - 1
 MAX_UNSIGNED = (1 << 64) - 1
 
+# "auto" takes pages where at most two half-filled ones of 2 MiB are under 2 % of the limit.
+_PAGED_FROM = 256 * MIB
+
 Parser: TypeAlias = Callable[[str, object], Any]
 
 _KEY = re.compile(r"(?:(?:ep_factory|ep)\.([^.]+)\.)?(?:arena\.)?([a-z_0-9]+)\Z")
@@ -69,13 +72,17 @@ def _boolean(key: str, value: object) -> bool:
     raise _bad(key, value, "true or false (1 or 0)")
 
 
-def _share(key: str, value: object) -> float:
-    accepted = "a number from 0 to 1000"
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?", value):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1000:
-        raise _bad(key, value, accepted)
-    return float(value)
+def _share(high: int) -> Callable[[str, object], float]:
+    text = re.compile(r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?")
+
+    def parse(key: str, value: object) -> float:
+        if isinstance(value, str) and text.fullmatch(value):
+            value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+            raise _bad(key, value, f"a number from 0 to {high}")
+        return float(value)
+
+    return parse
 
 
 def _bad(key: str, value: object, accepted: str) -> ConfigError:
@@ -214,7 +221,10 @@ class ArenaConfig(_Settings):
         Bytes, 0 to 2**64 - 1; as `PoolConfig`. Only with use_cuda_mempool.
     backing : {"auto", "regions", "virtual"}
         Where the bytes come from. "regions": one driver allocation per region. "virtual": reserved
-        address ranges under which physical pages are placed, and moved, as they are needed.
+        address ranges under which physical pages are placed, and moved, as they are needed. "auto":
+        "virtual" for a device's own memory where the device can, unless `max_mem` is below 256 MiB
+        (pages have 2 MiB at least: above it their rounding is under 2 %) or something is asked for
+        that regions alone have: growth fields other than the defaults, or the "ort" split rule.
     split_rule : {"tight", "ort"}
         "tight": always give the rest of a block back; the default. "ort": split only if the rest
         is as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does; the
@@ -225,6 +235,10 @@ class ArenaConfig(_Settings):
     page_move_threshold : float
         With "virtual": the share by which reserved memory may pass the live peak before idle pages
         move instead of new ones being made. 0 moves always, a large number never.
+    page_move_budget : float
+        With "virtual": share of the time, 0 to 1, that moving pages may take at the driver. Up to
+        20 ms of it are saved up. Where it is used up, new pages are made instead, up to
+        max_mem; there pages move regardless. 1 is no bound.
     enable : bool
         False: every call goes straight to the driver.
 
@@ -247,6 +261,7 @@ class ArenaConfig(_Settings):
     split_rule: str = None  # type: ignore[assignment]  # None: by the backing, filled in below
     stream_reuse: str = "completed"
     page_move_threshold: float = 0.015
+    page_move_budget: float = 0.01
     enable: bool = True
 
     _OF: ClassVar[str] = "an arena"
@@ -261,7 +276,8 @@ class ArenaConfig(_Settings):
         "cuda_mempool_release_threshold": _integer(0, MAX_UNSIGNED),
         "cuda_mempool_bytes_to_keep_on_shrink": _integer(0, MAX_UNSIGNED),
         "backing": _choice(auto="", regions="", virtual=""),
-        "page_move_threshold": _share,
+        "page_move_threshold": _share(1000),
+        "page_move_budget": _share(1),
         "split_rule": _choice(tight="", ort=""),
         "stream_reuse": _choice(completed="", wait="", never=""),
         "enable": _boolean,
@@ -271,6 +287,15 @@ class ArenaConfig(_Settings):
         if self.split_rule is None:
             object.__setattr__(self, "split_rule", "ort" if self.backing == "regions" else "tight")
         super().__post_init__()
+
+    @property
+    def suits_pages(self) -> bool:
+        """Whether "auto" may take pages: the limit leaves room, and nothing says regions."""
+        asked = [self.extend_strategy, self.initial_chunk_size_bytes]
+        asked += [self.initial_growth_chunk_size_bytes, self.max_power_of_two_extend_bytes]
+        usual = ["next_power_of_two", MIB, 2 * MIB, GIB]
+        large = self.max_mem == 0 or self.max_mem >= _PAGED_FROM
+        return large and asked == usual and self.split_rule == "tight"
 
     def _require_arena(self) -> None:
         """Raise ConfigError if these settings are for a driver's pool."""

@@ -15,6 +15,7 @@ __all__ = [
     "InUseError",
     "InvalidFreeError",
     "OutOfMemoryError",
+    "SuspendedError",
 ]
 
 
@@ -90,6 +91,10 @@ class InUseError(GpumemError, BufferError):
 
 class ClosedError(GpumemError, ValueError):
     """A use of something that was closed, or that belongs to the parent process."""
+
+
+class SuspendedError(GpumemError, ValueError):
+    """A use of an arena's memory between `Arena.suspend` and `Arena.resume`."""
 
 
 class DriverError(GpumemError, RuntimeError):

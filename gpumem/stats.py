@@ -26,11 +26,12 @@ class Stats:
     num_reserves : int
         Of those, persistent blocks.
     num_extensions : int
-        Regions ever added for ordinary blocks.
+        Regions ever added for ordinary blocks; with backing="virtual" growths by new pages.
     num_regions : int
-        Regions held now.
+        Regions held now; with backing="virtual" all pages of ordinary blocks count as one.
     num_shrinkages : int
-        Regions given back while the arena was open.
+        Regions given back while the arena was open; with "virtual" times that such a range gave
+        pages back.
     max_alloc_size : int
         The largest block ever handed out, padding included.
     largest_free : int
@@ -39,6 +40,10 @@ class Stats:
         Physical pages moved to another address.
     driver_calls : int
         Driver calls made on behalf of this arena.
+    moves_refused : int
+        Pages made although idle ones could have moved, because `page_move_budget` was used up.
+    suspended_bytes : int
+        Bytes of live blocks that wait on the host while the arena is suspended.
     """
 
     limit: int
@@ -57,6 +62,8 @@ class Stats:
     largest_free: int
     pages_moved: int
     driver_calls: int
+    moves_refused: int
+    suspended_bytes: int
 
     @property
     def total_allocated(self) -> int:

@@ -7,6 +7,17 @@ import gpumem
 KIB, MIB = 1 << 10, 1 << 20
 
 
+@pytest.fixture
+def make_arena(make_arena):
+    """Make arenas of regions, which is what these tests are about."""
+
+    def make(config=None, *arguments, **more):
+        config = {"backing": "regions", "split_rule": "tight"} | dict(config or {})
+        return make_arena(config, *arguments, **more)
+
+    return make
+
+
 def grow(arena, *requests):
     """Allocate each size; returns the size of the region that each of them added."""
     sizes, held = [], []

@@ -30,7 +30,7 @@ def test_blocks_of_every_kind_are_written_and_read(make_arena, memory, enable):
 def test_each_kind_has_its_own_driver_functions(make_arena, host, memory):
     take, give = KINDS[memory]
     before = host.call_count(take), host.call_count(give)
-    arena = make_arena(memory=memory)
+    arena = make_arena({"backing": "regions"}, memory)
     arena.allocate(1000).close()
     arena.shrink()
     assert (host.call_count(take), host.call_count(give)) == (before[0] + 1, before[1] + 1)

@@ -7,6 +7,17 @@ import pytest
 KIB, MIB = 1 << 10, 1 << 20
 
 
+@pytest.fixture
+def make_arena(make_arena):
+    """Make arenas of regions, which is what these tests are about."""
+
+    def make(config=None, *arguments, **more):
+        config = {"backing": "regions", "split_rule": "tight"} | dict(config or {})
+        return make_arena(config, *arguments, **more)
+
+    return make
+
+
 def one_chunk(make_arena, chunk, **config):
     """Make an arena whose first request finds one free chunk of that size."""
     return make_arena({"initial_chunk_size_bytes": chunk, **config})

@@ -1,5 +1,7 @@
 """The counters of an arena, and ONNX Runtime's names for them."""
 
+import pytest
+
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -8,6 +10,17 @@ ORT_KEYS = [
     "Limit", "InUse", "RequestedInUse", "TotalAllocated", "MaxInUse", "NumAllocs", "NumReserves",
     "NumArenaExtensions", "NumArenaShrinkages", "MaxAllocSize",
 ]  # fmt: skip
+
+
+@pytest.fixture
+def make_arena(make_arena):
+    """Make arenas of regions, which is what these tests are about."""
+
+    def make(config=None, *arguments, **more):
+        config = {"backing": "regions", "split_rule": "tight"} | dict(config or {})
+        return make_arena(config, *arguments, **more)
+
+    return make
 
 
 def test_every_key_of_onnx_runtime_is_there_as_a_decimal_string(arena):
@@ -38,6 +51,8 @@ def test_the_counters_after_a_known_history(make_arena):
         max_alloc_size=3 * MIB,
         largest_free=4 * MIB,
         pages_moved=0,
+        moves_refused=0,
+        suspended_bytes=0,
         driver_calls=3,
     )
     assert stats.as_ort() == {

@@ -201,7 +201,7 @@ def test_the_mark_is_taken_at_the_free_not_at_the_allocation(make_arena, streams
 
 
 def test_blocks_of_two_unfinished_streams_do_not_become_one(make_arena, streams, virtual_clock):
-    arena = make_arena({"split_rule": "tight"})
+    arena = make_arena({"backing": "regions", "split_rule": "tight"})
     virtual_clock.set_lag(LAG)
     buffers = [arena.allocate(MIB // 2, stream) for stream in streams[:2]]
     buffers.clear()
@@ -227,7 +227,7 @@ def test_a_reset_clears_exactly_that_streams_blocks(make_arena, streams):
 
 def test_a_reset_merges_kept_and_free_blocks_among_those_of_another_stream(make_arena):
     """In address order: a block of `other`, a free and a kept one of `drained`, one of `other`."""
-    arena = make_arena({"split_rule": "tight"})
+    arena = make_arena({"backing": "regions", "split_rule": "tight"})
     drained, other = gpumem.Stream("host"), gpumem.Stream("host")
     sizes = [(100 * KIB, other), (100 * KIB, drained), (KIB, drained), (100 * KIB, other)]
     first, free, kept, last = [arena.allocate(size, stream) for size, stream in sizes]
@@ -256,7 +256,7 @@ def test_a_reset_does_not_free_what_another_stream_took_over(make_arena, streams
 
 def test_a_stream_of_live_memory_is_kept_through_a_reset(make_arena, streams, host):
     """The block will be freed on it, and an event recorded there: it must still exist then."""
-    arena = make_arena()
+    arena = make_arena({"backing": "regions"})
     stream = gpumem.Stream("host")
     handle = stream.ptr
     buffer = arena.allocate(KIB, stream)

@@ -240,7 +240,7 @@ def test_the_stream_of_the_free_may_be_a_recorded_one(make_arena, streams, drive
 
 
 def test_a_shrink_tells_what_other_streams_still_use(make_arena, streams, driver):
-    arena = make_arena({"split_rule": "tight"})
+    arena = make_arena({"backing": "regions", "split_rule": "tight"})
     buffer = arena.allocate(MIB, streams[0])
     buffer.record_stream(streams[1])
     with driver.block(streams[1]):

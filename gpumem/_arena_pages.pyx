@@ -1,0 +1,365 @@
+"""A paged arena grows, gives back and keeps what persists; see _pages.pxd for the model."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from gpumem._arena_books cimport hand_out, note_reserved
+from gpumem._arena_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
+from gpumem._arena_streams cimport forget_waits, settle_streams, wait_for_others
+from gpumem._arena_types cimport (
+    ARENA_BEYOND_DEVICE,
+    ARENA_CLOSED,
+    ARENA_DRIVER_REFUSED,
+    arena_in_use,
+    ARENA_NO_METADATA,
+    ARENA_OK,
+    ARENA_OVER_LIMIT,
+    arena_reserved,
+    ArenaCore,
+    Block,
+    LARGE_SPACE,
+    lock_acquire,
+    lock_release,
+    PERSISTENT_SPACE,
+    REUSE_NEVER,
+    REUSE_WAIT,
+    SMALL_BLOCK,
+    SMALL_SPACE,
+    SPACES,
+    table_for,
+)
+from gpumem._bfc cimport (
+    Bfc,
+    bfc_give,
+    BFC_OK,
+    bfc_take,
+    CHUNK_USED,
+    LANE_RELEASED,
+    NIL,
+    round_to_quantum,
+)
+from gpumem._driver cimport (
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS,
+    CUresult,
+    Place,
+    place_enter,
+    place_leave,
+)
+from gpumem._page_budget cimport budget_allows, budget_spend
+from gpumem._page_driver cimport address_free
+from gpumem._page_moves cimport space_execute, space_finish, space_undo
+from gpumem._page_plan cimport plan_free, space_plan, space_plan_trim
+from gpumem._page_space cimport orphans_release, range_reserve, space_add_range
+from gpumem._pages cimport (
+    Demand,
+    GRANULE,
+    MAX_PAGE_GRANULES,
+    Plan,
+    PLAN_NO_MEMORY,
+    PLAN_NO_PLACE,
+    PLAN_OK,
+    PlanResult,
+    Range,
+    Space,
+)
+
+cdef enum:
+    SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range
+    ASK_FREE = 268435456        # bytes; for a block from here on the device is asked what it has
+
+
+# ---- growing -------------------------------------------------------------------------------------
+
+cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                    Block* block) noexcept nogil:
+    cdef Demand demand
+    cdef uint32_t index
+    cdef Bfc* table
+    cdef int status
+    open_small_range(arena, nbytes)
+    table = table_for(arena, nbytes)
+    demand_of(arena, nbytes, stream, &demand)
+    if not device_may_have(arena, demand.size):
+        return ARENA_BEYOND_DEVICE
+    # All streams are asked, the taker's too: views left by earlier moves retire when it is known
+    # that their work is done.
+    if arena.settings.reuse != REUSE_NEVER:
+        settle_streams(arena, LANE_RELEASED)
+    status = build(arena, space_for(arena, table), &demand, &index)
+    if status != ARENA_OK:
+        return status
+    lock_acquire(&arena.lock)
+    cache_publish(arena, cache_find(arena))
+    hand_out(arena, table, index, block)
+    lock_release(&arena.lock)
+    return ARENA_OK
+
+
+cdef inline void open_small_range(ArenaCore* arena, uint64_t size) noexcept nogil:
+    # An arena of a few megabytes has one range only: a page more for its small blocks would show.
+    # The caches know their blocks by number in one table: they are empty when it changes.
+    if arena.small_below or arena_in_use(arena) + size < SMALL_RANGE_FROM:
+        return
+    caches_freeze(arena)
+    lock_acquire(&arena.lock)
+    arena.small_below = SMALL_BLOCK
+    lock_release(&arena.lock)
+    caches_thaw(arena)
+
+
+cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef Demand demand
+    cdef uint32_t index
+    cdef int status
+    demand_of(arena, nbytes, LANE_RELEASED, &demand)
+    if not device_may_have(arena, demand.size):
+        return ARENA_BEYOND_DEVICE
+    status = build(arena, &arena.spaces[LARGE_SPACE], &demand, &index)
+    if status == ARENA_OK:
+        lock_acquire(&arena.lock)
+        bfc_give(&arena.table, index, LANE_RELEASED, 0)
+        lock_release(&arena.lock)
+    return status
+
+
+cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                    Demand* demand) noexcept nogil:
+    demand.size = round_to_quantum(nbytes)
+    demand.claim = demand.size
+    demand.requested = nbytes
+    demand.lane = stream
+    demand.hard_limit = arena.settings.max_mem if arena.settings.max_mem else <uint64_t>1 << 62
+    demand.spare_moves = False
+
+
+cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
+    return &arena.spaces[SMALL_SPACE if table == &arena.small else LARGE_SPACE]
+
+
+cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
+    # What the device has free and the arena has idle, together: asking for more would make and
+    # give back every page before it failed.
+    cdef size_t free_bytes = 0
+    cdef size_t total = 0
+    cdef uint64_t idle
+    if size < ASK_FREE or place_enter(arena.place) != CUDA_SUCCESS:
+        return True
+    if arena.place.table.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS:
+        free_bytes = <size_t>1 << 62
+    place_leave(arena.place)
+    arena.backing.calls += 1
+    lock_acquire(&arena.lock)
+    idle = arena_reserved(arena) - arena_in_use(arena)
+    lock_release(&arena.lock)
+    return size <= free_bytes + idle
+
+
+cdef int build(ArenaCore* arena, Space* space, Demand* demand, uint32_t* index) noexcept nogil:
+    # A used chunk of the demand's size. Where the driver has no memory left, once more from idle
+    # pages alone.
+    cdef int status = build_within(arena, space, demand, index)
+    if status == ARENA_DRIVER_REFUSED and arena.last_code == CUDA_ERROR_OUT_OF_MEMORY:
+        demand.hard_limit = arena_reserved(arena)
+        status = build_within(arena, space, demand, index)
+        if status == ARENA_OVER_LIMIT:
+            status = ARENA_DRIVER_REFUSED
+    return status
+
+
+cdef int build_within(ArenaCore* arena, Space* space, Demand* demand,
+                      uint32_t* index) noexcept nogil:
+    # Idle pages may all be larger than what is missing. Then a place that is larger by some
+    # granules takes them; what the block leaves of it is free right after.
+    cdef int status
+    cdef uint32_t wider
+    for wider in range(MAX_PAGE_GRANULES):
+        demand.claim = demand.size + <uint64_t>wider * GRANULE
+        status = build_claim(arena, space, demand, index)
+        if status != ARENA_OVER_LIMIT or not space.large:
+            break
+    return status
+
+
+cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
+                     uint32_t* index) noexcept nogil:
+    cdef Plan plan
+    cdef CUresult code
+    cdef int status = plan_in_ranges(arena, space, demand, &plan)
+    if status != ARENA_OK:
+        return status
+    code = space_execute(space, &plan, arena.place, &arena.backing.calls)
+    lock_acquire(&arena.lock)
+    budget_spend(&arena.budget, plan.move_ns)
+    if code == CUDA_SUCCESS:
+        space_finish(space, &plan, demand, arena.streams[demand.lane].epoch)
+        note_reserved(arena)
+        arena.stats.num_extensions += 1 if plan.creates else 0
+        index[0] = plan.chunk
+    else:
+        note_refusal(arena, code, plan.refused)
+        take_plan_back(arena, space, &plan, demand)
+    lock_release(&arena.lock)
+    plan_free(&plan)
+    return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
+                        Plan* plan) noexcept nogil:
+    # Plans in the ranges that there are; where none has a place, in one more.
+    cdef PlanResult result = plan_place(arena, space, demand, plan)
+    cdef int status
+    if result == PLAN_NO_PLACE and not arena.closed:
+        status = add_range(arena, space, demand.claim)
+        if status != ARENA_OK:
+            return status
+        result = plan_place(arena, space, demand, plan)
+    if result == PLAN_OK:
+        return ARENA_OK
+    if arena.closed:
+        return ARENA_CLOSED
+    return ARENA_OVER_LIMIT if result == PLAN_NO_MEMORY else ARENA_NO_METADATA
+
+
+cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
+                           Plan* plan) noexcept nogil:
+    cdef PlanResult result = PLAN_NO_PLACE
+    plan.actions = NULL
+    lock_acquire(&arena.lock)
+    if not arena.closed:
+        if arena.settings.reuse == REUSE_WAIT and demand.lane != LANE_RELEASED:
+            wait_for_others(arena, demand.lane)
+        set_limits(arena, space, demand)
+        result = space_plan(space, demand, plan)
+        forget_waits(arena)
+    if result == PLAN_OK and plan.over_limit:
+        take_plan_back(arena, space, plan, demand)
+        result = PLAN_NO_MEMORY
+    lock_release(&arena.lock)
+    if result != PLAN_OK:
+        plan_free(plan)
+    return result
+
+
+cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
+    cdef uint64_t live = arena_in_use(arena) + demand.size
+    demand.live_peak = live if live > arena.stats.max_in_use else arena.stats.max_in_use
+    demand.reserved = arena_reserved(arena)
+    if space == &arena.spaces[PERSISTENT_SPACE]:
+        demand.share_limit = demand.hard_limit      # nothing in it is idle for long
+        return
+    demand.share_limit = demand.live_peak + <uint64_t>(
+        <double>demand.live_peak * arena.settings.move_share)
+    if demand.share_limit > demand.hard_limit:
+        demand.share_limit = demand.hard_limit
+    # The clock is read only where something might move.
+    demand.spare_moves = (demand.reserved + demand.claim > demand.share_limit
+                          and not budget_allows(&arena.budget, arena.place.now()))
+
+
+cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
+                         const Demand* demand) noexcept nogil:
+    # What was claimed becomes free in the taker's running epoch; it must be seen to end.
+    space_undo(space, plan, demand, arena.streams[demand.lane].epoch)
+    arena.streams[demand.lane].dirty = demand.lane != LANE_RELEASED
+
+
+cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:
+    cdef Range fresh
+    cdef bint added
+    cdef CUresult code = range_reserve(space, arena.place, size, &fresh)
+    arena.backing.calls += 1
+    if code != CUDA_SUCCESS:
+        note_refusal(arena, code, "cuMemAddressReserve")
+        return ARENA_DRIVER_REFUSED
+    lock_acquire(&arena.lock)
+    added = space_add_range(space, &fresh)
+    lock_release(&arena.lock)
+    if not added:
+        address_free(arena.place, fresh.base, fresh.bytes + GRANULE)
+    return ARENA_OK if added else ARENA_NO_METADATA
+
+
+cdef inline void note_refusal(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
+    arena.last_code = <int32_t>code
+    arena.last_call = call
+
+
+# ---- giving back ---------------------------------------------------------------------------------
+
+cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t before = arena_reserved(arena)
+    cdef uint32_t i
+    if not arena.settings.paged:
+        return 0
+    for i in range(SPACES):
+        trim_space(arena, &arena.spaces[i])
+    return before - arena_reserved(arena)
+
+
+cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
+    # Addresses stay. What the driver refuses to unmap or take back stays too, for the next time.
+    cdef Plan plan
+    cdef CUresult code
+    lock_acquire(&arena.lock)
+    if not space_plan_trim(space, &plan):
+        lock_release(&arena.lock)
+        plan_free(&plan)
+        return
+    lock_release(&arena.lock)
+    code = space_execute(space, &plan, arena.place, &arena.backing.calls)
+    lock_acquire(&arena.lock)
+    if code == CUDA_SUCCESS:
+        space_finish(space, &plan, NULL, 0)
+        arena.stats.num_shrinkages += 1 if space != &arena.spaces[PERSISTENT_SPACE] else 0
+    else:
+        space_undo(space, &plan, NULL, 0)
+    lock_release(&arena.lock)
+    plan_free(&plan)
+    if space.orphan_count and place_enter(arena.place) == CUDA_SUCCESS:
+        orphans_release(space, arena.place)
+        place_leave(arena.place)
+
+
+# ---- what persists -------------------------------------------------------------------------------
+
+cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) noexcept nogil:
+    # Small ones share pages; their own table knows where they lie.
+    cdef Demand demand
+    cdef uint32_t index
+    cdef int status = BFC_OK
+    cdef Bfc* table = &arena.persistent
+    lock_acquire(&arena.lock)
+    index = bfc_take(table, size, size, LANE_RELEASED, &status)
+    lock_release(&arena.lock)
+    status = ARENA_OK if status == BFC_OK else ARENA_NO_METADATA
+    if index == NIL and status == ARENA_OK:
+        demand_of(arena, size, LANE_RELEASED, &demand)
+        if not device_may_have(arena, size):
+            return ARENA_BEYOND_DEVICE
+        status = build_claim(arena, &arena.spaces[PERSISTENT_SPACE], &demand, &index)
+    if status == ARENA_OK:
+        address[0] = table.chunks[index].address
+    return status
+
+
+cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
+    cdef Bfc* table = &arena.persistent
+    cdef uint32_t index
+    if not wait_for_device(arena.place):
+        return False
+    lock_acquire(&arena.lock)
+    for index in range(table.count):
+        if table.chunks[index].state == CHUNK_USED and table.chunks[index].address == address:
+            bfc_give(table, index, LANE_RELEASED, 0)
+            break
+    lock_release(&arena.lock)
+    trim_space(arena, &arena.spaces[PERSISTENT_SPACE])
+    return True
+
+
+cdef bint wait_for_device(Place* place) noexcept nogil:
+    cdef CUresult code = place_enter(place)
+    if code == CUDA_SUCCESS:
+        code = place.table.cuCtxSynchronize()
+        place_leave(place)
+    return code == CUDA_SUCCESS

@@ -1,0 +1,144 @@
+"""What backs an arena where nothing is said, and that small and many arenas stay cheap."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import gpumem
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def test_a_devices_own_memory_comes_in_pages_unless_regions_are_asked_for(make_arena):
+    assert make_arena().backing == "virtual"
+    assert make_arena({"backing": "virtual"}).backing == "virtual"
+    assert make_arena({"backing": "regions"}).backing == "regions"
+
+
+@pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
+def test_memory_that_has_no_pages_comes_in_regions(make_arena, memory):
+    assert make_arena(memory=memory).backing == "regions"
+    with pytest.raises(gpumem.ConfigError, match="virtual"):
+        gpumem.Arena(memory, {"backing": "virtual"})
+
+
+def test_no_pages_where_the_device_has_none(make_arena, monkeypatch):
+    none = {"virtual_memory": gpumem.Capability(False, "not on this device")}
+    monkeypatch.setattr("gpumem.device._capabilities", lambda device: none)
+    assert make_arena().backing == "regions"
+    with pytest.raises(gpumem.ConfigError, match="not on this device"):
+        gpumem.Arena("host", {"backing": "virtual"})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_mem": 256 * MIB - 1},
+        {"extend_strategy": "same_as_requested"},
+        {"initial_chunk_size_bytes": 4 * KIB},
+        {"initial_growth_chunk_size_bytes": 4 * KIB},
+        {"max_power_of_two_extend_bytes": 4 * MIB},
+        {"split_rule": "ort"},
+        {"enable": False},
+    ],
+)
+def test_what_only_regions_can_do_brings_regions(make_arena, config):
+    assert make_arena(config).backing == "regions"
+    assert make_arena({"max_mem": 256 * MIB}).backing == "virtual"
+
+
+def test_the_split_rule_is_tight_unless_regions_are_named():
+    assert gpumem.ArenaConfig().split_rule == "tight"
+    assert gpumem.ArenaConfig(backing="virtual").split_rule == "tight"
+    assert gpumem.ArenaConfig(backing="regions").split_rule == "ort"
+
+
+@pytest.mark.parametrize("limit", [256, 64 * KIB, MIB, 10_000_128, 64 * MIB])
+def test_a_small_limit_is_used_to_the_last_byte(make_arena, limit):
+    arena = make_arena({"arena.max_mem": limit})
+    whole = arena.allocate(limit)
+    assert arena.stats().reserved == limit
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        arena.allocate(1)
+    assert caught.value.limit == limit
+    whole.close()
+
+
+def test_an_arena_of_a_few_kilobytes_holds_one_page(make_arena):
+    arena = make_arena()
+    assert arena.stats().driver_calls == 0, "making it calls no driver"
+    blocks = [arena.allocate(size) for size in (256, 4 * KIB, 100 * KIB, 300 * KIB, MIB)]
+    assert arena.stats().reserved == 2 * MIB
+    assert (arena.stats().num_regions, arena.stats().num_extensions) == (1, 1)
+    del blocks
+    assert arena.shrink().released_bytes == 2 * MIB
+    assert (arena.stats().num_regions, arena.stats().reserved) == (0, 0)
+
+
+def test_thousands_of_arenas_fit_into_a_process(host):
+    host.set_capacity(0, 1 << 40)
+    assert gpumem.Device("host").free_bytes > 0, "earlier arenas give their memory back"
+    before = host.live()
+    arenas = [gpumem.Arena("host") for _ in range(3000)]
+    buffers = [arena.allocate(size) for arena in arenas for size in (4 * KIB, 300 * KIB)]
+    assert host.live()["reservations"] - before["reservations"] == 3000
+    del buffers, arenas
+    assert gpumem.Device("host").free_bytes > 0
+    assert host.live() == before
+
+
+def test_addresses_grow_by_further_ranges_when_one_is_used_up(make_arena, host):
+    host.set_capacity(0, 1 << 40)
+    before = host.live()["reservations"]
+    arena = make_arena()
+    blocks = [arena.allocate(3 * GIB) for _ in range(12)]
+    assert 1 < host.live()["reservations"] - before <= 3
+    spans = sorted((block.ptr, block.ptr + block.nbytes) for block in blocks)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    for number, block in enumerate(blocks):
+        np.frombuffer(block, np.uint8)[[0, -1]] = number
+    assert all(bytes(memoryview(b)[-1:]) == bytes([n]) for n, b in enumerate(blocks))
+    arena.validate()
+    for block in blocks[::2]:
+        block.close()
+    again = [arena.allocate(3 * GIB) for _ in range(6)]
+    assert arena.stats().reserved == 36 * GIB
+    assert all(bytes(memoryview(blocks[n])[-1:]) == bytes([n]) for n in range(1, 12, 2))
+    del again, blocks
+
+
+def test_a_block_larger_than_every_range_gets_one(make_arena, host):
+    host.set_capacity(0, 1 << 42)
+    arena = make_arena()
+    small = arena.allocate(1000)
+    large = arena.allocate(100 * GIB)
+    assert large.nbytes == 100 * GIB
+    arena.validate()
+    small.close()
+    large.close()
+
+
+def test_a_smaller_range_does_where_addresses_are_scarce(make_arena, host):
+    host.fail("cuMemAddressReserve", 1, 2, 2)
+    try:
+        arena = make_arena()
+        arena.allocate(MIB).close()
+        assert arena.stats().reserved == 2 * MIB
+    finally:
+        host.clear_faults()
+
+
+def test_more_than_the_device_has_is_refused_without_making_pages(make_arena, host):
+    arena = make_arena()
+    keep = arena.allocate(MIB)
+    created = host.call_count("cuMemCreate")
+    for size in (1 << 41, gpumem.Device("host").total_bytes + (64 << 20)):
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(size)
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate_persistent(size)
+    assert host.call_count("cuMemCreate") == created
+    keep.close()

@@ -1,0 +1,216 @@
+"""Suspend and resume: memory goes back, bytes wait on the host, addresses stay."""
+
+from __future__ import annotations
+
+import resource
+
+import numpy as np
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def fill(buffer, value):
+    memoryview(buffer)[:] = bytes([value]) * buffer.nbytes
+
+
+def holds(buffer, value):
+    return bytes(memoryview(buffer)) == bytes([value]) * buffer.nbytes
+
+
+@pytest.fixture
+def held(make_arena):
+    """An arena with blocks of every sort: large, small, persistent; each holds its number."""
+    arena = make_arena()
+    buffers = [arena.allocate(size) for size in (70 * MIB, 300, 5 * MIB, 40 * KIB, 33 * MIB + 1)]
+    buffers += [arena.allocate_persistent(size) for size in (1000, 3 * MIB, 100 * KIB)]
+    for number, buffer in enumerate(buffers):
+        fill(buffer, number + 1)
+    yield arena, buffers
+    if arena.suspended:
+        arena.resume()
+    for buffer in buffers:
+        buffer.close()
+
+
+def test_all_memory_goes_back_and_all_bytes_return_to_their_addresses(held, host):
+    arena, buffers = held
+    gap = arena.allocate(20 * MIB)
+    gap.close()
+    addresses = [buffer.ptr for buffer in buffers]
+    before, used = arena.stats(), host.used(0)
+    given = arena.suspend()
+    assert arena.suspended
+    assert given > 0
+    assert host.used(0) == used - before.reserved
+    assert arena.stats().reserved == 0
+    assert arena.stats().in_use == arena.stats().suspended_bytes == before.in_use
+    arena.validate()
+    arena.resume()
+    assert not arena.suspended
+    assert [buffer.ptr for buffer in buffers] == addresses
+    assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
+    assert arena.stats().suspended_bytes == 0
+    assert arena.stats().reserved <= before.reserved
+    arena.validate()
+
+
+def test_persistent_blocks_share_pages_and_are_suspended_too(make_arena, host):
+    arena = make_arena()
+    used = host.used(0)
+    weights = [arena.allocate_persistent(10 * KIB) for _ in range(100)]
+    assert arena.stats().reserved == host.used(0) - used == 2 * MIB
+    arena.suspend()
+    assert host.used(0) == used
+    arena.resume()
+    del weights
+    arena.shrink()
+    assert arena.stats().reserved == host.used(0) - used == 0
+
+
+def test_nothing_is_handed_out_while_suspended(held):
+    arena, _ = held
+    arena.suspend()
+    for call in (arena.allocate, arena.allocate_persistent, arena.prepare):
+        for size in (0, 100, 5 * MIB):
+            if call != arena.prepare or size:
+                with pytest.raises(gpumem.SuspendedError, match="resume"):
+                    call(size)
+    arena.suspend()  # again: nothing to do
+    arena.shrink()
+    assert arena.stats().reserved == 0
+    arena.resume()
+    arena.resume()
+    arena.allocate(5 * MIB).close()
+
+
+def test_a_block_freed_meanwhile_is_not_copied_back_and_its_memory_not_made(held, host):
+    arena, buffers = held
+    arena.suspend()
+    for buffer in (buffers[0], buffers[1], buffers[6]):
+        buffer.close()
+    copies = host.call_count("cuMemcpyHtoDAsync")
+    arena.resume()
+    assert host.call_count("cuMemcpyHtoDAsync") > copies
+    kept = [n for n in range(len(buffers)) if n not in (0, 1, 6)]
+    assert all(holds(buffers[n], n + 1) for n in kept)
+    live = sum(buffers[n].nbytes for n in kept)
+    assert arena.stats().reserved <= live + 10 * MIB + 32 * MIB
+    arena.validate()
+    del buffers[6], buffers[0:2]
+    with arena.allocate(70 * MIB) as again:
+        fill(again, 9)
+
+
+def test_an_arena_may_be_closed_while_suspended(host):
+    before = host.live()
+    arena = gpumem.Arena("host")
+    buffer = arena.allocate(10 * MIB)
+    lasting = arena.allocate_persistent(1000)
+    arena.suspend()
+    with pytest.raises(gpumem.InUseError):
+        arena.close()
+    buffer.close()
+    lasting.close()
+    arena.close()
+    with pytest.raises(gpumem.ClosedError):
+        arena.resume()
+    with pytest.raises(gpumem.ClosedError):
+        arena.suspend()
+    del arena, buffer, lasting
+    assert gpumem.Device("host").free_bytes > 0
+    assert host.live()["handles"] == before["handles"]
+    assert host.live()["mappings"] == before["mappings"]
+
+
+def test_a_suspended_arena_that_is_dropped_leaves_nothing(host):
+    assert gpumem.Device("host").free_bytes > 0
+    before = host.live()
+    arena = gpumem.Arena("host")
+    buffer = arena.allocate(10 * MIB)
+    arena.suspend()
+    del arena, buffer
+    assert gpumem.Device("host").free_bytes > 0
+    assert host.live() == before
+
+
+def test_views_that_the_cpu_could_read_forbid_it(make_arena):
+    arena = make_arena()
+    buffer = arena.allocate(MIB)
+    view = np.frombuffer(buffer, np.uint8)
+    with pytest.raises(gpumem.InUseError, match="view"):
+        arena.suspend()
+    assert not arena.suspended
+    view[:] = 3
+    del view
+    orphan = np.from_dlpack(arena.allocate(MIB))
+    with pytest.raises(gpumem.InUseError):
+        arena.suspend()
+    del orphan
+    arena.suspend()
+    with pytest.raises(gpumem.SuspendedError):
+        memoryview(buffer)
+    with pytest.raises(gpumem.SuspendedError):
+        buffer.__dlpack__()
+    arena.resume()
+    assert holds(buffer, 3)
+    buffer.close()
+
+
+def test_queued_work_is_finished_first(make_arena):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    arena = make_arena()
+    buffers = [arena.allocate(4 * MIB, stream) for _ in range(3)]
+    for number, buffer in enumerate(buffers):
+        driver.fill(buffer, number + 1, stream)
+    buffers.pop(0).close()
+    arena.suspend()
+    arena.resume()
+    assert [holds(buffer, number + 2) for number, buffer in enumerate(buffers)] == [True, True]
+    driver.fill(buffers[0], 9, stream)
+    stream.synchronize()
+    assert holds(buffers[0], 9), "a stream works through the old pointers"
+    buffers.clear()
+
+
+def test_a_resume_that_finds_no_memory_can_be_tried_again(held, leave_room, host):
+    arena, buffers = held
+    arena.suspend()
+    capacity = host.capacity(0)
+    leave_room(20 * MIB)
+    used = host.used(0)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.resume()
+    assert arena.suspended
+    assert host.used(0) == used
+    arena.validate()
+    host.set_capacity(0, capacity)
+    arena.resume()
+    assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
+
+
+def test_a_host_without_memory_for_the_copy_leaves_the_arena_running(held):
+    arena, buffers = held
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 16 * MIB, limits[1]))
+    try:
+        with pytest.raises(gpumem.OutOfMemoryError, match="host"):
+            arena.suspend()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert not arena.suspended
+    assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
+    arena.allocate(MIB).close()
+
+
+def test_regions_cannot_be_suspended(make_arena):
+    arena = make_arena({"backing": "regions"})
+    for call in (arena.suspend, arena.resume):
+        with pytest.raises(gpumem.ConfigError, match="virtual"):
+            call()
+    assert not arena.suspended
