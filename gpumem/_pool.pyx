@@ -227,8 +227,6 @@ cdef class DriverPool(MemoryResource):
             largest_free=0,
             pages_moved=0,
             driver_calls=self.core.num_allocs + self.core.num_frees,
-            moves_refused=0,
-            suspended_bytes=0,
         )
 
     def close(self):

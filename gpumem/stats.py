@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["BlockInfo", "KeptRegion", "PoolStats", "ShrinkReport", "Stats"]
 
@@ -62,8 +62,8 @@ class Stats:
     largest_free: int
     pages_moved: int
     driver_calls: int
-    moves_refused: int
-    suspended_bytes: int
+    moves_refused: int = field(default=0, kw_only=True)
+    suspended_bytes: int = field(default=0, kw_only=True)
 
     @property
     def total_allocated(self) -> int:
