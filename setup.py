@@ -85,6 +85,7 @@ setup(
             extension("_arena_streams"),
             extension("_arena_slots"),
             extension("_arena_pages"),
+            extension("_arena_wait"),
             extension("_arena_growth"),
             extension("_arena_suspend"),
             extension("_arena"),

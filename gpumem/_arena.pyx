@@ -40,6 +40,7 @@ from gpumem._arena_suspend cimport copy_forget
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
     ARENA_DEAD,
+    ARENA_DRIVER_REFUSED,
     ARENA_IN_USE,
     ARENA_MISS,
     ARENA_OK,
@@ -64,6 +65,7 @@ from gpumem._arena_types cimport (
     table_of,
     ThreadCache,
 )
+from gpumem._arena_wait cimport wait_for_streams
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport (
     Bfc,
@@ -81,7 +83,7 @@ from gpumem._bfc cimport (
     SPLIT_ORT,
     SPLIT_TIGHT,
 )
-from gpumem._driver cimport CUstream, Place, place_is_dead, process
+from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUstream, Place, place_is_dead, process
 from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_budget cimport budget_init
 from gpumem._page_space cimport space_create, space_destroy
@@ -171,11 +173,28 @@ cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
-    # Order: an event for the stream served before, the arena as it is, what threads keep, blocks
-    # that other streams have finished with, a new region, regions that are idle.
+    # Last of all it waits, without a lock, for other streams' work to end.
+    cdef uint64_t until = 0
     cdef int status
     if arena.settings.passthrough:
         return allocate_through(arena, nbytes, stream, block)
+    status = allocate_now(arena, nbytes, stream, block)
+    while memory_is_out(arena, nbytes, status) and wait_for_streams(arena, stream, &until):
+        status = allocate_now(arena, nbytes, stream, block)
+    return status
+
+
+cdef inline bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil:
+    if status == ARENA_DRIVER_REFUSED and arena.last_code != CUDA_ERROR_OUT_OF_MEMORY:
+        return False
+    return shrink_may_help(arena, nbytes, status)
+
+
+cdef int allocate_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                      Block* block) noexcept nogil:
+    # Order: an event for the stream served before, the arena as it is, what threads keep, blocks
+    # that other streams have finished with, a new region, regions that are idle.
+    cdef int status
     arena_reap()
     switch_stream(arena, stream)
     status = take(arena, nbytes, stream, block)
@@ -231,10 +250,20 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                                    Block* block) noexcept nogil:
+    cdef uint64_t until = 0
     cdef int status
     if place_is_dead(arena.place):
         return ARENA_DEAD
     arena_reap()
+    status = persistent_now(arena, nbytes, stream, block)
+    while memory_is_out(arena, nbytes, status) and wait_for_streams(arena, stream, &until):
+        status = persistent_now(arena, nbytes, stream, block)
+    return status
+
+
+cdef int persistent_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                        Block* block) noexcept nogil:
+    cdef int status
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
     status = add_own_region(arena, nbytes, stream, block)

@@ -22,6 +22,9 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream) noexcept nogil
 # Asks the event of every other stream once; what has completed becomes free for everyone. So do
 # parked blocks, for their own stream.
 cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil
+# With the lock: does memory wait for the stream that the taker could have?
+cdef bint is_worth_asking(const ArenaCore* arena, uint32_t slot,
+                          uint32_t taker) noexcept nogil
 # With the lock, given up meanwhile: asks a stream's event, records one if there is none.
 cdef bint end_epochs(ArenaCore* arena, uint32_t slot) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the taker's stream wait for

@@ -142,8 +142,8 @@ cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
     return settled
 
 
-cdef inline bint is_worth_asking(const ArenaCore* arena, uint32_t slot,
-                                 uint32_t taker) noexcept nogil:
+cdef bint is_worth_asking(const ArenaCore* arena, uint32_t slot,
+                          uint32_t taker) noexcept nogil:
     # Under "never" no stream's blocks settle, but those that wait for it go back to their own.
     if arena.streams[slot].guards:
         return True
@@ -194,6 +194,7 @@ cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
         arena.streams[slot].event_epoch = 0
     if epoch > arena.streams[slot].done:
         arena.streams[slot].done = epoch
+        arena.settlements += 1
     if epoch > arena.table.lanes[slot].settled and arena.settings.reuse != REUSE_NEVER:
         settle(arena, slot, epoch)
     return True

@@ -108,6 +108,7 @@ cdef struct ArenaSettings:
     bint paged                      # blocks live in address ranges backed by pages that move
     double move_share               # reserved memory may pass the live peak by this share unmoved
     double move_budget              # of the time may go into moving; 1: no bound
+    uint64_t oom_wait               # ns to wait for other streams' work before memory is out
     bint passthrough                # every block is a driver allocation of its own
 
 cdef struct ArenaStats:
@@ -134,6 +135,7 @@ cdef struct StreamSlot:
     uint64_t done           # epochs <= done are known to have completed
     int32_t claims          # who else names the slot: recorded uses, calls on their way (atomic)
     uint32_t guards         # parked blocks that wait for this stream
+    uint64_t gave_up        # the event of this epoch was waited for in vain
     bint silent             # a raw handle, reset and not named since: it may name nothing now
     bint vacant             # names no stream; the next new one gets it
 
@@ -195,6 +197,7 @@ cdef struct ArenaCore:
     uint32_t stream_capacity
     uint32_t vacant_slots
     uint32_t reclaim_at     # lanes from which on unused slots are looked for before adding one
+    uint64_t settlements    # how often something became free because work had ended
     Uses* parked            # freed blocks that wait for the streams recorded for them
     uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back

@@ -31,6 +31,7 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
                       "never": REUSE_NEVER}[config.stream_reuse]
     settings.ort_split = config.split_rule == "ort"
     settings.passthrough = not config.enable
+    settings.oom_wait = <uint64_t>config.oom_wait_ms * 1000000
     settings.move_share = config.page_move_threshold
     settings.move_budget = config.page_move_budget
     return 0

@@ -239,6 +239,10 @@ class ArenaConfig(_Settings):
         With "virtual": share of the time, 0 to 1, that moving pages may take at the driver. Up to
         20 ms of it are saved up. Where it is used up, new pages are made instead, up to
         max_mem; there pages move regardless. 1 is no bound.
+    oom_wait_ms : int
+        Milliseconds, up to an hour, that an allocation waits for other streams' work to end when
+        nothing else is left before `OutOfMemoryError`. Bounded, because that work may itself wait
+        for the calling thread. 0: never. What "never" keeps apart is not waited for.
     enable : bool
         False: every call goes straight to the driver.
 
@@ -262,6 +266,7 @@ class ArenaConfig(_Settings):
     stream_reuse: str = "completed"
     page_move_threshold: float = 0.015
     page_move_budget: float = 0.01
+    oom_wait_ms: int = 1000
     enable: bool = True
 
     _OF: ClassVar[str] = "an arena"
@@ -278,6 +283,7 @@ class ArenaConfig(_Settings):
         "backing": _choice(auto="", regions="", virtual=""),
         "page_move_threshold": _share(1000),
         "page_move_budget": _share(1),
+        "oom_wait_ms": _integer(0, 3_600_000),
         "split_rule": _choice(tight="", ort=""),
         "stream_reuse": _choice(completed="", wait="", never=""),
         "enable": _boolean,

@@ -55,6 +55,8 @@ def run(Arena arena not None, list streams, const int8_t[::1] action, const int3
     try:
         if handles == NULL or sizes == NULL or live == NULL or slots == NULL:
             raise MemoryError("no host memory for a replay")
+        if virtual_clock:
+            arena.core.settings.oom_wait = 0    # no work ends while the trace stands still
         for i in range(<uint32_t>len(streams)):
             arena.slot_of(streams[i], &slots[i])
             slot_claim(arena.core, slots[i])

@@ -24,7 +24,9 @@ def driver(virtual_clock):
 
 def one_block(make_arena, policy, stream):
     """Make an arena with room for one block of BLOCK bytes, beside a small one that pins it."""
-    arena = make_arena({"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight"})
+    arena = make_arena(
+        {"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0}
+    )
     return arena, arena.allocate(256, stream)
 
 

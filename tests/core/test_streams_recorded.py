@@ -26,7 +26,9 @@ def driver(virtual_clock):
 
 def one_block(make_arena, policy="completed", **more):
     """Make an arena with room for one block of BLOCK bytes, beside a small one that pins it."""
-    arena = make_arena({"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight"} | more)
+    arena = make_arena(
+        {"stream_reuse": policy, "max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0} | more
+    )
     return arena, arena.allocate(256)
 
 

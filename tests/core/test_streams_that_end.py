@@ -83,7 +83,7 @@ def test_a_new_thread_never_has_the_blocks_of_one_that_ended(make_arena):
 
 def test_a_slot_that_names_another_stream_now_has_nothing_of_the_first(make_arena, virtual_clock):
     """The second stream's work must not count as the first one's, nor the other way round."""
-    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0})
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     pin = arena.allocate(256)
     arena.allocate(BLOCK, first).close()
@@ -125,7 +125,7 @@ def test_no_mark_is_left_after_a_reset_whatever_was_split_or_taken_over(
 
 def test_a_raw_handle_is_not_touched_after_its_reset(make_arena, host):
     """Its owner destroys the stream while a block is alive that will be freed on it."""
-    arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0})
     stream, other = gpumem.Stream("host"), gpumem.Stream("host")
     handle = int(stream.ptr)
     pin, buffer = arena.allocate(256, other), arena.allocate(BLOCK, handle)

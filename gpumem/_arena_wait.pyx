@@ -1,0 +1,70 @@
+"""Waiting for other streams when memory is out; see _arena_wait.pxd."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
+
+from gpumem._arena_streams cimport is_worth_asking, settle_streams
+from gpumem._arena_types cimport ArenaCore, StreamSlot, lock_acquire, lock_release
+from gpumem._bfc cimport load32
+
+cdef enum:
+    FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
+    LONGEST_PAUSE = 1000000
+
+
+cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
+    cdef uint64_t before = arena.settlements
+    cdef uint64_t pause = FIRST_PAUSE
+    cdef uint64_t now = clock()
+    if until[0] == 0:
+        until[0] = now + arena.settings.oom_wait
+    while True:
+        settle_streams(arena, taker)
+        if arena.settlements != before:
+            return True
+        if now >= until[0]:
+            give_up(arena)
+            return False
+        if not is_there_hope(arena, taker):
+            return False
+        sleep(pause if pause < until[0] - now else until[0] - now)
+        pause = pause * 2 if pause < LONGEST_PAUSE else LONGEST_PAUSE
+        now = clock()
+
+
+cdef bint is_there_hope(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    # Does unfinished work hold memory that the taker may have once it is done?
+    cdef uint32_t slot
+    cdef bint hope = False
+    cdef const StreamSlot* stream
+    lock_acquire(&arena.lock)
+    for slot in range(1, arena.table.lane_count):
+        stream = &arena.streams[slot]
+        if not stream.silent and is_worth_asking(arena, slot, taker):
+            if stream.event_epoch:
+                hope = hope or stream.event_epoch != stream.gave_up
+            else:
+                hope = hope or stream.asking or load32(&stream.dirty)
+    lock_release(&arena.lock)
+    return hope
+
+
+cdef void give_up(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t slot
+    lock_acquire(&arena.lock)
+    for slot in range(1, arena.table.lane_count):
+        arena.streams[slot].gave_up = arena.streams[slot].event_epoch
+    lock_release(&arena.lock)
+
+
+cdef uint64_t clock() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
+
+
+cdef void sleep(uint64_t nanoseconds) noexcept nogil:
+    cdef timespec pause
+    pause.tv_sec = 0
+    pause.tv_nsec = <long>nanoseconds
+    nanosleep(&pause, NULL)

@@ -1,0 +1,137 @@
+"""When memory is truly out, an allocation waits for work that other streams have queued."""
+
+import threading
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+MIB = 1 << 20
+LAG = 30_000_000  # ns, of real time
+
+
+@pytest.fixture
+def streams():
+    return [gpumem.Stream("host") for _ in range(3)]
+
+
+def full(make_arena, stream, **config):
+    """Make an arena whose memory is all freed on a stream, beside a small block that pins it."""
+    arena = make_arena({"max_mem": MIB, "split_rule": "tight"} | config)
+    pin = arena.allocate(256, stream)
+    return arena, pin, arena.allocate(MIB - 256, stream)
+
+
+@pytest.mark.parametrize("policy", ["completed", "wait"])
+def test_a_stream_is_served_from_memory_that_another_still_uses(make_arena, streams, host, policy):
+    arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy)
+    host.set_lag(LAG)
+    driver = HostDriver()
+    driver.fill(buffer, 1, streams[0])
+    buffer.close()
+    other = arena.allocate(MIB - 256, streams[1])
+    driver.fill(other, 2, streams[1])
+    streams[1].synchronize()
+    streams[0].synchronize()
+    assert set(memoryview(other)) == {2}
+    other.close()
+    pin.close()
+
+
+@pytest.mark.parametrize("policy", ["completed", "never"])
+def test_the_own_stream_waits_for_a_block_that_another_was_recorded_for(
+    make_arena, streams, host, policy
+):
+    arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy)
+    buffer.record_stream(streams[1])
+    host.set_lag(LAG)
+    HostDriver().fill(buffer, 1, streams[1])
+    buffer.close()
+    arena.allocate(MIB - 256, streams[0]).close()
+    assert streams[1].query()
+    pin.close()
+
+
+def test_never_does_not_wait_for_what_it_will_not_hand_over(make_arena, streams, virtual_clock):
+    arena, pin, buffer = full(make_arena, streams[0], stream_reuse="never", oom_wait_ms=3_600_000)
+    virtual_clock.set_lag(LAG)
+    HostDriver().fill(buffer, 1, streams[0])
+    buffer.close()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(MIB - 256, streams[1])
+    virtual_clock.advance_clock(LAG)
+    pin.close()
+
+
+def test_nothing_is_waited_for_if_the_block_could_never_fit(make_arena, streams, virtual_clock):
+    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=3_600_000)
+    virtual_clock.set_lag(LAG)
+    buffer.close()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(2 * MIB, streams[1])
+    pin.close()
+
+
+def test_the_wait_for_a_stream_that_this_thread_holds_back_ends(make_arena, streams, host):
+    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=20)
+    driver = HostDriver()
+    before = arena.stats()
+    with driver.block(streams[0]):
+        driver.fill(buffer, 1, streams[0])
+        buffer.close()
+        for _ in range(3):
+            with pytest.raises(gpumem.OutOfMemoryError):
+                arena.allocate(MIB - 256, streams[1])
+    assert arena.stats().reserved == before.reserved
+    streams[0].synchronize()
+    arena.allocate(MIB - 256, streams[1]).close()
+    pin.close()
+
+
+def test_a_stream_that_was_waited_for_in_vain_is_not_waited_for_again(
+    make_arena, streams, virtual_clock
+):
+    """The second refusal would never come, were it to wait for its hour."""
+    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=20)
+    virtual_clock.set_lag(LAG)
+    buffer.close()
+    queries = []
+    for _ in range(2):
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(MIB - 256, streams[1])
+        queries.append(virtual_clock.call_count("cuEventQuery"))
+    assert queries[1] - queries[0] <= 4
+    virtual_clock.advance_clock(LAG)
+    arena.allocate(MIB - 256, streams[1]).close()
+    pin.close()
+
+
+def test_other_threads_use_the_arena_while_one_waits(make_arena, streams, virtual_clock):
+    arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=60_000)
+    virtual_clock.set_lag(LAG)
+    buffer.close()
+    served = []
+    waiter = threading.Thread(target=lambda: served.append(arena.allocate(MIB - 256, streams[1])))
+    waiter.start()
+    for _ in range(20):
+        arena.validate()
+        arena.shrink()
+    assert not served
+    virtual_clock.advance_clock(LAG)
+    waiter.join()
+    assert len(served) == 1
+    served.clear()
+    pin.close()
+
+
+def test_a_driver_without_memory_is_waited_for_too(make_arena, streams, host, leave_room):
+    arena = make_arena({"split_rule": "tight", "extend_strategy": "same_as_requested"})
+    arena.allocate(MIB, streams[0]).close()
+    pin, rest = arena.allocate(256, streams[0]), arena.allocate(MIB - 256, streams[0])
+    leave_room(0)
+    host.set_lag(LAG)
+    HostDriver().fill(rest, 1, streams[0])
+    rest.close()
+    arena.allocate(MIB - 256, streams[1]).close()
+    pin.close()
