@@ -95,6 +95,7 @@ setup(
             extension("_deferred"),
             extension("_raw"),
             extension("_buffer"),
+            extension("_adaptor"),
             extension("_pool"),
             extension("_core_settings"),
             extension("_core_reports"),

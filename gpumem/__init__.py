@@ -7,6 +7,16 @@ from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core import Arena
 from gpumem._pool import DriverPool
 from gpumem._stream import Event, Stream
+from gpumem.adaptors import (
+    MemoryEvent,
+    Outstanding,
+    TrackCounts,
+    fallback,
+    limit,
+    log,
+    on_failure,
+    track,
+)
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
@@ -52,20 +62,28 @@ __all__ = [
     "InUseError",
     "InvalidFreeError",
     "KeptRegion",
+    "MemoryEvent",
     "MemoryInfo",
     "MemoryKind",
     "MemoryResource",
     "OutOfMemoryError",
+    "Outstanding",
     "PoolConfig",
     "PoolStats",
     "ShrinkReport",
     "Stats",
     "Stream",
     "SuspendedError",
+    "TrackCounts",
     "can_access",
     "default_device",
     "devices",
     "devices_are_memory_compatible",
     "driver_status",
+    "fallback",
+    "limit",
+    "log",
+    "on_failure",
     "set_host_device_count",
+    "track",
 ]

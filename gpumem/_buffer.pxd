@@ -35,7 +35,8 @@ cdef class MemoryResource:
     cdef int require_present(self) except -1
 
 cdef class Buffer:
-    cdef readonly MemoryResource resource
+    cdef readonly MemoryResource resource   # handed it out, and takes it back
+    cdef MemoryResource home                # whose memory and streams it has; an adaptor's differ
     cdef uint64_t address
     cdef uint64_t requested_bytes
     cdef uint64_t handle                # of the block, as the resource knows it
@@ -46,8 +47,14 @@ cdef class Buffer:
     cdef Lease* shared                  # NULL until something shares the memory
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1
+# Makes an adaptor look like what it is around.
+cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1
 cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
 # Wraps a block that was just taken. `handle` is the resource's own name for it.
 cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot)
 cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot)
+# One more reference to the block, for a view; NULL for an empty buffer.
+cdef Lease* buffer_share(Buffer buffer) except? NULL
+# Closes it. Its only way out.
+cdef void buffer_end(Buffer buffer) noexcept

@@ -338,6 +338,18 @@ cdef int resource_init(MemoryResource resource, object memory, object name) exce
     return 0
 
 
+cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1:
+    if upstream.memory is None:
+        raise TypeError(f"this {type(upstream).__name__} was never initialised")
+    resource.memory = upstream.memory
+    resource.name = upstream.name if name is None else name
+    resource.place = upstream.place
+    resource.cpu_can_read = upstream.cpu_can_read
+    resource.dl_device = upstream.dl_device
+    resource.streams = upstream.streams
+    return 0
+
+
 cdef DLDevice dlpack_device_of(object memory) except *:
     # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
     cdef DLDevice device
@@ -371,6 +383,7 @@ cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t reques
                       uint64_t nbytes, uint64_t handle, uint32_t slot):
     cdef Buffer buffer = Buffer.__new__(Buffer)
     buffer.resource = resource
+    buffer.home = resource
     buffer.address = address
     buffer.requested_bytes = requested
     buffer.block_bytes = nbytes
@@ -398,8 +411,7 @@ cdef class Buffer:
         raise TypeError("a Buffer is made by an allocator's allocate()")
 
     def __dealloc__(self):
-        if not self.is_closed and self.block_bytes:
-            buffer_release(self)
+        buffer_end(self)
 
     @property
     def ptr(self):
@@ -468,9 +480,7 @@ cdef class Buffer:
                 return
             if self.shared != NULL:
                 self.resource.move_lease(self.shared, self.slot)
-        self.is_closed = True
-        if self.block_bytes:
-            buffer_release(self)
+        buffer_end(self)
 
     def record_stream(self, stream):
         """Note that work on another stream uses the block, too.
@@ -537,7 +547,7 @@ cdef class Buffer:
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         if not made(self).cpu_can_read:
-            raise BufferError(f"{self.resource.memory} is not readable by the CPU: copy it to host "
+            raise BufferError(f"{self.home.memory} is not readable by the CPU: copy it to host "
                               "memory first")
         view.internal = buffer_share(self)
         view.buf = <void*>self.address
@@ -621,17 +631,21 @@ cdef class Buffer:
 
 cdef inline MemoryResource made(Buffer buffer):
     # Buffer.__new__ alone makes one that nobody handed out.
-    if buffer.resource is None:
+    if buffer.home is None:
         raise TypeError("a Buffer is made by an allocator's allocate(); this one was not")
-    return buffer.resource
+    return buffer.home
 
 
 cdef void drop(void* lease) noexcept nogil:
     lease_drop(<Lease*>lease)
 
 
-cdef inline void buffer_release(Buffer buffer) noexcept:
-    # The only way out of a live buffer.
+cdef void buffer_end(Buffer buffer) noexcept:
+    if buffer.is_closed:
+        return
+    buffer.is_closed = True
+    if buffer.block_bytes == 0:
+        return
     if buffer.shared != NULL:
         lease_drop_buffer(buffer.shared)
         buffer.shared = NULL

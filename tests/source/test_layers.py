@@ -25,8 +25,10 @@ LAYERS = [
     ["_stream", "_dlpack"],
     ["_raw"],
     ["_buffer"],
+    ["_adaptor"],
     ["_core", "_core_*", "_pool"],
-    ["tensor", "_tensor", "session", "accounting*", "planning*", "adaptors"],
+    ["adaptors"],
+    ["tensor", "_tensor", "session", "accounting*", "planning*"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],
     ["integrations*"],
