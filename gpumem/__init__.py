@@ -39,6 +39,7 @@ from gpumem.errors import (
     InUseError,
     InvalidFreeError,
     OutOfMemoryError,
+    SourceError,
     SuspendedError,
 )
 from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
@@ -71,6 +72,7 @@ __all__ = [
     "PoolConfig",
     "PoolStats",
     "ShrinkReport",
+    "SourceError",
     "Stats",
     "Stream",
     "SuspendedError",

@@ -55,6 +55,7 @@ from gpumem._arena_types cimport (
     lock_acquire,
     lock_init,
     lock_release,
+    lock_try,
     PERSISTENT_SPACE,
     REUSE_NEVER,
     REUSE_WAIT,
@@ -285,6 +286,7 @@ cdef int allocate_through(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if place_is_dead(arena.place):
         return ARENA_DEAD
     lock_acquire(&arena.grow_lock)
+    release_retired(arena)
     status = add_own_region(arena, nbytes, stream, block)
     lock_release(&arena.grow_lock)
     return status
@@ -297,9 +299,11 @@ cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexce
     lock_release(&arena.lock)
     if status != ARENA_OK or place_is_dead(arena.place):
         return status
-    lock_acquire(&arena.grow_lock)
-    release_retired(arena)
-    lock_release(&arena.grow_lock)
+    # Who holds the grow lock may be a source that waits for the interpreter lock, which a finalizer
+    # holds: then the region goes back with the next call.
+    if lock_try(&arena.grow_lock):
+        release_retired(arena)
+        lock_release(&arena.grow_lock)
     return status
 
 
@@ -345,6 +349,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
 cdef void forget(ArenaCore* arena) noexcept nogil:
     cdef Place* place = NULL if place_is_dead(arena.place) else arena.place
     cdef uint32_t i
+    forget_backing(arena)
     for i in range(SPACES):
         space_destroy(&arena.spaces[i], place)
     streams_free(arena)
@@ -354,6 +359,11 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     copy_forget(arena)
     caches_free(arena)
     free(arena)
+
+
+cdef void forget_backing(ArenaCore* arena) noexcept nogil:
+    if arena.backing.forget != NULL and not place_is_dead(arena.place):
+        arena.backing.forget(&arena.backing)
 
 
 cdef void arena_retain(ArenaCore* arena) noexcept nogil:
@@ -422,6 +432,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     release_memory(arena)
     if arena.settings.paged:
         trim_pages(arena)
+    forget_backing(arena)
     lock_release(&arena.grow_lock)
     return ARENA_OK
 

@@ -85,7 +85,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                      Block* block) noexcept nogil:
     # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
     # block from it in one step, so that no other thread can take it away in between.
-    cdef uint64_t size = round_to_quantum(nbytes)
+    cdef uint64_t size = whole_granules(arena, nbytes)
     cdef uint64_t room = arena_room(arena)
     cdef uint64_t running, wanted, address
     cdef bint forced = False
@@ -94,7 +94,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if size > room:
         return ARENA_OVER_LIMIT
     running = next_region_size(arena, size, &forced)
-    wanted = running if running < room else room
+    wanted = max(size, part_granules(arena, min(running, room)))
     if not reserve_with_back_off(arena, &wanted, size, &address):
         return ARENA_DRIVER_REFUSED
     lock_acquire(&arena.lock)
@@ -105,7 +105,8 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     arena.stats.num_extensions += 1
     note_reserved(arena)
     advance_growth(arena, running, forced)
-    index = bfc_take_from(&arena.table, size, nbytes, LANE_RELEASED, 0, stream, &status)
+    index = bfc_take_from(&arena.table, round_to_quantum(nbytes), nbytes, LANE_RELEASED, 0,
+                          stream, &status)
     if index != NIL:
         hand_out(arena, &arena.table, index, block)
     lock_release(&arena.lock)
@@ -140,6 +141,7 @@ cdef void advance_growth(ArenaCore* arena, uint64_t running, bint forced) noexce
 cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t size,
                                 uint64_t* address) noexcept nogil:
     # A driver that refuses a region is asked for nine tenths of it, until that is less than needed.
+    cdef uint64_t less
     cdef CUresult code
     while True:
         code = arena.backing.reserve(&arena.backing, wanted[0], address)
@@ -149,9 +151,20 @@ cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t siz
         arena.last_call = NULL
         if code != CUDA_ERROR_OUT_OF_MEMORY or wanted[0] == size:
             return False
-        wanted[0] = round_to_quantum(wanted[0] // 10 * 9)
+        less = whole_granules(arena, wanted[0] // 10 * 9)
+        wanted[0] = less if less < wanted[0] else wanted[0] - arena.backing.granule
         if wanted[0] < size or wanted[0] < BACK_OFF_FLOOR:
             wanted[0] = size
+
+
+cdef inline uint64_t whole_granules(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    # Bytes of the least region that holds so many.
+    return round_to_quantum(nbytes + arena.backing.granule - QUANTUM) & ~(arena.backing.granule - 1)
+
+
+cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    # Bytes of the greatest region within so many.
+    return nbytes & ~(arena.backing.granule - 1)
 
 
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
@@ -226,8 +239,8 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
 
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                         Block* block) noexcept nogil:
-    # With the grow lock: a region of exactly this block.
-    cdef uint64_t size = round_to_quantum(nbytes)
+    # With the grow lock: a region of exactly this block, as far as the backing can.
+    cdef uint64_t size = whole_granules(arena, nbytes)
     cdef uint64_t address
     cdef uint32_t region
     cdef int status

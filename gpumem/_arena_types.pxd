@@ -54,6 +54,7 @@ cdef extern from "lock.h" nogil:
     void lock_init(Lock* lock)
     void lock_acquire(Lock* lock)
     void lock_release(Lock* lock)
+    int lock_try(Lock* lock)
 
 cdef enum:
     # Bytes; blocks below it have their own range, so that long-lived small ones do not pin large

@@ -41,7 +41,7 @@ cdef struct Backing:
     const char* call        # the driver call that reserves, or the latest that failed
     Place* place
     uint64_t calls          # driver calls made by this backing
-    uint64_t granule        # bytes; regions are multiples of it
+    uint64_t granule        # bytes, a power of two; regions are multiples of it
     int node                # host memory: the NUMA node; -1: the device's nearest
     ManagedHints hints
     Mapped* mapped

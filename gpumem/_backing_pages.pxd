@@ -10,3 +10,5 @@ cdef uint64_t pages_round(uint64_t nbytes) noexcept nogil
 # Maps pages and makes all of them now. `node`: where they are wanted; -1: anywhere. 0: no memory.
 cdef uint64_t pages_map(uint64_t nbytes, int node) noexcept nogil
 cdef void pages_unmap(uint64_t address, uint64_t nbytes) noexcept nogil
+# Is every page of a range mapped in this process?
+cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil

@@ -91,6 +91,7 @@ cdef extern from *:
                long offset) noexcept nogil
     int munmap(void* at, size_t nbytes) noexcept nogil
     int madvise(void* at, size_t nbytes, int advice) noexcept nogil
+    int msync(void* at, size_t nbytes, int flags) noexcept nogil
     void* MAP_FAILED
     enum:
         PROT_READ
@@ -99,6 +100,7 @@ cdef extern from *:
         MAP_ANONYMOUS
         MADV_HUGEPAGE
         MADV_DONTFORK
+        MS_ASYNC
 
 cdef enum:
     MAX_THREADS = 8             # of them the caller is one; on 16 cores more gained nothing
@@ -145,6 +147,13 @@ cdef uint64_t pages_map(uint64_t nbytes, int node) noexcept nogil:
 
 cdef void pages_unmap(uint64_t address, uint64_t nbytes) noexcept nogil:
     munmap(<void*>address, nbytes)
+
+
+cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil:
+    # The kernel looks at its list of mappings, not at pages.
+    cdef uint64_t page = getpagesize()
+    cdef uint64_t first = address // page * page
+    return msync(<void*>first, address + nbytes - first, MS_ASYNC) == 0
 
 
 cdef char* map_aligned(uint64_t nbytes) noexcept nogil:

@@ -5,6 +5,7 @@ from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from cpython.long cimport PyLong_AsSsize_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
+from gpumem._backing_managed cimport HOST_SIDE, managed_advise, managed_prefetch
 from gpumem._deferred cimport run_deferred
 from gpumem._dlpack cimport (
     DL_CPU,
@@ -16,7 +17,23 @@ from gpumem._dlpack cimport (
     dlpack_capsule,
     dlpack_wants_versioned,
 )
-from gpumem._driver cimport place_is_dead
+from gpumem._driver cimport (
+    CU_MEM_ADVISE_SET_ACCESSED_BY,
+    CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+    CU_MEM_ADVISE_SET_READ_MOSTLY,
+    CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+    CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+    CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+    CUDA_SUCCESS,
+    CUmem_advise,
+    CUresult,
+    CUstream,
+    Place,
+    check,
+    place_enter,
+    place_is_dead,
+    place_leave,
+)
 from gpumem._lease cimport Lease, Uses, lease_drop, lease_drop_buffer, lease_retain
 from gpumem._raw cimport (
     DEFAULT_SLOT,
@@ -27,13 +44,22 @@ from gpumem._raw cimport (
     raw_books,
     raw_lease,
 )
-from gpumem._stream cimport Stream
+from gpumem._stream cimport Stream, stream_handle
 
-from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError
 from gpumem.stats import ShrinkReport
 
 cdef char* BYTES_FORMAT = "B"
+
+cdef dict ADVICE = {
+    "read_mostly": <int>CU_MEM_ADVISE_SET_READ_MOSTLY,
+    "unset_read_mostly": <int>CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+    "preferred_location": <int>CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+    "unset_preferred_location": <int>CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+    "accessed_by": <int>CU_MEM_ADVISE_SET_ACCESSED_BY,
+    "unset_accessed_by": <int>CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+}
 
 
 cdef class MemoryResource:
@@ -529,6 +555,104 @@ cdef class Buffer:
             return
         resource.record(&self.uses if self.shared == NULL else &self.shared.uses, slot)
 
+    # ---- managed memory: hints -------------------------------------------------------------------
+
+    def prefetch(self, destination=None, stream=None):
+        """Move the pages of managed memory, in the order of a stream.
+
+        A hint: the bytes are the same wherever the pages are.
+
+        Parameters
+        ----------
+        destination : Device or str, optional
+            A device, or ``"host"`` for the CPU's memory; None is the buffer's own device.
+        stream : stream, optional
+            Where the move is queued; None is the buffer's own stream.
+
+        Raises
+        ------
+        ValueError
+            The memory is not managed, or the destination is not of its driver.
+        ClosedError
+            The buffer is closed.
+        DriverError
+            The driver refused: a device without concurrent access to managed memory, or no such
+            device.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Arena("host/managed").allocate(1 << 20) as buffer:
+        ...     buffer.prefetch()
+        ...     buffer.prefetch("host")
+        """
+        cdef MemoryResource resource = require_managed(self, "prefetched")
+        cdef Place* place = &resource.place.place
+        cdef CUstream handle = NULL
+        cdef CUresult code
+        cdef int where = side_of(resource, destination)
+        if stream is None:
+            handle = <CUstream><uintptr_t>resource.stream_at(self.slot)
+        else:
+            stream_handle(stream, resource.place, &handle)
+        if self.block_bytes == 0:
+            return
+        with nogil:
+            code = place_enter(place)
+            if code == CUDA_SUCCESS:
+                code = managed_prefetch(place, self.address, self.requested_bytes, where, handle)
+                place_leave(place)
+        check(place.table, code, "cuMemPrefetchAsync")
+
+    def advise(self, advice, location=None):
+        """Tell the driver how managed memory will be used.
+
+        The driver keeps advice for whole pages, so that a small buffer's neighbours share it, and
+        as long as the arena holds the memory.
+
+        Parameters
+        ----------
+        advice : str
+            ``"read_mostly"``, ``"preferred_location"``, ``"accessed_by"``, or one of them after
+            ``"unset_"``; the meanings are cuMemAdvise's.
+        location : Device or str, optional
+            The device meant, or ``"host"`` for the CPU; None is the buffer's own device. Without
+            a meaning for ``read_mostly`` and ``unset_preferred_location``.
+
+        Raises
+        ------
+        ValueError
+            Unknown advice, memory that is not managed, or a location that is not its driver's.
+        ClosedError
+            The buffer is closed.
+        DriverError
+            The driver refused.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Arena("host/managed").allocate(1 << 20) as buffer:
+        ...     buffer.advise("preferred_location", "host")
+        """
+        cdef MemoryResource resource = require_managed(self, "advised")
+        cdef Place* place = &resource.place.place
+        cdef CUresult code
+        cdef int number
+        cdef int where = side_of(resource, location)
+        if advice not in ADVICE:
+            accepted = ", ".join(f'"{name}"' for name in ADVICE)
+            raise ValueError(f"advice {advice!r} is not one of {accepted}")
+        number = ADVICE[advice]
+        if self.block_bytes == 0:
+            return
+        with nogil:
+            code = place_enter(place)
+            if code == CUDA_SUCCESS:
+                code = managed_advise(place, self.address, self.requested_bytes,
+                                      <CUmem_advise>number, where)
+                place_leave(place)
+        check(place.table, code, "cuMemAdvise")
+
     def __enter__(self):
         return self
 
@@ -634,6 +758,32 @@ cdef inline MemoryResource made(Buffer buffer):
     if buffer.home is None:
         raise TypeError("a Buffer is made by an allocator's allocate(); this one was not")
     return buffer.home
+
+
+cdef int side_of(MemoryResource resource, object location) except? -2:
+    """Return the ordinal of the device that a location names, or HOST_SIDE."""
+    home = resource.memory.device
+    if location is None:
+        return home.index
+    device = Device(location)
+    if device.type == "host":
+        return HOST_SIDE
+    if device.type != home.type:
+        raise ValueError(f"{device} is not a device that {resource.memory} can move to: it takes "
+                         f'a {home.type} device or "host"')
+    return device.index
+
+
+cdef MemoryResource require_managed(Buffer buffer, str what):
+    """Return the resource of an open buffer of managed memory; else raise."""
+    cdef MemoryResource resource = made(buffer)
+    if buffer.is_closed:
+        raise ClosedError("this buffer is closed")
+    if resource.memory.kind is not MemoryKind.MANAGED:
+        raise ValueError(f"{resource.memory} is not managed memory and cannot be {what}")
+    if place_is_dead(&resource.place.place):
+        raise ClosedError("this buffer belongs to the parent process")
+    return resource
 
 
 cdef void drop(void* lease) noexcept nogil:

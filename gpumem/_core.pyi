@@ -1,11 +1,17 @@
 from collections.abc import Mapping
-from typing import Self, SupportsIndex, final
+from typing import Protocol, Self, SupportsIndex, TypeAlias, final
 
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._stream import _StreamLike
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import BlockInfo, ShrinkReport, Stats
+
+class _SourceObject(Protocol):
+    def allocate(self, nbytes: int, /) -> int | None: ...
+    def free(self, address: int, nbytes: int, /) -> object: ...
+
+_Source: TypeAlias = _SourceObject | MemoryResource | tuple[int, int] | None
 
 @final
 class Arena(MemoryResource):
@@ -15,6 +21,7 @@ class Arena(MemoryResource):
         memory: MemoryInfo | Device | str,
         config: ArenaConfig | Mapping[str, object] | None = None,
         *,
+        source: _Source = None,
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> Self: ...
@@ -23,6 +30,7 @@ class Arena(MemoryResource):
         memory: MemoryInfo | Device | str,
         config: ArenaConfig | Mapping[str, object] | None = None,
         *,
+        source: _Source = None,
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> None: ...

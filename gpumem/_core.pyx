@@ -62,6 +62,7 @@ from gpumem._buffer cimport (
 from gpumem._core_backing cimport choose_backing
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
+from gpumem._core_source cimport make_source, source_keep
 from gpumem._driver cimport CUstream, place_is_dead, process
 from gpumem._lease cimport Lease, Uses, uses_free
 from gpumem._pages cimport Space
@@ -95,6 +96,15 @@ cdef class Arena(MemoryResource):
         Where the bytes live: ``"cuda:0"``, ``"cuda:0/host_accessible"``, ``"host"``.
     config : ArenaConfig or Mapping, optional
         Settings; a mapping is read by `ArenaConfig.from_mapping`.
+    source : optional
+        Where regions come from instead of the driver: an object with ``allocate(nbytes)``, which
+        returns an address or None, and ``free(address, nbytes)``; a `MemoryResource` of the same
+        memory, inside whose buffers the arena hands out blocks; or a pair of addresses of C
+        functions, ``void *(size_t)`` and ``void (void *, size_t)``. Addresses are multiples of 256.
+        None is a refusal: the arena asks for less, then gives idle regions back and asks again.
+        One call at a time, on any thread, and only where the arena may block; before a region
+        goes back, work queued on the device is waited for. A source must not call its arena. One
+        that refers to its arena keeps it alive until it is closed.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     name : str, optional
@@ -123,7 +133,7 @@ cdef class Arena(MemoryResource):
     The algorithm is TensorFlow's and ONNX Runtime's BFC over a two-level bitmap (TLSF).
     """
 
-    def __cinit__(self, memory, config=None, *, default_stream=None, name=None):
+    def __cinit__(self, memory, config=None, *, source=None, default_stream=None, name=None):
         cdef ArenaSettings settings
         cdef Backing backing
         resource_init(self, memory, name)
@@ -135,21 +145,25 @@ cdef class Arena(MemoryResource):
             self.config = ArenaConfig.from_mapping(config)
         self.config._require_arena()
         settings_from(self.config, &settings)
-        settings.paged = takes_pages(self, self.config)
+        self.source = make_source(self, self.config, source)
+        settings.paged = (self.source is None and self.config.numa_node is None
+                          and takes_pages(self, self.config))
         with nogil:
             arena_reap()        # it may wait for the device
-        choose_backing(self, &backing)
+        choose_backing(self, self.config, self.source, &backing)
         self.core = arena_create(&settings, backing)
         if self.core == NULL:
             raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")
         self.stale = []
+        if self.source is not None:
+            source_keep(&self.core.backing, self.source)
         self.default_slot = 1       # the legacy default stream's
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
             slot_claim(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
-    def __init__(self, memory, config=None, *, default_stream=None, name=None):
+    def __init__(self, memory, config=None, *, source=None, default_stream=None, name=None):
         pass        # __cinit__ has made it
 
     def __dealloc__(self):
@@ -183,6 +197,8 @@ cdef class Arena(MemoryResource):
             `nbytes` is negative, or `alignment` is not accepted.
         OutOfMemoryError
             Neither the arena nor the driver has the room; the arena is as before.
+        SourceError
+            The arena's source failed, or gave what cannot be used; the arena is as before.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
         """
@@ -244,6 +260,7 @@ cdef class Arena(MemoryResource):
         if not persistent:
             status = arena_allocate_fast(self.core, nbytes, slot, block)
         if status == ARENA_MISS:
+            self.require_outside_source()
             slot_claim(self.core, slot)     # other threads run: it must keep its stream
             with nogil:
                 if persistent:
@@ -253,6 +270,12 @@ cdef class Arena(MemoryResource):
                 slot_unclaim(self.core, slot)
         if status != ARENA_OK:
             raise_status(self, self.core, asked, extra, slot, status)
+        return 0
+
+    cdef int require_outside_source(self) except -1:
+        # A source that calls its own arena would wait for itself.
+        if self.source is not None:
+            self.source.require_outside()
         return 0
 
     def prepare(self, nbytes):
@@ -308,6 +331,7 @@ cdef class Arena(MemoryResource):
         cdef uint64_t released = 0
         cdef int status
         self._require_open()
+        self.require_outside_source()
         with nogil:
             status = arena_shrink(self.core, &released)
         if status != ARENA_OK:
@@ -573,6 +597,7 @@ cdef class Arena(MemoryResource):
         cdef int status
         if self.core.closed == STATE_CLOSED:
             return
+        self.require_outside_source()
         with nogil:
             status = arena_close(self.core)
         if status == ARENA_IN_USE:

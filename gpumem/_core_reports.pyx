@@ -16,9 +16,10 @@ from gpumem._arena_types cimport (
 )
 from gpumem._bfc cimport CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
 from gpumem._buffer cimport ABSURD, MemoryResource
+from gpumem._core_source cimport source_error
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
 
-from gpumem.errors import ClosedError, OutOfMemoryError, SuspendedError
+from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
 from gpumem.stats import BlockInfo, KeptRegion
 
 
@@ -85,14 +86,26 @@ cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uin
         raise ClosedError(f"arena {arena.name!r} is closed")
     if status == ARENA_NO_METADATA:
         raise MemoryError("no host memory for an arena's books")
+    failure = source_error(core)
     if status == ARENA_DRIVER_REFUSED and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
+        raise_source_error(arena, failure)
         call = core.last_call if core.last_call != NULL else core.backing.call
         check(arena.place.place.table, <CUresult>core.last_code, (<bytes>call).decode())
-    raise_out_of_memory(arena, core, asked, extra, slot, status)
+    raise_out_of_memory(arena, core, asked, extra, slot, status, failure)
+
+
+cdef int raise_source_error(MemoryResource arena, object failure) except -1:
+    """Raise what a source's call failed with; None: it was the driver's."""
+    if failure is None:
+        return 0
+    if isinstance(failure, SourceError) or not isinstance(failure, Exception):
+        raise failure           # ours, or an interrupt on its way out
+    raise SourceError(f"the source of arena {arena.name!r} raised "
+                      f"{type(failure).__name__}: {failure}") from failure
 
 
 cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t asked,
-                             uint64_t extra, uint32_t slot, int status) except -1:
+                             uint64_t extra, uint32_t slot, int status, object cause) except -1:
     stats = (<object>arena).stats()
     rounded = round_to_quantum(asked + extra)
     if status == ARENA_NO_COPY:
@@ -114,4 +127,4 @@ cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t ask
         f"{stats.largest_free}; {advice}",
         asked=asked, rounded=rounded, in_use=stats.in_use, reserved=stats.reserved,
         limit=stats.limit, largest_free=stats.largest_free, device=str(arena.memory),
-        stream=<uintptr_t>core.streams[slot].handle, advice=advice)
+        stream=<uintptr_t>core.streams[slot].handle, advice=advice) from cause

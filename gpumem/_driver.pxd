@@ -26,6 +26,7 @@ cdef extern from "driver_table.h" nogil:
         CUDA_ERROR_INVALID_CONTEXT
         CUDA_ERROR_NOT_READY
         CUDA_ERROR_NOT_SUPPORTED
+        CUDA_ERROR_UNKNOWN
 
     ctypedef enum CUdevice_attribute:
         CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
@@ -49,6 +50,15 @@ cdef extern from "driver_table.h" nogil:
         CU_MEMHOSTREGISTER_PORTABLE
         CU_MEMHOSTREGISTER_DEVICEMAP
         CU_MEM_ATTACH_GLOBAL
+
+    enum:
+        CU_MEMORYTYPE_DEVICE
+
+    ctypedef enum CUpointer_attribute:
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        CU_POINTER_ATTRIBUTE_IS_MANAGED
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
     ctypedef enum CUmem_advise:
         CU_MEM_ADVISE_SET_READ_MOSTLY
@@ -142,6 +152,7 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemHostRegister)(void*, size_t, unsigned int) noexcept nogil
         CUresult (*cuMemHostUnregister)(void*) noexcept nogil
         CUresult (*cuMemAllocManaged)(CUdeviceptr*, size_t, unsigned int) noexcept nogil
+        CUresult (*cuPointerGetAttribute)(void*, CUpointer_attribute, CUdeviceptr) noexcept nogil
         CUresult (*cuMemAdvise)(CUdeviceptr, size_t, CUmem_advise, CUmemLocation) noexcept nogil
         CUresult (*cuMemPrefetchAsync)(CUdeviceptr, size_t, CUmemLocation, unsigned int,
                                        CUstream) noexcept nogil

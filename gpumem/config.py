@@ -23,6 +23,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 MAX_BYTES = (1 << 63) - 1
 MAX_UNSIGNED = (1 << 64) - 1
+MAX_NODE = 1023
 
 # "auto" takes pages where at most two half-filled ones of 2 MiB are under 2 % of the limit.
 _PAGED_FROM = 256 * MIB
@@ -70,6 +71,16 @@ def _boolean(key: str, value: object) -> bool:
     if isinstance(value, str) and value.lower() in ("0", "1", "true", "false"):
         return value.lower() in ("1", "true")
     raise _bad(key, value, "true or false (1 or 0)")
+
+
+def _node(key: str, value: object) -> int | None:
+    accepted = f'a NUMA node from 0 to {MAX_NODE}, or "nearest"'
+    if value is None or value == "nearest":
+        return None
+    try:
+        return _integer(0, MAX_NODE)(key, value)
+    except ConfigError:
+        raise _bad(key, value, accepted) from None
 
 
 def _share(high: int) -> Callable[[str, object], float]:
@@ -243,6 +254,18 @@ class ArenaConfig(_Settings):
         Milliseconds, up to an hour, that an allocation waits for other streams' work to end when
         nothing else is left before `OutOfMemoryError`. Bounded, because that work may itself wait
         for the calling thread. 0: never. What "never" keeps apart is not waited for.
+    numa_node : int, optional
+        Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
+        memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
+        device's node.
+    managed_read_mostly : bool
+        MANAGED memory only: reading it makes copies, writing drops them (cuMemAdvise).
+    managed_preferred_location : {"none", "device", "host"}
+        MANAGED memory only: where pages stay if they can.
+    managed_accessed_by : {"none", "device", "host"}
+        MANAGED memory only: who keeps a mapping of pages wherever they are.
+    managed_prefetch : {"none", "device", "host"}
+        MANAGED memory only: where a new region's pages are moved to at once.
     enable : bool
         False: every call goes straight to the driver.
 
@@ -267,6 +290,11 @@ class ArenaConfig(_Settings):
     page_move_threshold: float = 0.015
     page_move_budget: float = 0.01
     oom_wait_ms: int = 1000
+    numa_node: int | None = None
+    managed_read_mostly: bool = False
+    managed_preferred_location: str = "none"
+    managed_accessed_by: str = "none"
+    managed_prefetch: str = "none"
     enable: bool = True
 
     _OF: ClassVar[str] = "an arena"
@@ -284,6 +312,11 @@ class ArenaConfig(_Settings):
         "page_move_threshold": _share(1000),
         "page_move_budget": _share(1),
         "oom_wait_ms": _integer(0, 3_600_000),
+        "numa_node": _node,
+        "managed_read_mostly": _boolean,
+        "managed_preferred_location": _choice(none="", device="", host=""),
+        "managed_accessed_by": _choice(none="", device="", host=""),
+        "managed_prefetch": _choice(none="", device="", host=""),
         "split_rule": _choice(tight="", ort=""),
         "stream_reuse": _choice(completed="", wait="", never=""),
         "enable": _boolean,
@@ -416,4 +449,6 @@ class PoolConfig(_Settings):
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "nearest"  # of numa_node, the only setting without a value
     return str(int(value)) if isinstance(value, bool) else str(value)

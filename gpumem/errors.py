@@ -15,6 +15,7 @@ __all__ = [
     "InUseError",
     "InvalidFreeError",
     "OutOfMemoryError",
+    "SourceError",
     "SuspendedError",
 ]
 
@@ -75,6 +76,13 @@ class OutOfMemoryError(GpumemError, MemoryError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), self.args, self.__dict__)
+
+
+class SourceError(GpumemError, RuntimeError):
+    """A memory source of an arena that failed, or gave what cannot be used.
+
+    What the source raised, if it did, is its ``__cause__``.
+    """
 
 
 class ConfigError(GpumemError, ValueError):

@@ -156,6 +156,7 @@ static int attribute_value(int attribute, CUdevice device) {
     case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: return 1;
     case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
         return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: return -1; /* no node is nearer than another */
     default: return 0; /* among them dma-buf: no kernel object stands behind a memfd */
     }
 }

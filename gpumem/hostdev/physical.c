@@ -91,13 +91,19 @@ static bool is_on_device(const CUmemAllocationProp *prop) {
     return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
 }
 
+static bool node_exists(int node) {
+    char path[64];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d", node);
+    return node == 0 || (node > 0 && access(path, F_OK) == 0);
+}
+
 static CUresult location_check(const CUmemAllocationProp *prop) {
     bool exported = prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
     switch (prop->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE: return host_device_check(prop->location.id);
     case CU_MEM_LOCATION_TYPE_HOST: return exported ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-        return prop->location.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return node_exists(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
     default: return CUDA_ERROR_INVALID_VALUE;
     }

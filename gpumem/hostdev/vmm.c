@@ -10,8 +10,11 @@
  */
 #include "internal.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum { HOST_BIT = 63 };
 
@@ -236,6 +239,19 @@ static void access_note(Range *range, const CUmemAccessDesc *access) {
     range->writers = writes ? range->writers | bit : range->writers & ~bit;
 }
 
+/* Pages of a NUMA node come from that node; a kernel without NUMA has node 0 alone. */
+static bool settle_on_node(const Range *range, const Physical *physical) {
+    enum { BITS = 8 * sizeof(unsigned long), NODES = 1024, BIND = 2 };
+    unsigned long nodes[NODES / BITS] = {0};
+    int node = physical->prop.location.id;
+    if (physical->prop.location.type != CU_MEM_LOCATION_TYPE_HOST_NUMA) return true;
+    if (node < 0 || node >= NODES) return false;
+    nodes[node / BITS] = 1ul << (node % BITS);
+    if (syscall(SYS_mbind, (void *)range->base, range->size, BIND, nodes, (unsigned long)NODES, 0u) == 0)
+        return true;
+    return node == 0 && errno == ENOSYS;
+}
+
 /* The pages are there for whoever may use them most. */
 static CUresult access_apply(Range *range) {
     const Physical *physical = range->owner;
@@ -245,6 +261,10 @@ static CUresult access_apply(Range *range) {
                     MAP_SHARED | MAP_FIXED | MAP_NORESERVE, host_physical_file(physical),
                     (off_t)physical->offset);
     if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY; /* the kernel's limit on mappings */
+    if (!settle_on_node(range, physical)) {
+        hole((void *)range->base, range->size, MAP_FIXED);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
     range->readable = readable;
     range->writable = writable;
     return CUDA_SUCCESS;

@@ -52,6 +52,12 @@ static inline void lock_acquire(Lock *lock) {
         lock_acquire_slow(lock);
 }
 
+static inline int lock_try(Lock *lock) { /* 1: acquired */
+    int32_t seen = 0;
+    return __atomic_compare_exchange_n(&lock->state, &seen, 1, 0, __ATOMIC_ACQUIRE,
+                                       __ATOMIC_RELAXED);
+}
+
 static inline void lock_release(Lock *lock) {
     if (__atomic_exchange_n(&lock->state, 0, __ATOMIC_RELEASE) == 2)
         syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);

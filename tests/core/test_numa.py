@@ -1,0 +1,148 @@
+"""Host memory of a NUMA node, through the driver's virtual memory."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+OUT_OF_MEMORY, UNKNOWN = 2, 999
+MEMORIES = ["host", "host/host_accessible"]
+PARTS = ("handles", "mappings", "reservations")
+
+
+@pytest.fixture
+def faults(host):
+    yield host
+    host.clear_faults()
+
+
+def parts(host):
+    """What is alive that a node's region is made of."""
+    return [host.live()[name] for name in PARTS]
+
+
+def node_of(address):
+    """Return the node that a page is on, as the kernel says; None where it does not."""
+    node = ctypes.c_int(-1)
+    get_mempolicy, of_address = 239, 1 | 2  # MPOL_F_NODE, MPOL_F_ADDR
+    libc = ctypes.CDLL(None)
+    code = libc.syscall(
+        get_mempolicy, ctypes.byref(node), None, 0, ctypes.c_void_p(address), of_address
+    )
+    return node.value if code == 0 else None
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_blocks_are_on_the_node(make_arena, host, memory):
+    before = parts(host)
+    arena = make_arena({"numa_node": 0}, memory)
+    buffers = [arena.allocate(300 * KIB) for _ in range(20)]
+    for number, buffer in enumerate(buffers):
+        np.frombuffer(buffer, np.uint8)[:] = number
+    for number, buffer in enumerate(buffers):
+        assert (np.frombuffer(buffer, np.uint8) == number).all()
+        assert node_of(buffer.ptr) in (0, None)
+    stats = arena.stats()
+    assert stats.reserved % (2 * MIB) == 0
+    assert parts(host) == [count + stats.num_regions for count in before]
+    del buffers, buffer
+    arena.shrink()
+    assert parts(host) == before
+
+
+def test_a_region_is_whole_granules_and_a_block_is_not(make_arena):
+    arena = make_arena({"numa_node": "0", "extend_strategy": "same_as_requested"})
+    with arena.allocate(3 * MIB) as one, arena.allocate_persistent(256) as two:
+        assert (one.allocated, two.allocated) == (3 * MIB, 2 * MIB)
+        assert arena.stats().reserved == 6 * MIB
+        with arena.allocate(MIB):
+            assert arena.stats().reserved == 6 * MIB
+
+
+def test_a_limit_below_one_granule_leaves_no_room(make_arena):
+    arena = make_arena({"numa_node": 0, "max_mem": 2 * MIB - 1})
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(1)
+    arena = make_arena({"numa_node": 0, "max_mem": 3 * MIB})
+    held = arena.allocate(2 * MIB)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(1)
+    held.close()
+
+
+def test_a_refusing_driver_is_asked_for_less_in_whole_granules(make_arena, faults):
+    arena = make_arena({"numa_node": 0, "initial_chunk_size_bytes": 16 * MIB})
+    faults.fail("cuMemCreate", 1, OUT_OF_MEMORY, 3)
+    buffer = arena.allocate(3 * MIB)
+    assert arena.stats().reserved == 10 * MIB  # 16, 14, 12, 10
+    buffer.close()
+
+
+def test_a_node_that_is_not_there_is_refused_with_the_drivers_words():
+    with pytest.raises(gpumem.ConfigError, match=r"numa_node = 1023 .* CUDA_ERROR_INVALID_VALUE"):
+        gpumem.Arena("host", {"numa_node": 1023})
+
+
+@pytest.mark.parametrize("value", [-1, 1024, "0x1", 1.5, True, "", "near"])
+def test_a_node_is_a_number(value):
+    with pytest.raises(gpumem.ConfigError, match='a NUMA node from 0 to 1023, or "nearest"'):
+        gpumem.ArenaConfig(numa_node=value)
+
+
+@pytest.mark.parametrize("node", [None, 0, 7])
+def test_a_node_survives_as_text(node):
+    config = gpumem.ArenaConfig(numa_node=node)
+    assert gpumem.ArenaConfig.from_mapping(config.to_mapping()) == config
+    assert gpumem.ArenaConfig.from_text(config.to_text()) == config
+
+
+@pytest.mark.parametrize(
+    ("memory", "more", "why"),
+    [
+        ("host/managed", {}, "it takes host or host_accessible memory"),
+        ("host", {"backing": "virtual"}, "a node's memory is taken in regions"),
+    ],
+)
+def test_memory_that_is_on_no_node_is_refused(memory, more, why):
+    with pytest.raises(gpumem.ConfigError, match=why):
+        gpumem.Arena(memory, {"numa_node": 0, **more})
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+def test_a_failure_of_any_call_that_makes_a_region_leaves_nothing_behind(host, faults, error):
+    for call in range(1, 60):
+        before = parts(host)
+        arena = gpumem.Arena("host/host_accessible", {"numa_node": 0})
+        host.fail(None, call, error)
+        calls = host.call_count()
+        try:
+            held = [arena.allocate(MIB), arena.allocate(4 * MIB)]
+        except (gpumem.OutOfMemoryError, gpumem.DriverError):
+            held = []
+        reached = host.call_count() - calls >= call
+        host.clear_faults()
+        held.clear()
+        arena.validate()
+        arena.close()
+        assert parts(host) == before, f"call {call}"
+        if not reached:
+            break
+    assert call > 10
+
+
+@pytest.mark.parametrize(
+    "call", ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"]
+)
+def test_the_call_that_refused_is_named(faults, call):
+    with gpumem.Arena("host", {"numa_node": 0}) as arena:
+        faults.fail(call, 1, UNKNOWN)
+        with pytest.raises(gpumem.DriverError) as caught:
+            arena.allocate(1)
+        assert caught.value.call == call
+        faults.clear_faults()
+    faults.fail(call, 1, UNKNOWN)
+    with pytest.raises(gpumem.ConfigError, match=f"{call} failed"):
+        gpumem.Arena("host", {"numa_node": 0})
