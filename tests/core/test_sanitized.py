@@ -39,9 +39,9 @@ def sanitized(tmp_path_factory):
             shutil.copy(ROOT / name, source)
         else:
             (source / name).write_text("")
-    shutil.copytree(
-        ROOT / "gpumem", source / "gpumem", ignore=shutil.ignore_patterns("*.so", "__pycache__")
-    )
+    for folder in ("gpumem", "tests/helpers", "tests/stress"):
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(ROOT / folder, source / folder, ignore=ignored)
     built = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--inplace", f"-j{os.cpu_count()}"],
         cwd=source,
@@ -94,4 +94,12 @@ def test_a_stress_of_the_core_runs_clean(sanitized, rng):
     print(f"seed {seed}")
     done = run_sanitized(sanitized, str(HERE / "sanitized_stress.py"), str(seed))
     assert (done.returncode, done.stdout) == (0, "reached the end\n"), done.stderr[-6000:]
+    assert "runtime error" not in done.stderr, done.stderr[-6000:]
+
+
+def test_a_search_for_wrong_bytes_runs_clean(sanitized, rng):
+    seed = str(rng.randrange(1 << 30))
+    done = run_sanitized(sanitized, "-m", "tests.stress", "--seconds", "6", "--seed", seed)
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    assert done.stdout.endswith("0 wrong bytes, 0 leaks\n")
     assert "runtime error" not in done.stderr, done.stderr[-6000:]
