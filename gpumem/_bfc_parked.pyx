@@ -22,11 +22,13 @@ cdef void bfc_park(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) no
 
 
 cdef void bfc_unpark(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil:
+    # A persistent block hangs in no bin, so it has no mark: what settles is taken out of its bin.
     cdef Chunk* chunk = &table.chunks[index]
+    cdef bint persistent = table.regions[chunk.region].persistent
     table.parked_chunks -= 1
     table.regions[chunk.region].used -= 1
     store32(&chunk.state, CHUNK_FREE)
-    chunk.lane = lane
-    chunk.epoch = epoch if lane != LANE_RELEASED else 0
-    if not table.regions[chunk.region].persistent:
+    chunk.lane = LANE_RELEASED if persistent else lane
+    chunk.epoch = epoch if chunk.lane != LANE_RELEASED else 0
+    if not persistent:
         chunk_coalesce(table, index)

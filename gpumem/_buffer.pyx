@@ -518,7 +518,7 @@ cdef class Buffer:
         free: `Arena.stats` counts it in ``reserved`` only.
 
         Nothing is queued on any stream by this call, and the free calls no driver. Recording a
-        stream twice, or the block's own, changes nothing. After ``reset_stream(stream)`` by a raw
+        stream twice changes nothing, nor does the one that the block is freed on. After ``reset_stream(stream)`` by a raw
         handle the note is void unless the stream was named again.
 
         Parameters
@@ -551,7 +551,7 @@ cdef class Buffer:
             resource.slot_of(stream, &slot)
         if self.is_closed:              # perhaps meanwhile: reading a stream runs foreign code
             raise ClosedError("this buffer is closed")
-        if slot == self.slot or self.block_bytes == 0:
+        if self.block_bytes == 0:
             return
         resource.record(&self.uses if self.shared == NULL else &self.shared.uses, slot)
 

@@ -190,6 +190,20 @@ def test_recording_the_own_stream_changes_nothing(make_arena, streams, host):
     pin.close()
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_own_stream_counts_where_another_frees(make_arena, streams, driver, policy):
+    own, other, _ = streams
+    arena, pin = one_block(make_arena, policy)
+    block = arena.allocate(BLOCK, own)
+    with driver.block(own):
+        block.record_stream(own)
+        block.close(other)
+        assert not can_have_it(arena, other) or not other.query()
+    own.synchronize()
+    assert can_have_it(arena, other)
+    pin.close()
+
+
 def test_a_free_of_a_recorded_block_calls_no_driver(make_arena, streams, host):
     arena = make_arena()
     for nbytes in (KIB, MIB):

@@ -140,7 +140,7 @@ class Worker:
         if not self._held:
             return
         held, stream = self._rng.choice(self._held), self._some_stream()
-        if hasattr(held.buffer, "record_stream") and self._rng.random() < 0.5:
+        if self._rng.random() < 0.5:
             self._read_beside(held, stream)
             return
         if held.read_elsewhere:
