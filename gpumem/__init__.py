@@ -38,11 +38,14 @@ from gpumem.errors import (
     GpumemError,
     InUseError,
     InvalidFreeError,
+    NoAllocatorError,
     OutOfMemoryError,
     SourceError,
     SuspendedError,
 )
+from gpumem.resources import get_default_resource, set_default_resource, using_resource
 from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
+from gpumem.tensor import Tensor, asarray, empty, from_dlpack, full, zeros
 
 __version__ = "0.1.0"
 
@@ -67,6 +70,7 @@ __all__ = [
     "MemoryInfo",
     "MemoryKind",
     "MemoryResource",
+    "NoAllocatorError",
     "OutOfMemoryError",
     "Outstanding",
     "PoolConfig",
@@ -76,16 +80,25 @@ __all__ = [
     "Stats",
     "Stream",
     "SuspendedError",
+    "Tensor",
     "TrackCounts",
+    "asarray",
     "can_access",
     "default_device",
     "devices",
     "devices_are_memory_compatible",
     "driver_status",
+    "empty",
     "fallback",
+    "from_dlpack",
+    "full",
+    "get_default_resource",
     "limit",
     "log",
     "on_failure",
+    "set_default_resource",
     "set_host_device_count",
     "track",
+    "using_resource",
+    "zeros",
 ]

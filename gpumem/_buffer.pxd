@@ -22,6 +22,8 @@ cdef class MemoryResource:
     cdef RawBooks raw                   # of a class written in Python; else None
     cdef object __weakref__
 
+    # What `allocate` does without a stream, for C callers.
+    cdef Buffer obtain(self, uint64_t nbytes)
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
     cdef uint64_t stream_at(self, uint32_t slot) noexcept
     # Frees a block, in a finalizer: no wait, no exception.
@@ -44,6 +46,10 @@ cdef class Buffer:
     cdef uint32_t slot                  # stream it is freed on
     cdef bint is_closed
     cdef Uses* uses                     # streams recorded while nothing shared it; NULL: none
+    # What gpumem queued on its stream that the CPU has to wait for before it touches the bytes;
+    # _order keeps both.
+    cdef uint32_t queued                # writes so far
+    cdef uint32_t awaited               # more than `queued`: the CPU has waited for all of them
     cdef Lease* shared                  # NULL until something shares the memory
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1
@@ -54,7 +60,8 @@ cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
 cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot)
 cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot)
-# One more reference to the block, for a view; NULL for an empty buffer.
-cdef Lease* buffer_share(Buffer buffer) except? NULL
 # Closes it. Its only way out.
 cdef void buffer_end(Buffer buffer) noexcept
+# One more reference to the block, for a view; NULL for an empty buffer. drop_share ends it.
+cdef Lease* buffer_share(Buffer buffer) except? NULL
+cdef void drop_share(void* lease) noexcept nogil

@@ -15,7 +15,10 @@ from gpumem._dlpack cimport (
     DLDevice,
     DLTensor,
     dlpack_capsule,
+    dlpack_check_stream,
+    dlpack_device_from,
     dlpack_wants_versioned,
+    same_device,
 )
 from gpumem._driver cimport (
     CU_MEM_ADVISE_SET_ACCESSED_BY,
@@ -283,6 +286,9 @@ cdef class MemoryResource:
         return f"<{type(self).__name__} {self.name!r} on {self.memory}{state}>"
 
     # ---- what buffers ask ------------------------------------------------------------------------
+
+    cdef Buffer obtain(self, uint64_t nbytes):
+        return self.allocate(nbytes)
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         if stream is None:
@@ -686,7 +692,7 @@ cdef class Buffer:
         view.obj = self
 
     def __releasebuffer__(self, Py_buffer* view):
-        drop(view.internal)
+        drop_share(view.internal)
 
     def __dlpack_device__(self):
         """Return DLPack's (device type, device id)."""
@@ -715,20 +721,14 @@ cdef class Buffer:
         cdef DLTensor tensor
         cdef int64_t shape = self.requested_bytes
         cdef int64_t stride = 1
-        cdef Lease* lease
         cdef bint versioned = dlpack_wants_versioned(max_version)
         tensor.device = made(self).dl_device
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+        if dl_device is not None and not same_device(dlpack_device_from(dl_device), tensor.device):
             raise BufferError(f"this buffer is on DLPack device {self.__dlpack_device__()}, "
                               f"not on {dl_device}")
         if copy:
             raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
-        if tensor.device.device_type == DL_CPU:
-            if stream is not None and stream != -1:
-                raise BufferError(f"stream {stream!r} has no meaning for host memory")
-        elif stream is not None and (not isinstance(stream, int) or stream == 0 or stream < -1):
-            raise ValueError(f"stream {stream!r} is not None, -1 or a stream handle above 0")
-        lease = buffer_share(self)
+        dlpack_check_stream(tensor.device, stream)
         tensor.data = <void*>self.address
         tensor.ndim = 1
         tensor.dtype.code = DL_UINT
@@ -736,12 +736,7 @@ cdef class Buffer:
         tensor.dtype.lanes = 1
         tensor.shape = &shape
         tensor.strides = &stride
-        tensor.byte_offset = 0
-        try:
-            return dlpack_capsule(&tensor, 0, versioned, lease, drop)
-        except BaseException:
-            lease_drop(lease)
-            raise
+        return dlpack_capsule(&tensor, 0, 0, versioned, buffer_share(self), drop_share)
 
     def __getattr__(self, name):
         # The attribute must not exist on memory that CUDA cannot reach: hasattr decides there.
@@ -786,7 +781,7 @@ cdef MemoryResource require_managed(Buffer buffer, str what):
     return resource
 
 
-cdef void drop(void* lease) noexcept nogil:
+cdef void drop_share(void* lease) noexcept nogil:
     lease_drop(<Lease*>lease)
 
 

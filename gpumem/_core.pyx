@@ -217,6 +217,13 @@ cdef class Arena(MemoryResource):
             block.address = (block.address + extra) & ~extra
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
 
+    cdef Buffer obtain(self, uint64_t nbytes):
+        cdef Block block
+        if nbytes == 0 or self.default_per_thread:
+            return self.allocate(nbytes)
+        self.take(nbytes, 0, self.default_slot, False, &block)
+        return buffer_of(self, block.address, nbytes, block.size, block.handle, self.default_slot)
+
     def allocate_persistent(self, nbytes):
         """Hand out a long-lived block (weights) in a region of its own.
 

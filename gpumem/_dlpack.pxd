@@ -1,6 +1,6 @@
-"""DLPack capsules: the interchange structs, and one way to make them.
+"""DLPack: the interchange structs, capsules out and capsules in, the table of the C exchange API.
 
-Layout facts of dmlc/dlpack's dlpack.h 1.0 (and of the unversioned struct before it). The export
+Layout facts of dmlc/dlpack's dlpack.h 1.3 (and of the unversioned struct before 1.0). The export
 shape is the one that no consumer breaks on: `data` is the real address, `byte_offset` is 0,
 `strides` is never NULL, no stride is negative, the deleter is a static C function that needs
 no interpreter lock.
@@ -10,7 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
     DLPACK_MAJOR = 1
-    DLPACK_MINOR = 0
+    DLPACK_NEWEST_MINOR = 3     # of what is read, and of the exchange table
 
 cdef enum DLDeviceType:
     DL_CPU = 1
@@ -25,10 +25,19 @@ cdef enum DLTypeCode:
     DL_BFLOAT = 4
     DL_COMPLEX = 5
     DL_BOOL = 6
+    DL_FLOAT8_E3M4 = 7          # from 1.1 on, to DL_FLOAT8_E8M0FNU
+    DL_FLOAT8_E4M3 = 8
+    DL_FLOAT8_E4M3B11FNUZ = 9
+    DL_FLOAT8_E4M3FN = 10
+    DL_FLOAT8_E4M3FNUZ = 11
+    DL_FLOAT8_E5M2 = 12
+    DL_FLOAT8_E5M2FNUZ = 13
+    DL_FLOAT8_E8M0FNU = 14
 
 cdef enum DLFlags:
     DL_READ_ONLY = 1
     DL_IS_COPIED = 2
+    DL_SUBBYTE_PADDED = 4
 
 cdef struct DLDevice:
     int32_t device_type
@@ -64,11 +73,60 @@ cdef struct DLManagedTensorVersioned:
     uint64_t flags
     DLTensor dl_tensor
 
-# Who keeps the memory: called exactly once per capsule, from any thread, without the GIL.
+# ---- out -----------------------------------------------------------------------------------------
+
+# Who keeps the memory: called exactly once per export, from any thread, without the GIL.
 ctypedef void (*owner_release)(void* owner) noexcept nogil
 
-# Makes a capsule over a description; takes over one reference of `owner` if it succeeds, else
-# (an exception is set) leaves it with the caller. shape and strides are copied.
-cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, bint versioned,
-                           void* owner, owner_release release)
-cdef bint dlpack_wants_versioned(object max_version) except -1
+# Both take over one reference of `owner`, also when they fail. shape and strides are copied.
+# `minor`: the oldest 1.x that knows all of it.
+cdef DLManagedTensorVersioned* dlpack_export(const DLTensor* tensor, uint64_t flags,
+                                             uint32_t minor, void* owner,
+                                             owner_release release) noexcept nogil
+cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, uint32_t minor,
+                           bint versioned, void* owner, owner_release release)
+# Whether a consumer's max_version admits the versioned struct; ValueError for no pair.
+cdef bint wants_versioned(object max_version) except -1
+
+cdef inline bint dlpack_wants_versioned(object max_version) except -1:
+    return False if max_version is None else wants_versioned(max_version)
+
+cdef DLDevice dlpack_device_from(object pair) except *
+cdef int dlpack_check_stream(DLDevice device, object stream) except -1
+cdef bint same_device(DLDevice a, DLDevice b) noexcept nogil
+
+# ---- in ------------------------------------------------------------------------------------------
+
+# A producer's managed tensor, of either kind, and who may call its deleter.
+cdef struct Incoming:
+    void* managed
+    bint versioned
+    uint64_t flags
+    DLTensor* tensor
+
+# Looks into a capsule and leaves it as it is; BufferError for what is no DLPack of major 1.
+cdef int dlpack_peek(object capsule, Incoming* incoming) except -1
+cdef void incoming_versioned(DLManagedTensorVersioned* managed, Incoming* incoming) noexcept nogil
+# Marks the capsule as consumed: the deleter is the caller's to call, once.
+cdef int dlpack_take(object capsule, const Incoming* incoming) except -1
+cdef void dlpack_delete(void* managed, bint versioned) noexcept nogil
+
+# ---- the C exchange API --------------------------------------------------------------------------
+
+ctypedef void (*set_error)(void* context, const char* kind, const char* message) noexcept nogil
+
+cdef struct DLPackExchangeAPI:
+    DLPackVersion version
+    void* prev_api
+    int (*managed_tensor_allocator)(DLTensor* prototype, DLManagedTensorVersioned** out,
+                                    void* error_context, set_error error) noexcept nogil
+    int (*managed_tensor_from_py_object_no_sync)(void* tensor,
+                                                 DLManagedTensorVersioned** out) except -1
+    int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned* managed,
+                                               void** out) except -1
+    int (*dltensor_from_py_object_no_sync)(void* tensor, DLTensor* out) except -1
+    int (*current_work_stream)(int device_type, int32_t device_id, void** out) noexcept nogil
+
+# One table for the life of the process; _exchange fills it in.
+cdef DLPackExchangeAPI exchange_table
+cdef object exchange_capsule()

@@ -1,112 +1,223 @@
-"""Making DLPack capsules; see _dlpack.pxd for the layout and the rules of export."""
+"""DLPack capsules made and read; see _dlpack.pxd for the layout and the rules of export."""
 
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport (
     PyCapsule_GetPointer,
     PyCapsule_IsValid,
     PyCapsule_New,
+    PyCapsule_SetName,
 )
-from libc.stdint cimport int64_t, uint64_t
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
+
+cdef extern from "Python.h":
+    # NULL with an exception set: checked by hand, because the owner is released first.
+    PyObject* new_capsule "PyCapsule_New" (void* pointer, const char* name,
+                                           void (*destructor)(PyObject*) noexcept)
+    bint is_valid "PyCapsule_IsValid" (PyObject* capsule, const char* name)
+    void* pointer_in "PyCapsule_GetPointer" (PyObject* capsule, const char* name)
+
+from operator import index
 
 # Static: a consumer renames the capsule to the "used_" form and keeps the pointer to the name.
 cdef const char* LEGACY = "dltensor"
 cdef const char* VERSIONED = "dltensor_versioned"
+cdef const char* USED_LEGACY = "used_dltensor"
+cdef const char* USED_VERSIONED = "used_dltensor_versioned"
+cdef const char* EXCHANGE = "dlpack_exchange_api"
 
-# One block of memory per capsule: the managed struct first, so that the deleter finds the rest.
-cdef struct LegacyExport:
-    DLManagedTensor managed
+cdef object last_version = None
+cdef bint last_answer = False
+
+cdef union Managed:
+    DLManagedTensor legacy
+    DLManagedTensorVersioned versioned
+
+# One block of memory per export: the managed struct first, so that its address is the block's;
+# the numbers of shape and strides follow.
+cdef struct Export:
+    Managed managed
     void* owner
     owner_release release
 
-cdef struct VersionedExport:
-    DLManagedTensorVersioned managed
-    void* owner
-    owner_release release
+
+# ---- out -----------------------------------------------------------------------------------------
+
+cdef inline void end_export(Export* exported) noexcept nogil:
+    exported.release(exported.owner)
+    free(exported)
 
 
 cdef void delete_legacy(DLManagedTensor* managed) noexcept nogil:
-    cdef LegacyExport* exported = <LegacyExport*>managed
-    exported.release(exported.owner)
-    free(exported)
+    end_export(<Export*>managed)
 
 
 cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
-    cdef VersionedExport* exported = <VersionedExport*>managed
-    exported.release(exported.owner)
-    free(exported)
+    end_export(<Export*>managed)
 
 
-# A capsule that nobody consumed, or whose consumer refused it, keeps its first name: free it then.
-cdef void drop_legacy(object capsule) noexcept:
-    if PyCapsule_IsValid(capsule, LEGACY):
-        delete_legacy(<DLManagedTensor*>PyCapsule_GetPointer(capsule, LEGACY))
+# A capsule that nobody consumed, or whose consumer refused it, keeps its first name: its
+# destructor frees it then.
+cdef void drop_legacy(PyObject* capsule) noexcept:
+    if is_valid(capsule, LEGACY):
+        end_export(<Export*>pointer_in(capsule, LEGACY))
 
 
-cdef void drop_versioned(object capsule) noexcept:
-    if PyCapsule_IsValid(capsule, VERSIONED):
-        delete_versioned(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, VERSIONED))
+cdef void drop_versioned(PyObject* capsule) noexcept:
+    if is_valid(capsule, VERSIONED):
+        end_export(<Export*>pointer_in(capsule, VERSIONED))
 
 
-cdef inline void describe(DLTensor* target, const DLTensor* source,
-                          int64_t* numbers) noexcept nogil:
-    target[0] = source[0]
-    target.shape = numbers
-    target.strides = numbers + source.ndim
-    target.byte_offset = 0
-    memcpy(target.shape, source.shape, source.ndim * sizeof(int64_t))
-    memcpy(target.strides, source.strides, source.ndim * sizeof(int64_t))
-
-
-cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, bint versioned,
-                           void* owner, owner_release release):
-    cdef size_t numbers = 2 * tensor.ndim * sizeof(int64_t)
-    cdef LegacyExport* legacy
-    cdef VersionedExport* modern
+cdef inline Export* new_export(const DLTensor* tensor, uint64_t flags, uint32_t minor,
+                               bint versioned, void* owner, owner_release release) noexcept nogil:
+    cdef size_t numbers = tensor.ndim * sizeof(int64_t)
+    cdef Export* exported = <Export*>malloc(sizeof(Export) + 2 * numbers)
+    cdef DLTensor* target
+    if exported == NULL:
+        release(owner)
+        return NULL
+    exported.owner = owner
+    exported.release = release
     if versioned:
-        modern = <VersionedExport*>malloc(sizeof(VersionedExport) + numbers)
-        if modern == NULL:
-            raise MemoryError("no host memory for a DLPack capsule")
-        describe(&modern.managed.dl_tensor, tensor, <int64_t*>(modern + 1))
-        modern.managed.version.major = DLPACK_MAJOR
-        modern.managed.version.minor = DLPACK_MINOR
-        modern.managed.manager_ctx = NULL
-        modern.managed.deleter = delete_versioned
-        modern.managed.flags = flags
-        modern.owner = owner
-        modern.release = release
-        try:
-            return PyCapsule_New(modern, VERSIONED, drop_versioned)
-        except BaseException:
-            free(modern)
-            raise
-    if flags & DL_READ_ONLY:
-        raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
-                          "max_version=(1, 0)")
-    legacy = <LegacyExport*>malloc(sizeof(LegacyExport) + numbers)
-    if legacy == NULL:
+        target = &exported.managed.versioned.dl_tensor
+        exported.managed.versioned.version.major = DLPACK_MAJOR
+        exported.managed.versioned.version.minor = minor
+        exported.managed.versioned.manager_ctx = NULL
+        exported.managed.versioned.deleter = delete_versioned
+        exported.managed.versioned.flags = flags
+    else:
+        target = &exported.managed.legacy.dl_tensor
+        exported.managed.legacy.manager_ctx = NULL
+        exported.managed.legacy.deleter = delete_legacy
+    target[0] = tensor[0]
+    target.shape = <int64_t*>(exported + 1)
+    target.strides = target.shape + tensor.ndim
+    target.byte_offset = 0
+    memcpy(target.shape, tensor.shape, numbers)
+    memcpy(target.strides, tensor.strides, numbers)
+    return exported
+
+
+cdef DLManagedTensorVersioned* dlpack_export(const DLTensor* tensor, uint64_t flags,
+                                             uint32_t minor, void* owner,
+                                             owner_release release) noexcept nogil:
+    return <DLManagedTensorVersioned*>new_export(tensor, flags, minor, True, owner, release)
+
+
+cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, uint32_t minor,
+                           bint versioned, void* owner, owner_release release):
+    cdef Export* exported = new_export(tensor, flags, minor, versioned, owner, release)
+    cdef PyObject* capsule
+    if exported == NULL:
         raise MemoryError("no host memory for a DLPack capsule")
-    describe(&legacy.managed.dl_tensor, tensor, <int64_t*>(legacy + 1))
-    legacy.managed.manager_ctx = NULL
-    legacy.managed.deleter = delete_legacy
-    legacy.owner = owner
-    legacy.release = release
-    try:
-        return PyCapsule_New(legacy, LEGACY, drop_legacy)
-    except BaseException:
-        free(legacy)
-        raise
+    if versioned:
+        capsule = new_capsule(exported, VERSIONED, drop_versioned)
+    else:
+        capsule = new_capsule(exported, LEGACY, drop_legacy)
+    if capsule == NULL:
+        end_export(exported)
+        raise MemoryError("no host memory for a DLPack capsule")
+    made = <object>capsule
+    Py_DECREF(made)     # the cast took a reference of its own
+    return made
 
 
-cdef bint dlpack_wants_versioned(object max_version) except -1:
-    """Tell whether a consumer's max_version admits the versioned struct."""
-    if max_version is None:
-        return False
-    if type(max_version) is tuple and len(max_version) == 2 and type(max_version[0]) is int:
-        return max_version[0] >= DLPACK_MAJOR
+cdef bint wants_versioned(object max_version) except -1:
+    global last_version, last_answer
+    if max_version is last_version:     # consumers pass one constant
+        return last_answer
     try:
         major, _ = max_version
         major = int(major)
     except (TypeError, ValueError) as error:
         raise ValueError(f"max_version {max_version!r} is not a pair of integers") from error
+    if type(max_version) is tuple:      # else it may change
+        last_version, last_answer = max_version, major >= DLPACK_MAJOR
     return major >= DLPACK_MAJOR
+
+
+cdef DLDevice dlpack_device_from(object pair) except *:
+    """Read DLPack's (device type, device id); ValueError for what is no pair of integers."""
+    cdef DLDevice device
+    try:
+        device_type, device_id = pair
+        device.device_type = index(device_type)
+        device.device_id = index(device_id)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"DLPack device {pair!r} is not a pair of integers (type, id)") from error
+    return device
+
+
+cdef int dlpack_check_stream(DLDevice device, object stream) except -1:
+    """Refuse a consumer's stream that the protocol does not have for the device."""
+    if stream is None:
+        return 0
+    if device.device_type in (DL_CPU, DL_CUDA_HOST):
+        if stream != -1:
+            raise BufferError(f"stream {stream!r} has no meaning for host memory")
+    elif (isinstance(stream, bool) or not isinstance(stream, int) or stream == 0
+            or not -1 <= stream < 1 << 64):
+        raise ValueError(f"stream {stream!r} is not None, -1 or a stream handle above 0")
+    return 0
+
+
+cdef bint same_device(DLDevice a, DLDevice b) noexcept nogil:
+    return a.device_type == b.device_type and a.device_id == b.device_id
+
+
+# ---- in ------------------------------------------------------------------------------------------
+
+cdef int dlpack_peek(object capsule, Incoming* incoming) except -1:
+    cdef DLManagedTensorVersioned* modern
+    if PyCapsule_IsValid(capsule, VERSIONED):
+        modern = <DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, VERSIONED)
+        incoming_versioned(modern, incoming)
+        if modern.version.major != DLPACK_MAJOR:
+            # Nothing behind the version may be read; the capsule's own destructor cleans up.
+            raise BufferError(f"DLPack {modern.version.major}.{modern.version.minor} is not "
+                              f"readable here: this reads {DLPACK_MAJOR}.x and the unversioned "
+                              "struct before it")
+    elif PyCapsule_IsValid(capsule, LEGACY):
+        incoming.managed = PyCapsule_GetPointer(capsule, LEGACY)
+        incoming.versioned = False
+        incoming.flags = 0
+        incoming.tensor = &(<DLManagedTensor*>incoming.managed).dl_tensor
+    elif PyCapsule_IsValid(capsule, USED_VERSIONED) or PyCapsule_IsValid(capsule, USED_LEGACY):
+        raise BufferError("this DLPack capsule was consumed already")
+    else:
+        raise BufferError(f"{capsule!r} is not a DLPack capsule")
+    return 0
+
+
+cdef void incoming_versioned(DLManagedTensorVersioned* managed, Incoming* incoming) noexcept nogil:
+    incoming.managed = managed
+    incoming.versioned = True
+    incoming.flags = managed.flags
+    incoming.tensor = &managed.dl_tensor
+
+
+cdef int dlpack_take(object capsule, const Incoming* incoming) except -1:
+    PyCapsule_SetName(capsule, USED_VERSIONED if incoming.versioned else USED_LEGACY)
+    return 0
+
+
+cdef void dlpack_delete(void* managed, bint versioned) noexcept nogil:
+    # A NULL deleter means that nobody waits to hear of the end.
+    cdef DLManagedTensorVersioned* modern
+    cdef DLManagedTensor* legacy
+    if versioned:
+        modern = <DLManagedTensorVersioned*>managed
+        if modern.deleter != NULL:
+            modern.deleter(modern)
+    else:
+        legacy = <DLManagedTensor*>managed
+        if legacy.deleter != NULL:
+            legacy.deleter(legacy)
+
+
+# ---- the C exchange API --------------------------------------------------------------------------
+
+cdef object exchange_capsule():
+    return PyCapsule_New(&exchange_table, EXCHANGE, NULL)

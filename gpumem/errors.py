@@ -14,6 +14,7 @@ __all__ = [
     "GpumemError",
     "InUseError",
     "InvalidFreeError",
+    "NoAllocatorError",
     "OutOfMemoryError",
     "SourceError",
     "SuspendedError",
@@ -103,6 +104,10 @@ class ClosedError(GpumemError, ValueError):
 
 class SuspendedError(GpumemError, ValueError):
     """A use of an arena's memory between `Arena.suspend` and `Arena.resume`."""
+
+
+class NoAllocatorError(GpumemError, LookupError):
+    """A memory for which an environment has no allocator."""
 
 
 class DriverError(GpumemError, RuntimeError):

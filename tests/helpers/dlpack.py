@@ -95,3 +95,96 @@ def consume(capsule) -> Consumed:
     managed = managed_of(capsule)
     _set_name(capsule, _USED[kind])
     return Consumed(managed)
+
+
+# ---- a producer ----------------------------------------------------------------------------------
+
+_new_capsule = _function(
+    "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Producer:
+    """A DLPack producer of whatever a test says, right or wrong; counts its deleter's calls."""
+
+    def __init__(self, memory=None, *, kind=VERSIONED, shape=(4,), strides=None, **fields) -> None:
+        self.memory = memory if memory is not None else ctypes.create_string_buffer(1024)
+        self.kind = kind
+        self.deleted = 0
+        self.asked: list[dict] = []
+        self._numbers = [
+            (ctypes.c_int64 * max(1, len(numbers)))(*numbers) if numbers is not None else None
+            for numbers in (shape, strides)
+        ]
+        self._deleter = _DELETER(self._delete)
+        self.managed = _LAYOUT[kind]()
+        self.managed.deleter = ctypes.cast(self._deleter, ctypes.c_void_p).value
+        if kind is VERSIONED:
+            self.managed.major, self.managed.flags = 1, 0
+        tensor = self.managed.tensor
+        tensor.data = ctypes.addressof(self.memory)
+        tensor.device_type, tensor.ndim = 1, len(shape) if shape is not None else 1
+        tensor.code, tensor.bits, tensor.lanes = 1, 8, 1
+        for name, numbers in zip(("shape", "strides"), self._numbers, strict=True):
+            if numbers is not None:
+                setattr(tensor, name, ctypes.cast(numbers, ctypes.POINTER(ctypes.c_int64)))
+        for name, value in fields.items():
+            setattr(tensor if hasattr(tensor, name) else self.managed, name, value)
+
+    def _delete(self, managed) -> None:
+        assert managed == ctypes.addressof(self.managed)
+        self.deleted += 1
+
+    def __dlpack_device__(self):
+        return self.managed.tensor.device_type, self.managed.tensor.device_id
+
+    def __dlpack__(self, **arguments):
+        self.asked.append(arguments)
+        return self.capsule()
+
+    def capsule(self):
+        return _new_capsule(ctypes.addressof(self.managed), self.kind, None)
+
+
+# ---- the C exchange API --------------------------------------------------------------------------
+
+_int = ctypes.c_int
+SET_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+
+
+class ExchangeTable(ctypes.Structure):
+    # The functions that touch objects are called with the interpreter lock, and set exceptions.
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("prev_api", ctypes.c_void_p),
+        (
+            "allocate",
+            ctypes.CFUNCTYPE(
+                _int,
+                ctypes.POINTER(Tensor),
+                ctypes.POINTER(ctypes.c_void_p),
+                ctypes.c_void_p,
+                SET_ERROR,
+            ),
+        ),
+        ("export", ctypes.PYFUNCTYPE(_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))),
+        ("wrap", ctypes.PYFUNCTYPE(_int, ctypes.c_void_p, ctypes.POINTER(ctypes.py_object))),
+        ("borrow", ctypes.PYFUNCTYPE(_int, ctypes.py_object, ctypes.POINTER(Tensor))),
+        ("stream", ctypes.CFUNCTYPE(_int, _int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))),
+    )
+
+
+assert ctypes.sizeof(ExchangeTable) == 56
+
+
+def exchange_table(cls) -> ExchangeTable:
+    """Return the table that a type shows to C consumers."""
+    capsule = cls.__dlpack_c_exchange_api__
+    assert _is_valid(capsule, b"dlpack_exchange_api")
+    return ExchangeTable.from_address(_pointer(capsule, b"dlpack_exchange_api"))
+
+
+def managed_at(address: int) -> ManagedVersioned:
+    return ManagedVersioned.from_address(address)

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "gpumem"
 
 # From the bottom. A module imports from its own row and from rows above it in this list only.
 LAYERS = [
-    ["errors"],
+    ["errors", "_seal"],
     ["_bfc", "_bfc_*"],
     ["_driver"],
     ["_cuda", "_host"],
@@ -22,13 +22,17 @@ LAYERS = [
     ["_arena", "_arena_*"],
     ["config", "stats", "device"],
     ["_deferred"],
-    ["_stream", "_dlpack"],
+    ["_stream", "_dlpack", "_element", "_layout", "_indexing"],
     ["_raw"],
     ["_buffer"],
     ["_adaptor"],
     ["_core", "_core_*", "_pool"],
     ["adaptors"],
-    ["tensor", "_tensor", "session", "accounting*", "planning*"],
+    ["_defaults", "resources"],
+    ["_order", "_foreign", "_hold", "_exports", "_copy"],
+    ["_tensor"],
+    ["_create", "_imports", "_exchange", "tensor"],
+    ["session", "accounting*", "planning*"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],
     ["integrations*"],

@@ -1,0 +1,7 @@
+from typing import Any, final
+
+import numpy as np
+
+@final
+class ElementType:
+    dtype: np.dtype[Any]

@@ -1,0 +1,46 @@
+"""Tensor: typed, strided elements in a buffer."""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from gpumem._buffer cimport Buffer, MemoryResource
+from gpumem._dlpack cimport DL_READ_ONLY, DLDevice, DLTensor
+from gpumem._element cimport ElementType
+
+cdef enum:
+    INLINE_RANK = 4
+
+# Immutable after it was made: views of the same bytes are new tensors over the same Buffer.
+cdef class Tensor:
+    cdef readonly Buffer buffer
+    cdef ElementType element
+    cdef uint64_t address           # of the element with index 0 everywhere
+    cdef int64_t count              # elements
+    cdef int64_t* lengths           # the shape
+    cdef int64_t* steps             # the strides, in bytes
+    cdef int64_t* dl_steps          # the strides, in elements; once `is_described`
+    cdef int32_t rank
+    cdef bint is_read_only
+    cdef bint is_described          # DLPack has words for it: was found out
+    cdef DLDevice dl_device         # what it calls itself to DLPack consumers
+    cdef int64_t inline_numbers[3 * INLINE_RANK]    # the three, if they fit
+    cdef object __weakref__
+
+# A tensor without elements yet: the caller fills in lengths, steps and count at once.
+cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim)
+# Adjacent elements in C order, in a new buffer of the resource.
+cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
+                            const int64_t* shape, object stream)
+cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
+cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1
+# What DLPack shows of it as being on `device`; the numbers are the tensor's own, so it has to be
+# kept. BufferError for what DLPack has no words for.
+cdef int tensor_describe(Tensor tensor, DLDevice device, DLTensor* described) except -1
+cdef inline uint64_t tensor_flags(Tensor tensor) noexcept:
+    return DL_READ_ONLY if tensor.is_read_only else 0
+
+# Views: another layout over the same buffer; the same layout.
+cdef Tensor tensor_view(Tensor base, ElementType element, uint64_t address, int ndim,
+                        const int64_t* lengths, const int64_t* steps)
+cdef Tensor tensor_whole(Tensor base)
+# The elements where they are, or copied to another memory, by the rules of Tensor.to.
+cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy)

@@ -1,0 +1,448 @@
+"""Tensors as values: dtypes, shapes, strides, indexing, reshape and view, against NumPy."""
+
+import gc
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers import child
+
+import gpumem
+
+NUMPY = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+ML = [
+    "bfloat16",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
+# What NumPy stores and DLPack has no name for.
+ODD = [">f4", "g", "S5", "U3", "M8[s]", "m8[ns]", "V6", [("a", "i4"), ("b", "f8")]]
+SHAPES = [(), (0,), (1,), (5,), (2, 3), (0, 4), (3, 0, 2), (1, 1, 1), (2, 3, 4, 5, 6), (1,) * 32]
+
+
+def tensor_like(array):
+    """A tensor in gpumem's own memory with an array's elements."""
+    tensor = gpumem.empty(array.shape, array.dtype, memory="host")
+    tensor.numpy()[...] = array
+    return tensor
+
+
+def same(tensor, array):
+    assert tensor.shape == array.shape
+    assert tensor.dtype == array.dtype
+    seen = tensor.numpy()
+    assert np.array_equal(seen.view("u1") if seen.dtype.kind == "V" else seen, array)
+    return True
+
+
+# ---- making --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", NUMPY + ML + ODD, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_dtype_in_every_shape(dtype, shape):
+    tensor = gpumem.zeros(shape, dtype, memory="host")
+    array = np.zeros(shape, tensor.dtype)
+    assert (tensor.shape, tensor.ndim, tensor.size) == (shape, len(shape), array.size)
+    assert (tensor.nbytes, tensor.itemsize) == (array.nbytes, array.itemsize)
+    assert tensor.nbytes == tensor.buffer.nbytes
+    seen = tensor.numpy()
+    assert (seen.shape, seen.dtype, seen.nbytes) == (array.shape, array.dtype, array.nbytes)
+    assert seen.tobytes() == array.tobytes()
+    if array.size:
+        assert seen.strides == tensor.strides == array.strides
+        assert seen.ctypes.data == tensor.ptr == tensor.buffer.ptr
+
+
+@pytest.mark.parametrize(
+    "given", [np.float32, "float32", "f4", np.dtype("f4"), float, bool, ml_dtypes.bfloat16]
+)
+def test_a_dtype_is_whatever_numpy_takes(given):
+    assert gpumem.empty(3, given, memory="host").dtype == np.dtype(given)
+
+
+@pytest.mark.parametrize(
+    "dtype", [object, "O", [("a", object)], "V0", "S0", ("f4", (2,)), None, "nonsense", 7]
+)
+def test_a_dtype_that_cannot_be_is_refused(dtype):
+    with pytest.raises(TypeError):
+        gpumem.empty(3, dtype, memory="host")
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [(3, (3,)), (np.int64(3), (3,)), ([2, 3], (2, 3)), (range(3), (0, 1, 2))]
+)
+def test_a_shape_is_an_integer_or_a_sequence_of_them(shape, expected):
+    assert gpumem.empty(shape, "i1", memory="host").shape == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        ((-1,), ValueError),
+        ((2**63,), ValueError),
+        ((2**62, 2**62), ValueError),
+        ((0, 2**62, 2**62), ValueError),
+        ((1,) * 65, ValueError),
+        ((1.0,), TypeError),
+        ((True,), TypeError),
+        ("ab", TypeError),
+        (None, TypeError),
+        (2.5, TypeError),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(arena, shape, error):
+    with pytest.raises(error, match="shape"):
+        gpumem.empty(shape, "f4", resource=arena)
+    assert arena.stats().num_allocs == 0
+
+
+def test_a_shape_that_no_machine_holds_is_out_of_memory(arena):
+    with pytest.raises(gpumem.OutOfMemoryError):
+        gpumem.empty(2**60, "u1", resource=arena)
+
+
+@pytest.mark.parametrize("dtype", NUMPY + ML, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 7, 1000])
+def test_full_has_its_value_everywhere(dtype, stream, size):
+    given = gpumem.Stream("host") if stream else None
+    tensor = gpumem.full(size, 1, dtype, memory="host", stream=given)
+    assert (tensor.numpy() == np.full(size, 1, tensor.dtype)).all()
+    odd = gpumem.full((size, 2), 3.25 if tensor.dtype.kind in "fc" else 1, dtype, memory="host")
+    assert (odd.numpy() == np.full((size, 2), odd.numpy().flat[0] if size else 0, odd.dtype)).all()
+
+
+def test_full_takes_the_values_dtype_and_refuses_what_it_cannot_hold():
+    assert gpumem.full(2, 1.5, memory="host").dtype == np.float64
+    assert gpumem.full(2, True, memory="host").dtype == np.bool_
+    with pytest.raises(OverflowError):
+        gpumem.full(2, 300, "u1", memory="host")
+    with pytest.raises(ValueError, match="not a scalar"):
+        gpumem.full(2, [1, 2], "u1", memory="host")
+
+
+def test_elements_are_aligned_for_every_consumer():
+    assert gpumem.empty(3, "f4", memory="host").ptr % 256 == 0
+
+
+def test_a_tensor_says_where_and_what_it_is(arena):
+    tensor = gpumem.empty((2, 3), "f4", resource=arena)
+    assert (tensor.memory, tensor.device) == (arena.memory, gpumem.Device("host"))
+    assert tensor.buffer.resource is arena
+    assert not tensor.read_only
+    assert len(tensor) == 2
+    assert "(2, 3) float32" in repr(tensor)
+    with pytest.raises(TypeError, match="no length"):
+        len(gpumem.empty((), "f4", resource=arena))
+
+
+@pytest.mark.parametrize("make", [gpumem.Tensor, lambda: gpumem.Tensor.__new__(gpumem.Tensor)])
+def test_a_tensor_is_not_made_by_its_type(make):
+    with pytest.raises(TypeError):
+        make()
+    with pytest.raises(TypeError):
+        object.__new__(gpumem.Tensor)
+
+
+def test_dropping_the_last_tensor_frees_the_block(arena):
+    tensor = gpumem.empty((2, 3), "f4", resource=arena)
+    view = tensor[1:]
+    del tensor
+    assert arena.stats().in_use > 0
+    del view
+    assert arena.stats().in_use == 0
+
+
+def test_tensors_leak_nothing(arena):
+    """Counts of objects and of blocks after many of each kind of view."""
+
+    def use():
+        tensor = gpumem.zeros((4, 4, 1, 1, 1), "f4", resource=arena)
+        for view in (tensor[1:], tensor.reshape(16), tensor.view("u1"), tensor.as_read_only()):
+            (
+                np.from_dlpack(view),
+                view.numpy(),
+                memoryview(view),
+                view.__dlpack__(max_version=(1, 0)),
+            )
+        for wrong in (lambda: tensor["a"], lambda: tensor.reshape(3), lambda: tensor.view("V5")):
+            with pytest.raises((TypeError, ValueError)):
+                wrong()
+
+    use()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(200):
+        use()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 50
+    assert arena.stats().in_use == 0
+
+
+def test_without_ml_dtypes_its_names_say_what_is_missing():
+    child.run_quietly("""
+import sys
+sys.modules["ml_dtypes"] = None
+import gpumem
+try:
+    gpumem.empty(3, "bfloat16", memory="host")
+except TypeError as error:
+    assert "ml_dtypes" in str(error)
+else:
+    raise AssertionError
+""")
+
+
+# ---- which resource ------------------------------------------------------------------------------
+
+
+def test_memory_and_resource_must_be_of_one_mind(arena):
+    assert gpumem.empty(3, "f4", memory="host:0", resource=arena).buffer.resource is arena
+    with pytest.raises(ValueError, match="not that of the resource"):
+        gpumem.empty(3, "f4", memory="host/managed", resource=arena)
+    with pytest.raises(TypeError, match="not a MemoryResource"):
+        gpumem.empty(3, "f4", resource="host")
+    with pytest.raises(ValueError, match="unknown device"):
+        gpumem.empty(3, "f4", memory="nonsense")
+
+
+class Environment:
+    def __init__(self, **allocators) -> None:
+        self.allocators = allocators
+
+    def shared_allocator(self, memory):
+        return self.allocators.get(str(memory.kind.value))
+
+
+def test_an_environment_gives_its_allocator_or_none(arena):
+    environment = Environment(host=arena)
+    assert gpumem.empty(3, "f4", memory="host", environment=environment).buffer.resource is arena
+    with pytest.raises(gpumem.NoAllocatorError, match="host:0/managed"):
+        gpumem.zeros(3, "f4", memory="host/managed", environment=environment)
+    with pytest.raises(ValueError, match="both"):
+        gpumem.empty(3, "f4", resource=arena, environment=environment)
+
+
+def test_the_stream_is_that_of_the_block(arena):
+    stream = gpumem.Stream("host")
+    for make in (gpumem.empty, gpumem.zeros):
+        assert make(3, "f4", resource=arena, stream=stream).buffer.stream == stream
+    assert gpumem.empty(3, "f4", resource=arena).buffer.stream.ptr in (0, 1)  # the legacy stream
+
+
+# ---- indexing ------------------------------------------------------------------------------------
+
+
+def keys(rng, rank, count):
+    parts = [
+        lambda: rng.randint(-2, 1),
+        lambda: slice(rng.choice([None, -9, -2, 0, 1, 9]), rng.choice([None, -9, -1, 0, 2, 9]),
+                      rng.choice([None, 1, 2, -1, -2, 7, -(2**62), 2**62])),
+        lambda: None,
+    ]  # fmt: skip
+    for _ in range(count):
+        key = [rng.choice(parts)() for _ in range(rng.randint(0, rank))]
+        if rng.random() < 0.4:
+            key.insert(rng.randint(0, len(key)), Ellipsis)
+        yield tuple(key)
+
+
+def test_basic_indexing_is_numpys(rng):
+    array = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)[:, ::-1, :, 1:]
+    tensor = tensor_like(np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5))[:, ::-1, :, 1:]
+    for key in keys(rng, 4, 2000):
+        try:
+            expected = array[key]
+        except IndexError:
+            with pytest.raises(IndexError):
+                tensor[key]
+        else:
+            view = tensor[key]
+            assert np.array_equal(view.numpy(), expected), key
+            assert view.shape == np.shape(expected), key
+            again = key[:1]
+            assert view[None].shape == (1, *view.shape), again
+
+
+@pytest.mark.parametrize("key", [3, -3, (0, 5), (0, 0, 0), 2**70])
+def test_an_index_out_of_range_is_refused(key):
+    with pytest.raises(IndexError):
+        gpumem.zeros((2, 3), "i1", memory="host")[key]
+
+
+@pytest.mark.parametrize("key", ["a", 1.0, [0, 1], True, (True,), np.array([0])])
+def test_advanced_indexing_is_refused(key):
+    with pytest.raises((TypeError, IndexError)):
+        gpumem.zeros((2, 3), "i1", memory="host")[key]
+
+
+def test_a_tensor_is_iterated_over_its_first_dimension():
+    tensor = tensor_like(np.arange(6).reshape(3, 2))
+    assert [row.numpy().tolist() for row in tensor] == [[0, 1], [2, 3], [4, 5]]
+
+
+# ---- reshape and view ----------------------------------------------------------------------------
+
+
+def shapes_of(size):
+    found = {(size,), (-1,), (1, size), (size, 1), (1, size, 1)}
+    for a, b in itertools.product(range(1, size + 1), repeat=2):
+        if size % (a * b) == 0:
+            found |= {(a, b, size // (a * b)), (a, -1, b)}
+    return sorted(found)
+
+
+def test_reshape_gives_a_view_exactly_where_numpy_does(rng):
+    base = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    cuts = [(), (Ellipsis, slice(None, None, -1)), (slice(None), 1), (slice(None), slice(1)),
+            (slice(None), None, slice(None, 2)), (Ellipsis, slice(None, None, 2))]  # fmt: skip
+    tensor = tensor_like(base)
+    for cut in cuts:
+        array, view = base[cut], tensor[cut]
+        for shape in shapes_of(array.size):
+            expected, got = array.reshape(shape), view.reshape(shape)
+            assert np.array_equal(got.numpy(), expected)
+            shared = got.buffer is tensor.buffer
+            assert shared == np.shares_memory(expected, base), (cut, shape)
+            if shared:
+                assert view.reshape(*shape, copy=False).shape == expected.shape
+            else:
+                with pytest.raises(BufferError, match="without a copy"):
+                    view.reshape(shape, copy=False)
+
+
+def test_reshape_of_nothing_and_of_one():
+    empty = gpumem.empty((0, 3), "f4", memory="host")
+    assert empty.reshape(3, 0, 5).shape == (3, 0, 5)
+    one = gpumem.zeros((), "f4", memory="host")
+    assert one.reshape(1, 1).reshape(()).shape == ()
+    assert one.reshape([1]).shape == (1,)
+    assert one.reshape(1, copy=True).ptr != one.ptr
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, -1), (-1, -1), (-2, 3), (0, -1)])
+def test_a_shape_of_other_size_is_refused(shape):
+    with pytest.raises(ValueError, match="shape"):
+        gpumem.zeros((2, 3), "i1", memory="host").reshape(shape)
+
+
+def test_view_reads_the_same_bytes_anew():
+    array = np.arange(24, dtype="u4").reshape(4, 6)
+    tensor = tensor_like(array)
+    for dtype in ("f4", "u2", "u1", "u8", "c8", ">i4", "bfloat16"):
+        seen = tensor.view(dtype)
+        expected = array.view(seen.dtype)
+        assert seen.shape == expected.shape
+        assert seen.numpy().tobytes() == expected.tobytes()
+        assert seen.ptr == tensor.ptr
+    assert tensor[:, ::-1].view("i4").shape == (4, 6)
+    for wrong in (tensor[:, ::2], tensor[:, ::-1]):
+        with pytest.raises(ValueError, match="adjacent"):
+            wrong.view("u2")
+    with pytest.raises(ValueError, match="multiple"):
+        tensor[:, :3].view("u8")
+    with pytest.raises(ValueError, match="without dimensions"):
+        tensor[0, 0].view("u1")
+
+
+def test_contiguous_copies_only_what_is_not():
+    tensor = tensor_like(np.arange(12).reshape(3, 4))
+    assert tensor.contiguous() is tensor
+    turned = tensor[::-1, ::2]
+    copy = turned.contiguous()
+    assert np.array_equal(copy.numpy(), turned.numpy())
+    assert (copy.strides, copy.memory) == ((16, 8), tensor.memory)
+    stream = gpumem.Stream("host")
+    assert np.array_equal(turned.contiguous(stream).numpy(), turned.numpy())
+    assert turned.contiguous(stream).buffer.stream == stream
+
+
+# ---- to another memory ---------------------------------------------------------------------------
+
+MEMORIES = ["host", "host/host_accessible", "host/managed"]
+
+
+@pytest.mark.parametrize("source", MEMORIES)
+@pytest.mark.parametrize("target", MEMORIES)
+def test_to_copies_where_the_memory_model_says_so(source, target):
+    array = np.arange(12).reshape(3, 4)
+    tensor = gpumem.empty((3, 4), array.dtype, memory=source)
+    tensor.numpy()[:] = array
+    shared = gpumem.devices_are_memory_compatible(source, target)
+    moved = tensor[:, 1:].to(target)
+    assert np.array_equal(moved.numpy(), array[:, 1:])
+    assert (moved.buffer is tensor.buffer) == shared
+    if not shared:
+        assert str(moved.memory) == str(gpumem.MemoryInfo.parse(target))
+        with pytest.raises(BufferError, match="copy=False"):
+            tensor.to(target, copy=False)
+    forced = tensor.to(target, gpumem.Stream("host"), copy=True)
+    assert forced.buffer is not tensor.buffer
+    assert np.array_equal(forced.numpy(), array)
+    assert forced.memory == gpumem.MemoryInfo.parse(target)
+
+
+# ---- asarray -------------------------------------------------------------------------------------
+
+
+def test_asarray_keeps_what_is_there():
+    tensor = gpumem.zeros(3, "f4", memory="host")
+    assert gpumem.asarray(tensor) is tensor
+    for array in (
+        np.arange(6).reshape(2, 3).T,
+        np.zeros(2, [("a", "i4")]),
+        np.array(5.0),
+        np.arange(4)[::-1],
+        np.zeros((0, 3)),
+        np.zeros(3, ml_dtypes.bfloat16),
+    ):
+        seen = gpumem.asarray(array)
+        assert (seen.shape, seen.dtype) == (array.shape, array.dtype)
+        assert np.array_equal(seen.numpy(), array)
+        assert seen.ptr == array.ctypes.data or not array.size
+
+
+def test_asarray_takes_whatever_has_elements():
+    assert gpumem.asarray([[1, 2], [3, 4]]).numpy().tolist() == [[1, 2], [3, 4]]
+    assert gpumem.asarray(3).shape == ()
+    data = bytearray(b"abc")
+    seen = gpumem.asarray(data)
+    assert seen.dtype == np.uint8
+    data[0] = 7
+    assert seen.numpy()[0] == 7
+    assert gpumem.asarray(b"abc").read_only
+    with pytest.raises(TypeError, match="Python objects"):
+        gpumem.asarray([object()])
+    pinned = gpumem.zeros(2, "i1", memory="host/host_accessible")
+    assert gpumem.asarray(pinned, memory="host/managed").memory.kind is gpumem.MemoryKind.MANAGED
+
+
+def test_a_read_only_array_stays_read_only():
+    array = np.arange(3)
+    array.flags.writeable = False
+    for seen in (gpumem.asarray(array), gpumem.from_dlpack(array)):
+        assert seen.read_only
+        assert not seen.numpy().flags.writeable
+        assert seen[1:].read_only
+
+
+def test_an_array_lives_as_long_as_its_tensor():
+    class Array(np.ndarray):
+        gone = 0
+
+        def __del__(self):
+            Array.gone += 1
+
+    view = gpumem.asarray(np.arange(5).view(Array))[1:].numpy()
+    gc.collect()
+    assert (view.tolist(), Array.gone) == ([1, 2, 3, 4], 0)
+    del view
+    assert Array.gone == 1
