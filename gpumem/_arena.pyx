@@ -408,6 +408,7 @@ cdef void arena_reap() noexcept nogil:
         if not place_is_dead(arena.place):
             release_memory(arena)
             destroy_events(arena)
+            destroy_events(arena)       # what the driver refused is asked once more
         forget(arena)
         arena = following
 

@@ -296,7 +296,8 @@ cdef void destroy_events(ArenaCore* arena) noexcept nogil:
         return
     for slot in range(1, arena.table.lane_count):
         if arena.streams[slot].event != NULL:
-            arena.place.table.cuEventDestroy(arena.streams[slot].event)
+            if arena.place.table.cuEventDestroy(arena.streams[slot].event) != CUDA_SUCCESS:
+                continue
             arena.streams[slot].event = NULL
             arena.streams[slot].event_epoch = 0
     place_leave(arena.place)

@@ -207,7 +207,8 @@ cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept n
     if not space.large:
         return 1
     while (granules < MAX_PAGE_GRANULES
-           and (<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak):
+           and ((<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak
+                or (<uint64_t>granules << (GRANULE_BITS + 1)) * 8 <= demand.size)):
         granules <<= 1
     return granules
 
