@@ -5,6 +5,7 @@ Importing it needs no driver, no GPU and no framework: the host is a device too.
 
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core import Arena
+from gpumem._external import ExternalAllocator
 from gpumem._pool import DriverPool
 from gpumem._stream import Event, Stream
 from gpumem.adaptors import (
@@ -40,10 +41,13 @@ from gpumem.errors import (
     InvalidFreeError,
     NoAllocatorError,
     OutOfMemoryError,
+    PoolFallbackWarning,
     SourceError,
     SuspendedError,
 )
 from gpumem.resources import get_default_resource, set_default_resource, using_resource
+from gpumem.handle import Handle
+from gpumem.resources import make_resource
 from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
 from gpumem.tensor import Tensor, asarray, empty, from_dlpack, full, zeros
 
@@ -62,7 +66,9 @@ __all__ = [
     "DriverPool",
     "DriverStatus",
     "Event",
+    "ExternalAllocator",
     "GpumemError",
+    "Handle",
     "InUseError",
     "InvalidFreeError",
     "KeptRegion",
@@ -74,6 +80,7 @@ __all__ = [
     "OutOfMemoryError",
     "Outstanding",
     "PoolConfig",
+    "PoolFallbackWarning",
     "PoolStats",
     "ShrinkReport",
     "SourceError",
@@ -95,6 +102,7 @@ __all__ = [
     "get_default_resource",
     "limit",
     "log",
+    "make_resource",
     "on_failure",
     "set_default_resource",
     "set_host_device_count",

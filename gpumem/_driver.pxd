@@ -39,6 +39,7 @@ cdef extern from "driver_table.h" nogil:
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
         CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
         CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
         CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 
@@ -77,6 +78,7 @@ cdef extern from "driver_table.h" nogil:
 
     ctypedef enum CUmemAllocationHandleType:
         CU_MEM_HANDLE_TYPE_NONE
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
     ctypedef enum CUmemPool_attribute:
         CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
@@ -116,6 +118,12 @@ cdef extern from "driver_table.h" nogil:
         CUmemAllocationHandleType handleTypes
         CUmemLocation location
         size_t maxSize
+
+    ctypedef struct CUmemPoolPtrExportData:
+        unsigned char reserved[64]
+
+    ctypedef enum CUstreamCaptureStatus:
+        CU_STREAM_CAPTURE_STATUS_NONE
 
     ctypedef struct DriverTable:
         CUresult (*cuInit)(unsigned int) noexcept nogil
@@ -182,6 +190,17 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemPoolTrimTo)(CUmemoryPool, size_t) noexcept nogil
         CUresult (*cuMemPoolSetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
         CUresult (*cuMemPoolGetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
+        CUresult (*cuMemPoolExportToShareableHandle)(void*, CUmemoryPool, CUmemAllocationHandleType,
+                                                     unsigned long long) noexcept nogil
+        CUresult (*cuMemPoolImportFromShareableHandle)(CUmemoryPool*, void*,
+                                                       CUmemAllocationHandleType,
+                                                       unsigned long long) noexcept nogil
+        CUresult (*cuMemPoolExportPointer)(CUmemPoolPtrExportData*, CUdeviceptr) noexcept nogil
+        CUresult (*cuMemPoolImportPointer)(CUdeviceptr*, CUmemoryPool,
+                                           CUmemPoolPtrExportData*) noexcept nogil
+        CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
+        CUresult (*cuDeviceGetMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
+        CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) noexcept nogil
 
         CUresult (*cuMemAdvise_v1)(CUdeviceptr, size_t, CUmem_advise, CUdevice) noexcept nogil
         CUresult (*cuMemPrefetchAsync_v1)(CUdeviceptr, size_t, CUdevice, CUstream) noexcept nogil

@@ -1,43 +1,65 @@
+import struct
 from collections.abc import Mapping
-from typing import Self, SupportsIndex, final
+from typing import Any, Protocol, final
 
-from gpumem._buffer import Buffer, MemoryResource
+from gpumem._buffer import Buffer
+from gpumem._direct import DirectResource
 from gpumem._stream import _StreamLike
 from gpumem.config import PoolConfig
 from gpumem.device import Device, MemoryInfo
-from gpumem.stats import ShrinkReport, Stats
+from gpumem.handle import Handle
+from gpumem.stats import PoolStats, ShrinkReport
+
+NOTE: struct.Struct
+NOTE_MAGIC: bytes
+
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
 
 @final
-class DriverPool(MemoryResource):
+class DriverPool(DirectResource):
     config: PoolConfig
-    def __new__(
-        cls,
-        device: MemoryInfo | Device | str,
-        config: PoolConfig | Mapping[str, object] | None = None,
-        *,
-        handle: int | None = None,
-        name: str | None = None,
-    ) -> Self: ...
     def __init__(
         self,
         device: MemoryInfo | Device | str,
         config: PoolConfig | Mapping[str, object] | None = None,
         *,
         handle: int | None = None,
+        default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> None: ...
+    @staticmethod
+    def default(
+        device: MemoryInfo | Device | str,
+        *,
+        default_stream: _StreamLike = None,
+        name: str | None = None,
+    ) -> DriverPool: ...
+    @staticmethod
+    def current(
+        device: MemoryInfo | Device | str,
+        *,
+        default_stream: _StreamLike = None,
+        name: str | None = None,
+    ) -> DriverPool: ...
+    @staticmethod
+    def import_handle(
+        device: MemoryInfo | Device | str,
+        fd: int | _HasFileno,
+        *,
+        default_stream: _StreamLike = None,
+        name: str | None = None,
+    ) -> DriverPool: ...
     @property
     def handle(self) -> int: ...
     @property
-    def closed(self) -> bool: ...
-    def allocate(  # type: ignore[override]
-        self, nbytes: SupportsIndex, stream: _StreamLike = None
-    ) -> Buffer: ...
+    def imported(self) -> bool: ...
     def shrink(self) -> ShrinkReport: ...
-    def stats(self) -> Stats: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        *exception: object,
-    ) -> None: ...
+    def stats(self) -> PoolStats: ...
+    def export_handle(self) -> Handle: ...
+    def export_buffer(self, buffer: Buffer) -> bytes: ...
+    def import_buffer(self, data: Any, stream: _StreamLike = None) -> Buffer: ...
+
+def require_pools(memory: MemoryInfo) -> MemoryInfo: ...
+def pool_number(handle: Any) -> int: ...
+def pool_of_device(device: MemoryInfo | Device | str, current: bool) -> int: ...

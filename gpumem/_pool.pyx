@@ -1,23 +1,26 @@
 """DriverPool: allocations ordered by a stream, cached by the driver (cudaMallocAsync's pool)."""
 
-cimport cython
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+import os
+import struct
 
-from gpumem._buffer cimport (
-    Buffer,
-    MemoryResource,
-    buffer_of,
-    empty_buffer,
-    resource_init,
-    size_of,
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc
+from libc.string cimport memcpy
+
+from gpumem._buffer cimport Buffer
+from gpumem._direct cimport (
+    DEFAULT_SLOT,
+    DirectBlock,
+    DirectCounters,
+    DirectResource,
+    direct_count_call,
+    direct_counters,
+    direct_stream_at,
+    direct_unclaim,
 )
 from gpumem._driver cimport (
-    CU_EVENT_DISABLE_TIMING,
-    CU_MEM_ALLOCATION_TYPE_PINNED,
-    CU_MEM_HANDLE_TYPE_NONE,
-    CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
@@ -29,49 +32,58 @@ from gpumem._driver cimport (
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
     CUdeviceptr,
-    CUevent,
-    CUmemPool_attribute,
-    CUmemPoolProps,
     CUmemoryPool,
+    CUmemPoolPtrExportData,
     CUresult,
-    CUstream,
-    Place,
+    DriverDevice,
     check,
     place_enter,
-    place_is_dead,
     place_leave,
 )
-from gpumem._lease cimport Lease, Uses, lease_create, uses_add, uses_free
-from gpumem._stream cimport stream_handle
+from gpumem._pool_core cimport (
+    PoolCore,
+    pool_attribute,
+    pool_core,
+    pool_destroy,
+    pool_destroy_native,
+    pool_end,
+    pool_free_refused,
+    pool_give,
+    pool_make,
+    pool_require_sharing,
+    pool_take,
+)
+from gpumem._pool_imports cimport pool_import_pointer
 
 from gpumem.config import PoolConfig
-from gpumem.device import MemoryKind
-from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
-from gpumem.stats import ShrinkReport, Stats
+from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
+from gpumem.handle import Handle
+from gpumem.stats import PoolStats, ShrinkReport
 
-cdef extern from *:
-    """
-    static inline int32_t gm_pool_count(int32_t *count, int32_t by) {
-        return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
-    }
-    static inline uint64_t gm_pool_add(uint64_t *sum, uint64_t by) {
-        return __atomic_add_fetch(sum, by, __ATOMIC_RELAXED);
-    }
-    """
-    int32_t gm_pool_count(int32_t* count, int32_t by) noexcept nogil
-    uint64_t gm_pool_add(uint64_t* sum, uint64_t by) noexcept nogil
+cdef enum:
+    POOL_ALIGNMENT = 256        # bytes; every driver gives at least that
+
+# What another process needs of a block: sizes, and the driver's own note.
+NOTE = struct.Struct("<8sQQQ64s")
+NOTE_MAGIC = b"gmpool 1"
 
 
 @cython.final
-cdef class DriverPool(MemoryResource):
+@cython.no_gc_clear
+cdef class DriverPool(DirectResource):
     """The driver's stream-ordered memory pool.
 
     Every allocation and free is a driver call ordered by a stream; the driver caches, reuses and
-    trims. Slower than an `Arena`, but its blocks may be used by whatever else takes memory from
-    the same pool. A block that other streams were recorded for (`Buffer.record_stream`) is freed
-    behind a wait on the device for them, in the order of the stream that frees it. A private pool
-    is made unless `handle` names an existing one, which is then
-    neither configured nor destroyed.
+    trims. Slower than an `Arena`, but its memory may be shared with whatever else takes memory
+    from the same pool, and with other processes. A block that other streams were recorded for
+    (`Buffer.record_stream`) is freed behind a wait on the device for them. A private pool is made
+    unless `handle` names an
+    existing one, which is then neither configured nor destroyed; `default` and `current` take a
+    device's own.
+
+    Safe to use from many threads; dead after fork, as an `Arena`. Where a driver has no pools,
+    `make_resource` takes an arena instead, with a warning.
 
     Parameters
     ----------
@@ -80,14 +92,20 @@ cdef class DriverPool(MemoryResource):
     config : PoolConfig or Mapping, optional
         Settings of a private pool; a mapping is read by `PoolConfig.from_mapping`.
     handle : int, optional
-        A native pool (CUmemoryPool) that somebody else owns.
+        A native pool (CUmemoryPool) of that device that somebody else owns, and that outlives
+        this object and its buffers.
+    default_stream : stream, optional
+        Used where a call names none; None is the device's legacy default stream.
     name : str, optional
         For people.
 
     Raises
     ------
     ConfigError
-        The device has no pools, or a setting is not accepted, or both `config` and `handle` given.
+        The device has no pools, or none that can be shared, or a setting is not accepted, or both
+        `config` and `handle` are given.
+    TypeError, ValueError
+        `handle` is no integer from 1 to 2**64 - 1.
     DriverError
         The driver refused.
 
@@ -98,91 +116,97 @@ cdef class DriverPool(MemoryResource):
     >>> with pool.allocate(1 << 20) as buffer:
     ...     buffer.nbytes
     1048576
+
+    Notes
+    -----
+    A block may be used by work queued on its stream from now on; the caller orders other streams
+    behind that. It is freed in the order of the stream it goes back on. A free that the driver
+    refuses, as for a raw stream handle whose owner destroyed it without `reset_stream`, is tried
+    again by the next shrink, close or exhausted allocation, when the device is idle.
     """
 
-    def __cinit__(self, device, config=None, *, handle=None, name=None):
-        cdef CUmemoryPool pool = NULL
-        resource_init(self, device, name)
-        require_pools(self)
-        self.handles = [0]
+    def __init__(self, device, config=None, *, handle=None, default_stream=None, name=None):
+        cdef PoolCore* core
+        if self.core != NULL:
+            raise TypeError("a DriverPool is initialised once")
         if handle is not None and config is not None:
             raise ConfigError("a pool given by its handle is used as it is: config must be None")
-        self.config = config if isinstance(config, PoolConfig) else PoolConfig.from_mapping(
-            config or {})
-        if handle is None:
-            pool = make_pool(self)
-        else:
-            pool = <CUmemoryPool><uintptr_t>handle
-        self.core = <PoolCore*>calloc(1, sizeof(PoolCore))
-        if self.core == NULL:
-            destroy_pool(self, pool if handle is None else NULL)
+        memory = require_pools(MemoryInfo.parse(device))
+        given = None if handle is None else pool_number(handle)
+        core = <PoolCore*>calloc(1, sizeof(PoolCore))
+        if core == NULL:
             raise MemoryError("no host memory for a pool's books")
-        self.core.references = 1
-        self.core.owned = handle is None
-        self.core.pool = pool
-        self.core.place = &self.place.place
+        core.direct.give = pool_give
+        core.direct.end = pool_end
+        self.granule = POOL_ALIGNMENT
+        self.begin(&core.direct, memory, default_stream, name)
+        if given is None:
+            self.config = (config if isinstance(config, PoolConfig)
+                           else PoolConfig.from_mapping({} if config is None else config))
+            core.pool = pool_make(self.place, self.config)
+            core.owned = True
+        else:
+            core.pool = <CUmemoryPool><uintptr_t>given
+            self.config = config_of(self)
 
-    def __init__(self, device, config=None, *, handle=None, name=None):
-        pass        # __cinit__ has made it
+    @staticmethod
+    def default(device, *, default_stream=None, name=None):
+        """Return the device's default pool as a resource.
 
-    def __dealloc__(self):
-        if self.core != NULL:
-            core_drop(self.core)
+        Its settings are shared with whatever else uses it (PyTorch's ``cudaMallocAsync`` backend,
+        JAX, TensorFlow set its release threshold), so they are read and never written.
+
+        Raises
+        ------
+        ConfigError, DriverError
+            As for `DriverPool`.
+        """
+        return DriverPool(device, handle=pool_of_device(device, False),
+                          default_stream=default_stream, name=name)
+
+    @staticmethod
+    def current(device, *, default_stream=None, name=None):
+        """Return the pool that ``cuMemAllocAsync`` on the device takes from now.
+
+        Raises
+        ------
+        ConfigError, DriverError
+            As for `DriverPool`.
+        """
+        return DriverPool(device, handle=pool_of_device(device, True),
+                          default_stream=default_stream, name=name)
 
     @property
     def handle(self):
         """The native pool (CUmemoryPool) as an integer, for other libraries."""
-        self._require_open()
-        return <uintptr_t>self.core.pool
+        self.require_open()
+        return <uintptr_t>pool_core(self.core).pool
 
     @property
-    def closed(self):
-        """Whether `close` was called."""
-        return bool(self.is_closed)
+    def imported(self):
+        """Whether it is another process's pool; then it only takes `import_buffer`."""
+        return bool(self.is_imported)
 
-    def allocate(self, nbytes, stream=None):
-        """Hand out a block, in the order of a stream.
+    # ---- blocks ----------------------------------------------------------------------------------
 
-        Parameters
-        ----------
-        nbytes : int
-            Size in bytes; 0 gives a valid empty Buffer with pointer 0.
-        stream : stream, optional
-            The block exists for work queued on it from now on; None is the legacy default stream.
-
-        Raises
-        ------
-        TypeError, ValueError
-            `nbytes` is no integer, or negative.
-        OutOfMemoryError
-            The driver has no memory left.
-        ClosedError
-            The pool is closed, or belongs to the parent of a fork.
-        """
-        cdef uint64_t size = size_of(nbytes)
-        cdef uint32_t slot = 0
-        cdef CUdeviceptr pointer = 0
+    cdef int take(self, DirectBlock* block) except -1:
         cdef CUresult code
-        cdef CUstream handle
-        self._require_open()
-        if stream is not None:
-            self.slot_of(stream, &slot)
-        if size == 0:
-            return empty_buffer(self, slot)
-        handle = <CUstream><uintptr_t>self.handles[slot]
+        if self.is_imported:
+            raise ConfigError(f"{self!r} was imported: only the process that made it allocates "
+                              "from it; use import_buffer")
         with nogil:
-            code = place_enter(self.core.place)
-            if code == CUDA_SUCCESS:
-                code = self.core.place.table.cuMemAllocFromPoolAsync(
-                    &pointer, size, self.core.pool, handle)
-                place_leave(self.core.place)
-        if code != CUDA_SUCCESS:
-            self._refuse(code, size, <uintptr_t>handle)
-        gm_pool_count(&self.core.references, 1)
-        gm_pool_add(&self.core.requested, size)
-        gm_pool_add(&self.core.num_allocs, 1)
-        self.max_alloc = max(self.max_alloc, size)
-        return buffer_of(self, pointer, size, size, 0, slot)
+            code = pool_take(block)
+            if code == CUDA_ERROR_OUT_OF_MEMORY and pool_free_refused(pool_core(self.core)):
+                code = pool_take(block)
+        if code == CUDA_ERROR_OUT_OF_MEMORY:
+            raise_out_of_memory(self, block)
+        return check(self.place.place.table, code, "cuMemAllocFromPoolAsync")
+
+    cdef int settle(self) except -1:
+        with nogil:
+            pool_free_refused(pool_core(self.core))
+            pool_destroy(pool_core(self.core))
+        return 0
 
     def shrink(self):
         """Let the driver give unused memory back, down to `bytes_to_keep_on_shrink`.
@@ -191,263 +215,366 @@ cdef class DriverPool(MemoryResource):
         -------
         ShrinkReport
             The bytes that went; a pool does not tell what holds the rest.
-        """
-        cdef uint64_t before, after
-        cdef uint64_t keep = self.config.bytes_to_keep_on_shrink
-        cdef CUresult code
-        self._require_open()
-        before = self._attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-        with nogil:
-            code = place_enter(self.core.place)
-            if code == CUDA_SUCCESS:
-                code = self.core.place.table.cuMemPoolTrimTo(self.core.pool, keep)
-                place_leave(self.core.place)
-        check(self.core.place.table, code, "cuMemPoolTrimTo")
-        self.shrinkages += 1
-        after = self._attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-        return ShrinkReport(before - after if before > after else 0, ())
-
-    def stats(self):
-        """Return `Stats` as far as a driver's pool tells them; its limit is 0."""
-        self._require_open()
-        return Stats(
-            limit=0,
-            in_use=self._attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
-            requested_in_use=self.core.requested,
-            reserved=self._attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
-            max_in_use=self._attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH),
-            max_reserved=self._attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
-            num_allocs=self.core.num_allocs,
-            num_frees=self.core.num_frees,
-            num_reserves=0,
-            num_extensions=0,
-            num_regions=0,
-            num_shrinkages=self.shrinkages,
-            max_alloc_size=self.max_alloc,
-            largest_free=0,
-            pages_moved=0,
-            driver_calls=self.core.num_allocs + self.core.num_frees,
-        )
-
-    def close(self):
-        """Give the pool up. Idempotent.
 
         Raises
         ------
-        InUseError
-            A buffer, or a view of one, is still alive; nothing is changed.
+        ClosedError
+            The pool is closed, or belongs to the parent of a fork.
+        DriverError
+            The driver refused.
         """
-        if self.is_closed:
-            return
-        live = self.core.num_allocs - self.core.num_frees
-        if live and not place_is_dead(self.core.place):
-            raise InUseError(f"pool {self.name!r} cannot be closed: {self.core.requested} bytes in "
-                             f"{live} blocks are in use")
-        self.is_closed = True
-        if self.core.owned and not place_is_dead(self.core.place):
-            destroy_pool(self, self.core.pool)
-        self.core.owned = False
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
-
-    def __repr__(self):
-        state = ", closed" if self.is_closed else ""
-        return f"<gpumem.DriverPool {self.name!r} on {self.memory}{state}>"
-
-    def _require_open(self):
-        if self.is_closed:
-            raise ClosedError(f"pool {self.name!r} is closed")
-        if place_is_dead(self.core.place):
-            raise ClosedError(f"pool {self.name!r} belongs to the parent process, or the "
-                              "interpreter is ending")
-
-    def _refuse(self, int code, nbytes, stream):
-        if code != <int>CUDA_ERROR_OUT_OF_MEMORY:
-            check(self.core.place.table, <CUresult>code, "cuMemAllocFromPoolAsync")
-        stats = self.stats()
-        raise OutOfMemoryError(
-            f"{self.memory} is out of memory: the driver's pool has no {nbytes} bytes; in use "
-            f"{stats.in_use}, reserved {stats.reserved}; free buffers, or memory that others hold "
-            "on the device",
-            asked=nbytes, rounded=nbytes, in_use=stats.in_use, reserved=stats.reserved,
-            device=str(self.memory), stream=stream,
-            advice="free buffers, or memory that others hold on the device")
-
-    def _attribute(self, int attribute):
-        cdef uint64_t value = 0
-        cdef CUresult code = place_enter(self.core.place)
-        if code == CUDA_SUCCESS:
-            code = self.core.place.table.cuMemPoolGetAttribute(
-                self.core.pool, <CUmemPool_attribute>attribute, &value)
-            place_leave(self.core.place)
-        check(self.core.place.table, code, "cuMemPoolGetAttribute")
-        return value
-
-    # ---- what buffers ask ------------------------------------------------------------------------
-
-    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        cdef CUstream handle = NULL
-        stream_handle(stream, self.place, &handle)
-        number = <uintptr_t>handle
-        if number not in self.handles:
-            self.handles.append(number)
-        slot[0] = self.handles.index(number)
-        if stream is not None and not isinstance(stream, int):
-            self.streams[slot[0]] = stream
-        return 0
-
-    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return self.handles[slot]
-
-    cdef void give_back(self, Buffer buffer) noexcept:
-        cdef CUstream handle = <CUstream><uintptr_t>self.handles[buffer.slot]
-        cdef CUdeviceptr pointer = buffer.address
-        cdef uint64_t nbytes = buffer.block_bytes
-        cdef Uses* uses = buffer.uses
+        cdef uint64_t before, after
+        cdef uint64_t keep
+        cdef CUresult code
+        self.require_open()
+        keep = self.config.bytes_to_keep_on_shrink
+        before = pool_attribute(pool_core(self.core), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
         with nogil:
-            order_uses(self.core, uses, handle)
-            free_in_order(self.core, pointer, nbytes, handle)
+            pool_free_refused(pool_core(self.core))
+            code = place_enter(self.core.place)
+            if code == CUDA_SUCCESS:
+                code = self.core.place.table.cuMemPoolTrimTo(pool_core(self.core).pool, keep)
+                place_leave(self.core.place)
+        check(self.place.place.table, code, "cuMemPoolTrimTo")
+        direct_count_call(self.core, 1)
+        after = pool_attribute(pool_core(self.core), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        return ShrinkReport(before - after if before > after else 0, ())
 
-    cdef Lease* lease(self, Buffer buffer) except NULL:
-        cdef Lease* lease = lease_create(self.handles[buffer.slot], buffer.address,
-                                         buffer.block_bytes, buffer.slot, self.core, release_lease)
-        if lease == NULL:
-            raise MemoryError("no host memory for a view's lease")
-        return lease
+    def stats(self):
+        """Return the counters of this moment as `PoolStats`.
 
-    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
-        lease.handle = self.handles[slot]
+        Raises
+        ------
+        ClosedError
+            The pool is closed, or belongs to the parent of a fork.
+        DriverError
+            The driver did not tell.
+        """
+        cdef DirectCounters now
+        self.require_open()
+        now = direct_counters(self.core)
+        driver = [0] * 4
+        if not self.is_imported:
+            driver = [pool_attribute(pool_core(self.core), which) for which in (
+                CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+                CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH)]
+        return PoolStats(
+            limit=self.config.max_size,
+            in_use=now.in_use,
+            requested_in_use=now.requested,
+            reserved=driver[0],
+            max_in_use=now.max_in_use,
+            max_reserved=driver[1],
+            num_allocs=now.num_allocs,
+            num_frees=now.num_frees,
+            num_reserves=now.num_reserves,
+            num_extensions=0,
+            num_regions=0,
+            num_shrinkages=now.num_shrinks,
+            max_alloc_size=now.max_block,
+            largest_free=0,
+            pages_moved=0,
+            driver_calls=now.calls,
+            pool_used=driver[2],
+            max_pool_used=driver[3],
+        )
 
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
-        cdef bint added
-        if not uses_add(uses, slot, &added):
-            raise MemoryError("no host memory to note a stream")
-        uses[0].at[uses[0].count - 1].until = self.handles[uses[0].at[uses[0].count - 1].slot]
-        return 0
+    # ---- other processes -------------------------------------------------------------------------
 
+    def export_handle(self):
+        """Return a descriptor of the pool, for `import_handle` in another process.
 
-# ---- below the interpreter -----------------------------------------------------------------------
+        Returns
+        -------
+        Handle
+            Owns the descriptor; send it through `multiprocessing`, or a socket.
 
-cdef void free_in_order(PoolCore* core, CUdeviceptr pointer, uint64_t nbytes,
-                        CUstream stream) noexcept nogil:
-    # The only way back for a block. One driver call, which orders and does not wait.
-    if not place_is_dead(core.place) and place_enter(core.place) == CUDA_SUCCESS:
-        core.place.table.cuMemFreeAsync(pointer, stream)
-        place_leave(core.place)
-    gm_pool_add(&core.requested, -nbytes)
-    gm_pool_add(&core.num_frees, 1)
-    core_drop(core)
+        Raises
+        ------
+        ConfigError
+            The pool was not made with ``shareable=True``, or is imported itself.
+        DriverError
+            The driver refused.
 
+        Examples
+        --------
+        >>> import gpumem
+        >>> pool = gpumem.DriverPool("host", {"shareable": True})
+        >>> handle, note = pool.export_handle(), pool.export_buffer(buffer := pool.allocate(64))
+        >>> there = gpumem.DriverPool.import_handle("host", handle)     # in the other process
+        >>> with there.import_buffer(note) as copy:
+        ...     copy.nbytes
+        64
+        """
+        cdef int fd = -1
+        cdef CUresult code
+        self.require_open()
+        require_shareable(self)
+        with nogil:
+            code = place_enter(self.core.place)
+            if code == CUDA_SUCCESS:
+                code = self.core.place.table.cuMemPoolExportToShareableHandle(
+                    &fd, pool_core(self.core).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                place_leave(self.core.place)
+        check(self.place.place.table, code, "cuMemPoolExportToShareableHandle")
+        self.was_exported = True
+        return Handle(fd)
 
-cdef void order_uses(PoolCore* core, Uses* uses, CUstream stream) noexcept nogil:
-    # Lets the freeing stream wait on the device for what is queued on the recorded ones, whose
-    # handles are in `until`. The free that follows is ordered behind all of them.
-    cdef uint32_t i
-    if uses != NULL and not place_is_dead(core.place) and place_enter(core.place) == CUDA_SUCCESS:
-        for i in range(uses.count):
-            if <CUstream><uintptr_t>uses.at[i].until != stream:
-                order_behind(core.place, stream, <CUstream><uintptr_t>uses.at[i].until)
-        place_leave(core.place)
-    uses_free(uses)
+    @staticmethod
+    def import_handle(device, fd, *, default_stream=None, name=None):
+        """Open another process's pool.
 
+        Parameters
+        ----------
+        device : Device, MemoryInfo or str
+            The device that the pool is on.
+        fd : int or object with fileno()
+            What `export_handle` gave, in this process; it stays the caller's.
+        default_stream, name : optional
+            As for `DriverPool`.
 
-cdef void order_behind(Place* place, CUstream stream, CUstream other) noexcept nogil:
-    # Without an event there is nothing left but to wait here.
-    cdef CUevent event = NULL
-    cdef CUresult code = place.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
-    if code == CUDA_SUCCESS:
-        code = place.table.cuEventRecord(event, other)
-        if code == CUDA_SUCCESS:
-            code = place.table.cuStreamWaitEvent(stream, event, 0)
-        place.table.cuEventDestroy(event)
-    if code != CUDA_SUCCESS:
-        place.table.cuStreamSynchronize(other)
+        Returns
+        -------
+        DriverPool
+            It cannot allocate; `import_buffer` opens single buffers.
 
+        Raises
+        ------
+        ConfigError
+            The device has no pools that can be shared.
+        OSError
+            `fd` is not open.
+        DriverError
+            The driver refused: the descriptor is no pool's.
+        """
+        cdef DriverPool made
+        cdef DriverDevice place
+        cdef uintptr_t number
+        cdef CUmemoryPool pool = NULL
+        cdef CUresult code
+        memory = require_pools(MemoryInfo.parse(device))
+        place = memory.device._open()
+        pool_require_sharing(place, memory)
+        given = Handle(fd.fileno() if hasattr(fd, "fileno") else fd)
+        try:
+            os.fstat(given.fileno())
+            number = given.fileno()
+            with nogil:
+                code = place_enter(&place.place)
+                if code == CUDA_SUCCESS:
+                    code = place.place.table.cuMemPoolImportFromShareableHandle(
+                        &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                    place_leave(&place.place)
+        finally:
+            given.detach()
+        check(place.place.table, code, "cuMemPoolImportFromShareableHandle")
+        try:
+            made = DriverPool.__new__(DriverPool)
+            adopt_import(made, memory, default_stream, name)
+        except BaseException:
+            pool_destroy_native(&place.place, pool)
+            raise
+        pool_core(made.core).pool = pool
+        pool_core(made.core).owned = True
+        return made
 
-cdef void release_lease(Lease* lease) noexcept nogil:
-    order_uses(<PoolCore*>lease.owner, lease.uses, <CUstream><uintptr_t>lease.handle)
-    free_in_order(<PoolCore*>lease.owner, lease.address, lease.nbytes,
-                  <CUstream><uintptr_t>lease.handle)
+    def export_buffer(self, Buffer buffer not None):
+        """Return what another process needs to open a buffer of this pool.
 
+        The buffer must stay alive here until the other process has closed its own, and work on it
+        must be ordered between the two by other means: synchronise the stream before sending.
 
-cdef void core_drop(PoolCore* core) noexcept nogil:
-    # A pool that still has work in flight is kept by the driver until that is done.
-    if gm_pool_count(&core.references, -1) != 0:
-        return
-    if core.owned and not place_is_dead(core.place) and place_enter(core.place) == CUDA_SUCCESS:
-        core.place.table.cuMemPoolDestroy(core.pool)
-        place_leave(core.place)
-    free(core)
+        Parameters
+        ----------
+        buffer : Buffer
+            Allocated from this pool, not empty.
+
+        Returns
+        -------
+        bytes
+            For `import_buffer`; plain data, without a descriptor.
+
+        Raises
+        ------
+        ConfigError
+            The pool was not made with ``shareable=True``, or is imported itself.
+        ValueError
+            The buffer is empty, or another resource's.
+        ClosedError
+            The buffer or the pool is closed.
+        DriverError
+            The driver refused.
+        """
+        cdef CUmemPoolPtrExportData note
+        cdef DirectBlock* block
+        cdef CUresult code
+        self.require_open()
+        require_shareable(self)
+        if buffer.resource is not self:
+            raise ValueError(f"{buffer!r} is not a buffer of {self!r}")
+        if buffer.is_closed:
+            raise ClosedError("this buffer is closed")
+        if buffer.block_bytes == 0:
+            raise ValueError("an empty buffer has no memory to export")
+        if not self.was_exported:
+            self.export_handle().close()    # drivers export a pointer after its pool only
+        block = <DirectBlock*><uintptr_t>buffer.handle
+        with nogil:
+            code = place_enter(self.core.place)
+            if code == CUDA_SUCCESS:
+                code = self.core.place.table.cuMemPoolExportPointer(&note, block.base)
+                place_leave(self.core.place)
+        check(self.place.place.table, code, "cuMemPoolExportPointer")
+        return NOTE.pack(NOTE_MAGIC, buffer.requested_bytes, buffer.address - block.base,
+                         block.size, (<char*>note.reserved)[:sizeof(note.reserved)])
+
+    def import_buffer(self, data, stream=None):
+        """Open a buffer of another process.
+
+        The same buffer opened twice in one process is the same memory at the same address, and
+        goes back with the last of them, behind the streams of all.
+
+        Parameters
+        ----------
+        data : bytes
+            What `export_buffer` gave.
+        stream : stream, optional
+            The stream it goes back on here.
+
+        Returns
+        -------
+        Buffer
+            Close it before the exporting process closes its own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `data` is not what `export_buffer` gave.
+        ConfigError
+            This pool was not imported.
+        DriverError
+            The driver refused.
+        """
+        cdef CUmemPoolPtrExportData note
+        cdef CUdeviceptr base = 0
+        cdef DirectBlock* block
+        cdef CUresult code
+        cdef uint32_t slot = DEFAULT_SLOT
+        cdef bytes raw
+        self.require_open()
+        if not self.is_imported:
+            raise ConfigError(f"{self!r} was not imported: buffers of another process are opened "
+                              "by what import_handle gave")
+        requested, offset, size, raw = read_note(data)
+        self.slot_of(stream, &slot)
+        memcpy(note.reserved, <char*>raw, sizeof(note.reserved))
+        block = self.claim(requested, size, slot, False)
+        block.imported = True
+        with nogil:
+            code = place_enter(self.core.place)
+            if code == CUDA_SUCCESS:
+                code = pool_import_pointer(self.core.place, pool_core(self.core).pool, &note, &base)
+                place_leave(self.core.place)
+        if code != CUDA_SUCCESS:
+            direct_unclaim(block)
+            check(self.place.place.table, code, "cuMemPoolImportPointer")
+        block.base = base
+        return self.deliver(block, base + <uint64_t>offset)
 
 
 # ---- making one ----------------------------------------------------------------------------------
 
-cdef int require_pools(DriverPool pool) except -1:
-    if pool.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
-        raise ConfigError(f"a driver's pool holds a device's own memory, not {pool.memory}")
-    capability = pool.memory.device.capabilities["memory_pools"]
+def require_pools(memory):
+    """Return the memory, or raise ConfigError if no pool can hold it."""
+    if memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
+        raise ConfigError(f"a driver's pool holds a device's own memory, not {memory}")
+    capability = memory.device.capabilities["memory_pools"]
     if not capability:
-        raise ConfigError(f"{pool.memory} has no driver's pools: {capability.reason}")
+        raise ConfigError(f"{memory} has no driver's pools: {capability.reason}")
+    return memory
+
+
+cdef int require_shareable(DriverPool pool) except -1:
+    if pool.is_imported:
+        raise ConfigError(f"{pool!r} was imported: only the process that made it exports it")
+    if not pool.config.shareable:
+        raise ConfigError(f"{pool!r} cannot be exported: it takes shareable = True when it is made")
     return 0
 
 
-cdef CUmemoryPool make_pool(DriverPool pool) except? NULL:
-    cdef CUmemPoolProps props
-    cdef CUmemoryPool made = NULL
-    cdef CUresult code
-    memset(&props, 0, sizeof(props))
-    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED
-    props.handleTypes = CU_MEM_HANDLE_TYPE_NONE
-    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    props.location.id = pool.place.place.device
-    props.maxSize = pool.config.max_size
-    with nogil:
-        code = place_enter(&pool.place.place)
-        if code == CUDA_SUCCESS:
-            code = pool.place.place.table.cuMemPoolCreate(&made, &props)
-            place_leave(&pool.place.place)
-    check(pool.place.place.table, code, "cuMemPoolCreate")
-    try:
-        configure(pool, made)
-    except BaseException:
-        destroy_pool(pool, made)
-        raise
-    return made
+def pool_number(handle):
+    """Return a native pool's handle as an integer."""
+    if isinstance(handle, bool | float | str) or not hasattr(handle, "__int__"):
+        raise TypeError(f"a pool's handle must be an integer, not {type(handle).__name__}")
+    number = int(handle)
+    if not 1 <= number < 1 << 64:
+        raise ValueError(f"pool handle {number} is not an integer from 1 to 2**64 - 1")
+    return number
 
 
-cdef int configure(DriverPool pool, CUmemoryPool made) except -1:
-    cdef uint64_t threshold = pool.config.release_threshold
-    set_attribute(pool, made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold)
-    set_switch(pool, made, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
-               pool.config.reuse_follow_event_dependencies)
-    set_switch(pool, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-               pool.config.reuse_allow_opportunistic)
-    set_switch(pool, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-               pool.config.reuse_allow_internal_dependencies)
-    return 0
+def pool_of_device(device, bint current):
+    """Return the handle of a device's default or current pool."""
+    cdef DriverDevice place = require_pools(MemoryInfo.parse(device)).device._open()
+    cdef CUmemoryPool pool = NULL
+    if current:
+        check(place.place.table, place.place.table.cuDeviceGetMemPool(&pool, place.place.device),
+              "cuDeviceGetMemPool")
+    else:
+        check(place.place.table,
+              place.place.table.cuDeviceGetDefaultMemPool(&pool, place.place.device),
+              "cuDeviceGetDefaultMemPool")
+    return <uintptr_t>pool
 
 
-cdef int set_switch(DriverPool pool, CUmemoryPool made, CUmemPool_attribute attribute,
-                    bint on) except -1:
-    cdef int value = on
-    return set_attribute(pool, made, attribute, &value)
+cdef int adopt_import(DriverPool pool, object memory, object default_stream, object name) except -1:
+    cdef PoolCore* core = <PoolCore*>calloc(1, sizeof(PoolCore))
+    if core == NULL:
+        raise MemoryError("no host memory for a pool's books")
+    core.direct.give = pool_give
+    core.direct.end = pool_end
+    pool.granule = POOL_ALIGNMENT
+    pool.is_imported = True
+    pool.config = PoolConfig(shareable=True)
+    return pool.begin(&core.direct, memory, default_stream, name)
 
 
-cdef int set_attribute(DriverPool pool, CUmemoryPool made, CUmemPool_attribute attribute,
-                       void* value) except -1:
-    cdef CUresult code = place_enter(&pool.place.place)
-    if code == CUDA_SUCCESS:
-        code = pool.place.place.table.cuMemPoolSetAttribute(made, attribute, value)
-        place_leave(&pool.place.place)
-    return check(pool.place.place.table, code, "cuMemPoolSetAttribute")
+cdef object config_of(DriverPool pool):
+    """Read the settings of a pool that somebody else made; its driver knows whether it is one."""
+    switches = {name: bool(<int>pool_attribute(pool_core(pool.core), which)) for name, which in (
+        ("follow_event_dependencies", CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
+        ("allow_opportunistic", CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
+        ("allow_internal_dependencies", CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES))}
+    threshold = pool_attribute(pool_core(pool.core), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    return PoolConfig(release_threshold=threshold,
+                      **{f"reuse_{name}": value for name, value in switches.items()})
 
 
-cdef int destroy_pool(DriverPool pool, CUmemoryPool made) noexcept:
-    if made != NULL and place_enter(&pool.place.place) == CUDA_SUCCESS:
-        pool.place.place.table.cuMemPoolDestroy(made)
-        place_leave(&pool.place.place)
-    return 0
+# ---- failure and other processes' notes ----------------------------------------------------------
+
+cdef int raise_out_of_memory(DriverPool pool, DirectBlock* block) except -1:
+    cdef DirectCounters now = direct_counters(pool.core)
+    cdef uint64_t reserved = pool_attribute(pool_core(pool.core),
+                                            CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+    limit = pool.config.max_size
+    advice = "free buffers, or memory that others hold on the device"
+    if limit:
+        advice = "free buffers, or raise max_size"
+    raise OutOfMemoryError(
+        f"{pool.memory} is out of memory: cuMemAllocFromPoolAsync has no {block.size} bytes; in "
+        f"use {now.in_use}, reserved {reserved}, "
+        + (f"limit {limit}" if limit else "no limit") + f"; {advice}",
+        asked=block.requested, rounded=block.size, in_use=now.in_use, reserved=reserved,
+        limit=limit, device=str(pool.memory),
+        stream=<uintptr_t>direct_stream_at(pool.core, block.slot),
+        advice=advice)
+
+
+cdef tuple read_note(object data):
+    """Return (requested, offset, size, the driver's note) of what `export_buffer` gave."""
+    raw = bytes(memoryview(data))
+    if len(raw) != NOTE.size:
+        raise ValueError(f"{len(raw)} bytes are not what export_buffer gives: it gives {NOTE.size}")
+    magic, requested, offset, size, note = NOTE.unpack(raw)
+    if magic != NOTE_MAGIC or not 0 < requested <= size < 1 << 48 or offset > size - requested:
+        raise ValueError("these bytes are not what export_buffer gives")
+    return requested, offset, size, note

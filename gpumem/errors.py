@@ -16,6 +16,7 @@ __all__ = [
     "InvalidFreeError",
     "NoAllocatorError",
     "OutOfMemoryError",
+    "PoolFallbackWarning",
     "SourceError",
     "SuspendedError",
 ]
@@ -137,3 +138,7 @@ def _rebuild_driver_error(call: str, code: int, name: str, message: str) -> Driv
     error = DriverError(call, code, name)
     error.args = (message,)
     return error
+
+
+class PoolFallbackWarning(UserWarning):
+    """A driver's pool was asked for where there is none, and an arena serves instead."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -11,12 +12,24 @@ from helpers.driver import HostDriver
 import gpumem
 
 MIB = 1 << 20
+OUT_OF_MEMORY, NOT_SUPPORTED, UNKNOWN = 2, 801, 999
 
 
 @pytest.fixture
 def pool():
     with gpumem.DriverPool("host") as pool:
         yield pool
+
+
+def collect() -> int:
+    """Let go of everything that nobody refers to."""
+    gc.collect()
+    return gpumem.Device("host").free_bytes
+
+
+def pools_and_streams(host) -> tuple[int, int, int]:
+    live = host.live()
+    return live["pools"], live["streams"], live["events"]
 
 
 def test_a_block_holds_what_is_written_and_goes_back_on_close(pool):
@@ -110,7 +123,10 @@ def test_exhaustion_names_the_numbers():
     with gpumem.DriverPool("host", {"max_size": 32 * MIB}) as pool:
         with pytest.raises(gpumem.OutOfMemoryError) as caught:
             pool.allocate(64 * MIB)
-        assert caught.value.asked == 64 * MIB
+        error = caught.value
+        assert (error.asked, error.rounded, error.limit) == (64 * MIB, 64 * MIB, 32 * MIB)
+        assert (error.in_use, error.device, error.stream) == (0, "host:0", 0)
+        assert "cuMemAllocFromPoolAsync" in str(error)
         assert pool.stats().num_allocs == 0
         pool.allocate(MIB).close()
 
@@ -144,3 +160,434 @@ def test_settings_read_onnx_runtimes_keys_and_go_round_through_text():
 def test_settings_that_a_pool_does_not_take_are_refused(mapping):
     with pytest.raises(gpumem.ConfigError, match=next(iter(mapping))):
         gpumem.PoolConfig.from_mapping(mapping)
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def misuse(host):
+    """The host device looks for memory used after its free, and for accesses without order."""
+    before = {kind: host.misuse_count(kind) for kind in host.MISUSE}
+    host.find_misuse(True)
+    yield lambda: {kind: host.misuse_count(kind) - before[kind] for kind in before}
+    host.find_misuse(False)
+
+
+def test_a_pool_has_a_default_stream():
+    stream = gpumem.Stream("host")
+    with gpumem.DriverPool("host", default_stream=stream) as pool:
+        with pool.allocate(100) as buffer, pool.allocate_persistent(100) as weights:
+            assert buffer.stream == stream
+            assert weights.stream == stream
+        with pool.allocate(100, 1) as buffer:
+            assert buffer.stream.ptr in (0, 1)
+
+
+def test_a_stream_lives_as_long_as_a_block_is_freed_on_it(host):
+    collect()
+    streams = host.live()["streams"]
+    with gpumem.DriverPool("host") as pool:
+        buffer = pool.allocate(MIB, gpumem.Stream("host"))
+        gc.collect()
+        assert host.live()["streams"] == streams + 1
+        buffer.close()
+        assert pool.stats().num_frees == 1
+    assert host.live()["streams"] == streams
+
+
+def test_a_stream_lives_for_a_view_that_outlives_pool_and_buffer(host):
+    collect()
+    before = pools_and_streams(host)
+    pool = gpumem.DriverPool("host")
+    view = np.from_dlpack(pool.allocate(4096, gpumem.Stream("host")))
+    del pool
+    gc.collect()
+    assert pools_and_streams(host) == (before[0] + 1, before[1] + 1, before[2])
+    frees = host.call_count("cuMemFreeAsync")
+    del view
+    collect()
+    assert host.call_count("cuMemFreeAsync") == frees + 1
+    assert pools_and_streams(host) == before
+
+
+def test_a_reset_stream_may_be_destroyed_before_its_blocks_are_freed(host, misuse):
+    driver = HostDriver()
+    with gpumem.DriverPool("host") as pool:
+        stream = gpumem.Stream("host")
+        buffer = pool.allocate(MIB, stream.ptr)
+        driver.fill(buffer, 3, stream)
+        stream.synchronize()
+        pool.reset_stream(stream.ptr)
+        del stream
+        gc.collect()
+        buffer.close()
+        stats = pool.stats()
+        assert (stats.in_use, stats.num_frees) == (0, 1)
+        assert stats.pool_used == 0
+    assert not any(misuse().values())
+
+
+def test_a_free_on_a_raw_stream_that_is_gone_is_made_up_for(host):
+    with gpumem.DriverPool("host", {"release_threshold": 1 << 40}) as pool:
+        stream = gpumem.Stream("host")
+        buffer = pool.allocate(MIB, stream.ptr)
+        del stream
+        gc.collect()
+        buffer.close()
+        assert pool.stats().pool_used == MIB, "the driver refused: the stream is gone"
+        assert pool.stats().in_use == 0
+        pool.shrink()
+        assert pool.stats().pool_used == 0
+        assert pool.stats().reserved == 0
+
+
+def test_an_exhausted_pool_frees_what_the_driver_refused_before_it_gives_up(host):
+    with gpumem.DriverPool("host", {"max_size": 32 * MIB}) as pool:
+        buffer = pool.allocate(32 * MIB)
+        host.fail("cuMemFreeAsync", 1, UNKNOWN)
+        buffer.close()
+        pool.allocate(32 * MIB).close()
+        assert pool.stats().pool_used == 0
+
+
+def test_a_stream_given_anew_after_a_reset_is_a_stream_of_its_own(host):
+    with gpumem.DriverPool("host") as pool:
+        stream = gpumem.Stream("host")
+        first = pool.allocate(100, stream)
+        pool.reset_stream(stream)
+        second = pool.allocate(100, stream)
+        assert first.stream.ptr == 0
+        assert second.stream is stream
+        first.close()
+        second.close()
+        pool.reset_stream(None)
+
+
+def test_each_threads_default_stream_is_its_own(host, misuse):
+    """A block of one thread's own stream that another frees is ordered behind its work."""
+    driver = HostDriver()
+    with gpumem.DriverPool("host", default_stream=2) as pool:
+        made = []
+
+        class Own:
+            ptr = 2
+
+        freed, filled = threading.Event(), threading.Barrier(5)
+
+        def work():
+            buffer = pool.allocate(MIB)
+            driver.fill(buffer, 1, Own)
+            made.append(buffer)
+            filled.wait()
+            freed.wait()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        filled.wait()
+        for buffer in made:
+            buffer.close()
+        freed.set()
+        for thread in threads:
+            thread.join()
+        assert pool.stats().in_use == 0
+    assert not any(misuse().values())
+
+
+# ---- sizes and alignment -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alignment", [1, 256, 512, 4096, 1 << 21])
+def test_a_block_is_aligned_as_asked(pool, alignment):
+    with pool.allocate(1000, alignment=alignment) as buffer:
+        assert buffer.ptr % alignment == 0
+        assert buffer.ptr % 256 == 0
+        np.frombuffer(buffer, np.uint8)[:] = 1
+        assert (buffer.nbytes, buffer.allocated) == (1000, 1000 + max(alignment, 256) - 256)
+    assert pool.stats().in_use == 0
+
+
+@pytest.mark.parametrize("alignment", [0, -256, 3, 1 << 22, 256.0, "256", True])
+def test_an_alignment_that_is_none_is_refused(pool, alignment):
+    with pytest.raises(ValueError, match="is not a power of two from 1 to 2097152"):
+        pool.allocate(1000, alignment=alignment)
+    assert pool.stats().num_allocs == 0
+
+
+@pytest.mark.parametrize("nbytes", [1 << 48, (1 << 63) - 1, 10**30])
+def test_an_absurd_size_is_out_of_memory_without_a_driver_call(pool, host, nbytes):
+    calls = host.call_count()
+    with pytest.raises(gpumem.OutOfMemoryError, match="no machine has"):
+        pool.allocate(nbytes)
+    assert host.call_count() == calls
+
+
+def test_persistent_blocks_are_counted(pool):
+    with pool.allocate_persistent(1000), pool.reserve(24):
+        assert pool.stats().num_reserves == 2
+    assert pool.stats().num_frees == 2
+    assert not pool.is_arena
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def test_the_counters_after_a_known_history_and_onnx_runtimes_names_for_them():
+    with gpumem.DriverPool("host", {"release_threshold": 1 << 40}) as pool:
+        held = [pool.allocate(1000), pool.allocate(3 * MIB), pool.allocate_persistent(500)]
+        held.pop(1).close()
+        stats = pool.stats()
+        assert isinstance(stats, gpumem.PoolStats)
+        assert (stats.in_use, stats.requested_in_use) == (1500, 1500)
+        assert stats.max_in_use == 1500 + 3 * MIB
+        assert (stats.num_allocs, stats.num_frees, stats.num_reserves) == (3, 1, 1)
+        assert stats.max_alloc_size == 3 * MIB
+        assert stats.driver_calls == 4
+        assert stats.reserved >= 1500
+        assert stats.as_ort() == {
+            "Limit": "0",
+            "InUse": "1500",
+            "RequestedInUse": "1500",
+            "TotalAllocated": str(stats.reserved),
+            "MaxInUse": str(stats.max_in_use),
+            "NumAllocs": "3",
+            "NumReserves": "0",
+            "NumArenaExtensions": "0",
+            "NumArenaShrinkages": "0",
+            "MaxAllocSize": str(3 * MIB),
+        }
+        pool.shrink()
+        pool.shrink()
+        assert pool.stats().as_ort()["NumArenaShrinkages"] == "2", "calls, not regions"
+        held.clear()
+
+
+def test_a_pools_limit_is_its_max_size():
+    with gpumem.DriverPool("host", {"max_size": 64 * MIB}) as pool:
+        assert pool.stats().limit == 64 * MIB
+        assert pool.stats().as_ort()["Limit"] == str(64 * MIB)
+
+
+def test_what_others_take_from_a_shared_pool_is_not_counted_as_ones_own(pool):
+    guest = gpumem.DriverPool("host", handle=pool.handle)
+    with pool.allocate(MIB), guest.allocate(2 * MIB):
+        assert (pool.stats().in_use, guest.stats().in_use) == (MIB, 2 * MIB)
+        assert pool.stats().pool_used == guest.stats().pool_used == 3 * MIB
+    guest.close()
+
+
+def test_the_counters_are_right_after_many_threads(pool):
+    def work(number):
+        stream = gpumem.Stream("host")
+        for i in range(200):
+            with pool.allocate(1000 * number + i, stream), pool.allocate(7):
+                pass
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = pool.stats()
+    assert (stats.num_allocs, stats.num_frees) == (1600, 1600)
+    assert (stats.in_use, stats.requested_in_use) == (0, 0)
+    assert stats.max_alloc_size == 4199
+    assert 4199 + 7 <= stats.max_in_use <= 4 * (4199 + 7)
+
+
+def test_threads_that_close_and_allocate_at_once_get_a_block_or_an_error():
+    for _ in range(20):
+        pool = gpumem.DriverPool("host")
+        refused = []
+
+        def allocate(pool=pool, refused=refused):
+            try:
+                while True:
+                    pool.allocate(100).close()
+            except gpumem.ClosedError:
+                refused.append("closed")
+
+        threads = [threading.Thread(target=allocate) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while not pool.closed:
+            try:
+                pool.close()
+            except gpumem.InUseError:
+                continue
+        for thread in threads:
+            thread.join()
+        assert len(refused) == 3
+
+
+# ---- a device's own pools ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adopt", [gpumem.DriverPool.default, gpumem.DriverPool.current])
+def test_a_devices_own_pool_is_used_as_it_is_and_stays(host, adopt):
+    pool = adopt("host")
+    handle = pool.handle
+    with pool.allocate(MIB) as buffer:
+        np.frombuffer(buffer, np.uint8)[:] = 1
+    settings = pool.config
+    destroyed = host.call_count("cuMemPoolDestroy")
+    pool.close()
+    assert host.call_count("cuMemPoolDestroy") == destroyed
+    again = adopt("host")
+    assert (again.handle, again.config) == (handle, settings)
+    again.close()
+
+
+def test_a_given_pools_settings_are_read_from_it(pool):
+    config = {"release_threshold": 4096, "reuse_allow_opportunistic": False}
+    with gpumem.DriverPool("host", config) as owner:
+        guest = gpumem.DriverPool("host", handle=owner.handle)
+        assert guest.config == owner.config
+        guest.close()
+
+
+@pytest.mark.parametrize(
+    ("handle", "error"),
+    [(0, ValueError), (-1, ValueError), (1 << 64, ValueError), (True, TypeError),
+     (1.5, TypeError), ("5", TypeError), (12345, gpumem.DriverError)],
+)  # fmt: skip
+def test_a_handle_that_is_no_pool_is_refused(host, handle, error):
+    pools = host.live()["pools"]
+    with pytest.raises(error):
+        gpumem.DriverPool("host", handle=handle)
+    assert host.live()["pools"] == pools
+
+
+# ---- failure -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", ["cuMemPoolCreate", "cuMemPoolSetAttribute"])
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_pool_that_cannot_be_made_leaves_nothing(host, function, call):
+    pools = host.live()["pools"]
+    host.fail(function, call, UNKNOWN)
+    if call > (1 if function == "cuMemPoolCreate" else 4):
+        gpumem.DriverPool("host", {"release_threshold": 1}).close()
+    else:
+        with pytest.raises(gpumem.DriverError, match=function):
+            gpumem.DriverPool("host", {"release_threshold": 1})
+    host.clear_faults()
+    assert host.live()["pools"] == pools
+
+
+def scenario(pool, stream):
+    """A life with every call in it; what fails raises, and the rest goes on."""
+    refused = []
+
+    def attempt(call):
+        try:
+            return call()
+        except (gpumem.OutOfMemoryError, gpumem.DriverError) as error:
+            refused.append(error)
+
+    held = [attempt(lambda: pool.allocate(MIB)), attempt(lambda: pool.allocate(3 * MIB, stream))]
+    attempt(pool.shrink)
+    held.append(attempt(lambda: pool.allocate_persistent(MIB)))
+    held.append(attempt(lambda: pool.allocate(100, alignment=4096)))
+    attempt(pool.stats)
+    view = np.from_dlpack(held[0]) if held[0] else None
+    for buffer in held:
+        if buffer:
+            buffer.close()
+    del view
+    attempt(pool.shrink)
+    return refused
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+def test_a_failure_of_any_driver_call_leaves_the_pool_right(host, error):
+    collect()
+    stream = gpumem.Stream("host")
+    before = pools_and_streams(host)
+    with gpumem.DriverPool("host") as pool:
+        calls = host.call_count()
+        assert not scenario(pool, stream)
+        calls = host.call_count() - calls
+    assert calls > 30
+    for number in range(1, calls + 1):
+        pool = gpumem.DriverPool("host")
+        host.fail(None, number, error)
+        refused = scenario(pool, stream)
+        host.clear_faults()
+        assert len(refused) <= 1, f"call {number}: {refused}"
+        pool.shrink()
+        stats = pool.stats()
+        assert (stats.in_use, stats.requested_in_use) == (0, 0), f"call {number}"
+        assert stats.num_allocs == stats.num_frees, f"call {number}"
+        assert stats.pool_used == 0, f"call {number}"
+        pool.close()
+        collect()
+        assert pools_and_streams(host) == before, f"call {number}"
+
+
+def test_every_error_of_the_driver_names_its_call(pool, host):
+    host.fail("cuMemAllocFromPoolAsync", 1, UNKNOWN)
+    with pytest.raises(gpumem.DriverError, match="cuMemAllocFromPoolAsync") as caught:
+        pool.allocate(100)
+    assert (caught.value.call, caught.value.code) == ("cuMemAllocFromPoolAsync", UNKNOWN)
+    host.fail("cuMemPoolTrimTo", 1, UNKNOWN)
+    with pytest.raises(gpumem.DriverError, match="cuMemPoolTrimTo"):
+        pool.shrink()
+    assert pool.stats().num_shrinkages == 0
+
+
+def test_a_pool_is_initialised_once_and_before_its_use(pool):
+    with pytest.raises(TypeError, match="initialised once"):
+        pool.__init__("host")
+    raw = gpumem.DriverPool.__new__(gpumem.DriverPool)
+    for call in (lambda: raw.allocate(1), raw.stats, raw.shrink, lambda: raw.reset_stream(None)):
+        with pytest.raises(gpumem.ClosedError):
+            call()
+    raw.close()
+
+
+def test_a_closed_pool_takes_no_calls(pool):
+    other = gpumem.DriverPool("host")
+    other.close()
+    for call in (lambda: other.allocate(0), lambda: other.allocate(1), other.stats, other.shrink,
+                 lambda: other.reset_stream(1), lambda: other.allocate_persistent(1),
+                 lambda: other.handle, other.export_handle):  # fmt: skip
+        with pytest.raises(gpumem.ClosedError):
+            call()
+    assert other.closed
+
+
+# ---- streams that were recorded ------------------------------------------------------------------
+
+
+def test_a_free_waits_on_the_device_for_recorded_streams(host, misuse):
+    driver, side = HostDriver(), gpumem.Stream("host")
+    with gpumem.DriverPool("host") as pool:
+        buffer = pool.allocate(MIB)
+        buffer.record_stream(side)
+        view = memoryview(pool.allocate(MIB))
+        gpumem.Device("host").synchronize()
+        with driver.block(side):
+            driver.fill(buffer, 1, side)
+            buffer.close()
+        view.release()
+        side.synchronize()
+        assert pool.stats().pool_used == 0
+    assert not any(misuse().values())
+
+
+def test_a_recorded_stream_whose_wait_the_driver_refuses_is_made_up_for(host, misuse):
+    driver, side = HostDriver(), gpumem.Stream("host")
+    with gpumem.DriverPool("host") as pool:
+        for function in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"):
+            buffer = pool.allocate(MIB)
+            gpumem.Device("host").synchronize()
+            buffer.record_stream(side)
+            driver.fill(buffer, 1, side)
+            host.fail(function, 1, UNKNOWN)
+            buffer.close()
+            assert pool.stats().in_use == 0
+            pool.shrink()
+            assert pool.stats().pool_used == 0, function
+    assert not any(misuse().values())

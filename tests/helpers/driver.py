@@ -13,6 +13,7 @@ _TYPES = {
     "cuDriverGetVersion": (ctypes.c_void_p,),
     "cuCtxPushCurrent": (ctypes.c_uint64,),
     "cuCtxPopCurrent": (ctypes.c_void_p,),
+    "cuCtxGetCurrent": (ctypes.c_void_p,),
     "cuMemHostAlloc": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint),
     "cuMemFreeHost": (ctypes.c_uint64,),
     "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64),

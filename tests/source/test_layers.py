@@ -20,7 +20,7 @@ LAYERS = [
     ["_backing", "_backing_*", "_pages", "_page_*"],
     ["_lease"],
     ["_arena", "_arena_*"],
-    ["config", "stats", "device"],
+    ["config", "stats", "device", "handle"],
     ["_deferred"],
     ["_stream", "_dlpack", "_element", "_layout", "_indexing"],
     ["_raw"],
@@ -33,6 +33,9 @@ LAYERS = [
     ["_tensor"],
     ["_create", "_imports", "_exchange", "tensor"],
     ["session", "accounting*", "planning*"],
+    ["_core", "_core_*", "_pool", "_direct", "_pool_*", "_external"],
+    ["adaptors", "resources"],
+    ["tensor", "_tensor", "session", "accounting*", "planning*"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],
     ["integrations*"],

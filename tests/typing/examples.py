@@ -64,8 +64,27 @@ memory = gpumem.MemoryInfo(gpumem.Device("cuda:0"), gpumem.MemoryKind.MANAGED)
 assert_type(gpumem.devices_are_memory_compatible(memory, "host"), bool)
 assert_type(gpumem.can_access("host", memory), bool)
 
+with gpumem.DriverPool("host", gpumem.PoolConfig(shareable=True), default_stream=0) as pool:
+    assert_type(pool, gpumem.DriverPool)
+    assert_type(pool.stats(), gpumem.PoolStats)
+    assert_type(pool.export_handle(), gpumem.Handle)
+    with pool.allocate(np.int64(10), alignment=512) as block:
+        assert_type(pool.export_buffer(block), bytes)
+assert_type(gpumem.make_resource("host"), gpumem.Arena | gpumem.DriverPool)
+
+
+def allocate_somewhere(nbytes: int) -> int | None:
+    return None
+
+
+with gpumem.ExternalAllocator(allocate_somewhere, print, memory="host") as external:
+    assert_type(external.stats(), gpumem.Stats)
+    assert_type(external.shrink(), gpumem.ShrinkReport)
+
 # What a checker must refuse: each line is an error, and an unneeded "ignore" is one too.
 arena.allocate("4096")  # type: ignore[arg-type]
 gpumem.Arena()  # type: ignore[call-arg]
+gpumem.ExternalAllocator(1, 2)  # type: ignore[call-arg]
+gpumem.ExternalAllocator("malloc", 2, memory="host")  # type: ignore[arg-type]
 buffer.ptr = 0  # type: ignore[misc]
 gpumem.ArenaConfig(max_memory=1)  # type: ignore[call-arg]

@@ -1,0 +1,26 @@
+"""An allocator of somebody else, behind callbacks, as a resource."""
+
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint64_t
+
+from gpumem._direct cimport DirectCore, DirectResource
+
+ctypedef void* (*ExternalAlloc)(size_t) noexcept nogil
+ctypedef void (*ExternalFree)(void*) noexcept nogil
+ctypedef void (*ExternalEmptyCache)() noexcept nogil
+
+# Of each pair one is set: the C function, or the Python callable (borrowed: the resource object,
+# or what it leaves in `direct.kept`, owns it).
+cdef struct ExternalCore:
+    DirectCore direct           # first: a pointer to one is a pointer to the other
+    ExternalFree free
+    PyObject* free_object
+    ExternalEmptyCache empty_cache
+    PyObject* empty_cache_object
+
+cdef class ExternalAllocator(DirectResource):
+    cdef ExternalAlloc alloc
+    cdef readonly object callbacks      # (alloc, free, empty_cache) as they were given
+
+    cdef uint64_t call_alloc(self, uint64_t nbytes) except? 0
+    cdef bint call_empty_cache(self) except -1

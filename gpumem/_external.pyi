@@ -1,0 +1,27 @@
+from collections.abc import Callable
+from typing import Any, SupportsIndex, final
+
+from gpumem._direct import DirectResource
+from gpumem._stream import _StreamLike
+from gpumem.device import Device, MemoryInfo
+from gpumem.stats import ShrinkReport, Stats
+
+@final
+class ExternalAllocator(DirectResource):
+    callbacks: tuple[Any, Any, Any]
+    def __init__(
+        self,
+        alloc: Callable[[int], SupportsIndex | None] | int,
+        free: Callable[[int], object] | int,
+        empty_cache: Callable[[], object] | int | None = None,
+        *,
+        memory: MemoryInfo | Device | str,
+        default_stream: _StreamLike = None,
+        name: str | None = None,
+    ) -> None: ...
+    def shrink(self) -> ShrinkReport: ...
+    def stats(self) -> Stats: ...
+
+def address_of(what: str, function: Any) -> int: ...
+def number_of(what: str, value: Any, low: int) -> int: ...
+def reap() -> None: ...

@@ -1,0 +1,38 @@
+"""The driver's calls behind a DriverPool: blocks without the interpreter, pools with it."""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._direct cimport DirectBlock, DirectCore
+from gpumem._driver cimport (
+    CUmemoryPool,
+    CUmemPool_attribute,
+    CUresult,
+    DriverDevice,
+    Place,
+)
+
+cdef struct PoolCore:
+    DirectCore direct           # first: a pointer to one is a pointer to the other
+    CUmemoryPool pool           # NULL until there is one
+    bint owned                  # destroy the pool with the last reference
+    DirectBlock* refused        # frees that the driver did not take; tried again when it is idle
+
+cdef inline PoolCore* pool_core(DirectCore* core) noexcept nogil:
+    return <PoolCore*>core
+
+# Allocates in the order of the block's stream.
+cdef CUresult pool_take(DirectBlock* block) noexcept nogil
+# `DirectCore.give` and `.end`.
+cdef void pool_give(DirectBlock* block) noexcept nogil
+cdef void pool_end(DirectCore* core) noexcept nogil
+# Waits for the device; tells whether anything went.
+cdef bint pool_free_refused(PoolCore* core) noexcept nogil
+# Destroys the pool if it is owned.
+cdef void pool_destroy(PoolCore* core) noexcept nogil
+cdef void pool_destroy_native(Place* place, CUmemoryPool pool) noexcept nogil
+
+# ConfigError where pools cannot be shared between processes.
+cdef int pool_require_sharing(DriverDevice place, object memory) except -1
+# A new pool with a PoolConfig's settings.
+cdef CUmemoryPool pool_make(DriverDevice place, object config) except? NULL
+cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1

@@ -1,0 +1,693 @@
+"""ExternalAllocator: callbacks of somebody else behind the same Buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers.dlpack import consume
+from helpers.driver import HostDriver
+
+import gpumem
+
+MIB = 1 << 20
+UNKNOWN = 999
+libc = ctypes.CDLL(None)
+MALLOC, FREE = (ctypes.cast(f, ctypes.c_void_p).value for f in (libc.malloc, libc.free))
+
+
+class Heap:
+    """Python callbacks over ctypes buffers, which note every call."""
+
+    def __init__(self, limit: int = 1 << 60) -> None:
+        self.blocks: dict[int, ctypes.Array] = {}
+        self.calls: list[tuple] = []
+        self.limit = limit
+
+    def alloc(self, nbytes):
+        self.calls.append(("alloc", nbytes))
+        if sum(map(len, self.blocks.values())) + nbytes > self.limit:
+            return None
+        block = ctypes.create_string_buffer(nbytes)
+        self.blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def free(self, address):
+        self.calls.append(("free", address))
+        del self.blocks[address]
+
+    def empty_cache(self):
+        self.calls.append(("empty_cache",))
+
+    def names(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+
+@pytest.fixture
+def heap():
+    return Heap()
+
+
+@pytest.fixture
+def allocator(heap):
+    with gpumem.ExternalAllocator(heap.alloc, heap.free, heap.empty_cache, memory="host") as made:
+        yield made
+    assert not heap.blocks
+
+
+def wait_until(condition) -> None:
+    """Let the main thread run Python until it holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0)
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+
+def test_every_block_is_one_call_each_way(allocator, heap):
+    with allocator.allocate(1000) as buffer:
+        assert heap.calls == [("alloc", 1000)]
+        assert (buffer.nbytes, buffer.allocated) == (1000, 1000)
+        np.frombuffer(buffer, np.uint8)[:] = 7
+        assert (np.from_dlpack(buffer) == 7).all()
+        address = buffer.ptr
+        assert address in heap.blocks
+    assert heap.calls[1:] == [("free", address)]
+
+
+def test_c_functions_are_called_by_their_addresses():
+    with gpumem.ExternalAllocator(MALLOC, FREE, memory="host") as allocator:
+        with allocator.allocate(MIB) as buffer:
+            np.frombuffer(buffer, np.uint8)[:] = 7
+            assert allocator.stats().in_use == MIB
+        assert allocator.stats().in_use == 0
+
+
+def test_callables_and_addresses_may_be_mixed(heap):
+    freed = []
+
+    def free(address):
+        freed.append(address)
+        libc.free(ctypes.c_void_p(address))
+
+    with (
+        gpumem.ExternalAllocator(MALLOC, free, memory="host") as allocator,
+        allocator.allocate(10) as buffer,
+    ):
+        address = buffer.ptr
+    assert freed == [address]
+
+
+def test_it_is_no_arena(allocator):
+    assert not allocator.is_arena
+    assert isinstance(allocator, gpumem.MemoryResource)
+    assert "ExternalAllocator 'host:0' on host:0" in repr(allocator)
+
+
+def test_an_empty_block_calls_nobody(allocator, heap):
+    with allocator.allocate(0) as buffer, allocator.allocate_persistent(0) as other:
+        assert (buffer.ptr, buffer.nbytes, other.ptr) == (0, 0, 0)
+    assert heap.calls == []
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 256, 4096, 1 << 21])
+def test_a_block_is_aligned_as_asked(allocator, heap, alignment):
+    with allocator.allocate(100, alignment=alignment) as buffer:
+        assert buffer.ptr % alignment == 0
+        np.frombuffer(buffer, np.uint8)[:] = 1
+        assert heap.calls == [("alloc", buffer.allocated)]
+        assert 100 <= buffer.allocated < 100 + max(alignment, 256)
+    assert heap.names() == ["alloc", "free"]
+
+
+@pytest.mark.parametrize("alignment", [0, -1, 3, 1 << 22, 2.0, "1", True])
+def test_an_alignment_that_is_none_is_refused(allocator, heap, alignment):
+    with pytest.raises(ValueError, match="power of two"):
+        allocator.allocate(100, alignment=alignment)
+    assert heap.calls == []
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "error"),
+    [(-1, ValueError), (1.0, TypeError), ("1", TypeError), (True, TypeError), (None, TypeError),
+     (1 << 50, gpumem.OutOfMemoryError)],
+)  # fmt: skip
+def test_a_size_that_is_none_is_refused_before_any_call(allocator, heap, nbytes, error):
+    for call in (allocator.allocate, allocator.allocate_persistent, allocator.reserve):
+        with pytest.raises(error):
+            call(nbytes)
+    assert heap.calls == []
+
+
+def test_the_counters_after_a_known_history(allocator):
+    held = [allocator.allocate(1000), allocator.allocate(3000), allocator.allocate_persistent(50)]
+    held.pop(1).close()
+    allocator.shrink()
+    stats = allocator.stats()
+    assert (stats.in_use, stats.requested_in_use, stats.reserved) == (1050, 1050, 1050)
+    assert (stats.max_in_use, stats.max_reserved, stats.max_alloc_size) == (4050, 4050, 3000)
+    assert (stats.num_allocs, stats.num_frees, stats.num_reserves) == (3, 1, 1)
+    assert (stats.num_shrinkages, stats.num_regions, stats.limit) == (1, 0, 0)
+    assert stats.as_ort()["TotalAllocated"] == "1050"
+    held.clear()
+
+
+# ---- empty_cache ---------------------------------------------------------------------------------
+
+
+def test_empty_cache_runs_after_a_persistent_block_is_freed_and_only_then(allocator, heap):
+    allocator.allocate(10).close()
+    assert heap.names() == ["alloc", "free"]
+    allocator.allocate_persistent(10).close()
+    assert heap.names()[2:] == ["alloc", "free", "empty_cache"]
+    allocator.reserve(10).close()
+    assert heap.names()[5:] == ["alloc", "free", "empty_cache"]
+
+
+def test_a_persistent_block_keeps_its_mark_when_its_address_is_handed_out_again():
+    """The mark belongs to the block, not to its address."""
+    block, calls = ctypes.create_string_buffer(100), []
+    allocator = gpumem.ExternalAllocator(
+        lambda n: ctypes.addressof(block), lambda p: calls.append(allocator.allocate_persistent(9)),
+        lambda: calls.append("empty_cache"), memory="host",
+    )  # fmt: skip
+    allocator.allocate_persistent(10).close()
+    assert calls[1:] == ["empty_cache"]
+    free_again = calls[0]
+    free_again.close()
+    assert calls[-1] == "empty_cache"
+    assert len([c for c in calls if c == "empty_cache"]) == 2
+
+
+def test_no_memory_empties_the_cache_once_and_asks_again(heap):
+    heap.limit = 1000
+    held = []
+
+    def empty_cache():
+        heap.calls.append(("empty_cache",))
+        heap.limit += 1000
+
+    with gpumem.ExternalAllocator(heap.alloc, heap.free, empty_cache, memory="host") as allocator:
+        held.append(allocator.allocate(1500))
+        assert heap.names() == ["alloc", "empty_cache", "alloc"]
+        with pytest.raises(gpumem.OutOfMemoryError) as caught:
+            allocator.allocate(5000)
+        assert heap.names()[3:] == ["alloc", "empty_cache", "alloc"]
+        error = caught.value
+        assert (error.asked, error.rounded, error.in_use, error.reserved) == (
+            5000,
+            5000,
+            1500,
+            1500,
+        )
+        assert (error.device, error.stream) == ("host:0", 0)
+        assert "1500 in 1 blocks" in str(error)
+        assert allocator.stats().num_allocs == 1
+        held.clear()
+
+
+@pytest.mark.parametrize("answer", [None, 0])
+def test_no_memory_without_a_cache_to_empty_is_asked_for_once(answer):
+    calls = []
+    with gpumem.ExternalAllocator(
+        lambda n: calls.append(n) or answer, lambda p: None, memory="host"
+    ) as allocator:
+        with pytest.raises(gpumem.OutOfMemoryError):
+            allocator.allocate(10)
+        assert calls == [10]
+        assert allocator.stats().in_use == 0
+
+
+# ---- callbacks that fail -------------------------------------------------------------------------
+
+
+class Mine(Exception):
+    pass
+
+
+def test_what_alloc_raises_reaches_the_caller_with_nothing_changed(heap):
+    def alloc(nbytes):
+        raise Mine(nbytes)
+
+    with gpumem.ExternalAllocator(alloc, heap.free, heap.empty_cache, memory="host") as allocator:
+        with pytest.raises(Mine, match="10"):
+            allocator.allocate(10)
+        stats = allocator.stats()
+        assert (stats.in_use, stats.num_allocs, stats.reserved) == (0, 0, 0)
+        assert heap.calls == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(-1, ValueError), (1 << 64, ValueError), (1.5, TypeError), ("5", TypeError),
+     (True, TypeError), (b"", TypeError)],
+)  # fmt: skip
+def test_an_answer_that_is_no_address_is_refused(answer, error):
+    with gpumem.ExternalAllocator(lambda n: answer, lambda p: None, memory="host") as allocator:
+        with pytest.raises(error, match="alloc returned"):
+            allocator.allocate(10)
+        assert allocator.stats().num_allocs == 0
+
+
+def test_what_free_raises_goes_to_the_hook_and_the_block_counts_as_freed(monkeypatch, heap):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_value))
+
+    def free(address):
+        raise Mine(address)
+
+    with gpumem.ExternalAllocator(heap.alloc, free, memory="host") as allocator:
+        buffer = allocator.allocate(10)
+        address = buffer.ptr
+        buffer.close()
+        assert [error.args for error in told] == [(address,)]
+        assert allocator.stats().num_frees == 1
+        view = memoryview(allocator.allocate(10))
+        view.release()
+        assert len(told) == 2
+    assert len(told) == 2
+
+
+def test_what_empty_cache_raises_reaches_the_caller_or_the_hook(monkeypatch, heap):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_type))
+
+    def empty_cache():
+        raise Mine
+
+    heap.limit = 100
+    with gpumem.ExternalAllocator(heap.alloc, heap.free, empty_cache, memory="host") as allocator:
+        with pytest.raises(Mine):
+            allocator.shrink()
+        with pytest.raises(Mine):
+            allocator.allocate(1000)
+        assert allocator.stats().num_shrinkages == 0
+        allocator.allocate_persistent(10).close()
+        assert told == [Mine]
+        assert allocator.stats().in_use == 0
+
+
+def test_an_exception_on_its_way_survives_a_free_that_runs_python(allocator, heap):
+    def work():
+        buffer = allocator.allocate(10)
+        view = memoryview(buffer)
+        del buffer
+        raise Mine(len(view))
+
+    with pytest.raises(Mine, match="10"):
+        work()
+    gc.collect()
+    assert heap.names() == ["alloc", "free"]
+
+
+def test_callbacks_may_use_the_allocator_themselves(heap):
+    inner, to_take = [], [8]
+
+    def free(address):
+        if to_take:
+            inner.append(allocator.allocate(to_take.pop()))
+        heap.free(address)
+
+    with gpumem.ExternalAllocator(heap.alloc, free, memory="host") as allocator:
+        allocator.allocate(10).close()
+        assert heap.names() == ["alloc", "alloc", "free"]
+        assert allocator.stats().in_use == 8
+        inner.clear()
+    assert not heap.blocks
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alloc", "free", "missing"), [(None, FREE, "alloc"), (MALLOC, None, "free"), (None, None, "")]
+)
+def test_callbacks_that_are_half_given_are_refused(alloc, free, missing):
+    with pytest.raises(gpumem.ConfigError, match=f"{missing}.* = None .* come together"):
+        gpumem.ExternalAllocator(alloc, free, memory="host")
+
+
+@pytest.mark.parametrize("address", [0, -1, 1 << 64, -(1 << 70)])
+@pytest.mark.parametrize("which", ["alloc", "free", "empty_cache"])
+def test_an_address_that_cannot_be_one_is_refused(which, address):
+    given = {"alloc": MALLOC, "free": FREE, which: address}
+    with pytest.raises(ValueError, match=rf"{which} = {address} is not an address from 1 to"):
+        gpumem.ExternalAllocator(**given, memory="host")
+
+
+@pytest.mark.parametrize("callback", ["malloc", 1.5, True, b"x", object()])
+def test_what_is_neither_callable_nor_an_address_is_refused(callback):
+    with pytest.raises(TypeError, match="a callable or the address of a C function"):
+        gpumem.ExternalAllocator(callback, FREE, memory="host")
+
+
+def test_memory_is_required_and_must_exist():
+    with pytest.raises(TypeError, match="memory"):
+        gpumem.ExternalAllocator(MALLOC, FREE)
+    with pytest.raises(ValueError, match="unknown device"):
+        gpumem.ExternalAllocator(MALLOC, FREE, memory="host:63")
+    gc.collect()
+
+
+def test_it_is_initialised_once_and_before_its_use(allocator):
+    with pytest.raises(TypeError, match="initialised once"):
+        allocator.__init__(MALLOC, FREE, memory="host")
+    raw = gpumem.ExternalAllocator.__new__(gpumem.ExternalAllocator)
+    for call in (lambda: raw.allocate(1), raw.stats, raw.shrink):
+        with pytest.raises(gpumem.ClosedError):
+            call()
+
+
+def test_numpys_integers_are_addresses():
+    with (
+        gpumem.ExternalAllocator(np.uint64(MALLOC), np.uint64(FREE), memory="host") as allocator,
+        allocator.allocate(np.int32(10)) as buffer,
+    ):
+        assert len(buffer) == 10
+
+
+@pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
+def test_views_work_wherever_the_cpu_can_read(heap, memory):
+    with gpumem.ExternalAllocator(heap.alloc, heap.free, memory=memory) as allocator:
+        buffer = allocator.allocate(8)
+        np.frombuffer(buffer, np.uint8)[:] = 3
+        assert bytes(memoryview(buffer)) == b"\3" * 8
+        del buffer
+
+
+# ---- life and death ------------------------------------------------------------------------------
+
+
+def test_close_is_refused_while_a_buffer_or_a_view_lives(heap):
+    allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
+    buffer = allocator.allocate(100)
+    with pytest.raises(gpumem.InUseError, match="100 bytes in 1 blocks"):
+        allocator.close()
+    view = memoryview(buffer)
+    buffer.close()
+    with pytest.raises(gpumem.InUseError):
+        allocator.close()
+    allocator.allocate(1).close()
+    view.release()
+    allocator.close()
+    allocator.close()
+    assert allocator.closed
+    for call in (lambda: allocator.allocate(1), lambda: allocator.allocate(0), allocator.shrink,
+                 lambda: allocator.reset_stream(None)):  # fmt: skip
+        with pytest.raises(gpumem.ClosedError):
+            call()
+    assert allocator.stats().num_frees == 2
+
+
+def test_a_view_outlives_the_buffer_the_allocator_and_the_callbacks_owner(heap):
+    blocks = heap.blocks
+    allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
+    view = np.from_dlpack(allocator.allocate(100))
+    view[:] = 5
+    del allocator, heap
+    gc.collect()
+    assert (view == 5).all()
+    assert len(blocks) == 1
+    del view
+    gc.collect()
+    assert not blocks
+
+
+def test_a_cycle_through_the_callbacks_is_collected_and_a_view_still_frees():
+    freed = []
+
+    class Owner:
+        def __init__(self):
+            self.block = ctypes.create_string_buffer(100)
+            self.allocator = gpumem.ExternalAllocator(self.alloc, self.free, memory="host")
+
+        def alloc(self, nbytes):
+            return ctypes.addressof(self.block)
+
+        def free(self, address):
+            freed.append(address)
+
+    consumed = consume(Owner().allocator.allocate(10).__dlpack__())
+    gc.collect()
+    assert freed == []
+    consumed.delete()
+    wait_until(lambda: freed)
+    gpumem.Device("host").synchronize()
+
+
+@pytest.mark.parametrize("python", [True, False])
+def test_the_last_view_may_be_dropped_where_no_python_runs(heap, python):
+    """By a thread without the interpreter lock, and by a stream's own."""
+    callbacks = (heap.alloc, heap.free) if python else (MALLOC, FREE)
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    with gpumem.ExternalAllocator(*callbacks, memory="host") as allocator:
+        consume(allocator.allocate(10).__dlpack__()).delete()
+        consume(allocator.allocate(10).__dlpack__()).delete_on(driver, stream)
+        threads = [
+            threading.Thread(target=consume(allocator.allocate(10).__dlpack__()).delete)
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stream.synchronize()
+        assert allocator.stats().in_use == 0
+        wait_until(lambda: allocator.stats().reserved == 0)
+        assert allocator.stats().num_frees == 10
+    assert not heap.blocks
+
+
+def test_a_python_free_is_called_soon_after_a_drop_without_the_lock(allocator, heap):
+    consume(allocator.allocate(10).__dlpack__()).delete()
+    wait_until(lambda: "free" in heap.names())
+
+
+def test_many_threads_leave_the_counters_right(allocator, heap):
+    def work(number):
+        stream = gpumem.Stream("host")
+        for i in range(100):
+            with allocator.allocate(100 * number + i, stream), allocator.allocate(5):
+                pass
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = allocator.stats()
+    assert (stats.in_use, stats.num_allocs, stats.num_frees) == (0, 800, 800)
+    assert stats.reserved == 0
+    assert len(heap.calls) == 1600
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def test_a_block_freed_on_a_busy_stream_is_freed_when_the_stream_is_done(allocator, heap, host):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    buffer = allocator.allocate(1000, stream)
+    with driver.block(stream):
+        buffer.close()
+        stats = allocator.stats()
+        assert heap.names() == ["alloc"], "freed while its stream was blocked"
+        assert (stats.in_use, stats.reserved, stats.num_frees) == (0, 1000, 1)
+    stream.synchronize()
+    assert allocator.stats().reserved == 0
+    assert heap.names() == ["alloc", "free"]
+
+
+def test_a_block_freed_on_the_default_stream_is_freed_at_once(heap, host):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    with (
+        gpumem.ExternalAllocator(
+            heap.alloc, heap.free, memory="host", default_stream=stream
+        ) as allocator,
+        driver.block(stream),
+    ):
+        allocator.allocate(10).close()
+        allocator.allocate(10, stream).close()
+        allocator.allocate(10, gpumem.Stream("host")).close(stream)
+        assert heap.names() == ["alloc", "free"] * 3
+
+
+def test_the_stream_of_the_close_counts(allocator, heap, host):
+    driver, busy, idle = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
+    first, second = allocator.allocate(10, busy), allocator.allocate(10, idle)
+    with driver.block(busy):
+        first.close(idle)
+        assert heap.names().count("free") == 1
+        second.close(busy)
+        assert heap.names().count("free") == 1
+    busy.synchronize()
+    allocator.shrink()
+    assert heap.names().count("free") == 2
+
+
+def test_out_of_memory_waits_for_what_was_given_back(heap, host):
+    heap.limit = 1000
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    with gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host") as allocator:
+        buffer = allocator.allocate(1000, stream)
+        gate = driver.block(stream)
+        buffer.close()
+        threading.Timer(0.05, gate.open).start()
+        with allocator.allocate(900):
+            assert heap.names() == ["alloc", "alloc", "free", "alloc"]
+
+
+def test_close_waits_for_what_was_given_back(heap, host):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
+    buffer = allocator.allocate(1000, stream)
+    gate = driver.block(stream)
+    buffer.close()
+    threading.Timer(0.05, gate.open).start()
+    allocator.close()
+    assert not heap.blocks
+
+
+def test_a_reset_stream_is_done_by_its_callers_word(allocator, heap, host):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    held, waiting = allocator.allocate(10, stream.ptr), allocator.allocate(10, stream.ptr)
+    with driver.block(stream):
+        waiting.close()
+        allocator.reset_stream(stream.ptr)
+        assert allocator.stats().reserved == 10
+        held.close()
+        assert heap.names().count("free") == 2
+    stream.synchronize()
+
+
+def test_blocks_that_wait_outlive_the_allocator_object(heap, host):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
+    buffer = allocator.allocate(1000, stream)
+    with driver.block(stream):
+        buffer.close()
+        del allocator, buffer
+        gc.collect()
+        assert len(heap.blocks) == 1
+    stream.synchronize()
+    assert gpumem.Device("host").free_bytes
+    assert not heap.blocks
+
+
+# ---- the device ----------------------------------------------------------------------------------
+
+
+def test_callbacks_run_with_the_device_current_and_leave_nothing_current():
+    driver = HostDriver()
+    get = driver._function  # the context that is current, asked through the driver itself
+    seen = []
+
+    def current():
+        value = ctypes.c_uint64()
+        assert get("cuCtxGetCurrent")(ctypes.byref(value)) == 0
+        return value.value
+
+    block = ctypes.create_string_buffer(10)
+    before = current()
+    with gpumem.ExternalAllocator(
+        lambda n: seen.append(current()) or ctypes.addressof(block),
+        lambda p: seen.append(current()),
+        lambda: seen.append(current()),
+        memory="host",
+    ) as allocator:
+        allocator.allocate_persistent(10).close()
+        allocator.shrink()
+    assert seen == [driver._context] * 4
+    assert current() == before
+
+
+def test_a_failing_callback_leaves_nothing_current(heap):
+    driver = HostDriver()
+
+    def current():
+        value = ctypes.c_uint64()
+        assert driver._function("cuCtxGetCurrent")(ctypes.byref(value)) == 0
+        return value.value
+
+    def alloc(nbytes):
+        raise Mine
+
+    before = current()
+    with gpumem.ExternalAllocator(alloc, heap.free, memory="host") as allocator:
+        with pytest.raises(Mine):
+            allocator.allocate(1)
+        assert current() == before
+
+
+def scenario(allocator, stream):
+    """A life with every call in it, on a busy stream; what fails raises, and the rest goes on."""
+    refused = []
+
+    def attempt(call):
+        try:
+            return call()
+        except gpumem.DriverError as error:
+            refused.append(error)
+
+    held = [
+        attempt(lambda: allocator.allocate(100, stream)),
+        attempt(lambda: allocator.allocate(9)),
+    ]
+    held.append(attempt(lambda: allocator.allocate_persistent(10)))
+    for buffer in held:
+        if buffer:
+            buffer.close()
+    attempt(allocator.shrink)
+    return refused
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+@pytest.mark.parametrize(
+    "function",
+    ["cuCtxPushCurrent", "cuStreamQuery", "cuEventCreate", "cuEventRecord", "cuEventQuery",
+     "cuStreamIsCapturing"],
+)  # fmt: skip
+def test_a_failure_of_any_driver_call_leaves_the_allocator_right(host, heap, function, call):
+    driver, stream = HostDriver(), gpumem.Stream("host")
+    gate = driver.block(stream)
+    events = host.live()["events"]
+    with gpumem.ExternalAllocator(
+        heap.alloc, heap.free, heap.empty_cache, memory="host"
+    ) as allocator:
+        host.fail(function, call, UNKNOWN)
+        refused = scenario(allocator, stream)
+        host.clear_faults()
+        assert len(refused) <= 1
+        gate.open()
+        stream.synchronize()
+    assert not heap.blocks
+    assert allocator.stats().in_use == allocator.stats().reserved == 0
+    assert host.live()["events"] == events
+
+
+def test_a_block_is_freed_when_recorded_streams_are_done(allocator, heap, host):
+    driver, side, more = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
+    events = host.live()["events"]
+    buffer = allocator.allocate(10)
+    buffer.record_stream(side)
+    buffer.record_stream(more)
+    other = allocator.allocate(20)
+    view = memoryview(other)
+    other.record_stream(side)
+    other.close()
+    with driver.block(side):
+        buffer.close()
+        view.release()
+        del other
+        assert allocator.stats().reserved == 30
+        assert "free" not in heap.names()
+    side.synchronize()
+    assert allocator.stats().reserved == 0
+    assert host.live()["events"] == events
+    assert heap.names().count("free") == 2
