@@ -45,9 +45,9 @@ from gpumem.errors import (
     SourceError,
     SuspendedError,
 )
-from gpumem.resources import get_default_resource, set_default_resource, using_resource
+from gpumem.factory import make_resource
 from gpumem.handle import Handle
-from gpumem.resources import make_resource
+from gpumem.resources import get_default_resource, set_default_resource, using_resource
 from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
 from gpumem.tensor import Tensor, asarray, empty, from_dlpack, full, zeros
 
