@@ -628,7 +628,8 @@ cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object s
     cdef DLTensor described
     cdef Tensor made
     cdef bint here = export_reaches(tensor.buffer.home, device)
-    if copy is False or (not here and device.device_type != DL_CPU):
+    cdef bint on_cpu = device.device_type == DL_CPU and device.device_id == 0
+    if copy is False or not (here or on_cpu):
         raise export_refusal(tensor.buffer.home, device)
     dlpack_check_stream(device, stream)
     made = tensor_copy(tensor, resource_beside(tensor) if here else serving("host"), None)

@@ -1,0 +1,369 @@
+"""Tensors through DLPack, both ways: what is exported, what is refused, what odd producers do."""
+
+import ctypes
+import gc
+
+import numpy as np
+import pytest
+from helpers import child, dlpack
+
+import gpumem
+
+KINDS = [dlpack.LEGACY, dlpack.VERSIONED]
+LIMIT = 2**63 - 1
+
+
+def export(tensor, kind, **arguments):
+    if kind is dlpack.VERSIONED:
+        arguments.setdefault("max_version", (1, 0))
+    return tensor.__dlpack__(**arguments)
+
+
+# ---- out -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", [..., slice(1, None), (slice(None), slice(None, None, 2)), 0])
+def test_a_capsule_has_the_real_address_and_always_strides(arena, kind, key):
+    tensor = gpumem.zeros((3, 4), "f4", resource=arena)[key]
+    capsule = export(tensor, kind)
+    seen = dlpack.tensor_of(capsule)
+    rank = tensor.ndim
+    assert (seen.data, seen.byte_offset, seen.ndim) == (tensor.ptr, 0, rank)
+    assert tuple(seen.shape[:rank]) == tensor.shape
+    assert tuple(4 * step for step in seen.strides[:rank]) == tensor.strides
+
+
+def test_nothing_is_at_no_address():
+    tensor = gpumem.zeros((3, 4), "f4", memory="host")[:0]
+    capsule = tensor.__dlpack__()
+    assert dlpack.tensor_of(capsule).data is None
+    assert np.from_dlpack(tensor).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code", "bits", "minor"),
+    [("?", 6, 8, 0), ("i2", 0, 16, 0), ("u8", 1, 64, 0), ("f2", 2, 16, 0), ("c16", 5, 128, 0),
+     ("bfloat16", 4, 16, 0), ("float8_e4m3fn", 10, 8, 1), ("float8_e5m2", 12, 8, 1)],
+)  # fmt: skip
+def test_a_dtype_has_its_code_and_the_oldest_version_that_has_it(dtype, code, bits, minor):
+    capsule = gpumem.zeros(3, dtype, memory="host").__dlpack__(max_version=(1, 0))
+    managed = dlpack.managed_of(capsule)
+    assert (managed.tensor.code, managed.tensor.bits, managed.tensor.lanes) == (code, bits, 1)
+    assert (managed.major, managed.minor) == (1, minor)
+
+
+def test_read_only_is_flagged_or_refused():
+    tensor = gpumem.zeros(3, "f4", memory="host").as_read_only()
+    capsule = tensor.__dlpack__(max_version=(1, 0))
+    assert dlpack.managed_of(capsule).flags == 1
+    assert not np.from_dlpack(tensor).flags.writeable
+    with pytest.raises(BufferError, match="read-only"):
+        tensor.__dlpack__()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_is_adjacent_and_flagged(arena, kind):
+    tensor = gpumem.full((3, 4), 5, "i4", resource=arena)[::-1, ::2]
+    with pytest.raises(BufferError, match="negative"):
+        export(tensor, kind)
+    capsule = export(tensor, kind, copy=True)
+    seen = dlpack.tensor_of(capsule)
+    assert seen.data % 256 == 0
+    assert tuple(seen.strides[:2]) == (2, 1)
+    assert ctypes.string_at(seen.data, 24) == np.full(6, 5, "i4").tobytes()
+    if kind is dlpack.VERSIONED:
+        assert dlpack.managed_of(capsule).flags == 2
+    del capsule, tensor
+    assert arena.stats().in_use == 0
+
+
+@pytest.mark.parametrize("dtype", [">f4", "g", "S3", "M8[s]", [("a", "i4")]], ids=str)
+def test_a_dtype_without_a_name_is_refused(arena, dtype):
+    with pytest.raises(BufferError, match="no name"):
+        gpumem.zeros(3, dtype, resource=arena).__dlpack__()
+    gc.collect()
+    assert arena.stats().in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"dl_device": (2, 0)}, BufferError),
+        ({"dl_device": (3, 0)}, BufferError),
+        ({"dl_device": (1, 1)}, BufferError),
+        ({"dl_device": (2, 0), "copy": True}, BufferError),
+        ({"dl_device": 1}, ValueError),
+        ({"dl_device": ("1", 0)}, ValueError),
+        ({"stream": 1}, BufferError),
+        ({"stream": 0}, BufferError),
+        ({"max_version": 1}, ValueError),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_without_a_leak(arena, arguments, error):
+    tensor = gpumem.zeros(3, "f4", resource=arena)
+    with pytest.raises(error):
+        tensor.__dlpack__(**arguments)
+    del tensor
+    assert arena.stats().in_use == 0
+
+
+@pytest.mark.parametrize("stream", [0, -2, 2**64, True, 1.5, "1"])
+def test_a_managed_tensor_takes_streams_by_the_protocol(stream):
+    tensor = gpumem.zeros(3, "f4", memory="host/managed")
+    with pytest.raises(ValueError, match="stream"):
+        tensor.__dlpack__(stream=stream)
+    own = gpumem.Stream("host")
+    for allowed in (None, -1, 1, 2, own.ptr):
+        assert dlpack.tensor_of(tensor.__dlpack__(stream=allowed)).device_type == 13
+
+
+@pytest.mark.parametrize(
+    ("memory", "named", "device"),
+    [
+        ("host", "cpu", (1, 0)),
+        ("host/managed", "cpu", (1, 0)),
+        ("host/managed", "cuda_managed", (13, 0)),
+        ("host/host_accessible", "cuda_host", (3, 0)),
+        ("host/host_accessible", 3, (3, 0)),
+        ("host/host_accessible", (3, 0), (3, 0)),
+    ],
+)
+def test_export_as_tells_another_device_that_reaches_the_memory(memory, named, device):
+    tensor = gpumem.zeros(3, "f4", memory=memory).export_as(named)
+    assert tensor.__dlpack_device__() == device
+    assert dlpack.tensor_of(tensor.__dlpack__()).device_type == device[0]
+    assert tensor[1:].__dlpack_device__() == device
+    assert np.from_dlpack(tensor).shape == (3,)
+
+
+@pytest.mark.parametrize("named", ["cuda", "cuda_host", 13, (1, 1)])
+def test_export_as_refuses_what_does_not_reach_the_memory(named):
+    with pytest.raises(BufferError, match="cannot be shared"):
+        gpumem.zeros(3, "f4", memory="host").export_as(named)
+
+
+@pytest.mark.parametrize("named", ["", "gpu", "cuda:", "cuda:x", None, True, (1,), "cpu:-1"])
+def test_export_as_refuses_what_is_no_device(named):
+    with pytest.raises(ValueError, match="DLPack device"):
+        gpumem.zeros(3, "f4", memory="host").export_as(named)
+
+
+# ---- in ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_producers_memory_is_seen_and_given_back_once(kind):
+    producer = dlpack.Producer(kind=kind, shape=(2, 3), strides=(4, 1))
+    tensor = gpumem.from_dlpack(producer)
+    assert tensor.ptr == ctypes.addressof(producer.memory)
+    assert (tensor.shape, tensor.strides) == ((2, 3), (4, 1))
+    assert producer.asked == [{"max_version": (1, 3)}]
+    view = np.from_dlpack(tensor[1:])
+    view[:] = 7
+    assert producer.memory.raw[4:7] == b"\7\7\7"
+    del tensor
+    gc.collect()
+    assert producer.deleted == 0
+    del view
+    assert producer.deleted == 1
+
+
+def test_a_null_deleter_and_null_strides_are_fine():
+    producer = dlpack.Producer(shape=(2, 3), deleter=None)
+    assert gpumem.from_dlpack(producer).strides == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"ndim": -1},
+        {"ndim": 65},
+        {"ndim": 2**31 - 1},
+        {"shape": None},
+        {"shape": (-1,)},
+        {"shape": (2**62, 2**62)},
+        {"shape": (0, LIMIT, LIMIT)},
+        {"shape": (2, 2), "strides": (LIMIT, LIMIT)},
+        {"shape": (LIMIT,), "strides": (2**62,)},
+        {"shape": (4,), "strides": (-LIMIT - 1,)},
+        {"data": None},
+        {"data": 2**64 - 2},
+        {"byte_offset": 2**64 - 1},
+        {"lanes": 4},
+        {"lanes": 0},
+        {"bits": 4},
+        {"bits": 0},
+        {"bits": 255},
+        {"code": 3},
+        {"code": 200},
+        {"code": 2, "bits": 128},
+        {"device_type": 7},
+        {"device_type": 0},
+        {"device_type": 2, "device_id": -1},
+        {"major": 2},
+        {"major": 0},
+    ],
+    ids=str,
+)
+def test_an_odd_producer_is_refused_and_keeps_its_memory(odd):
+    """The capsule keeps its name, so that its own destructor would delete."""
+    producer = dlpack.Producer(**odd)
+    capsule = producer.capsule()
+    producer.capsule = lambda: capsule
+    with pytest.raises(BufferError):
+        gpumem.from_dlpack(producer)
+    assert dlpack.kind_of(capsule) is dlpack.VERSIONED
+    assert producer.deleted == 0
+
+
+def test_strides_of_one_element_may_be_anything():
+    producer = dlpack.Producer(shape=(1, 4), strides=(LIMIT, 1))
+    assert gpumem.from_dlpack(producer).shape == (1, 4)
+
+
+def test_a_byte_offset_and_negative_strides_are_followed():
+    producer = dlpack.Producer(shape=(4,), strides=(-1,), byte_offset=3)
+    producer.memory[0:4] = b"abcd"
+    assert gpumem.from_dlpack(producer).numpy().tobytes() == b"dcba"
+
+
+def test_a_capsule_is_consumed_once():
+    producer = dlpack.Producer()
+    capsule = producer.capsule()
+    producer.capsule = lambda: capsule
+    tensor = gpumem.from_dlpack(producer)
+    with pytest.raises(BufferError, match="consumed already"):
+        gpumem.from_dlpack(producer)
+    del tensor
+    assert producer.deleted == 1
+
+
+def test_what_is_no_producer_is_refused():
+    with pytest.raises(TypeError, match="no DLPack producer"):
+        gpumem.from_dlpack([1])
+    producer = dlpack.Producer()
+    producer.capsule = lambda: "nonsense"
+    with pytest.raises(BufferError, match="not a DLPack capsule"):
+        gpumem.from_dlpack(producer)
+
+
+def test_an_older_producer_is_asked_again_and_a_mistake_is_shown():
+    array = np.arange(3)
+
+    class Older:
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, stream=None):
+            return array.__dlpack__()
+
+    class Wrong(Older):
+        def __dlpack__(self, **_):
+            raise TypeError("a mistake of its own")
+
+    assert gpumem.from_dlpack(Older()).numpy().tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match="of its own"):
+        gpumem.from_dlpack(Wrong())
+
+
+def test_gpumems_own_are_views_and_copies_are_copies(arena):
+    tensor = gpumem.zeros(4, "f4", resource=arena)
+    assert gpumem.from_dlpack(tensor).buffer is tensor.buffer
+    assert gpumem.from_dlpack(tensor.buffer).shape == (16,)
+    array = np.arange(4)
+    assert gpumem.from_dlpack(array, copy=False, device="host").ptr == array.ctypes.data
+    assert gpumem.from_dlpack(array, copy=True).ptr != array.ctypes.data
+
+
+# ---- the C exchange API --------------------------------------------------------------------------
+
+
+def test_the_table_is_version_1_3_and_complete():
+    table = dlpack.exchange_table(gpumem.Tensor)
+    assert (table.major, table.minor, table.prev_api) == (1, 3, None)
+    for name in ("allocate", "export", "wrap", "borrow", "stream"):
+        assert getattr(table, name)
+
+
+def test_a_tensor_goes_out_and_comes_back_through_c(arena):
+    table = dlpack.exchange_table(gpumem.Tensor)
+    tensor = gpumem.full((2, 3), 7, "i2", resource=arena)
+    address, back = ctypes.c_void_p(), ctypes.py_object()
+    assert table.export(tensor, address) == 0
+    assert table.wrap(address, back) == 0
+    again = back.value
+    assert (again.ptr, again.shape, again.dtype) == (tensor.ptr, (2, 3), np.int16)
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(again))  # the reference that the call gave
+    del tensor, back
+    gc.collect()
+    assert arena.stats().in_use > 0
+    del again
+    assert arena.stats().in_use == 0
+
+
+def test_a_borrowed_tensor_is_described():
+    table = dlpack.exchange_table(gpumem.Tensor)
+    tensor = gpumem.zeros((2, 3), "f8", memory="host")[:, ::2]
+    seen = dlpack.Tensor()
+    assert table.borrow(tensor, seen) == 0
+    assert (seen.data, seen.strides[0], seen.strides[1]) == (tensor.ptr, 3, 2)
+
+
+def test_a_refusal_through_c_is_an_exception():
+    table = dlpack.exchange_table(gpumem.Tensor)
+    for wrong, error in ((gpumem.zeros(3, "f4")[::-1], BufferError), ([1], TypeError)):
+        with pytest.raises(error):
+            table.export(wrong, ctypes.c_void_p())
+
+
+def test_c_code_allocates_through_the_default_resource(arena):
+    table = dlpack.exchange_table(gpumem.Tensor)
+    prototype = dlpack.Producer(shape=(2, 3)).managed.tensor
+    told = []
+    report = dlpack.SET_ERROR(lambda _, kind, message: told.append((kind, message)))
+    address = ctypes.c_void_p()
+    with gpumem.using_resource(arena):
+        assert table.allocate(prototype, address, None, report) == 0
+    assert arena.stats().requested_in_use == 6
+    managed = dlpack.managed_at(address.value)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(managed.deleter)(address.value)
+    assert arena.stats().in_use == 0
+    prototype.device_type = 7
+    assert table.allocate(prototype, address, None, report) == -1
+    assert told[0][0] == b"BufferError"
+
+
+def test_the_work_stream_of_the_cpu_is_none():
+    stream = ctypes.c_void_p(5)
+    assert dlpack.exchange_table(gpumem.Tensor).stream(1, 0, stream) == 0
+    assert stream.value is None
+
+
+# ---- lifetime ------------------------------------------------------------------------------------
+
+
+def test_views_survive_the_end_of_the_interpreter():
+    child.run_quietly("""
+import numpy, gpumem
+kept = [gpumem.zeros(1000, "f4", memory="host") for _ in range(3)]
+kept += [np for t in kept[:3] for np in (t.numpy(), numpy.from_dlpack(t), memoryview(t))]
+kept.append(gpumem.from_dlpack(numpy.arange(5)).numpy())
+kept.append(gpumem.asarray(numpy.arange(5)))
+kept.append(kept)
+""")
+
+
+def test_numpy_keeps_the_memory_when_every_object_of_gpumem_is_gone(make_arena, rng):
+    for _ in range(50):
+        arena = make_arena()
+        tensor = gpumem.full((4, 4), 9, "i4", resource=arena)
+        views = [tensor.numpy(), np.from_dlpack(tensor), np.asarray(tensor), memoryview(tensor),
+                 tensor[1:], tensor.buffer]  # fmt: skip
+        del tensor
+        rng.shuffle(views)
+        while views:
+            gc.collect()
+            assert arena.stats().in_use == 256
+            views.pop()
+        assert arena.stats().in_use == 0
