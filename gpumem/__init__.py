@@ -5,6 +5,7 @@ Importing it needs no driver, no GPU and no framework: the host is a device too.
 
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core import Arena
+from gpumem._core_capture import GraphPool
 from gpumem._external import ExternalAllocator
 from gpumem._pool import DriverPool
 from gpumem._stream import Event, Stream
@@ -68,6 +69,7 @@ __all__ = [
     "Event",
     "ExternalAllocator",
     "GpumemError",
+    "GraphPool",
     "Handle",
     "InUseError",
     "InvalidFreeError",

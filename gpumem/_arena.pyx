@@ -38,6 +38,7 @@ from gpumem._arena_streams cimport (
 )
 from gpumem._arena_suspend cimport copy_forget
 from gpumem._arena_types cimport (
+    ARENA_CAPTURING,
     ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_DRIVER_REFUSED,
@@ -84,7 +85,18 @@ from gpumem._bfc cimport (
     SPLIT_ORT,
     SPLIT_TIGHT,
 )
-from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUstream, Place, place_is_dead, process
+from gpumem._driver cimport (
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUgraph,
+    CUstream,
+    CUstreamCaptureMode,
+    Place,
+    place_is_dead,
+    place_relax,
+    place_restore,
+    process,
+    stream_captures,
+)
 from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_budget cimport budget_init
 from gpumem._page_space cimport space_create, space_destroy
@@ -194,9 +206,10 @@ cdef inline bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int stat
 cdef int allocate_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                       Block* block) noexcept nogil:
     # Order: an event for the stream served before, the arena as it is, what threads keep, blocks
-    # that other streams have finished with, a new region, regions that are idle.
+    # that other streams have finished with, a new region, regions that are idle. From where the
+    # driver is called on: not for a stream that captures.
     cdef int status
-    arena_reap()
+    cdef CUstreamCaptureMode mode
     switch_stream(arena, stream)
     status = take(arena, nbytes, stream, block)
     if status != ARENA_OVER_LIMIT:
@@ -205,10 +218,22 @@ cdef int allocate_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     status = take(arena, nbytes, stream, block)
     if status != ARENA_OVER_LIMIT:
         return status
+    if slot_captures(arena, stream):
+        return ARENA_CAPTURING
     if settle_streams(arena, stream) and take(arena, nbytes, stream, block) == ARENA_OK:
         return ARENA_OK
     if arena.settings.reuse == REUSE_WAIT and take_unfinished(arena, nbytes, stream, block):
         return ARENA_OK
+    mode = place_relax(arena.place)
+    arena_reap()
+    status = grow_now(arena, nbytes, stream, block)
+    place_restore(arena.place, mode)
+    return status
+
+
+cdef int grow_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                  Block* block) noexcept nogil:
+    cdef int status
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
     status = take(arena, nbytes, stream, block)     # another thread may have grown meanwhile
@@ -221,11 +246,22 @@ cdef int allocate_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     return status
 
 
+cdef bint slot_captures(ArenaCore* arena, uint32_t slot) noexcept nogil:
+    # A pool's streams capture, and it serves them.
+    cdef uint64_t capture
+    cdef CUgraph graph
+    cdef bint unknown
+    return arena.parent == NULL and stream_captures(
+        arena.place, arena.streams[slot].handle, &capture, &graph, &unknown)
+
+
 # ---- giving regions back -------------------------------------------------------------------------
 
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
+    cdef CUstreamCaptureMode mode
     if place_is_dead(arena.place):
         return ARENA_DEAD
+    mode = place_relax(arena.place)
     arena_reap()
     caches_flush(arena)
     settle_streams(arena, LANE_RELEASED)
@@ -233,6 +269,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     released[0] = release_retired(arena) + release_idle(arena)
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
+    place_restore(arena.place, mode)
     return ARENA_OK
 
 
@@ -264,6 +301,7 @@ cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t s
 
 cdef int persistent_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                         Block* block) noexcept nogil:
+    cdef CUstreamCaptureMode mode = place_relax(arena.place)
     cdef int status
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
@@ -276,6 +314,7 @@ cdef int persistent_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         arena.stats.num_reserves += 1
         lock_release(&arena.lock)
     lock_release(&arena.grow_lock)
+    place_restore(arena.place, mode)
     return status
 
 
@@ -283,16 +322,22 @@ cdef int allocate_through(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                           Block* block) noexcept nogil:
     # enable=False: one driver allocation per block.
     cdef int status
+    cdef CUstreamCaptureMode mode
     if place_is_dead(arena.place):
         return ARENA_DEAD
+    if slot_captures(arena, stream):
+        return ARENA_CAPTURING
+    mode = place_relax(arena.place)
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
     status = add_own_region(arena, nbytes, stream, block)
     lock_release(&arena.grow_lock)
+    place_restore(arena.place, mode)
     return status
 
 
 cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef CUstreamCaptureMode mode
     cdef int status
     lock_acquire(&arena.lock)
     status = take_back(arena, handle, stream)
@@ -302,8 +347,10 @@ cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexce
     # Who holds the grow lock may be a source that waits for the interpreter lock, which a finalizer
     # holds: then the region goes back with the next call.
     if lock_try(&arena.grow_lock):
+        mode = place_relax(arena.place)
         release_retired(arena)
         lock_release(&arena.grow_lock)
+        place_restore(arena.place, mode)
     return status
 
 
@@ -352,6 +399,9 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     forget_backing(arena)
     for i in range(SPACES):
         space_destroy(&arena.spaces[i], place)
+    if arena.parent != NULL:
+        sum_add(&arena.parent.lent, -arena.charged)
+        arena_drop(arena.parent)
     streams_free(arena)
     bfc_free_all(&arena.table)
     bfc_free_all(&arena.small)
@@ -422,7 +472,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.grow_lock)
     caches_flush(arena)
     lock_acquire(&arena.lock)
-    if arena.table.used_chunks or arena.small.used_chunks:
+    if arena.table.used_chunks or arena.small.used_chunks or arena.graphs:
         lock_release(&arena.lock)
         lock_release(&arena.grow_lock)
         return ARENA_IN_USE
@@ -440,6 +490,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 
 cdef void release_memory(ArenaCore* arena) noexcept nogil:
     # The driver's free waits for queued work; its unmap does not.
+    cdef CUstreamCaptureMode mode = place_relax(arena.place)
     if arena.settings.paged:
         drain_streams(arena)
     lock_acquire(&arena.lock)
@@ -447,6 +498,7 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.lock)
     while release_one(arena, False) or release_one(arena, True):
         pass
+    place_restore(arena.place, mode)
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:

@@ -12,6 +12,8 @@ cdef void hand_out(ArenaCore* arena, const Bfc* table, uint32_t index,
 cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
 # Memory came: keeps the highest reserved so far.
 cdef void note_reserved(ArenaCore* arena) noexcept nogil
+# Memory came or went: a graph pool's counts in its parent's limit.
+cdef void charge_parent(ArenaCore* arena) noexcept nogil
 # Debug builds: stops the process at the operation that broke an invariant.
 cdef void require_sound(const ArenaCore* arena) noexcept nogil
 # 0, or the number of the first broken invariant; `folded` as for bfc_check.

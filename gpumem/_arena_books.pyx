@@ -28,6 +28,9 @@ from gpumem._bfc cimport (
 from gpumem._bfc_check cimport bfc_check, bfc_invariant
 from gpumem._page_check cimport pages_check, pages_invariant
 
+cdef extern from "atomics.h" nogil:
+    uint64_t sum_add(uint64_t* total, uint64_t by)
+
 cdef extern from *:
     """
     #ifdef GPUMEM_DEBUG
@@ -87,6 +90,13 @@ cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept 
 cdef void note_reserved(ArenaCore* arena) noexcept nogil:
     if arena_reserved(arena) > arena.stats.max_reserved:
         arena.stats.max_reserved = arena_reserved(arena)
+    charge_parent(arena)
+
+
+cdef void charge_parent(ArenaCore* arena) noexcept nogil:
+    if arena.parent != NULL:
+        sum_add(&arena.parent.lent, arena_reserved(arena) - arena.charged)
+        arena.charged = arena_reserved(arena)
 
 
 cdef void require_sound(const ArenaCore* arena) noexcept nogil:

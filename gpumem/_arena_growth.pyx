@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from gpumem._arena_books cimport hand_out, note_reserved
+from gpumem._arena_books cimport charge_parent, hand_out, note_reserved
 from gpumem._arena_cache cimport cache_find, cache_publish
 from gpumem._arena_pages cimport grow_pages, persistent_release, persistent_reserve, trim_pages
 from gpumem._arena_streams cimport take_behind
@@ -168,12 +168,14 @@ cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noex
 
 
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
-    # Bytes that max_mem still allows to reserve, in quanta.
-    if arena.settings.max_mem == 0:
+    # Bytes that max_mem still allows to reserve, in quanta; an arena's graph pools count with it.
+    cdef const ArenaCore* root = arena.parent if arena.parent != NULL else arena
+    cdef uint64_t held = arena_reserved(root) + root.lent
+    if root.settings.max_mem == 0:
         return <uint64_t>1 << 63
-    if arena_reserved(arena) >= arena.settings.max_mem:
+    if held >= root.settings.max_mem:
         return 0
-    return (arena.settings.max_mem - arena_reserved(arena)) & ~<uint64_t>(QUANTUM - 1)
+    return (root.settings.max_mem - held) & ~<uint64_t>(QUANTUM - 1)
 
 
 cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil:
@@ -210,6 +212,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
             address = arena.table.regions[region].address
             size = arena.table.regions[region].size
             bfc_remove_region(&arena.table, region)
+            charge_parent(arena)
             if persistent:
                 store32(&arena.retired, arena.retired - 1)
             break

@@ -128,7 +128,9 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     demand.claim = demand.size
     demand.requested = nbytes
     demand.lane = stream
-    demand.hard_limit = arena.settings.max_mem if arena.settings.max_mem else <uint64_t>1 << 62
+    demand.hard_limit = <uint64_t>1 << 62
+    if arena.settings.max_mem:
+        demand.hard_limit = arena.settings.max_mem - min(arena.settings.max_mem, arena.lent)
     demand.spare_moves = False
 
 

@@ -29,13 +29,19 @@ from gpumem._bfc cimport (
 )
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
     CUDA_SUCCESS,
     CUevent,
+    CUgraph,
     CUresult,
     CUstream,
+    CUstreamCaptureMode,
     Place,
     place_enter,
     place_leave,
+    place_relax,
+    place_restore,
+    stream_captures,
 )
 from gpumem._lease cimport Uses
 
@@ -118,7 +124,14 @@ cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
 
 
 cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexcept nogil:
-    cdef CUresult code = place_enter(place)
+    # Never into a capture: the event would become a part of the graph and never complete.
+    cdef uint64_t capture
+    cdef CUgraph graph
+    cdef bint unknown
+    cdef CUresult code
+    if stream_captures(place, stream, &capture, &graph, &unknown) or unknown:
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    code = place_enter(place)
     if code != CUDA_SUCCESS:
         return code
     if event[0] == NULL:
@@ -178,12 +191,15 @@ cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
     # With the lock, given up for the driver.
     cdef uint64_t epoch = arena.streams[slot].event_epoch
     cdef CUevent event = arena.streams[slot].event
+    cdef CUstreamCaptureMode mode
     cdef CUresult code
     arena.streams[slot].asking = True
     lock_release(&arena.lock)
     code = place_enter(arena.place)
     if code == CUDA_SUCCESS:
+        mode = place_relax(arena.place)
         code = arena.place.table.cuEventQuery(event)
+        place_restore(arena.place, mode)
         place_leave(arena.place)
     lock_acquire(&arena.lock)
     arena.streams[slot].asking = False

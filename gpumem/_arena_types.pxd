@@ -76,6 +76,7 @@ cdef enum ArenaStatus:
     ARENA_CLOSED = 8            # closed, or suspended: `closed` says which
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
     ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
+    ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
 
 cdef enum ArenaState:           # of `closed`
     STATE_OPEN = 0
@@ -202,6 +203,10 @@ cdef struct ArenaCore:
     Uses* parked            # freed blocks that wait for the streams recorded for them
     uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back
+    ArenaCore* parent       # of a graph pool; a reference; NULL for all others
+    uint64_t charged        # graph pool: bytes that its parent counts for it
+    uint64_t lent           # bytes that graph pools hold of this arena's max_mem (atomic)
+    int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
     int32_t last_code       # CUresult of the driver's last refusal
     const char* last_call   # the call that was refused; NULL: the backing's own
     ArenaCore* next_retired  # list of arenas that nobody refers to any more

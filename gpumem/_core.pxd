@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Block
 from gpumem._buffer cimport MemoryResource
+from gpumem._core_capture cimport Captures, GraphPool
 from gpumem._core_source cimport Source
 
 cdef class Arena(MemoryResource):
@@ -11,9 +12,12 @@ cdef class Arena(MemoryResource):
     cdef readonly object config         # ArenaConfig
     cdef uint32_t default_slot          # of the default stream
     cdef list stale                     # stream objects let go, until nothing is under way
+    cdef Captures captures              # None until a graph is captured
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
     cdef Source source                  # where regions come from instead of the driver; or None
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, bint persistent,
                   Block* block) except -1
     cdef int require_outside_source(self) except -1
+    cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
+                              object alignment)

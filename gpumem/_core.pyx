@@ -1,5 +1,7 @@
 """Arena: argument checks and the interpreter lock's boundary."""
 
+from dataclasses import replace
+
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
@@ -31,6 +33,7 @@ from gpumem._arena_slots cimport (
 from gpumem._arena_suspend cimport arena_resume, arena_suspend
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
+    ARENA_CAPTURING,
     ARENA_DEAD,
     ARENA_IN_USE,
     ARENA_MISS,
@@ -60,6 +63,7 @@ from gpumem._buffer cimport (
     size_of,
 )
 from gpumem._core_backing cimport choose_backing
+from gpumem._core_capture cimport Captures, GraphPool, make_pool
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
 from gpumem._core_source cimport make_source, source_keep
@@ -68,6 +72,7 @@ from gpumem._lease cimport Lease, Uses, uses_free
 from gpumem._pages cimport Space
 from gpumem._stream cimport Stream, stream_handle
 
+from gpumem._core_capture import Capture
 from gpumem.config import ArenaConfig
 from gpumem.device import _reapers
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
@@ -206,13 +211,20 @@ cdef class Arena(MemoryResource):
         cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes)
         cdef uint64_t extra = 0
+        cdef GraphPool pool
         if alignment is not None:
             extra = alignment_of(alignment) - QUANTUM
         if stream is not None or self.default_per_thread:
             self.slot_of(stream, &slot)
         if size == 0:
             return empty_block(self, slot)
-        self.take(size, extra, slot, False, &block)
+        pool = None
+        if self.captures is not None:
+            pool = self.captures.pool_of(self, self.core, slot, False)
+        if pool is None and self.take(size, extra, slot, False, &block) == ARENA_CAPTURING:
+            pool = captures_of(self).pool_of(self, self.core, slot, True)
+        if pool is not None:
+            return self.take_captured(pool, nbytes, slot, alignment)
         if extra:
             block.address = (block.address + extra) & ~extra
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
@@ -241,13 +253,20 @@ cdef class Arena(MemoryResource):
             As `allocate`.
         """
         cdef Block block
+        cdef GraphPool pool
         cdef uint32_t slot = self.default_slot
         cdef uint64_t size = size_of(nbytes)
         if self.default_per_thread:
             self.slot_of(None, &slot)
         if size == 0:
             return empty_block(self, slot)
-        self.take(size, 0, slot, True, &block)
+        if self.captures is not None:
+            pool = self.captures.pool_of(self, self.core, slot, False)
+            if pool is not None:
+                return self.take_captured(pool, nbytes, slot, None)
+        if self.take(size, 0, slot, True, &block) == ARENA_CAPTURING:
+            pool = captures_of(self).pool_of(self, self.core, slot, True)
+            return self.take_captured(pool, nbytes, slot, None)
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
 
     def reserve(self, nbytes):
@@ -275,9 +294,9 @@ cdef class Arena(MemoryResource):
                 else:
                     status = arena_allocate_slow(self.core, nbytes, slot, block)
                 slot_unclaim(self.core, slot)
-        if status != ARENA_OK:
+        if status != ARENA_OK and status != ARENA_CAPTURING:
             raise_status(self, self.core, asked, extra, slot, status)
-        return 0
+        return status
 
     cdef int require_outside_source(self) except -1:
         # A source that calls its own arena would wait for itself.
@@ -428,6 +447,84 @@ cdef class Arena(MemoryResource):
         if not self.core.settings.paged:
             raise ConfigError(f"arena {self.name!r} has backing = 'regions', which cannot be "
                               "suspended: it takes backing = 'virtual'")
+
+    # ---- graphs ----------------------------------------------------------------------------------
+
+    def capture(self, stream=None, *, pool=None):
+        """Serve a stream from a graph pool while a graph is captured on it.
+
+        A context manager; open it around the capture, or inside before the first allocation.
+        It gives the pool, from which everything that is allocated on the stream comes until the
+        context ends, `allocate_persistent` too. May be nested for different streams.
+
+        Where it is not opened, the arena asks the driver whether the stream captures whenever it
+        is about to call the driver for an allocation, and then opens a pool by itself, retained
+        with the graph under capture. That cannot see an allocation that is served from what the
+        arena has: such a block may be given to others between launches. So open the context.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            The stream that captures; None is the arena's default stream.
+        pool : GraphPool, optional
+            An earlier capture's pool of this arena, shared: see `GraphPool` for what its graphs
+            must keep to. None makes a new one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `stream` is no stream, or `pool` no pool of this arena.
+        ClosedError
+            The arena or the pool is closed.
+        InUseError
+            On entering: another pool serves the stream.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+        >>> with arena.capture(stream) as pool:
+        ...     # begin the capture, queue work on it, end the capture
+        ...     buffer = arena.allocate(4096, stream)
+        >>> pool.stats().in_use
+        4096
+        """
+        cdef uint32_t slot
+        self._require_open()
+        self.slot_of(stream, &slot)
+        if pool is None:
+            pool = self._open_pool()
+        elif not isinstance(pool, GraphPool):
+            raise TypeError(f"pool must be a GraphPool, not {type(pool).__name__}")
+        elif (<GraphPool>pool).arena is not self:
+            raise ValueError(f"{pool!r} is not a pool of arena {self.name!r}")
+        return Capture(pool, stream)
+
+    def _open_pool(self):
+        # Plain regions: pages that move would move away from under a graph.
+        cdef Arena inner
+        if self.source is not None:
+            raise ConfigError(f"arena {self.name!r} has a source, and a graph pool takes memory "
+                              "from the driver: allocate before the capture")
+        config = replace(self.config, backing="regions", split_rule="tight", enable=True,
+                         stream_reuse="never", max_mem=0, oom_wait_ms=0)
+        inner = Arena(self.memory, config, name=f"{self.name}, graph pool")
+        return make_pool(self, self.core, inner, inner.core)
+
+    def _serve(self, stream, GraphPool pool not None):
+        cdef uint32_t slot
+        self._require_open()
+        self.slot_of(stream, &slot)
+        captures_of(self).serve(self, self.core, slot, stream, pool)
+
+    def _end_service(self, GraphPool pool not None):
+        captures_of(self).end(self.core, pool)
+
+    cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
+                              object alignment):
+        stream = self.streams.get(slot)
+        return pool.inner.allocate(nbytes, self.stream_at(slot) if stream is None else stream,
+                                   alignment=alignment)
 
     # ---- streams ---------------------------------------------------------------------------------
 
@@ -605,12 +702,15 @@ cdef class Arena(MemoryResource):
         if self.core.closed == STATE_CLOSED:
             return
         self.require_outside_source()
+        if self.captures is not None:
+            self.captures.close()
         with nogil:
             status = arena_close(self.core)
         if status == ARENA_IN_USE:
             stats = self.stats()
             raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
-                             f"{stats.num_allocs - stats.num_frees} blocks are in use")
+                             f"{stats.num_allocs - stats.num_frees} blocks are in use, and "
+                             f"{self.core.graphs} graphs use its graph pools")
         self.streams.clear()
         self.stale = []
 
@@ -641,6 +741,12 @@ cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:
     for slot in list(arena.streams):
         if slot == fresh or arena.core.streams[<uint32_t>slot].vacant:
             arena.stale.append(arena.streams.pop(slot))
+
+
+cdef Captures captures_of(Arena arena):
+    if arena.captures is None:
+        arena.captures = Captures()
+    return arena.captures
 
 
 cdef bint may_end(Arena arena, uint32_t slot) noexcept:

@@ -14,6 +14,16 @@ cdef extern from "driver_table.h" nogil:
     ctypedef void* CUstream
     ctypedef void* CUevent
     ctypedef void (*CUhostFn)(void*) noexcept nogil
+    ctypedef void* CUgraph
+    ctypedef void* CUgraphNode
+    ctypedef void* CUuserObject
+
+    ctypedef enum CUstreamCaptureStatus:
+        CU_STREAM_CAPTURE_STATUS_NONE
+        CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+    ctypedef enum CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_RELAXED
 
     ctypedef enum CUresult:
         CUDA_SUCCESS
@@ -26,6 +36,7 @@ cdef extern from "driver_table.h" nogil:
         CUDA_ERROR_INVALID_CONTEXT
         CUDA_ERROR_NOT_READY
         CUDA_ERROR_NOT_SUPPORTED
+        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         CUDA_ERROR_UNKNOWN
 
     ctypedef enum CUdevice_attribute:
@@ -205,6 +216,16 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemAdvise_v1)(CUdeviceptr, size_t, CUmem_advise, CUdevice) noexcept nogil
         CUresult (*cuMemPrefetchAsync_v1)(CUdeviceptr, size_t, CUdevice, CUstream) noexcept nogil
 
+        CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) noexcept nogil
+        CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus*, uint64_t*, CUgraph*,
+                                           const CUgraphNode**, size_t*) noexcept nogil
+        CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) noexcept nogil
+        CUresult (*cuUserObjectCreate)(CUuserObject*, void*, CUhostFn, unsigned int,
+                                       unsigned int) noexcept nogil
+        CUresult (*cuUserObjectRelease)(CUuserObject, unsigned int) noexcept nogil
+        CUresult (*cuGraphRetainUserObject)(CUgraph, CUuserObject, unsigned int,
+                                            unsigned int) noexcept nogil
+
     ctypedef struct DriverEntry:
         const char* name
         int version
@@ -248,6 +269,14 @@ cdef class DriverDevice:
 # Makes the device's context current for a few driver calls; every enter has its leave.
 cdef CUresult place_enter(Place* place) noexcept nogil
 cdef void place_leave(Place* place) noexcept nogil
+# While any thread captures a graph, calls that may block or allocate invalidate the capture unless
+# this thread has relaxed itself. Returns the mode to go back to. Every relax has its restore.
+cdef CUstreamCaptureMode place_relax(const Place* place) noexcept nogil
+cdef void place_restore(const Place* place, CUstreamCaptureMode before) noexcept nogil
+# Does the stream capture a graph, and which capture and graph is it? Legal at any time. A stream
+# that cannot be asked, like the legacy one while a stream that blocks it captures, is `unknown`.
+cdef bint stream_captures(Place* place, CUstream stream, uint64_t* capture, CUgraph* graph,
+                          bint* unknown) noexcept nogil
 cdef inline bint place_is_dead(const Place* place) noexcept nogil:
     return process.exiting or place.generation != process.generation
 

@@ -50,6 +50,29 @@ cdef void place_leave(Place* place) noexcept nogil:
     place.table.cuCtxPopCurrent(&popped)
 
 
+cdef CUstreamCaptureMode place_relax(const Place* place) noexcept nogil:
+    cdef CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED
+    if place.generation == process.generation:
+        place.table.cuThreadExchangeStreamCaptureMode(&mode)
+    return mode
+
+
+cdef void place_restore(const Place* place, CUstreamCaptureMode before) noexcept nogil:
+    if place.generation == process.generation:
+        place.table.cuThreadExchangeStreamCaptureMode(&before)
+
+
+cdef bint stream_captures(Place* place, CUstream stream, uint64_t* capture, CUgraph* graph,
+                          bint* unknown) noexcept nogil:
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUresult code = place_enter(place)
+    if code == CUDA_SUCCESS:
+        code = place.table.cuStreamGetCaptureInfo(stream, &status, capture, graph, NULL, NULL)
+        place_leave(place)
+    unknown[0] = code != CUDA_SUCCESS
+    return code == CUDA_SUCCESS and status != CU_STREAM_CAPTURE_STATUS_NONE
+
+
 # ---- failure -----------------------------------------------------------------------------------
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1:

@@ -20,6 +20,12 @@ _TYPES = {
     "cuMemsetD32Async": (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_uint64),
     "cuMemsetD8Async": (ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_uint64),
     "cuMemcpyDtoDAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64),
+    "cuStreamBeginCapture": (ctypes.c_uint64, ctypes.c_int),
+    "cuStreamEndCapture": (ctypes.c_uint64, ctypes.c_void_p),
+    "cuGraphInstantiateWithFlags": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64),
+    "cuGraphLaunch": (ctypes.c_uint64, ctypes.c_uint64),
+    "cuGraphExecDestroy": (ctypes.c_uint64,),
+    "cuGraphDestroy": (ctypes.c_uint64,),
     "cuLaunchHostFunc": (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p),
     "cuStreamWaitValue64": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint),
 }

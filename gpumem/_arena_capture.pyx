@@ -1,0 +1,68 @@
+"""Graph pools below the interpreter; see _arena_capture.pxd."""
+
+from libc.stdint cimport int32_t, uint32_t
+
+from gpumem._arena cimport arena_drop, arena_retain
+from gpumem._arena_streams cimport settle_all
+from gpumem._arena_types cimport ArenaCore
+from gpumem._driver cimport (
+    CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_SUCCESS,
+    CUgraph,
+    CUresult,
+    CUuserObject,
+    place_enter,
+    place_leave,
+)
+
+cdef extern from "atomics.h" nogil:
+    int32_t count_add(int32_t* count, int32_t by)
+
+cdef enum:
+    NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other
+    MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
+
+
+cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil:
+    arena_retain(parent)
+    pool.parent = parent
+
+
+cdef void pool_begin(ArenaCore* pool) noexcept nogil:
+    cdef uint32_t slot
+    for slot in range(1, pool.table.lane_count):
+        settle_all(pool, slot)
+
+
+cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:
+    cdef CUuserObject counted = NULL
+    cdef CUresult code
+    if pool.place.table.cuUserObjectCreate == NULL:
+        return CUDA_ERROR_NOT_SUPPORTED
+    code = place_enter(pool.place)
+    if code != CUDA_SUCCESS:
+        return code
+    retain_for_graph(pool)
+    code = pool.place.table.cuUserObjectCreate(&counted, pool, graph_ended, 1, NO_DESTRUCTOR_SYNC)
+    if code != CUDA_SUCCESS:
+        graph_ended(pool)
+    else:
+        code = pool.place.table.cuGraphRetainUserObject(graph, counted, 1, MOVE_REFERENCE)
+        if code != CUDA_SUCCESS:
+            pool.place.table.cuUserObjectRelease(counted, 1)
+    place_leave(pool.place)
+    return code
+
+
+cdef void retain_for_graph(ArenaCore* pool) noexcept nogil:
+    arena_retain(pool)
+    count_add(&pool.graphs, 1)
+    count_add(&pool.parent.graphs, 1)
+
+
+cdef void graph_ended(void* retained) noexcept nogil:
+    # On a thread of the driver's, which must not call it.
+    cdef ArenaCore* pool = <ArenaCore*>retained
+    count_add(&pool.parent.graphs, -1)
+    count_add(&pool.graphs, -1)
+    arena_drop(pool)

@@ -1,0 +1,278 @@
+"""Graph capture: captured memory is private, and nothing illegal is called meanwhile."""
+
+import ctypes
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
+
+
+@pytest.fixture
+def driver(host):
+    return HostDriver()
+
+
+@pytest.fixture
+def stream():
+    return gpumem.Stream("host")
+
+
+class Graph:
+    """What was captured on a stream in a ``with`` block."""
+
+    def __init__(self, driver, stream, mode=GLOBAL):
+        self.driver, self.stream, self.mode = driver, stream, mode
+        self.handle = self.executable = 0
+
+    def __enter__(self):
+        self.driver.call("cuStreamBeginCapture", self.stream.ptr, self.mode)
+        return self
+
+    def __exit__(self, *exception):
+        graph = ctypes.c_uint64()
+        self.driver.call("cuStreamEndCapture", self.stream.ptr, ctypes.byref(graph))
+        self.handle = graph.value
+
+    def instantiate(self):
+        made = ctypes.c_uint64()
+        self.driver.call("cuGraphInstantiateWithFlags", ctypes.byref(made), self.handle, 0)
+        self.executable = made.value
+        return self
+
+    def launch(self, stream=None):
+        self.driver.call("cuGraphLaunch", self.executable, (stream or self.stream).ptr)
+
+    def destroy(self):
+        self.driver.call("cuGraphDestroy", self.handle)
+
+    def destroy_instance(self):
+        self.driver.call("cuGraphExecDestroy", self.executable)
+
+
+def addresses(thing):
+    """Return every byte range that an arena or pool holds."""
+    return [range(block.address, block.address + block.nbytes) for block in thing.blocks()]
+
+
+def lies_in(buffer, thing):
+    return any(buffer.ptr in part for part in addresses(thing))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_memory_of_a_capture_is_the_pools_alone(make_arena, driver, stream, mode, backing):
+    arena = make_arena({"backing": backing})
+    arena.allocate(MIB, stream).close()
+    with arena.capture(stream) as pool, Graph(driver, stream, mode) as graph:
+        first = arena.allocate(300 * KIB, stream)
+        driver.fill(first, 1, stream)
+        address = first.ptr
+        first.close()
+        again = arena.allocate(300 * KIB, stream)
+        assert again.ptr == address, "used again inside the capture"
+        eager = arena.allocate(300 * KIB, gpumem.Stream("host"))
+        assert lies_in(again, pool)
+        assert not lies_in(again, arena)
+        assert not lies_in(eager, pool)
+    again.close()
+    after = [arena.allocate(300 * KIB, stream) for _ in range(8)]
+    assert not any(lies_in(buffer, pool) for buffer in after)
+    graph.destroy()
+    pool.validate()
+    pool.close()
+    assert pool.closed
+
+
+@pytest.mark.parametrize("policy", ["completed", "wait", "never"])
+def test_launches_and_eager_work_share_no_byte(make_arena, driver, stream, policy):
+    arena = make_arena({"stream_reuse": policy})
+    with arena.capture(stream) as pool, Graph(driver, stream) as graph:
+        scratch = arena.allocate(200 * KIB, stream)
+        driver.fill(scratch, 1, stream)
+        scratch.close()
+        out = arena.allocate(100 * KIB, stream)
+        driver.fill(out, 2, stream)
+    graph.instantiate()
+    other = gpumem.Stream("host")
+    for step in range(50):
+        graph.launch()
+        live = [arena.allocate(KIB * 37 * i + 1, s) for i in range(6) for s in (stream, other)]
+        for buffer in live:
+            driver.fill(buffer, 100 + step, buffer.stream)
+        stream.synchronize()
+        other.synchronize()
+        assert set(memoryview(out)) == {2}
+        assert all(set(memoryview(buffer)) == {100 + step} for buffer in live)
+    out.close()
+    graph.destroy()
+    graph.destroy_instance()
+    pool.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_growth_and_misses_inside_a_capture_leave_it_valid(make_arena, driver, stream, mode):
+    """Other streams grow, record and ask events while the stream captures."""
+    arena = make_arena()
+    others = [gpumem.Stream("host") for _ in range(2)]
+    with arena.capture(stream), Graph(driver, stream, mode) as graph:
+        held = []
+        for i in range(12):
+            held.append(arena.allocate(MIB * (1 + i % 3), stream))
+            driver.fill(held[-1], i, stream)
+            arena.allocate(MIB * (i + 1), others[i % 2]).close()
+        arena.shrink()
+        arena.stats()
+        arena.allocate_persistent(MIB)
+        gpumem.Arena("host").close()
+    held.clear()
+    graph.instantiate()
+    graph.launch()
+    stream.synchronize()
+    graph.destroy()
+    graph.destroy_instance()
+
+
+def test_a_free_on_a_stream_that_captures_records_no_event_there(make_arena, driver, stream):
+    arena = make_arena()
+    before = arena.allocate(MIB, stream)
+    other = gpumem.Stream("host")
+    with arena.capture(stream), Graph(driver, stream) as graph:
+        before.close()
+        for nbytes in (KIB, MIB, 5 * MIB):
+            arena.allocate(nbytes, other).close()
+        arena.shrink()
+    graph.destroy()
+    arena.allocate(MIB, other).close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_undeclared_capture_gets_a_pool_where_the_driver_is_called(
+    make_arena, driver, stream, mode
+):
+    arena = make_arena()
+    with Graph(driver, stream, mode) as graph:
+        first = arena.allocate(MIB, stream)
+        second = arena.allocate(KIB, stream)
+        driver.fill(first, 1, stream)
+    assert arena.stats().reserved == 0
+    after = arena.allocate(KIB, stream)
+    assert lies_in(after, arena)
+    graph.instantiate()
+    graph.destroy()
+    first.close()
+    second.close()
+    with pytest.raises(gpumem.InUseError):
+        arena.close()  # the instance may be launched
+    graph.launch()
+    stream.synchronize()
+    graph.destroy_instance()
+    after.close()
+    arena.close()
+
+
+def test_a_pool_lives_exactly_as_long_as_graph_and_instances(make_arena, driver, stream, host):
+    arena = make_arena()
+    used = host.used(0)
+    with arena.capture(stream) as pool, Graph(driver, stream) as graph:
+        arena.allocate(MIB, stream).close()
+    pool.retain_with(graph.handle)
+    assert pool.num_graphs == 1
+    with pytest.raises(gpumem.InUseError, match="1 graphs use it"):
+        pool.close()
+    graph.instantiate()
+    graph.destroy()
+    del pool
+    arena.shrink()
+    assert host.used(0) > used
+    graph.destroy_instance()
+    arena.shrink()
+    assert host.used(0) == used
+
+
+def test_several_captures_share_a_pool(make_arena, driver, stream):
+    arena = make_arena()
+    with arena.capture(stream) as pool, Graph(driver, stream) as graph:
+        buffer = arena.allocate(MIB, stream)
+        address = buffer.ptr
+        buffer.close()
+    graph.destroy()
+    other = gpumem.Stream("host")
+    with arena.capture(other, pool=pool) as same, Graph(driver, other) as graph:
+        assert same is pool
+        with arena.allocate(MIB, other) as buffer:
+            assert buffer.ptr == address
+    graph.destroy()
+
+
+def test_a_stream_that_joins_is_served_until_the_context_ends(make_arena, driver, stream):
+    arena = make_arena()
+    joined = gpumem.Stream("host")
+    with arena.capture(stream) as pool:
+        pool.add_stream(joined)
+        assert lies_in(arena.allocate(MIB, joined), pool)
+        assert pool.capturing
+    assert not pool.capturing
+    assert not lies_in(arena.allocate(MIB, joined), pool)
+    with pytest.raises(gpumem.InUseError, match="serves no capture"):
+        pool.add_stream(joined)
+
+
+def test_captures_of_different_streams_nest_and_of_one_do_not(make_arena, stream):
+    arena, other = make_arena(), gpumem.Stream("host")
+    with arena.capture(stream) as outer, arena.capture(other) as inner:
+        assert lies_in(arena.allocate(KIB, stream), outer)
+        assert lies_in(arena.allocate(KIB, other), inner)
+        with pytest.raises(gpumem.InUseError, match="already"), arena.capture(stream):
+            pass
+        with pytest.raises(gpumem.InUseError, match="serves a capture"):
+            outer.close()
+        with pytest.raises(gpumem.InUseError):
+            arena.close()
+    assert not lies_in(arena.allocate(KIB, stream), outer)
+
+
+def test_max_mem_bounds_an_arena_and_its_pools_together(make_arena, stream):
+    arena = make_arena({"max_mem": 4 * MIB, "backing": "regions"})
+    with arena.capture(stream) as pool:
+        buffer = arena.allocate(2 * MIB, stream)
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(3 * MIB, stream)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(3 * MIB)
+    buffer.close()
+    pool.close()
+    arena.allocate(3 * MIB).close()
+
+
+def test_steady_state_beside_a_pool_asks_no_driver(make_arena, driver, stream, host):
+    arena = make_arena()
+    with arena.capture(stream):
+        arena.allocate(MIB).close()
+        calls = host.call_count()
+        for _ in range(100):
+            arena.allocate(MIB).close()
+        assert host.call_count() == calls
+
+
+def test_wrong_arguments_of_a_capture_are_refused(make_arena, driver, stream):
+    arena = make_arena()
+    with pytest.raises(TypeError, match="must be a GraphPool"):
+        arena.capture(stream, pool=3)
+    with make_arena().capture(stream) as pool, pytest.raises(ValueError, match="not a pool of"):
+        arena.capture(stream, pool=pool)
+    for graph, error in ((0, ValueError), (-1, ValueError), ("1", TypeError), (None, TypeError)):
+        with pytest.raises(error):
+            pool.retain_with(graph)
+    with pytest.raises(gpumem.DriverError):
+        pool.retain_with(12345)
+    assert pool.num_graphs == 0
+    pool.close()
+    with pytest.raises(gpumem.ClosedError), pool.arena.capture(stream, pool=pool):
+        pass
+    with pytest.raises(TypeError, match="made by an arena"):
+        gpumem.GraphPool.__new__(gpumem.GraphPool).stats()

@@ -1,0 +1,120 @@
+"""Graphs, recorded streams and frees elsewhere on a GPU: no wrong byte, no broken capture."""
+
+import time
+
+import numpy as np
+import pytest
+
+import gpumem
+
+MIB = 1 << 20
+MODES = [0, 1, 2]  # global, thread local, relaxed
+
+
+def fill(driver, buffer, value, stream):
+    driver.call(driver.cuMemsetD8Async, buffer.ptr, value, buffer.nbytes, stream.ptr)
+
+
+def read(driver, buffer, stream):
+    array = np.empty(buffer.nbytes, np.uint8)
+    driver.call(driver.cuMemcpyDtoHAsync, array.ctypes.data, buffer.ptr, array.nbytes, stream.ptr)
+    driver.call(driver.cuStreamSynchronize, stream.ptr)
+    return array
+
+
+def begin(driver, stream, mode):
+    mode = driver.CUstreamCaptureMode(mode)
+    driver.call(driver.cuStreamBeginCapture, stream.ptr, mode)
+
+
+def close_soon(arena):
+    """Close it; the driver tells of a graph's end on a thread of its own, a little later."""
+    for _ in range(1000):
+        try:
+            arena.close()
+        except gpumem.InUseError:
+            time.sleep(0.01)
+    assert arena.closed
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", ["completed", "wait"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_graph_that_is_launched_among_eager_work_reads_its_own_bytes(
+    driver, mode, policy, declared
+):
+    arena = gpumem.Arena("cuda:0", {"stream_reuse": policy})
+    stream, other = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
+    warm = arena.allocate(64 * MIB, other)
+    context = arena.capture(stream) if declared else None
+    pool = context.__enter__() if declared else None
+    begin(driver, stream, mode)
+    scratch = arena.allocate(200 * MIB, stream)  # more than the arena has: a miss
+    out = arena.allocate(7 * MIB, stream)
+    fill(driver, scratch, 3, stream)
+    driver.call(driver.cuMemcpyDtoDAsync, out.ptr, scratch.ptr, out.nbytes, stream.ptr)
+    scratch.close()
+    warm.close()
+    for nbytes in (MIB, 80 * MIB):  # grows, records and asks beside the capture
+        arena.allocate(nbytes, other).close()
+    arena.shrink()
+    graph = driver.call(driver.cuStreamEndCapture, stream.ptr)
+    if declared:
+        context.__exit__(None, None, None)
+        pool.retain_with(graph)
+        assert pool.num_graphs == 1
+    instance = driver.call(driver.cuGraphInstantiate, graph, 0)
+    driver.call(driver.cuGraphDestroy, graph)
+    for step in range(30):
+        driver.call(driver.cuGraphLaunch, instance, stream.ptr)
+        live = [arena.allocate((i + 1) * 3 * MIB, s) for i in range(5) for s in (stream, other)]
+        for buffer in live:
+            fill(driver, buffer, 100 + step, buffer.stream)
+        assert (read(driver, out, stream) == 3).all()
+        for buffer in live:
+            assert (read(driver, buffer, buffer.stream) == 100 + step).all()
+        live.clear()
+        del buffer
+    out.close()
+    with pytest.raises(gpumem.InUseError):
+        arena.close()
+    driver.call(driver.cuGraphExecDestroy, instance)
+    driver.call(driver.cuCtxSynchronize)
+    del pool, context
+    arena.validate()
+    close_soon(arena)
+
+
+@pytest.mark.parametrize("policy", ["completed", "wait"])
+def test_a_recorded_stream_keeps_its_bytes_until_it_is_done(driver, policy):
+    arena = gpumem.Arena("cuda:0", {"stream_reuse": policy, "max_mem": 512 * MIB})
+    owner, side = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
+    result = gpumem.Arena("cuda:0").allocate(256 * MIB)
+    for step in range(60):
+        buffer = arena.allocate(256 * MIB, owner)
+        fill(driver, buffer, step, owner)
+        side.wait(owner.record())
+        for _ in range(4):
+            driver.call(driver.cuMemcpyDtoDAsync, result.ptr, buffer.ptr, buffer.nbytes, side.ptr)
+        buffer.record_stream(side)
+        buffer.close()
+        spoiler = arena.allocate(256 * MIB, owner)
+        fill(driver, spoiler, 255, owner)
+        spoiler.close()
+        assert (read(driver, result, side)[:: MIB // 2] == step).all()
+    arena.validate()
+
+
+def test_memory_that_another_stream_still_uses_is_waited_for(driver):
+    arena = gpumem.Arena("cuda:0", {"max_mem": 600 * MIB, "backing": "regions"})
+    first, second = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
+    pin = arena.allocate(256, first)
+    buffer = arena.allocate(500 * MIB, first)
+    for _ in range(20):
+        fill(driver, buffer, 1, first)
+    buffer.close()
+    other = arena.allocate(500 * MIB, second)
+    fill(driver, other, 2, second)
+    first.synchronize()
+    assert (read(driver, other, second)[:: MIB // 2] == 2).all()
+    pin.close()
