@@ -133,9 +133,6 @@ cdef extern from "driver_table.h" nogil:
     ctypedef struct CUmemPoolPtrExportData:
         unsigned char reserved[64]
 
-    ctypedef enum CUstreamCaptureStatus:
-        CU_STREAM_CAPTURE_STATUS_NONE
-
     ctypedef struct DriverTable:
         CUresult (*cuInit)(unsigned int) noexcept nogil
         CUresult (*cuDriverGetVersion)(int*) noexcept nogil
@@ -216,7 +213,6 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemAdvise_v1)(CUdeviceptr, size_t, CUmem_advise, CUdevice) noexcept nogil
         CUresult (*cuMemPrefetchAsync_v1)(CUdeviceptr, size_t, CUdevice, CUstream) noexcept nogil
 
-        CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) noexcept nogil
         CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus*, uint64_t*, CUgraph*,
                                            const CUgraphNode**, size_t*) noexcept nogil
         CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) noexcept nogil
