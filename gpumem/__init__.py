@@ -50,7 +50,16 @@ from gpumem.factory import make_resource
 from gpumem.handle import Handle
 from gpumem.resources import get_default_resource, set_default_resource, using_resource
 from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
-from gpumem.tensor import Tensor, asarray, empty, from_dlpack, full, zeros
+from gpumem.tensor import (
+    Tensor,
+    asarray,
+    copy,
+    empty,
+    from_dlpack,
+    full,
+    staging_arena,
+    zeros,
+)
 
 __version__ = "0.1.0"
 
@@ -93,6 +102,7 @@ __all__ = [
     "TrackCounts",
     "asarray",
     "can_access",
+    "copy",
     "default_device",
     "devices",
     "devices_are_memory_compatible",
@@ -108,6 +118,7 @@ __all__ = [
     "on_failure",
     "set_default_resource",
     "set_host_device_count",
+    "staging_arena",
     "track",
     "using_resource",
     "zeros",

@@ -50,6 +50,7 @@ cdef class Buffer:
     # _order keeps both.
     cdef uint32_t queued                # writes so far
     cdef uint32_t awaited               # more than `queued`: the CPU has waited for all of them
+    cdef bint being_read                # reads were queued since
     cdef Lease* shared                  # NULL until something shares the memory
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1

@@ -1,10 +1,29 @@
-"""Moving bytes; see _copy.pxd."""
+"""Choosing how bytes move: by the CPU, by the driver, or by both through pinned memory."""
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
 
 from gpumem._buffer cimport Buffer
+from gpumem._copy_crew cimport rows_move_together
+from gpumem._copy_driver cimport Answer, answer, rows_queue, rows_queue_peer
+from gpumem._copy_hold cimport hold_until_done
+from gpumem._copy_plan cimport (
+    END_ORIGIN,
+    END_TO,
+    Box,
+    End,
+    Rows,
+    rows_box,
+    rows_bytes,
+    rows_lead,
+    rows_make,
+    rows_pack,
+    rows_reach,
+)
+from gpumem._copy_ring cimport ring_memory
+from gpumem._copy_staged cimport Ring, ring_bytes, ring_for, rows_stage
 from gpumem._driver cimport (
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
     CUDA_SUCCESS,
     CUresult,
     CUstream,
@@ -15,206 +34,289 @@ from gpumem._driver cimport (
     place_leave,
 )
 from gpumem._foreign cimport buffer_is_foreign
-from gpumem._layout cimport MAX_RANK
 from gpumem._order cimport (
+    order_after,
+    order_before,
     order_host,
+    order_host_writing,
     order_read,
     order_stream,
     order_written,
     own_stream,
     wait_for_stream,
 )
-from gpumem._stream cimport stream_handle
+from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.device import MemoryKind
+from gpumem.errors import DriverError
 
-# How one run of adjacent bytes is moved.
-ctypedef CUresult (*mover)(const Place* place, CUstream stream, uint64_t to, uint64_t origin,
-                           size_t nbytes) noexcept nogil
+cdef enum:
+    # Bytes between pageable memory and a device from which several threads and a ring of pinned
+    # memory are faster than the driver's own staging (bench/results/copies.md).
+    STAGED_FROM = 4 << 20
+    # Driver calls for one copy. Beyond, the CPU packs: a call costs microseconds, and what needs
+    # so many is scattered in pieces that the device's copy engine is slow at too.
+    MOST_CALLS = 128
+
+cdef uint64_t staged_from = STAGED_FROM
+
+# A copy under way: what is decided about it before anything is queued.
+cdef struct Way:
+    CUstream stream
+    bint to_known           # the driver reaches the destination itself
+    bint origin_known
+    bint between_devices    # each of them the other's peer
+    bint waits              # no stream was named, and an end's users know of none to wait for
 
 
 cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
                        const int64_t* shape, int64_t itemsize, object stream) except -1:
+    cdef Rows rows
+    cdef Way way
+    cdef DriverDevice place = driving_place(dst, src, stream)
+    way.stream = own_stream(dst if dst.home.place is place else src)    # if none is given
+    if stream is not None:
+        stream_handle(stream, place, &way.stream)
+    if not rows_make(&rows, to.address, to.strides, origin.address, origin.strides, ndim, shape,
+                     itemsize, END_TO):
+        return 0
     if stream is None and is_cpus(dst) and is_cpus(src):
-        order_host(src)
-        order_host(dst)
-        with nogil:
-            move_runs(to, origin, ndim, shape, itemsize, move_by_cpu, NULL, NULL)
-        return 0
-    return queue_copy(dst, to, src, origin, ndim, shape, itemsize, stream)
+        return copy_by_cpu(dst, src, &rows)
+    way.waits = stream is None and (is_plain(dst) or is_plain(src))
+    look_at(&way, place, dst, src, &rows)
+    if not way.to_known and not way.origin_known:
+        wait_for_stream(&place.place, way.stream)
+        return copy_by_cpu(dst, src, &rows)
+    if way.to_known and way.origin_known:
+        return copy_known(dst, src, place, &way, &rows)
+    return copy_half_known(dst, src, place, &way, &rows)
 
 
-cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
-                       object stream) except -1:
-    cdef size_t itemsize = len(element)
-    cdef const uint8_t* value = element
-    if count == 0:
-        return 0
-    if stream is None and is_cpus(dst):
-        order_host(dst)
-        with nogil:
-            fill_by_cpu(<uint8_t*>address, value, itemsize, count)
-        return 0
-    return queue_fill(dst, address, value, itemsize, count, stream)
+# ---- whose work it is ----------------------------------------------------------------------------
+
+cdef DriverDevice driving_place(Buffer dst, Buffer src, object stream):
+    """Return the device whose stream it is: the stream's, else a GPU's, the destination's first."""
+    cdef DriverDevice place = dst.home.place
+    cdef DriverDevice other = src.home.place
+    if isinstance(stream, Stream) and (<Stream>stream).place is not place:
+        if (<Stream>stream).place is other or (is_cpus(dst) and is_cpus(src)):
+            return (<Stream>stream).place
+    if place.type == "host" and other.type == "cuda":
+        return other
+    return place
 
 
 cdef bint is_cpus(Buffer buffer):
     return buffer.home.memory.kind is MemoryKind.HOST
 
 
-# ---- on a stream ---------------------------------------------------------------------------------
+cdef bint is_plain(Buffer buffer):
+    """Tell whether it is an array of the CPU's that somebody else made, pinned or not."""
+    return is_cpus(buffer) and buffer_is_foreign(buffer)
 
-cdef int queue_copy(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
-                    const int64_t* shape, int64_t itemsize, object stream) except -1:
-    cdef Buffer driving = dst
-    cdef DriverDevice place
-    cdef CUstream handle
+
+cdef int look_at(Way* way, DriverDevice place, Buffer dst, Buffer src, const Rows* rows) except -1:
+    cdef uint64_t low, high
+    rows_reach(rows, END_TO, &low, &high)
+    way.to_known = is_known(dst, place, low, high)
+    rows_reach(rows, END_ORIGIN, &low, &high)
+    way.origin_known = is_known(src, place, low, high)
+    way.between_devices = (dst.home.place is not src.home.place
+                           and is_devices(dst) and is_devices(src)
+                           and way.to_known and way.origin_known)
+    return 0
+
+
+cdef bint is_devices(Buffer buffer):
+    """Tell whether it is memory that only its own device reaches without help."""
+    return (buffer.home.memory.kind is MemoryKind.DEVICE
+            or (is_cpus(buffer) and not buffer_is_foreign(buffer)))
+
+
+cdef bint is_known(Buffer buffer, DriverDevice place, uint64_t low, uint64_t high) except -1:
+    """Tell whether the device's driver reaches the bytes itself, as it does what it pinned."""
     cdef CUresult code
-    if dst.home.place.type == "host" and src.home.place.type == "cuda":
-        driving = src
-    place = driving.home.place
-    handle = own_stream(driving)
-    if stream is not None:
-        stream_handle(stream, place, &handle)
-    come_after(src, place, handle)
-    come_after(dst, place, handle)
+    if buffer.home.place.type == place.type and not is_plain(buffer):
+        return True
+    # CPU memory that was perhaps pinned by somebody: asked at both ends.
     with nogil:
         code = place_enter(&place.place)
         if code == CUDA_SUCCESS:
-            code = move_runs(to, origin, ndim, shape, itemsize, move_by_driver, &place.place,
-                             handle)
+            code = ask_memory_type(&place.place, low)
+            if code == CUDA_SUCCESS:
+                code = ask_memory_type(&place.place, high - 1)
             place_leave(&place.place)
-    # Also after a refusal: what was queued before it runs.
-    if is_joined(src, place) and is_joined(dst, place):
-        order_read(src, handle)
-        order_written(dst, handle)
-    else:
-        wait_for_stream(&place.place, handle)
-    check(place.place.table, code, "cuMemcpyAsync")
-    return 0
+    return code == CUDA_SUCCESS
 
 
-cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t itemsize,
-                    int64_t count, object stream) except -1:
-    cdef DriverDevice place = dst.home.place
-    cdef CUstream handle = own_stream(dst)
-    cdef CUresult code
-    if stream is not None:
-        stream_handle(stream, place, &handle)
-    come_after(dst, place, handle)
-    with nogil:
-        code = place_enter(&place.place)
-        if code == CUDA_SUCCESS:
-            code = fill_by_driver(&place.place, handle, address, value, itemsize, count)
-            place_leave(&place.place)
-    order_written(dst, handle)
-    check(place.place.table, code, "cuMemsetD8Async")
-    return 0
-
-
-cdef int come_after(Buffer buffer, DriverDevice place, CUstream stream) except -1:
-    if buffer.home.place is place:
-        order_stream(buffer, stream)
-    else:                       # events do not reach from one driver's device to another's
-        order_host(buffer)
-    return 0
-
-
-cdef bint is_joined(Buffer buffer, DriverDevice place) noexcept:
-    # Others' memory may go as soon as they hear of our end, and no event reaches another device:
-    # such a copy is waited for.
-    return buffer.home.place is place and not buffer_is_foreign(buffer)
-
-
-cdef CUresult fill_by_driver(const Place* place, CUstream stream, uint64_t address,
-                             const uint8_t* value, size_t itemsize,
-                             int64_t count) noexcept nogil:
-    cdef size_t total = itemsize * count
-    cdef size_t done = itemsize
-    cdef size_t part
-    cdef CUresult code
-    if is_one_byte(value, itemsize):
-        return place.table.cuMemsetD8Async(address, value[0], total, stream)
-    # What is filled already is doubled, on the device.
-    code = place.table.cuMemcpyHtoDAsync(address, value, itemsize, stream)
-    while code == CUDA_SUCCESS and done < total:
-        part = min(done, total - done)
-        code = place.table.cuMemcpyDtoDAsync(address + done, address, part, stream)
-        done += part
-    return code
-
-
-cdef CUresult move_by_driver(const Place* place, CUstream stream, uint64_t to, uint64_t origin,
-                             size_t nbytes) noexcept nogil:
-    return place.table.cuMemcpyAsync(to, origin, nbytes, stream)
+cdef CUresult ask_memory_type(Place* place, uint64_t address) noexcept nogil:
+    cdef unsigned int memory_type = 0
+    return place.table.cuPointerGetAttribute(&memory_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                             address)
 
 
 # ---- by the CPU ----------------------------------------------------------------------------------
 
-cdef CUresult move_by_cpu(const Place* place, CUstream stream, uint64_t to, uint64_t origin,
-                          size_t nbytes) noexcept nogil:
-    memcpy(<void*><uintptr_t>to, <const void*><uintptr_t>origin, nbytes)
-    return CUDA_SUCCESS
+cdef int copy_by_cpu(Buffer dst, Buffer src, const Rows* rows) except -1:
+    order_host(src)
+    order_host_writing(dst)
+    with nogil:
+        rows_move_together(rows)
+    return 0
 
 
-cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
-                      int64_t count) noexcept nogil:
-    cdef size_t total = itemsize * count
-    cdef size_t done = itemsize
-    cdef size_t part
-    if is_one_byte(value, itemsize):
-        memset(address, value[0], total)
-        return
-    memcpy(address, value, itemsize)
-    while done < total:
-        part = min(done, total - done)
-        memcpy(address + done, address, part)
-        done += part
+# ---- by the driver -------------------------------------------------------------------------------
+
+cdef int copy_known(Buffer dst, Buffer src, DriverDevice place, const Way* way,
+                    const Rows* rows) except -1:
+    cdef Box box = rows_box(rows)
+    if way.between_devices:
+        box.height = box.depth = -1
+        box.calls = rows_bytes(rows) // rows.width
+    if box.calls <= MOST_CALLS:
+        return queue_copy(dst, src, place, way, rows, box)
+    if dst.home.cpu_can_read and src.home.cpu_can_read:
+        wait_for_stream(&place.place, way.stream)
+        return copy_by_cpu(dst, src, rows)
+    if dst.home.cpu_can_read:
+        return copy_staged(dst, src, place, way, rows, END_ORIGIN)
+    if src.home.cpu_can_read:
+        return copy_staged(dst, src, place, way, rows, END_TO)
+    return copy_repacked(dst, src, place, way, rows)
 
 
-cdef bint is_one_byte(const uint8_t* value, size_t itemsize) noexcept nogil:
-    cdef size_t i
-    for i in range(1, itemsize):
-        if value[i] != value[0]:
-            return False
-    return True
+cdef int queue_copy(Buffer dst, Buffer src, DriverDevice place, const Way* way, const Rows* rows,
+                    Box box) except -1:
+    cdef Answer said
+    order_before(dst, src, way.stream, place)
+    with nogil:
+        said = entered(&place.place)
+        if said.code == CUDA_SUCCESS:
+            if way.between_devices:
+                said = rows_queue_peer(&place.place, way.stream, rows, &dst.home.place.place,
+                                       &src.home.place.place)
+            else:
+                said = rows_queue(&place.place, way.stream, rows, box)
+            place_leave(&place.place)
+    # Also after a refusal: what was queued before it runs.
+    if way.waits:
+        wait_for_stream(&place.place, way.stream)
+    else:
+        join(dst, src, place, way.stream)
+    return check(place.place.table, said.code, said.call.decode())
 
 
-# ---- runs ----------------------------------------------------------------------------------------
+cdef int join(Buffer dst, Buffer src, DriverDevice place, CUstream stream) except -1:
+    """Let both buffers' streams come after the copy, and keep others' memory until then."""
+    try:
+        if is_plain(src) and src.home.place.type != place.type:
+            order_written(dst, stream, place)   # whoever pinned that source waits for the stream
+        else:
+            order_after(dst, src, stream, place)
+    except DriverError:
+        wait_for_stream(&place.place, stream)       # as good, and slower
+        return 0
+    # gpumem's own memory is freed in the order of its stream; others hear of our end at once.
+    if buffer_is_foreign(src):
+        hold_until_done(src, place, stream)
+    if buffer_is_foreign(dst):
+        hold_until_done(dst, place, stream)
+    return 0
 
-cdef CUresult move_runs(const Side* to, const Side* origin, int ndim, const int64_t* shape,
-                        int64_t itemsize, mover move, const Place* place,
-                        CUstream stream) noexcept nogil:
-    """Move the longest runs that are adjacent on both sides, one by one, in C order."""
-    cdef int64_t index[MAX_RANK]
-    cdef int64_t run = itemsize
-    cdef int64_t to_offset = 0
-    cdef int64_t origin_offset = 0
-    cdef int outer = ndim
-    cdef int i
-    cdef CUresult code
-    for i in range(ndim):
-        index[i] = 0
-        if shape[i] == 0:
-            return CUDA_SUCCESS
-    while outer > 0 and (shape[outer - 1] == 1 or (to.strides[outer - 1] == run
-                                                   and origin.strides[outer - 1] == run)):
-        run *= shape[outer - 1]
-        outer -= 1
-    while True:
-        code = move(place, stream, to.address + to_offset, origin.address + origin_offset, run)
-        if code != CUDA_SUCCESS:
-            return code
-        i = outer - 1
-        while i >= 0:
-            index[i] += 1
-            to_offset += to.strides[i]
-            origin_offset += origin.strides[i]
-            if index[i] < shape[i]:
-                break
-            to_offset -= index[i] * to.strides[i]
-            origin_offset -= index[i] * origin.strides[i]
-            index[i] = 0
-            i -= 1
-        if i < 0:
-            return CUDA_SUCCESS
+
+cdef inline Answer entered(Place* place) noexcept nogil:
+    return answer(place_enter(place), "cuCtxPushCurrent")
+
+
+# ---- from and to memory that the driver does not know --------------------------------------------
+
+cdef int copy_half_known(Buffer dst, Buffer src, DriverDevice place, const Way* way,
+                         const Rows* rows) except -1:
+    cdef Box box = rows_box(rows)
+    cdef End device = END_TO if way.to_known else END_ORIGIN
+    cdef Answer said
+    if rows_bytes(rows) >= staged_from or box.calls > MOST_CALLS:
+        return copy_staged(dst, src, place, way, rows, device)
+    order_ends(dst, src, place, way, device)
+    with nogil:
+        said = entered(&place.place)
+        if said.code == CUDA_SUCCESS:
+            said = rows_queue(&place.place, way.stream, rows, box)
+            place_leave(&place.place)
+    # The driver has read such a source when its call returns; for the rest, the CPU waits.
+    if device == END_TO:
+        join(dst, src, place, way.stream)
+    else:
+        wait_for_stream(&place.place, way.stream)
+    return check(place.place.table, said.code, said.call.decode())
+
+
+cdef int order_ends(Buffer dst, Buffer src, DriverDevice place, const Way* way,
+                    End device) except -1:
+    """Wait for the CPU's end here, and for the device's on the stream."""
+    if device == END_TO:
+        order_host(src)
+        return order_stream(dst, way.stream, place)
+    order_host_writing(dst)
+    return order_stream(src, way.stream, place)
+
+
+# ---- by both, through pinned memory --------------------------------------------------------------
+
+cdef int copy_staged(Buffer dst, Buffer src, DriverDevice place, const Way* way,
+                     const Rows* rows, End device) except -1:
+    order_ends(dst, src, place, way, device)
+    return stage(place, way.stream, rows, device)
+
+
+cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice place, const Way* way,
+                       const Rows* rows) except -1:
+    """Between two layouts that no few boxes cover: the CPU packs the elements in between."""
+    cdef uint64_t nbytes = rows_bytes(rows)
+    cdef void* packed = malloc(nbytes)
+    cdef DriverDevice source = src.home.place
+    cdef Rows half
+    if packed == NULL:
+        raise MemoryError(f"no host memory for {nbytes} bytes between two layouts")
+    try:
+        order_stream(dst, way.stream, place)
+        order_read(src, way.stream, place)      # its own stream now comes after ours
+        half = rows[0]
+        rows_pack(&half, END_TO, <uintptr_t>packed)
+        stage(source, own_stream(src), &half, END_ORIGIN)
+        half = rows[0]
+        rows_pack(&half, END_ORIGIN, <uintptr_t>packed)
+        stage(place, way.stream, &half, END_TO)
+    finally:
+        free(packed)
+    return 0
+
+
+cdef int stage(DriverDevice place, CUstream stream, const Rows* rows, End device) except -1:
+    cdef Ring ring = ring_for(rows_bytes(rows))
+    cdef Buffer memory = ring_memory(place, ring_bytes(ring))
+    cdef void* plain = NULL
+    cdef Answer said
+    cdef Rows led
+    rows_lead(rows, device, &led)
+    if memory is not None:
+        ring.address = memory.address
+    else:
+        # The driver stages what it does not know itself: slower, and right all the same.
+        plain = malloc(ring_bytes(ring))
+        if plain == NULL:
+            raise MemoryError(f"no host memory for {ring_bytes(ring)} bytes of staging")
+        ring.address = <uintptr_t>plain
+    with nogil:
+        said = entered(&place.place)
+        if said.code == CUDA_SUCCESS:
+            said = rows_stage(&place.place, stream, &led, device, ring)
+            place_leave(&place.place)
+    free(plain)
+    return check(place.place.table, said.code, said.call.decode())
+
+
+def set_staged_from(int64_t nbytes):
+    """Stage pageable copies from so many bytes on, for measurements; -1 is as usual."""
+    global staged_from
+    staged_from = nbytes if nbytes >= 0 else STAGED_FROM

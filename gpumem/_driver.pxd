@@ -87,6 +87,34 @@ cdef extern from "driver_table.h" nogil:
 
     ctypedef void* CUmemoryPool
 
+    ctypedef enum CUmemorytype:
+        CU_MEMORYTYPE_HOST
+        CU_MEMORYTYPE_DEVICE
+        CU_MEMORYTYPE_UNIFIED
+
+    ctypedef struct CUDA_MEMCPY2D:
+        CUmemorytype srcMemoryType
+        CUdeviceptr srcDevice
+        size_t srcPitch
+        CUmemorytype dstMemoryType
+        CUdeviceptr dstDevice
+        size_t dstPitch
+        size_t WidthInBytes
+        size_t Height
+
+    ctypedef struct CUDA_MEMCPY3D:
+        CUmemorytype srcMemoryType
+        CUdeviceptr srcDevice
+        size_t srcPitch
+        size_t srcHeight
+        CUmemorytype dstMemoryType
+        CUdeviceptr dstDevice
+        size_t dstPitch
+        size_t dstHeight
+        size_t WidthInBytes
+        size_t Height
+        size_t Depth
+
     ctypedef enum CUmemAllocationHandleType:
         CU_MEM_HANDLE_TYPE_NONE
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -153,6 +181,7 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuStreamQuery)(CUstream) noexcept nogil
         CUresult (*cuStreamSynchronize)(CUstream) noexcept nogil
         CUresult (*cuStreamWaitEvent)(CUstream, CUevent, unsigned int) noexcept nogil
+        CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) noexcept nogil
         CUresult (*cuLaunchHostFunc)(CUstream, CUhostFn, void*) noexcept nogil
         CUresult (*cuEventCreate)(CUevent*, unsigned int) noexcept nogil
         CUresult (*cuEventDestroy)(CUevent) noexcept nogil
@@ -168,7 +197,6 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemHostRegister)(void*, size_t, unsigned int) noexcept nogil
         CUresult (*cuMemHostUnregister)(void*) noexcept nogil
         CUresult (*cuMemAllocManaged)(CUdeviceptr*, size_t, unsigned int) noexcept nogil
-        CUresult (*cuPointerGetAttribute)(void*, CUpointer_attribute, CUdeviceptr) noexcept nogil
         CUresult (*cuMemAdvise)(CUdeviceptr, size_t, CUmem_advise, CUmemLocation) noexcept nogil
         CUresult (*cuMemPrefetchAsync)(CUdeviceptr, size_t, CUmemLocation, unsigned int,
                                        CUstream) noexcept nogil
@@ -176,6 +204,11 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream) noexcept nogil
         CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) noexcept nogil
         CUresult (*cuMemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) noexcept nogil
+        CUresult (*cuMemcpyPeerAsync)(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t,
+                                      CUstream) noexcept nogil
+        CUresult (*cuMemcpy2DAsync)(const CUDA_MEMCPY2D*, CUstream) noexcept nogil
+        CUresult (*cuMemcpy3DAsync)(const CUDA_MEMCPY3D*, CUstream) noexcept nogil
+        CUresult (*cuPointerGetAttribute)(void*, CUpointer_attribute, CUdeviceptr) noexcept nogil
         CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) noexcept nogil
 
         CUresult (*cuMemAddressReserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr,
@@ -208,7 +241,6 @@ cdef extern from "driver_table.h" nogil:
                                            CUmemPoolPtrExportData*) noexcept nogil
         CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
         CUresult (*cuDeviceGetMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
-        CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) noexcept nogil
 
         CUresult (*cuMemAdvise_v1)(CUdeviceptr, size_t, CUmem_advise, CUdevice) noexcept nogil
         CUresult (*cuMemPrefetchAsync_v1)(CUdeviceptr, size_t, CUdevice, CUstream) noexcept nogil

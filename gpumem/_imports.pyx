@@ -134,6 +134,12 @@ def asarray(x, memory=None):
 
 
 def _tensor_of(x):
+    seen = tensor_seeing(x)
+    return tensor_of_ndarray(numpy().asarray(x)) if seen is None else seen
+
+
+cdef Tensor tensor_seeing(object x):
+    """Return a tensor over the memory of `x`; None if it has none that could be shared."""
     if isinstance(x, Tensor):
         return x
     if isinstance(x, numpy().ndarray):
@@ -146,7 +152,7 @@ def _tensor_of(x):
     try:
         x = memoryview(x)
     except TypeError:
-        pass                        # numbers, lists: NumPy's to read
+        return None                 # numbers, lists
     return tensor_of_ndarray(numpy().asarray(x))
 
 

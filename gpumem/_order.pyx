@@ -9,6 +9,7 @@ from gpumem._driver cimport (
     CUevent,
     CUresult,
     CUstream,
+    DriverDevice,
     Place,
     check,
     place_enter,
@@ -35,23 +36,54 @@ cdef int order_host_slowly(Buffer buffer) except -1:
     # Counted before the wait: what another thread queues meanwhile is waited for the next time.
     cdef uint32_t seen = buffer.queued
     require_alive(&buffer.home.place.place)
+    buffer.being_read = False
     wait_for_stream(&buffer.home.place.place, own_stream(buffer))
     if buffer.awaited <= seen:
         buffer.awaited = seen + 1
     return 0
 
 
-cdef int order_stream(Buffer buffer, CUstream stream) except -1:
-    return follow(buffer, stream, own_stream(buffer))
+cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice place=None) except -1:
+    cdef DriverDevice own = buffer.home.place
+    if buffer.block_bytes == 0:
+        return 0
+    return follow(place or own, stream, own, own_stream(buffer))
 
 
-cdef int order_read(Buffer buffer, CUstream stream) except -1:
-    return follow(buffer, own_stream(buffer), stream)
+cdef int order_read(Buffer buffer, CUstream stream, DriverDevice place=None) except -1:
+    cdef DriverDevice own = buffer.home.place
+    if buffer.block_bytes == 0:
+        return 0
+    buffer.being_read = True
+    return follow(own, own_stream(buffer), place or own, stream)
 
 
-cdef int order_written(Buffer buffer, CUstream stream) except -1:
+cdef int order_written(Buffer buffer, CUstream stream, DriverDevice place=None) except -1:
+    cdef DriverDevice own = buffer.home.place
+    if buffer.block_bytes == 0:
+        return 0
     buffer.queued += 1
-    return follow(buffer, own_stream(buffer), stream)
+    return follow(own, own_stream(buffer), place or own, stream)
+
+
+cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice place) except -1:
+    order_stream(src, stream, place)
+    if not are_together(dst, src):
+        order_stream(dst, stream, place)
+    return 0
+
+
+cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice place) except -1:
+    src.being_read = True
+    order_written(dst, stream, place)
+    if not are_together(dst, src):
+        order_read(src, stream, place)
+    return 0
+
+
+cdef bint are_together(Buffer a, Buffer b) noexcept:
+    return (a.home.place is b.home.place and own_stream(a) == own_stream(b)
+            and a.block_bytes != 0)
 
 
 cdef void order_settled(Buffer buffer) noexcept:
@@ -73,37 +105,45 @@ cdef int wait_for_stream(Place* place, CUstream stream) except -1:
     return 0
 
 
-cdef int follow(Buffer buffer, CUstream later, CUstream earlier) except -1:
+cdef int follow(DriverDevice later_place, CUstream later, DriverDevice earlier_place,
+                CUstream earlier) except -1:
     """Let `later` wait, on the device, for what `earlier` has queued so far."""
-    cdef Place* place = &buffer.home.place.place
     cdef CUresult code
     later = normal(later)
     earlier = normal(earlier)
-    if buffer.block_bytes == 0 or (later == earlier
-                                   and later != <CUstream><uintptr_t>PER_THREAD_STREAM):
+    if (later_place is earlier_place and later == earlier
+            and later != <CUstream><uintptr_t>PER_THREAD_STREAM):
         return 0
-    require_alive(place)
+    require_alive(&later_place.place)
+    require_alive(&earlier_place.place)
+    if later_place.type != earlier_place.type:
+        return wait_for_stream(&earlier_place.place, earlier)
     if earlier == <CUstream><uintptr_t>PER_THREAD_STREAM:
         # Perhaps another thread's: the legacy stream comes after all of those.
         earlier = <CUstream><uintptr_t>LEGACY_STREAM
     with nogil:
-        code = place_enter(place)
+        code = place_enter(&earlier_place.place)
         if code == CUDA_SUCCESS:
-            code = follow_here(place, later, earlier)
-            place_leave(place)
-    check(place.table, code, "cuStreamWaitEvent")
+            code = follow_here(&earlier_place.place, earlier, &later_place.place, later)
+            place_leave(&earlier_place.place)
+    check(later_place.place.table, code, "cuStreamWaitEvent")
     return 0
 
 
-cdef CUresult follow_here(Place* place, CUstream later, CUstream earlier) noexcept nogil:
+cdef CUresult follow_here(Place* here, CUstream earlier, Place* there,
+                          CUstream later) noexcept nogil:
     cdef CUevent event
-    cdef CUresult code = place.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+    cdef CUresult code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
     if code != CUDA_SUCCESS:
         return code
-    code = place.table.cuEventRecord(event, earlier)
+    code = here.table.cuEventRecord(event, earlier)
+    if code == CUDA_SUCCESS and there != here:
+        code = place_enter(there)
     if code == CUDA_SUCCESS:
-        code = place.table.cuStreamWaitEvent(later, event, 0)
-    place.table.cuEventDestroy(event)       # it ends when nothing waits for it any more
+        code = there.table.cuStreamWaitEvent(later, event, 0)
+        if there != here:
+            place_leave(there)
+    here.table.cuEventDestroy(event)        # it ends when nothing waits for it any more
     return code
 
 

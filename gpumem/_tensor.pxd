@@ -31,6 +31,8 @@ cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
                             const int64_t* shape, object stream)
 cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
+# What gives more memory like that which the tensor is in.
+cdef MemoryResource resource_beside(Tensor tensor)
 cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1
 # What DLPack shows of it as being on `device`; the numbers are the tensor's own, so it has to be
 # kept. BufferError for what DLPack has no words for.

@@ -15,7 +15,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport Buffer, MemoryResource, buffer_share, drop_share
-from gpumem._copy cimport Side, copy_elements, fill_elements
+from gpumem._copy cimport Side, copy_elements
 from gpumem._defaults cimport serving
 from gpumem._dlpack cimport (
     DL_CPU,
@@ -30,6 +30,7 @@ from gpumem._dlpack cimport (
 )
 from gpumem._element cimport ElementType, element_of, numpy
 from gpumem._exports cimport export_named, export_order, export_reaches, export_refusal
+from gpumem._fill cimport fill_elements
 from gpumem._foreign cimport buffer_is_foreign
 from gpumem._hold cimport hold_bytes
 from gpumem._indexing cimport layout_index, new_shape_from

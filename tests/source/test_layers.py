@@ -29,9 +29,9 @@ LAYERS = [
     ["_core", "_core_*", "_pool", "_pool_*", "_direct", "_external"],
     ["adaptors", "factory"],
     ["_defaults", "resources"],
-    ["_order", "_foreign", "_hold", "_exports", "_copy"],
+    ["_order", "_foreign", "_hold", "_exports", "_fill", "_copy", "_copy_*"],
     ["_tensor"],
-    ["_create", "_imports", "_exchange", "tensor"],
+    ["_create", "_imports", "_exchange", "_transfer", "tensor"],
     ["session", "accounting*", "planning*"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],

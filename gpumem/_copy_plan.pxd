@@ -1,0 +1,62 @@
+"""What a strided copy comes down to: rows of adjacent bytes, and boxes of rows.
+
+No driver, no object. A `Rows` is one copy after everything that lies adjacent on both sides has
+been merged; a `Box` is as much of it as one driver call moves.
+"""
+
+from libc.stdint cimport int64_t, uint64_t
+
+cdef enum:
+    MOST_DIMS = 64              # NumPy's own limit since 2.0
+    MOST_PITCH = 0x7fffffff     # bytes between rows that a driver's 2-D copy takes
+
+cdef enum End:
+    END_TO          # the destination
+    END_ORIGIN      # the source
+
+# `width` bytes are adjacent on both sides. Outer dimensions come first, and the leading end's
+# strides, in bytes, only fall and are never negative; the other end's may be anything.
+cdef struct Rows:
+    uint64_t to
+    uint64_t origin
+    uint64_t width
+    int ndim
+    int64_t shape[MOST_DIMS]
+    int64_t to_strides[MOST_DIMS]
+    int64_t origin_strides[MOST_DIMS]
+
+# The dimensions of a Rows that one call covers; -1: none.
+cdef struct Box:
+    int height
+    int depth
+    int64_t calls           # for all of the copy; INT64_MAX if more than that
+
+# False: nothing to copy, the shape has a zero.
+cdef bint rows_make(Rows* rows, uint64_t to, const int64_t* to_strides, uint64_t origin,
+                    const int64_t* origin_strides, int ndim, const int64_t* shape,
+                    int64_t itemsize, End leader) noexcept nogil
+# The same copy led by one end.
+cdef void rows_lead(const Rows* rows, End leader, Rows* led) noexcept nogil
+# Addresses from the lowest byte of one end to behind its highest.
+cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) noexcept nogil
+cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil
+# Puts adjacent bytes at `address` in the place of one end, in the order of the dimensions.
+cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil
+# The box that needs the fewest calls.
+cdef Box rows_box(const Rows* rows) noexcept nogil
+# Moves both addresses to the next index of the dimensions outside the box; False after the last.
+# `index` starts with zeros and `rows` is changed.
+cdef bint rows_next(Rows* rows, Box box, int64_t* index) noexcept nogil
+
+# How a copy is cut into pieces of at most so many bytes: `count` runs of `step` indices of one
+# dimension, for each index of those outside it. The bytes of a row count as a dimension.
+cdef struct Cut:
+    int dim
+    int64_t step
+    int64_t per_run         # pieces in one run of that dimension
+    int64_t count           # pieces in all
+
+cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil
+cdef void rows_piece(const Rows* rows, Cut cut, int64_t number, Rows* piece) noexcept nogil
+# By the CPU, in the calling thread.
+cdef void rows_move(const Rows* rows) noexcept nogil

@@ -1,0 +1,136 @@
+"""copy(): elements from any array into any other."""
+
+from libc.stdint cimport int64_t
+
+from gpumem._buffer cimport buffer_share, drop_share
+from gpumem._copy cimport Side, copy_elements
+from gpumem._imports cimport tensor_seeing
+from gpumem._layout cimport layout_extent
+from gpumem._tensor cimport Tensor, resource_beside, tensor_copy
+
+
+def copy(dst, src, stream=None):
+    """Copy the elements of one array into another of the same shape and dtype.
+
+    Both may be in any memory (the host's, pinned, managed, a GPU's, another GPU's) and of any
+    strides. Pitched copies of two and three dimensions are one driver call.
+
+    Parameters
+    ----------
+    dst, src : array
+        A Tensor, a Buffer (bytes), a NumPy array, an object with ``__dlpack__``,
+        ``__cuda_array_interface__`` or the buffer protocol. What a producer has queued comes
+        first, by those protocols' rules.
+    stream : stream, optional
+        Where the copy is queued, of `dst`'s device or `src`'s. None: the stream of `dst`'s buffer
+        if its device is a GPU, else that of `src`'s; and between memory of the CPU no stream.
+
+    Raises
+    ------
+    TypeError
+        An argument is no array; or the dtypes differ: nothing is converted.
+    ValueError
+        The shapes differ: nothing is broadcast (``numpy.broadcast_to(src, dst.shape)`` is taken as
+        a source); elements of `dst` share bytes; or the stream is of a third device.
+    BufferError
+        `dst` is read-only.
+    ClosedError
+        A buffer is closed.
+    DriverError
+        The driver refused. Parts of `dst` may be written; nothing else has changed.
+    MemoryError
+        A copy through host memory found none; `dst` is as it was, or partly written.
+
+    Notes
+    -----
+    Between pinned, managed and device memory the copy is asynchronous: it returns when it is
+    queued. Both memories stay alive until it is done, whoever owns them, and what gpumem does with
+    them later comes after it: `Tensor.numpy` waits, their streams wait, a free waits its turn.
+    An array of the CPU's that gpumem did not make (NumPy's, PyTorch's pinned tensors) has nobody to
+    wait for it: without a `stream` such a copy is done when it returns. With one, whoever made a
+    pinned source waits for that stream before it changes. While a stream is captured into a
+    graph, others' memory is its maker's to keep.
+
+    Memory that the driver does not know ("pageable": NumPy's, ``bytearray``) makes it synchronous:
+    a source may change, and a destination is written, when it returns. From 4 MiB on such copies go
+    through pinned memory (`staging_arena`), filled and emptied by several threads. So it
+    is, too, with layouts that would take the driver more than 128 calls.
+
+    Overlapping ends are copied as if by way of a third array, as NumPy does.
+
+    Examples
+    --------
+    >>> import gpumem, numpy
+    >>> tensor = gpumem.empty((2, 3), "float32", memory="host")
+    >>> gpumem.copy(tensor[:, ::-1], numpy.arange(6, dtype="float32").reshape(2, 3))
+    >>> tensor.numpy()
+    array([[2., 1., 0.],
+           [5., 4., 3.]], dtype=float32)
+    """
+    cdef Tensor to = _seen(dst, "dst")
+    cdef Tensor origin = _seen(src, "src")
+    _require_alike(to, origin)
+    _require_writable(to)
+    drop_share(buffer_share(to.buffer))         # raises if it is closed
+    if overlap(to, origin):
+        if is_same(to, origin):
+            return
+        origin = tensor_copy(origin, resource_beside(origin), stream)
+    move(to, origin, stream)
+
+
+cdef int move(Tensor dst, Tensor src, object stream) except -1:
+    cdef Side to
+    cdef Side origin
+    drop_share(buffer_share(src.buffer))
+    to.address = dst.address
+    to.strides = dst.steps
+    origin.address = src.address
+    origin.strides = src.steps
+    return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
+                         dst.element.itemsize, stream)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+def _seen(array, name):
+    cdef Tensor tensor = tensor_seeing(array)
+    if tensor is None:
+        raise TypeError(f"{name} of type {type(array).__name__} is no array: it takes a Tensor, a "
+                        "Buffer, or an object with __dlpack__, __cuda_array_interface__ or the "
+                        "buffer protocol")
+    return tensor
+
+
+def _require_alike(Tensor dst, Tensor src):
+    if dst.element.dtype != src.element.dtype:
+        raise TypeError(f"dst has dtype {dst.dtype} and src {src.dtype}: a copy converts nothing, "
+                        "so view() or convert one of them first")
+    if dst.shape != src.shape:
+        raise ValueError(f"dst has shape {dst.shape} and src {src.shape}: a copy broadcasts "
+                         "nothing, so give src the shape of dst first")
+
+
+def _require_writable(Tensor dst):
+    if dst.is_read_only:
+        raise BufferError(f"{dst!r} is read-only: it cannot be copied into")
+    for i in range(dst.rank):
+        if dst.count and dst.lengths[i] > 1 and dst.steps[i] == 0:
+            raise ValueError(f"dst has stride 0 along dimension {i} of {dst.lengths[i]}: its "
+                             "elements share bytes")
+
+
+# ---- overlap -------------------------------------------------------------------------------------
+
+cdef bint overlap(Tensor a, Tensor b):
+    """Tell whether the ranges of addresses have bytes in common. Never wrong where it says no."""
+    cdef int64_t a_low, a_high, b_low, b_high
+    if a.count == 0:
+        return False
+    layout_extent(a.rank, a.lengths, a.steps, a.element.itemsize, &a_low, &a_high)
+    layout_extent(b.rank, b.lengths, b.steps, b.element.itemsize, &b_low, &b_high)
+    return a.address + a_low < b.address + b_high and b.address + b_low < a.address + a_high
+
+
+cdef bint is_same(Tensor a, Tensor b):
+    return a.address == b.address and a.strides == b.strides

@@ -1,0 +1,25 @@
+"""Switches of the copy engine, set back at the end."""
+
+import pytest
+
+import gpumem
+from gpumem._copy import set_staged_from
+from gpumem._copy_crew import set_threads
+from gpumem._copy_staged import SLOT_BYTES, SLOTS_IN_FLIGHT, set_pipeline
+
+
+@pytest.fixture
+def stream():
+    return gpumem.Stream("host")
+
+
+@pytest.fixture
+def staged():
+    """Send every copy from and to memory that the driver does not know through small slots."""
+    set_staged_from(0)
+    set_pipeline(1 << 16, 2)
+    set_threads(3)
+    yield
+    set_staged_from(-1)
+    set_pipeline(SLOT_BYTES, SLOTS_IN_FLIGHT)
+    set_threads(0)

@@ -1,0 +1,262 @@
+"""copy(): what it takes, what it refuses, and how many driver calls that is."""
+
+import array as arrays
+import itertools
+
+import numpy as np
+import pytest
+from helpers import child
+from helpers.arrays import MEMORIES, elements, put
+
+import gpumem
+
+PAIRS = list(itertools.product(MEMORIES, MEMORIES))
+
+
+@pytest.fixture
+def counted(host):
+    """Run a copy and tell which driver functions moved bytes, and how often."""
+    names = ["cuMemcpyAsync", "cuMemcpy2DAsync", "cuMemcpy3DAsync", "cuMemcpyPeerAsync"]
+
+    def run(*arguments):
+        host.reset_counts()
+        gpumem.copy(*arguments)
+        return {name: host.call_count(name) for name in names if host.call_count(name)}
+
+    return run
+
+
+# ---- every memory --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("to", "origin"), PAIRS)
+@pytest.mark.parametrize("given", [False, True], ids=["own-stream", "stream"])
+def test_any_pair_of_memories(to, origin, given, stream):
+    data = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
+    dst, src = put(np.zeros_like(data), to), put(data, origin)
+    gpumem.copy(dst, src, *([stream] if given else []))
+    stream.synchronize()
+    assert (elements(dst) == data).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (1, 1, 1)])
+@pytest.mark.parametrize(("to", "origin"), [("host", "numpy"), ("numpy", "host"), ("host",) * 2])
+def test_ranks_and_lengths_at_the_edge(shape, to, origin, stream):
+    data = np.full(shape, 7, np.float64)
+    dst = put(np.zeros(shape), to)
+    gpumem.copy(dst, put(data, origin))
+    gpumem.copy(dst, put(data, origin), stream)
+    assert (elements(dst) == data).all()
+
+
+def test_an_empty_copy_calls_no_driver_function(counted, stream):
+    empty = gpumem.empty((0, 3), "int8", memory="host")
+    assert counted(empty, np.empty((0, 3), np.int8), stream) == {}
+
+
+def test_buffers_and_the_buffer_protocol_are_ends(arena):
+    with arena.allocate(8) as buffer:
+        gpumem.copy(buffer, np.arange(8, dtype=np.uint8))
+        target = bytearray(8)
+        gpumem.copy(target, buffer)
+        assert target == bytes(range(8))
+        gpumem.copy(buffer, bytes(8))
+        assert bytes(buffer) == bytes(8)
+    numbers = arrays.array("d", [0.0] * 3)
+    gpumem.copy(numbers, np.array([1.0, 2.0, 3.0]))
+    assert numbers.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_dlpack_producer_that_is_nothing_else_is_an_end():
+    class Producer:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **arguments):
+            return self.array.__dlpack__(**arguments)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    target = np.zeros(4, np.int32)
+    gpumem.copy(Producer(target), Producer(np.arange(4, dtype=np.int32)))
+    assert target.tolist() == [0, 1, 2, 3]
+
+
+def test_structured_and_complex_elements_are_bytes():
+    record = np.dtype([("a", "i1"), ("b", "f8")])
+    data = np.array([(1, 2.5), (3, 4.5)], record)
+    target = np.zeros(2, record)
+    gpumem.copy(target, data)
+    assert target.tolist() == data.tolist()
+
+
+def test_a_source_may_be_broadcast_by_its_strides():
+    target = np.zeros((3, 4), np.int16)
+    gpumem.copy(target, np.broadcast_to(np.arange(4, dtype=np.int16), (3, 4)))
+    assert (target == np.arange(4)).all()
+
+
+# ---- between devices -----------------------------------------------------------------------------
+
+
+def test_memories_of_two_devices():
+    child.run_quietly("""
+        import gpumem, numpy as np
+        from gpumem import _host
+        gpumem.set_host_device_count(2)
+        data = np.arange(40, dtype="i4").reshape(5, 8)
+        near = gpumem.asarray(data).to("host:0", copy=True)
+        far = gpumem.zeros((5, 8), "i4", memory="host:1")
+        here, there = gpumem.Stream("host:0"), gpumem.Stream("host:1")
+        _host.set_lag(2_000_000)
+        for stream in (here, there):
+            _host.reset_counts()
+            gpumem.copy(far, near, stream)
+            assert _host.call_count("cuMemcpyPeerAsync") == 1
+            assert (far.numpy() == data).all()
+            gpumem.copy(far[1:4, 2:5], near[1:4, ::-1][:, 2:5], stream)
+            expected = data.copy()
+            expected[1:4, 2:5] = data[1:4, ::-1][:, 2:5]
+            assert (far.numpy() == expected).all()
+            gpumem.copy(far, near)
+        gpumem.copy(near[::-1], data, there)
+        there.synchronize()
+        assert (near.numpy()[::-1] == data).all()
+    """)
+
+
+# ---- the fewest calls ----------------------------------------------------------------------------
+
+
+def test_contiguous_elements_are_one_call_whatever_their_rank(counted, stream):
+    shape = (2, 3, 4, 5, 6)
+    dst = gpumem.empty(shape, "int32", memory="host")
+    src = gpumem.zeros(shape, "int32", memory="host")
+    assert counted(dst, src, stream) == {"cuMemcpyAsync": 1}
+    assert counted(dst[1], src[0], stream) == {"cuMemcpyAsync": 1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "cut", "function"),
+    [
+        ((6, 30), np.s_[:, 2:5], "cuMemcpy2DAsync"),
+        ((6, 30), np.s_[::2], "cuMemcpy2DAsync"),
+        ((6, 30), np.s_[::-2, ::3], "cuMemcpy3DAsync"),
+        ((6, 8, 10), np.s_[:, 1:4, 2:9], "cuMemcpy3DAsync"),
+        ((6, 8, 10), np.s_[:, :, 2:9], "cuMemcpy2DAsync"),
+        ((6, 8, 10), np.s_[::-1, :6:2, 1:4], "cuMemcpy3DAsync"),
+    ],
+)
+def test_pitched_copies_are_one_driver_call(shape, cut, function, counted, stream):
+    src = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    dst = gpumem.zeros(shape, "int32", memory="host")
+    calls = counted(dst[cut], put(src, "host")[cut], stream)
+    expected = np.zeros_like(src)
+    expected[cut] = src[cut]
+    assert (dst.numpy() == expected).all()
+    assert calls == {function: 1}
+
+
+def test_a_fourth_dimension_costs_a_call_for_each_of_its_fewest_indices(counted, stream):
+    dst = gpumem.zeros((3, 9, 8, 10), "int32", memory="host")
+    src = gpumem.zeros((3, 9, 8, 10), "int32", memory="host")
+    cut = np.s_[:, ::2, 1:7, 2:9]
+    assert counted(dst[cut], src[cut], stream) == {"cuMemcpy3DAsync": 3}
+
+
+def test_a_layout_that_needs_thousands_of_calls_is_packed_instead(counted, stream):
+    data = np.arange(90_000, dtype=np.int32).reshape(300, 300)
+    src = put(data, "host")
+    dst = gpumem.empty((300, 300), "int32", memory="host")
+    calls = counted(dst, np.transpose(src.numpy()), stream)
+    stream.synchronize()
+    assert (dst.numpy() == data.T).all()
+    assert sum(calls.values()) < 20
+
+
+# ---- what is refused, with nothing changed -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dst", "src", "error", "said"),
+    [
+        (np.zeros(3), np.zeros(3, "f4"), TypeError, "float64.*float32"),
+        (np.zeros(3), np.zeros(3, ">f8"), TypeError, ">f8"),
+        (np.zeros(3), np.zeros(4), ValueError, r"\(3,\).*\(4,\)"),
+        (np.zeros((2, 3)), np.zeros(3), ValueError, "broadcast"),
+        (np.zeros((1, 3)), np.zeros(3), ValueError, r"\(1, 3\)"),
+        ([0.0, 0.0], np.zeros(2), TypeError, "dst of type list"),
+        (np.zeros(2), [1.0, 2.0], TypeError, "src of type list"),
+        (np.zeros(()), 1.0, TypeError, "src of type float"),
+        (np.broadcast_to(np.zeros(1), (3,)), np.ones(3), BufferError, "read-only"),
+        (bytes(3), bytearray(3), BufferError, "read-only"),
+    ],
+)
+def test_refusals_name_what_is_wrong(dst, src, error, said):
+    before = np.array(dst)
+    with pytest.raises(error, match=said):
+        gpumem.copy(dst, src)
+    assert (np.array(dst) == before).all()
+
+
+def test_a_read_only_tensor_is_no_destination():
+    tensor = gpumem.zeros(3, "int8", memory="host")
+    with pytest.raises(BufferError, match="read-only"):
+        gpumem.copy(tensor.as_read_only(), np.ones(3, np.int8))
+    assert tensor.numpy().tolist() == [0, 0, 0]
+
+
+def test_a_destination_whose_elements_share_bytes_is_refused():
+    shared = np.lib.stride_tricks.as_strided(np.zeros(4), (3, 4), (0, 8))
+    with pytest.raises(ValueError, match="stride 0 along dimension 0"):
+        gpumem.copy(shared, np.ones((3, 4)))
+
+
+@pytest.mark.parametrize("closed", ["dst", "src"])
+def test_a_closed_buffer_is_refused(closed):
+    ends = {
+        "dst": gpumem.zeros(3, "int8", memory="host"),
+        "src": gpumem.zeros(3, "int8", memory="host"),
+    }
+    ends[closed].buffer.close()
+    with pytest.raises(gpumem.ClosedError):
+        gpumem.copy(ends["dst"], ends["src"])
+
+
+@pytest.mark.parametrize("stream", ["fast", -1, object(), 1.5, True])
+def test_what_is_no_stream_is_refused_between_any_memories(stream):
+    for dst in (np.zeros(3), gpumem.zeros(3, "float64", memory="host")):
+        with pytest.raises((TypeError, ValueError)):
+            gpumem.copy(dst, np.ones(3), stream)
+        assert (elements(dst) == 0).all()
+
+
+# ---- overlap -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(
+    ("dst", "src"),
+    [
+        (np.s_[1:], np.s_[:-1]),
+        (np.s_[:-1], np.s_[1:]),
+        (np.s_[::-1], np.s_[:]),
+        (np.s_[::2], np.s_[:50]),
+        (np.s_[:], np.s_[:]),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True], ids=["own-stream", "stream"])
+def test_overlapping_ends_are_copied_as_if_there_were_a_third(memory, dst, src, given, stream):
+    data = np.arange(100, dtype=np.int64)
+    array = put(data, memory)
+    gpumem.copy(array[dst], array[src], *([stream] if given else []))
+    stream.synchronize()
+    expected = data.copy()
+    expected[dst] = data[src].copy()
+    assert (elements(array) == expected).all()
+
+
+def test_a_copy_onto_itself_does_nothing(counted, stream):
+    tensor = gpumem.zeros((4, 4), "int8", memory="host")
+    assert counted(tensor, tensor, stream) == {}

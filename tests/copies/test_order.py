@@ -1,0 +1,190 @@
+"""Copies that are queued: what they come after, what comes after them, who lives until then."""
+
+import gc
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+from helpers.arrays import elements, put
+from helpers.driver import HostDriver
+
+import gpumem
+
+KNOWN = ["host", "host/host_accessible", "host/managed"]
+N = 5000
+
+
+@pytest.fixture
+def driver():
+    return HostDriver("host")
+
+
+def filled(value, memory="host"):
+    return put(np.full(N, value, np.uint8), memory)
+
+
+# Pinned to pinned is between host memories: the driver itself waits for it.
+ASYNCHRONOUS = [
+    pair
+    for pair in itertools.product(KNOWN, KNOWN)
+    if "host/host_accessible" not in pair or "host/managed" in pair or "host" in pair
+]
+
+
+@pytest.mark.parametrize(("to", "origin"), ASYNCHRONOUS)
+def test_a_copy_between_memories_that_the_driver_knows_returns_at_once(to, origin, stream, driver):
+    dst, src = filled(0, to), filled(7, origin)
+    with driver.block(stream):
+        gpumem.copy(dst, src, stream)
+        assert not stream.query()
+    assert (dst.numpy() == 7).all()
+
+
+def test_what_was_queued_on_the_stream_comes_first(stream, driver):
+    dst, src = filled(0), filled(1)
+    with driver.block(stream):
+        driver.fill(src.buffer, 9, stream)
+        gpumem.copy(dst, src, stream)
+    assert (dst.numpy() == 9).all()
+
+
+def test_copies_on_different_streams_follow_each_other_through_their_buffers(host, stream):
+    host.set_lag(3_000_000)
+    streams = [stream, gpumem.Stream("host"), gpumem.Stream("host")]
+    chain = [filled(value) for value in range(40)]
+    chain[0].numpy()[:] = 200
+    for i in range(1, len(chain)):
+        gpumem.copy(chain[i], chain[i - 1], streams[i % 3])
+    assert (chain[-1].numpy() == 200).all()
+
+
+def test_a_destination_is_not_overwritten_while_it_is_read(host, stream):
+    host.set_lag(20_000_000)
+    middle, last = filled(5), filled(0)
+    gpumem.copy(last, middle, stream)
+    gpumem.copy(middle, np.full(N, 6, np.uint8))  # by the CPU: it must wait for that read
+    assert (last.numpy() == 5).all()
+    assert (middle.numpy() == 6).all()
+
+
+def test_numpy_waits_for_the_copy_and_says_so_only_if_asked(stream, driver):
+    dst = filled(0)
+    gate = driver.block(stream)
+    gpumem.copy(dst, filled(3), stream)
+    early = dst.numpy(sync=False).copy()
+    gate.open()
+    assert (early == 0).all()
+    assert (dst.numpy() == 3).all()
+
+
+def test_memory_that_is_dropped_is_not_handed_out_before_the_copy_is_done(stream, driver):
+    arena = gpumem.Arena("host", {"initial_chunk_size_bytes": 1 << 16})
+    gate = driver.block(stream)
+    dst = filled(0)
+    src = gpumem.full(N, 4, "uint8", resource=arena)
+    gpumem.copy(dst, src, stream)
+    del src
+    taken = gpumem.empty(N, "uint8", resource=arena)
+    gate.open()
+    taken.numpy()[:] = 99
+    assert (dst.numpy() == 4).all()
+
+
+class Owner(np.ndarray):
+    """An array whose end can be seen."""
+
+
+def seen_by_numpy(tensor):
+    return tensor.numpy().view(Owner)
+
+
+@pytest.mark.parametrize("end", ["dst", "src"])
+def test_others_memory_lives_until_the_copy_is_done_and_not_longer(end, stream, driver):
+    ends = {"dst": filled(0), "src": filled(8)}
+    array = seen_by_numpy(ends.pop(end))
+    alive = weakref.ref(array)
+    gate = driver.block(stream)
+    gpumem.copy(
+        array if end == "dst" else ends["dst"], array if end == "src" else ends["src"], stream
+    )
+    del array
+    gc.collect()
+    assert alive() is not None, "the copy's memory went while it was queued"
+    gate.open()
+    stream.synchronize()
+    wait_until(lambda: alive() is None)
+
+
+def wait_until(condition):
+    # The claim is dropped by another thread, after the stream says that it is done.
+    for _ in range(10_000):
+        if condition():
+            return
+        gpumem.Stream("host").synchronize()
+    raise AssertionError("the copy's memory was never let go")
+
+
+@pytest.mark.parametrize("end", ["dst", "src"])
+def test_without_a_stream_an_array_of_numpys_is_ready_at_once(end, host):
+    host.set_lag(5_000_000)
+    tensor, array = filled(0), filled(8).numpy()
+    if end == "dst":
+        gpumem.copy(array, tensor)
+        assert (array == 0).all()
+    else:
+        gpumem.copy(tensor, array)
+        array[:] = 1
+        assert (tensor.numpy() == 8).all()
+
+
+def test_a_pageable_source_may_change_and_a_destination_is_written_at_once(host, stream, staged):
+    host.set_lag(5_000_000)
+    array = np.full(1 << 20, 3, np.uint8)
+    tensor = gpumem.zeros(1 << 20, "uint8", memory="host/managed")
+    gpumem.copy(tensor, array, stream)
+    array[:] = 4
+    target = np.zeros_like(array)
+    gpumem.copy(target, tensor, stream)
+    assert (target == 3).all()
+
+
+def test_a_stream_is_read_before_anything_is_queued(stream):
+    class Broken:
+        def __cuda_stream__(self):
+            raise RuntimeError("no stream today")
+
+    dst = filled(1)
+    with pytest.raises(RuntimeError, match="today"):
+        gpumem.copy(dst, filled(2), Broken())
+    assert (elements(dst) == 1).all()
+
+
+def test_every_stream_of_every_library_is_a_stream_here(stream):
+    class Foreign:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __cuda_stream__(self):
+            return 0, self.inner.ptr
+
+    dst = filled(0)
+    for value, given in enumerate([stream, stream.ptr, Foreign(stream), 0, 1, 2], 1):
+        gpumem.copy(dst, filled(value), given)
+        assert (dst.numpy() == value).all()
+
+
+def test_no_order_is_missing_in_a_crowd_of_copies(host, stream):
+    """The host device looks for copies that nothing orders, whether or not they went well."""
+    host.find_misuse(True)
+    try:
+        before = host.misuse_count("unordered access")
+        streams = [stream, gpumem.Stream("host"), None]
+        tensors = [gpumem.full(N, i, "uint8", memory="host/managed") for i in range(5)]
+        for i in range(60):
+            gpumem.copy(tensors[i * 7 % 5], tensors[i * 3 % 5], streams[i % 3])
+        for tensor in tensors:
+            tensor.numpy()
+        assert host.misuse_count("unordered access") == before, host.misuse_report()
+    finally:
+        host.find_misuse(False)

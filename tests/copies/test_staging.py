@@ -1,0 +1,100 @@
+"""The ring of pageable copies: bounded, given back, right from several threads at once."""
+
+import threading
+
+import numpy as np
+import pytest
+from helpers import child
+
+import gpumem
+
+N = 3_000_000
+
+
+def test_staging_memory_is_idle_between_copies_and_goes_back_on_shrink(stream, staged):
+    arena = gpumem.staging_arena("host")
+    gpumem.copy(gpumem.empty(N, "uint8", memory="host"), np.zeros(N, np.uint8), stream)
+    assert arena.stats().max_in_use > 0
+    assert arena.stats().in_use == 0
+    arena.shrink()
+    assert arena.stats().reserved == 0
+    assert gpumem.staging_arena("host:0") is arena
+
+
+def test_a_closed_staging_arena_is_made_anew(stream, staged):
+    arena = gpumem.staging_arena("host")
+    arena.close()
+    target = gpumem.empty(N, "uint8", memory="host")
+    gpumem.copy(target, np.full(N, 3, np.uint8), stream)
+    assert (target.numpy() == 3).all()
+    assert gpumem.staging_arena("host") is not arena
+
+
+def test_staging_has_a_limit():
+    assert gpumem.staging_arena("host").stats().limit == 256 << 20
+
+
+@pytest.mark.parametrize("device", ["moon", "host:99"])
+def test_an_unknown_device_has_no_staging(device):
+    with pytest.raises(ValueError, match="unknown device"):
+        gpumem.staging_arena(device)
+
+
+def test_threads_copy_both_ways_at_once(staged):
+    failed = []
+
+    def work(number):
+        stream = gpumem.Stream("host")
+        rng = np.random.default_rng(number)
+        tensor = gpumem.empty((300, N // 300), "uint8", memory="host")
+        for _ in range(6):
+            data = rng.integers(0, 256, tensor.shape, np.uint8)
+            gpumem.copy(tensor[::-1, 5:-7], data[:, 5:-7], stream)
+            back = np.zeros_like(data)
+            gpumem.copy(back[:, 5:-7], tensor[::-1, 5:-7], stream)
+            if not (back[:, 5:-7] == data[:, 5:-7]).all() or back[:, :5].any():
+                failed.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_a_forks_child_copies_with_threads_of_its_own():
+    child.run_quietly("""
+        import os, warnings, numpy as np, gpumem
+        from gpumem._copy import set_staged_from
+        warnings.simplefilter("ignore", DeprecationWarning)     # a fork with threads
+        set_staged_from(0)
+        def round_trip():
+            data = np.arange(3_000_000, dtype=np.uint8)
+            tensor = gpumem.empty(data.shape, "uint8", memory="host")
+            stream = gpumem.Stream("host")
+            gpumem.copy(tensor, data, stream)
+            back = np.zeros_like(data)
+            gpumem.copy(back, tensor, stream)
+            large = np.zeros(20_000_000, np.uint8)
+            gpumem.copy(large, np.ones_like(large))
+            return (back == data).all() and large.all()
+        assert round_trip()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if round_trip() else 3)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert round_trip()
+    """)
+
+
+def test_the_interpreter_may_end_while_copies_are_queued_and_claimed():
+    child.run_quietly("""
+        import numpy as np, gpumem
+        from gpumem import _host
+        stream = gpumem.Stream("host")
+        source = gpumem.full(1000, 1, "uint8", memory="host")
+        _host.set_lag(10**12)
+        gpumem.copy(gpumem.empty(1000, "uint8", memory="host"), source.numpy(), stream)
+        del source
+    """)
