@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gpumem
-from bench import calls, copies, pairs, replays
+from bench import calls, copies, pairs, replays, sessions
 from bench.harness import Timing
 
 
@@ -42,6 +42,7 @@ def measure(traces: list[Path]) -> dict[str, Any]:
         "host_calls": calls.host_calls(),
         "views": calls.views(),
         "gpu_calls": calls.gpu_calls(),
+        "session_outputs": sessions.outputs(),
         **copies.copies(),
     }
     return {

@@ -33,9 +33,12 @@ from gpumem.device import (
     driver_status,
     set_host_device_count,
 )
+from gpumem.environment import Environment
 from gpumem.errors import (
     ClosedError,
+    ConcurrentRunError,
     ConfigError,
+    ConfigWarning,
     DriverError,
     GpumemError,
     InUseError,
@@ -48,7 +51,13 @@ from gpumem.errors import (
 )
 from gpumem.factory import make_resource
 from gpumem.handle import Handle
-from gpumem.resources import get_default_resource, set_default_resource, using_resource
+from gpumem.resources import (
+    get_default_resource,
+    set_default_resource,
+    using_resource,
+)
+from gpumem.session import CopyDecision, RunContext, Session
+from gpumem.session_options import SessionOptions
 from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
 from gpumem.tensor import (
     Tensor,
@@ -70,11 +79,15 @@ __all__ = [
     "Buffer",
     "Capability",
     "ClosedError",
+    "ConcurrentRunError",
     "ConfigError",
+    "ConfigWarning",
+    "CopyDecision",
     "Device",
     "DriverError",
     "DriverPool",
     "DriverStatus",
+    "Environment",
     "Event",
     "ExternalAllocator",
     "GpumemError",
@@ -93,6 +106,9 @@ __all__ = [
     "PoolConfig",
     "PoolFallbackWarning",
     "PoolStats",
+    "RunContext",
+    "Session",
+    "SessionOptions",
     "ShrinkReport",
     "SourceError",
     "Stats",

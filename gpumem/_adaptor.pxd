@@ -2,8 +2,8 @@
 
 A block of an adaptor holds the upstream's Buffer; once views share it, the upstream's lease
 instead, so that the last view may be dropped on a thread without the interpreter. What is counted
-changes then and there; what needs the interpreter (a sink, a stack, the reference to the adaptor) follows
-in _deferred.
+changes then and there; what needs the interpreter (a sink, a stack, the reference to the adaptor)
+follows in _deferred.
 
 `lock` guards the counters and the list of live blocks; under it no driver call, no Python object,
 no wait.

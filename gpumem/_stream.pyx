@@ -7,11 +7,13 @@ from libc.stdint cimport uintptr_t
 
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
+    CU_STREAM_CAPTURE_STATUS_NONE,
     CU_STREAM_NON_BLOCKING,
     CUDA_ERROR_NOT_READY,
     CUDA_SUCCESS,
     CUresult,
     CUstream,
+    CUstreamCaptureStatus,
     DriverDevice,
     check,
     place_enter,
@@ -115,6 +117,20 @@ cdef class Stream:
             return False
         check(self.place.place.table, code, "cuStreamQuery")
         return True
+
+    @property
+    def capturing(self):
+        """Whether work is being captured into a graph now, instead of run."""
+        cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+        cdef CUresult code
+        if self.place is not None and self.place.place.table.cuStreamIsCapturing == NULL:
+            return False
+        code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuStreamIsCapturing(self.handle, &status)
+            place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuStreamIsCapturing")
+        return status != CU_STREAM_CAPTURE_STATUS_NONE
 
     def synchronize(self):
         """Wait until everything queued so far has finished."""

@@ -164,6 +164,13 @@ class _Settings:
 
     @classmethod
     def _read(cls, items: Iterable[tuple[object, object]], name: str | None) -> Self:
+        return cls(**cls._values(items, name))
+
+    @classmethod
+    def _values(
+        cls, items: Iterable[tuple[object, object]], name: str | None = None
+    ) -> dict[str, Any]:
+        """Return the fields that the keys name, and no others."""
         parsers = {**cls._PARSERS, **cls._IMPLIED}
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
@@ -176,7 +183,7 @@ class _Settings:
                     f"{given[field]} and {key} = {text!r}"
                 )
             given[field] = f"{key} = {text!r}"
-        return cls(**{field: value for field, value in values.items() if field in cls._PARSERS})
+        return {field: value for field, value in values.items() if field in cls._PARSERS}
 
     @classmethod
     def _field_of(cls, key: object, name: str | None) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 __all__ = [
     "ClosedError",
+    "ConcurrentRunError",
     "ConfigError",
+    "ConfigWarning",
     "DriverError",
     "GpumemError",
     "InUseError",
@@ -89,6 +91,14 @@ class SourceError(GpumemError, RuntimeError):
 
 class ConfigError(GpumemError, ValueError):
     """A setting that is unknown, malformed, out of range or contradicted by another."""
+
+
+class ConfigWarning(UserWarning):
+    """Settings that are well-formed and have no effect on what is made here."""
+
+
+class ConcurrentRunError(GpumemError, RuntimeError):
+    """A run of a session while another is going on and both would use one stream."""
 
 
 class InvalidFreeError(GpumemError, ValueError):

@@ -35,6 +35,7 @@ AROUND = {
 }
 UPSTREAMS = {
     "arena": lambda: gpumem.Arena("host"),
+    "pool": lambda: gpumem.DriverPool("host"),
     "python": Plain,
 }
 

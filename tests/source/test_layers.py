@@ -32,6 +32,8 @@ LAYERS = [
     ["_order", "_foreign", "_hold", "_exports", "_fill", "_copy", "_copy_*"],
     ["_tensor"],
     ["_create", "_imports", "_exchange", "_transfer", "tensor"],
+    ["environment", "session_options"],
+    ["bindings"],
     ["session", "accounting*", "planning*"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],

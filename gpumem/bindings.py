@@ -1,0 +1,165 @@
+"""What a session's inputs and outputs are bound to, and what the function of a run is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpumem._buffer import MemoryResource
+from gpumem._stream import Stream
+from gpumem.device import Device, MemoryInfo, can_access, devices_are_memory_compatible
+from gpumem.tensor import Tensor, empty
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["BoundInput", "BoundOutput", "CopyDecision", "RunContext", "decide"]
+
+
+class CopyDecision(NamedTuple):
+    """What a run does with one input or output.
+
+    Attributes
+    ----------
+    action : {"alias", "copy"}
+        The work uses the bound memory itself, or memory of the device and a copy.
+    why : str
+        The reason.
+    """
+
+    action: str
+    why: str
+
+
+def decide(device: Device, memory: MemoryInfo) -> CopyDecision:
+    """Decide whether work on a device uses a memory as it is.
+
+    Both must hold: the device's memory and this one are one, and the device may dereference it.
+    """
+    own = MemoryInfo(device)
+    if not devices_are_memory_compatible(own, memory):
+        return CopyDecision("copy", f"{memory} and {own} do not share memory")
+    if not can_access(device, memory):
+        return CopyDecision("copy", f"{device} cannot access {memory}")
+    return CopyDecision("alias", f"{device} uses {memory} as it is")
+
+
+@dataclass
+class BoundInput:
+    """An input, and what a run does with it."""
+
+    tensor: Tensor
+    decision: CopyDecision
+    staged: Tensor | None = None  # on the device; kept where addresses must stay
+
+
+@dataclass
+class BoundOutput:
+    """An output, where it is to live, and what a run does for that."""
+
+    memory: MemoryInfo
+    decision: CopyDecision
+    resource: MemoryResource | None  # makes the tensor; None: `given` is it
+    given: Tensor | None = None
+    made: Tensor | None = None  # the last run's, kept where addresses must stay
+    staged: Tensor | None = None
+
+
+class RunContext:
+    """What the function of a run works with.
+
+    Attributes
+    ----------
+    inputs : Mapping[str, Tensor]
+        The bound inputs, where the device can use them.
+    stream : Stream
+        Where work is queued; inputs are ready for work on it.
+    allocator : MemoryResource
+        Serves the device's memory, for scratch space.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, BoundOutput],
+        stream: Stream,
+        allocator: MemoryResource,
+        *,
+        keep: bool,
+    ) -> None:
+        self.inputs = inputs
+        self.stream = stream
+        self.allocator = allocator
+        self._keep = keep  # a captured graph needs the addresses of the run before
+        self._bound = outputs
+        self._work: dict[str, Tensor] = {}  # what the function writes
+        self._results: dict[str, Tensor] = {}
+
+    def output(self, name: str, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
+        """Return the tensor that the work writes an output to, placed where its binding wants it.
+
+        Parameters
+        ----------
+        name : str
+            A bound output.
+        shape, dtype
+            Of the output in this run. An array that was bound must have both.
+
+        Returns
+        -------
+        Tensor
+            The same one, if the output is asked for again.
+
+        Raises
+        ------
+        KeyError
+            No such output is bound.
+        ValueError
+            The bound array has another shape or dtype, or the output was asked for before with
+            others.
+        """
+        bound = self._bound.get(name)
+        if bound is None:
+            raise KeyError(f"no output {name!r} is bound; bound are {sorted(self._bound)}")
+        work = self._work.get(name)
+        if work is not None:
+            require_like(work, name, shape, dtype)
+            return work
+        result = self._result(bound, name, shape, dtype)
+        work = result
+        if bound.decision.action == "copy":
+            work = self._reuse(bound.staged, shape, dtype, self.allocator)
+            bound.staged = work
+        self._work[name], self._results[name] = work, result
+        return work
+
+    def _result(self, bound: BoundOutput, name: str, shape: Any, dtype: Any) -> Tensor:
+        if bound.given is not None:
+            require_like(bound.given, name, shape, dtype)
+            return bound.given
+        assert bound.resource is not None
+        bound.made = self._reuse(bound.made, shape, dtype, bound.resource)
+        return bound.made
+
+    def _reuse(self, before: Tensor | None, shape: Any, dtype: Any, of: MemoryResource) -> Tensor:
+        """Make a tensor, or take the last run's where graphs need the address to stay."""
+        if self._keep and before is not None and _is_like(before, shape, dtype):
+            return before
+        stream = self.stream if of.memory.device == self.stream.device else None
+        return empty(shape, dtype, resource=of, stream=stream)
+
+
+def _is_like(tensor: Tensor, shape: Any, dtype: npt.DTypeLike) -> bool:
+    import numpy
+
+    lengths = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+    return tensor.shape == lengths and tensor.dtype == numpy.dtype(dtype)
+
+
+def require_like(tensor: Tensor, name: str, shape: Any, dtype: npt.DTypeLike) -> None:
+    if not _is_like(tensor, shape, dtype):
+        raise ValueError(
+            f"output {name!r} of shape {shape} and dtype {dtype} does not fit the array of shape "
+            f"{tensor.shape} and dtype {tensor.dtype}"
+        )

@@ -1,0 +1,287 @@
+"""Environment: allocators shared by memory, with references, settings and replacement."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+from helpers import child
+from helpers.resources import Plain
+
+import gpumem
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def environment():
+    with gpumem.Environment() as environment:
+        yield environment
+
+
+def test_each_kind_of_memory_has_its_own_allocator(environment):
+    host = environment.register("host")
+    pinned = environment.register("host/host_accessible")
+    managed = environment.register("host/managed")
+    assert len({id(each) for each in (host, pinned, managed)}) == 3
+    for name, arena in [("host:0", host), ("host/host_accessible", pinned)]:
+        assert environment.shared_allocator(name) is arena
+        assert environment.shared_allocator(gpumem.MemoryInfo.parse(name)) is arena
+    assert [str(memory) for memory in environment.memories()] == [
+        "host:0",
+        "host:0/host_accessible",
+        "host:0/managed",
+    ]
+
+
+def test_alignment_and_name_of_a_memory_play_no_part(environment):
+    arena = environment.register(gpumem.MemoryInfo(gpumem.Device("host"), name="mine"))
+    assert arena.name == "mine"
+    other = gpumem.MemoryInfo(gpumem.Device("host"), alignment=4096, name="yours")
+    assert environment.shared_allocator(other) is arena
+
+
+def test_a_memory_without_an_allocator_has_none(environment):
+    assert environment.shared_allocator("host") is None
+    with pytest.raises(gpumem.NoAllocatorError, match="register one"):
+        environment.acquire("host")
+    with pytest.raises(LookupError):
+        gpumem.empty(3, "f4", memory="host", environment=environment)
+
+
+def test_tensors_come_from_the_environment(environment):
+    arena = environment.register("host")
+    tensor = gpumem.empty(3, "f4", memory="host", environment=environment)
+    assert tensor.buffer.resource is arena
+
+
+def test_a_given_resource_is_used_as_it_is_and_not_closed():
+    resource = Plain()
+    with gpumem.Environment() as environment:
+        assert environment.register("host", resource) is resource
+        assert environment.shared_allocator("host") is resource
+    assert not resource.closed
+    resource.close()
+
+
+def test_a_resource_of_another_memory_is_refused(environment):
+    before = environment.register("host")
+    with pytest.raises(gpumem.ConfigError, match="host_accessible"):
+        environment.register("host", Plain("host/host_accessible"))
+    assert environment.shared_allocator("host") is before
+
+
+def test_references_are_counted_and_the_last_one_closes(environment):
+    arena = environment.register("host")
+    assert environment.acquire("host") is arena
+    assert environment.references(arena) == environment.references("host") == 2
+    environment.release("host")
+    assert environment.shared_allocator("host") is arena
+    assert not arena.closed
+    environment.release(arena)
+    assert environment.shared_allocator("host") is None
+    assert arena.closed
+    for again in (arena, "host"):
+        with pytest.raises(gpumem.NoAllocatorError, match="not registered"):
+            environment.release(again)
+
+
+def test_an_allocator_with_live_buffers_ends_with_the_last_of_them(environment):
+    arena = environment.register("host")
+    buffer = arena.allocate(8)
+    environment.release("host")
+    memoryview(buffer)[:] = b"12345678"
+    buffer.close()
+    arena.close()
+
+
+def test_replacing_swaps_and_leaves_the_old_one_to_its_holders(environment):
+    first = environment.register("host")
+    environment.acquire("host")
+    second = environment.register("host", {"max_mem": 1 << 20})
+    assert environment.shared_allocator("host") is second
+    assert second.config.max_mem == 1 << 20
+    assert not first.closed
+    assert environment.references(first) == 1
+    environment.release(first)
+    assert first.closed
+    assert environment.references("host") == 1
+
+
+def test_replacing_without_other_holders_closes_the_old_one(environment):
+    first = environment.register("host")
+    environment.register("host")
+    assert first.closed
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"max_mem": "-1"}, gpumem.ConfigError),
+        ({"nonsense": 1}, gpumem.ConfigError),
+        ({"backing": "virtual", "max_mem": "1x"}, gpumem.ConfigError),
+        ({"cuda_mempool_release_threshold": 5}, gpumem.ConfigError),
+        (3, TypeError),
+    ],
+)
+def test_a_replacement_that_cannot_be_made_leaves_what_was_there(environment, config, error):
+    before = environment.register("host")
+    with pytest.raises(error):
+        environment.register("host", config)
+    assert environment.shared_allocator("host") is before
+    assert not before.closed
+    assert environment.references("host") == 1
+
+
+def test_settings_ask_for_the_drivers_pool():
+    with gpumem.Environment({"arena.use_cuda_mempool": "1"}) as environment:
+        assert isinstance(environment.register("host"), gpumem.DriverPool)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def test_bare_settings_hold_for_all_and_named_ones_go_over_them():
+    keys = {
+        "arena.max_mem": "1000000",
+        "ep_factory.HOST.arena.max_mem": "2000000",
+        "ep_factory.host:0/managed.arena.extend_strategy": "1",
+    }
+    with gpumem.Environment(keys) as environment:
+        host = environment.register("host").config
+        managed = environment.register("host/managed").config
+        pinned = environment.register("host/host_accessible", {"max_mem": 3000000}).config
+    assert (host.max_mem, managed.max_mem, pinned.max_mem) == (2000000, 1000000, 3000000)
+    assert managed.extend_strategy == "same_as_requested"
+    assert host.extend_strategy == "next_power_of_two"
+
+
+def test_a_name_given_to_a_memory_names_its_settings():
+    with gpumem.Environment({"ep_factory.Weights.arena.max_mem": "1048576"}) as environment:
+        info = gpumem.MemoryInfo(gpumem.Device("host"), name="weights")
+        assert environment.register(info).config.max_mem == 1048576
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"ep_factory.host.arena.max_mem": "1x"},
+        {"ep_factory.host.arena.nonsense": "1"},
+        {"ep_factory.host.arena.max_mem": "1", "ep_factory.HOST.max_mem": "2"},
+        {"nonsense": "1"},
+        {3: "1"},
+    ],
+)
+def test_bad_settings_are_refused_at_once(keys):
+    with pytest.raises(gpumem.ConfigError):
+        gpumem.Environment(keys)
+
+
+def test_one_option_under_two_names_of_one_memory_must_agree():
+    keys = {"ep_factory.host.arena.max_mem": "1000", "ep_factory.host:0.arena.max_mem": "2000"}
+    environment = gpumem.Environment(keys)
+    with pytest.raises(gpumem.ConfigError, match="twice"):
+        environment.register("host")
+    assert environment.shared_allocator("host") is None
+
+
+def test_keys_under_the_other_prefix_are_warned_of():
+    with gpumem.Environment({"ep.host.arena.max_mem": "1000000"}) as environment:
+        with pytest.warns(gpumem.ConfigWarning, match=r"ep\.host .* takes ep_factory\.host"):
+            arena = environment.register("host")
+        assert arena.config.max_mem == 0
+        with pytest.warns(gpumem.ConfigWarning):
+            environment.register("host", {"ep.host.arena.max_mem": "7"})
+
+
+def test_keys_under_both_prefixes_and_of_other_memories_are_not_warned_of():
+    keys = {
+        "ep.host.arena.max_mem": "1000000",
+        "ep_factory.host.arena.max_mem": "2000000",
+        "ep.cuda.arena.max_mem": "3000000",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with gpumem.Environment(keys) as environment:
+            assert environment.register("host").config.max_mem == 2000000
+
+
+def test_settings_for_another_memory_are_refused_where_one_is_made(environment):
+    with pytest.raises(gpumem.ConfigError, match="cuda"):
+        environment.register("host", {"ep_factory.cuda.arena.max_mem": "1"})
+
+
+# ---- life ----------------------------------------------------------------------------------------
+
+
+def test_a_closed_environment_registers_nothing():
+    environment = gpumem.Environment()
+    arena = environment.register("host")
+    environment.close()
+    environment.close()
+    assert environment.closed
+    assert arena.closed
+    with pytest.raises(gpumem.ClosedError):
+        environment.register("host")
+    with pytest.raises(gpumem.ClosedError):
+        environment.register("host", Plain())
+
+
+def test_an_environment_whose_allocators_others_hold_is_not_closed(environment):
+    environment.register("host")
+    environment.acquire("host")
+    with pytest.raises(gpumem.InUseError):
+        environment.close()
+    assert not environment.closed
+    environment.release("host")
+
+
+def test_threads_agree_on_references(environment):
+    arena = environment.register("host")
+
+    def work():
+        for _ in range(300):
+            assert environment.acquire("host") is arena
+            environment.release(arena)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert environment.references("host") == 1
+
+
+def test_threads_that_replace_leave_one_allocator_and_close_the_rest(environment):
+    made = []
+
+    def work():
+        for _ in range(10):
+            made.append(environment.register("host"))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(not arena.closed for arena in made) == 1
+
+
+def test_devices_of_one_type_share_nothing():
+    child.run_quietly(
+        """
+        import gpumem
+        gpumem.set_host_device_count(2)
+        with gpumem.Environment({"ep_factory.host.arena.max_mem": "1048576"}) as environment:
+            first, second = environment.register("host:0"), environment.register("host:1")
+            assert first is not second
+            assert first.config.max_mem == second.config.max_mem == 1048576
+            assert environment.shared_allocator("host:1") is second
+            with first.allocate(1000):
+                assert (first.stats().num_allocs, second.stats().num_allocs) == (1, 0)
+            environment.release("host:0")
+            assert first.closed and not second.closed
+            assert environment.shared_allocator("host:0") is None
+        """
+    )

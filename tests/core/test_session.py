@@ -1,0 +1,576 @@
+"""Session: bindings, copies and their absence, runs, streams, allocators."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+
+import numpy as np
+import pytest
+from helpers import child
+from helpers.driver import HostDriver
+from helpers.resources import Plain
+
+import gpumem
+from gpumem.bindings import decide
+
+COPIES = [
+    "cuMemcpyAsync",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyDtoDAsync",
+    "cuMemcpy2DAsync",
+    "cuMemcpy3DAsync",
+]
+
+
+def double(ctx):
+    x = ctx.inputs["x"]
+    y = ctx.output("y", x.shape, x.dtype)
+    np.multiply(x.numpy(), 2, out=y.numpy())
+
+
+@pytest.fixture
+def session():
+    with gpumem.Session("host") as session:
+        session.bind_input("x", np.arange(4, dtype="f4"))
+        yield session
+
+
+def copies_issued(host):
+    return sum(host.call_count(name) for name in COPIES)
+
+
+# ---- copy or not ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "action"),
+    [
+        ("cuda:0", "cuda:0", "alias"),
+        ("cuda:0", "cuda:1", "copy"),
+        ("cuda:0", "cuda:0/host_accessible", "alias"),
+        ("cuda:0", "cuda:1/host_accessible", "copy"),
+        ("cuda:0", "cuda:0/managed", "alias"),
+        ("cuda:0", "cuda:1/managed", "copy"),
+        ("cuda:0", "host", "copy"),
+        ("host", "host", "alias"),
+        ("host:0", "host:1", "alias"),
+        ("host", "cuda:0/host_accessible", "alias"),
+        ("host", "cuda:0/managed", "alias"),
+        ("host", "cuda:0", "copy"),
+    ],
+)
+def test_a_copy_is_left_out_only_if_memory_is_shared_and_accessible(device, memory, action):
+    decision = decide(gpumem.Device(device), gpumem.MemoryInfo.parse(memory))
+    assert decision.action == action
+    assert memory in decision.why
+
+
+def test_compatible_memory_that_the_device_cannot_access_is_copied(monkeypatch):
+    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    decision = decide(gpumem.Device("host"), gpumem.MemoryInfo.parse("host"))
+    assert decision.action == "copy"
+    assert "cannot access" in decision.why
+
+
+def test_the_plan_names_every_binding(session):
+    session.bind_output("y", "host/host_accessible")
+    plan = session.copy_plan()
+    assert {name: each.action for name, each in plan.items()} == {"x": "alias", "y": "alias"}
+    assert all(why for _, why in plan.values())
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [None, "host", "host/host_accessible", "host/managed"])
+def test_host_accessible_outputs_are_seen_without_a_copy(session, host, memory):
+    session.bind_output("y", memory)
+    host.reset_counts()
+    session.run(double)
+    tensor = session.outputs()["y"]
+    view = tensor.numpy()
+    assert copies_issued(host) == 0
+    assert view.ctypes.data == tensor.ptr
+    assert view.tolist() == [0, 2, 4, 6]
+    assert tensor.memory == session.allocator(memory).memory
+    del tensor
+    session.close()
+    gc.collect()
+    assert view.tolist() == [0, 2, 4, 6]
+
+
+def test_a_bound_array_is_written_in_place(session, host):
+    array = np.zeros(4, "f4")
+    session.bind_output("y", array)
+    host.reset_counts()
+    session.run(double)
+    assert array.tolist() == [0, 2, 4, 6]
+    assert copies_issued(host) == 0
+    assert session.outputs()["y"].ptr == array.ctypes.data
+
+
+def test_a_bound_resource_makes_the_output(session):
+    resource = Plain("host/managed")
+    session.bind_output("y", resource)
+    session.run(double)
+    assert session.outputs()["y"].buffer.resource is resource
+
+
+def test_copies_happen_where_memory_is_not_shared(session, monkeypatch):
+    kinds = gpumem.MemoryKind
+    monkeypatch.setattr(
+        "gpumem.bindings.can_access", lambda reader, memory: memory.kind is not kinds.MANAGED
+    )
+    x = gpumem.full(4, 3, "f4", memory="host/managed")
+    y = gpumem.zeros(4, "f4", memory="host/managed")
+    session.bind_input("x", x)
+    session.bind_output("y", y)
+    assert [each.action for each in session.copy_plan().values()] == ["copy", "copy"]
+    seen = []
+
+    def work(ctx):
+        seen.append((ctx.inputs["x"].memory.kind, ctx.output("y", 4, "f4").memory.kind))
+        double(ctx)
+
+    session.run(work)
+    assert seen == [(kinds.HOST, kinds.HOST)]
+    assert y.numpy().tolist() == [6] * 4
+    assert session.outputs()["y"] is y
+
+
+def test_copies_on_their_own_stream_come_before_and_after_the_work(monkeypatch, host):
+    driver = HostDriver()
+    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    host.set_lag(2_000_000)
+    with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
+        assert session.copy_stream != session.compute_stream
+        session.bind_input("x", gpumem.full(4096, 3, "u1", memory="host"))
+        session.bind_output("y", gpumem.zeros(4096, "u1", memory="host"))
+
+        def work(ctx):
+            y = ctx.output("y", 4096, "u1")
+            driver.fill(y.buffer, 7, ctx.stream)
+
+        session.run(work)
+        assert (session.outputs()["y"].numpy() == 7).all()
+
+
+def test_copied_inputs_are_ready_for_work_on_the_stream(monkeypatch, host):
+    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    host.set_lag(5_000_000)
+    seen = []
+    with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
+        session.bind_input("x", gpumem.full(4096, 3, "u1", memory="host"))
+
+        def work(ctx):
+            ctx.stream.synchronize()
+            seen.append((ctx.inputs["x"].numpy(sync=False) == 3).all())
+
+        session.run(work)
+    assert seen == [True]
+
+
+def test_an_input_with_queued_writes_is_waited_for(host):
+    host.set_lag(2_000_000)
+    stream = gpumem.Stream("host")
+    x = gpumem.full(4096, 3, "u1", memory="host", stream=stream)
+    seen = []
+    with gpumem.Session("host") as session:
+        session.bind_input("x", x)
+
+        def work(ctx):
+            ctx.stream.synchronize()
+            seen.append((ctx.inputs["x"].numpy(sync=False) == 3).all())
+
+        session.run(work)
+    assert seen == [True]
+
+
+def test_every_run_sees_what_the_inputs_hold_then(session):
+    x = np.zeros(4, "f4")
+    session.bind_input("x", x)
+    session.bind_output("y")
+    for value in (1, 2):
+        x[:] = value
+        session.run(double)
+        assert session.outputs()["y"].numpy().tolist() == [2 * value] * 4
+
+
+def test_scratch_and_streams_of_a_run(session):
+    seen = []
+    session.bind_output("y")
+
+    def work(ctx):
+        seen.append((ctx.stream, ctx.allocator))
+        assert ctx.output("y", 4, "f4") is ctx.output("y", (4,), np.float32)
+        double(ctx)
+
+    session.run(work)
+    assert seen == [(session.compute_stream, session.allocator())]
+
+
+def test_a_run_waits_for_its_work(session, host):
+    driver = HostDriver()
+    host.set_lag(5_000_000)
+    session.bind_output("y", "host/host_accessible")
+
+    def work(ctx):
+        driver.fill(ctx.output("y", 4096, "u1").buffer, 7, ctx.stream)
+
+    session.run(work)
+    assert (session.outputs()["y"].numpy(sync=False) == 7).all()
+    session.run(work, synchronize=False)
+    assert not session.compute_stream.query()
+    session.compute_stream.synchronize()
+
+
+def test_what_the_function_raises_is_raised_and_changes_nothing(session):
+    session.bind_output("y")
+    session.run(double)
+    before = session.outputs()["y"]
+
+    def fail(ctx):
+        ctx.output("y", 2, "f4")
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        session.run(fail)
+    assert session.outputs()["y"] is before
+    session.run(double)
+
+
+def test_outputs_that_do_not_fit_or_are_not_bound_are_refused(session):
+    session.bind_output("y", np.zeros(4, "f4"))
+    session.bind_output("z")
+    for ask, error in [
+        (lambda ctx: ctx.output("nothing", 4, "f4"), KeyError),
+        (lambda ctx: ctx.output("y", 5, "f4"), ValueError),
+        (lambda ctx: ctx.output("y", 4, "f8"), ValueError),
+        (lambda ctx: (ctx.output("z", 4, "f4"), ctx.output("z", 5, "f4")), ValueError),
+        (lambda ctx: ctx.output("z", 4, "f4"), ValueError),  # y was not asked for
+    ]:
+        with pytest.raises(error):
+            session.run(ask)
+    assert session.outputs() == {}
+
+
+def test_bad_bindings_are_refused(session):
+    session.bind_output("y")
+    frozen = np.zeros(4)
+    frozen.flags.writeable = False
+    for bind, error in [
+        (lambda: session.bind_input("y", np.zeros(4)), ValueError),
+        (lambda: session.bind_output("x"), ValueError),
+        (lambda: session.bind_input(3, np.zeros(4)), TypeError),
+        (lambda: session.bind_output("z", frozen), BufferError),
+        (lambda: session.bind_output("z", "mars"), ValueError),
+    ]:
+        with pytest.raises(error):
+            bind()
+    assert list(session.copy_plan()) == ["x", "y"]
+
+
+def test_devices_of_the_outputs_are_in_the_order_of_binding(session):
+    session.bind_output("b", "host/managed")
+    session.bind_output("a", np.zeros(4, "f4"))
+    assert session.device_for_outputs() == [gpumem.Device("host")] * 2
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def test_the_users_stream_is_used_and_never_destroyed(host):
+    stream = gpumem.Stream("host")
+    for given in (stream, stream.ptr, str(stream.ptr), hex(stream.ptr)):
+        with gpumem.Session("host", {"user_compute_stream": given}) as session:
+            assert session.compute_stream == session.copy_stream == stream
+            session.bind_output("y")
+            session.run(lambda ctx: ctx.output("y", 1, "u1"))
+        stream.synchronize()
+
+
+def test_stream_zero_is_the_legacy_default_stream(host):
+    options = {"user_compute_stream": "0", "has_user_compute_stream": "1"}
+    with gpumem.Session("host", options) as session:
+        assert session.compute_stream.ptr == 0
+        session.run(lambda ctx: None)
+
+
+def test_a_stream_of_another_device_is_refused():
+    child.run_quietly(
+        """
+        import gpumem
+        gpumem.set_host_device_count(2)
+        stream = gpumem.Stream("host:1")
+        try:
+            gpumem.Session("host:0", {"user_compute_stream": stream})
+        except gpumem.ConfigError as error:
+            assert "host:0" in str(error)
+        else:
+            raise AssertionError
+        """
+    )
+
+
+UNIFIED = [
+    {"use_ep_level_unified_stream": True},
+    {"user_compute_stream": 0, "has_user_compute_stream": True},
+    {"external_allocator": (lambda nbytes: 0, lambda ptr: None)},
+]
+
+
+@pytest.mark.parametrize("options", UNIFIED)
+def test_overlapping_runs_under_a_unified_stream_are_refused(options):
+    with gpumem.Session("host", options) as session:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def slow(ctx):
+            inside.set()
+            assert go_on.wait(60)
+
+        thread = threading.Thread(target=session.run, args=(slow,))
+        thread.start()
+        assert inside.wait(60)
+        with pytest.raises(gpumem.ConcurrentRunError, match="unified"):
+            session.run(lambda ctx: None)
+        with pytest.raises(gpumem.ConcurrentRunError):
+            session.close()
+        go_on.set()
+        thread.join()
+        session.run(lambda ctx: None)
+        with pytest.raises(gpumem.ConcurrentRunError):
+            session.run(lambda ctx: session.run(lambda ctx: None))
+
+
+def test_other_runs_may_overlap_each_on_its_stream(session):
+    streams = []
+
+    def outer(ctx):
+        streams.append(ctx.stream)
+        session.run(lambda ctx: streams.append(ctx.stream))
+
+    session.run(outer)
+    assert len(set(streams)) == 2
+
+
+def test_a_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host):
+    driver = HostDriver()
+    stream = gpumem.Stream("host")
+    options = {"user_compute_stream": stream, "enable_cuda_graph": True}
+    with gpumem.Session("host", options) as session:
+        session.bind_output("y", "host/host_accessible")
+
+        def work(ctx):
+            driver.fill(ctx.output("y", 4096, "u1").buffer, 7, ctx.stream)
+
+        session.run(work)
+        first = session.outputs()["y"]
+        session.run(work)
+        assert session.outputs()["y"].ptr == first.ptr
+        graph = ctypes.c_void_p()
+        driver.call("cuStreamBeginCapture", stream.ptr, 0)
+        assert stream.capturing
+        first.numpy(sync=False)[:] = 0
+        session.run(work)
+        driver.call("cuStreamEndCapture", stream.ptr, ctypes.addressof(graph))
+        assert graph.value
+        assert not stream.capturing
+        stream.synchronize()
+        assert (first.numpy() == 0).all()
+        driver.call("cuGraphDestroy", graph.value)
+
+
+# ---- allocators ----------------------------------------------------------------------------------
+
+
+def test_without_an_environment_the_default_resources_serve(session):
+    assert session.allocator() is gpumem.get_default_resource("host")
+    assert session.allocator("host/managed") is gpumem.get_default_resource("host/managed")
+
+
+def test_the_environments_allocators_serve_and_are_held():
+    with gpumem.Environment() as environment:
+        arena = environment.register("host")
+        with gpumem.Session("host", environment=environment) as session:
+            assert session.allocator() is session.allocator("host:0") is arena
+            assert environment.references("host") == 2
+            other = environment.register("host")
+            assert not arena.closed
+            assert session.allocator() is arena
+            with pytest.raises(gpumem.NoAllocatorError):
+                session.allocator("host/managed")
+            with pytest.raises(gpumem.NoAllocatorError):
+                session.bind_output("y", "host/managed")
+        assert arena.closed
+        assert environment.shared_allocator("host") is other
+
+
+def test_a_device_without_an_allocator_is_refused():
+    with gpumem.Environment() as environment, pytest.raises(gpumem.NoAllocatorError):
+        gpumem.Session("host", environment=environment)
+
+
+def test_settings_that_differ_from_the_shared_arenas_are_refused():
+    with gpumem.Environment() as environment:
+        environment.register("host", {"max_mem": 1 << 30})
+        for options in (
+            {"arena.max_mem": "5"},
+            {"ep.host.arena.max_mem": "5"},
+            {"arena": {"max_mem": 5}},
+            {"arena": gpumem.ArenaConfig()},
+        ):
+            with pytest.raises(gpumem.ConfigError, match=r"arena.max_mem = .*private_arena"):
+                gpumem.Session("host", options, environment)
+            assert environment.references("host") == 1
+        with gpumem.Session("host", {"arena.max_mem": str(1 << 30)}, environment) as session:
+            assert session.allocator() is environment.shared_allocator("host")
+
+
+def test_a_private_arena_is_the_sessions_own():
+    keys = {"ep_factory.host.arena.max_mem": "5", "ep.host.arena.max_mem": str(1 << 30)}
+    with gpumem.Environment(keys) as environment:
+        shared = environment.register("host")
+        options = {"private_arena": True, "arena.extend_strategy": "1"}
+        with gpumem.Session("host", options, environment) as session:
+            own = session.allocator()
+            assert own is not shared
+            assert own.config.max_mem == 1 << 30
+            assert own.config.extend_strategy == "same_as_requested"
+            assert environment.references("host") == 1
+        assert own.closed
+
+
+def test_keys_of_the_other_prefix_are_warned_of_and_of_other_memories_refused():
+    with gpumem.Environment() as environment:
+        environment.register("host")
+        with pytest.warns(gpumem.ConfigWarning, match="ep_factory.host"):
+            gpumem.Session("host", {"ep_factory.host.arena.max_mem": "5"}, environment).close()
+        with pytest.raises(gpumem.ConfigError, match="cuda"):
+            gpumem.Session("host", {"ep.cuda.arena.max_mem": "5"}, environment)
+
+
+class Callbacks:
+    """An external allocator's functions over an arena; notes the calls."""
+
+    def __init__(self):
+        self.arena = gpumem.Arena("host")
+        self.blocks = {}
+        self.calls = []
+
+    def alloc(self, nbytes):
+        buffer = self.arena.allocate(nbytes)
+        self.blocks[buffer.ptr] = buffer
+        self.calls.append("alloc")
+        return buffer.ptr
+
+    def free(self, ptr):
+        del self.blocks[ptr]
+        self.calls.append("free")
+
+    def empty_cache(self):
+        self.calls.append("empty_cache")
+
+
+def test_an_external_allocator_serves_its_session_alone():
+    mine, yours = Callbacks(), Callbacks()
+    given = (mine.alloc, mine.free, mine.empty_cache)
+    with (
+        gpumem.Session("host", {"external_allocator": given}) as session,
+        gpumem.Session("host", {"external_allocator": (yours.alloc, yours.free)}) as other,
+    ):
+        for each in (session, other):
+            each.bind_output("y")
+            each.run(lambda ctx: ctx.output("y", 1000, "u1"))
+        assert (mine.calls, yours.calls) == (["alloc"], ["alloc"])
+        session.bind_output("y")
+        weights = session.allocator().allocate_persistent(1000)
+        weights.close()
+        assert mine.calls == ["alloc", "alloc", "free", "empty_cache"]
+        assert session.allocator("host/managed") is gpumem.get_default_resource("host/managed")
+    gc.collect()
+    assert mine.calls.count("free") == mine.calls.count("alloc")
+    assert yours.calls == ["alloc", "free"]
+
+
+def test_an_external_allocator_object_belongs_to_one_session_at_a_time():
+    calls = Callbacks()
+    allocator = gpumem.ExternalAllocator(calls.alloc, calls.free, memory="host")
+    with gpumem.Session("host", {"external_allocator": allocator}) as session:
+        assert session.allocator() is allocator
+        with pytest.raises(gpumem.ConfigError, match="another session"):
+            gpumem.Session("host", {"external_allocator": allocator})
+    gpumem.Session("host", {"external_allocator": allocator}).close()
+    assert not allocator.closed
+    pinned = gpumem.ExternalAllocator(calls.alloc, calls.free, memory="host/managed")
+    with pytest.raises(gpumem.ConfigError, match="host:0"):
+        gpumem.Session("host", {"external_allocator": pinned})
+
+
+def test_devices_are_isolated():
+    child.run_quietly(
+        """
+        import gpumem
+        gpumem.set_host_device_count(2)
+        with gpumem.Environment() as environment:
+            arenas = [environment.register(f"host:{i}") for i in range(2)]
+            for i in range(2):
+                with gpumem.Session(f"host:{i}", environment=environment) as session:
+                    assert session.compute_stream.device == gpumem.Device(f"host:{i}")
+                    session.bind_output("y")
+                    session.run(lambda ctx: ctx.output("y", 1000, "u1"))
+                    assert session.outputs()["y"].memory.device == gpumem.Device(f"host:{i}")
+                    assert session.device_for_outputs() == [gpumem.Device(f"host:{i}")]
+            assert [arena.stats().num_allocs for arena in arenas] == [1, 1]
+        """
+    )
+
+
+# ---- many at once --------------------------------------------------------------------------------
+
+
+def test_many_sessions_from_many_threads():
+    wrong = []
+    with gpumem.Environment() as environment:
+        arena = environment.register("host")
+        environment.register("host/host_accessible")
+
+        def work(number):
+            with gpumem.Session("host", environment=environment) as session:
+                for i in range(20):
+                    session.bind_input("x", np.full(100, number + i, "f4"))
+                    session.bind_output("y", "host/host_accessible" if i % 2 else None)
+                    session.run(double)
+                    if (session.outputs()["y"].numpy() != 2 * (number + i)).any():
+                        wrong.append((number, i))
+
+        threads = [threading.Thread(target=work, args=(100 * n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert environment.references("host") == 1
+        assert arena.stats().requested_in_use == 0
+
+
+def test_a_closed_session_says_so(session):
+    session.bind_output("y")
+    session.close()
+    session.close()
+    assert session.closed
+    for use in (
+        lambda: session.run(double),
+        lambda: session.bind_input("x", np.zeros(4)),
+        lambda: session.bind_output("y"),
+    ):
+        with pytest.raises(gpumem.ClosedError):
+            use()
+
+
+@pytest.mark.parametrize("environment", [3, {}, "host"])
+def test_what_is_no_environment_is_refused(environment):
+    with pytest.raises(TypeError, match="Environment"):
+        gpumem.Session("host", environment=environment)

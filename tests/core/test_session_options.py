@@ -1,0 +1,171 @@
+"""SessionOptions: every option, every spelling, and what does not go together."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpumem
+from gpumem import ConfigError, SessionOptions
+
+
+def alloc(nbytes):
+    return 0
+
+
+def free(ptr):
+    pass
+
+
+def test_the_defaults():
+    options = SessionOptions()
+    assert options.do_copy_in_default_stream
+    assert not options.has_user_compute_stream
+    assert not options.unified_stream
+    assert (options.external_allocator, options.arena) == (None, None)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "TRUE", "True", 1, True])
+def test_booleans_are_read_in_every_case(text):
+    assert SessionOptions.from_mapping({"enable_cuda_graph": text}).enable_cuda_graph
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["use_ep_level_unified_stream", "ep.cuda.use_ep_level_unified_stream"],
+)
+def test_keys_may_have_a_prefix(key):
+    assert SessionOptions.from_mapping({key: "1"}).use_ep_level_unified_stream
+
+
+@pytest.mark.parametrize(
+    ("text", "handle"), [("4096", 4096), ("0x1000", 4096), ("0XFF00", 0xFF00), ("1", 1)]
+)
+def test_a_stream_may_be_given_as_text(text, handle):
+    options = SessionOptions.from_mapping({"user_compute_stream": text})
+    assert options.user_compute_stream == handle
+    assert options.has_user_compute_stream
+    assert options.use_ep_level_unified_stream
+
+
+def test_stream_zero_is_legal_with_the_flag():
+    options = SessionOptions(user_compute_stream=0, has_user_compute_stream=True)
+    assert options.unified_stream
+    text = {"user_compute_stream": "0", "has_user_compute_stream": "1"}
+    assert SessionOptions.from_mapping(text).user_compute_stream == 0
+
+
+def test_an_external_allocator_forces_the_unified_stream():
+    assert SessionOptions(external_allocator=(alloc, free)).use_ep_level_unified_stream
+
+
+def test_callbacks_may_be_given_in_parts():
+    keys = {"ep.cuda.gpu_external_alloc": "0x1000", "gpu_external_free": "8192"}
+    assert SessionOptions.from_mapping(keys).external_allocator == (4096, 8192, None)
+    whole = SessionOptions(external_allocator={"alloc": alloc, "free": free})
+    assert whole.external_allocator == (alloc, free, None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"enable_cuda_graph": "yes"}, "enable_cuda_graph = 'yes'"),
+        ({"enable_cuda_graph": None}, "enable_cuda_graph = None"),
+        ({"has_user_compute_stream": "2"}, "has_user_compute_stream = '2'"),
+        ({"user_compute_stream": "0x"}, "user_compute_stream = '0x'"),
+        ({"user_compute_stream": "12ab"}, "'12ab'"),
+        ({"user_compute_stream": " 1"}, "' 1'"),
+        ({"user_compute_stream": "-1"}, "'-1'"),
+        ({"user_compute_stream": -1}, "-1"),
+        ({"user_compute_stream": 1 << 64}, "2\\*\\*64"),
+        ({"user_compute_stream": True}, "True"),
+        ({"user_compute_stream": "99999999999999999999"}, "2\\*\\*64"),
+        ({"nonsense": 1}, "unknown key 'nonsense'"),
+        ({"ep_factory.cuda.enable_cuda_graph": 1}, "unknown key"),
+        ({3: 1}, "unknown key 3"),
+        ({"arena.nonsense": 1}, "arena.nonsense"),
+        ({"arena.max_mem": "1x"}, "arena.max_mem = '1x'"),
+        ({"arena": 3}, "arena = 3"),
+        ({"arena": {}, "arena.max_mem": 1}, "arena is given twice"),
+        ({"enable_cuda_graph": 1, "ep.cuda.enable_cuda_graph": 0}, "given twice"),
+        ({"external_allocator": 3}, "external_allocator = 3"),
+        ({"external_allocator": (alloc,)}, "external_allocator"),
+        ({"external_allocator": (alloc, 1.5)}, "free = 1.5"),
+        ({"external_allocator": {"alloc": alloc, "fre": free}}, "unknown key 'fre'"),
+        ({"external_allocator": (alloc, free), "gpu_external_free": 1}, "given twice"),
+    ],
+)
+def test_a_bad_value_names_the_key_and_what_it_takes(keys, told):
+    with pytest.raises(ConfigError, match=told):
+        SessionOptions.from_mapping(keys)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"gpu_external_alloc": "4096"},
+        {"gpu_external_free": "4096"},
+        {"gpu_external_empty_cache": "4096"},
+        {"gpu_external_alloc": "4096", "gpu_external_empty_cache": "4096"},
+        {"gpu_external_alloc": "4096", "gpu_external_free": "0"},
+        {"external_allocator": (alloc, None)},
+        {"external_allocator": (None, free, free)},
+    ],
+)
+def test_half_given_callbacks_are_refused(parts):
+    with pytest.raises(ConfigError, match="alloc and free come together"):
+        SessionOptions.from_mapping(parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"has_user_compute_stream": True}, "without user_compute_stream"),
+        ({"user_compute_stream": 0}, "without has_user_compute_stream"),
+        ({"user_compute_stream": 7, "has_user_compute_stream": False}, "takes True, or no stream"),
+        (
+            {"user_compute_stream": 7, "external_allocator": (alloc, free)},
+            "together with user_compute_stream",
+        ),
+        ({"external_allocator": (alloc, free), "arena": {}}, "no effect with external_allocator"),
+        ({"external_allocator": (alloc, free), "arena.max_mem": 1}, "no effect"),
+        ({"external_allocator": (alloc, free), "private_arena": True}, "no effect"),
+        (
+            {
+                "user_compute_stream": 0,
+                "has_user_compute_stream": True,
+                "enable_cuda_graph": True,
+            },
+            "cannot be captured",
+        ),
+        ({"user_compute_stream": 1, "enable_cuda_graph": True}, "cannot be captured"),
+        (
+            {"do_copy_in_default_stream": False, "use_ep_level_unified_stream": True},
+            "do_copy_in_default_stream = False",
+        ),
+        ({"do_copy_in_default_stream": False, "user_compute_stream": 7}, "forced by user"),
+        (
+            {"do_copy_in_default_stream": False, "external_allocator": (alloc, free)},
+            "forced by external",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, told):
+    with pytest.raises(ConfigError, match=told):
+        SessionOptions.from_mapping(options)
+    with pytest.raises(ConfigError, match=told):
+        gpumem.Session("host", options)
+
+
+def test_a_users_stream_may_be_captured():
+    assert SessionOptions(user_compute_stream=7, enable_cuda_graph=True).unified_stream
+
+
+def test_keys_of_another_name_are_refused():
+    with pytest.raises(ConfigError, match="not for 'host'"):
+        SessionOptions.from_mapping({"ep.cuda.enable_cuda_graph": 1}, "host")
+
+
+@pytest.mark.parametrize("mapping", [None, 3, [("enable_cuda_graph", 1)]])
+def test_what_is_no_mapping_is_a_type_error(mapping):
+    with pytest.raises(TypeError, match="mapping"):
+        SessionOptions.from_mapping(mapping)

@@ -1,0 +1,107 @@
+"""Sessions on a GPU: what is aliased, what is copied, and that the bytes arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpumem
+
+LENGTH = 1 << 16
+
+pytestmark = pytest.mark.skipif(not gpumem.driver_status().available, reason="needs a CUDA device")
+
+
+def same(ctx):
+    gpumem.copy(ctx.output("y", LENGTH, "f4"), ctx.inputs["x"], ctx.stream)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("copies_alone", [False, True])
+def test_inputs_and_outputs_in_every_memory(unified, copies_alone):
+    if unified and copies_alone:
+        pytest.skip("one stream for everything has no stream for copies")
+    options = {
+        "use_ep_level_unified_stream": unified,
+        "do_copy_in_default_stream": not copies_alone,
+    }
+    values = np.arange(LENGTH, dtype="f4")
+    expected = {"cuda:0": "alias", "cuda:0/host_accessible": "alias", "cuda:0/managed": "alias"}
+    with gpumem.Session("cuda:0", options) as session:
+        for source in (None, *expected):
+            x = values if source is None else gpumem.asarray(values, memory=source)
+            session.bind_input("x", x)
+            for target in (None, *expected):
+                array = np.zeros(LENGTH, "f4")
+                session.bind_output("y", array if target is None else target)
+                plan = session.copy_plan()
+                assert plan["x"].action == expected.get(source, "copy")
+                assert plan["y"].action == expected.get(target, "copy")
+                session.run(same)
+                y = session.outputs()["y"]
+                if target is None:
+                    assert (array == values).all()
+                else:
+                    assert (y.to("host").numpy() == values).all()
+                    assert str(y.memory) == target
+
+
+def test_pinned_outputs_are_seen_in_place_and_outlive_everything():
+    values = np.arange(LENGTH, dtype="f4")
+    with gpumem.Session("cuda:0") as session:
+        session.bind_input("x", values)
+        session.bind_output("y", "cuda:0/host_accessible")
+        session.run(same)
+        y = session.outputs()["y"]
+        view = y.numpy()
+        assert view.ctypes.data == y.ptr
+        assert session.device_for_outputs() == [gpumem.Device("cuda:0")]
+    del y
+    assert (view == values).all()
+
+
+def test_the_users_stream_and_the_legacy_one():
+    stream = gpumem.Stream("cuda:0")
+    for options in (
+        {"user_compute_stream": stream},
+        {"user_compute_stream": 0, "has_user_compute_stream": True},
+    ):
+        with gpumem.Session("cuda:0", options) as session:
+            session.bind_input("x", np.ones(LENGTH, "f4"))
+            session.bind_output("y", "cuda:0/host_accessible")
+            session.run(same)
+            assert (session.outputs()["y"].numpy() == 1).all()
+    stream.synchronize()
+
+
+def test_a_fallback_to_pinned_memory_says_so():
+    first = gpumem.limit(gpumem.Arena("cuda:0"), 1000)
+    both = gpumem.fallback(first, gpumem.Arena("cuda:0/host_accessible"))
+    with both.allocate(2000) as buffer:
+        assert str(buffer.memory) == "cuda:0/host_accessible"
+        np.frombuffer(buffer, np.uint8)[:] = 7
+    with both.allocate(500) as buffer, pytest.raises(BufferError):
+        memoryview(buffer)
+
+
+def test_a_resource_in_python_over_a_gpus_pool():
+    pool = gpumem.DriverPool("cuda:0")
+
+    class Over(gpumem.MemoryResource):
+        def __init__(self):
+            super().__init__("cuda:0")
+            self.held = {}
+
+        def allocate_raw(self, nbytes, stream):
+            buffer = pool.allocate(nbytes, stream)
+            self.held[buffer.ptr] = buffer
+            return buffer.ptr
+
+        def deallocate_raw(self, ptr, nbytes, stream):
+            self.held.pop(ptr).close(stream)
+
+    resource = Over()
+    tensor = gpumem.full(1000, 3, "f4", resource=resource)
+    assert (tensor.to("host").numpy() == 3).all()
+    del tensor
+    assert not resource.held
