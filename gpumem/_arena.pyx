@@ -5,10 +5,11 @@ from libc.stdlib cimport calloc, free, malloc
 
 from gpumem._arena_books cimport check_tables, hand_out, take_back
 from gpumem._arena_cache cimport (
-    KEPT_BYTES,
     cache_find,
     cache_give,
     cache_make,
+    cache_let_go,
+    cache_may_have,
     cache_publish,
     cache_take,
     caches_flush,
@@ -46,6 +47,7 @@ from gpumem._arena_types cimport (
     ARENA_MISS,
     ARENA_OK,
     ARENA_OVER_LIMIT,
+    ARENA_STALE,
     ArenaCore,
     ArenaSettings,
     Block,
@@ -56,6 +58,8 @@ from gpumem._arena_types cimport (
     lock_acquire,
     lock_init,
     lock_release,
+    owner_enter,
+    owner_leave,
     lock_try,
     PERSISTENT_SPACE,
     REUSE_NEVER,
@@ -101,6 +105,9 @@ from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_budget cimport budget_init
 from gpumem._page_space cimport space_create, space_destroy
 
+cdef extern from "lines.h" nogil:
+    void* lines_alloc(size_t nbytes)
+
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
     uint64_t sum_add(uint64_t* total, uint64_t by)
@@ -124,7 +131,7 @@ cdef uint64_t serials = 0
 cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
     cdef int status = BFC_OK
-    cdef uint32_t index
+    cdef uint32_t index = NIL
     cdef Bfc* table
     cdef ThreadCache* cache
     if place_is_dead(arena.place):
@@ -134,22 +141,25 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if load32(&arena.closed):
         return ARENA_MISS
     cache = cache_find(arena)
-    if nbytes <= KEPT_BYTES:
-        if cache == NULL:
-            cache = cache_make(arena)
-        if cache != NULL and cache_take(arena, cache, nbytes, stream, block):
-            return ARENA_OK
-    lock_acquire(&arena.lock)
-    if arena.closed or (arena.last_stream != stream and switch_needs_event(arena)):
-        lock_release(&arena.lock)
+    if cache == NULL:
+        cache = cache_make(arena)
+    elif (cache_may_have(cache, stream, nbytes)
+            and cache_take(arena, cache, nbytes, stream, block)):
+        return ARENA_OK
+    if cache == NULL:
         return ARENA_MISS
-    arena.last_stream = stream
-    cache_publish(arena, cache)
-    table = table_for(arena, nbytes)
-    index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
-    if index != NIL:
-        hand_out(arena, table, index, block)
+    owner_enter(&cache.lock)
+    lock_acquire(&arena.lock)
+    if not (arena.closed or (arena.last_stream != stream and switch_needs_event(arena))):
+        arena.last_stream = stream
+        cache_publish(arena, cache)
+        cache_let_go(arena, cache)
+        table = table_for(arena, nbytes)
+        index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
+        if index != NIL:
+            hand_out(arena, cache, table, index, block)
     lock_release(&arena.lock)
+    owner_leave(&cache.lock)
     return ARENA_OK if index != NIL else ARENA_MISS
 
 
@@ -162,13 +172,19 @@ cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
 
 
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef ThreadCache* cache
+    cdef uint32_t index
     cdef int status
     if arena.settings.passthrough:
         return free_through(arena, handle, stream)
-    if cache_give(arena, handle, stream):
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
+        return ARENA_STALE
+    cache = cache_find(arena)
+    if cache_give(arena, cache, table, index, stream):
         return ARENA_OK
     lock_acquire(&arena.lock)
-    status = take_back(arena, handle, stream)
+    status = take_back(arena, cache, handle, stream)
     lock_release(&arena.lock)
     return status
 
@@ -340,7 +356,7 @@ cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexce
     cdef CUstreamCaptureMode mode
     cdef int status
     lock_acquire(&arena.lock)
-    status = take_back(arena, handle, stream)
+    status = take_back(arena, NULL, handle, stream)
     lock_release(&arena.lock)
     if status != ARENA_OK or place_is_dead(arena.place):
         return status
@@ -357,7 +373,7 @@ cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexce
 # ---- life and death ------------------------------------------------------------------------------
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
-    cdef ArenaCore* arena = <ArenaCore*>calloc(1, sizeof(ArenaCore))
+    cdef ArenaCore* arena = <ArenaCore*>lines_alloc(sizeof(ArenaCore))
     cdef uint64_t first = round_to_quantum(settings.initial_chunk)
     cdef uint32_t slot
     if arena == NULL:

@@ -1,30 +1,9 @@
 """Handing a block out and taking it back: the books, with the arena lock held."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 
-from gpumem._arena_cache cimport KEPT_BYTES, cache_find, cache_own, cache_publish
-from gpumem._arena_types cimport (
-    arena_in_use,
-    arena_reserved,
-    ARENA_OK,
-    ARENA_STALE,
-    ArenaCore,
-    Block,
-    IN_SMALL,
-    SPACES,
-    stamp_free,
-    table_of,
-)
-from gpumem._bfc cimport (
-    Bfc,
-    bfc_give,
-    BFC_OK,
-    bfc_resolve,
-    Chunk,
-    handle_of,
-    LANE_RELEASED,
-    store32,
-)
+from gpumem._arena_types cimport arena_reserved, ArenaCore, SPACES
+from gpumem._bfc cimport bfc_give, LANE_RELEASED, store32
 from gpumem._bfc_check cimport bfc_check, bfc_invariant
 from gpumem._page_check cimport pages_check, pages_invariant
 
@@ -33,11 +12,6 @@ cdef extern from "atomics.h" nogil:
 
 cdef extern from *:
     """
-    #ifdef GPUMEM_DEBUG
-    enum { GM_DEBUG = 1 };
-    #else
-    enum { GM_DEBUG = 0 };
-    #endif
     #include <stdio.h>
     #include <stdlib.h>
     static inline void gm_panic(const char *invariant) {
@@ -47,44 +21,6 @@ cdef extern from *:
     }
     """
     void gm_panic(const char* invariant) noexcept nogil
-    enum:
-        GM_DEBUG
-
-
-cdef void hand_out(ArenaCore* arena, const Bfc* table, uint32_t index,
-                   Block* block) noexcept nogil:
-    cdef Chunk* chunk = &table.chunks[index]
-    cdef uint64_t size = chunk.size
-    if size <= KEPT_BYTES and not table.regions[chunk.region].persistent:
-        cache_own(arena, chunk)
-    block.address = chunk.address
-    block.size = size
-    block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
-    arena.stats.num_allocs += 1
-    if arena_in_use(arena) > arena.stats.max_in_use:
-        arena.stats.max_in_use = arena_in_use(arena)
-    if size > arena.stats.max_alloc_size:
-        arena.stats.max_alloc_size = size
-    if GM_DEBUG:
-        require_sound(arena)
-
-
-cdef int take_back(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    cdef Bfc* table = table_of(arena, handle)
-    cdef uint32_t index, region
-    handle &= ~<uint64_t>IN_SMALL
-    if bfc_resolve(table, handle, &index) != BFC_OK:
-        return ARENA_STALE
-    cache_publish(arena, cache_find(arena))
-    region = table.chunks[index].region
-    if table.regions[region].persistent:
-        persistent_unuse(arena, index)
-    else:
-        bfc_give(table, index, stream, stamp_free(&arena.streams[stream]))
-    arena.stats.num_frees += 1
-    if GM_DEBUG:
-        require_sound(arena)
-    return ARENA_OK
 
 
 cdef void note_reserved(ArenaCore* arena) noexcept nogil:
@@ -106,7 +42,7 @@ cdef void require_sound(const ArenaCore* arena) noexcept nogil:
         gm_panic(invariant_text(broken))
 
 
-cdef inline void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nogil:
+cdef void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nogil:
     # The region goes back at the next call that may block: this may be a finalizer.
     bfc_give(&arena.table, index, LANE_RELEASED, 0)
     store32(&arena.retired, arena.retired + 1)

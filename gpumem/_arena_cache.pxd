@@ -2,14 +2,16 @@
 
 A block of up to 64 KiB that is freed stays *kept*: in the cache of the thread that took it, in a
 stack of blocks of exactly its size and stream. Taking one again costs neither search, split nor
-merge, and no lock that other threads wait for. Each stack holds up to KEPT_DEPTH blocks; what does
-not fit goes to the table.
+merge, and no lock that other threads wait for. Each stack holds up to KEPT_DEPTH blocks.
+
+What is larger, or does not fit, is kept too, but only the last one: it goes to the table under the
+lock of the next allocation that cannot use it, so that a free and an allocation lock once.
 
 A block that another thread frees is pushed onto its cache's `remote` list without a lock (a
 Treiber stack that is only ever emptied whole, so that no entry can come back unnoticed: R. K.
 Treiber, 1986). The owner collects it when a stack runs dry.
 
-A cache's lock is its owner's alone in steady state. Whoever needs to see all free memory, before
+A cache's lock (owner_lock.h) costs its owner nothing. Whoever needs to see all free memory, before
 growth, a shrink or statistics, flushes every cache. Order of locks: grow lock, caches lock, a
 cache's lock, arena lock.
 
@@ -22,26 +24,86 @@ what other threads' caches did since they published.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Block, ThreadCache, ThreadMark
-from gpumem._bfc cimport Chunk
+from gpumem._bfc cimport Bfc, Chunk, load32, QUANTUM_BITS, round_to_quantum
+
+cdef extern from "atomics.h" nogil:
+    uint64_t load64(const uint64_t* word)
+
+cdef extern from *:
+    """
+    #include <string.h>
+    /* A used chunk's two bin links hold the address of the cache it goes back to. */
+    static inline void *gm_home(const uint32_t *links) {
+        void *home;
+        memcpy(&home, links, sizeof(home));
+        return home;
+    }
+    static inline void gm_set_home(uint32_t *links, void *home) {
+        memcpy(links, &home, sizeof(home));
+    }
+    """
+    void* gm_home(const uint32_t* links) noexcept nogil
+    void gm_set_home(uint32_t* links, void* home) noexcept nogil
 
 cdef enum:
     KEPT_QUANTA = 256           # blocks of up to so many quanta, 64 KiB, are kept
     KEPT_BYTES = 65536
-    KEPT_DEPTH = 16             # of each size and stream
+    KEPT_DEPTH = 32             # of each size and stream
     REMOTE_DEPTH = 64           # freed by other threads and not yet collected
 
 # The calling thread's cache; NULL if it has none yet.
 cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil
 # The same, made or taken over from a thread that has ended; NULL if the host has no memory.
 cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil
-# A small block is handed out to the calling thread: its cache is where it goes back to.
-cdef void cache_own(ArenaCore* arena, Chunk* chunk) noexcept nogil
+
+# A look without the lock: only its owner puts blocks in.
+cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t slot,
+                                uint64_t requested) noexcept nogil:
+    cdef uint64_t size = round_to_quantum(requested)
+    if load64(&cache.last_size) == size:
+        return True
+    return size <= KEPT_BYTES and (
+        load64(&cache.remote) != 0
+        or (slot < cache.slot_count and cache.stacks[slot] != NULL
+            and load32(&cache.stacks[slot].head[size >> QUANTUM_BITS]) != 0))
+
 cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, uint32_t slot,
                      Block* block) noexcept nogil
-# False if the table has to take it.
-cdef bint cache_give(ArenaCore* arena, uint64_t handle, uint32_t slot) noexcept nogil
+
+# A used chunk that was freed on the slot's stream, by the thread whose cache is `mine`. False if the
+# table has to take it.
+cdef inline bint cache_give(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
+                            uint32_t slot) noexcept nogil:
+    cdef const Chunk* chunk = &table.chunks[index]
+    cdef ThreadCache* home = <ThreadCache*>gm_home(&chunk.bin_prev)
+    if home == NULL or chunk.lane != slot:
+        return False
+    if home != mine:
+        return chunk.size <= KEPT_BYTES and cache_push_remote(arena, home, table, index)
+    cache_push(arena, mine, table, index)
+    return True
+
+cdef void cache_push(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                     uint32_t index) noexcept nogil
+cdef bint cache_push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+                            uint32_t index) noexcept nogil
+
 # With the arena lock, by the cache's owner, before the table changes; NULL: nothing to publish.
-cdef void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil
+cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+    cdef uint64_t others, peak
+    if cache == NULL or (cache.published == cache.kept_bytes
+                         and cache.least_kept == cache.kept_bytes):
+        return
+    others = arena.kept_bytes - cache.published
+    peak = arena.table.in_use + arena.small.in_use - others - cache.least_kept
+    if peak > arena.stats.max_in_use:
+        arena.stats.max_in_use = peak
+    arena.kept_bytes = others + cache.kept_bytes
+    cache.published = cache.kept_bytes
+    cache.least_kept = cache.kept_bytes
+
+# With the arena lock, inside the owner's: what it freed last goes to the table.
+cdef void cache_let_go(ArenaCore* arena, ThreadCache* cache) noexcept nogil
 
 # The calling thread, as a name that outlives it for whoever retains it; NULL: no host memory.
 cdef ThreadMark* thread_now() noexcept nogil

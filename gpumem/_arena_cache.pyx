@@ -8,36 +8,42 @@ from gpumem._arena_types cimport (
     ArenaCore,
     Block,
     IN_SMALL,
+    OwnerLock,
     Stacks,
     ThreadCache,
     ThreadMark,
     lock_acquire,
-    lock_init,
     lock_release,
+    owner_enter,
+    owner_leave,
     stamp_free,
     table_of,
 )
 from gpumem._bfc cimport (
-    BFC_OK,
     Bfc,
     CHUNK_KEPT,
     CHUNK_USED,
     Chunk,
     LANE_RELEASED,
     NIL,
-    QUANTUM,
     QUANTUM_BITS,
     bfc_give,
-    bfc_resolve,
     handle_of,
+    round_to_quantum,
     store32,
 )
 
-cdef extern from "<stdlib.h>" nogil:
-    void* aligned_alloc(size_t alignment, size_t nbytes)
+cdef extern from "lines.h" nogil:
+    void* lines_alloc(size_t nbytes)
 
 cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
+    void store64(uint64_t* word, uint64_t value)
+
+cdef extern from "owner_lock.h" nogil:
+    bint owner_is_biased()
+    void owner_lock_init(OwnerLock* lock, bint biased)
+    void visitor_enter(OwnerLock* lock)
+    void visitor_leave(OwnerLock* lock)
 
 cdef extern from "thread_cache.h" nogil:
     void mark_retain(ThreadMark* mark)
@@ -49,16 +55,7 @@ cdef extern from "thread_cache.h" nogil:
 
 cdef extern from *:
     """
-    #include <string.h>
-    /* A used chunk's two bin links hold the address of the cache it goes back to. */
-    static inline void *gm_home(const uint32_t *links) {
-        void *home;
-        memcpy(&home, links, sizeof(home));
-        return home;
-    }
-    static inline void gm_set_home(uint32_t *links, void *home) {
-        memcpy(links, &home, sizeof(home));
-    }
+    static inline void gm_prefetch(const void *line) { __builtin_prefetch(line, 1); }
     static inline uint64_t gm_take_all(uint64_t *list) {
         return __atomic_exchange_n(list, 0, __ATOMIC_ACQUIRE);
     }
@@ -67,14 +64,12 @@ cdef extern from *:
                                            __ATOMIC_RELAXED);
     }
     """
-    void* gm_home(const uint32_t* links) noexcept nogil
-    void gm_set_home(uint32_t* links, void* home) noexcept nogil
+    void gm_prefetch(const void* line) noexcept nogil
     uint64_t gm_take_all(uint64_t* list) noexcept nogil
     bint gm_swap(uint64_t* list, uint64_t* seen, uint64_t wanted) noexcept nogil
 
-cdef enum:
-    CACHE_LINE = 64
 
+cdef bint biased = owner_is_biased()
 
 # ---- the fast path -------------------------------------------------------------------------------
 
@@ -82,69 +77,75 @@ cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil:
     return <ThreadCache*>cache_remembered(arena.serial)
 
 
-cdef void cache_own(ArenaCore* arena, Chunk* chunk) noexcept nogil:
-    gm_set_home(&chunk.bin_prev, cache_find(arena))
-
-
 cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, uint32_t slot,
                      Block* block) noexcept nogil:
-    cdef uint32_t quanta = <uint32_t>((requested + QUANTUM - 1) >> QUANTUM_BITS)
-    cdef uint32_t index
-    lock_acquire(&cache.lock)
-    index = stack_top(cache, slot, quanta)
-    if index == NIL and load64(&cache.remote):
+    cdef uint64_t size = round_to_quantum(requested)
+    cdef bint taken = True
+    owner_enter(&cache.lock)
+    if size <= KEPT_BYTES and pop(arena, cache, slot, size, block):
+        reuse(arena, cache, kept_table(arena), requested, block)
+    elif cache.last_size == size and cache.last_slot == slot:
+        take_last(arena, cache, requested, block)
+    elif size <= KEPT_BYTES and load64(&cache.remote):
         collect(arena, cache)
-        index = stack_top(cache, slot, quanta)
-    if index != NIL:
-        pop(arena, cache, slot, quanta, requested, block)
-    lock_release(&cache.lock)
-    return index != NIL
+        taken = pop(arena, cache, slot, size, block)
+        if taken:
+            reuse(arena, cache, kept_table(arena), requested, block)
+    else:
+        taken = False
+    owner_leave(&cache.lock)
+    return taken
 
 
-cdef bint cache_give(ArenaCore* arena, uint64_t handle, uint32_t slot) noexcept nogil:
-    cdef Bfc* table = table_of(arena, handle)
-    cdef ThreadCache* home
-    cdef ThreadCache* mine
-    cdef uint32_t index
-    cdef bint kept
-    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
-        return False
-    home = <ThreadCache*>gm_home(&table.chunks[index].bin_prev)
-    if home == NULL or table.chunks[index].lane != slot:
-        return False
-    mine = cache_find(arena)
-    if mine != home:
-        return push_remote(arena, home, table, index)
-    lock_acquire(&mine.lock)
-    kept = table == kept_table(arena) and push(arena, mine, table, index)
-    lock_release(&mine.lock)
-    return kept
+cdef void cache_push(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                     uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    owner_enter(&cache.lock)
+    chunk.epoch = stamp_free(&arena.streams[chunk.lane])
+    store32(&chunk.state, CHUNK_KEPT)
+    if not stack(arena, cache, table, index):
+        replace_last(arena, cache, table, index)
+    note_freed(arena, cache, table, chunk)
+    owner_leave(&cache.lock)
 
 
 # ---- one function per change of state ------------------------------------------------------------
 
-cdef inline uint32_t stack_top(const ThreadCache* cache, uint32_t slot,
-                               uint32_t quanta) noexcept nogil:
-    # Stacks store index + 1, so that fresh memory is empty stacks.
+cdef inline bint pop(ArenaCore* arena, ThreadCache* cache, uint32_t slot, uint64_t size,
+                     Block* block) noexcept nogil:
+    # Takes a chunk off its stack. Stacks hold index + 1, so that fresh memory is empty stacks.
+    cdef uint64_t quanta = size >> QUANTUM_BITS
+    cdef Stacks* stacks
+    cdef uint32_t top
     if slot >= cache.slot_count or cache.stacks[slot] == NULL:
-        return NIL
-    return cache.stacks[slot].head[quanta] - 1
-
-
-cdef inline void pop(ArenaCore* arena, ThreadCache* cache, uint32_t slot, uint32_t quanta,
-                     uint64_t requested, Block* block) noexcept nogil:
-    # Kept to used. Its stack is not empty.
-    cdef Bfc* table = kept_table(arena)
-    cdef Stacks* stacks = cache.stacks[slot]
-    cdef uint32_t index = stacks.head[quanta] - 1
-    cdef Chunk* chunk = &table.chunks[index]
-    stacks.head[quanta] = chunk.bin_next
+        return False
+    stacks = cache.stacks[slot]
+    top = stacks.head[quanta]
+    if top == 0:
+        return False
+    store32(&stacks.head[quanta], kept_table(arena).chunks[top - 1].bin_next)
     stacks.depth[quanta] -= 1
     stacks.chunks -= 1
+    block.handle = top - 1
+    return True
+
+
+cdef inline void take_last(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
+                           Block* block) noexcept nogil:
+    block.handle = cache.last & ~<uint32_t>IN_SMALL
+    store64(&cache.last_size, 0)
+    reuse(arena, cache, table_of(arena, cache.last), requested, block)
+
+
+cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_t requested,
+                       Block* block) noexcept nogil:
+    # Kept to used: the chunk whose index is in block.handle.
+    cdef uint32_t index = <uint32_t>block.handle
+    cdef Chunk* chunk = &table.chunks[index]
     cache.kept_bytes -= chunk.size
     if cache.kept_bytes < cache.least_kept:
         cache.least_kept = cache.kept_bytes
-    cache.requested += requested
+    note_requested(arena, cache, table, requested)
     cache.allocs += 1
     chunk.requested = requested
     gm_set_home(&chunk.bin_prev, cache)
@@ -155,38 +156,73 @@ cdef inline void pop(ArenaCore* arena, ThreadCache* cache, uint32_t slot, uint32
     block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
 
 
-cdef inline bint push(ArenaCore* arena, ThreadCache* cache, Bfc* table,
-                      uint32_t index) noexcept nogil:
-    # Used to kept, by the cache's owner; False and nothing changed if there is no room.
-    cdef Chunk* chunk = &table.chunks[index]
-    cdef Stacks* stacks = stacks_of(cache, chunk.lane)
-    if stacks == NULL or stacks.depth[chunk.size >> QUANTUM_BITS] == KEPT_DEPTH:
-        return False
-    chunk.epoch = stamp_free(&arena.streams[chunk.lane])
-    store32(&chunk.state, CHUNK_KEPT)
-    note_freed(cache, chunk)
-    stack(cache, stacks, chunk, index)
-    return True
+cdef inline void note_requested(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
+                                uint64_t change) noexcept nogil:
+    if table == &arena.small:
+        cache.requested_small += change
+    else:
+        cache.requested += change
 
 
-cdef inline void note_freed(ThreadCache* cache, Chunk* chunk) noexcept nogil:
+cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
+                            Chunk* chunk) noexcept nogil:
+    # Used to kept, and the cache has it now.
     cache.frees += 1
-    cache.requested -= chunk.requested
+    note_requested(arena, cache, table, 0 - chunk.requested)
     chunk.requested = 0
-
-
-cdef inline void stack(ThreadCache* cache, Stacks* stacks, Chunk* chunk,
-                       uint32_t index) noexcept nogil:
-    cdef uint64_t quanta = chunk.size >> QUANTUM_BITS
-    chunk.bin_next = stacks.head[quanta]
-    stacks.head[quanta] = index + 1
-    stacks.depth[quanta] += 1
-    stacks.chunks += 1
     cache.kept_bytes += chunk.size
 
 
-cdef bint push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
-                      uint32_t index) noexcept nogil:
+cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                       uint32_t index) noexcept nogil:
+    # Puts a kept chunk onto its stack; False if it is too large, or its stack is full.
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef uint64_t quanta = chunk.size >> QUANTUM_BITS
+    cdef Stacks* stacks
+    if quanta > KEPT_QUANTA or table != kept_table(arena):
+        return False
+    stacks = stacks_of(cache, chunk.lane)
+    if stacks == NULL or stacks.depth[quanta] == KEPT_DEPTH:
+        return False
+    chunk.bin_next = stacks.head[quanta]
+    store32(&stacks.head[quanta], index + 1)
+    stacks.depth[quanta] += 1
+    stacks.chunks += 1
+    return True
+
+
+cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                              uint32_t index) noexcept nogil:
+    # A kept chunk becomes the one that was freed last. What merging it will touch is on its way
+    # into the processor's cache by then.
+    cdef Chunk* chunk = &table.chunks[index]
+    if cache.last_size:
+        lock_acquire(&arena.lock)
+        cache_publish(arena, cache)
+        cache_let_go(arena, cache)
+        lock_release(&arena.lock)
+    store64(&cache.last_size, chunk.size)
+    cache.last_slot = chunk.lane
+    cache.last = index | (IN_SMALL if table == &arena.small else 0)
+    if chunk.next != NIL:
+        gm_prefetch(&table.chunks[chunk.next])
+    if chunk.prev != NIL:
+        gm_prefetch(&table.chunks[chunk.prev])
+
+
+cdef void cache_let_go(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+    if cache.last_size == 0:
+        return
+    cache.kept_bytes -= cache.last_size
+    cache.least_kept -= cache.last_size
+    cache.published -= cache.last_size
+    arena.kept_bytes -= cache.last_size
+    release(table_of(arena, cache.last), cache.last & ~<uint32_t>IN_SMALL)
+    store64(&cache.last_size, 0)
+
+
+cdef bint cache_push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+                            uint32_t index) noexcept nogil:
     # Used to kept, by a thread that does not own the cache and takes no lock. The word counts the
     # list in its upper half; the lower half is the first index + 1, and IN_SMALL tells its table.
     cdef uint64_t seen = load64(&home.remote)
@@ -207,36 +243,18 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cdef uint32_t entry = <uint32_t>gm_take_all(&cache.remote)
     cdef uint32_t index
     cdef Bfc* table
-    cdef Stacks* stacks
-    cdef Chunk* chunk
     while entry != 0:
         table = table_of(arena, entry)
-        index = entry & ~<uint32_t>IN_SMALL
-        chunk = &table.chunks[index - 1]
-        entry = chunk.bin_next
-        if table != kept_table(arena):
-            release_early_block(arena, cache, table, index - 1)
-            continue
-        note_freed(cache, chunk)
-        stacks = stacks_of(cache, chunk.lane)
-        if stacks == NULL or stacks.depth[chunk.size >> QUANTUM_BITS] == KEPT_DEPTH:
+        index = (entry & ~<uint32_t>IN_SMALL) - 1
+        entry = table.chunks[index].bin_next
+        if stack(arena, cache, table, index):
+            note_freed(arena, cache, table, &table.chunks[index])
+        else:
             lock_acquire(&arena.lock)
             cache_publish(arena, cache)
-            release(table, index - 1)
+            arena.stats.num_frees += 1
+            release(table, index)
             lock_release(&arena.lock)
-        else:
-            stack(cache, stacks, chunk, index - 1)
-
-
-cdef void release_early_block(ArenaCore* arena, ThreadCache* cache, Bfc* table,
-                              uint32_t index) noexcept nogil:
-    # Kept to free, of a small block from before a paged arena had a table for them.
-    lock_acquire(&arena.lock)
-    cache.frees += 1
-    table.requested_in_use -= table.chunks[index].requested
-    table.chunks[index].requested = 0
-    release(table, index)
-    lock_release(&arena.lock)
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
@@ -246,19 +264,6 @@ cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
     if epoch <= table.lanes[lane].settled:
         lane = LANE_RELEASED
     bfc_give(table, index, lane, epoch)
-
-
-cdef void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
-    cdef uint64_t others, peak
-    if cache == NULL:
-        return
-    others = arena.kept_bytes - cache.published
-    peak = arena.table.in_use + arena.small.in_use - others - cache.least_kept
-    if peak > arena.stats.max_in_use:
-        arena.stats.max_in_use = peak
-    arena.kept_bytes = others + cache.kept_bytes
-    cache.published = cache.kept_bytes
-    cache.least_kept = cache.kept_bytes
 
 
 cdef inline Bfc* kept_table(ArenaCore* arena) noexcept nogil:
@@ -288,9 +293,9 @@ cdef void caches_flush(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.caches_lock)
     cache = arena.caches
     while cache != NULL:
-        lock_acquire(&cache.lock)
+        enter(cache)
         flush(arena, cache)
-        lock_release(&cache.lock)
+        leave(cache)
         cache = cache.next
     lock_release(&arena.caches_lock)
 
@@ -300,7 +305,7 @@ cdef void caches_freeze(ArenaCore* arena) noexcept nogil:
     lock_acquire(&arena.caches_lock)
     cache = arena.caches
     while cache != NULL:
-        lock_acquire(&cache.lock)
+        enter(cache)
         flush(arena, cache)
         cache = cache.next
 
@@ -308,9 +313,24 @@ cdef void caches_freeze(ArenaCore* arena) noexcept nogil:
 cdef void caches_thaw(ArenaCore* arena) noexcept nogil:
     cdef ThreadCache* cache = arena.caches
     while cache != NULL:
-        lock_release(&cache.lock)
+        leave(cache)
         cache = cache.next
     lock_release(&arena.caches_lock)
+
+
+cdef void enter(ThreadCache* cache) noexcept nogil:
+    # With the caches lock, which keeps its owner the same.
+    if cache.owner == thread_mark():
+        owner_enter(&cache.lock)
+    else:
+        visitor_enter(&cache.lock)
+
+
+cdef void leave(ThreadCache* cache) noexcept nogil:
+    if cache.owner == thread_mark():
+        owner_leave(&cache.lock)
+    else:
+        visitor_leave(&cache.lock)
 
 
 cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
@@ -319,6 +339,7 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     collect(arena, cache)
     lock_acquire(&arena.lock)
     cache_publish(arena, cache)
+    cache_let_go(arena, cache)
     for slot in range(cache.slot_count):
         if cache.stacks[slot] != NULL and cache.stacks[slot].chunks:
             flush_stacks(kept_table(arena), cache.stacks[slot])
@@ -326,10 +347,12 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cache.kept_bytes = 0
     cache.published = 0
     cache.least_kept = 0
-    kept_table(arena).requested_in_use += cache.requested
+    arena.table.requested_in_use += cache.requested
+    arena.small.requested_in_use += cache.requested_small
     arena.stats.num_allocs += cache.allocs
     arena.stats.num_frees += cache.frees
     cache.requested = 0
+    cache.requested_small = 0
     cache.allocs = 0
     cache.frees = 0
     lock_release(&arena.lock)
@@ -340,7 +363,7 @@ cdef void flush_stacks(Bfc* table, Stacks* stacks) noexcept nogil:
     for quanta in range(1, KEPT_QUANTA + 1):
         while stacks.head[quanta]:
             index = stacks.head[quanta] - 1
-            stacks.head[quanta] = table.chunks[index].bin_next
+            store32(&stacks.head[quanta], table.chunks[index].bin_next)
             release(table, index)
         stacks.depth[quanta] = 0
     stacks.chunks = 0
@@ -382,12 +405,10 @@ cdef ThreadCache* find_listed(ArenaCore* arena, ThreadMark* mark) noexcept nogil
 
 
 cdef ThreadCache* add_cache(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
-    cdef size_t nbytes = (sizeof(ThreadCache) + CACHE_LINE - 1) & ~<size_t>(CACHE_LINE - 1)
-    cdef ThreadCache* cache = <ThreadCache*>aligned_alloc(CACHE_LINE, nbytes)
+    cdef ThreadCache* cache = <ThreadCache*>lines_alloc(sizeof(ThreadCache))
     if cache == NULL:
         return NULL
-    memset(cache, 0, nbytes)
-    lock_init(&cache.lock)
+    owner_lock_init(&cache.lock, biased)
     mark_retain(mark)
     cache.owner = mark
     cache.next = arena.caches

@@ -55,7 +55,7 @@ cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) 
     cache_publish(arena, cache_find(arena))
     index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
     if index != NIL:
-        hand_out(arena, table, index, block)
+        hand_out(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
     if index != NIL:
         return ARENA_OK
@@ -70,7 +70,7 @@ cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if not arena.closed:
         index = take_behind(arena, table, nbytes, stream)
     if index != NIL:
-        hand_out(arena, table, index, block)
+        hand_out(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
     return index != NIL
 
@@ -108,7 +108,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     index = bfc_take_from(&arena.table, round_to_quantum(nbytes), nbytes, LANE_RELEASED, 0,
                           stream, &status)
     if index != NIL:
-        hand_out(arena, &arena.table, index, block)
+        hand_out(arena, cache_find(arena), &arena.table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK if index != NIL else ARENA_NO_METADATA
 
@@ -258,7 +258,8 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         release_memory_of(arena, address, size)
         return ARENA_NO_METADATA
     note_reserved(arena)
-    hand_out(arena, &arena.table, bfc_take_persistent(&arena.table, region, nbytes, stream),
+    hand_out(arena, NULL, &arena.table,
+             bfc_take_persistent(&arena.table, region, nbytes, stream),
              block)
     lock_release(&arena.lock)
     return ARENA_OK

@@ -90,7 +90,7 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         return status
     lock_acquire(&arena.lock)
     cache_publish(arena, cache_find(arena))
-    hand_out(arena, table, index, block)
+    hand_out(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK
 

@@ -48,6 +48,12 @@ cdef extern from *:
     uint64_t gm_epoch(const uint64_t* epoch) noexcept nogil
     void gm_next_epoch(uint64_t* epoch) noexcept nogil
 
+cdef extern from "owner_lock.h" nogil:
+    ctypedef struct OwnerLock:
+        pass
+    void owner_enter(OwnerLock* lock)
+    void owner_leave(OwnerLock* lock)
+
 cdef extern from "lock.h" nogil:
     ctypedef struct Lock:
         int32_t state
@@ -150,13 +156,17 @@ cdef struct Stacks:
 cdef struct ThreadCache:
     uint64_t remote         # list of what other threads freed; alone in its cache line
     uint64_t padding[7]
-    Lock lock
+    OwnerLock lock
     uint32_t slot_count     # of stacks
     Stacks** stacks         # per stream's slot; NULL: none yet
-    uint64_t kept_bytes     # in the stacks
+    uint64_t last_size      # bytes of the block freed last, if it is not in a stack; 0: none
+    uint32_t last_slot      # its stream's slot
+    uint32_t last           # its handle's chunk index
+    uint64_t kept_bytes     # at rest here
     uint64_t least_kept     # since it last published
     uint64_t published      # its part of the arena's kept_bytes
-    uint64_t requested      # bytes that requested_in_use has changed by, modulo 2**64
+    uint64_t requested      # bytes that each table's requested_in_use has changed by, modulo 2**64
+    uint64_t requested_small
     uint64_t allocs         # not yet in the arena's statistics
     uint64_t frees
     ThreadMark* owner
@@ -170,15 +180,22 @@ cdef struct SavedBlock:
     uint32_t generation
     bint small              # of table `small`
 
+# What the fast path reads without the lock comes first; a cache line apart, what threads change.
 cdef struct ArenaCore:
+    uint64_t serial         # of this arena, never used again
+    Place* place
+    StreamSlot* streams     # parallel to the lanes of both tables; never moves
+    uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
+    ArenaSettings settings
+    uint32_t closed         # ArenaState: unless 0, nothing is handed out
+    uint64_t padding[8]
     Lock lock
     Lock grow_lock
     Lock caches_lock
+    uint32_t last_stream    # slot served last
     ThreadCache* caches
-    uint64_t serial         # of this arena, never used again
     uint64_t kept_bytes     # of the bytes that the tables count as used, at rest in caches
     int32_t references      # the Arena object and every lease (atomic)
-    uint32_t closed         # ArenaState: unless 0, nothing is handed out
     Bfc table               # blocks; of a large paged arena those from SMALL_BLOCK on
     Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
@@ -190,18 +207,13 @@ cdef struct ArenaCore:
     void* saved_copy
     int32_t views           # references to leases besides the buffers' own (atomic)
     Backing backing
-    Place* place
-    ArenaSettings settings
     ArenaStats stats
-    uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     uint64_t next_region    # bytes the next region will have, if it need not be larger
-    StreamSlot* streams     # parallel to the lanes of both tables; never moves
     uint32_t stream_capacity
     uint32_t vacant_slots
     uint32_t reclaim_at     # lanes from which on unused slots are looked for before adding one
     uint64_t settlements    # how often something became free because work had ended
     Uses* parked            # freed blocks that wait for the streams recorded for them
-    uint32_t last_stream    # slot served last
     uint32_t retired        # persistent regions whose block is gone, to be given back
     ArenaCore* parent       # of a graph pool; a reference; NULL for all others
     uint64_t charged        # graph pool: bytes that its parent counts for it

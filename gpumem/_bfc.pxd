@@ -97,11 +97,11 @@ cdef struct Lane:
     uint64_t settled        # epochs <= settled have completed
     uint64_t waited         # during a plan: its stream waits on the device for epochs <= waited
 
+# What is read without the lock comes first; a cache line apart, what every operation changes.
 cdef struct Bfc:
     Chunk* chunks           # MAX_CHUNKS reserved, capacity usable; the first count were ever used
     uint32_t count
     uint32_t capacity
-    uint32_t unused         # head of the list of unused slots
     Region* regions
     uint32_t region_count   # slots ever used
     uint32_t region_capacity
@@ -113,6 +113,8 @@ cdef struct Bfc:
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of lane 0 join its neighbour's lane?
+    uint64_t padding[7]
+    uint32_t unused         # head of the list of unused slots
     # cached sums, recomputed and compared by _bfc_check; used here means used or kept
     uint64_t in_use         # bytes of used chunks, padding included
     uint64_t requested_in_use   # what caches changed is folded in when they are flushed
@@ -178,7 +180,14 @@ cdef uint32_t bfc_take_from(Bfc* table, uint64_t size, uint64_t requested, uint3
                             uint64_t settled, uint32_t lane, int* status) noexcept nogil
 cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil
 # The chunk of a block that is handed out.
-cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil
+cdef inline int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
+    cdef uint32_t slot = <uint32_t>handle
+    if slot >= load32(&table.count) or state_of(table, slot) != CHUNK_USED:
+        return BFC_STALE
+    if load32(&table.chunks[slot].generation) != <uint32_t>(handle >> 32):
+        return BFC_STALE
+    index[0] = slot
+    return BFC_OK
 # Gives a used or kept chunk back: it becomes free in `lane`, stamped `epoch`, and merges with its
 # neighbours.
 cdef void bfc_give(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil

@@ -65,16 +65,6 @@ cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
     return index
 
 
-cdef int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
-    cdef uint32_t slot = <uint32_t>handle
-    if slot >= load32(&table.count) or state_of(table, slot) != CHUNK_USED:
-        return BFC_STALE
-    if load32(&table.chunks[slot].generation) != <uint32_t>(handle >> 32):
-        return BFC_STALE
-    index[0] = slot
-    return BFC_OK
-
-
 # ---- finding -----------------------------------------------------------------------------------
 
 cdef inline uint32_t lane_find(const Bfc* table, const Lane* lane, uint64_t size,

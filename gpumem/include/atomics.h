@@ -14,6 +14,11 @@ static inline uint64_t sum_add(uint64_t *sum, uint64_t by) {
     return __atomic_add_fetch(sum, by, __ATOMIC_RELAXED);
 }
 
+/* Words that one side changes under a lock and another looks at without it: never torn, no order. */
+static inline uint8_t load8(const uint8_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+static inline void store8(uint8_t *word, uint8_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
 static inline uint32_t load32(const uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }

@@ -1,6 +1,8 @@
 """Small blocks at rest in their threads' caches: found again, never lost, always counted."""
 
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +12,13 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def in_a_thread(work):
-    """Run work() in a thread of its own, to its end, and return what it returned."""
+    """Run work() in a thread of its own, until the system has forgotten it; return its outcome."""
     outcome = []
     thread = threading.Thread(target=lambda: outcome.append(work()))
     thread.start()
     thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        time.sleep(0.001)
     return outcome[0]
 
 
@@ -76,6 +80,22 @@ def test_a_block_freed_on_another_stream_is_not_handed_to_its_first_one(make_are
     buffer.close(theirs)
     assert arena.allocate(1000, mine).ptr != address
     assert arena.allocate(1000, theirs).ptr == address
+
+
+def test_a_large_block_is_found_again_as_it_was_if_nothing_came_between(make_arena):
+    arena = make_arena({"split_rule": "tight"})
+    first, pin = arena.allocate(3 * MIB), arena.allocate(3 * MIB)
+    address = first.ptr
+    first.close()
+    assert arena.allocate(3 * MIB - 1).ptr == address
+    pin.close()
+
+
+def test_the_block_freed_last_merges_before_another_size_is_served(make_arena):
+    arena = make_arena({"max_mem": 4 * MIB, "backing": "regions", "split_rule": "tight"})
+    for size in (4 * MIB, MIB, 4 * MIB, 3 * MIB, 4 * MIB):
+        arena.allocate(size).close()
+    assert arena.stats().num_extensions == 1 or arena.stats().reserved <= 4 * MIB
 
 
 def test_a_reset_stream_frees_what_rests_for_it(make_arena):

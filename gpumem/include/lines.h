@@ -1,0 +1,18 @@
+/* Structs that threads share, laid out by cache lines. */
+#ifndef GPUMEM_LINES_H
+#define GPUMEM_LINES_H
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CACHE_LINE = 64 };
+
+/* Zeroed memory that begins with a cache line and shares none; `free` gives it back. */
+static inline void *lines_alloc(size_t bytes) {
+    bytes = (bytes + CACHE_LINE - 1) & ~(size_t)(CACHE_LINE - 1);
+    void *lines = aligned_alloc(CACHE_LINE, bytes);
+    if (lines != NULL) memset(lines, 0, bytes);
+    return lines;
+}
+
+#endif
