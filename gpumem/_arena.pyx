@@ -143,11 +143,11 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     cache = cache_find(arena)
     if cache == NULL:
         cache = cache_make(arena)
-    elif (cache_may_have(cache, stream, nbytes)
-            and cache_take(arena, cache, nbytes, stream, block)):
-        return ARENA_OK
     if cache == NULL:
         return ARENA_MISS
+    if (cache_may_have(cache, stream, nbytes)
+            and cache_take(arena, cache, nbytes, stream, block)):
+        return ARENA_OK
     owner_enter(&cache.lock)
     lock_acquire(&arena.lock)
     if not (arena.closed or (arena.last_stream != stream and switch_needs_event(arena))):

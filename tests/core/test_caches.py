@@ -1,25 +1,11 @@
 """Small blocks at rest in their threads' caches: found again, never lost, always counted."""
 
-import threading
-import time
-from pathlib import Path
-
 import pytest
+from helpers.threads import in_a_thread
 
 import gpumem
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def in_a_thread(work):
-    """Run work() in a thread of its own, until the system has forgotten it; return its outcome."""
-    outcome = []
-    thread = threading.Thread(target=lambda: outcome.append(work()))
-    thread.start()
-    thread.join()
-    while Path(f"/proc/self/task/{thread.native_id}").exists():
-        time.sleep(0.001)
-    return outcome[0]
 
 
 @pytest.fixture

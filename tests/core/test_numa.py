@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from helpers.threads import with_a_context_stack_of_its_own
 
 import gpumem
 
@@ -112,6 +113,7 @@ def test_memory_that_is_on_no_node_is_refused(memory, more, why):
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+@with_a_context_stack_of_its_own
 def test_a_failure_of_any_call_that_makes_a_region_leaves_nothing_behind(host, faults, error):
     for call in range(1, 60):
         before = parts(host)

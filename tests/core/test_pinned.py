@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import child
+from helpers.threads import with_a_context_stack_of_its_own
 
 import gpumem
 
@@ -148,6 +149,7 @@ def test_pages_that_the_driver_does_not_let_go_stay_mapped(make_arena, faults):
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+@with_a_context_stack_of_its_own
 def test_a_failure_of_any_call_leaves_nothing_behind(host, faults, error):
     before = held(host)
     for call in range(1, 100):

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.threads import in_a_thread
 
 import gpumem
 
@@ -498,15 +499,6 @@ def scenario(pool, stream):
     del view
     attempt(pool.shrink)
     return refused
-
-
-def in_a_thread(call):
-    """Call with a context stack of its own: a pop that fails leaves its context there."""
-    answer = []
-    thread = threading.Thread(target=lambda: answer.append(call()))
-    thread.start()
-    thread.join()
-    return answer[0]
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])

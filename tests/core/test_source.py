@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
+from helpers.threads import with_a_context_stack_of_its_own
 
 import gpumem
 
@@ -338,6 +339,7 @@ def test_a_closed_arena_lets_its_source_go():
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+@with_a_context_stack_of_its_own
 def test_a_failure_of_any_driver_call_leaves_nothing_behind(faults, error):
     for call in range(1, 60):
         source, stream = Pages(), gpumem.Stream("host")

@@ -1,0 +1,41 @@
+"""Threads that tests run in."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """Run work() in a thread of its own, until the system has forgotten it; as if called here."""
+    outcome: list[Any] = []
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as raised:  # handed to the caller below
+            error.append(raised)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        time.sleep(0.001)
+    if error:
+        raise error[0]
+    return outcome[0]
+
+
+def with_a_context_stack_of_its_own(test: Callable[..., None]) -> Callable[..., None]:
+    """Let a test run in a thread: a pop that is made to fail leaves its context on the stack."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        in_a_thread(lambda: test(*arguments, **named))
+
+    return run
