@@ -1,7 +1,7 @@
 """Blocks, life and death of an arena; see _arena_types.pxd for locks and rules."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 
 from gpumem._arena_books cimport check_tables, hand_out, take_back
 from gpumem._arena_cache cimport (
@@ -505,8 +505,10 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 
 
 cdef void release_memory(ArenaCore* arena) noexcept nogil:
-    # The driver's free waits for queued work; its unmap does not.
+    # What threads keep counts as used: it goes to the table first. The driver's free waits for
+    # queued work; its unmap does not.
     cdef CUstreamCaptureMode mode = place_relax(arena.place)
+    caches_flush(arena)
     if arena.settings.paged:
         drain_streams(arena)
     lock_acquire(&arena.lock)

@@ -70,8 +70,8 @@ cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t slot,
 cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, uint32_t slot,
                      Block* block) noexcept nogil
 
-# A used chunk that was freed on the slot's stream, by the thread whose cache is `mine`. False if the
-# table has to take it.
+# A used chunk that was freed on the slot's stream, by the thread whose cache is `mine`. False if
+# the table has to take it.
 cdef inline bint cache_give(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
                             uint32_t slot) noexcept nogil:
     cdef const Chunk* chunk = &table.chunks[index]

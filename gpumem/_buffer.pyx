@@ -524,8 +524,9 @@ cdef class Buffer:
         free: `Arena.stats` counts it in ``reserved`` only.
 
         Nothing is queued on any stream by this call, and the free calls no driver. Recording a
-        stream twice changes nothing, nor does the one that the block is freed on. After ``reset_stream(stream)`` by a raw
-        handle the note is void unless the stream was named again.
+        stream twice changes nothing, nor does the one that the block is freed on. After
+        ``reset_stream(stream)`` by a raw handle the note is void unless the stream was named
+        again.
 
         Parameters
         ----------

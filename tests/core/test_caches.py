@@ -139,6 +139,17 @@ def test_more_arenas_than_a_thread_remembers_keep_their_own_blocks(make_arena):
         pin.close()
 
 
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_an_arena_that_is_dropped_gives_back_what_rests_in_caches(backing, other_thread):
+    device = gpumem.Device("host")
+    before = device.free_bytes
+    held = [gpumem.Arena("host", {"backing": backing})]
+    for use in (lambda work: work(), other_thread):
+        use(lambda: [held[0].allocate(size).close() for size in (1000, 60 * KIB, 3 * MIB)])
+    held.clear()
+    assert device.free_bytes == before
+
+
 def test_a_new_arena_never_takes_blocks_of_one_that_is_gone():
     for _ in range(100):
         arena = gpumem.Arena("host")
