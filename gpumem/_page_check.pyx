@@ -23,7 +23,7 @@ cdef int pages_check(const Space* space) noexcept nogil:
     cdef const Page* page
     for i in range(space.page_count):
         page = &space.page[i]
-        if page.granules == 0:
+        if page.granules == 0 or page.active == NIL:
             continue
         physical += <uint64_t>page.granules << GRANULE_BITS
         if not view_holds(space, page.active, page.granules, i):

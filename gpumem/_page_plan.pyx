@@ -309,6 +309,8 @@ cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand)
         view_set(space, page.dormant, page.granules, NIL)
     take_out(space, page, &action.lane, &action.epoch)
     view_set(space, page.active, page.granules, NIL)
+    page.active = NIL
+    page.dormant = NIL
     space.physical -= <uint64_t>page.granules << GRANULE_BITS
     demand.reserved -= <uint64_t>page.granules << GRANULE_BITS
 

@@ -38,7 +38,7 @@ cdef enum:
 cdef struct Page:
     uint64_t memory             # physical handle of the driver
     uint32_t granules           # 0: this slot is unused
-    uint32_t active             # first granule of the view that counts
+    uint32_t active             # first granule of the view that counts; NIL: it is being given back
     uint32_t dormant            # first granule of the other view; NIL: none
     uint32_t dormant_lane       # what may still be queued through the dormant view
     uint64_t dormant_epoch

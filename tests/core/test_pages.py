@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -220,3 +221,23 @@ def test_a_page_with_unfinished_work_goes_to_its_own_stream_only(make_arena, vir
 def test_a_move_threshold_out_of_range_is_refused(value):
     with pytest.raises(gpumem.ConfigError, match="page_move_threshold"):
         gpumem.ArenaConfig(page_move_threshold=value)
+
+
+def test_the_books_are_whole_while_another_thread_gives_pages_back(make_arena, host):
+    arena = make_arena(VIRTUAL)
+    halfway = 0
+    for _ in range(20):  # until a look fell between the first call to the driver and the last
+        for block in [arena.allocate(2 * MIB) for _ in range(200)]:
+            block.close()
+        unmapped = host.call_count("cuMemUnmap")
+        shrinking = threading.Thread(target=arena.shrink)
+        host.use_h200_costs(True)  # a call takes long enough to be looked at
+        shrinking.start()
+        while shrinking.is_alive():
+            arena.validate()
+            halfway += 0 < host.call_count("cuMemUnmap") - unmapped < 200
+        shrinking.join()
+        host.use_h200_costs(False)
+        if halfway:
+            return
+    pytest.fail("no look fell half-way")
