@@ -10,6 +10,7 @@ from gpumem._arena_streams cimport drain_streams
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
     ARENA_DRIVER_REFUSED,
+    ARENA_HALF_SUSPENDED,
     ARENA_NO_COPY,
     ARENA_OK,
     ArenaCore,
@@ -57,7 +58,7 @@ cdef int arena_suspend(ArenaCore* arena) noexcept nogil:
     elif arena.closed == STATE_OPEN:
         set_state(arena, STATE_SUSPENDED)
         status = suspend(arena)
-        if status != ARENA_OK:
+        if status != ARENA_OK and status != ARENA_HALF_SUSPENDED:
             copy_forget(arena)
             set_state(arena, STATE_OPEN)
     lock_release(&arena.grow_lock)
@@ -81,19 +82,17 @@ cdef int suspend(ArenaCore* arena) noexcept nogil:
 
 cdef int give_pages_up(ArenaCore* arena) noexcept nogil:
     # If the driver refuses to unmap a page, the others come back. Should that be refused too, the
-    # arena stays suspended, with its copy.
+    # arena stays suspended, with its copy, and resume can be tried.
     cdef CUresult code = CUDA_SUCCESS
-    cdef int status
     cdef uint32_t i
     for i in range(SPACES):
         if code == CUDA_SUCCESS:
             code = space_give_up(&arena.spaces[i], &arena.lock, arena.place, &arena.backing.calls)
     if code == CUDA_SUCCESS:
         return ARENA_OK
-    status = restore(arena)
-    if status == ARENA_OK:
+    if restore(arena) == ARENA_OK:
         return refused(arena, code, "cuMemUnmap")
-    return ARENA_OK
+    return ARENA_HALF_SUSPENDED
 
 
 cdef CUresult drain(ArenaCore* arena) noexcept nogil:
@@ -203,11 +202,19 @@ cdef CUresult copy_blocks(ArenaCore* arena, bint down, const char** call) noexce
         return code
     call[0] = "cuMemcpyDtoHAsync" if down else "cuMemcpyHtoDAsync"
     code = queue_copies(arena, down)
-    waited = arena.place.table.cuStreamSynchronize(<CUstream><uint64_t>LEGACY)
+    waited = wait_for_copies(arena)
     if code == CUDA_SUCCESS and waited != CUDA_SUCCESS:
         call[0] = "cuStreamSynchronize"
         code = waited
     place_leave(arena.place)
+    return code
+
+
+cdef CUresult wait_for_copies(ArenaCore* arena) noexcept nogil:
+    # Memory must not go away under a copy: a wait that is refused is asked for in another way.
+    cdef CUresult code = arena.place.table.cuStreamSynchronize(<CUstream><uint64_t>LEGACY)
+    if code != CUDA_SUCCESS:
+        code = arena.place.table.cuCtxSynchronize()
     return code
 
 

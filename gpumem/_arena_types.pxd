@@ -83,6 +83,7 @@ cdef enum ArenaStatus:
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
     ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
+    ARENA_HALF_SUSPENDED = 12   # a page could not be given up, nor the others brought back
 
 cdef enum ArenaState:           # of `closed`
     STATE_OPEN = 0

@@ -389,6 +389,10 @@ cdef class Arena(MemoryResource):
             The host has no memory for the copy; the arena goes on as before.
         DriverError
             The driver refused; the arena goes on as before.
+        SuspendedError
+            The driver refused to unmap a page, and then to undo what was done: the arena is
+            suspended, its bytes are in the copy, and some memory has not gone back. `resume` can
+            be tried.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
 

@@ -8,6 +8,7 @@ from gpumem._arena_types cimport (
     ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_DRIVER_REFUSED,
+    ARENA_HALF_SUSPENDED,
     ARENA_NO_COPY,
     ARENA_NO_METADATA,
     ARENA_OVER_LIMIT,
@@ -84,6 +85,8 @@ cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uin
         raise SuspendedError(f"arena {arena.name!r} is suspended: resume() brings its memory back")
     if status == ARENA_CLOSED:
         raise ClosedError(f"arena {arena.name!r} is closed")
+    if status == ARENA_HALF_SUSPENDED:
+        raise_half_suspended(arena, core)
     if status == ARENA_NO_METADATA:
         raise MemoryError("no host memory for an arena's books")
     failure = source_error(core)
@@ -92,6 +95,18 @@ cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uin
         call = core.last_call if core.last_call != NULL else core.backing.call
         check(arena.place.place.table, <CUresult>core.last_code, (<bytes>call).decode())
     raise_out_of_memory(arena, core, asked, extra, slot, status, failure)
+
+
+cdef int raise_half_suspended(MemoryResource arena, ArenaCore* core) except -1:
+    """Raise what suspend met: refused half-way, and refused when that was to be undone."""
+    try:
+        check(arena.place.place.table, <CUresult>core.last_code,
+              (<bytes>core.last_call).decode())
+    except Exception as refusal:
+        raise SuspendedError(
+            f"arena {arena.name!r} is suspended, but not all of its memory went back: the driver "
+            f"refused to unmap a page, and then to bring the others back ({refusal}). The bytes of "
+            "live blocks are in their copy on the host; resume() can be tried") from refusal
 
 
 cdef int raise_source_error(MemoryResource arena, object failure) except -1:

@@ -214,3 +214,37 @@ def test_regions_cannot_be_suspended(make_arena):
         with pytest.raises(gpumem.ConfigError, match="virtual"):
             call()
     assert not arena.suspended
+
+
+def test_a_suspend_refused_half_way_that_cannot_be_undone_says_so(held, host):
+    arena, buffers = held
+    host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
+    host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
+    try:
+        with pytest.raises(gpumem.SuspendedError, match="not all of its memory.*cuMemCreate"):
+            arena.suspend()
+    finally:
+        host.clear_faults()
+    assert arena.suspended
+    arena.validate()
+    with pytest.raises(gpumem.SuspendedError):
+        arena.allocate(100)
+    arena.resume()
+    assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
+    arena.suspend()
+    assert arena.stats().reserved == 0
+
+
+def test_a_refused_wait_takes_no_memory_from_under_a_copy(held, host):
+    arena, buffers = held
+    host.fail("cuStreamSynchronize", 1, 2)
+    try:
+        arena.suspend()
+    finally:
+        host.clear_faults()
+    host.fail("cuStreamSynchronize", 1, 2)
+    try:
+        arena.resume()
+    finally:
+        host.clear_faults()
+    assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
