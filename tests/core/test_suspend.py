@@ -221,7 +221,7 @@ def test_a_suspend_refused_half_way_that_cannot_be_undone_says_so(held, host):
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
     host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
     try:
-        with pytest.raises(gpumem.SuspendedError, match="not all of its memory.*cuMemCreate"):
+        with pytest.raises(gpumem.SuspendedError, match=r"not all of its memory.*cuMemCreate"):
             arena.suspend()
     finally:
         host.clear_faults()
