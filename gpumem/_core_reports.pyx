@@ -59,14 +59,25 @@ cdef tuple kept_regions(ArenaCore* core):
 cdef object kept_region(list blocks):
     live = tuple(block for block in blocks if block.used)
     parked = tuple(block for block in blocks if block.parked)
-    reason = counted(live, "live block")
+    reasons = [counted(live, "live block")] if live else []
     if parked:
-        reason += f", {counted(parked, 'block')} that other streams still use"
+        reasons.append(f"{counted(parked, 'block')} that other streams still use")
+    reasons += queued(blocks)
     return KeptRegion(
         address=blocks[0].address,
         nbytes=sum(block.nbytes for block in blocks),
-        reason=reason,
+        reason=", ".join(reasons) or "free, but the driver did not take it back",
         blocks=live + parked)
+
+
+cdef list queued(list blocks):
+    """Say what was freed on which stream and is not known to be done."""
+    freed = {}
+    for block in blocks:
+        if not block.used and not block.parked and block.stream:
+            freed[block.stream] = freed.get(block.stream, 0) + block.nbytes
+    return [f"{nbytes} bytes freed on stream {stream:#x}, whose work is not known to be done"
+            for stream, nbytes in sorted(freed.items())]
 
 
 cdef str counted(tuple blocks, str what):

@@ -125,3 +125,20 @@ def test_a_block_beyond_every_address_range_is_not_blamed_on_max_mem(make_arena)
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         make_arena(VIRTUAL).allocate(1 << 43)
     assert "max_mem" not in str(caught.value)
+
+
+def test_a_shrink_names_the_stream_whose_work_holds_memory(make_arena, stream):
+    driver = HostDriver()
+    arena = make_arena(VIRTUAL)
+    pin = arena.allocate(MIB)
+    buffer = arena.allocate(4 * MIB, stream)
+    with driver.block(stream):
+        driver.fill(buffer, 9, stream)
+        buffer.close()
+        reasons = ", ".join(kept.reason for kept in arena.shrink().kept)
+        assert f"freed on stream {stream.ptr:#x}, whose work is not known to be done" in reasons
+        assert "1 live block of 1048576 bytes" in reasons
+        assert "0 live blocks" not in reasons
+    stream.synchronize()
+    pin.close()
+    assert arena.shrink().kept == ()

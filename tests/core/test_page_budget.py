@@ -1,0 +1,82 @@
+"""The bound on the time that moving pages takes."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpumem
+
+MIB = 1 << 20
+SECOND = 10**9
+
+
+def crowded(make_arena, **settings):
+    """Make an arena whose idle pages lie on both sides of a live one: 8 MiB in two halves."""
+    arena = make_arena({"backing": "virtual", "page_move_threshold": 0} | settings)
+    first, pin, second = (arena.allocate(size * MIB) for size in (4, 2, 4))
+    first.close()
+    second.close()
+    return arena, pin
+
+
+def test_within_the_budget_idle_pages_move_and_no_memory_comes(make_arena):
+    arena, pin = crowded(make_arena, page_move_budget=1)
+    arena.allocate(8 * MIB).close()
+    stats = arena.stats()
+    assert stats.pages_moved > 0
+    assert (stats.reserved, stats.moves_refused) == (10 * MIB, 0)
+    pin.close()
+
+
+def test_without_a_budget_memory_comes_and_no_page_moves(make_arena):
+    arena, pin = crowded(make_arena, page_move_budget=0)
+    arena.allocate(8 * MIB).close()
+    stats = arena.stats()
+    assert stats.pages_moved == 0
+    assert stats.moves_refused > 0
+    assert stats.reserved > 10 * MIB
+    pin.close()
+
+
+def test_at_the_hard_limit_pages_move_whatever_the_budget_says(make_arena):
+    arena, pin = crowded(make_arena, page_move_budget=0, max_mem=10 * MIB)
+    assert arena.allocate(8 * MIB).nbytes == 8 * MIB
+    assert arena.stats().pages_moved > 0
+    assert arena.stats().max_reserved == 10 * MIB
+    pin.close()
+
+
+def test_a_spent_budget_fills_again_with_time(make_arena, virtual_clock):
+    virtual_clock.use_h200_costs(True)
+    try:
+        arena = make_arena(
+            {"backing": "virtual", "page_move_threshold": 0, "page_move_budget": 0.01}
+        )
+        moved = move_until_refused(arena)
+        assert moved > 100, "20 ms of moves are saved up at first"
+        virtual_clock.advance_clock(SECOND)
+        again = move_until_refused(arena)
+        assert 0 < again < moved, "a second brings 10 ms"
+    finally:
+        virtual_clock.use_h200_costs(False)
+
+
+def move_until_refused(arena):
+    """Ask for shapes that only moving serves, until memory is made instead; return the moves."""
+    before = arena.stats()
+    for _ in range(2000):
+        arena.shrink()
+        first, pin, second = (arena.allocate(size * MIB) for size in (4, 2, 4))
+        first.close()
+        second.close()
+        arena.allocate(8 * MIB).close()
+        pin.close()
+        if arena.stats().moves_refused > before.moves_refused:
+            return arena.stats().pages_moved - before.pages_moved
+    raise AssertionError("the budget never ran out")
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, "1.0.0", "many"])
+def test_a_budget_that_is_no_share_of_time_is_refused(share):
+    with pytest.raises(gpumem.ConfigError, match="page_move_budget"):
+        gpumem.ArenaConfig(page_move_budget=share)
