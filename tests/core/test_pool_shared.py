@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.driver import HostDriver
+from helpers.sharing import receive
 
 import gpumem
 
@@ -77,15 +78,6 @@ def test_another_process_reads_and_writes_the_same_bytes(pool):
         del view
 
 
-def receive(connection):
-    """Run in a spawned process: open what arrives through multiprocessing."""
-    handle, note = connection.recv()
-    there = gpumem.DriverPool.import_handle("host", handle)
-    handle.close()
-    with there.import_buffer(note) as buffer:
-        connection.send(bytes(memoryview(buffer)))
-
-
 def test_a_handle_travels_through_multiprocessing(pool):
     context = multiprocessing.get_context("spawn")
     mine, yours = context.Pipe()
@@ -93,7 +85,9 @@ def test_a_handle_travels_through_multiprocessing(pool):
         memoryview(buffer)[:] = b"0123456789"
         process = context.Process(target=receive, args=(yours,))
         process.start()
+        yours.close()
         mine.send((handle, pool.export_buffer(buffer)))
+        assert mine.poll(60), "the other process does not answer"
         assert mine.recv() == b"0123456789"
         process.join(60)
         assert process.exitcode == 0
