@@ -67,7 +67,7 @@ def check():
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     tests = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
     leave_out = ["-k", "not exit and not forked and not exhaustion"]
-    # Calls that a driver is asked to refuse, such as a question about unknown memory, are no errors.
+    # A call that the driver is meant to refuse, a question about unknown memory say, is no error.
     options = ["--tool", "memcheck", "--error-exitcode", "9", "--report-api-errors", "no"]
     command = [tool, *options, *tests, *leave_out]
     return [step("memcheck", command, "memcheck.log")]
