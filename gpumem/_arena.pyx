@@ -463,8 +463,6 @@ cdef void arena_reap() noexcept nogil:
     cdef ArenaCore* arena
     cdef ArenaCore* following
     forget_after_fork()
-    if retired_arenas == NULL:
-        return
     lock_acquire(&retired_lock)
     arena = retired_arenas
     retired_arenas = NULL

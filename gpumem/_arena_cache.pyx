@@ -25,7 +25,6 @@ from gpumem._bfc cimport (
     CHUNK_USED,
     Chunk,
     LANE_RELEASED,
-    NIL,
     QUANTUM_BITS,
     bfc_give,
     handle_of,
@@ -55,7 +54,6 @@ cdef extern from "thread_cache.h" nogil:
 
 cdef extern from *:
     """
-    static inline void gm_prefetch(const void *line) { __builtin_prefetch(line, 1); }
     static inline uint64_t gm_take_all(uint64_t *list) {
         return __atomic_exchange_n(list, 0, __ATOMIC_ACQUIRE);
     }
@@ -64,7 +62,6 @@ cdef extern from *:
                                            __ATOMIC_RELAXED);
     }
     """
-    void gm_prefetch(const void* line) noexcept nogil
     uint64_t gm_take_all(uint64_t* list) noexcept nogil
     bint gm_swap(uint64_t* list, uint64_t* seen, uint64_t wanted) noexcept nogil
 
@@ -193,8 +190,7 @@ cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
 
 cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
                               uint32_t index) noexcept nogil:
-    # A kept chunk becomes the one that was freed last. What merging it will touch is on its way
-    # into the processor's cache by then.
+    # A kept chunk becomes the one that was freed last.
     cdef Chunk* chunk = &table.chunks[index]
     if cache.last_size:
         lock_acquire(&arena.lock)
@@ -204,10 +200,6 @@ cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
     store64(&cache.last_size, chunk.size)
     cache.last_slot = chunk.lane
     cache.last = index | (IN_SMALL if table == &arena.small else 0)
-    if chunk.next != NIL:
-        gm_prefetch(&table.chunks[chunk.next])
-    if chunk.prev != NIL:
-        gm_prefetch(&table.chunks[chunk.prev])
 
 
 cdef void cache_let_go(ArenaCore* arena, ThreadCache* cache) noexcept nogil:

@@ -98,7 +98,13 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
 cdef inline void open_small_range(ArenaCore* arena, uint64_t size) noexcept nogil:
     # An arena of a few megabytes has one range only: a page more for its small blocks would show.
     # The caches know their blocks by number in one table: they are empty when it changes.
-    if arena.small_below or arena_in_use(arena) + size < SMALL_RANGE_FROM:
+    cdef uint64_t in_use
+    if arena.small_below:
+        return
+    lock_acquire(&arena.lock)
+    in_use = arena_in_use(arena)
+    lock_release(&arena.lock)
+    if in_use + size < SMALL_RANGE_FROM:
         return
     caches_freeze(arena)
     lock_acquire(&arena.lock)

@@ -45,6 +45,9 @@ from gpumem._driver cimport (
 )
 from gpumem._lease cimport Uses
 
+cdef extern from "atomics.h" nogil:
+    void store64(uint64_t* word, uint64_t value)
+
 
 cdef void drain_streams(ArenaCore* arena) noexcept nogil:
     # By the device: the streams' owners may have destroyed them.
@@ -167,7 +170,7 @@ cdef bint is_worth_asking(const ArenaCore* arena, uint32_t slot,
 cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t slot) noexcept nogil:
     # All that was freed on the stream is in use again; views from before a move may wait for it.
     return (arena.spaces[LARGE_SPACE].moved + arena.spaces[SMALL_SPACE].moved != 0
-            and (arena.streams[slot].dirty or arena.streams[slot].event_epoch != 0))
+            and (load32(&arena.streams[slot].dirty) or arena.streams[slot].event_epoch != 0))
 
 
 cdef bint end_epochs(ArenaCore* arena, uint32_t slot) noexcept nogil:
@@ -210,7 +213,7 @@ cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
         arena.streams[slot].event_epoch = 0
     if epoch > arena.streams[slot].done:
         arena.streams[slot].done = epoch
-        arena.settlements += 1
+        store64(&arena.settlements, arena.settlements + 1)
     if epoch > arena.table.lanes[slot].settled and arena.settings.reuse != REUSE_NEVER:
         settle(arena, slot, epoch)
     return True

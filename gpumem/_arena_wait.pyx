@@ -11,16 +11,19 @@ cdef enum:
     FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
     LONGEST_PAUSE = 1000000
 
+cdef extern from "atomics.h" nogil:
+    uint64_t load64(const uint64_t* word)
+
 
 cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
-    cdef uint64_t before = arena.settlements
+    cdef uint64_t before = load64(&arena.settlements)
     cdef uint64_t pause = FIRST_PAUSE
     cdef uint64_t now = clock()
     if until[0] == 0:
         until[0] = now + arena.settings.oom_wait
     while True:
         settle_streams(arena, taker)
-        if arena.settlements != before:
+        if load64(&arena.settlements) != before:
             return True
         if now >= until[0]:
             give_up(arena)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from gpumem._bfc cimport CHUNK_HOLE, LANE_RELEASED, NIL
+from gpumem._bfc cimport CHUNK_HOLE, LANE_RELEASED, NIL, state_of
 from gpumem._bfc_holes cimport holes_claim, holes_prepare
 from gpumem._page_sites cimport find_site, chunk_at, can_swap, Site
 from gpumem._page_space cimport (
@@ -83,7 +83,7 @@ cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noex
     # A block that ends in a hole takes the whole granule until its pages are mapped.
     while end_of(&space.table.chunks[index]) < end:
         index = space.table.chunks[index].next
-    if space.table.chunks[index].state == CHUNK_HOLE:
+    if state_of(space.table, index) == CHUNK_HOLE:
         return address_of(space, granule_of(space, end + GRANULE - 1))
     return end
 

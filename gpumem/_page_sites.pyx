@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._bfc cimport CHUNK_HOLE, CHUNK_USED, Chunk, NIL
+from gpumem._bfc cimport CHUNK_HOLE, CHUNK_USED, Chunk, NIL, load32, state_of
 from gpumem._page_sites cimport Site
 from gpumem._page_space cimport may_take
 from gpumem._pages cimport (
@@ -46,7 +46,7 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
 
 cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t lane) noexcept nogil:
     cdef const Chunk* chunk = &space.table.chunks[index]
-    return chunk.state == CHUNK_HOLE or may_take(space, chunk, lane)
+    return load32(&chunk.state) == CHUNK_HOLE or may_take(space, chunk, lane)
 
 
 cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t lane,
@@ -55,7 +55,7 @@ cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t lane,
     cdef uint32_t index = hole
     cdef uint32_t prev = space.table.chunks[index].prev
     while prev != NIL and in_gap(space, prev, lane):
-        if space.table.chunks[prev].state == CHUNK_HOLE:
+        if state_of(space.table, prev) == CHUNK_HOLE:
             return False
         index = prev
         prev = space.table.chunks[index].prev
@@ -79,7 +79,7 @@ cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best
         try_site(space, gap, gap.end - demand.claim, demand, best)
     while index != NIL and space.table.chunks[index].address < gap.end:
         chunk = &space.table.chunks[index]
-        if chunk.state != CHUNK_HOLE:
+        if load32(&chunk.state) != CHUNK_HOLE:
             try_site(space, gap, chunk.address, demand, best)
             if end_of(chunk) - gap.begin >= demand.claim:
                 try_site(space, gap, end_of(chunk) - demand.claim, demand, best)
@@ -118,7 +118,7 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
     cdef const Chunk* chunk
     while end_of(&space.table.chunks[index]) <= begin:
         index = space.table.chunks[index].next
-    if space.table.chunks[index].state == CHUNK_HOLE:
+    if state_of(space.table, index) == CHUNK_HOLE:
         # A block that begins in a hole begins with a granule.
         begin = address_of(space, granule_of(space, begin))
     end = begin + demand.claim
@@ -126,7 +126,7 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
         return
     while True:
         chunk = &space.table.chunks[index]
-        if chunk.state == CHUNK_HOLE:
+        if load32(&chunk.state) == CHUNK_HOLE:
             granules = missing_in_hole(space, chunk, begin, end)
             missing += granules
             if granules == IMPOSSIBLE or missing > best.missing:
@@ -144,7 +144,7 @@ cdef uint32_t anchor_below(const Space* space, uint32_t index) noexcept nogil:
     # A used chunk keeps its number whatever merges around it; so does the first of the region.
     while space.table.chunks[index].prev != NIL:
         index = space.table.chunks[index].prev
-        if space.table.chunks[index].state == CHUNK_USED:
+        if state_of(space.table, index) == CHUNK_USED:
             break
     return index
 

@@ -15,6 +15,8 @@ from gpumem._bfc cimport (
     LEVELS,
     NIL,
     STEPS,
+    load32,
+    state_of,
 )
 from gpumem._bfc_holes cimport holes_add_range, holes_carve, holes_fill
 from gpumem._driver cimport (
@@ -51,7 +53,7 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
 
 cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t lane) noexcept nogil:
     # Free for work of `lane` now, without asking anybody?
-    return chunk.state == CHUNK_FREE and (
+    return load32(&chunk.state) == CHUNK_FREE and (
         chunk.lane == lane or chunk.lane == LANE_RELEASED
         or chunk.epoch <= space.table.lanes[chunk.lane].settled
         or chunk.epoch <= space.table.lanes[chunk.lane].waited)
@@ -120,10 +122,10 @@ cdef void take_out(Space* space, Page* page, uint32_t* lane, uint64_t* epoch) no
 cdef void see_beside(Space* space, uint32_t index) noexcept nogil:
     # What was cut off on either side of a chunk has a number of its own now.
     cdef uint32_t beside = space.table.chunks[index].prev
-    if beside != NIL and space.table.chunks[beside].state == CHUNK_FREE:
+    if beside != NIL and state_of(space.table, beside) == CHUNK_FREE:
         see_again(space, beside)
     beside = space.table.chunks[index].next
-    if beside != NIL and space.table.chunks[beside].state == CHUNK_FREE:
+    if beside != NIL and state_of(space.table, beside) == CHUNK_FREE:
         see_again(space, beside)
 
 
