@@ -108,4 +108,6 @@ cdef void direct_gone(DirectBlock* block) noexcept nogil
 cdef void direct_forget(DirectBlock* block) noexcept nogil
 cdef void direct_drop(DirectCore* core) noexcept nogil
 cdef DirectCounters direct_counters(DirectCore* core) noexcept nogil
+# The fields of Stats that are counted here; limit and reserved are the allocator's to say.
+cdef dict counted_fields(const DirectCounters* now)
 cdef void direct_count_call(DirectCore* core, uint64_t shrinks) noexcept nogil

@@ -445,6 +445,24 @@ cdef DirectCounters direct_counters(DirectCore* core) noexcept nogil:
     return now
 
 
+cdef dict counted_fields(const DirectCounters* now):
+    return {
+        "in_use": now.in_use,
+        "requested_in_use": now.requested,
+        "max_in_use": now.max_in_use,
+        "num_allocs": now.num_allocs,
+        "num_frees": now.num_frees,
+        "num_reserves": now.num_reserves,
+        "num_extensions": 0,
+        "num_regions": 0,
+        "num_shrinkages": now.num_shrinks,
+        "max_alloc_size": now.max_block,
+        "largest_free": 0,
+        "pages_moved": 0,
+        "driver_calls": now.calls,
+    }
+
+
 cdef void direct_count_call(DirectCore* core, uint64_t shrinks) noexcept nogil:
     lock_acquire(&core.lock)
     core.counters.calls += 1

@@ -13,6 +13,7 @@ from gpumem._direct cimport (
     DirectCounters,
     DirectResource,
     direct_count_call,
+    counted_fields,
     direct_counters,
     direct_gone,
     direct_is_default,
@@ -195,21 +196,9 @@ cdef class ExternalAllocator(DirectResource):
         now = direct_counters(self.core)
         return Stats(
             limit=0,
-            in_use=now.in_use,
-            requested_in_use=now.requested,
             reserved=now.in_use + now.waiting,
-            max_in_use=now.max_in_use,
             max_reserved=now.max_held,
-            num_allocs=now.num_allocs,
-            num_frees=now.num_frees,
-            num_reserves=now.num_reserves,
-            num_extensions=0,
-            num_regions=0,
-            num_shrinkages=now.num_shrinks,
-            max_alloc_size=now.max_block,
-            largest_free=0,
-            pages_moved=0,
-            driver_calls=now.calls,
+            **counted_fields(&now),
         )
 
     # ---- blocks ----------------------------------------------------------------------------------
