@@ -70,6 +70,7 @@ setup(
             extension("_bfc_check"),
             extension("_bfc_parked"),
             extension("_driver"),
+            extension("_handle"),
             extension("_cuda"),
             extension("_host", *HOST_DEVICE),
             extension("_page_driver"),

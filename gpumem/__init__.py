@@ -7,6 +7,7 @@ from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core import Arena
 from gpumem._core_capture import GraphPool
 from gpumem._external import ExternalAllocator
+from gpumem._handle import Handle
 from gpumem._pool import DriverPool
 from gpumem._stream import Event, Stream
 from gpumem.adaptors import (
@@ -50,7 +51,6 @@ from gpumem.errors import (
     SuspendedError,
 )
 from gpumem.factory import make_resource
-from gpumem.handle import Handle
 from gpumem.resources import (
     get_default_resource,
     set_default_resource,

@@ -4,10 +4,10 @@ from typing import Any, Protocol, final
 
 from gpumem._buffer import Buffer
 from gpumem._direct import DirectResource
+from gpumem._handle import Handle
 from gpumem._stream import _StreamLike
 from gpumem.config import PoolConfig
 from gpumem.device import Device, MemoryInfo
-from gpumem.handle import Handle
 from gpumem.stats import PoolStats, ShrinkReport
 
 NOTE: struct.Struct

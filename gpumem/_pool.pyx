@@ -59,7 +59,7 @@ from gpumem._pool_imports cimport pool_import_pointer
 from gpumem.config import PoolConfig
 from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
-from gpumem.handle import Handle
+from gpumem._handle import Handle
 from gpumem.stats import PoolStats, ShrinkReport
 
 cdef enum:

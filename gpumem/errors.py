@@ -8,19 +8,28 @@ so that a program can act on them and a person can read them.
 from __future__ import annotations
 
 __all__ = [
+    "AlignmentError",
+    "BadHandleError",
     "ClosedError",
     "ConcurrentRunError",
     "ConfigError",
     "ConfigWarning",
+    "DeviceMismatchError",
     "DriverError",
     "GpumemError",
     "InUseError",
+    "InvalidDescriptorError",
     "InvalidFreeError",
     "NoAllocatorError",
+    "NonMonotonicError",
+    "OutOfBoundsError",
     "OutOfMemoryError",
     "PoolFallbackWarning",
     "SourceError",
     "SuspendedError",
+    "TimelineLostError",
+    "TimelineTimeout",
+    "UnsupportedHandleTypeError",
 ]
 
 
@@ -148,6 +157,92 @@ def _rebuild_driver_error(call: str, code: int, name: str, message: str) -> Driv
     error = DriverError(call, code, name)
     error.args = (message,)
     return error
+
+
+# ---- memory and timelines from outside -----------------------------------------------------------
+
+
+class UnsupportedHandleTypeError(GpumemError, NotImplementedError):
+    """A kind of handle that the device cannot import; the message is its capability's reason."""
+
+
+class InvalidDescriptorError(GpumemError, ValueError):
+    """A description of memory, of a tensor in it or of a timeline that cannot be."""
+
+
+class OutOfBoundsError(InvalidDescriptorError):
+    """A tensor that would reach beyond the memory it lies in.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of the whole allocation.
+    memory_offset : int
+        Bytes before the memory begins in the allocation.
+    tensor_offset : int
+        Bytes before the tensor begins in the memory.
+    extent : int
+        Bytes from the tensor's first to behind its last, strides included.
+    """
+
+    def __init__(
+        self, message: str, *, size: int, memory_offset: int, tensor_offset: int, extent: int
+    ) -> None:
+        super().__init__(message)
+        self.size = size
+        self.memory_offset = memory_offset
+        self.tensor_offset = tensor_offset
+        self.extent = extent
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_out_of_bounds, (self.args[0], self.__dict__))
+
+
+def _rebuild_out_of_bounds(message: str, numbers: dict[str, int]) -> OutOfBoundsError:
+    return OutOfBoundsError(message, **numbers)
+
+
+class AlignmentError(InvalidDescriptorError):
+    """An address, offset or stride that is no multiple of what it has to be."""
+
+
+class BadHandleError(GpumemError, OSError):
+    """A descriptor that is not open, is of another kind, or is smaller than what it is said to be.
+
+    Its `errno` says which, where the system gave one.
+    """
+
+
+class DeviceMismatchError(GpumemError, ValueError):
+    """Memory, a timeline or a stream of one device given to another."""
+
+
+class NonMonotonicError(GpumemError, ValueError):
+    """A timeline's value that is not above every value known to be signalled, or out of range.
+
+    Attributes
+    ----------
+    value : int
+        What was to be signalled.
+    known : int
+        The highest value signalled or enqueued before.
+    """
+
+    def __init__(self, message: str, *, value: int = 0, known: int = 0) -> None:
+        super().__init__(message)
+        self.value = value
+        self.known = known
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), self.args, self.__dict__)
+
+
+class TimelineTimeout(GpumemError, TimeoutError):
+    """A wait of the CPU for a timeline's value that took longer than it was allowed to."""
+
+
+class TimelineLostError(GpumemError, RuntimeError):
+    """A timeline that will not go on: its device was removed, its page poisoned, a peer died."""
 
 
 class PoolFallbackWarning(UserWarning):

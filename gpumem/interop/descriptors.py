@@ -1,0 +1,285 @@
+"""What a producer says of its memory or timeline: handle types, descriptors, capabilities.
+
+Descriptors are plain values. A helper (`gpumem.interop.vulkan`) fills them, and so can any program
+that has a file descriptor, a name or an address to give.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, Literal
+from uuid import UUID
+
+from gpumem.device import Capability as _Capability
+from gpumem.errors import InvalidDescriptorError
+
+__all__ = [
+    "Capability",
+    "MemoryDescriptor",
+    "MemoryHandleType",
+    "SemaphoreDescriptor",
+    "SemaphoreType",
+]
+
+MAX_BYTES = (1 << 63) - 1
+
+
+class MemoryHandleType(enum.Enum):
+    """What kind of handle stands for memory. The first five have ONNX Runtime's numbers."""
+
+    D3D12_RESOURCE = 0
+    """NT handle or name of a committed Direct3D 12 resource; always dedicated."""
+    D3D12_HEAP = 1
+    """NT handle or name of a Direct3D 12 heap."""
+    OPAQUE_WIN32 = 2
+    """NT handle or name of Vulkan memory."""
+    OPAQUE_FD = 3
+    """Descriptor of Vulkan memory, of the same device and driver."""
+    HOST_ALLOCATION = 4
+    """Address of memory of this process, whole pages."""
+    DMABUF_FD = 5
+    """Descriptor of a Linux dma-buf."""
+    CUDA_VMM_FD = 6
+    """Descriptor of a physical allocation of CUDA's virtual memory management."""
+    CUDA_VMM_WIN32 = 7
+    """NT handle of one."""
+    CUDA_POOL_FD = 8
+    """Descriptor of a driver's pool; `MemoryDescriptor.pool_pointer` says which block of it."""
+    MEMFD = 9
+    """Descriptor of a file in memory: memfd, an open POSIX shared memory object."""
+    SHM_NAME = 10
+    """Name of a POSIX shared memory object."""
+    LAVAPIPE_OPAQUE_FD = 11
+    """Descriptor of memory of Mesa's software Vulkan: a file with a header before the bytes."""
+
+
+class SemaphoreType(enum.Enum):
+    """What kind of handle stands for a timeline. The first three have ONNX Runtime's numbers."""
+
+    D3D12_FENCE = 0
+    """NT handle or name of a Direct3D 12 fence."""
+    TIMELINE_WIN32 = 1
+    """NT handle or name of a Vulkan timeline semaphore."""
+    TIMELINE_OPAQUE_FD = 2
+    """Descriptor of a Vulkan timeline semaphore, of the same device and driver."""
+    HOST_TIMELINE = 3
+    """Descriptor of the page of a `HostTimeline`."""
+
+
+WINDOWS_TYPES = frozenset(
+    {
+        MemoryHandleType.D3D12_RESOURCE,
+        MemoryHandleType.D3D12_HEAP,
+        MemoryHandleType.OPAQUE_WIN32,
+        MemoryHandleType.CUDA_VMM_WIN32,
+        SemaphoreType.D3D12_FENCE,
+        SemaphoreType.TIMELINE_WIN32,
+    }
+)
+NAMED_TYPES = frozenset(WINDOWS_TYPES - {MemoryHandleType.CUDA_VMM_WIN32}) | {
+    MemoryHandleType.SHM_NAME
+}
+
+
+@dataclass(frozen=True)
+class Capability(_Capability):
+    """Whether a kind of handle can be imported and, if not, why; its truth value is the answer.
+
+    Attributes
+    ----------
+    supported : bool
+    reason : str
+        Why not; empty if it is supported.
+    dedicated : str
+        What `MemoryDescriptor.dedicated` may be: ``"required"``, ``"forbidden"`` or
+        ``"as_exporter"``: what the exporter allocated it with.
+    offset_alignment : int
+        What `MemoryDescriptor.offset` has to be a multiple of, in bytes.
+    """
+
+    dedicated: Literal["required", "forbidden", "as_exporter"] = "forbidden"
+    offset_alignment: int = 1
+
+
+@dataclass(frozen=True)
+class MemoryDescriptor:
+    """Memory that somebody else allocated.
+
+    Attributes
+    ----------
+    handle : int, str or object
+        By `handle_type`: a file descriptor or an object with ``fileno()``; an NT handle; a name; an
+        address or an object with a writable buffer (read-only if `read_only`).
+    handle_type : MemoryHandleType
+    size : int
+        Bytes of the whole allocation, as its exporter made it: of a Vulkan buffer its
+        ``allocationSize``, not the buffer's size.
+    offset : int
+        Bytes of the allocation before those that are meant, such as a Vulkan buffer's memory
+        offset.
+    dedicated : bool, optional
+        Whether the exporter allocated it for one resource alone; None: what the type requires,
+        else not.
+    read_only : bool
+        Nothing may write it here.
+    device_uuid : str, bytes or UUID, optional
+        Identity of the device that it lies on; another device refuses it. Kept as 32 hexadecimal
+        digits.
+    owner : object, optional
+        Of a HOST_ALLOCATION: who keeps the memory; referred to until the last view is gone. An
+        address without an owner is the caller's promise.
+    pool_pointer : bytes, optional
+        Of a CUDA_POOL_FD: what `DriverPool.export_buffer` gave.
+
+    Raises
+    ------
+    TypeError
+        `handle_type` is no MemoryHandleType.
+    InvalidDescriptorError
+        Another value is not accepted; the message names it and what is.
+
+    Examples
+    --------
+    >>> import os
+    >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType
+    >>> fd = os.memfd_create("pixels")
+    >>> os.truncate(fd, 4096)
+    >>> MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096, offset=256).nbytes
+    3840
+    >>> os.close(fd)
+    """
+
+    handle: Any
+    handle_type: MemoryHandleType
+    size: int
+    offset: int = 0
+    dedicated: bool | None = None
+    read_only: bool = False
+    device_uuid: str | bytes | UUID | None = None
+    owner: Any = field(default=None, repr=False, compare=False)
+    pool_pointer: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.handle_type, MemoryHandleType):
+            raise TypeError(f"handle_type must be a MemoryHandleType, not {self.handle_type!r}")
+        size = _count(self.size, "size", 1)
+        offset = _count(self.offset, "offset", 0)
+        if offset > size:
+            raise InvalidDescriptorError(f"offset {offset} is beyond the allocation's {size} bytes")
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "offset", offset)
+        object.__setattr__(self, "device_uuid", _uuid(self.device_uuid))
+        _check_handle(self.handle, self.handle_type)
+        _check_flags(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are meant: of the allocation, from `offset` on."""
+        return self.size - self.offset
+
+
+@dataclass(frozen=True)
+class SemaphoreDescriptor:
+    """A timeline that somebody else made.
+
+    Attributes
+    ----------
+    handle : int, str or object
+        By `type`: a file descriptor or an object with ``fileno()``; an NT handle; a name.
+    type : SemaphoreType
+    device_uuid : str, bytes or UUID, optional
+        Identity of the device that it belongs to; another device refuses it.
+
+    Raises
+    ------
+    TypeError
+        `type` is no SemaphoreType.
+    InvalidDescriptorError
+        Another value is not accepted.
+    """
+
+    handle: Any
+    type: SemaphoreType
+    device_uuid: str | bytes | UUID | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, SemaphoreType):
+            raise TypeError(f"type must be a SemaphoreType, not {self.type!r}")
+        object.__setattr__(self, "device_uuid", _uuid(self.device_uuid))
+        _check_handle(self.handle, self.type)
+
+
+def _count(value: object, name: str, lowest: int) -> int:
+    """Return a number of bytes as an integer."""
+    try:
+        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not lowest <= number <= MAX_BYTES:
+        raise InvalidDescriptorError(
+            f"{name} {value!r} is not an integer from {lowest} to 2**63 - 1"
+        )
+    return number
+
+
+def _check_handle(handle: object, kind: MemoryHandleType | SemaphoreType) -> None:
+    if isinstance(handle, bool) or handle is None:
+        raise InvalidDescriptorError(f"handle {handle!r} is no handle of a {kind.name}")
+    if isinstance(handle, str):
+        if kind not in NAMED_TYPES:
+            raise InvalidDescriptorError(f"a {kind.name} has no name: handle is {handle!r}")
+        if not handle or "\0" in handle:
+            raise InvalidDescriptorError(f"handle {handle!r} is no name")
+    elif kind is MemoryHandleType.SHM_NAME:
+        raise InvalidDescriptorError(f"a SHM_NAME is a text, not {handle!r}")
+    elif isinstance(handle, int):
+        limit = 1 << (31 if _is_file(kind) else 64)
+        lowest = 0 if _is_file(kind) else 1
+        if not lowest <= handle < limit:
+            raise InvalidDescriptorError(
+                f"handle {handle} of a {kind.name} is not from {lowest} to {limit - 1}"
+            )
+    elif kind is not MemoryHandleType.HOST_ALLOCATION and not hasattr(handle, "fileno"):
+        raise InvalidDescriptorError(
+            f"handle {handle!r} of a {kind.name} is neither an integer nor has it fileno()"
+        )
+
+
+def _is_file(kind: MemoryHandleType | SemaphoreType) -> bool:
+    return kind not in WINDOWS_TYPES and kind is not MemoryHandleType.HOST_ALLOCATION
+
+
+def _check_flags(memory: MemoryDescriptor) -> None:
+    for name, value, accepted in (
+        ("read_only", memory.read_only, (True, False)),
+        ("dedicated", memory.dedicated, (True, False, None)),
+    ):
+        if not any(value is each for each in accepted):
+            raise InvalidDescriptorError(f"{name} {value!r} is not one of {accepted}")
+    if (memory.pool_pointer is None) is (memory.handle_type is MemoryHandleType.CUDA_POOL_FD):
+        raise InvalidDescriptorError(
+            "pool_pointer goes with a CUDA_POOL_FD, and a CUDA_POOL_FD with pool_pointer: "
+            f"handle_type is {memory.handle_type.name}, pool_pointer {memory.pool_pointer!r}"
+        )
+    if memory.owner is not None and memory.handle_type is not MemoryHandleType.HOST_ALLOCATION:
+        raise InvalidDescriptorError(
+            f"owner goes with a HOST_ALLOCATION, not with a {memory.handle_type.name}"
+        )
+
+
+def _uuid(value: object) -> str | None:
+    """Return an identity as 32 hexadecimal digits."""
+    try:
+        if value is None:
+            return None
+        if isinstance(value, UUID):
+            return value.hex
+        if isinstance(value, bytes | bytearray | memoryview):
+            return UUID(bytes=bytes(value)).hex
+        if isinstance(value, str):
+            return UUID(value.removeprefix("GPU-")).hex
+    except ValueError:
+        pass
+    raise InvalidDescriptorError(f"device_uuid {value!r} is not 16 bytes or 32 hexadecimal digits")
