@@ -5,7 +5,7 @@ The host device itself is plain C (hostdev/): worker threads and ordinary memory
 
 import atexit
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._driver cimport CUresult, DriverDevice, DriverTable, check, open_place
 
@@ -50,6 +50,20 @@ cdef extern from "hostdev.h" nogil:
     void hostdev_find_misuse(int on)
     uint64_t hostdev_misuse_count(int kind)
     const char* hostdev_misuse_report()
+    void hostdev_rehearse_windows(int on)
+    bint hostdev_windows_rehearsed()
+    enum:
+        HOSTDEV_MEMORY
+    ctypedef struct HostdevImport:
+        uint64_t number
+        uint32_t kind
+        uint32_t type
+        uint32_t flags
+        uint32_t reserved
+        uint64_t handle
+        uint64_t size
+        char[256] name
+    void hostdev_last_import(HostdevImport* latest)
     void hostdev_shutdown()
 
 MAX_DEVICES = HOSTDEV_MAX_DEVICES
@@ -219,3 +233,37 @@ def misuse_count(str kind):
 def misuse_report():
     """Return the latest finding in words, or ""."""
     return hostdev_misuse_report().decode()
+
+
+# ---- imports ----
+
+def rehearse_windows(bint on):
+    """Let host devices import external memory and semaphores by Windows' handle types, or not.
+
+    The number of a descriptor stands for an NT handle, the name of a POSIX shared memory object
+    for a name; what is given stays the caller's.
+    """
+    hostdev_rehearse_windows(on)
+
+
+def windows_rehearsed():
+    """Tell whether host devices import by Windows' handle types now."""
+    return hostdev_windows_rehearsed()
+
+
+def last_import():
+    """Return what the latest import of external memory or a semaphore was told, or None."""
+    cdef HostdevImport latest
+    hostdev_last_import(&latest)
+    if latest.number == 0:
+        return None
+    return {
+        "number": latest.number,
+        "kind": "memory" if latest.kind == HOSTDEV_MEMORY else "semaphore",
+        "type": latest.type,
+        "flags": latest.flags,
+        "reserved": latest.reserved,
+        "handle": latest.handle,
+        "size": latest.size,
+        "name": (<bytes>latest.name).decode() or None,
+    }

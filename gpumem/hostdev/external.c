@@ -3,7 +3,8 @@
  * What OPAQUE_FD means on the host device is any file that can be mapped shared: a memfd,
  * POSIX shared memory, an exported physical handle. As with CUDA, a successful import
  * takes the descriptor over and a failed one leaves it with the caller; mapped buffers
- * are freed one by one with cuMemFree and outlive the import.
+ * are freed one by one with cuMemFree and outlive the import. Windows' types are rehearsed
+ * (windows.c): a Direct3D 12 resource is dedicated, a heap is not, Vulkan's memory may be.
  */
 #include "internal.h"
 
@@ -32,22 +33,50 @@ static CUresult file_mappable(int file) {
     return CUDA_SUCCESS;
 }
 
-CUresult host_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
-    Context *context;
-    ENTER_CONTEXT(ImportExternalMemory, &context);
-    if (!out || !desc || desc->size == 0 || (desc->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (desc->type != CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD) return CUDA_ERROR_NOT_SUPPORTED;
-    HOST_TRY(file_check(desc->handle.fd, desc->size));
-    HOST_TRY(file_mappable(desc->handle.fd));
+/* The descriptor is the import's from success on. */
+static CUresult memory_import(CUexternalMemory *out, int file, size_t size) {
+    HOST_TRY(file_check(file, size));
+    HOST_TRY(file_mappable(file));
     ExternalMemory *memory = host_object_take(&host.external_memories);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&memory->lock);
-    memory->fd = desc->handle.fd;
-    memory->size = desc->size;
+    memory->fd = file;
+    memory->size = size;
     *out = (CUexternalMemory)(uintptr_t)host_object_publish(&host.external_memories, memory);
     pthread_mutex_unlock(&memory->lock);
     return CUDA_SUCCESS;
+}
+
+static CUresult windows_flags_check(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
+    bool dedicated = desc->flags & CUDA_EXTERNAL_MEMORY_DEDICATED;
+    switch (desc->type) {
+    case CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_RESOURCE:
+        return dedicated ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_HEAP:
+        return dedicated ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32: return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+static CUresult windows_import(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
+    int file;
+    HOST_TRY(windows_flags_check(desc));
+    HOST_TRY(host_windows_open(&desc->handle, &file));
+    CUresult result = memory_import(out, file, desc->size);
+    if (result != CUDA_SUCCESS) close(file);
+    return result;
+}
+
+CUresult host_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
+    Context *context;
+    if (desc) host_note_memory(desc);
+    ENTER_CONTEXT(ImportExternalMemory, &context);
+    if (!out || !desc || desc->size == 0 || (desc->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (desc->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
+        return memory_import(out, desc->handle.fd, desc->size);
+    return host_windows() ? windows_import(out, desc) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 static CUresult external_lock(CUexternalMemory handle, ExternalMemory **out) {

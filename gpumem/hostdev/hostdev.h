@@ -113,6 +113,28 @@ HOSTDEV_API uint64_t hostdev_misuse_count(int kind);
 /* The latest finding in words, or "". Valid until the next call of this function. */
 HOSTDEV_API const char *hostdev_misuse_report(void);
 
+/* ---- imports ---- */
+
+/* While on, external memory and semaphores import by Windows' types too: the number of a
+ * descriptor stands for an NT handle, the name of a POSIX shared memory object for a name.
+ * What is given stays the caller's; the device keeps a reference of its own. */
+HOSTDEV_API void hostdev_rehearse_windows(int on);
+HOSTDEV_API int hostdev_windows_rehearsed(void);
+
+enum { HOSTDEV_MEMORY = 1, HOSTDEV_SEMAPHORE = 2, HOSTDEV_NAME_BYTES = 256 };
+typedef struct HostdevImport { /* what an import was told, successful or not */
+    uint64_t number;   /* of the import, from 1; 0: there was none */
+    uint32_t kind;     /* HOSTDEV_MEMORY, HOSTDEV_SEMAPHORE */
+    uint32_t type;     /* the driver's handle type */
+    uint32_t flags;
+    uint32_t reserved; /* all reserved words together; 0: they were zero */
+    uint64_t handle;   /* descriptor or NT handle; 0 with a name */
+    uint64_t size;     /* bytes; of memory */
+    char name[HOSTDEV_NAME_BYTES]; /* UTF-8; empty: none */
+} HostdevImport;
+/* The latest import of external memory or semaphores that had a descriptor to read. */
+HOSTDEV_API void hostdev_last_import(HostdevImport *import);
+
 /* ---- the end ---- */
 
 /* Interpreter exit. Workers stop between operations (a long copy between its pieces, a

@@ -81,7 +81,7 @@ void host_pooled_touch(Stream *stream, uintptr_t address); /* looking for misuse
 void host_pools_reborn(void);
 bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
 
-/* ---- from outside (external.c: memory; semaphore.c: timelines) ---- */
+/* ---- from outside (external.c: memory; semaphore.c: timelines; windows.c: its handles) ---- */
 typedef struct ExternalMemory {
     Object object;
     pthread_mutex_t lock;
@@ -110,6 +110,12 @@ typedef struct Semaphore {
 void host_external_build(void *memory);
 void host_semaphore_build(void *semaphore);
 CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer);
+
+/* ---- Windows' handles, rehearsed (windows.c) ---- */
+bool host_windows(void);
+CUresult host_windows_open(const GMexternalHandle *given, int *file); /* a descriptor of our own */
+void host_note_memory(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
+void host_note_semaphore(const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc);
 
 /* ---- capture and graphs (capture.c, graph.c) ---- */
 typedef struct NodeSet { /* which nodes of a capture something is ordered after */

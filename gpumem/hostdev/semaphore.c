@@ -2,7 +2,8 @@
  *
  * Any process that maps the page takes part: it sets `value`, adds one to `sequence` and
  * wakes the futex there. TIMELINE_SEMAPHORE_FD waits for value >= and signal sets it;
- * OPAQUE_FD is binary: a wait takes the one signal away.
+ * OPAQUE_FD is binary: a wait takes the one signal away. Direct3D 12 fences and Windows'
+ * timelines are rehearsed (windows.c) by the same page.
  */
 #include "internal.h"
 
@@ -62,27 +63,49 @@ static Timeline *timeline_map(int file, bool binary) {
     return timeline;
 }
 
-CUresult host_cuImportExternalSemaphore(CUexternalSemaphore *out,
-                                        const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc) {
-    Context *context;
-    ENTER_CONTEXT(ImportExternalSemaphore, &context);
-    if (!out || !desc || desc->flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    bool binary = desc->type == CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD;
-    if (!binary && desc->type != CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    Timeline *timeline = timeline_map(desc->handle.fd, binary);
-    if (!timeline) return CUDA_ERROR_INVALID_VALUE;
+static CUresult semaphore_publish(CUexternalSemaphore *out, Timeline *timeline) {
     Semaphore *semaphore = host_object_take(&host.semaphores);
-    if (!semaphore) {
-        timeline_drop(timeline);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    close(desc->handle.fd); /* ours now, and the mapping is all we need */
+    if (!semaphore) return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&semaphore->lock);
     semaphore->timeline = timeline;
     *out = (CUexternalSemaphore)(uintptr_t)host_object_publish(&host.semaphores, semaphore);
     pthread_mutex_unlock(&semaphore->lock);
     return CUDA_SUCCESS;
+}
+
+/* The descriptor is closed on success, since the mapping is all that is needed. */
+static CUresult semaphore_import(CUexternalSemaphore *out, int file, bool binary) {
+    Timeline *timeline = timeline_map(file, binary);
+    if (!timeline) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = semaphore_publish(out, timeline);
+    if (result == CUDA_SUCCESS) close(file);
+    else timeline_drop(timeline);
+    return result;
+}
+
+static CUresult windows_import(CUexternalSemaphore *out, const GMexternalHandle *handle) {
+    int file;
+    HOST_TRY(host_windows_open(handle, &file));
+    CUresult result = semaphore_import(out, file, false);
+    if (result != CUDA_SUCCESS) close(file);
+    return result;
+}
+
+CUresult host_cuImportExternalSemaphore(CUexternalSemaphore *out,
+                                        const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc) {
+    Context *context;
+    if (desc) host_note_semaphore(desc);
+    ENTER_CONTEXT(ImportExternalSemaphore, &context);
+    if (!out || !desc || desc->flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    switch (desc->type) {
+    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD: return semaphore_import(out, desc->handle.fd, true);
+    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD:
+        return semaphore_import(out, desc->handle.fd, false);
+    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_D3D12_FENCE:
+    case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_WIN32:
+        return host_windows() ? windows_import(out, &desc->handle) : CUDA_ERROR_NOT_SUPPORTED;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
 }
 
 static CUresult semaphore_timeline(CUexternalSemaphore handle, Timeline **out) {

@@ -89,6 +89,17 @@ def test_misuse_is_found_through_the_module(run):
     )
 
 
+def test_what_an_import_was_told_can_be_read(run):
+    run(
+        """
+        assert _host.last_import() is None
+        assert not _host.windows_rehearsed()
+        _host.rehearse_windows(True)
+        assert _host.windows_rehearsed()
+        """
+    )
+
+
 def test_what_is_left_at_interpreter_exit_is_told(run):
     told = run(
         """
