@@ -137,6 +137,9 @@ setup(
             extension("_create"),
             extension("_imports"),
             extension("_exchange"),
+            extension("interop._mapping"),
+            extension("interop._memory"),
+            extension("interop._maps"),
             extension("replay._replay"),
         ],
         compiler_directives={

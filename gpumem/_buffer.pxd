@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._dlpack cimport DLDevice
-from gpumem._driver cimport DriverDevice
+from gpumem._driver cimport CUstream, DriverDevice
 from gpumem._lease cimport Lease, Uses
 from gpumem._raw cimport RawBooks
 
@@ -18,6 +18,7 @@ cdef class MemoryResource:
     cdef DriverDevice place
     cdef DLDevice dl_device             # what DLPack calls the memory
     cdef bint cpu_can_read              # blocks are host-accessible
+    cdef bint is_read_only              # nobody may write them
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
     cdef RawBooks raw                   # of a class written in Python; else None
     cdef object __weakref__
@@ -35,6 +36,10 @@ cdef class MemoryResource:
     cdef int record(self, Uses** uses, uint32_t slot) except -1
     # Raises if the CPU would find nothing at a block's address now.
     cdef int require_present(self) except -1
+    # What has to happen before the bytes are touched, beyond the work that gpumem queued: by the
+    # CPU, which waits; by work queued on a stream of the resource's device from now on.
+    cdef int before_cpu(self, Buffer buffer) except -1
+    cdef int before_stream(self, Buffer buffer, CUstream stream) except -1
 
 cdef class Buffer:
     cdef readonly MemoryResource resource   # handed it out, and takes it back

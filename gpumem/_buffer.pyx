@@ -1,7 +1,7 @@
 """Buffer: a block of memory and the right to it; MemoryResource: what hands out buffers."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.long cimport PyLong_AsSsize_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
@@ -11,6 +11,7 @@ from gpumem._dlpack cimport (
     DL_CPU,
     DL_CUDA,
     DL_CUDA_MANAGED,
+    DL_READ_ONLY,
     DL_UINT,
     DLDevice,
     DLTensor,
@@ -316,6 +317,12 @@ cdef class MemoryResource:
     cdef int require_present(self) except -1:
         return 0
 
+    cdef int before_cpu(self, Buffer buffer) except -1:
+        return 0
+
+    cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
+        return 0
+
 
 cdef int require_hooks(object cls) except -1:
     """Raise TypeError for a class that cannot hand anything out."""
@@ -377,6 +384,7 @@ cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object
     resource.name = upstream.name if name is None else name
     resource.place = upstream.place
     resource.cpu_can_read = upstream.cpu_can_read
+    resource.is_read_only = upstream.is_read_only
     resource.dl_device = upstream.dl_device
     resource.streams = upstream.streams
     return 0
@@ -680,10 +688,13 @@ cdef class Buffer:
         if not made(self).cpu_can_read:
             raise BufferError(f"{self.home.memory} is not readable by the CPU: copy it to host "
                               "memory first")
+        if flags & PyBUF_WRITABLE and self.home.is_read_only:
+            raise BufferError("this buffer is read-only")
+        self.home.before_cpu(self)
         view.internal = buffer_share(self)
         view.buf = <void*>self.address
         view.len = self.requested_bytes
-        view.readonly = 0
+        view.readonly = self.home.is_read_only
         view.itemsize = 1
         view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
         view.ndim = 1
@@ -730,6 +741,13 @@ cdef class Buffer:
         if copy:
             raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
         dlpack_check_stream(tensor.device, stream)
+        if self.home.is_read_only and not versioned:
+            raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
+                              "max_version=(1, 0)")
+        if tensor.device.device_type == DL_CPU:
+            self.home.before_cpu(self)
+        elif stream is None or stream != -1:
+            self.home.before_stream(self, <CUstream><uintptr_t><uint64_t>(stream or 1))
         tensor.data = <void*>self.address
         tensor.ndim = 1
         tensor.dtype.code = DL_UINT
@@ -737,7 +755,8 @@ cdef class Buffer:
         tensor.dtype.lanes = 1
         tensor.shape = &shape
         tensor.strides = &stride
-        return dlpack_capsule(&tensor, 0, 0, versioned, buffer_share(self), drop_share)
+        return dlpack_capsule(&tensor, DL_READ_ONLY if self.home.is_read_only else 0, 0, versioned,
+                              buffer_share(self), drop_share)
 
     def __getattr__(self, name):
         # The attribute must not exist on memory that CUDA cannot reach: hasattr decides there.
@@ -745,7 +764,8 @@ cdef class Buffer:
             if self.is_closed:
                 raise ClosedError("this buffer is closed")
             return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
-                    "data": (self.address, False), "version": 3, "stream": None}
+                    "data": (self.address, bool(self.home.is_read_only)), "version": 3,
+                    "stream": None}
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 

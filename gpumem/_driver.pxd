@@ -46,6 +46,8 @@ cdef extern from "driver_table.h" nogil:
         CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
         CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+        CU_DEVICE_ATTRIBUTE_INTEGRATED
         CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
@@ -61,6 +63,7 @@ cdef extern from "driver_table.h" nogil:
         CU_MEMHOSTALLOC_DEVICEMAP
         CU_MEMHOSTREGISTER_PORTABLE
         CU_MEMHOSTREGISTER_DEVICEMAP
+        CU_MEMHOSTREGISTER_READ_ONLY
         CU_MEM_ATTACH_GLOBAL
 
     enum:
@@ -138,6 +141,7 @@ cdef extern from "driver_table.h" nogil:
         CU_MEM_ALLOCATION_TYPE_PINNED
 
     ctypedef enum CUmemAccess_flags:
+        CU_MEM_ACCESS_FLAGS_PROT_READ
         CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
     ctypedef struct CUmemLocation:
@@ -160,6 +164,37 @@ cdef extern from "driver_table.h" nogil:
 
     ctypedef struct CUmemPoolPtrExportData:
         unsigned char reserved[64]
+
+    ctypedef void* CUexternalMemory
+
+    ctypedef enum CUexternalMemoryHandleType:
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_HEAP
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_RESOURCE
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD
+
+    enum:
+        CUDA_EXTERNAL_MEMORY_DEDICATED
+
+    ctypedef struct ExternalWin32:      # has no name in C: for its fields only
+        void* handle
+        const void* name
+
+    ctypedef union ExternalHandle "GMexternalHandle":
+        int fd
+        ExternalWin32 win32
+
+    ctypedef struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC:
+        CUexternalMemoryHandleType type
+        ExternalHandle handle
+        unsigned long long size
+        unsigned int flags
+
+    ctypedef struct CUDA_EXTERNAL_MEMORY_BUFFER_DESC:
+        unsigned long long offset
+        unsigned long long size
+        unsigned int flags
 
     ctypedef struct DriverTable:
         CUresult (*cuInit)(unsigned int) noexcept nogil
@@ -239,6 +274,19 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuMemPoolExportPointer)(CUmemPoolPtrExportData*, CUdeviceptr) noexcept nogil
         CUresult (*cuMemPoolImportPointer)(CUdeviceptr*, CUmemoryPool,
                                            CUmemPoolPtrExportData*) noexcept nogil
+        CUresult (*cuMemExportToShareableHandle)(void*, CUmemGenericAllocationHandle,
+                                                 CUmemAllocationHandleType,
+                                                 unsigned long long) noexcept nogil
+        CUresult (*cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle*, void*,
+                                                   CUmemAllocationHandleType) noexcept nogil
+        CUresult (*cuMemGetAllocationPropertiesFromHandle)(
+            CUmemAllocationProp*, CUmemGenericAllocationHandle) noexcept nogil
+        CUresult (*cuImportExternalMemory)(CUexternalMemory*,
+                                           const CUDA_EXTERNAL_MEMORY_HANDLE_DESC*) noexcept nogil
+        CUresult (*cuExternalMemoryGetMappedBuffer)(
+            CUdeviceptr*, CUexternalMemory,
+            const CUDA_EXTERNAL_MEMORY_BUFFER_DESC*) noexcept nogil
+        CUresult (*cuDestroyExternalMemory)(CUexternalMemory) noexcept nogil
         CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
         CUresult (*cuDeviceGetMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
 

@@ -292,6 +292,7 @@ cdef Tensor tensor_of_bytes(Buffer buffer):
     tensor.lengths[0] = buffer.requested_bytes
     tensor.steps[0] = 1
     tensor.count = buffer.requested_bytes
+    tensor.is_read_only = buffer.home.is_read_only
     return tensor
 
 

@@ -36,6 +36,7 @@ cdef int order_host_slowly(Buffer buffer) except -1:
     # Counted before the wait: what another thread queues meanwhile is waited for the next time.
     cdef uint32_t seen = buffer.queued
     require_alive(&buffer.home.place.place)
+    buffer.home.before_cpu(buffer)
     buffer.being_read = False
     wait_for_stream(&buffer.home.place.place, own_stream(buffer))
     if buffer.awaited <= seen:
@@ -47,6 +48,9 @@ cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice place=None) e
     cdef DriverDevice own = buffer.home.place
     if buffer.block_bytes == 0:
         return 0
+    # What the resource's own device knows how to wait for, another's stream waits for behind it.
+    buffer.home.before_stream(buffer, stream if place is None or place is own
+                              else own_stream(buffer))
     return follow(place or own, stream, own, own_stream(buffer))
 
 

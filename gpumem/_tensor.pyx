@@ -393,6 +393,7 @@ cdef class Tensor:
             raise AttributeError(f"__cuda_array_interface__ has no name for {self.element.dtype}: "
                                  f"use DLPack, or view('u{self.element.itemsize}')")
         drop_share(buffer_share(self.buffer))       # raises if it is closed
+        self.buffer.home.before_stream(self.buffer, own_stream(self.buffer))
         contiguous = layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize)
         described = {
             "shape": self.shape,

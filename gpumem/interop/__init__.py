@@ -1,6 +1,7 @@
 """Memory and timelines from outside: Vulkan, Direct3D 12, other processes, other libraries."""
 
 from gpumem._handle import Handle
+from gpumem.interop._memory import ExternalMemory
 from gpumem.interop.descriptors import (
     Capability,
     MemoryDescriptor,
@@ -8,12 +9,18 @@ from gpumem.interop.descriptors import (
     SemaphoreDescriptor,
     SemaphoreType,
 )
+from gpumem.interop.importer import Importer, importer_for, importer_reason, register_importer
 
 __all__ = [
     "Capability",
+    "ExternalMemory",
     "Handle",
+    "Importer",
     "MemoryDescriptor",
     "MemoryHandleType",
     "SemaphoreDescriptor",
     "SemaphoreType",
+    "importer_for",
+    "importer_reason",
+    "register_importer",
 ]

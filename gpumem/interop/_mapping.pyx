@@ -1,0 +1,149 @@
+"""Counting and ending mappings; see _mapping.pxd."""
+
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from gpumem._driver cimport (
+    CUDA_SUCCESS,
+    CUresult,
+    CUstreamCaptureMode,
+    Place,
+    place_enter,
+    place_is_dead,
+    place_leave,
+    place_relax,
+    place_restore,
+    process,
+    process_is_exiting,
+)
+
+cdef extern from "lock.h" nogil:
+    ctypedef struct Lock:
+        int32_t state
+    void lock_init(Lock* lock)
+    void lock_acquire(Lock* lock)
+    void lock_release(Lock* lock)
+
+cdef extern from "atomics.h" nogil:
+    int32_t count_add(int32_t* count, int32_t by)
+
+cdef extern from "<sys/mman.h>" nogil:
+    int munmap(void* address, size_t nbytes)
+
+# Held for the list alone.
+cdef Lock lock
+cdef Mapping* dropped = NULL
+cdef uint32_t generation = 0
+
+lock_init(&lock)
+
+
+cdef Mapping* mapping_new(Place* place, uint64_t nbytes) noexcept nogil:
+    cdef Mapping* mapping = <Mapping*>calloc(1, sizeof(Mapping))
+    if mapping != NULL:
+        mapping.references = 1
+        mapping.place = place
+        mapping.nbytes = nbytes
+    return mapping
+
+
+cdef void mapping_retain(Mapping* mapping) noexcept nogil:
+    count_add(&mapping.references, 1)
+
+
+cdef void mapping_drop(Mapping* mapping) noexcept nogil:
+    global dropped
+    if count_add(&mapping.references, -1) > 0:
+        return
+    forget_after_fork()
+    lock_acquire(&lock)
+    mapping.next = dropped
+    dropped = mapping
+    lock_release(&lock)
+
+
+cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
+    # A count that is one is this reference: nobody else has one to copy.
+    if mapping.references > 1:
+        return False
+    mapping.references = 0
+    code[0] = mapping_end(mapping, call)
+    return True
+
+
+cdef void mappings_reap() noexcept nogil:
+    global dropped
+    cdef Mapping* mapping
+    cdef Mapping* rest
+    cdef const char* call = NULL
+    forget_after_fork()
+    lock_acquire(&lock)
+    mapping = dropped
+    dropped = NULL
+    lock_release(&lock)
+    while mapping != NULL:
+        rest = mapping.next
+        mapping_end(mapping, &call)     # nobody is there to be told of a failure
+        mapping = rest
+
+
+cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
+    cdef CUstreamCaptureMode before
+    cdef CUresult first = CUDA_SUCCESS
+    # In a fork's child the driver's objects are the parent's; file pages were shared with it.
+    if not place_is_dead(mapping.place):
+        first = place_enter(mapping.place)
+        if first == CUDA_SUCCESS:
+            before = place_relax(mapping.place)
+            first = end_in_driver(mapping, call)
+            place_restore(mapping.place, before)
+            place_leave(mapping.place)
+    if mapping.file_bytes:
+        munmap(<void*>mapping.address, mapping.file_bytes)
+    if mapping.owner != NULL and not process_is_exiting():
+        with gil:
+            Py_DECREF(<object>mapping.owner)
+    free(mapping)
+    return first
+
+
+cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
+    cdef Place* place = mapping.place
+    cdef CUresult first = CUDA_SUCCESS
+    if mapping.is_mapped or mapping.is_registered:      # freeing a buffer waits by itself
+        first = noted(first, place.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
+    if mapping.buffer:
+        first = noted(first, place.table.cuMemFree(mapping.buffer), call, "cuMemFree")
+    if mapping.external != NULL:
+        first = noted(first, place.table.cuDestroyExternalMemory(mapping.external), call,
+                      "cuDestroyExternalMemory")
+    if mapping.is_mapped:
+        first = noted(first, place.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
+                      "cuMemUnmap")
+    if mapping.range_bytes:
+        first = noted(first, place.table.cuMemAddressFree(mapping.address, mapping.range_bytes),
+                      call, "cuMemAddressFree")
+    if mapping.physical:
+        first = noted(first, place.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
+    if mapping.is_registered:
+        first = noted(first, place.table.cuMemHostUnregister(<void*>mapping.address), call,
+                      "cuMemHostUnregister")
+    return first
+
+
+cdef inline CUresult noted(CUresult first, CUresult code, const char** call,
+                           const char* name) noexcept nogil:
+    if first != CUDA_SUCCESS or code == CUDA_SUCCESS:
+        return first
+    call[0] = name
+    return code
+
+
+cdef void forget_after_fork() noexcept nogil:
+    # Another thread of the parent may have held the lock, and its mappings are its own to end.
+    global dropped, generation
+    if generation != process.generation:
+        generation = process.generation
+        dropped = NULL
+        lock_init(&lock)

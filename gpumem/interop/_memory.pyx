@@ -1,0 +1,519 @@
+"""Tensors and arenas in memory from outside; see _memory.pxd."""
+
+import time
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+
+from gpumem._buffer cimport Buffer, MemoryResource, resource_init
+from gpumem._driver cimport (
+    CUDA_SUCCESS,
+    CUresult,
+    CUstream,
+    check,
+    place_is_dead,
+    process_is_exiting,
+)
+from gpumem._element cimport ElementType, element_of
+from gpumem._layout cimport MAX_RANK
+from gpumem._lease cimport Lease, Uses, lease_create
+from gpumem._order cimport order_settled
+from gpumem._stream cimport Stream, stream_handle
+from gpumem._tensor cimport Tensor, tensor_new
+from gpumem.interop._mapping cimport (
+    Mapping,
+    mapping_drop,
+    mapping_end_last,
+    mapping_retain,
+    mappings_reap,
+)
+
+from gpumem._core import Arena
+from gpumem.config import ArenaConfig
+from gpumem.device import _reapers
+from gpumem.errors import ClosedError, ConfigError, InUseError, InvalidDescriptorError
+from gpumem.interop.layouts import place_tensor
+
+cdef enum:
+    LEGACY_STREAM = 1
+    QUANTUM = 256
+
+# What a buffer over imported memory gives back at its end.
+cdef struct Share:
+    Mapping* mapping
+    PyObject* ready         # counted; NULL: nothing to wait for
+
+
+# ---- buffers over it -----------------------------------------------------------------------------
+
+@cython.final
+cdef class ImportedMemory(MemoryResource):
+    """The resource of buffers over imported memory. It hands nothing out."""
+
+    def __init__(self, memory, read_only):     # the base's is for resources that allocate
+        resource_init(self, memory, f"memory imported on {memory}")
+        self.is_read_only = read_only
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        # Nobody gets the memory next, and its end waits for the whole device.
+        cdef CUstream handle = NULL
+        stream_handle(stream, self.place, &handle)
+        slot[0] = 0
+        return 0
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return LEGACY_STREAM
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        share_end(<Share*><uintptr_t>buffer.handle)
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
+                                         NULL, release_lease)
+        if lease == NULL:
+            raise MemoryError("no host memory for a view's lease")
+        return lease
+
+    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
+        pass
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return 0        # as in slot_of
+
+    cdef int before_cpu(self, Buffer buffer) except -1:
+        cdef Share* share = <Share*><uintptr_t>buffer.handle
+        if share != NULL and share.ready != NULL:
+            (<object>share.ready).wait()
+        return 0
+
+    cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
+        cdef Share* share = <Share*><uintptr_t>buffer.handle
+        if share != NULL and share.ready != NULL:
+            (<object>share.ready).enqueue_wait(
+                Stream.from_handle(self.memory.device, <uintptr_t>stream))
+        return 0
+
+
+cdef void share_end(Share* share) noexcept:
+    if share.ready != NULL:
+        Py_DECREF(<object>share.ready)
+    mapping_drop(share.mapping)
+    free(share)
+
+
+cdef void release_lease(Lease* lease) noexcept nogil:
+    cdef Share* share = <Share*><uintptr_t>lease.handle
+    if share.ready == NULL:
+        mapping_drop(share.mapping)
+        free(share)
+    elif not process_is_exiting():
+        with gil:
+            share_end(share)
+
+
+cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes):
+    cdef Share* share = <Share*>malloc(sizeof(Share))
+    cdef Buffer buffer
+    if share == NULL:
+        raise MemoryError("no host memory for a buffer over imported memory")
+    share.mapping = memory.mapping
+    share.ready = NULL
+    if memory.ready is not None:
+        Py_INCREF(memory.ready)
+        share.ready = <PyObject*>memory.ready
+    mapping_retain(memory.mapping)
+    buffer = Buffer.__new__(Buffer)
+    buffer.resource = buffer.home = memory.home
+    buffer.address = address
+    buffer.requested_bytes = nbytes
+    buffer.block_bytes = nbytes or 1        # not 0: also an empty one has somebody to tell
+    buffer.handle = <uint64_t><uintptr_t>share
+    if memory.ready is None:
+        order_settled(buffer)               # the caller vouches for what was done before
+    return buffer
+
+
+# ---- the import ----------------------------------------------------------------------------------
+
+@cython.final
+cdef class ExternalMemory:
+    """Memory that somebody else allocated, mapped whole; made by `Importer.import_memory`.
+
+    Tensors in it are addresses in one mapping, so they may overlap and see each other's writes.
+    Each tensor and view keeps the mapping. After the last of them and this object are gone, it is
+    given back by the next call that imports or closes something, or that asks the device for its
+    free bytes: giving it back may have to wait for work on the device, which a finalizer must not.
+
+    Attributes
+    ----------
+    descriptor : MemoryDescriptor
+        What it was imported by; its handle may be closed by now.
+    memory : MemoryInfo
+        What the mapping is here: the device's own memory, or HOST_ACCESSIBLE, or HOST.
+    ready : TimelinePoint or None
+        What `set_ready` said last.
+
+    Examples
+    --------
+    >>> import os
+    >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+    >>> fd = os.memfd_create("pixels")
+    >>> os.truncate(fd, 4096)
+    >>> importer = importer_for("host")
+    >>> memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096),
+    ...                                 consume=True)
+    >>> tensor = memory.tensor((3, 4), "float32", offset=256)
+    >>> tensor.numpy()[...] = 7
+    >>> tensor.nbytes, memory.exports
+    (48, 1)
+    """
+
+    def __init__(self):
+        raise TypeError("an ExternalMemory is made by Importer.import_memory()")
+
+    def __dealloc__(self):
+        if self.mapping != NULL:
+            mapping_drop(self.mapping)
+
+    @property
+    def size(self):
+        """Bytes of the whole allocation."""
+        return self.descriptor.size
+
+    @property
+    def offset(self):
+        """Bytes of the allocation before the memory that is meant."""
+        return self.descriptor.offset
+
+    @property
+    def nbytes(self):
+        """Bytes that are meant: size - offset."""
+        return self.descriptor.nbytes
+
+    @property
+    def read_only(self):
+        """Whether nothing may write it here."""
+        return self.descriptor.read_only
+
+    @property
+    def device(self):
+        """The Device that it was imported on."""
+        return self.memory.device
+
+    @property
+    def host_accessible(self):
+        """Whether the CPU reads and writes it in place."""
+        return self.memory.host_accessible
+
+    @property
+    def ptr(self):
+        """Address of the first byte that is meant."""
+        return require_open(self).address + <uint64_t>self.descriptor.offset
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return self.mapping == NULL
+
+    @property
+    def exports(self):
+        """How many keep the mapping beside this object: tensors, or their views; arenas."""
+        return 0 if self.mapping == NULL else self.mapping.references - 1
+
+    def tensor(self, shape, dtype, *, offset=0, strides=None, row_pitch=None, read_only=None):
+        """Return a tensor in the memory, without a copy.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+        dtype : dtype
+            NumPy's, or bfloat16 and the 8-bit floats of ml_dtypes.
+        offset : int
+            Bytes from the start of the memory, which is `descriptor.offset` behind the start of the
+            allocation.
+        strides : sequence of int, optional
+            Bytes, one for each dimension, not negative; None: C order.
+        row_pitch : int, optional
+            Instead of `strides`: bytes from one row to the next, where the last dimension is a row
+            and all others follow each other by rows.
+        read_only : bool, optional
+            None is what the memory is; False is refused where the memory is read-only.
+
+        Returns
+        -------
+        Tensor
+            Whoever reads or exports it waits for what `set_ready` said before.
+
+        Raises
+        ------
+        InvalidDescriptorError
+            A malformed shape, dtype, stride, offset, or `row_pitch` smaller than a row.
+        OutOfBoundsError
+            It would reach beyond the allocation.
+        AlignmentError
+            Its address, a stride or the pitch is no multiple of the dtype's size.
+        ClosedError
+            The memory is closed, or belongs to the parent of a fork.
+        """
+        cdef Mapping* mapping = require_open(self)
+        cdef ElementType element
+        cdef Tensor tensor
+        cdef uint64_t address = mapping.address + <uint64_t>self.descriptor.offset
+        try:
+            element = element_of(dtype)
+        except TypeError as error:
+            raise InvalidDescriptorError(str(error)) from None
+        layout = place_tensor(self.descriptor, address, shape, element.dtype, offset, strides,
+                              row_pitch, read_only, MAX_RANK)
+        address += <uint64_t>layout.offset
+        tensor = tensor_new(buffer_over(self, address, layout.extent), element, address,
+                            len(layout.shape))
+        for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
+            tensor.lengths[i] = length
+            tensor.steps[i] = step
+        tensor.count = layout.count
+        tensor.is_read_only = layout.read_only
+        return tensor
+
+    def set_ready(self, timeline, value=None, *, timeout=None):
+        """Say which point of a timeline the producer's writes are behind.
+
+        Tensors made from now on carry it: a consumer's stream waits for it on the device, the CPU
+        when it takes a view. Tensors that exist keep what they had.
+
+        Parameters
+        ----------
+        timeline : Timeline, TimelinePoint or None
+            None: nothing is to be waited for any more.
+        value : int, optional
+            The value that the producer signals; not with a TimelinePoint.
+        timeout : float, optional
+            Seconds that the CPU waits at most; None: for ever.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No timeline, or a value that it cannot have.
+        DeviceMismatchError
+            The timeline is one of another device.
+        ClosedError
+            The memory is closed.
+        """
+        require_open(self)
+        if timeline is None:
+            self.ready = None
+            return
+        self.ready = point_of(timeline, value, timeout)
+
+    def resource(self, config=None, *, grow=None, name=None):
+        """Return an arena that sub-allocates in the memory.
+
+        Parameters
+        ----------
+        config : ArenaConfig or Mapping, optional
+            As for `Arena`; growth is by need. ``max_mem`` defaults to what the memory holds, where
+            there is no `grow`.
+        grow : callable, optional
+            ``grow(nbytes)`` asks the exporter for more, when the arena is full: it returns another
+            ExternalMemory of the same kind with at least so many bytes, or None. It must not call
+            the arena.
+        name : str, optional
+
+        Returns
+        -------
+        Arena
+            It keeps the memory and what `grow` gave; close it before closing the memory.
+
+        Raises
+        ------
+        ConfigError
+            The memory is read-only, or smaller than 256 bytes; a setting is not accepted.
+        ClosedError
+            The memory is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import os
+        >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+        >>> fd = os.memfd_create("heap")
+        >>> os.truncate(fd, 1 << 20)
+        >>> memory = importer_for("host").import_memory(
+        ...     MemoryDescriptor(fd, MemoryHandleType.MEMFD, 1 << 20), consume=True)
+        >>> arena = memory.resource()
+        >>> with arena.allocate(1000) as buffer:
+        ...     memory.ptr <= buffer.ptr < memory.ptr + memory.nbytes
+        True
+        """
+        cdef Mapping* mapping = require_open(self)
+        if self.read_only:
+            raise ConfigError("read-only memory cannot be handed out")
+        slices = Slices(self, grow)
+        if slices.room < QUANTUM:
+            raise ConfigError(f"memory of {self.nbytes} bytes at {self.ptr:#x} holds no block: it "
+                              f"takes {QUANTUM} bytes at a multiple of {QUANTUM}")
+        settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
+            config, ArenaConfig) else config
+        return Arena(self.memory, slices.settings(settings), source=slices,
+                     name=name or f"arena in imported memory at {mapping.address:#x}")
+
+    def close(self, *, timeout=None):
+        """Give the mapping back; waits for work on the device. Idempotent.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for `exports` to become 0.
+
+        Raises
+        ------
+        InUseError
+            There are exports still; nothing is changed.
+        DriverError
+            The driver refused to take something back. The memory is closed nevertheless.
+        """
+        cdef CUresult code = CUDA_SUCCESS
+        cdef const char* call = NULL
+        cdef Mapping* mapping = self.mapping
+        if mapping == NULL:
+            return
+        deadline = time.monotonic() + (timeout or 0)
+        while mapping.references > 1 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if mapping != self.mapping:         # another thread closed it meanwhile
+            return
+        if mapping.references > 1:
+            raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas")
+        self.mapping = NULL
+        with nogil:
+            mapping_end_last(mapping, &code, &call)
+            mappings_reap()
+        if code != CUDA_SUCCESS:
+            check(self.home.place.place.table, code, call.decode())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        state = ", closed" if self.mapping == NULL else ""
+        return (f"<gpumem.interop.ExternalMemory {self.descriptor.handle_type.name} of "
+                f"{self.nbytes} bytes in {self.memory}{state}>")
+
+
+cdef ExternalMemory external_memory(object descriptor, object memory, Mapping* mapping):
+    cdef ExternalMemory made
+    try:
+        made = ExternalMemory.__new__(ExternalMemory)
+        made.home = home_of(memory, descriptor.read_only)
+    except BaseException:
+        mapping_drop(mapping)
+        raise
+    made.descriptor = descriptor
+    made.memory = made.home.memory
+    made.mapping = mapping
+    return made
+
+
+cdef Mapping* require_open(ExternalMemory memory) except NULL:
+    if memory.mapping == NULL:
+        raise ClosedError("this imported memory is closed")
+    if place_is_dead(memory.mapping.place) and not memory.mapping.file_bytes:
+        raise ClosedError("this imported memory belongs to the parent process")
+    return memory.mapping
+
+
+# (memory, read-only) -> the resource of its buffers; made anew in a fork's child
+cdef dict homes = {}
+
+
+cdef MemoryResource home_of(object memory, bint read_only):
+    cdef MemoryResource known = homes.get((str(memory), read_only))
+    if known is None or place_is_dead(&known.place.place):
+        known = ImportedMemory(memory, read_only)
+        homes[str(memory), read_only] = known
+    return known
+
+
+def point_of(timeline, value, timeout):
+    """Return what tensors wait for: an object with wait() and enqueue_wait(stream)."""
+    if value is not None:
+        timeline = timeline.point(value)
+    elif not hasattr(timeline, "enqueue_wait") or not hasattr(timeline, "timeline"):
+        raise TypeError(f"{timeline!r} is no point of a timeline: a timeline takes a value with it")
+    return timeline if timeout is None else Patience(timeline, timeout)
+
+
+class Patience:
+    """A point that the CPU waits for no longer than it is told to."""
+
+    def __init__(self, point, timeout):
+        if not timeout >= 0:
+            raise ValueError(f"timeout {timeout!r} is not a number of seconds from 0")
+        self.point = point
+        self.timeline, self.value = point.timeline, point.value
+        self.enqueue_wait = point.enqueue_wait
+        self.timeout = timeout
+
+    def wait(self):
+        """Wait as long as allowed."""
+        self.point.wait(self.timeout)
+
+
+class Slices:
+    """An arena's source: the whole memory first, then what the exporter gives."""
+
+    def __init__(self, memory, grow):
+        if grow is not None and not callable(grow):
+            raise TypeError(f"grow {grow!r} is not callable")
+        self.grow = grow
+        self.first = memory
+        self.given = {}             # address of a region -> what keeps it
+        start, end = memory.ptr, memory.ptr + memory.nbytes
+        self.start = -(-start // QUANTUM) * QUANTUM
+        self.room = max(0, (end - self.start) // QUANTUM * QUANTUM)
+
+    def settings(self, config):
+        """Return the arena's settings: the whole memory is its first region."""
+        from dataclasses import replace
+
+        if self.grow is None and (config.max_mem == 0 or config.max_mem > self.room):
+            config = replace(config, max_mem=self.room)
+        return replace(config, initial_chunk_size_bytes=self.room)
+
+    def allocate(self, nbytes):
+        """Return a region of the memory, or of another that the exporter gives."""
+        if nbytes <= self.room and self.start not in self.given:
+            self.given[self.start] = keeper(self.first)
+            return self.start
+        memory = None if self.grow is None else self.grow(nbytes)
+        if memory is None:
+            return None
+        if memory.memory != self.first.memory or memory.nbytes < nbytes or memory.read_only:
+            raise ValueError(f"grow({nbytes}) gave {memory!r}: it takes writable memory of "
+                             f"{self.first.memory} with at least so many bytes")
+        self.given[memory.ptr] = keeper(memory)
+        return memory.ptr
+
+    def free(self, address, nbytes):
+        """Let go of a region."""
+        self.given.pop(address).close()
+
+
+def keeper(ExternalMemory memory not None):
+    """Return a buffer over the whole memory, which keeps it mapped."""
+    cdef Mapping* mapping = require_open(memory)
+    return buffer_over(memory, mapping.address + <uint64_t>memory.descriptor.offset, memory.nbytes)
+
+
+def reap():
+    """Give back imports that nobody refers to any more; waits for work on the device."""
+    with nogil:
+        mappings_reap()
+
+
+_reapers.append(reap)

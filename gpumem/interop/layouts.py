@@ -1,0 +1,147 @@
+"""Where a tensor lies in imported memory: every bound is checked here, in numbers without limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from gpumem.errors import AlignmentError, InvalidDescriptorError, OutOfBoundsError
+from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor
+
+__all__ = ["Placement", "place_tensor"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A tensor that fits: shape, strides in bytes, and its bytes in the memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    extent: int
+    count: int
+    read_only: bool
+
+
+def place_tensor(
+    memory: MemoryDescriptor,
+    address: int,
+    shape: int | Sequence[int],
+    dtype: Any,
+    offset: int,
+    strides: Sequence[int] | None,
+    row_pitch: int | None,
+    read_only: bool | None,
+    most_dimensions: int,
+) -> Placement:
+    """Check a tensor against the memory that begins at `address`, and lay it out.
+
+    Raises
+    ------
+    InvalidDescriptorError, OutOfBoundsError, AlignmentError
+        As `ExternalMemory.tensor`.
+    """
+    lengths = _shape(shape, most_dimensions)
+    start = _number(offset, "offset")
+    if strides is not None and row_pitch is not None:
+        raise InvalidDescriptorError("strides and row_pitch are two ways to say one thing")
+    if strides is not None:
+        steps = _strides(strides, len(lengths))
+    else:
+        steps = _rows(lengths, dtype.itemsize, row_pitch)
+    count = 1
+    for length in lengths:
+        count *= length
+    extent = _extent(lengths, steps, dtype.itemsize) if count else 0
+    if memory.offset + start + extent > memory.size:
+        raise OutOfBoundsError(
+            f"a tensor of {extent} bytes at offset {start} in the memory, which begins at offset "
+            f"{memory.offset} of its allocation, reaches beyond the allocation's {memory.size}",
+            size=memory.size,
+            memory_offset=memory.offset,
+            tensor_offset=start,
+            extent=extent,
+        )
+    _check_alignment(address + start, lengths, steps, dtype)
+    return Placement(lengths, steps, start, extent, count, _access(memory.read_only, read_only))
+
+
+def _shape(shape: Any, most: int) -> tuple[int, ...]:
+    given = (shape,) if hasattr(shape, "__index__") else shape
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidDescriptorError(
+            f"shape {shape!r} is neither an integer nor a sequence of them"
+        )
+    lengths = tuple(_number(length, "a length of the shape") for length in given)
+    if len(lengths) > most:
+        raise InvalidDescriptorError(
+            f"shape {shape!r} has {len(lengths)} dimensions: it takes up to {most}"
+        )
+    return lengths
+
+
+def _strides(strides: Any, dimensions: int) -> tuple[int, ...]:
+    if isinstance(strides, str) or not isinstance(strides, Iterable):
+        raise InvalidDescriptorError(f"strides {strides!r} is not a sequence of integers")
+    steps = tuple(_number(step, "a stride") for step in strides)
+    if len(steps) != dimensions:
+        raise InvalidDescriptorError(
+            f"strides {steps} has {len(steps)} numbers for {dimensions} dimensions"
+        )
+    return steps
+
+
+def _rows(lengths: tuple[int, ...], itemsize: int, pitch: int | None) -> tuple[int, ...]:
+    """Lay out in C order, where a step from row to row takes `pitch` bytes."""
+    steps = []
+    step = itemsize
+    for dimension, length in enumerate(reversed(lengths)):
+        if dimension == 1 and pitch is not None:
+            row = step
+            step = _number(pitch, "row_pitch")
+            if step < row:
+                raise InvalidDescriptorError(f"row_pitch {step} is less than a row's {row} bytes")
+        steps.append(step)
+        step *= max(length, 1)
+    if pitch is not None and len(lengths) < 2:
+        raise InvalidDescriptorError(
+            f"row_pitch {pitch!r} takes two dimensions: shape is {lengths}"
+        )
+    return tuple(reversed(steps))
+
+
+def _extent(lengths: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> int:
+    return itemsize + sum((length - 1) * step for length, step in zip(lengths, steps, strict=True))
+
+
+def _check_alignment(
+    address: int, lengths: tuple[int, ...], steps: tuple[int, ...], dtype: Any
+) -> None:
+    size = dtype.alignment if dtype.names else dtype.itemsize
+    if address % size:
+        raise AlignmentError(f"address {address:#x} is no multiple of {dtype}'s {size} bytes")
+    for length, step in zip(lengths, steps, strict=True):
+        if length > 1 and step % size:
+            raise AlignmentError(f"stride {step} is no multiple of {dtype}'s {size} bytes")
+
+
+def _access(memory_read_only: bool, asked: bool | None) -> bool:
+    if asked is None:
+        return memory_read_only
+    if not isinstance(asked, bool):
+        raise InvalidDescriptorError(f"read_only {asked!r} is not True, False or None")
+    if memory_read_only and not asked:
+        raise InvalidDescriptorError("read_only = False is not accepted in read-only memory")
+    return asked
+
+
+def _number(value: Any, name: str) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= MAX_BYTES:
+        raise InvalidDescriptorError(f"{name} {value!r} is not an integer from 0 to 2**63 - 1")
+    return number
