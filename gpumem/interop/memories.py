@@ -162,7 +162,7 @@ def _speaks_windows(device: Device) -> bool:
         return False
     from gpumem import _host
 
-    return bool(getattr(_host, "rehearses_windows", bool)())
+    return _host.windows_rehearsed()
 
 
 def _lavapipe(device: Device) -> Capability:
