@@ -8,6 +8,7 @@ from gpumem._buffer cimport Buffer
 cdef struct Side:
     uint64_t address
     const int64_t* strides
+    bint is_passing         # seen for this copy alone: nobody reads it through its buffer later
 
 # Copies one shape of elements. Between host memories, without a stream, the CPU does it before this
 # returns. Else it is queued on `stream` (None: the destination's own, or the source's if only

@@ -67,6 +67,7 @@ cdef struct Way:
     bint origin_known
     bint between_devices    # each of them the other's peer
     bint waits              # no stream was named, and an end's users know of none to wait for
+    bint to_is_passing
 
 
 cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
@@ -83,6 +84,7 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
     if stream is None and is_cpus(dst) and is_cpus(src):
         return copy_by_cpu(dst, src, &rows)
     way.waits = stream is None and (is_plain(dst) or is_plain(src))
+    way.to_is_passing = to.is_passing
     look_at(&way, place, dst, src, &rows)
     if not way.to_known and not way.origin_known:
         wait_for_stream(&place.place, way.stream)
@@ -202,26 +204,35 @@ cdef int queue_copy(Buffer dst, Buffer src, DriverDevice place, const Way* way, 
     if way.waits:
         wait_for_stream(&place.place, way.stream)
     else:
-        join(dst, src, place, way.stream)
+        join(dst, src, place, way)
     return check(place.place.table, said.code, said.call.decode())
 
 
-cdef int join(Buffer dst, Buffer src, DriverDevice place, CUstream stream) except -1:
+cdef int join(Buffer dst, Buffer src, DriverDevice place, const Way* way) except -1:
     """Let both buffers' streams come after the copy, and keep others' memory until then."""
+    # What somebody pinned has no stream of the GPU's: who pinned it waits for the copy's.
+    cdef bint to_hears = not (way.to_is_passing and is_pinned_elsewhere(dst, place))
+    cdef bint origin_hears = not is_pinned_elsewhere(src, place)
     try:
-        if is_plain(src) and src.home.place.type != place.type:
-            order_written(dst, stream, place)   # whoever pinned that source waits for the stream
-        else:
-            order_after(dst, src, stream, place)
+        if to_hears and origin_hears:
+            order_after(dst, src, way.stream, place)
+        elif to_hears:
+            order_written(dst, way.stream, place)
+        elif origin_hears:
+            order_read(src, way.stream, place)
     except DriverError:
-        wait_for_stream(&place.place, stream)       # as good, and slower
+        wait_for_stream(&place.place, way.stream)       # as good, and slower
         return 0
     # gpumem's own memory is freed in the order of its stream; others hear of our end at once.
     if buffer_is_foreign(src):
-        hold_until_done(src, place, stream)
+        hold_until_done(src, place, way.stream)
     if buffer_is_foreign(dst):
-        hold_until_done(dst, place, stream)
+        hold_until_done(dst, place, way.stream)
     return 0
+
+
+cdef bint is_pinned_elsewhere(Buffer buffer, DriverDevice place):
+    return is_plain(buffer) and buffer.home.place.type != place.type
 
 
 cdef inline Answer entered(Place* place) noexcept nogil:
@@ -245,7 +256,7 @@ cdef int copy_half_known(Buffer dst, Buffer src, DriverDevice place, const Way* 
             place_leave(&place.place)
     # The driver has read such a source when its call returns; for the rest, the CPU waits.
     if device == END_TO:
-        join(dst, src, place, way.stream)
+        join(dst, src, place, way)
     else:
         wait_for_stream(&place.place, way.stream)
     return check(place.place.table, said.code, said.call.decode())

@@ -506,8 +506,10 @@ cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
     cdef Side origin
     to.address = made.address
     to.strides = made.steps
+    to.is_passing = False
     origin.address = source.address
     origin.strides = source.steps
+    origin.is_passing = False
     drop_share(buffer_share(source.buffer))     # raises if it is closed
     copy_elements(made.buffer, &to, source.buffer, &origin, source.rank, source.lengths,
                   source.element.itemsize, stream)

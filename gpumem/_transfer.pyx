@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from gpumem._buffer cimport buffer_share, drop_share
+from gpumem._buffer cimport Buffer, buffer_share, drop_share
 from gpumem._copy cimport Side, copy_elements
 from gpumem._imports cimport tensor_seeing
 from gpumem._layout cimport layout_extent
@@ -47,9 +47,10 @@ def copy(dst, src, stream=None):
     queued. Both memories stay alive until it is done, whoever owns them, and what gpumem does with
     them later comes after it: `Tensor.numpy` waits, their streams wait, a free waits its turn.
     An array of the CPU's that gpumem did not make (NumPy's, PyTorch's pinned tensors) has nobody to
-    wait for it: without a `stream` such a copy is done when it returns. With one, whoever made a
-    pinned source waits for that stream before it changes. While a stream is captured into a
-    graph, others' memory is its maker's to keep.
+    wait for it: without a `stream` such a copy is done when it returns. With one, whoever pinned
+    it waits for that stream before a source changes or a destination is read; a Tensor over a
+    pinned destination does so by itself, so that such a copy is done when it returns. While a
+    stream is captured into a graph, others' memory is its maker's to keep.
 
     Memory that the driver does not know ("pageable": NumPy's, ``bytearray``) makes it synchronous:
     a source may change, and a destination is written, when it returns. From 4 MiB on such copies go
@@ -76,17 +77,19 @@ def copy(dst, src, stream=None):
         if is_same(to, origin):
             return
         origin = tensor_copy(origin, resource_beside(origin), stream)
-    move(to, origin, stream)
+    move(to, origin, stream, not isinstance(dst, (Tensor, Buffer)))
 
 
-cdef int move(Tensor dst, Tensor src, object stream) except -1:
+cdef int move(Tensor dst, Tensor src, object stream, bint dst_is_passing) except -1:
     cdef Side to
     cdef Side origin
     drop_share(buffer_share(src.buffer))
     to.address = dst.address
     to.strides = dst.steps
+    to.is_passing = dst_is_passing
     origin.address = src.address
     origin.strides = src.steps
+    origin.is_passing = False
     return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
                          dst.element.itemsize, stream)
 

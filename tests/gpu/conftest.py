@@ -1,5 +1,8 @@
 """Everything here needs a CUDA device; without one the whole folder is skipped, with the reason."""
 
+import threading
+
+import numpy as np
 import pytest
 
 import gpumem
@@ -38,3 +41,50 @@ def driver():
     call(driver.cuCtxSetCurrent, call(driver.cuDevicePrimaryCtxRetain, 0))
     yield driver
     call(driver.cuCtxSynchronize)
+
+
+class Gate:
+    """Holds streams back until it is opened.
+
+    It opens by itself after a minute, so that a library that waits for a held stream, where it
+    should not, fails a test and does not hang the run.
+    """
+
+    def __init__(self, driver):
+        self._driver = driver
+        self._memory = gpumem.Arena("cuda:0/host_accessible").allocate(8)
+        self._word = np.frombuffer(self._memory, np.uint64)
+        self._word[0] = 0
+        self._timers = []
+        self.open_after(60)
+
+    def hold(self, stream):
+        """Let nothing that is queued on the stream from now on run before the gate is opened."""
+        handle = stream if isinstance(stream, int) else stream.ptr
+        self._driver.call(self._driver.cuStreamWaitValue64, handle, self._memory.ptr, 1, 0)
+
+    @property
+    def is_open(self):
+        return bool(self._word[0])
+
+    def open(self):
+        self._word[0] = 1
+
+    def open_after(self, seconds):
+        """Open it from another thread, for calls that must wait until then."""
+        self._timers.append(threading.Timer(seconds, self.open))
+        self._timers[-1].start()
+
+    def close(self):
+        self.open()
+        for timer in self._timers:
+            timer.cancel()
+            timer.join()
+        self._driver.call(self._driver.cuCtxSynchronize)
+
+
+@pytest.fixture
+def gate(driver):
+    gate = Gate(driver)
+    yield gate
+    gate.close()

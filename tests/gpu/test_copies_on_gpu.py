@@ -1,6 +1,8 @@
 """Copies between every kind of memory of a machine with a GPU: right bytes, order, few calls."""
 
+import gc
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -151,3 +153,158 @@ def test_the_cpus_arrays_that_torch_pinned_are_copied_asynchronously(stream, dri
     word[0] = 1
     stream.synchronize()
     assert (fetch(device) == 3).all()
+
+
+# ---- driver calls, counted as the nodes of a graph that captures them ----------------------------
+
+
+def captured(driver, stream, work):
+    """Capture work, run it once from its graph, and return how many nodes that has."""
+    driver.call(driver.cuStreamBeginCapture, stream.ptr, driver.CUstreamCaptureMode(2))
+    try:
+        work()
+    finally:
+        graph = driver.call(driver.cuStreamEndCapture, stream.ptr)
+    _, count = driver.call(driver.cuGraphGetNodes, graph)
+    ready = driver.call(driver.cuGraphInstantiate, graph, 0)
+    driver.call(driver.cuGraphLaunch, ready, stream.ptr)
+    stream.synchronize()
+    driver.call(driver.cuGraphExecDestroy, ready)
+    driver.call(driver.cuGraphDestroy, graph)
+    return count
+
+
+def on_stream(array, memory, stream):
+    tensor = gpumem.empty(array.shape, array.dtype, memory=memory, stream=stream)
+    gpumem.copy(tensor, array, stream)
+    stream.synchronize()
+    return tensor
+
+
+BOXES = [
+    ((1 << 20,), np.s_[:], 1),
+    ((64, 32, 16, 8), np.s_[:], 1),  # contiguous elements are a line whatever their rank
+    ((300, 400), np.s_[:, 7:200], 1),
+    ((300, 400), np.s_[::3, 7:200], 1),
+    ((40, 30, 50), np.s_[3:, 2:20, 5:45], 1),
+    ((40, 30, 50), np.s_[:, ::2, 5:45], 1),
+    ((3, 20, 30, 50), np.s_[:, 1:, 2:20, 5:45], 3),  # a fourth dimension: one for each index
+]
+PAIRS = [
+    ("cuda:0", "cuda:0"),
+    ("cuda:0", "cuda:0/host_accessible"),
+    ("cuda:0/host_accessible", "cuda:0"),
+]
+
+
+@pytest.mark.parametrize(("to", "origin"), PAIRS)
+@pytest.mark.parametrize(("shape", "cut", "calls"), BOXES)
+def test_a_box_is_as_few_driver_calls_as_it_has_boxes_of_three_dimensions(
+    to, origin, shape, cut, calls, stream, driver
+):
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    dst, src = (
+        on_stream(np.zeros_like(data), to, stream),
+        on_stream(data, origin, stream),
+    )
+    assert captured(driver, stream, lambda: gpumem.copy(dst[cut], src[cut], stream)) == calls
+    expected = np.zeros_like(data)
+    expected[cut] = data[cut]
+    assert (fetch(dst) == expected).all()
+
+
+def test_a_pitched_source_becomes_contiguous_in_one_call(stream, driver):
+    data = np.arange(40 * 30 * 50, dtype=np.int16).reshape(40, 30, 50)
+    src = on_stream(data, "cuda:0", stream)[:, 3:20, 5:45]
+    dst = on_stream(np.zeros(src.shape, np.int16), "cuda:0", stream)
+    assert captured(driver, stream, lambda: gpumem.copy(dst, src, stream)) == 1
+    assert (fetch(dst) == data[:, 3:20, 5:45]).all()
+
+
+# ---- large pageable copies -----------------------------------------------------------------------
+
+
+def test_threads_stage_large_strided_copies_both_ways_at_once():
+    failures = []
+
+    def work(number):
+        rng = np.random.default_rng(number)
+        stream = gpumem.Stream("cuda:0")
+        data = rng.integers(0, 1 << 30, (2100, 2048, 3), np.int32)
+        cut = np.s_[number:2048, ::2, :]
+        device = gpumem.zeros(data.shape, "i4", memory="cuda:0", stream=stream)
+        back = np.zeros_like(data)
+        gpumem.copy(device[cut], data[cut], stream)
+        data_then, data[...] = data.copy(), 0  # a pageable source may change at once
+        gpumem.copy(back[cut], device[cut], stream)
+        if (back[cut] != data_then[cut]).any() or back[:number].any() or back[:, 1::2].any():
+            failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# ---- who lives until a copy is done --------------------------------------------------------------
+
+
+def test_a_torch_tensor_that_is_pinned_is_written_asynchronously_and_lives_until_then(stream, gate):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    device = place(np.full(MIB, 7, np.uint8), "cuda:0")
+    stream.synchronize()
+    target = torch.zeros(MIB, dtype=torch.uint8, pin_memory=True)
+    seen = target.numpy()
+    address = target.data_ptr()
+    gate.hold(stream)
+    gpumem.copy(target, device, stream)
+    assert not stream.query()
+    assert (seen == 0).all()
+    del target, seen
+    gc.collect()
+    others = [torch.empty(MIB, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
+    assert address not in [other.data_ptr() for other in others], "torch handed it out again"
+    gate.open()
+    stream.synchronize()
+
+
+def test_a_pinned_array_of_torchs_is_written_when_the_stream_is_done(stream, gate):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    device = place(np.full(MIB, 7, np.uint8), "cuda:0")
+    target = torch.zeros(MIB, dtype=torch.uint8, pin_memory=True)
+    gate.hold(stream)
+    gpumem.copy(target, device, stream)
+    assert not gate.is_open
+    gate.open()
+    stream.synchronize()
+    assert (target.numpy() == 7).all()
+    gpumem.copy(target, place(np.full(MIB, 8, np.uint8), "cuda:0"))
+    assert (target.numpy() == 8).all(), "without a stream a copy to it is done on return"
+
+
+def test_a_tensor_over_torchs_pinned_memory_is_waited_for_by_numpy(stream, gate):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    device = place(np.full(MIB, 7, np.uint8), "cuda:0")
+    target = gpumem.from_dlpack(torch.zeros(MIB, dtype=torch.uint8, pin_memory=True))
+    gate.hold(stream)
+    gate.open_after(0.3)
+    gpumem.copy(target, device, stream)
+    assert (target.numpy() == 7).all()
+
+
+def test_gpumems_own_memory_is_not_handed_out_before_the_copy_is_done(stream, gate):
+    arena = gpumem.Arena("cuda:0", {"initial_chunk_size_bytes": MIB})
+    source = gpumem.full(MIB, 4, "u1", resource=arena)
+    target = gpumem.zeros(MIB, "u1", memory="cuda:0", stream=stream)
+    other = gpumem.Stream("cuda:0")
+    gpumem.Device("cuda:0").synchronize()
+    gate.hold(stream)
+    gpumem.copy(target, source, stream)
+    del source
+    spoiler = gpumem.full(MIB, 99, "u1", resource=arena, stream=other)
+    gate.open()
+    stream.synchronize()
+    assert (fetch(target) == 4).all()
+    assert (fetch(spoiler) == 99).all()
