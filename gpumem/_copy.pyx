@@ -75,6 +75,7 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
     cdef Rows rows
     cdef Way way
     cdef DriverDevice place = driving_place(dst, src, stream)
+    cdef Buffer bound = bound_elsewhere(dst, src, place)
     way.stream = own_stream(dst if dst.home.place is place else src)    # if none is given
     if stream is not None:
         stream_handle(stream, place, &way.stream)
@@ -85,13 +86,32 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
         return copy_by_cpu(dst, src, &rows)
     way.waits = stream is None and (is_plain(dst) or is_plain(src))
     way.to_is_passing = to.is_passing
-    look_at(&way, place, dst, src, &rows)
+    if bound is not None:
+        return copy_beside(dst, src, place, &way, &rows, bound)
+    return copy_rows(dst, src, place, &way, &rows)
+
+
+cdef int copy_beside(Buffer dst, Buffer src, DriverDevice place, Way* way, const Rows* rows,
+                     Buffer bound) except -1:
+    """Copy on the own stream of the end that is bound to its device, as a part of another's."""
+    cdef CUstream asked = way.stream
+    order_read(bound, asked, place)         # that end's stream comes after the stream asked for
+    way.stream = own_stream(bound)
+    try:
+        return copy_rows(dst, src, bound.home.place, way, rows)
+    finally:
+        order_stream(bound, asked, place)
+
+
+cdef int copy_rows(Buffer dst, Buffer src, DriverDevice place, Way* way,
+                   const Rows* rows) except -1:
+    look_at(way, place, dst, src, rows)
     if not way.to_known and not way.origin_known:
         wait_for_stream(&place.place, way.stream)
-        return copy_by_cpu(dst, src, &rows)
+        return copy_by_cpu(dst, src, rows)
     if way.to_known and way.origin_known:
-        return copy_known(dst, src, place, &way, &rows)
-    return copy_half_known(dst, src, place, &way, &rows)
+        return copy_known(dst, src, place, way, rows)
+    return copy_half_known(dst, src, place, way, rows)
 
 
 # ---- whose work it is ----------------------------------------------------------------------------
@@ -105,7 +125,25 @@ cdef DriverDevice driving_place(Buffer dst, Buffer src, object stream):
             return (<Stream>stream).place
     if place.type == "host" and other.type == "cuda":
         return other
+    if stream is None and place.type == other.type and is_devices(src) and not is_devices(dst):
+        return other
     return place
+
+
+cdef Buffer bound_elsewhere(Buffer dst, Buffer src, DriverDevice place):
+    """Return the end that the driver reaches from another device than `place` only, or None.
+
+    Between two such memories it copies from anywhere, knowing whose each of them is.
+    """
+    cdef bint dst_is_bound = is_devices(dst) and dst.home.place.type == place.type
+    cdef bint src_is_bound = is_devices(src) and src.home.place.type == place.type
+    if dst_is_bound and src_is_bound and dst.home.place is not src.home.place:
+        return None
+    if dst_is_bound and dst.home.place is not place:
+        return dst
+    if src_is_bound and src.home.place is not place:
+        return src
+    return None
 
 
 cdef bint is_cpus(Buffer buffer):
@@ -286,18 +324,20 @@ cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice place, const Way* wa
     cdef uint64_t nbytes = rows_bytes(rows)
     cdef void* packed = malloc(nbytes)
     cdef DriverDevice source = src.home.place
+    cdef DriverDevice target = dst.home.place
     cdef Rows half
     if packed == NULL:
         raise MemoryError(f"no host memory for {nbytes} bytes between two layouts")
     try:
-        order_stream(dst, way.stream, place)
-        order_read(src, way.stream, place)      # its own stream now comes after ours
+        # Each half on its end's own stream; the first is over, with all that the stream asked for
+        # had queued, when the second begins.
+        order_read(src, way.stream, place)
         half = rows[0]
         rows_pack(&half, END_TO, <uintptr_t>packed)
         stage(source, own_stream(src), &half, END_ORIGIN)
         half = rows[0]
         rows_pack(&half, END_ORIGIN, <uintptr_t>packed)
-        stage(place, way.stream, &half, END_TO)
+        stage(target, own_stream(dst), &half, END_TO)
     finally:
         free(packed)
     return 0

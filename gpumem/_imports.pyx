@@ -26,6 +26,7 @@ from gpumem._driver cimport (
     CUstream,
     CUpointer_attribute,
     DriverDevice,
+    check,
     place_enter,
     place_leave,
 )
@@ -42,7 +43,7 @@ from gpumem._layout cimport (
 from gpumem._order cimport order_settled, order_written
 from gpumem._tensor cimport Tensor, tensor_new, tensor_to, tensor_whole
 
-from gpumem.device import Device, MemoryInfo, MemoryKind, driver_status
+from gpumem.device import Device, MemoryInfo, MemoryKind, _count, driver_status
 
 cdef enum:
     MEMORY_TYPE_DEVICE = 2      # CUmemorytype
@@ -165,10 +166,28 @@ def _capsule_from(x, target):
     except AttributeError:
         raise TypeError(f"{type(x).__name__} is no DLPack producer: it has no __dlpack__ and "
                         "__dlpack_device__") from None
-    device_type, _ = where()
-    order = {"stream": 1} if device_type == DL_CUDA else {}
+    device_type, ordinal = where()
     if device_type not in _OURS and target is not None and target.device.type == "host":
         return give(max_version=_VERSION, dl_device=(DL_CPU, 0))
+    if device_type == DL_CUDA:
+        return _given_on(ordinal, give)
+    return _given(give)
+
+
+def _given_on(ordinal, give):
+    """Ask with the producer's device current: it is what the handle of a default stream means."""
+    cdef DriverDevice place
+    if not driver_status().available or not 0 <= ordinal < _count("cuda"):
+        return _given(give, stream=1)       # what it gives will be refused
+    place = Device(f"cuda:{ordinal}")._open()
+    check(place.place.table, place_enter(&place.place), "cuCtxPushCurrent")
+    try:
+        return _given(give, stream=1)
+    finally:
+        place_leave(&place.place)
+
+
+def _given(give, **order):
     try:
         return give(max_version=_VERSION, **order)
     except TypeError as error:

@@ -22,8 +22,9 @@ def copy(dst, src, stream=None):
         ``__cuda_array_interface__`` or the buffer protocol. What a producer has queued comes
         first, by those protocols' rules.
     stream : stream, optional
-        Where the copy is queued, of `dst`'s device or `src`'s. None: the stream of `dst`'s buffer
-        if its device is a GPU, else that of `src`'s; and between memory of the CPU no stream.
+        Where the copy is queued, of `dst`'s device or `src`'s. None: the stream of the buffer, of
+        `dst`'s first, whose memory is a GPU's own, else of `dst`'s if its device is a GPU, else of
+        `src`'s; and between memory of the CPU no stream.
 
     Raises
     ------

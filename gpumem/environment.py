@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from gpumem._buffer import MemoryResource
+from gpumem._forks import ForkLock
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
@@ -77,7 +77,7 @@ class Environment:
     """
 
     def __init__(self, config: Settings | None = None) -> None:
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._entries: dict[tuple[Device, MemoryKind], _Entry] = {}
         self._replaced: list[_Entry] = []
         self._closed = False

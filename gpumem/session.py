@@ -18,14 +18,14 @@ array([0., 2., 4.])
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from gpumem._buffer import MemoryResource
 from gpumem._external import ExternalAllocator
+from gpumem._forks import ForkLock
 from gpumem._stream import Stream, _native_handle
 from gpumem.bindings import BoundInput, BoundOutput, CopyDecision, RunContext, decide
 from gpumem.config import ArenaConfig
@@ -43,14 +43,11 @@ from gpumem.resources import get_default_resource
 from gpumem.session_options import SessionOptions
 from gpumem.tensor import Tensor, asarray, copy, empty
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["CopyDecision", "RunContext", "Session"]
 
 
 _held_externals: weakref.WeakSet[MemoryResource] = weakref.WeakSet()
-_held_lock = threading.Lock()
+_held_lock = ForkLock()
 
 
 class Session:
@@ -97,7 +94,7 @@ class Session:
         self.memory = MemoryInfo(self.device)
         self.options = _options(options)
         self.environment = environment
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._inputs: dict[str, BoundInput] = {}
         self._outputs: dict[str, BoundOutput] = {}
         self._results: dict[str, Tensor] = {}

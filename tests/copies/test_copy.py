@@ -126,6 +126,43 @@ def test_memories_of_two_devices():
     """)
 
 
+def test_memory_of_one_device_and_anothers_pinned_memory_in_the_order_of_any_stream():
+    child.run_quietly(
+        """
+        import itertools
+        import gpumem, numpy as np
+        from gpumem import _host
+        from helpers.driver import HostDriver
+        gpumem.set_host_device_count(2)
+        drivers = {each: HostDriver(each) for each in ("host:0", "host:1")}
+        streams = [None, *(gpumem.Stream(each) for each in drivers)]
+        kinds = ["host:0", "host:1", "host:0/host_accessible", "host:1/managed"]
+        cuts = [np.s_[:], np.s_[::2, 1:], np.s_[::-1, ::3]]
+        _host.set_lag(2_000_000)
+        _host.find_misuse(True)
+        for to, origin, stream, cut in itertools.product(kinds, kinds, streams, cuts):
+            if to[:6] == origin[:6]:
+                continue
+            src = gpumem.full((300, 30), 7, "u1", memory=origin)
+            dst = gpumem.zeros((300, 30), "u1", memory=to)
+            for tensor in (src, dst):
+                tensor.numpy()      # waits
+            if stream is not None:
+                drivers[str(stream.device)].fill(src.buffer, 9, stream)
+            gpumem.copy(dst[cut], src[cut], stream)
+            if stream is not None:
+                stream.synchronize()
+                assert (dst.numpy(sync=False)[cut] == 9).all(), (to, origin, stream)
+            else:
+                assert (dst.numpy()[cut] == 7).all(), (to, origin)
+        assert not _host.misuse_count("unordered access"), _host.misuse_report()
+        assert not _host.misuse_count("wrong context"), _host.misuse_report()
+        _host.find_misuse(False)
+        """,
+        env={"PYTHONPATH": "tests"},
+    )
+
+
 # ---- the fewest calls ----------------------------------------------------------------------------
 
 

@@ -285,3 +285,50 @@ def test_devices_of_one_type_share_nothing():
             assert environment.shared_allocator("host:0") is None
         """
     )
+
+
+def test_a_forks_child_finds_the_lock_free_and_the_parents_arenas_closed():
+    child.run_quietly(
+        """
+        import os, signal, threading, warnings
+        import gpumem
+        warnings.simplefilter("ignore", DeprecationWarning)     # a fork beside threads is the point
+        environment = gpumem.Environment()
+        environment.register("host")
+        session = gpumem.Session("host", environment=environment)
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold():
+            with environment._lock, session._lock:
+                held.set()
+                go_on.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(60)
+        if os.fork() == 0:
+            signal.alarm(20)
+            for use in (
+                lambda: environment.acquire("host").allocate(8),
+                lambda: session.run(lambda ctx: None),
+            ):
+                try:
+                    use()
+                except gpumem.ClosedError:
+                    pass
+                else:
+                    raise AssertionError
+            with environment.register("host").allocate(8):
+                pass
+            session.close()
+            with gpumem.Environment() as own, own.register("host").allocate(8):
+                pass
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        go_on.set()
+        thread.join()
+        with environment.acquire("host").allocate(8):
+            pass
+        session.close()
+        """
+    )

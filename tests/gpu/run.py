@@ -67,7 +67,10 @@ def check():
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     tests = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
     # JAX compiles for minutes under the tool.
-    leave_out = ["-k", "not exit and not forked and not exhaustion and not jax and not library_sees"]
+    leave_out = [
+        "-k",
+        "not exit and not forked and not exhaustion and not jax and not library_sees",
+    ]
     # A call that the driver is meant to refuse, a question about unknown memory say, is no error.
     options = ["--tool", "memcheck", "--error-exitcode", "9", "--report-api-errors", "no"]
     command = [tool, *options, *tests, *leave_out]

@@ -139,7 +139,7 @@ def test_the_second_devices_memory_knows_its_device(memory):
         assert (seen.device.id, library.address(seen)) == (1, tensor.ptr)
         assert (library.fetch(seen) == 3).all()
         back = gpumem.from_dlpack(seen)
-        assert str(back.memory) == "cuda:1"
+        assert back.device == gpumem.Device("cuda:1")  # managed memory is known as such
         assert str(gpumem.asarray(CudaArray(tensor)).memory) == memory
     assert tensor.export_as("cuda").__dlpack_device__() == (2, 1)
 
@@ -154,6 +154,7 @@ def test_torchs_tensors_of_both_devices_are_ends_of_a_copy():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     source = torch.arange(MIB, dtype=torch.int32, device="cuda:1")
     target = torch.zeros(MIB, dtype=torch.int32, device="cuda:0")
+    assert torch.cuda.current_device() == 0
     assert str(gpumem.from_dlpack(source).memory) == "cuda:1"
     gpumem.copy(target, source)
     torch.cuda.synchronize(0)

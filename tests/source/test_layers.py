@@ -13,7 +13,7 @@ PACKAGE = ROOT / "gpumem"
 
 # From the bottom. A module imports from its own row and from rows above it in this list only.
 LAYERS = [
-    ["errors", "_seal"],
+    ["errors", "_seal", "_forks"],
     ["_bfc", "_bfc_*"],
     ["_driver"],
     ["_cuda", "_host"],
@@ -27,7 +27,7 @@ LAYERS = [
     ["_buffer"],
     ["_adaptor"],
     ["_core", "_core_*", "_pool", "_pool_*", "_direct", "_external"],
-    ["adaptors", "factory"],
+    ["adaptors*", "factory"],
     ["_defaults", "resources"],
     ["_order", "_foreign", "_hold", "_exports", "_fill", "_copy", "_copy_*"],
     ["_tensor"],

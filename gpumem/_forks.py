@@ -1,0 +1,46 @@
+"""Locks that a fork's child finds free."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import TracebackType
+
+__all__ = ["ForkLock"]
+
+_locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+
+
+class ForkLock:
+    """A reentrant lock that is free in a fork's child, whoever held it in the parent.
+
+    Only the forking thread lives on in the child. What another one was changing under the lock is
+    of arenas that are the parent's, which say so when they are used.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+
+def _renew_all() -> None:
+    for lock in list(_locks):
+        lock._renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)

@@ -1,0 +1,37 @@
+"""Adaptors: resources around other resources, in any nesting.
+
+Each hands out its upstream's blocks under its own name: a buffer's `resource` is the outermost
+adaptor, and its free goes through all of them, also when a view of it is dropped on a thread that
+does not run Python. An adaptor refers to its upstream and does not own it: closing the adaptor
+leaves the upstream open, and the upstream cannot be closed while blocks of the adaptor live.
+
+>>> import gpumem
+>>> tracked = gpumem.track(gpumem.limit(gpumem.Arena("host"), 1 << 20))
+>>> with tracked.allocate(1000) as buffer:
+...     buffer.resource is tracked, tracked.counts().current_bytes
+(True, 1000)
+"""
+
+from __future__ import annotations
+
+from gpumem.adaptors.failures import FailureAdaptor, on_failure
+from gpumem.adaptors.fallbacks import FallbackAdaptor, fallback
+from gpumem.adaptors.limits import LimitAdaptor, limit
+from gpumem.adaptors.logs import LogAdaptor, MemoryEvent, log
+from gpumem.adaptors.tracking import Outstanding, TrackAdaptor, TrackCounts, track
+
+__all__ = [
+    "FailureAdaptor",
+    "FallbackAdaptor",
+    "LimitAdaptor",
+    "LogAdaptor",
+    "MemoryEvent",
+    "Outstanding",
+    "TrackAdaptor",
+    "TrackCounts",
+    "fallback",
+    "limit",
+    "log",
+    "on_failure",
+    "track",
+]

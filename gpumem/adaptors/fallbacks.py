@@ -1,0 +1,143 @@
+"""Asking one resource after another."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from gpumem._adaptor import Adaptor, serve_from
+from gpumem._buffer import Buffer, MemoryResource
+from gpumem._forks import ForkLock
+from gpumem.stats import ShrinkReport, Stats
+
+__all__ = ["FallbackAdaptor", "fallback"]
+
+
+class FallbackAdaptor(Adaptor):
+    """Several resources of one device, asked one after another; see `fallback`."""
+
+    def __init__(self, *resources: MemoryResource, name: str | None = None) -> None:
+        if len(resources) < 2:
+            raise TypeError(f"fallback takes two or more resources, not {len(resources)}")
+        super().__init__(resources, name=name)
+        for number, resource in enumerate(resources):
+            if resource.memory.device != self.memory.device:
+                raise ValueError(
+                    f"{resource!r} is of {resource.memory.device}: a fallback takes resources of "
+                    f"one device, here of {self.memory.device}"
+                )
+            if any(resource is other for other in resources[:number]):
+                raise ValueError(f"{resource!r} is given twice")
+        self._served = [0] * len(resources)
+        self._lock = ForkLock()
+
+    def _serve(self, nbytes: int, stream: Any, options: dict[str, Any], persistent: bool) -> Buffer:
+        refusals = []
+        for number, upstream in enumerate(self.upstreams):
+            try:
+                buffer = serve_from(upstream, nbytes, stream, options, persistent)
+            except MemoryError as error:
+                refusals.append(f"before that, {upstream!r}: {error}")
+                if upstream is not self.upstreams[-1]:
+                    continue
+                for refusal in refusals[:-1]:
+                    error.add_note(refusal)
+                raise
+            with self._lock:
+                self._served[number] += 1
+            return buffer
+        raise AssertionError("unreachable")
+
+    def _note(self, buffer: Buffer, persistent: bool) -> MemoryResource:
+        return buffer.resource
+
+    def served_by(self, buffer: Buffer) -> MemoryResource:
+        """Return which of the resources a live buffer came from.
+
+        Raises
+        ------
+        ValueError
+            The buffer is not one of this adaptor's.
+        ClosedError
+            It is closed.
+        """
+        resource: MemoryResource = self._note_of(buffer)
+        return resource
+
+    @property
+    def served(self) -> tuple[int, ...]:
+        """Blocks that each of the resources has handed out here since the start."""
+        return tuple(self._served)
+
+    @property
+    def is_arena(self) -> bool:
+        """Whether any of the resources sub-allocates and can be shrunk."""
+        return any(upstream.is_arena for upstream in self.upstreams)
+
+    def shrink(self) -> ShrinkReport:
+        """Shrink every resource; the report has what all of them gave back and kept."""
+        reports = [upstream.shrink() for upstream in self.upstreams]
+        return ShrinkReport(
+            sum(report.released_bytes for report in reports),
+            tuple(kept for report in reports for kept in report.kept),
+        )
+
+    def stats(self) -> Stats:
+        """Return the sums of the resources' counters.
+
+        The limit is 0 if one of them has none; peaks are sums of peaks, so an upper bound; the
+        largest blocks are those of the resource that has the largest.
+        """
+        parts = [upstream.stats() for upstream in self.upstreams]
+        sums = {
+            each.name: sum(getattr(part, each.name) for part in parts) for each in fields(Stats)
+        }
+        if any(part.limit == 0 for part in parts):
+            sums["limit"] = 0
+        for largest in ("max_alloc_size", "largest_free"):
+            sums[largest] = max(getattr(part, largest) for part in parts)
+        return Stats(**sums)
+
+
+def fallback(
+    first: MemoryResource,
+    second: MemoryResource,
+    *more: MemoryResource,
+    name: str | None = None,
+) -> FallbackAdaptor:
+    """Ask one resource after another until one has the memory.
+
+    Such as a GPU's own memory, then pinned memory of the same GPU, then managed memory. A buffer's
+    `memory` says where it really lives, so what comes from pinned memory has NumPy views.
+
+    Parameters
+    ----------
+    first, second, *more : MemoryResource
+        Of one device, in the order in which they are asked. A resource is passed over when it
+        raises MemoryError; every other exception passes as it is.
+    name : str, optional
+        For people; the first resource's by default.
+
+    Returns
+    -------
+    FallbackAdaptor
+        Its `memory` is the first resource's; `served_by` and `served` say which one served. If
+        none has the memory, the last one's error is raised, the others' are its notes.
+
+    Raises
+    ------
+    TypeError
+        A resource is no MemoryResource.
+    ValueError
+        The resources are not of one device, or one is given twice.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> device = gpumem.limit(gpumem.Arena("host"), 1 << 20)
+    >>> pinned = gpumem.Arena("host/host_accessible")
+    >>> both = gpumem.fallback(device, pinned)
+    >>> str(both.allocate(2 << 20).memory)
+    'host:0/host_accessible'
+    """
+    return FallbackAdaptor(first, second, *more, name=name)

@@ -1,0 +1,74 @@
+"""A limit of its own for any resource."""
+
+from __future__ import annotations
+
+from gpumem._adaptor import Adaptor
+from gpumem._buffer import MemoryResource
+
+__all__ = ["LimitAdaptor", "limit"]
+
+_MAX_LIMIT = (1 << 63) - 1
+
+
+class LimitAdaptor(Adaptor):
+    """A resource with a limit of its own; see `limit`."""
+
+    def __init__(self, resource: MemoryResource, nbytes: int, *, name: str | None = None) -> None:
+        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+            raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
+        number = nbytes.__index__()
+        if not 0 <= number <= _MAX_LIMIT:
+            raise ValueError(f"nbytes = {number} is not accepted: it takes 0 to {_MAX_LIMIT}")
+        super().__init__((resource,), name=name, limit=number)
+        self._limit = number
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be handed out at a time, as they are asked for."""
+        return self._limit
+
+    @property
+    def used(self) -> int:
+        """Bytes handed out now, as they were asked for."""
+        return self._counts()[0]
+
+    @property
+    def free(self) -> int:
+        """Bytes that may still be handed out."""
+        return self._limit - self.used
+
+
+def limit(resource: MemoryResource, nbytes: int, *, name: str | None = None) -> LimitAdaptor:
+    """Let a resource hand out so many bytes at a time, and no more.
+
+    Bytes count as they are asked for, before the upstream is: whatever threads do, the limit is
+    never passed, and a request that the upstream refuses counts for nothing.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        The upstream.
+    nbytes : int
+        The limit, 0 to 2**63 - 1.
+    name : str, optional
+        For people; the upstream's by default.
+
+    Returns
+    -------
+    LimitAdaptor
+        With `limit`, `used` and `free`. Beyond the limit its `allocate` raises OutOfMemoryError.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `resource` is no MemoryResource, or `nbytes` no such number.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> small = gpumem.limit(gpumem.Arena("host"), 1 << 20)
+    >>> with small.allocate(1 << 20):
+    ...     small.free
+    0
+    """
+    return LimitAdaptor(resource, nbytes, name=name)

@@ -1,0 +1,156 @@
+"""using_resource: which resource serves what names none, by thread, task, block and exception."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+import gpumem
+
+
+def serving(memory="host"):
+    return gpumem.empty(4, "u1", memory=memory).buffer.resource
+
+
+@pytest.fixture
+def arenas(make_arena):
+    return [make_arena() for _ in range(3)]
+
+
+def test_the_innermost_block_of_a_memory_serves_and_each_end_uncovers_the_one_before(arenas):
+    first, second, _ = arenas
+    pinned = gpumem.Arena("host/host_accessible")
+    default = serving()
+    with gpumem.using_resource(first) as given:
+        assert given is first
+        assert serving() is first
+        with gpumem.using_resource(pinned):
+            assert serving() is first
+            assert serving("host/host_accessible") is pinned
+            assert serving(None) is pinned
+            with gpumem.using_resource(second):
+                assert serving() is second
+                assert serving("host/host_accessible") is pinned
+            assert serving(None) is pinned
+        assert serving() is first
+    assert serving() is default
+    pinned.close()
+
+
+def test_a_block_that_an_exception_leaves_is_over(arenas):
+    default = serving()
+    with (
+        pytest.raises(KeyError),
+        gpumem.using_resource(arenas[0]),
+        gpumem.using_resource(arenas[1]),
+    ):
+        raise KeyError
+    assert serving() is default
+    with pytest.raises(TypeError, match="MemoryResource"), gpumem.using_resource("host"):
+        raise AssertionError("the block was entered")
+    assert serving() is default
+
+
+def test_a_resource_without_memory_leaves_the_block_in_place(make_arena):
+    small = make_arena({"max_mem": 1 << 20})
+    with gpumem.using_resource(small):
+        with pytest.raises(gpumem.OutOfMemoryError):
+            gpumem.empty(2 << 20, "u1", memory="host")
+        assert serving() is small
+
+
+def test_a_default_that_is_set_meanwhile_serves_after_the_block(arenas):
+    first, second, _ = arenas
+    with gpumem.using_resource(first):
+        gpumem.set_default_resource("host", second)
+        try:
+            assert serving() is first
+        finally:
+            inside = gpumem.get_default_resource("host")
+    try:
+        assert inside is first
+        assert serving() is second
+    finally:
+        gpumem.set_default_resource("host", None)
+    assert serving() is not second
+
+
+def test_a_block_is_its_threads_alone(arenas):
+    default = serving()
+    seen: dict[int, list] = {}
+    inside = threading.Barrier(3)
+
+    def work(number):
+        seen[number] = [serving()]
+        with gpumem.using_resource(arenas[number]):
+            inside.wait(60)  # all of them are in their blocks now
+            seen[number] += [serving() for _ in range(200)]
+            inside.wait(60)
+        seen[number].append(serving())
+
+    with gpumem.using_resource(arenas[0]):
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert serving() is arenas[0]
+    for number in range(3):
+        assert seen[number] == [default, *[arenas[number]] * 200, default]
+
+
+def test_a_thread_that_is_given_the_context_is_in_the_block(arenas):
+    seen = []
+    with gpumem.using_resource(arenas[0]):
+        context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(lambda: seen.append(serving()),))
+    thread.start()
+    thread.join()
+    assert seen == [arenas[0]]
+    assert serving() is not arenas[0]
+
+
+def test_tasks_have_blocks_of_their_own_and_begin_in_their_makers(arenas):
+    first, second, third = arenas
+
+    async def work(own, turns):
+        seen = [serving()]
+        with gpumem.using_resource(own):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+                seen.append(serving())
+        seen.append(serving())
+        return seen
+
+    async def main():
+        with gpumem.using_resource(first):
+            tasks = [asyncio.create_task(work(own, 20)) for own in (second, third)]
+            await asyncio.sleep(0)
+            assert serving() is first
+        outside = asyncio.create_task(work(third, 1))
+        return [await task for task in (*tasks, outside)]
+
+    default = serving()
+    inner, other, outside = asyncio.run(main())
+    assert inner == [first, *[second] * 20, first]
+    assert other == [first, *[third] * 20, first]
+    assert outside == [default, third, default]
+
+
+def test_a_task_that_is_cancelled_in_its_block_leaves_nothing_behind(arenas):
+    async def main():
+        async def work():
+            with gpumem.using_resource(arenas[0]):
+                await asyncio.sleep(3600)
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return serving()
+
+    assert asyncio.run(main()) is serving()
