@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gpumem
-from bench import calls, copies, pairs, replays, sessions
+from bench import calls, copies, pairs, replays, sessions, views
 from bench.harness import Timing
 
 
@@ -40,9 +40,9 @@ def measure(traces: list[Path]) -> dict[str, Any]:
     """Run everything; a dict of plain values."""
     timings = {
         "host_calls": calls.host_calls(),
-        "views": calls.views(),
         "gpu_calls": calls.gpu_calls(),
         "session_outputs": sessions.outputs(),
+        **views.views(),
         **copies.copies(),
     }
     return {

@@ -31,20 +31,6 @@ def host_calls() -> Timing:
     return timing
 
 
-def views() -> Timing:
-    """Hand a buffer to NumPy without a copy, against NumPy handing itself an array."""
-    buffer = gpumem.Arena("host").allocate(NBYTES)
-    array = np.empty(NBYTES, np.uint8)
-    return interleave(
-        {
-            "np.from_dlpack(ndarray)": partial(np.from_dlpack, array),
-            "np.from_dlpack(Buffer)": partial(np.from_dlpack, buffer),
-            "np.frombuffer(Buffer)": partial(np.frombuffer, buffer, np.uint8),
-        },
-        "np.from_dlpack(ndarray)",
-    )
-
-
 def gpu_calls() -> Timing | None:
     """Allocate 1 MiB and drop on the GPU, against whatever else is installed; None without one."""
     if not gpumem.driver_status().available:

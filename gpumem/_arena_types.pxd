@@ -26,7 +26,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Bfc, load32, store32
 from gpumem._driver cimport CUevent, CUstream, Place
-from gpumem._lease cimport Uses
+from gpumem._lease cimport Claims, Uses
 from gpumem._page_budget cimport MoveBudget
 from gpumem._pages cimport Space
 
@@ -206,7 +206,7 @@ cdef struct ArenaCore:
     uint32_t saved_count
     uint64_t saved_bytes
     void* saved_copy
-    int32_t views           # references to leases besides the buffers' own (atomic)
+    Claims views            # on its leases, besides the buffers' own
     Backing backing
     ArenaStats stats
     uint64_t next_region    # bytes the next region will have, if it need not be larger

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport CUstream, DriverDevice
-from gpumem._lease cimport Lease, Uses
+from gpumem._lease cimport Lease, Uses, lease_drop
 from gpumem._raw cimport RawBooks
 
 cdef enum:
@@ -70,4 +70,5 @@ cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot)
 cdef void buffer_end(Buffer buffer) noexcept
 # One more reference to the block, for a view; NULL for an empty buffer. drop_share ends it.
 cdef Lease* buffer_share(Buffer buffer) except? NULL
-cdef void drop_share(void* lease) noexcept nogil
+cdef inline void drop_share(void* lease) noexcept nogil:
+    lease_drop(<Lease*>lease)

@@ -3,7 +3,7 @@
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.long cimport PyLong_AsSsize_t
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._backing_managed cimport HOST_SIDE, managed_advise, managed_prefetch
 from gpumem._deferred cimport run_deferred
@@ -14,10 +14,11 @@ from gpumem._dlpack cimport (
     DL_READ_ONLY,
     DL_UINT,
     DLDevice,
-    DLTensor,
+    Export,
     dlpack_capsule,
     dlpack_check_stream,
     dlpack_device_from,
+    dlpack_export,
     dlpack_wants_versioned,
     same_device,
 )
@@ -38,7 +39,7 @@ from gpumem._driver cimport (
     place_is_dead,
     place_leave,
 )
-from gpumem._lease cimport Lease, Uses, lease_drop, lease_drop_buffer, lease_retain
+from gpumem._lease cimport Lease, Uses, lease_drop_buffer, lease_retain
 from gpumem._raw cimport (
     DEFAULT_SLOT,
     RawBlock,
@@ -730,43 +731,43 @@ cdef class Buffer:
         BufferError
             The export asked for is not possible.
         """
-        cdef DLTensor tensor
-        cdef int64_t shape = self.requested_bytes
-        cdef int64_t stride = 1
+        cdef Export* exported
+        cdef DLDevice device = made(self).dl_device
         cdef bint versioned = dlpack_wants_versioned(max_version)
-        tensor.device = made(self).dl_device
-        if dl_device is not None and not same_device(dlpack_device_from(dl_device), tensor.device):
+        if dl_device is not None and not same_device(dlpack_device_from(dl_device), device):
             raise BufferError(f"this buffer is on DLPack device {self.__dlpack_device__()}, "
                               f"not on {dl_device}")
         if copy:
             raise BufferError("a Buffer exports its own memory only: copy=True is not possible")
-        dlpack_check_stream(tensor.device, stream)
+        dlpack_check_stream(device, stream)
         if self.home.is_read_only and not versioned:
             raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
                               "max_version=(1, 0)")
-        if tensor.device.device_type == DL_CPU:
+        if device.device_type == DL_CPU:
             self.home.before_cpu(self)
         elif stream is None or stream != -1:
             self.home.before_stream(self, <CUstream><uintptr_t><uint64_t>(stream or 1))
-        tensor.data = <void*>self.address
-        tensor.ndim = 1
-        tensor.dtype.code = DL_UINT
-        tensor.dtype.bits = 8
-        tensor.dtype.lanes = 1
-        tensor.shape = &shape
-        tensor.strides = &stride
-        return dlpack_capsule(&tensor, DL_READ_ONLY if self.home.is_read_only else 0, 0, versioned,
-                              buffer_share(self), drop_share)
+        exported = dlpack_export(1, DL_READ_ONLY if self.home.is_read_only else 0, 0, versioned,
+                                 buffer_share(self))
+        exported.tensor.data = <void*>self.address
+        exported.tensor.device = device
+        exported.tensor.dtype.code = DL_UINT
+        exported.tensor.dtype.bits = 8
+        exported.tensor.dtype.lanes = 1
+        exported.tensor.shape[0] = self.requested_bytes
+        exported.tensor.strides[0] = 1
+        return dlpack_capsule(exported)
 
-    def __getattr__(self, name):
-        # The attribute must not exist on memory that CUDA cannot reach: hasattr decides there.
-        if name == "__cuda_array_interface__" and made(self).memory.device.type == "cuda":
-            if self.is_closed:
-                raise ClosedError("this buffer is closed")
-            return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
-                    "data": (self.address, bool(self.home.is_read_only)), "version": 3,
-                    "stream": None}
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    @property
+    def __cuda_array_interface__(self):
+        """Version 3 of the CUDA array interface; absent on memory that CUDA does not reach."""
+        cdef MemoryResource resource = made(self)
+        if resource.memory.device.type != "cuda":
+            raise AttributeError(f"CUDA does not reach {resource.memory}")
+        if self.is_closed:
+            raise ClosedError("this buffer is closed")
+        return {"shape": (self.requested_bytes,), "typestr": "|u1", "strides": None,
+                "data": (self.address, bool(resource.is_read_only)), "version": 3, "stream": None}
 
 
 cdef inline MemoryResource made(Buffer buffer):
@@ -800,10 +801,6 @@ cdef MemoryResource require_managed(Buffer buffer, str what):
     if place_is_dead(&resource.place.place):
         raise ClosedError("this buffer belongs to the parent process")
     return resource
-
-
-cdef void drop_share(void* lease) noexcept nogil:
-    lease_drop(<Lease*>lease)
 
 
 cdef void buffer_end(Buffer buffer) noexcept:

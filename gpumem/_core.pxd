@@ -6,11 +6,14 @@ from gpumem._arena_types cimport ArenaCore, Block
 from gpumem._buffer cimport MemoryResource
 from gpumem._core_capture cimport Captures, GraphPool
 from gpumem._core_source cimport Source
+from gpumem._stream cimport Stream
 
 cdef class Arena(MemoryResource):
     cdef ArenaCore* core
     cdef readonly object config         # ArenaConfig
     cdef uint32_t default_slot          # of the default stream
+    cdef Stream last_stream             # named last, while it has its slot; one of gpumem's own
+    cdef uint32_t last_slot
     cdef list stale                     # stream objects let go, until nothing is under way
     cdef Captures captures              # None until a graph is captured
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up

@@ -68,7 +68,7 @@ from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
 from gpumem._core_source cimport make_source, source_keep
 from gpumem._driver cimport CUstream, place_is_dead, process
-from gpumem._lease cimport Lease, Uses, uses_free
+from gpumem._lease cimport Lease, Uses, claims_held, uses_free
 from gpumem._pages cimport Space
 from gpumem._stream cimport Stream, stream_handle
 
@@ -410,9 +410,10 @@ cdef class Arena(MemoryResource):
         self._require_awake_or_asleep()
         if self.core.closed == STATE_SUSPENDED:
             return 0
-        if self.cpu_can_read and self.core.views:
-            raise InUseError(f"arena {self.name!r} cannot be suspended: {self.core.views} views of "
-                             "its blocks are alive, and the CPU could read them")
+        views = claims_held(&self.core.views)
+        if self.cpu_can_read and views:
+            raise InUseError(f"arena {self.name!r} cannot be suspended: {views} views of its "
+                             "blocks are alive, and the CPU could read them")
         with nogil:
             status = arena_suspend(self.core)
         if status != ARENA_OK:
@@ -545,6 +546,9 @@ cdef class Arena(MemoryResource):
             return 0
         if place_is_dead(&self.place.place):
             raise_status(self, self.core, 0, 0, 0, ARENA_DEAD)
+        if stream is self.last_stream and not self.stale:
+            slot[0] = self.last_slot
+            return 0
         stream_handle(stream, self.place, &handle)
         is_object = not hasattr(stream, "__index__")
         if self.stale:
@@ -559,6 +563,9 @@ cdef class Arena(MemoryResource):
             if not keeps_itself(kept):
                 self.stale.append(kept)
                 self.streams[slot[0]] = stream
+        if keeps_itself(stream):
+            self.last_stream = stream
+            self.last_slot = slot[0]
         return 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
@@ -621,6 +628,7 @@ cdef class Arena(MemoryResource):
         self.slot_of(stream, &slot)
         if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
+            self.last_stream = None
 
     # ---- looking at it ---------------------------------------------------------------------------
 
@@ -716,6 +724,7 @@ cdef class Arena(MemoryResource):
                              f"{stats.num_allocs - stats.num_frees} blocks are in use, and "
                              f"{self.core.graphs} graphs use its graph pools")
         self.streams.clear()
+        self.last_stream = None
         self.stale = []
 
     def _require_open(self):
@@ -742,6 +751,7 @@ cdef class Arena(MemoryResource):
 
 cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:
     # A slot that is fresh, or names no stream, needs no object of the stream that it named before.
+    arena.last_stream = None
     for slot in list(arena.streams):
         if slot == fresh or arena.core.streams[<uint32_t>slot].vacant:
             arena.stale.append(arena.streams.pop(slot))

@@ -141,10 +141,20 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
     """
     if dtype is None:
         dtype = numpy().asarray(fill_value).dtype
-    value = numpy().array(fill_value, element_of(dtype).dtype)
-    if value.ndim:
-        raise ValueError(f"fill_value {fill_value!r} is not a scalar")
+    value = _element_from(fill_value, element_of(dtype).dtype)
     cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
                                environment=environment, stream=stream)
     tensor_fill(tensor, value.tobytes(), stream)
     return tensor
+
+
+def _element_from(given, dtype):
+    if isinstance(given, int) and dtype.kind in "iu":
+        limits = numpy().iinfo(dtype)       # older NumPy wraps around, with a warning
+        if not limits.min <= given <= limits.max:
+            raise OverflowError(f"fill_value {given} is not from {limits.min} to {limits.max}, "
+                                f"what {dtype} holds")
+    value = numpy().array(given, dtype)
+    if value.ndim:
+        raise ValueError(f"fill_value {given!r} is not a scalar")
+    return value

@@ -6,7 +6,10 @@ shape is the one that no consumer breaks on: `data` is the real address, `byte_o
 no interpreter lock.
 """
 
+from cpython.long cimport PyLong_AsLongAndOverflow
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from gpumem._lease cimport Lease
 
 cdef enum:
     DLPACK_MAJOR = 1
@@ -75,21 +78,39 @@ cdef struct DLManagedTensorVersioned:
 
 # ---- out -----------------------------------------------------------------------------------------
 
-# Who keeps the memory: called exactly once per export, from any thread, without the GIL.
-ctypedef void (*owner_release)(void* owner) noexcept nogil
+cdef union Managed:
+    DLManagedTensor legacy
+    DLManagedTensorVersioned versioned
 
-# Both take over one reference of `owner`, also when they fail. shape and strides are copied.
-# `minor`: the oldest 1.x that knows all of it.
-cdef DLManagedTensorVersioned* dlpack_export(const DLTensor* tensor, uint64_t flags,
-                                             uint32_t minor, void* owner,
-                                             owner_release release) noexcept nogil
-cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, uint32_t minor,
-                           bint versioned, void* owner, owner_release release)
+# One block of memory: the managed struct first, so that its address is the block's; the numbers of
+# shape and strides follow.
+cdef struct Export:
+    Managed managed
+    DLTensor* tensor        # inside `managed`
+    bint versioned
+    Lease* lease            # keeps the memory; NULL: there is none
+
+# An export to be described, at `tensor`, by who asked for it: data, device and dtype, and `ndim`
+# numbers each of shape and strides. Takes over one claim of the lease, also when it fails; the end
+# may come on any thread, without the interpreter lock. `minor`: the oldest 1.x that knows it all.
+cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
+                           Lease* lease) except NULL
+# Owns the export, until somebody consumes it.
+cdef object dlpack_capsule(Export* exported)
+
 # Whether a consumer's max_version admits the versioned struct; ValueError for no pair.
-cdef bint wants_versioned(object max_version) except -1
-
 cdef inline bint dlpack_wants_versioned(object max_version) except -1:
-    return False if max_version is None else wants_versioned(max_version)
+    cdef int overflow
+    if max_version is None:
+        return False
+    if type(max_version) is tuple and len(<tuple>max_version) == 2:
+        newest = (<tuple>max_version)[0]
+        if type(newest) is int:     # as every consumer writes it
+            return PyLong_AsLongAndOverflow(newest, &overflow) >= DLPACK_MAJOR or overflow > 0
+    return wants_versioned(max_version)
+
+
+cdef bint wants_versioned(object max_version) except -1
 
 cdef DLDevice dlpack_device_from(object pair) except *
 cdef int dlpack_check_stream(DLDevice device, object stream) except -1

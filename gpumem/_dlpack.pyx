@@ -10,13 +10,14 @@ from cpython.pycapsule cimport (
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+
+from gpumem._lease cimport Lease, lease_drop
 
 cdef extern from "Python.h":
     # NULL with an exception set: checked by hand, because the owner is released first.
     PyObject* new_capsule "PyCapsule_New" (void* pointer, const char* name,
                                            void (*destructor)(PyObject*) noexcept)
-    bint is_valid "PyCapsule_IsValid" (PyObject* capsule, const char* name)
+    const char* name_of "PyCapsule_GetName" (PyObject* capsule)
     void* pointer_in "PyCapsule_GetPointer" (PyObject* capsule, const char* name)
 
 from operator import index
@@ -28,25 +29,10 @@ cdef const char* USED_LEGACY = "used_dltensor"
 cdef const char* USED_VERSIONED = "used_dltensor_versioned"
 cdef const char* EXCHANGE = "dlpack_exchange_api"
 
-cdef object last_version = None
-cdef bint last_answer = False
-
-cdef union Managed:
-    DLManagedTensor legacy
-    DLManagedTensorVersioned versioned
-
-# One block of memory per export: the managed struct first, so that its address is the block's;
-# the numbers of shape and strides follow.
-cdef struct Export:
-    Managed managed
-    void* owner
-    owner_release release
-
-
 # ---- out -----------------------------------------------------------------------------------------
 
 cdef inline void end_export(Export* exported) noexcept nogil:
-    exported.release(exported.owner)
+    lease_drop(exported.lease)
     free(exported)
 
 
@@ -59,63 +45,42 @@ cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
 
 
 # A capsule that nobody consumed, or whose consumer refused it, keeps its first name: its
-# destructor frees it then.
-cdef void drop_legacy(PyObject* capsule) noexcept:
-    if is_valid(capsule, LEGACY):
-        end_export(<Export*>pointer_in(capsule, LEGACY))
+# destructor frees it then. All other names begin with "used_".
+cdef void drop_capsule(PyObject* capsule) noexcept:
+    cdef const char* name = name_of(capsule)
+    if name[0] != b"u":
+        end_export(<Export*>pointer_in(capsule, name))
 
 
-cdef void drop_versioned(PyObject* capsule) noexcept:
-    if is_valid(capsule, VERSIONED):
-        end_export(<Export*>pointer_in(capsule, VERSIONED))
-
-
-cdef inline Export* new_export(const DLTensor* tensor, uint64_t flags, uint32_t minor,
-                               bint versioned, void* owner, owner_release release) noexcept nogil:
-    cdef size_t numbers = tensor.ndim * sizeof(int64_t)
-    cdef Export* exported = <Export*>malloc(sizeof(Export) + 2 * numbers)
-    cdef DLTensor* target
+cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
+                           Lease* lease) except NULL:
+    cdef Export* exported = <Export*>malloc(sizeof(Export) + 2 * ndim * sizeof(int64_t))
     if exported == NULL:
-        release(owner)
-        return NULL
-    exported.owner = owner
-    exported.release = release
+        lease_drop(lease)
+        raise MemoryError("no host memory for a DLPack tensor")
+    exported.lease = lease
+    exported.versioned = versioned
     if versioned:
-        target = &exported.managed.versioned.dl_tensor
+        exported.tensor = &exported.managed.versioned.dl_tensor
         exported.managed.versioned.version.major = DLPACK_MAJOR
         exported.managed.versioned.version.minor = minor
         exported.managed.versioned.manager_ctx = NULL
         exported.managed.versioned.deleter = delete_versioned
         exported.managed.versioned.flags = flags
     else:
-        target = &exported.managed.legacy.dl_tensor
+        exported.tensor = &exported.managed.legacy.dl_tensor
         exported.managed.legacy.manager_ctx = NULL
         exported.managed.legacy.deleter = delete_legacy
-    target[0] = tensor[0]
-    target.shape = <int64_t*>(exported + 1)
-    target.strides = target.shape + tensor.ndim
-    target.byte_offset = 0
-    memcpy(target.shape, tensor.shape, numbers)
-    memcpy(target.strides, tensor.strides, numbers)
+    exported.tensor.ndim = ndim
+    exported.tensor.shape = <int64_t*>(exported + 1)
+    exported.tensor.strides = exported.tensor.shape + ndim
+    exported.tensor.byte_offset = 0
     return exported
 
 
-cdef DLManagedTensorVersioned* dlpack_export(const DLTensor* tensor, uint64_t flags,
-                                             uint32_t minor, void* owner,
-                                             owner_release release) noexcept nogil:
-    return <DLManagedTensorVersioned*>new_export(tensor, flags, minor, True, owner, release)
-
-
-cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, uint32_t minor,
-                           bint versioned, void* owner, owner_release release):
-    cdef Export* exported = new_export(tensor, flags, minor, versioned, owner, release)
-    cdef PyObject* capsule
-    if exported == NULL:
-        raise MemoryError("no host memory for a DLPack capsule")
-    if versioned:
-        capsule = new_capsule(exported, VERSIONED, drop_versioned)
-    else:
-        capsule = new_capsule(exported, LEGACY, drop_legacy)
+cdef object dlpack_capsule(Export* exported):
+    cdef PyObject* capsule = new_capsule(exported, VERSIONED if exported.versioned else LEGACY,
+                                         drop_capsule)
     if capsule == NULL:
         end_export(exported)
         raise MemoryError("no host memory for a DLPack capsule")
@@ -125,16 +90,11 @@ cdef object dlpack_capsule(const DLTensor* tensor, uint64_t flags, uint32_t mino
 
 
 cdef bint wants_versioned(object max_version) except -1:
-    global last_version, last_answer
-    if max_version is last_version:     # consumers pass one constant
-        return last_answer
     try:
         major, _ = max_version
         major = int(major)
     except (TypeError, ValueError) as error:
         raise ValueError(f"max_version {max_version!r} is not a pair of integers") from error
-    if type(max_version) is tuple:      # else it may change
-        last_version, last_answer = max_version, major >= DLPACK_MAJOR
     return major >= DLPACK_MAJOR
 
 

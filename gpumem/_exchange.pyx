@@ -17,7 +17,6 @@ from gpumem._dlpack cimport (
     DLManagedTensorVersioned,
     DLTensor,
     Incoming,
-    dlpack_export,
     exchange_table,
     incoming_versioned,
     set_error,
@@ -26,30 +25,38 @@ from gpumem._element cimport element_named
 from gpumem._exports cimport export_order
 from gpumem._foreign cimport foreign_adopt
 from gpumem._imports cimport tensor_of_incoming
-from gpumem._tensor cimport Tensor, tensor_allocate, tensor_describe, tensor_flags
+from gpumem._tensor cimport (
+    Tensor,
+    tensor_allocate,
+    tensor_describe,
+    tensor_export,
+    tensor_find_words,
+    tensor_flags,
+)
 
 
-cdef int describe(Tensor tensor, DLTensor* described) except -1:
-    tensor_describe(tensor, tensor.dl_device, described)
+cdef int make_ready(Tensor tensor) except -1:
+    tensor_find_words(tensor)
     return export_order(tensor.buffer, tensor.dl_device,
                         1 if tensor.dl_device.device_type == DL_CUDA else None)
 
 
 cdef int from_py_object(void* given, DLManagedTensorVersioned** out) except -1:
     cdef Tensor tensor = <object>given
-    cdef DLTensor described
-    describe(tensor, &described)
-    out[0] = dlpack_export(&described, tensor_flags(tensor), tensor.element.dl_minor,
-                           buffer_share(tensor.buffer), drop_share)
-    if out[0] == NULL:
-        raise MemoryError("no host memory for a DLPack tensor")
+    make_ready(tensor)
+    out[0] = &tensor_export(tensor, tensor.dl_device, tensor_flags(tensor), True).managed.versioned
     return 0
 
 
 cdef int borrow_from_py_object(void* given, DLTensor* out) except -1:
     cdef Tensor tensor = <object>given
-    describe(tensor, out)
+    make_ready(tensor)
     drop_share(buffer_share(tensor.buffer))     # raises if it is closed
+    tensor_describe(tensor, tensor.dl_device, out)
+    out.ndim = tensor.rank
+    out.shape = tensor.lengths
+    out.strides = tensor.dl_steps
+    out.byte_offset = 0
     return 0
 
 

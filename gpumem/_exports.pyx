@@ -60,10 +60,8 @@ cdef DLDevice export_named(MemoryResource resource, object named) except *:
     return dlpack_device_from(named)
 
 
-cdef int export_order(Buffer buffer, DLDevice device, object stream) except -1:
+cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1:
     cdef uint64_t handle = 1
-    if stream is None and device.device_type == DL_CPU:
-        return order_host(buffer)
     dlpack_check_stream(device, stream)
     if device.device_type == DL_CPU or device.device_type == DL_CUDA_HOST:
         return order_host(buffer)

@@ -1,10 +1,10 @@
 """Counting leases; see _lease.pxd."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 
 cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
+    uint64_t count_up(uint64_t* count)
 
 
 cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream,
@@ -12,7 +12,8 @@ cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uin
     cdef Lease* lease = <Lease*>malloc(sizeof(Lease))
     if lease == NULL:
         return NULL
-    lease.references = 1
+    lease.claims.begun = 1
+    lease.claims.ended = 0
     lease.stream = stream
     lease.handle = handle
     lease.address = address
@@ -59,21 +60,20 @@ cdef void uses_free(Uses* uses) noexcept nogil:
         free(uses)
 
 
-cdef void lease_retain(Lease* lease) noexcept nogil:
-    count_add(&lease.references, 1)
-    if lease.views != NULL:
-        count_add(lease.views, 1)
+cdef inline bint claim_end(Claims* claims) noexcept nogil:
+    """Tell whether it was the last."""
+    return count_up(&claims.ended) == load64(&claims.begun)
 
 
 cdef void lease_drop(Lease* lease) noexcept nogil:
     if lease == NULL:
         return
     if lease.views != NULL:
-        count_add(lease.views, -1)
+        claim_end(lease.views)
     lease_drop_buffer(lease)
 
 
 cdef void lease_drop_buffer(Lease* lease) noexcept nogil:
-    if count_add(&lease.references, -1) == 0:
+    if claim_end(&lease.claims):
         lease.release(lease)
         free(lease)

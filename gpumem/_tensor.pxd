@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from gpumem._buffer cimport Buffer, MemoryResource
-from gpumem._dlpack cimport DL_READ_ONLY, DLDevice, DLTensor
+from gpumem._dlpack cimport DL_READ_ONLY, DLDevice, DLTensor, Export
 from gpumem._element cimport ElementType
 
 cdef enum:
@@ -34,9 +34,22 @@ cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
 # What gives more memory like that which the tensor is in.
 cdef MemoryResource resource_beside(Tensor tensor)
 cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1
-# What DLPack shows of it as being on `device`; the numbers are the tensor's own, so it has to be
-# kept. BufferError for what DLPack has no words for.
-cdef int tensor_describe(Tensor tensor, DLDevice device, DLTensor* described) except -1
+# BufferError for what DLPack has no words for; called before any of the next two.
+cdef inline int tensor_find_words(Tensor tensor) except -1:
+    return 0 if tensor.is_described else find_words(tensor)
+
+
+cdef int find_words(Tensor tensor) except -1
+# What DLPack shows of it as being on `device`, but for shape and strides.
+cdef inline void tensor_describe(Tensor tensor, DLDevice device, DLTensor* described) noexcept:
+    described.data = <void*>(tensor.address if tensor.count else 0)
+    described.device = device
+    described.dtype = tensor.element.dl
+
+
+# An export of it, complete.
+cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
+                           bint versioned) except NULL
 cdef inline uint64_t tensor_flags(Tensor tensor) noexcept:
     return DL_READ_ONLY if tensor.is_read_only else 0
 

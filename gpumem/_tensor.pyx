@@ -21,10 +21,11 @@ from gpumem._dlpack cimport (
     DL_CPU,
     DL_IS_COPIED,
     DLDevice,
-    DLTensor,
+    Export,
     dlpack_capsule,
     dlpack_check_stream,
     dlpack_device_from,
+    dlpack_export,
     dlpack_wants_versioned,
     exchange_capsule,
 )
@@ -436,7 +437,6 @@ cdef class Tensor:
         ValueError
             A malformed argument.
         """
-        cdef DLTensor described
         cdef DLDevice device = self.dl_device
         cdef bint versioned = dlpack_wants_versioned(max_version)
         if dl_device is not None:
@@ -446,10 +446,9 @@ cdef class Tensor:
         if self.is_read_only and not versioned:
             raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
                               "max_version=(1, 0)")
-        tensor_describe(self, device, &described)
+        tensor_find_words(self)
         export_order(self.buffer, device, stream)
-        return dlpack_capsule(&described, tensor_flags(self), self.element.dl_minor, versioned,
-                              buffer_share(self.buffer), drop_share)
+        return dlpack_capsule(tensor_export(self, device, tensor_flags(self), versioned))
 
 
 cdef inline object numbers(int ndim, const int64_t* values):
@@ -596,17 +595,16 @@ cdef int require_order(Tensor tensor, int flags, bint strided) except -1:
     return 0
 
 
-cdef int tensor_describe(Tensor tensor, DLDevice device, DLTensor* described) except -1:
-    if not tensor.is_described:
-        find_words(tensor)
-    described.data = <void*><uintptr_t>(tensor.address if tensor.count else 0)
-    described.device = device
-    described.ndim = tensor.rank
-    described.dtype = tensor.element.dl
-    described.shape = tensor.lengths
-    described.strides = tensor.dl_steps
-    described.byte_offset = 0
-    return 0
+cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
+                           bint versioned) except NULL:
+    cdef Export* exported = dlpack_export(tensor.rank, flags, tensor.element.dl_minor, versioned,
+                                          buffer_share(tensor.buffer))
+    cdef int i
+    tensor_describe(tensor, device, exported.tensor)
+    for i in range(tensor.rank):
+        exported.tensor.shape[i] = tensor.lengths[i]
+        exported.tensor.strides[i] = tensor.dl_steps[i]
+    return exported
 
 
 cdef int find_words(Tensor tensor) except -1:
@@ -629,7 +627,6 @@ cdef int find_words(Tensor tensor) except -1:
 cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object stream,
                         object copy):
     """Export adjacent elements in new memory: where it is, or on the CPU."""
-    cdef DLTensor described
     cdef Tensor made
     cdef bint here = export_reaches(tensor.buffer.home, device)
     cdef bint on_cpu = device.device_type == DL_CPU and device.device_id == 0
@@ -637,10 +634,9 @@ cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object s
         raise export_refusal(tensor.buffer.home, device)
     dlpack_check_stream(device, stream)
     made = tensor_copy(tensor, resource_beside(tensor) if here else serving("host"), None)
-    tensor_describe(made, device, &described)
+    tensor_find_words(made)
     export_order(made.buffer, device, stream)
-    return dlpack_capsule(&described, DL_IS_COPIED, made.element.dl_minor, versioned,
-                          buffer_share(made.buffer), drop_share)
+    return dlpack_capsule(tensor_export(made, device, DL_IS_COPIED, versioned))
 
 
 seal(Tensor)

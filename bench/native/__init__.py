@@ -1,4 +1,4 @@
-"""Allocators below Python: gpumem's core, the baselines written for this, the mallocs present.
+"""What is measured below Python: allocators, and a consumer of the C exchange API.
 
 Compiled at the first use, into ``build/bench``, against the .pxd files of the gpumem that is
 imported: its core is called, not copied.
@@ -14,19 +14,24 @@ import gpumem
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build" / "bench"
+SOURCES = {
+    # gpumem's core, the baselines written for this, the mallocs present
+    "_native": ("_native.pyx", "harness.cpp", "baselines.cpp"),
+    "_exchange": ("_exchange.pyx",),
+}
 
 
-def load() -> Any:
+def load(name: str = "_native") -> Any:
     """Compile what is out of date, and return the module."""
-    path = _compiled()
-    spec = importlib.util.spec_from_file_location("_native", path)
+    path = _compiled(name)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def _compiled() -> Path:
+def _compiled(name: str) -> Path:
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
@@ -34,8 +39,8 @@ def _compiled() -> Path:
     package = Path(gpumem.__file__).resolve().parent
     headers = [*package.glob("*.pxd"), *package.glob("include/*.h"), HERE / "subject.h"]
     extension = Extension(
-        "_native",
-        [str(HERE / name) for name in ("_native.pyx", "harness.cpp", "baselines.cpp")],
+        name,
+        [str(HERE / source) for source in SOURCES[name]],
         include_dirs=[str(HERE), str(package / "include"), str(package / "hostdev")],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=["-std=c++17", "-O2", "-g0"],
@@ -59,4 +64,4 @@ def _compiled() -> Path:
     command.build_lib = command.build_temp = str(BUILD)
     command.ensure_finalized()
     command.run()
-    return Path(command.get_ext_fullpath("_native"))
+    return Path(command.get_ext_fullpath(name))

@@ -9,6 +9,11 @@ static inline int32_t count_add(int32_t *count, int32_t by) {
     return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
 }
 
+/* The same of a counter that only rises. */
+static inline uint64_t count_up(uint64_t *count) {
+    return __atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
+}
+
 /* Sums for statistics: exact, ordered with nothing. */
 static inline uint64_t sum_add(uint64_t *sum, uint64_t by) {
     return __atomic_add_fetch(sum, by, __ATOMIC_RELAXED);

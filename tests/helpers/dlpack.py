@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
+
+# Older ones ask for legacy capsules, which have no flag for read-only memory: they take everything
+# for read-only, give nothing read-only away, and their from_dlpack has no `device` and `copy`.
+NUMPY_KNOWS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
 LEGACY = b"dltensor"
 VERSIONED = b"dltensor_versioned"
 

@@ -57,9 +57,13 @@ def test_read_only_is_flagged_or_refused():
     tensor = gpumem.zeros(3, "f4", memory="host").as_read_only()
     capsule = tensor.__dlpack__(max_version=(1, 0))
     assert dlpack.managed_of(capsule).flags == 1
-    assert not np.from_dlpack(tensor).flags.writeable
     with pytest.raises(BufferError, match="read-only"):
         tensor.__dlpack__()
+    if dlpack.NUMPY_KNOWS_VERSIONS:
+        assert not np.from_dlpack(tensor).flags.writeable
+    else:
+        with pytest.raises(BufferError, match="read-only"):
+            np.from_dlpack(tensor)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,8 +164,8 @@ def test_a_producers_memory_is_seen_and_given_back_once(kind):
     assert (tensor.shape, tensor.strides) == ((2, 3), (4, 1))
     assert producer.asked == [{"max_version": (1, 3)}]
     view = np.from_dlpack(tensor[1:])
-    view[:] = 7
-    assert producer.memory.raw[4:7] == b"\7\7\7"
+    producer.memory[4:7] = b"\7\7\7"
+    assert view.tobytes() == b"\7\7\7"
     del tensor
     gc.collect()
     assert producer.deleted == 0
