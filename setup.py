@@ -84,8 +84,9 @@ setup(
             extension("_page_suspend"),
             extension("_backing"),
             extension("_backing_managed"),
-            extension("_backing_numa"),
+            extension("_backing_physical"),
             extension("_backing_pages"),
+            extension("_backing_file"),
             extension("_backing_pinned"),
             extension("_arena_cache"),
             extension("_arena_books"),
@@ -140,6 +141,7 @@ setup(
             extension("interop._mapping"),
             extension("interop._memory"),
             extension("interop._maps"),
+            extension("interop._export"),
             extension("replay._replay"),
         ],
         compiler_directives={

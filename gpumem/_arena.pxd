@@ -26,6 +26,7 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept
 cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
                          Uses* uses) noexcept nogil
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                                   bint shareable,
                                    Block* block) noexcept nogil
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil

@@ -303,29 +303,29 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 # ---- blocks with a region of their own ---------------------------------------------------------
 
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                                   Block* block) noexcept nogil:
+                                   bint shareable, Block* block) noexcept nogil:
     cdef uint64_t until = 0
     cdef int status
     if place_is_dead(arena.place):
         return ARENA_DEAD
     arena_reap()
-    status = persistent_now(arena, nbytes, stream, block)
+    status = persistent_now(arena, nbytes, stream, shareable, block)
     while memory_is_out(arena, nbytes, status) and wait_for_streams(arena, stream, &until):
-        status = persistent_now(arena, nbytes, stream, block)
+        status = persistent_now(arena, nbytes, stream, shareable, block)
     return status
 
 
-cdef int persistent_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef int persistent_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
                         Block* block) noexcept nogil:
     cdef CUstreamCaptureMode mode = place_relax(arena.place)
     cdef int status
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
-    status = add_own_region(arena, nbytes, stream, block)
+    status = add_own_region(arena, nbytes, stream, shareable, block)
     if shrink_may_help(arena, nbytes, status):
         if release_idle(arena) != 0:
-            status = add_own_region(arena, nbytes, stream, block)
-    if status == ARENA_OK:
+            status = add_own_region(arena, nbytes, stream, shareable, block)
+    if status == ARENA_OK and not shareable:
         lock_acquire(&arena.lock)
         arena.stats.num_reserves += 1
         lock_release(&arena.lock)
@@ -346,7 +346,7 @@ cdef int allocate_through(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     mode = place_relax(arena.place)
     lock_acquire(&arena.grow_lock)
     release_retired(arena)
-    status = add_own_region(arena, nbytes, stream, block)
+    status = add_own_region(arena, nbytes, stream, False, block)
     lock_release(&arena.grow_lock)
     place_restore(arena.place, mode)
     return status

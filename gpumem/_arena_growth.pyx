@@ -20,6 +20,7 @@ from gpumem._arena_types cimport (
     lock_release,
     table_for,
 )
+from gpumem._backing cimport Backing, mapped_find
 from gpumem._bfc cimport (
     Bfc,
     bfc_add_region,
@@ -85,7 +86,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                      Block* block) noexcept nogil:
     # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
     # block from it in one step, so that no other thread can take it away in between.
-    cdef uint64_t size = whole_granules(arena, nbytes)
+    cdef uint64_t size = whole_granules(&arena.backing, nbytes)
     cdef uint64_t room = arena_room(arena)
     cdef uint64_t running, wanted, address
     cdef bint forced = False
@@ -151,15 +152,15 @@ cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t siz
         arena.last_call = NULL
         if code != CUDA_ERROR_OUT_OF_MEMORY or wanted[0] == size:
             return False
-        less = whole_granules(arena, wanted[0] // 10 * 9)
+        less = whole_granules(&arena.backing, wanted[0] // 10 * 9)
         wanted[0] = less if less < wanted[0] else wanted[0] - arena.backing.granule
         if wanted[0] < size or wanted[0] < BACK_OFF_FLOOR:
             wanted[0] = size
 
 
-cdef inline uint64_t whole_granules(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+cdef inline uint64_t whole_granules(const Backing* backing, uint64_t nbytes) noexcept nogil:
     # Bytes of the least region that holds so many.
-    return round_to_quantum(nbytes + arena.backing.granule - QUANTUM) & ~(arena.backing.granule - 1)
+    return round_to_quantum(nbytes + backing.granule - QUANTUM) & ~(backing.granule - 1)
 
 
 cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
@@ -227,6 +228,8 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
 
 
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil:
+    if mapped_find(&arena.shareable, address) != NULL:
+        return arena.shareable.release(&arena.shareable, address, size) == CUDA_SUCCESS
     if arena.settings.paged:
         return persistent_release(arena, address)
     return arena.backing.release(&arena.backing, address, size) == CUDA_SUCCESS
@@ -240,16 +243,17 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
     return status == ARENA_DRIVER_REFUSED
 
 
-cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
                         Block* block) noexcept nogil:
     # With the grow lock: a region of exactly this block, as far as the backing can.
-    cdef uint64_t size = whole_granules(arena, nbytes)
+    cdef Backing* backing = &arena.shareable if shareable else &arena.backing
+    cdef uint64_t size = whole_granules(backing, nbytes)
     cdef uint64_t address
     cdef uint32_t region
     cdef int status
     if arena.closed:
         return ARENA_CLOSED
-    status = reserve_own(arena, size, &address)
+    status = reserve_own(arena, backing, size, &address)
     if status != ARENA_OK:
         return status
     lock_acquire(&arena.lock)
@@ -265,15 +269,16 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     return ARENA_OK
 
 
-cdef int reserve_own(ArenaCore* arena, uint64_t size, uint64_t* address) noexcept nogil:
+cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
+                     uint64_t* address) noexcept nogil:
     cdef CUresult code
-    if arena.settings.paged:
+    if arena.settings.paged and backing == &arena.backing:
         return persistent_reserve(arena, size, address)
     if size > arena_room(arena):
         return ARENA_OVER_LIMIT
-    code = arena.backing.reserve(&arena.backing, size, address)
+    code = backing.reserve(backing, size, address)
     if code == CUDA_SUCCESS:
         return ARENA_OK
     arena.last_code = <int32_t>code
-    arena.last_call = NULL
+    arena.last_call = NULL if backing == &arena.backing else backing.call
     return ARENA_DRIVER_REFUSED

@@ -22,6 +22,7 @@ from gpumem._arena_types cimport (
     STATE_OPEN,
     STATE_SUSPENDED,
 )
+from gpumem._backing cimport mapped_find
 from gpumem._bfc cimport Bfc, CHUNK_USED, NIL
 from gpumem._driver cimport CUDA_SUCCESS, CUresult, CUstream, place_enter, place_leave
 from gpumem._page_suspend cimport space_give_up, space_restore
@@ -149,30 +150,31 @@ cdef int restore(ArenaCore* arena) noexcept nogil:
 
 cdef bint copy_make(ArenaCore* arena) noexcept nogil:
     # A list of the live blocks, and host memory for their bytes.
-    cdef uint64_t nbytes, blocks
+    cdef uint64_t blocks
     lock_acquire(&arena.lock)
-    nbytes = arena.table.in_use + arena.small.in_use
     blocks = arena.table.used_chunks + arena.small.used_chunks
     arena.saved = <SavedBlock*>calloc(blocks + 1, sizeof(SavedBlock))
     if arena.saved != NULL:
         arena.saved_count = 0
+        arena.saved_bytes = 0
         list_blocks(arena, &arena.table)
         list_blocks(arena, &arena.small)
     lock_release(&arena.lock)
     if arena.saved == NULL:
         return False
-    arena.saved_bytes = nbytes
-    if nbytes:
-        arena.saved_copy = gm_copy_map(nbytes)
-    return nbytes == 0 or arena.saved_copy != NULL
+    if arena.saved_bytes:
+        arena.saved_copy = gm_copy_map(arena.saved_bytes)
+    return arena.saved_bytes == 0 or arena.saved_copy != NULL
 
 
 cdef void list_blocks(ArenaCore* arena, Bfc* table) noexcept nogil:
-    # In address order within a range, so that neighbours are copied in one piece.
+    # In address order within a range, so that neighbours are copied in one piece. What other
+    # processes may have stays where it is.
     cdef uint32_t region, index
     cdef SavedBlock* block
     for region in range(table.region_count):
-        if table.regions[region].size == 0:
+        if (table.regions[region].size == 0
+                or mapped_find(&arena.shareable, table.regions[region].address) != NULL):
             continue
         index = table.regions[region].first
         while index != NIL:
@@ -184,6 +186,7 @@ cdef void list_blocks(ArenaCore* arena, Bfc* table) noexcept nogil:
                 block.generation = table.chunks[index].generation
                 block.small = table == &arena.small
                 arena.saved_count += 1
+                arena.saved_bytes += block.nbytes
             index = table.chunks[index].next
 
 

@@ -208,6 +208,7 @@ cdef struct ArenaCore:
     void* saved_copy
     Claims views            # on its leases, besides the buffers' own
     Backing backing
+    Backing shareable       # blocks that other processes may be given; no `reserve`: none can be
     ArenaStats stats
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     uint32_t stream_capacity

@@ -6,7 +6,8 @@ Addresses are multiples of 256. A refusal leaves nothing behind. A release waits
 driver's own free does, for what is queued on the device: the memory may be someone else's next.
 
 The family: plain driver blocks (_backing), host pages that are pinned (_backing_pinned), managed
-memory with hints (_backing_managed), a NUMA node's memory (_backing_numa), somebody else's
+memory with hints (_backing_managed), one physical handle each: a NUMA node's, or a device's to be
+shared (_backing_physical), files in memory to be shared (_backing_file), somebody else's
 (_core_source).
 """
 
@@ -31,7 +32,7 @@ cdef struct Mapped:
     Mapped* next
     uint64_t address
     uint64_t nbytes         # of the mapping; at least the region's
-    uint64_t memory         # NUMA: the physical handle
+    uint64_t memory         # the physical handle, or the file's descriptor
 
 cdef struct Backing:
     CUresult (*reserve)(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
@@ -43,8 +44,11 @@ cdef struct Backing:
     uint64_t calls          # driver calls made by this backing
     uint64_t granule        # bytes, a power of two; regions are multiples of it
     int node                # host memory: the NUMA node; -1: the device's nearest
+    bint exportable         # physical handles and files are made to be given to other processes
+    bint has_files          # what `Mapped.memory` is: a descriptor, not a physical handle
     ManagedHints hints
     Mapped* mapped
+    uint64_t mapped_bytes   # of these mappings together
     void* source            # what a source is called with
 
 # Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
@@ -57,5 +61,6 @@ cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexc
 cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil
 cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
                         uint64_t memory) noexcept nogil
+cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil
 # Out of the list, the caller's to free; NULL: not there.
 cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil

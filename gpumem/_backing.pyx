@@ -89,6 +89,14 @@ cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
     mapped.nbytes = nbytes
     mapped.memory = memory
     self.mapped = mapped
+    self.mapped_bytes += nbytes
+    return mapped
+
+
+cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil:
+    cdef Mapped* mapped = self.mapped
+    while mapped != NULL and mapped.address != address:
+        mapped = mapped.next
     return mapped
 
 
@@ -99,6 +107,7 @@ cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil:
         found = hook[0]
         if found.address == address:
             hook[0] = found.next
+            self.mapped_bytes -= found.nbytes
             return found
         hook = &found.next
     return NULL

@@ -61,6 +61,8 @@ cdef class Buffer:
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1
 # Makes an adaptor look like what it is around.
 cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1
+# Raises ConfigError where somebody asks a resource for shareable memory that has none.
+cdef int refuse_shareable(MemoryResource resource, object shareable) except -1
 cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
 # Wraps a block that was just taken. `handle` is the resource's own name for it.
 cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,

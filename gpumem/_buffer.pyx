@@ -52,7 +52,7 @@ from gpumem._raw cimport (
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.errors import ClosedError
+from gpumem.errors import ClosedError, ConfigError
 from gpumem.stats import ShrinkReport
 
 cdef char* BYTES_FORMAT = "B"
@@ -173,7 +173,7 @@ cdef class MemoryResource:
         """
         raise NotImplementedError(f"{type(self).__name__} has no deallocate_raw")
 
-    def allocate(self, nbytes, stream=None, *, alignment=None):
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
         """Hand out a block.
 
         Parameters
@@ -186,6 +186,8 @@ cdef class MemoryResource:
         alignment : int, optional
             Bytes, a power of two up to 2 MiB. Beyond what the memory promises, so much more is
             asked for.
+        shareable : bool
+            True is refused: only an `Arena` makes memory that other processes may be given.
 
         Returns
         -------
@@ -198,11 +200,14 @@ cdef class MemoryResource:
             An argument is not accepted, or what `allocate_raw` returned is no address.
         MemoryError
             There is no room; OutOfMemoryError for a size that no machine has.
+        ConfigError
+            `shareable`.
         ClosedError
             It is closed, or belongs to the parent of a fork.
         """
         cdef uint64_t size = size_of(nbytes)
         cdef uint64_t multiple = raw_alignment(alignment)
+        refuse_shareable(self, shareable)
         return raw_buffer(self, size, stream, multiple, False)
 
     def allocate_persistent(self, nbytes):
@@ -333,6 +338,13 @@ cdef int require_hooks(object cls) except -1:
         if getattr(cls, hook) is getattr(MemoryResource, hook):
             raise TypeError(f"{cls.__name__} has no {hook}: a class of MemoryResource writes "
                             "allocate_raw and deallocate_raw")
+    return 0
+
+
+cdef int refuse_shareable(MemoryResource resource, object shareable) except -1:
+    if shareable:
+        raise ConfigError(f"shareable = True is not accepted by {resource!r}: an Arena makes "
+                          "memory that other processes may be given")
     return 0
 
 

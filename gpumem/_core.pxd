@@ -8,6 +8,12 @@ from gpumem._core_capture cimport Captures, GraphPool
 from gpumem._core_source cimport Source
 from gpumem._stream cimport Stream
 
+# Where a block lies: among others, alone, alone in memory that other processes may be given.
+cdef enum Region:
+    REGION_OF_MANY
+    OWN_REGION
+    SHARED_REGION
+
 cdef class Arena(MemoryResource):
     cdef ArenaCore* core
     cdef readonly object config         # ArenaConfig
@@ -19,8 +25,9 @@ cdef class Arena(MemoryResource):
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
     cdef Source source                  # where regions come from instead of the driver; or None
 
-    cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, bint persistent,
+    cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                   Block* block) except -1
+    cdef int require_shareable(self) except -1
     cdef int require_outside_source(self) except -1
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment)

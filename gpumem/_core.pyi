@@ -36,7 +36,12 @@ class Arena(MemoryResource):
         name: str | None = None,
     ) -> None: ...
     def allocate(
-        self, nbytes: SupportsIndex, stream: _StreamLike = None, *, alignment: int | None = None
+        self,
+        nbytes: SupportsIndex,
+        stream: _StreamLike = None,
+        *,
+        alignment: int | None = None,
+        shareable: bool = False,
     ) -> Buffer: ...
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer: ...
     def reserve(self, nbytes: SupportsIndex) -> Buffer: ...

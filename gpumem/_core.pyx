@@ -62,7 +62,7 @@ from gpumem._buffer cimport (
     resource_init,
     size_of,
 )
-from gpumem._core_backing cimport choose_backing
+from gpumem._core_backing cimport choose_backing, shareable_init, why_not_shareable
 from gpumem._core_capture cimport Captures, GraphPool, make_pool
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
@@ -177,7 +177,7 @@ cdef class Arena(MemoryResource):
 
     # ---- blocks ----------------------------------------------------------------------------------
 
-    def allocate(self, nbytes, stream=None, *, alignment=None):
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
         """Hand out a block.
 
         Parameters
@@ -188,6 +188,11 @@ cdef class Arena(MemoryResource):
             The stream whose work uses the block first; None is the arena's default stream.
         alignment : int, optional
             Bytes, a power of two up to 2 MiB. Every block is aligned to at least 256.
+        shareable : bool
+            Give it memory of its own that is cleared, holds nothing else, never moves, and may be
+            given to other processes by `gpumem.interop.export`. Takes whole pages: 2 MiB of a
+            device's memory, 4 KiB of the host's. Like a persistent block, it goes back to the
+            driver after it is freed.
 
         Returns
         -------
@@ -204,6 +209,8 @@ cdef class Arena(MemoryResource):
             Neither the arena nor the driver has the room; the arena is as before.
         SourceError
             The arena's source failed, or gave what cannot be used; the arena is as before.
+        ConfigError
+            `shareable`, of managed memory, of an arena with a source, or while a graph is captured.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
         """
@@ -212,18 +219,24 @@ cdef class Arena(MemoryResource):
         cdef uint64_t size = size_of(nbytes)
         cdef uint64_t extra = 0
         cdef GraphPool pool
+        cdef Region region = SHARED_REGION if shareable else REGION_OF_MANY
         if alignment is not None:
             extra = alignment_of(alignment) - QUANTUM
         if stream is not None or self.default_per_thread:
             self.slot_of(stream, &slot)
         if size == 0:
             return empty_block(self, slot)
+        if shareable:
+            self.require_shareable()
         pool = None
         if self.captures is not None:
             pool = self.captures.pool_of(self, self.core, slot, False)
-        if pool is None and self.take(size, extra, slot, False, &block) == ARENA_CAPTURING:
+        if pool is None and self.take(size, extra, slot, region, &block) == ARENA_CAPTURING:
             pool = captures_of(self).pool_of(self, self.core, slot, True)
         if pool is not None:
+            if shareable:
+                raise ConfigError("shareable = True is not accepted while a graph is captured: "
+                                  "allocate it before")
             return self.take_captured(pool, nbytes, slot, alignment)
         if extra:
             block.address = (block.address + extra) & ~extra
@@ -233,7 +246,7 @@ cdef class Arena(MemoryResource):
         cdef Block block
         if nbytes == 0 or self.default_per_thread:
             return self.allocate(nbytes)
-        self.take(nbytes, 0, self.default_slot, False, &block)
+        self.take(nbytes, 0, self.default_slot, REGION_OF_MANY, &block)
         return buffer_of(self, block.address, nbytes, block.size, block.handle, self.default_slot)
 
     def allocate_persistent(self, nbytes):
@@ -264,7 +277,7 @@ cdef class Arena(MemoryResource):
             pool = self.captures.pool_of(self, self.core, slot, False)
             if pool is not None:
                 return self.take_captured(pool, nbytes, slot, None)
-        if self.take(size, 0, slot, True, &block) == ARENA_CAPTURING:
+        if self.take(size, 0, slot, OWN_REGION, &block) == ARENA_CAPTURING:
             pool = captures_of(self).pool_of(self, self.core, slot, True)
             return self.take_captured(pool, nbytes, slot, None)
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
@@ -273,7 +286,7 @@ cdef class Arena(MemoryResource):
         """Alias of `allocate_persistent`, ONNX Runtime's name."""
         return self.allocate_persistent(nbytes)
 
-    cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, bint persistent,
+    cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                   Block* block) except -1:
         # `extra`: bytes so that an aligned part of the block holds what was asked for.
         cdef uint64_t nbytes = asked + extra
@@ -283,20 +296,35 @@ cdef class Arena(MemoryResource):
         if nbytes > ABSURD - QUANTUM:
             raise_status(self, self.core, asked, extra, slot, ARENA_OVER_LIMIT)
         status = ARENA_MISS
-        if not persistent:
+        if region == REGION_OF_MANY:
             status = arena_allocate_fast(self.core, nbytes, slot, block)
         if status == ARENA_MISS:
             self.require_outside_source()
             slot_claim(self.core, slot)     # other threads run: it must keep its stream
             with nogil:
-                if persistent:
-                    status = arena_allocate_persistent(self.core, nbytes, slot, block)
-                else:
+                if region == REGION_OF_MANY:
                     status = arena_allocate_slow(self.core, nbytes, slot, block)
+                else:
+                    status = arena_allocate_persistent(self.core, nbytes, slot,
+                                                       region == SHARED_REGION, block)
                 slot_unclaim(self.core, slot)
         if status != ARENA_OK and status != ARENA_CAPTURING:
             raise_status(self, self.core, asked, extra, slot, status)
         return status
+
+    cdef int require_shareable(self) except -1:
+        """Make the backing of shareable blocks with the first of them, or raise ConfigError."""
+        cdef Backing backing
+        if self.core.shareable.reserve != NULL:
+            return 0
+        reason = why_not_shareable(self, self.config, self.source)
+        if reason:
+            raise ConfigError(f"shareable = True is not accepted by arena {self.name!r} on "
+                              f"{self.memory}: {reason}")
+        shareable_init(self, self.config, &backing)
+        if self.core.shareable.reserve == NULL:
+            self.core.shareable = backing
+        return 0
 
     cdef int require_outside_source(self) except -1:
         # A source that calls its own arena would wait for itself.
@@ -647,7 +675,8 @@ cdef class Arena(MemoryResource):
             limit=seen.settings.max_mem,
             in_use=arena_in_use(&seen),
             requested_in_use=seen.table.requested_in_use + seen.small.requested_in_use,
-            reserved=0 if seen.closed == STATE_SUSPENDED else arena_reserved(&seen),
+            reserved=(seen.shareable.mapped_bytes if seen.closed == STATE_SUSPENDED
+                      else arena_reserved(&seen)),
             max_in_use=seen.stats.max_in_use,
             max_reserved=seen.stats.max_reserved,
             num_allocs=seen.stats.num_allocs,
@@ -661,7 +690,7 @@ cdef class Arena(MemoryResource):
             pages_moved=seen.spaces[LARGE_SPACE].moved + seen.spaces[SMALL_SPACE].moved,
             suspended_bytes=seen.saved_bytes,
             moves_refused=seen.spaces[LARGE_SPACE].spared + seen.spaces[SMALL_SPACE].spared,
-            driver_calls=(seen.backing.calls + seen.stats.events_recorded
+            driver_calls=(seen.backing.calls + seen.shareable.calls + seen.stats.events_recorded
                           + seen.stats.events_asked + seen.stats.events_waited),
         )
 

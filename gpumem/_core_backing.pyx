@@ -1,8 +1,9 @@
 """The choice of a backing; see _core_backing.pxd."""
 
 from gpumem._backing cimport Backing, Side, SIDE_DEVICE, SIDE_HOST, SIDE_NONE, backing_init
+from gpumem._backing_file cimport file_init
 from gpumem._backing_managed cimport managed_init
-from gpumem._backing_numa cimport numa_init, numa_try
+from gpumem._backing_physical cimport THE_DEVICE, numa_init, numa_try, shared_init
 from gpumem._backing_pinned cimport pinned_init
 from gpumem._buffer cimport MemoryResource
 from gpumem._core_source cimport Source, source_init
@@ -38,6 +39,29 @@ cdef int choose_backing(MemoryResource arena, object config, Source source,
     else:
         backing_init(backing, place)
     return 0
+
+
+cdef int shareable_init(MemoryResource arena, object config, Backing* backing) except -1:
+    if by_handle(arena, config):
+        shared_init(backing, &arena.place.place,
+                    THE_DEVICE if config.numa_node is None else config.numa_node)
+    else:
+        file_init(backing, &arena.place.place)
+    return 0
+
+
+cdef bint by_handle(MemoryResource arena, object config):
+    # As a physical handle of the driver's; other host memory is a file, which anybody can map.
+    return arena.memory.kind is MemoryKind.DEVICE or config.numa_node is not None
+
+
+cdef str why_not_shareable(MemoryResource arena, object config, Source source):
+    if source is not None:
+        return "its memory is somebody else's"
+    if arena.memory.kind is MemoryKind.MANAGED:
+        return "managed memory cannot be given to another process"
+    needs = "posix_fd_handles" if by_handle(arena, config) else "host_register"
+    return arena.memory.device.capabilities[needs].reason
 
 
 cdef int require_settings(MemoryResource arena, object config, Source source) except -1:

@@ -10,7 +10,12 @@ class DirectResource(MemoryResource):
     @property
     def closed(self) -> bool: ...
     def allocate(
-        self, nbytes: SupportsIndex, stream: _StreamLike = None, *, alignment: int | None = None
+        self,
+        nbytes: SupportsIndex,
+        stream: _StreamLike = None,
+        *,
+        alignment: int | None = None,
+        shareable: bool = False,
     ) -> Buffer: ...
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer: ...
     def reserve(self, nbytes: SupportsIndex) -> Buffer: ...

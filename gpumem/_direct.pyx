@@ -10,6 +10,7 @@ from gpumem._buffer cimport (
     MemoryResource,
     buffer_of,
     empty_buffer,
+    refuse_shareable,
     resource_init,
     size_of,
 )
@@ -74,7 +75,7 @@ cdef class DirectResource(MemoryResource):
         """Whether `close` was called."""
         return self.core == NULL or bool(self.core.closed)
 
-    def allocate(self, nbytes, stream=None, *, alignment=None):
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
         """Hand out a block.
 
         Parameters
@@ -87,6 +88,9 @@ cdef class DirectResource(MemoryResource):
         alignment : int, optional
             Bytes, a power of two up to 2 MiB. Where the other side promises less, that much more
             is asked for.
+        shareable : bool
+            True is refused: its blocks share memory with others. A `DriverPool` made with
+            ``shareable=True`` exports them all the same.
 
         Returns
         -------
@@ -99,6 +103,8 @@ cdef class DirectResource(MemoryResource):
             `nbytes` is no integer, or negative; `alignment` or `stream` is not accepted.
         OutOfMemoryError
             There is no memory left; nothing is changed.
+        ConfigError
+            `shareable`.
         ClosedError
             It is closed, or belongs to the parent of a fork.
         """
@@ -106,6 +112,7 @@ cdef class DirectResource(MemoryResource):
         cdef uint64_t bound = 0 if alignment is None else alignment_of(alignment)
         cdef uint32_t slot = DEFAULT_SLOT
         self.require_open()
+        refuse_shareable(self, shareable)
         self.slot_of(stream, &slot)
         return self.hand_out(size, slot, bound, False)
 

@@ -150,6 +150,7 @@ cdef extern from "driver_table.h" nogil:
 
     ctypedef struct CUmemAllocationProp:
         CUmemAllocationType type
+        CUmemAllocationHandleType requestedHandleTypes
         CUmemLocation location
 
     ctypedef struct CUmemAccessDesc:

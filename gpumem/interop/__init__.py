@@ -10,9 +10,11 @@ from gpumem.interop.descriptors import (
     SemaphoreType,
 )
 from gpumem.interop.importer import Importer, importer_for, importer_reason, register_importer
+from gpumem.interop.sharing import Contents, attach, export
 
 __all__ = [
     "Capability",
+    "Contents",
     "ExternalMemory",
     "Handle",
     "Importer",
@@ -20,6 +22,8 @@ __all__ = [
     "MemoryHandleType",
     "SemaphoreDescriptor",
     "SemaphoreType",
+    "attach",
+    "export",
     "importer_for",
     "importer_reason",
     "register_importer",

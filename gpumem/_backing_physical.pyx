@@ -1,7 +1,6 @@
-"""Host memory of one NUMA node; see _backing_numa.pxd.
+"""One physical handle for a region, mapped once; see _backing_physical.pxd.
 
-A region is one physical handle, mapped once under addresses of its own. Both the device and
-the CPU get access. Such memory is pinned; its granule is the driver's, 2 MiB.
+A node's memory is pinned, and the CPU has access too. The granule is the driver's, 2 MiB.
 """
 
 from libc.stdint cimport uint64_t
@@ -19,8 +18,10 @@ from gpumem._backing cimport (
 from gpumem._driver cimport (
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     CU_MEM_ALLOCATION_TYPE_PINNED,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
     CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST_NUMA,
+    CU_STREAM_NON_BLOCKING,
     CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
     CUdeviceptr,
@@ -28,6 +29,7 @@ from gpumem._driver cimport (
     CUmemAllocationProp,
     CUmemGenericAllocationHandle,
     CUresult,
+    CUstream,
     Place,
     place_enter,
     place_leave,
@@ -39,11 +41,17 @@ cdef enum:
 
 cdef void numa_init(Backing* backing, Place* place, int node) noexcept nogil:
     backing_init(backing, place)
-    backing.reserve = numa_reserve
-    backing.release = numa_release
+    backing.reserve = physical_reserve
+    backing.release = physical_release
     backing.call = "cuMemCreate"
     backing.granule = GRANULE
     backing.node = node
+
+
+cdef void shared_init(Backing* backing, Place* place, int node) noexcept nogil:
+    numa_init(backing, place, node)
+    backing.reserve = shared_reserve
+    backing.exportable = True
 
 
 cdef CUresult numa_try(Place* place, int node, const char** call) noexcept nogil:
@@ -51,26 +59,31 @@ cdef CUresult numa_try(Place* place, int node, const char** call) noexcept nogil
     cdef uint64_t address = 0
     cdef CUresult code
     numa_init(&backing, place, node)
-    code = numa_reserve(&backing, GRANULE, &address)
+    code = physical_reserve(&backing, GRANULE, &address)
     if code == CUDA_SUCCESS:
-        code = numa_release(&backing, address, GRANULE)
+        code = physical_release(&backing, address, GRANULE)
     call[0] = backing.call
     return code
 
 
-cdef CUresult create(Place* place, int node, uint64_t nbytes,
+cdef CUresult create(const Backing* self, uint64_t nbytes,
                      CUmemGenericAllocationHandle* memory) noexcept nogil:
     cdef CUmemAllocationProp prop
     memset(&prop, 0, sizeof(prop))
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
-    prop.location.id = node
-    return place.table.cuMemCreate(memory, nbytes, &prop, 0)
+    prop.location.id = self.node
+    if self.node == THE_DEVICE:
+        prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+        prop.location.id = self.place.device
+    if self.exportable:
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return self.place.table.cuMemCreate(memory, nbytes, &prop, 0)
 
 
 # ---- a region: addresses, memory, mapping, access ------------------------------------------------
 
-cdef CUresult numa_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+cdef CUresult physical_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef uint64_t nbytes = (size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)
     cdef CUdeviceptr base = 0
     cdef CUresult code = place_enter(self.place)
@@ -90,8 +103,7 @@ cdef CUresult numa_reserve(Backing* self, uint64_t size, uint64_t* address) noex
 cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
     # Memory under reserved addresses.
     cdef CUmemGenericAllocationHandle memory = 0
-    cdef CUresult code = backing_note(self, "cuMemCreate", create(
-        self.place, self.node, nbytes, &memory))
+    cdef CUresult code = backing_note(self, "cuMemCreate", create(self, nbytes, &memory))
     if code != CUDA_SUCCESS:
         return code
     code = backing_note(self, "cuMemMap", self.place.table.cuMemMap(base, nbytes, 0, memory, 0))
@@ -109,16 +121,16 @@ cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil
 cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
     cdef CUmemAccessDesc[2] access
     access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    access[0].location.id = self.place.ordinal
+    access[0].location.id = self.place.device
     access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     access[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
     access[1].location.id = self.node
     access[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return backing_note(self, "cuMemSetAccess",
-                        self.place.table.cuMemSetAccess(base, nbytes, access, 2))
+    return backing_note(self, "cuMemSetAccess", self.place.table.cuMemSetAccess(
+        base, nbytes, access, 1 if self.node == THE_DEVICE else 2))
 
 
-cdef CUresult numa_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # Unmapping does not wait for the device, so it is waited for here.
     cdef Mapped* mapped
     cdef CUresult code = place_enter(self.place)
@@ -142,4 +154,44 @@ cdef CUresult empty(Backing* self, const Mapped* mapped) noexcept nogil:
         return code
     code = backing_note(self, "cuMemRelease", self.place.table.cuMemRelease(mapped.memory))
     self.place.table.cuMemAddressFree(mapped.address, mapped.nbytes)
+    return code
+
+
+# ---- memory to be shared -------------------------------------------------------------------------
+
+cdef CUresult shared_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef CUresult code = physical_reserve(self, size, address)
+    if code != CUDA_SUCCESS:
+        return code
+    code = place_enter(self.place)
+    if code == CUDA_SUCCESS:
+        code = clear(self, address[0], size)
+        place_leave(self.place)
+    if code != CUDA_SUCCESS:
+        physical_release(self, address[0], size)
+    return code
+
+
+cdef CUresult clear(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    # On a stream of its own, so that it waits for nobody's work.
+    cdef CUstream stream = NULL
+    cdef CUresult code = backing_note(self, "cuStreamCreate", self.place.table.cuStreamCreate(
+        &stream, CU_STREAM_NON_BLOCKING))
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemsetD8Async", self.place.table.cuMemsetD8Async(
+        address, 0, size, stream))
+    if code == CUDA_SUCCESS:
+        code = backing_note(self, "cuStreamSynchronize",
+                            self.place.table.cuStreamSynchronize(stream))
+    self.place.table.cuStreamDestroy(stream)
+    return code
+
+
+cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil:
+    cdef CUresult code = place_enter(self.place)
+    if code == CUDA_SUCCESS:
+        code = self.place.table.cuMemExportToShareableHandle(
+            fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+        place_leave(self.place)
     return code

@@ -1,0 +1,84 @@
+"""The driver's side of exports: a descriptor of the memory that a block lies in."""
+
+import fcntl
+import os
+
+from libc.stdint cimport uint64_t
+
+from gpumem._arena_types cimport ArenaCore, lock_acquire, lock_release
+from gpumem._backing cimport Mapped
+from gpumem._backing_physical cimport shared_export
+from gpumem._buffer cimport Buffer
+from gpumem._core cimport Arena
+from gpumem._driver cimport CUresult, check
+from gpumem._handle cimport Handle, handle_of
+
+from gpumem.errors import ClosedError, UnsupportedHandleTypeError
+from gpumem.interop.descriptors import MemoryHandleType
+
+
+def export_block(Buffer buffer not None, bint read_only):
+    """Return (handle, bytes of the memory, where the block begins in it) of a shareable block.
+
+    Raises
+    ------
+    UnsupportedHandleTypeError
+        The block is not shareable, or its memory cannot be given away to be read only.
+    ClosedError
+        The buffer is closed.
+    DriverError
+        The driver refused.
+    """
+    cdef Arena arena
+    cdef Mapped memory
+    cdef CUresult code
+    cdef int fd = -1
+    if buffer.is_closed:
+        raise ClosedError("this buffer is closed")
+    if not isinstance(buffer.home, Arena):
+        raise not_shareable(buffer)
+    arena = <Arena>buffer.home
+    if not find_memory(arena.core, buffer.address, &memory):
+        raise not_shareable(buffer)
+    offset = buffer.address - memory.address
+    if arena.core.shareable.has_files:
+        return open_file(<int>memory.memory, read_only), memory.nbytes, offset
+    if read_only:
+        raise UnsupportedHandleTypeError(f"memory of {arena.memory} cannot be given away to be "
+                                         "read only: whoever has the handle may map it to write")
+    with nogil:
+        code = shared_export(&arena.core.shareable, memory.memory, &fd)
+    check(arena.place.place.table, code, "cuMemExportToShareableHandle")
+    handle = handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None)
+    # Drivers hand out descriptors that a child would inherit.
+    fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    return handle, memory.nbytes, offset
+
+
+def open_file(int fd, bint read_only):
+    """Return a descriptor of a file in memory; a read-only one cannot be mapped to write."""
+    if read_only:
+        return Handle(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC),
+                      kind=MemoryHandleType.MEMFD)
+    return Handle(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), kind=MemoryHandleType.MEMFD)
+
+
+def not_shareable(buffer):
+    """Make the error that says what can be exported."""
+    return UnsupportedHandleTypeError(
+        f"{buffer!r} lies among other blocks: export what an Arena allocated with shareable=True, "
+        "or what a DriverPool made with shareable=True allocated")
+
+
+cdef bint find_memory(ArenaCore* core, uint64_t address, Mapped* found) noexcept:
+    # The block is alive, so that its memory stays after the lock.
+    cdef Mapped* mapped
+    with nogil:
+        lock_acquire(&core.grow_lock)
+        mapped = core.shareable.mapped
+        while mapped != NULL and not (mapped.address <= address < mapped.address + mapped.nbytes):
+            mapped = mapped.next
+        if mapped != NULL:
+            found[0] = mapped[0]
+        lock_release(&core.grow_lock)
+    return mapped != NULL

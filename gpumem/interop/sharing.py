@@ -1,0 +1,209 @@
+"""Memory for other processes: one call gives a handle, one call there gives a tensor.
+
+A Handle goes through `multiprocessing` as it is. What is behind it travels along as `Contents`, so
+that nothing has to be agreed on before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpumem._buffer import Buffer
+from gpumem._handle import Handle
+from gpumem._pool import DriverPool
+from gpumem.device import Device, MemoryInfo, MemoryKind, devices
+from gpumem.errors import DeviceMismatchError, InvalidDescriptorError, UnsupportedHandleTypeError
+from gpumem.interop._export import export_block, not_shareable
+from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType
+from gpumem.interop.importer import importer_for, importer_reason
+from gpumem.tensor import Tensor, from_dlpack
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Contents", "attach", "export"]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a handle of memory stands for.
+
+    Attributes
+    ----------
+    memory : MemoryInfo
+        What it is for the process that exported it.
+    device_uuid : str or None
+        Identity of the device that it lies on; None of host memory, which lies on none.
+    size : int
+        Bytes of the memory that the handle stands for.
+    offset : int
+        Bytes before the tensor begins in it.
+    shape : tuple of int
+    strides : tuple of int
+        Bytes.
+    dtype : numpy.dtype
+    read_only : bool
+    pool_pointer : bytes or None
+        Of a driver's pool: which block.
+    """
+
+    memory: MemoryInfo
+    device_uuid: str | None
+    size: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read_only: bool
+    pool_pointer: bytes | None = None
+
+
+def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
+    """Return a handle by which another process reaches memory or a timeline.
+
+    Parameters
+    ----------
+    what : Tensor, Buffer or Timeline
+        Memory that an `Arena` allocated with ``shareable=True``, or that a `DriverPool` made with
+        ``shareable=True`` allocated; or a timeline.
+    read_only : bool
+        Whoever gets the handle cannot write. Of host memory only.
+    sync : bool
+        Wait until what gpumem has queued on the memory's stream is done. False where a timeline
+        tells the other process when to begin.
+
+    Returns
+    -------
+    Handle
+        It keeps the memory until it is closed, also when the tensor is gone. For `attach`.
+
+    Raises
+    ------
+    TypeError
+        `what` is neither.
+    UnsupportedHandleTypeError
+        The memory is not shareable, or cannot be given away to be read only.
+    InvalidDescriptorError
+        Strides are negative.
+    ClosedError
+        It is closed.
+    DriverError
+        The driver refused.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem import interop
+    >>> arena = gpumem.Arena("host")
+    >>> buffer = arena.allocate(4096, shareable=True)
+    >>> tensor = gpumem.from_dlpack(buffer).view("float32")
+    >>> handle = interop.export(tensor)         # send it to another process; there:
+    >>> there = interop.attach(handle)
+    >>> there.numpy()[:] = 5
+    >>> tensor.numpy()[0]
+    np.float32(5.0)
+    """
+    if isinstance(what, Buffer):
+        what = from_dlpack(what)
+    if not isinstance(what, Tensor):
+        if hasattr(what, "enqueue_wait") and hasattr(what, "export"):
+            timeline: Handle = what.export()
+            return timeline
+        raise TypeError(f"export takes a Tensor, a Buffer or a Timeline, not {what!r}")
+    if what.nbytes == 0:
+        raise UnsupportedHandleTypeError("an empty tensor has no memory to export")
+    if min(what.strides, default=0) < 0:
+        raise InvalidDescriptorError(
+            f"strides {what.strides} are negative: export the tensor that it is a view of"
+        )
+    if sync:
+        what.buffer.stream.synchronize()
+    return _export_tensor(what, read_only or what.read_only)
+
+
+def _export_tensor(tensor: Tensor, read_only: bool) -> Handle:
+    buffer = tensor.buffer
+    memory = buffer.memory
+    if isinstance(buffer.resource, DriverPool):
+        if read_only:
+            raise not_shareable(buffer)
+        pool, note = buffer.resource, buffer.resource.export_buffer(buffer)
+        handle, size, start = pool.export_handle(), buffer.nbytes, 0
+        kind = MemoryHandleType.CUDA_POOL_FD
+    else:
+        handle, size, start = export_block(buffer, read_only)
+        kind, note = handle.kind, None
+    contents = Contents(
+        memory=memory,
+        device_uuid=memory.device.uuid if memory.kind is MemoryKind.DEVICE else None,
+        size=size,
+        offset=start + tensor.ptr - buffer.ptr,
+        shape=tensor.shape,
+        strides=tensor.strides,
+        dtype=tensor.dtype,
+        read_only=read_only,
+        pool_pointer=note,
+    )
+    return Handle(handle.detach(), kind=kind, contents=contents)
+
+
+def attach(handle: Handle, *, device: Device | str | None = None) -> Tensor:
+    """Return the tensor that another process exported.
+
+    Parameters
+    ----------
+    handle : Handle
+        What `export` gave, in this process; it stays the caller's and may be closed at once.
+    device : Device or str, optional
+        Where it is wanted. None: the device that it lies on; host memory on the device of the same
+        name, if it exists here, else on ``host:0``.
+
+    Returns
+    -------
+    Tensor
+        In the same memory. Its views keep the memory, whatever the other process does.
+
+    Raises
+    ------
+    TypeError
+        `handle` is no handle of memory.
+    DeviceMismatchError
+        The device that it lies on is not here, or is not `device`.
+    UnsupportedHandleTypeError, BadHandleError, DriverError
+        As `Importer.import_memory`.
+    """
+    if not isinstance(handle, Handle) or not isinstance(handle.contents, Contents):
+        raise TypeError(f"attach takes a Handle of exported memory, not {handle!r}")
+    contents = handle.contents
+    where = _device_of(contents) if device is None else Device(device)
+    importer = importer_for(where)
+    if importer is None:
+        raise UnsupportedHandleTypeError(f"{where} imports nothing: {importer_reason(where)}")
+    memory: Any = importer.import_memory(
+        MemoryDescriptor(
+            handle,
+            handle.kind,
+            contents.size,
+            read_only=contents.read_only,
+            device_uuid=contents.device_uuid,
+            pool_pointer=contents.pool_pointer,
+        )
+    )
+    tensor: Tensor = memory.tensor(
+        contents.shape, contents.dtype, offset=contents.offset, strides=contents.strides
+    )
+    return tensor
+
+
+def _device_of(contents: Contents) -> Device:
+    there = devices()
+    if contents.device_uuid is None:
+        return contents.memory.device if contents.memory.device in there else Device("host")
+    for device in there:
+        if device.uuid == contents.device_uuid:
+            return device
+    raise DeviceMismatchError(
+        f"the memory is on device {contents.device_uuid}, which is not here: there are "
+        f"{', '.join(f'{device} ({device.uuid})' for device in there)}"
+    )
