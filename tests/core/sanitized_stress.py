@@ -11,6 +11,8 @@ import sys
 import threading
 from contextlib import suppress
 
+import numpy as np
+
 import gpumem
 from gpumem import _host
 
@@ -119,6 +121,77 @@ def threads(seed):
     arena.close()
 
 
+def tensors(rng, rounds):
+    """Make tensors and their views, hand them on through each protocol, copy, drop in any order."""
+    arena = gpumem.Arena("host", {"max_mem": 256 * MIB})
+    streams = [None, *(gpumem.Stream("host") for _ in range(2))]
+    held = []
+    for _ in range(rounds):
+        held.append(made(rng, arena, rng.choice(streams)))
+        seen = viewed(rng, rng.choice([one for one in held if isinstance(one, gpumem.Tensor)]))
+        held.append(seen)
+        with suppress(BufferError, ValueError, TypeError):
+            held.append(shown(rng, seen))
+        arrays = [one for one in held if isinstance(one, gpumem.Tensor | np.ndarray)]
+        src = rng.choice(arrays)
+        with suppress(BufferError, ValueError):
+            dst = gpumem.empty(src.shape, src.dtype, resource=arena)
+            gpumem.copy(viewed(rng, dst) if rng.random() < 0.2 else dst, src, rng.choice(streams))
+            held.append(dst)
+        rng.shuffle(held)
+        del held[25:]
+        if not any(isinstance(one, gpumem.Tensor) for one in held):
+            held.append(gpumem.zeros(3, "i4", resource=arena))
+    del held[:], seen, src, arrays, dst
+    for stream in streams[1:]:
+        stream.synchronize()
+    arena.close()
+
+
+def made(rng, arena, stream):
+    shape = tuple(rng.randrange(7) for _ in range(rng.randrange(7)))
+    dtype = rng.choice(["?", "i1", "u2", "f4", "c16", "S5", ">i8"])
+    make = rng.choice([gpumem.empty, gpumem.zeros])
+    return make(shape, dtype, resource=arena, stream=stream)
+
+
+def viewed(rng, tensor):
+    steps = [slice(None), slice(None, None, -1), slice(1, None, 2), slice(2, 1)]
+    key = tuple(rng.choice(steps) for _ in range(rng.randrange(tensor.ndim + 1)))
+    seen = tensor[(*key, ..., None)]
+    return rng.choice([seen, seen.reshape(-1), tensor.as_read_only(), tensor.contiguous()])
+
+
+def shown(rng, tensor):
+    show = rng.choice(
+        [
+            lambda: tensor.numpy(),
+            lambda: np.from_dlpack(tensor),
+            lambda: memoryview(tensor),
+            lambda: np.asarray(tensor, "S9"),
+            lambda: tensor.__dlpack__(copy=rng.choice([None, True])),
+            lambda: tensor.__dlpack__(max_version=(1, 0), dl_device=(1, 0)),
+            lambda: tensor.__dlpack__(dl_device=(2, 0)),
+            lambda: gpumem.from_dlpack(np.from_dlpack(tensor), copy=rng.choice([None, True])),
+            lambda: gpumem.asarray(tensor.numpy()),
+            lambda: tensor.to("host/host_accessible", copy=True),
+        ]
+    )
+    return show()
+
+
+def large_copies():
+    """Copy by several threads, and through the staging ring."""
+    pageable = np.arange(3 << 21, dtype="i4").reshape(3, -1)
+    for memory in ("host", "host/managed", "host/host_accessible"):
+        tensor = gpumem.empty(pageable.shape, "i4", memory=memory)
+        for part in (slice(None), slice(None, None, -1)):
+            gpumem.copy(tensor[:, part], pageable)
+            back = np.empty_like(pageable)
+            gpumem.copy(back, tensor[:, part])
+            assert np.array_equal(back, pageable)
+
+
 def dropped_without_a_close():
     for _ in range(20):
         buffer = gpumem.Arena("host").allocate(1000)
@@ -155,6 +228,8 @@ def main(seed: int) -> None:
     for split_rule in ("tight", "ort"):
         for reuse in ("completed", "wait", "never"):
             mixed(rng, {"split_rule": split_rule, "stream_reuse": reuse}, 2000)
+    tensors(rng, 1500)
+    large_copies()
     mixed(rng, {"extend_strategy": "same_as_requested", "enable": False}, 1000)
     _host.use_virtual_clock(True)
     _host.set_lag(1000)

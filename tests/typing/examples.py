@@ -88,3 +88,25 @@ gpumem.ExternalAllocator(1, 2)  # type: ignore[call-arg]
 gpumem.ExternalAllocator("malloc", 2, memory="host")  # type: ignore[arg-type]
 buffer.ptr = 0  # type: ignore[misc]
 gpumem.ArenaConfig(max_memory=1)  # type: ignore[call-arg]
+
+tensor = gpumem.zeros((2, 3), "float32", memory="host")
+assert_type(tensor, gpumem.Tensor)
+assert_type(gpumem.empty(4, np.int8, resource=arena, stream=stream), gpumem.Tensor)
+assert_type(gpumem.full((), 1.5, environment=None), gpumem.Tensor)
+assert_type(gpumem.from_dlpack(np.arange(3), device="host", copy=None), gpumem.Tensor)
+assert_type(gpumem.asarray([1, 2], memory="host/managed"), gpumem.Tensor)
+assert_type(tensor.shape, tuple[int, ...])
+assert_type(tensor.strides, tuple[int, ...])
+assert_type(tensor.read_only, bool)
+assert_type(tensor.buffer, gpumem.Buffer)
+assert_type(tensor[1:, ..., None], gpumem.Tensor)
+assert_type(tensor.reshape(3, -1), gpumem.Tensor)
+assert_type(tensor.reshape((6,), copy=False), gpumem.Tensor)
+assert_type(tensor.view("int32").as_read_only().export_as("cpu"), gpumem.Tensor)
+assert_type(tensor.to("host", stream, copy=True), gpumem.Tensor)
+assert_type(tensor.contiguous(), gpumem.Tensor)
+assert_type(tensor.__dlpack_device__(), tuple[int, int])
+tensor.__dlpack__(max_version=(1, 0), dl_device=(1, 0), copy=False)
+memoryview(tensor)
+np.asarray(tensor.numpy(writable=False))
+gpumem.copy(tensor, np.zeros((2, 3), "float32"), stream)
