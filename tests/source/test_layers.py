@@ -41,6 +41,7 @@ LAYERS = [
     ["cli*", "__main__"],
 ]
 FRAMEWORKS = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes"}
+FRAMEWORKS |= {"vulkan"}
 COMMAND_LINE = {"click", "rich"}
 CYTHON_IMPORT = re.compile(r"^(\s*)(?:from\s+([\w.]+)\s+c?import\s+(\(?[^#]*)|c?import\s+([\w.]+))")
 

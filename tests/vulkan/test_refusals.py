@@ -1,0 +1,219 @@
+"""What cannot be: each is a typed error, and nothing is left open or half made."""
+
+import os
+
+import pytest
+from helpers import engine as application
+from helpers.child import run
+from helpers.files import no_file_left
+
+from gpumem.errors import (
+    AlignmentError,
+    BadHandleError,
+    ClosedError,
+    DriverError,
+    InUseError,
+    InvalidDescriptorError,
+    OutOfBoundsError,
+    UnsupportedHandleTypeError,
+)
+from gpumem.interop import MemoryDescriptor, MemoryHandleType
+from gpumem.interop.vulkan import VulkanDevice
+from gpumem.interop.vulkan.calls import call
+
+
+@pytest.fixture
+def engine():
+    with application.engine("VK_KHR_external_memory_fd") as engine:
+        yield engine
+
+
+def adopted(engine):
+    names = ("instance", "physical_device", "logical_device", "queue", "queue_family")
+    return VulkanDevice("host", **{name: getattr(engine, name) for name in names})
+
+
+def test_memory_that_was_not_made_for_export(engine):
+    """lavapipe answers with success and descriptor -1."""
+    with adopted(engine) as device, no_file_left():
+        memory = application.memory_of(engine, 4096)
+        with pytest.raises(BadHandleError, match="not made to be exported"):
+            device.export_memory(memory, 4096)
+
+
+def test_a_device_without_the_extension():
+    with application.engine() as engine, adopted(engine) as device:
+        with pytest.raises(UnsupportedHandleTypeError, match="VK_KHR_external_memory_fd"):
+            device.export_memory(application.exportable_memory_of(engine, 4096), 4096)
+        with pytest.raises(UnsupportedHandleTypeError, match="VK_EXT_external_memory_host"):
+            device.import_host(bytearray(4096))
+
+
+def test_an_allocation_smaller_than_it_is_said_to_be(device, importer):
+    with device.allocate(4096) as buffer, no_file_left():
+        described = device.export_memory(buffer.memory, 2 * buffer.allocation_size)
+        with pytest.raises(BadHandleError, match="holds no 8192"):
+            importer.import_memory(described, consume=True)
+        os.fstat(described.handle.fileno())
+        described.handle.close()
+
+
+def test_a_file_that_is_no_memory_of_lavapipes(importer):
+    number = os.memfd_create("plain")
+    os.truncate(number, 8192)
+    with pytest.raises(BadHandleError, match="not one of lavapipe's"):
+        importer.import_memory(MemoryDescriptor(number, MemoryHandleType.LAVAPIPE_OPAQUE_FD, 4096))
+    os.close(number)
+
+
+def test_a_result_that_the_package_does_not_know_is_a_driver_error(device, vk):
+    """Vulkan's refusal of a foreign file comes as a bare KeyError out of the package."""
+    number = os.memfd_create("plain")
+    os.truncate(number, 8192)
+    given = vk.VkImportMemoryFdInfoKHR(handleType=application.OPAQUE_FD, fd=number)
+    asked = vk.VkMemoryAllocateInfo(pNext=given, allocationSize=4096, memoryTypeIndex=0)
+    with pytest.raises(DriverError) as raised:
+        call("vkAllocateMemory", device.logical_device, asked, None)
+    assert (raised.value.call, raised.value.name, raised.value.code) == (
+        "vkAllocateMemory",
+        "VK_ERROR_INVALID_EXTERNAL_HANDLE",
+        -1000072003,
+    )
+
+
+def test_more_memory_than_there_is(device):
+    with no_file_left():
+        with pytest.raises(DriverError) as raised:
+            device.allocate(1 << 50)
+        assert "MEMORY" in raised.value.name
+    device.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, True, 1.5, "4096", 1 << 63])
+def test_sizes_that_cannot_be(device, nbytes):
+    with pytest.raises(InvalidDescriptorError, match="nbytes"):
+        device.allocate(nbytes)
+
+
+@pytest.mark.parametrize(
+    ("error", "word", "part"),
+    [
+        (AlignmentError, 0, {"offset": 2}),
+        (AlignmentError, 0, {"nbytes": 6}),
+        (OutOfBoundsError, 0, {"offset": 64, "nbytes": 4}),
+        (OutOfBoundsError, 0, {"nbytes": 68}),
+        (InvalidDescriptorError, 0, {"offset": -4}),
+        (InvalidDescriptorError, 0, {"nbytes": 4.0}),
+        (InvalidDescriptorError, 1 << 32, {}),
+        (InvalidDescriptorError, -1, {}),
+        (InvalidDescriptorError, True, {}),
+    ],
+)
+def test_fills_that_cannot_be(device, error, word, part):
+    with device.allocate(64) as buffer, pytest.raises(error):
+        device.fill(buffer, word, **part)
+
+
+def test_copies_that_cannot_be(device):
+    with device.allocate(64) as small, device.allocate(128) as large:
+        for arguments in (
+            {"destination": small, "source": large},
+            {"destination": large, "source": small, "destination_offset": 65},
+            {"destination": large, "source": small, "nbytes": 65},
+            {"destination": large, "source": small, "source_offset": 65, "nbytes": 0},
+        ):
+            with pytest.raises(OutOfBoundsError) as raised:
+                device.copy(**arguments)
+            assert raised.value.size in (64, 128)
+
+
+def test_a_device_with_buffers_does_not_close(device):
+    with device.allocate(64), pytest.raises(InUseError, match="1 buffers and timelines"):
+        device.close()
+    assert not device.closed
+
+
+def test_a_closed_device_and_a_closed_buffer_do_nothing(device):
+    buffer = device.allocate(64)
+    buffer.close()
+    buffer.close()
+    for use in (buffer.descriptor, lambda: device.fill(buffer, 0)):
+        with pytest.raises(ClosedError, match="VulkanBuffer is closed"):
+            use()
+    device.close()
+    device.close()
+    for use in (device.synchronize, device.timeline, lambda: device.allocate(64), device.run):
+        with pytest.raises(ClosedError, match="Vulkan device of host:0 is closed"):
+            use()
+
+
+def test_a_record_that_fails_submits_nothing(device):
+    with device.timeline() as timeline:
+
+        def fail(commands):
+            raise LookupError("no pipeline")
+
+        with pytest.raises(LookupError):
+            device.run(fail, signal=(timeline, 5))
+        assert timeline.pending == 0
+        device.run(signal=(timeline, 5))
+        timeline.wait(5, 10)
+
+
+def test_a_forked_child_has_no_device_and_ends_quietly():
+    done = run(
+        """
+        import os
+        import gpumem
+        from gpumem.interop.vulkan import VulkanDevice
+
+        device = VulkanDevice("host")
+        buffer = device.allocate(64)
+        child = os.fork()
+        if not child:
+            try:
+                device.fill(buffer, 1)
+            except gpumem.ClosedError as error:
+                assert "parent" in str(error)
+                buffer.close()
+                device.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        device.fill(buffer, 1)
+        device.synchronize()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_the_package_the_reason_is_how_to_get_it():
+    done = run(
+        """
+        import sys
+        sys.modules["vulkan"] = None
+        from gpumem.interop import vulkan
+
+        print(vulkan.availability("host").reason)
+        try:
+            vulkan.VulkanDevice("host")
+        except ImportError as error:
+            print(error)
+        """
+    )
+    assert done.stderr == ""
+    assert (
+        done.stdout.splitlines()
+        == ["the Python package vulkan is not installed: pip install 'gpumem[vulkan]'"] * 2
+    )
+
+
+def test_without_drivers_the_reason_says_so():
+    done = run(
+        """
+        from gpumem.interop import vulkan
+        print(vulkan.availability("host").reason)
+        """,
+        env={"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"},
+    )
+    assert "VK_ERROR_INCOMPATIBLE_DRIVER" in done.stdout

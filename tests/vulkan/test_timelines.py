@@ -1,0 +1,173 @@
+"""Vulkan's timelines: values, waits, order, and what is refused before Vulkan sees it."""
+
+import threading
+
+import pytest
+
+from gpumem.errors import (
+    ClosedError,
+    DriverError,
+    InUseError,
+    NonMonotonicError,
+    TimelineLostError,
+    TimelineTimeout,
+    UnsupportedHandleTypeError,
+)
+from gpumem.interop.vulkan import timelines
+from gpumem.interop.vulkan.calls import library
+
+
+@pytest.fixture
+def gate(device):
+    """What the CPU opens."""
+    with device.timeline() as gate:
+        yield gate
+        if gate.value() < 1:
+            gate.signal(1)  # whatever a failed test left queued
+
+
+@pytest.fixture
+def done(device):
+    with device.timeline() as done:
+        yield done
+
+
+def test_work_waits_for_a_value_and_signals_another(device, importer, gate, done):
+    with device.allocate(64) as buffer:
+        memory = importer.import_memory(buffer.descriptor(), consume=True)
+        device.fill(buffer, 7, wait=(gate, 1), signal=(done, 3))
+        assert (done.value(), done.pending) == (0, 3)
+        with pytest.raises(TimelineTimeout, match=r"did not reach 3 in 0\.02 s"):
+            done.wait(3, 0.02)
+        words = memory.tensor(16, "uint32").numpy()
+        assert not words.any()
+        gate.signal(1)
+        done.wait(3, 60)
+        assert (words == 7).all()
+        assert done.value() == 3
+
+
+def test_several_points_at_once(device, gate, done):
+    with device.timeline() as other:
+        device.run(wait=[(gate, 1), (other, 2)], signal=[(done, 1), (other, 5)])
+        with pytest.raises(NonMonotonicError):
+            other.signal(5)
+        gate.signal(1)
+        with pytest.raises(TimelineTimeout):
+            done.wait(1, 0.02)
+        library().vkSignalSemaphore(
+            device.logical_device,
+            library().VkSemaphoreSignalInfo(semaphore=other.handle, value=2),
+        )
+        done.wait(1, 60)
+        other.wait(5, 60)
+
+
+def test_a_wait_of_one_thread_leaves_the_others_running(device, gate):
+    waiter = threading.Thread(target=gate.wait, args=(1, 60))
+    waiter.start()
+    assert gate.value() == 0
+    gate.signal(1)
+    waiter.join(60)
+    assert not waiter.is_alive()
+
+
+@pytest.mark.parametrize("value", [4, 3, 1])
+def test_a_value_that_is_not_above_is_refused_and_the_device_lives(device, done, value):
+    done.signal(4)
+    with pytest.raises(NonMonotonicError, match=f"{value} is not above 4") as raised:
+        done.signal(value)
+    assert (raised.value.value, raised.value.known) == (value, 4)
+    with pytest.raises(NonMonotonicError):
+        device.run(signal=(done, value))
+    assert done.pending == 4
+    device.run(signal=(done, 5))
+    done.wait(5, 60)
+
+
+def test_a_submission_with_one_bad_signal_claims_nothing(device, done):
+    with device.timeline(9) as ahead:
+        with pytest.raises(NonMonotonicError):
+            device.run(signal=[(done, 1), (ahead, 9)])
+        assert (done.pending, ahead.pending) == (0, 9)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1 << 63, (1 << 64) - 1])
+def test_values_out_of_range(device, done, value):
+    for use in (
+        lambda: done.signal(value),
+        lambda: done.wait(value, 0),
+        lambda: device.run(signal=(done, value)),
+        lambda: device.run(wait=(done, value)),
+    ):
+        with pytest.raises(NonMonotonicError, match=r"1 to 2\*\*63 - 1"):
+            use()
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None])
+def test_values_that_are_no_integers(done, value):
+    with pytest.raises(TypeError, match="integer"):
+        done.signal(value)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_timeouts_that_cannot_be(done, timeout):
+    with pytest.raises(ValueError, match="timeout"):
+        done.wait(1, timeout)
+
+
+@pytest.mark.parametrize("points", [1, [1], [(1, 2)], [("a", "b", "c")]])
+def test_points_that_are_none(device, points):
+    with pytest.raises(TypeError):
+        device.run(wait=points)
+
+
+def test_a_first_value(device):
+    with device.timeline(1 << 40) as timeline:
+        assert timeline.value() == timeline.pending == 1 << 40
+        timeline.wait(1 << 40, 0)
+
+
+def test_lavapipe_has_no_descriptor_of_a_timeline_and_says_so(device, done):
+    assert not done.exportable
+    assert "llvmpipe" in device.can_export_timelines.reason
+    for use in (done.descriptor, lambda: device.export_semaphore(done.handle)):
+        with pytest.raises(UnsupportedHandleTypeError, match=r"llvmpipe.*no timeline"):
+            use()
+
+
+def test_a_timeline_in_use_by_queued_work_may_be_closed(device, gate, done):
+    device.run(wait=(gate, 1), signal=(done, 1))
+    done.close()
+    device.collect()
+    gate.signal(1)
+    device.synchronize()
+
+
+def test_a_closed_timeline_does_nothing(device):
+    timeline = device.timeline()
+    with pytest.raises(InUseError):
+        device.close()
+    timeline.close()
+    for use in (
+        timeline.value,
+        timeline.descriptor,
+        lambda: timeline.wait(1),
+        lambda: timeline.signal(1),
+    ):
+        with pytest.raises(ClosedError, match="VulkanTimeline is closed"):
+            use()
+    with pytest.raises(ClosedError):
+        device.run(signal=(timeline, 1))
+
+
+def test_a_lost_device_is_a_lost_timeline(done, monkeypatch):
+    """Vulkan's loss of a device cannot be had without losing it for every later test."""
+
+    def lost(*arguments):
+        raise DriverError("vkGetSemaphoreCounterValue", -4, "VK_ERROR_DEVICE_LOST")
+
+    monkeypatch.setattr(timelines, "call", lost)
+    with pytest.raises(TimelineLostError, match="is lost") as raised:
+        done.value()
+    assert isinstance(raised.value.__cause__, DriverError)
