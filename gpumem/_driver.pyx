@@ -2,6 +2,8 @@
 
 import atexit
 
+from libc.string cimport strcmp
+
 from gpumem.errors import DriverError
 
 cdef extern from "<pthread.h>" nogil:
@@ -166,7 +168,7 @@ cdef class DriverDevice:
         cdef int i
         cdef bytes wanted = name.encode()
         for i in range(DRIVER_ENTRY_COUNT):
-            if driver_entries[i].name == wanted:
+            if strcmp(driver_entries[i].name, wanted) == 0:
                 return (<void**>(<char*>self.place.table + driver_entries[i].offset))[0] != NULL
         return False
 

@@ -127,7 +127,7 @@ class Device:
     @property
     def capabilities(self) -> Mapping[str, Capability]:
         """What the device can do and, where it cannot, why. Never raises."""
-        return _capabilities(self)
+        return _Capabilities(self)
 
     def synchronize(self) -> None:
         """Wait until everything queued on the device has finished."""
@@ -396,20 +396,35 @@ _CAPABILITIES: Mapping[str, tuple[tuple[str, ...], int | None]] = {
 }
 
 
-def _capabilities(device: Device) -> dict[str, Capability]:
-    try:
-        opened = _open_device(device)
-    except Exception as error:
-        return {name: Capability(False, str(error)) for name in _CAPABILITIES}
-    return dict(_ask_capabilities(opened))
+class _Capabilities(Mapping[str, Capability]):
+    """A device's answers, each asked for when it is looked up: imports ask for one or two."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getitem__(self, name: str) -> Capability:
+        functions, attribute = _CAPABILITIES[name]
+        try:
+            return _ask_capability(_open_device(self._device), functions, attribute)
+        except Exception as error:
+            return Capability(False, str(error))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CAPABILITIES)
+
+    def __len__(self) -> int:
+        return len(_CAPABILITIES)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
-def _ask_capabilities(opened: DriverDevice) -> Iterator[tuple[str, Capability]]:
-    for name, (functions, attribute) in _CAPABILITIES.items():
-        lacking = [function for function in functions if not opened.has(function)]
-        if lacking:
-            yield name, Capability(False, f"the driver has no {', '.join(lacking)}")
-        elif attribute is not None and not opened.attribute(attribute):
-            yield name, Capability(False, f"the device says no (attribute {attribute})")
-        else:
-            yield name, Capability(True)
+def _ask_capability(
+    opened: DriverDevice, functions: tuple[str, ...], attribute: int | None
+) -> Capability:
+    lacking = [function for function in functions if not opened.has(function)]
+    if lacking:
+        return Capability(False, f"the driver has no {', '.join(lacking)}")
+    if attribute is not None and not opened.attribute(attribute):
+        return Capability(False, f"the device says no (attribute {attribute})")
+    return Capability(True)
