@@ -81,6 +81,34 @@ def test_a_result_that_the_package_does_not_know_is_a_driver_error(device, vk):
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (2, "VK_TIMEOUT"),
+        (-2, "VK_ERROR_OUT_OF_DEVICE_MEMORY"),
+        (-4, "VK_ERROR_DEVICE_LOST"),
+        (-1000069000, "VK_ERROR_OUT_OF_POOL_MEMORY"),
+        (-1000012000, "VK_ERROR_INVALID_SHADER_NV"),
+        (-1234567890, "VK_ERROR_UNKNOWN"),
+    ],
+)
+def test_every_result_has_its_code_and_name(vk, code, name):
+    def failing():
+        raise vk.exception_codes[code]
+
+    with pytest.raises(DriverError) as raised:
+        call("vkDoSomething", function=failing)
+    assert (raised.value.code, raised.value.name) == (code, name)
+
+
+def test_an_error_that_is_no_result_is_left_as_it_is():
+    def failing():
+        raise KeyError("a field of a struct")
+
+    with pytest.raises(KeyError, match="field"):
+        call("vkDoSomething", function=failing)
+
+
 def test_more_memory_than_there_is(device):
     with no_file_left():
         with pytest.raises(DriverError) as raised:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-from functools import cache
 from typing import Any
 
 from gpumem._handle import Handle
@@ -22,6 +21,8 @@ __all__ = [
     "struct_array",
     "typed_handle",
 ]
+
+_OF_EXTENSIONS = 1_000_000_000  # their results are beyond it
 
 
 def library() -> Any:
@@ -60,7 +61,7 @@ def call(name: str, *arguments: Any, function: Any = None) -> Any:
         code = _code(error)
         if code is None:
             raise
-        raise DriverError(name, code, _names().get(code, "VK_ERROR_UNKNOWN")) from None
+        raise DriverError(name, code, _name(code)) from None
 
 
 def device_function(device: Any, name: str, extension: str) -> Any:
@@ -115,12 +116,10 @@ def _code(error: Exception) -> int | None:
     return known.get(type(error))
 
 
-@cache
-def _names() -> dict[int, str]:
-    """Map results to names. The package has some errors of extensions with the wrong sign."""
-    names: dict[int, str] = {}
+def _name(code: int) -> str:
+    """Name a result. The package has some errors of extensions with the wrong sign."""
+    wanted = (code, -code) if code < -_OF_EXTENSIONS else (code,)
     for name, value in vars(library()).items():
-        if name.startswith("VK_ERROR_") and isinstance(value, int):
-            names.setdefault(-abs(value), name)
-    names |= {1: "VK_NOT_READY", 2: "VK_TIMEOUT", 5: "VK_INCOMPLETE"}
-    return names
+        if name.startswith(("VK_ERROR_", "VK_TIMEOUT", "VK_NOT_READY")) and value in wanted:
+            return str(name)
+    return "VK_ERROR_UNKNOWN"
