@@ -99,7 +99,7 @@ cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
             first = end_in_driver(mapping, call)
             place_restore(mapping.place, before)
             place_leave(mapping.place)
-    if mapping.file_bytes:
+    if mapping.file_bytes and not mapping.is_registered:    # else the device may still reach them
         munmap(<void*>mapping.address, mapping.file_bytes)
     if mapping.owner != NULL and not process_is_exiting():
         with gil:
@@ -127,9 +127,14 @@ cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
     if mapping.physical:
         first = noted(first, place.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
     if mapping.is_registered:
-        first = noted(first, place.table.cuMemHostUnregister(<void*>mapping.address), call,
-                      "cuMemHostUnregister")
+        first = noted(first, unregister(mapping), call, "cuMemHostUnregister")
     return first
+
+
+cdef inline CUresult unregister(Mapping* mapping) noexcept nogil:
+    cdef CUresult code = mapping.place.table.cuMemHostUnregister(<void*>mapping.address)
+    mapping.is_registered = code != CUDA_SUCCESS
+    return code
 
 
 cdef inline CUresult noted(CUresult first, CUresult code, const char** call,

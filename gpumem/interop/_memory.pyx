@@ -314,12 +314,11 @@ cdef class ExternalMemory:
         Parameters
         ----------
         config : ArenaConfig or Mapping, optional
-            As for `Arena`; growth is by need. ``max_mem`` defaults to what the memory holds, where
-            there is no `grow`.
+            As for `Arena`. ``max_mem`` is at most what the memory holds, where there is no `grow`.
         grow : callable, optional
             ``grow(nbytes)`` asks the exporter for more, when the arena is full: it returns another
-            ExternalMemory of the same kind with at least so many bytes, or None. It must not call
-            the arena.
+            ExternalMemory of the same kind with at least so many bytes, or None, and is asked then
+            for less, down to what is needed. It must not call the arena.
         name : str, optional
 
         Returns
@@ -500,8 +499,9 @@ class Slices:
         return memory.ptr
 
     def free(self, address, nbytes):
-        """Let go of a region."""
+        """Let go of a region; an arena does so only where it may wait."""
         self.given.pop(address).close()
+        reap()
 
 
 def keeper(ExternalMemory memory not None):
@@ -516,4 +516,4 @@ def reap():
         mappings_reap()
 
 
-_reapers.append(reap)
+_reapers.insert(0, reap)       # what is let go here may hold a pool

@@ -1,0 +1,76 @@
+"""Files in memory, an importer of the host device, and what must be as it was afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+
+import gpumem
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+
+NBYTES = 1 << 16
+
+
+# Of multiprocessing's helpers; made with the device and its default arenas.
+OTHERS = ("pipe:", "socket:", "/memfd:gpumem-device")
+ALWAYS_THERE = {"workers", "streams", "events", "handles", "mappings", "reservations"}
+
+
+def open_descriptors() -> dict[int, str]:
+    """Return what each of this process's descriptors is, but for those that others open."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the listing's own
+    return {number: link for number, link in found.items() if not link.startswith(OTHERS)}
+
+
+def things_alive(host) -> dict[str, int]:
+    """Return what imports hold on the host devices; default arenas hold pages and streams."""
+    gpumem.Device("host").synchronize()
+    gpumem.Device("host").free_bytes  # noqa: B018  # gives back what nobody refers to
+    return {name: count for name, count in host.live().items() if name not in ALWAYS_THERE}
+
+
+@pytest.fixture
+def importer():
+    return importer_for("host")
+
+
+@pytest.fixture
+def fd():
+    number = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(number, NBYTES)
+    yield number
+    os.close(number)
+
+
+@pytest.fixture
+def describe(fd):
+    """Make a descriptor of the test's file; what is given differs from the usual."""
+
+    def make(**changes) -> MemoryDescriptor:
+        values = {"handle": fd, "handle_type": MemoryHandleType.MEMFD, "size": NBYTES, **changes}
+        return MemoryDescriptor(**values)
+
+    return make
+
+
+@pytest.fixture
+def memory(importer, describe):
+    with importer.import_memory(describe()) as memory:
+        yield memory
+
+
+@pytest.fixture
+def nothing_left(host):
+    """After the test: as many descriptors, imports and registered pages as before."""
+    gc.collect()
+    before = things_alive(host), open_descriptors()
+    yield
+    gc.collect()
+    assert (things_alive(host), open_descriptors()) == before

@@ -1,0 +1,187 @@
+"""Views outlive what they came from, ends never block, a fork's child lives by the rules."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+from helpers.child import run, run_quietly
+from helpers.dlpack import consume
+
+import gpumem
+from gpumem.errors import ClosedError, InUseError
+from gpumem.interop import MemoryHandleType
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+KINDS = ["MEMFD", "OPAQUE_FD"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_view_keeps_the_mapping_after_everything_else_is_gone(importer, describe, fd, kind):
+    memory = importer.import_memory(describe(handle_type=MemoryHandleType[kind]))
+    view = memory.tensor(100, "u1").numpy()
+    importer.close()
+    del memory
+    gc.collect()
+    gpumem.Device("host").free_bytes  # noqa: B018  # ends what nobody refers to
+    view[:] = 9
+    assert os.pread(fd, 100, 0) == bytes([9] * 100)
+
+
+def test_a_close_with_exports_is_refused_and_changes_nothing(memory):
+    tensor = memory.tensor(4, "u1")
+    view = memoryview(tensor)
+    del tensor
+    with pytest.raises(InUseError, match="1 tensors"):
+        memory.close()
+    assert not memory.closed
+    assert memory.tensor(4, "u1").nbytes == 4
+    view.release()
+    memory.close()
+    assert memory.closed
+    memory.close()
+
+
+def test_a_close_waits_for_the_last_export_as_long_as_it_may(memory):
+    kept = [memory.tensor(4, "u1").numpy()]
+    with pytest.raises(InUseError):
+        memory.close(timeout=0.01)
+    threading.Timer(0.05, kept.clear).start()
+    memory.close(timeout=60)
+    assert memory.closed
+
+
+def test_closed_memory_answers_with_an_error(memory):
+    memory.close()
+    for use in (
+        lambda: memory.tensor(1, "u1"),
+        lambda: memory.resource(),
+        lambda: memory.set_ready(None),
+        lambda: memory.ptr,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+    assert memory.exports == 0
+    assert "closed" in repr(memory)
+
+
+def test_memory_is_made_by_an_importer_only():
+    from gpumem.interop import ExternalMemory
+
+    with pytest.raises(TypeError, match="import_memory"):
+        ExternalMemory()
+
+
+def test_a_deleter_that_runs_without_the_interpreter_ends_the_export(memory):
+    consumed = consume(memory.tensor(4, "u1").__dlpack__(max_version=(1, 0)))
+    assert memory.exports == 1
+    consumed.delete()
+    assert memory.exports == 0
+
+
+def test_unused_and_refused_capsules_end_the_export(memory):
+    capsule = memory.tensor(4, "u1").__dlpack__(max_version=(1, 0))
+    del capsule
+    with pytest.raises(BufferError):
+        memory.tensor(4, "u1").__dlpack__(dl_device=(2, 0))
+    assert memory.exports == 0
+
+
+def test_dropping_memory_calls_no_driver_until_somebody_may_wait(importer, describe, host):
+    memory = importer.import_memory(describe(handle_type=MemoryHandleType.OPAQUE_FD))
+    tensor = memory.tensor(4, "u1")
+    before = host.call_count()
+    del memory, tensor
+    gc.collect()
+    assert host.call_count() == before
+    importer.import_memory(describe()).close()
+    assert host.live()["imports"] == 0
+
+
+def test_memory_stays_while_a_stream_still_works_on_it(importer, describe, host, fd):
+    host.set_lag(20_000_000)
+    stream = gpumem.Stream("host")
+    memory = importer.import_memory(describe(handle_type=MemoryHandleType.OPAQUE_FD))
+    source = gpumem.full(1 << 16, 7, "u1", memory="host", stream=stream)
+    gpumem.copy(memory.tensor(1 << 16, "u1"), source, stream)
+    memory.close()  # waits for the copy
+    assert os.pread(fd, 1 << 16, 0) == bytes([7]) * (1 << 16)
+
+
+def test_both_ends_of_a_file_are_torch_or_numpy_tensors_alike(memory):
+    array = np.from_dlpack(memory.tensor((2, 3), "i4"))
+    array[...] = 4
+    assert gpumem.from_dlpack(memory.tensor((2, 3), "i4")).numpy().sum() == 24
+
+
+IN_A_FORKS_CHILD = """
+import os
+import gpumem
+from gpumem.errors import ClosedError
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+
+fd = os.memfd_create("test")
+os.truncate(fd, 4096)
+importer = importer_for("host")
+pages = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096))
+drivers = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.OPAQUE_FD, 4096))
+tensor = pages.tensor(4, "u1")
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        tensor.numpy()[:] = 5           # pages are shared with the parent
+        pages.tensor(4, "u1", offset=8).numpy()[:] = 6
+        try:
+            drivers.tensor(4, "u1")
+        except ClosedError:
+            code = 0
+        drivers.close()                 # leaves the parent's alone
+        del tensor
+        pages.close()
+    finally:
+        os._exit(code)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert tensor.numpy().tolist() == [5] * 4
+assert pages.tensor(4, "u1", offset=8).numpy().tolist() == [6] * 4
+drivers.tensor(4, "u1").numpy()[:] = 1  # the parent's is alive
+"""
+
+
+def test_in_a_forks_child_pages_live_and_the_drivers_objects_do_not():
+    run_quietly(IN_A_FORKS_CHILD)
+
+
+AT_THE_END = """
+import os, sys
+import gpumem
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+
+fd = os.memfd_create("test")
+os.truncate(fd, 4096)
+kept = []
+for kind in (MemoryHandleType.MEMFD, MemoryHandleType.OPAQUE_FD):
+    memory = importer_for("host").import_memory(MemoryDescriptor(fd, kind, 4096))
+    kept.append((memory, memory.tensor(4, "f4").numpy(), memory.resource()))
+sys.kept = kept                         # outlives the modules
+cycle = []
+cycle.append((cycle, importer_for("host").import_memory(
+    MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096)).tensor(4, "f4")))
+"""
+
+
+def test_the_interpreter_ends_quietly_with_imports_alive():
+    run_quietly(AT_THE_END)
+
+
+def test_importing_the_package_needs_no_other_library():
+    done = run("""
+        import sys
+        import gpumem.interop
+        print(sorted({"vulkan", "numpy", "torch", "cuda.bindings.driver"} & set(sys.modules)))
+    """)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

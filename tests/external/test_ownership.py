@@ -1,0 +1,237 @@
+"""Whose descriptor is whose, over every success and failure."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+from helpers.child import run_quietly
+
+import gpumem
+from gpumem import interop
+from gpumem.errors import BadHandleError, InvalidDescriptorError
+from gpumem.interop import Handle, MemoryDescriptor, MemoryHandleType
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+NBYTES = 1 << 16
+FILES = ["MEMFD", "OPAQUE_FD"]
+
+
+@pytest.fixture
+def given(fd):
+    """A descriptor of the caller's that a test may lose."""
+    number = os.dup(fd)
+    yield number
+    if is_open(number):
+        os.close(number)
+
+
+def memory_of_the_driver(host):
+    return {name: host.live()[name] for name in ("handles", "mappings", "reservations")}
+
+
+def is_open(number: int) -> bool:
+    return os.path.exists(f"/proc/self/fd/{number}")
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_the_callers_descriptor_stays_his(importer, describe, given, kind):
+    memory = importer.import_memory(describe(handle=given, handle_type=MemoryHandleType[kind]))
+    os.close(given)  # he may close it at once
+    memory.tensor(4, "u1").numpy()[:] = 1
+    memory.close()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_descriptor_that_is_consumed_is_closed_after_success(importer, describe, given, kind):
+    memory = importer.import_memory(
+        describe(handle=given, handle_type=MemoryHandleType[kind]), consume=True
+    )
+    assert not is_open(given)
+    memory.close()
+
+
+def test_an_object_with_a_descriptor_is_consumed_by_its_own_close(importer, describe, given):
+    handle = Handle(os.dup(given))
+    importer.import_memory(describe(handle=handle), consume=True).close()
+    assert handle.closed
+    with open(given, "rb+", closefd=False) as file:
+        importer.import_memory(describe(handle=file)).close()
+        assert not file.closed
+
+
+@pytest.mark.parametrize("consume", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ("MEMFD", "cuMemHostRegister"),
+        ("MEMFD", "cuMemHostGetDevicePointer"),
+        ("OPAQUE_FD", "cuImportExternalMemory"),
+        ("OPAQUE_FD", "cuExternalMemoryGetMappedBuffer"),
+    ],
+)
+def test_a_driver_that_refuses_costs_no_descriptor(
+    host, importer, describe, given, kind, call, consume
+):
+    host.fail(call, 1, 304)
+    with pytest.raises(gpumem.DriverError) as caught:
+        importer.import_memory(
+            describe(handle=given, handle_type=MemoryHandleType[kind]), consume=consume
+        )
+    assert (caught.value.call, caught.value.code) == (call, 304)
+    assert is_open(given)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cuMemImportFromShareableHandle", "cuMemGetAllocationPropertiesFromHandle",
+     "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"],
+)  # fmt: skip
+def test_an_import_of_physical_memory_is_undone_at_every_step(host, importer, call):
+    with (
+        gpumem.Arena("host", {"numa_node": 0}) as arena,
+        arena.allocate(100, shareable=True) as buffer,
+        interop.export(buffer) as handle,
+    ):
+        described = MemoryDescriptor(handle, handle.kind, handle.contents.size)
+        before = memory_of_the_driver(host)
+        host.fail(call, 1, 2)
+        with pytest.raises(gpumem.DriverError, match=call):
+            importer.import_memory(described)
+        assert memory_of_the_driver(host) == before
+        assert is_open(handle.fileno())
+        importer.import_memory(described).close()
+
+
+REFUSED_CLOSE = """
+import os, sys
+import gpumem
+from gpumem import _host
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+
+kind, call = sys.argv[1:]
+fd = os.memfd_create("test")
+os.truncate(fd, 4096)
+memory = importer_for("host").import_memory(MemoryDescriptor(fd, MemoryHandleType[kind], 4096))
+_host.fail(call, 1, 304)
+try:
+    memory.close()
+except gpumem.DriverError as error:
+    assert (error.call, error.code) == (call, 304), error
+else:
+    raise AssertionError("nothing was raised")
+assert memory.closed
+memory.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ("MEMFD", "cuMemHostUnregister"),
+        ("OPAQUE_FD", "cuMemFree"),
+        ("OPAQUE_FD", "cuDestroyExternalMemory"),
+    ],
+)
+def test_a_close_that_the_driver_refuses_is_told_and_ends_the_memory(kind, call):
+    run_quietly(REFUSED_CLOSE, kind, call)  # on its own: what was refused stays with the driver
+
+
+def test_what_is_not_open_is_a_bad_handle(importer, describe, given):
+    os.close(given)
+    with pytest.raises(BadHandleError) as caught:
+        importer.import_memory(describe(handle=given), consume=True)
+    assert caught.value.errno == 9  # EBADF
+    assert isinstance(caught.value, OSError)
+
+
+def test_what_is_of_another_kind_is_a_bad_handle(importer, describe):
+    one, other = socket.socketpair()
+    with one, other, pytest.raises(BadHandleError):
+        importer.import_memory(describe(handle=one))
+
+
+def test_a_file_that_is_too_small_is_a_bad_handle(importer, describe, fd):
+    with pytest.raises(BadHandleError, match="65536 bytes, not 65537"):
+        importer.import_memory(describe(size=NBYTES + 1))
+
+
+def test_a_file_that_may_not_be_written_is_imported_to_be_read(importer, describe, fd):
+    reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    try:
+        with pytest.raises(BadHandleError, match="to write") as caught:
+            importer.import_memory(describe(handle=reader))
+        assert caught.value.errno == 13  # EACCES
+        importer.import_memory(describe(handle=reader, read_only=True)).close()
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize("consume", [1, None, "yes"])
+def test_consume_is_a_yes_or_no(importer, describe, consume):
+    with pytest.raises(TypeError, match="consume"):
+        importer.import_memory(describe(), consume=consume)
+
+
+def test_names_and_addresses_cannot_be_consumed(importer):
+    for handle, kind in (("/a", "SHM_NAME"), (4096, "HOST_ALLOCATION"), (b"a", "HOST_ALLOCATION")):
+        with pytest.raises(InvalidDescriptorError, match="consume = True"):
+            importer.import_memory(
+                MemoryDescriptor(handle, MemoryHandleType[kind], 1, read_only=True), consume=True
+            )
+
+
+def test_a_number_that_is_used_again_is_not_closed(importer, describe, given, tmp_path):
+    memory = importer.import_memory(
+        describe(handle=given, handle_type=MemoryHandleType.OPAQUE_FD), consume=True
+    )
+    # The next files get the numbers that are free now.
+    files = [open(tmp_path / str(i), "w+") for i in range(8)]  # noqa: SIM115
+    memory.close()
+    for file in files:
+        file.write("there")
+        file.seek(0)
+        assert file.read() == "there"
+        file.close()
+
+
+def test_descriptors_and_imports_stay_level_over_a_thousand_cycles(importer, describe, host):
+    for kind in FILES:
+        for _ in range(500):
+            with importer.import_memory(describe(handle_type=MemoryHandleType[kind])) as memory:
+                memory.tensor(16, "f4")
+
+
+def test_many_threads_import_and_close(importer, describe):
+    failures = []
+
+    def work():
+        try:
+            for _ in range(30):
+                with importer.import_memory(describe()) as memory:
+                    tensor = memory.tensor(16, "f4")
+                    view = tensor.numpy()
+                    del tensor
+                    view[:] = 1
+                    del view
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_no_descriptor_survives_exec(importer, describe):
+    before = set(os.listdir("/proc/self/fd"))
+    memory = importer.import_memory(describe(handle_type=MemoryHandleType.OPAQUE_FD))
+    for name in set(os.listdir("/proc/self/fd")) - before:
+        if os.path.exists(f"/proc/self/fd/{name}"):
+            assert not os.get_inheritable(int(name))
+    memory.close()

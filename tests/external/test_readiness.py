@@ -1,0 +1,131 @@
+"""set_ready: whoever takes a tensor waits for the producer's point of a timeline."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.dlpack import consume
+
+import gpumem
+from gpumem.errors import ClosedError
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Point:
+    """A point of a timeline that notes who waits for it."""
+
+    def __init__(self, timeline, value):
+        self.timeline, self.value = timeline, value
+
+    def wait(self, timeout=None):
+        self.timeline.waits.append(("cpu", self.value, timeout))
+        if self.timeline.lost:
+            raise TimeoutError
+
+    def enqueue_wait(self, stream):
+        self.timeline.waits.append(("stream", self.value, stream.ptr))
+
+
+class Timeline:
+    def __init__(self):
+        self.waits = []
+        self.lost = False
+
+    def point(self, value):
+        return Point(self, value)
+
+
+@pytest.fixture
+def timeline():
+    return Timeline()
+
+
+def test_the_cpu_waits_when_it_takes_a_view(memory, timeline):
+    memory.set_ready(timeline, 5)
+    tensor = memory.tensor(4, "u1")
+    assert timeline.waits == []
+    tensor.numpy()
+    assert timeline.waits == [("cpu", 5, None)]
+    tensor.numpy()  # once is enough
+    assert len(timeline.waits) == 1
+    other = memory.tensor(4, "u1")
+    np.from_dlpack(other)
+    memoryview(memory.tensor(4, "u1"))
+    memoryview(memory.tensor(4, "u1").buffer)
+    np.asarray(memory.tensor(4, "u1"))
+    assert timeline.waits == [("cpu", 5, None)] * 5
+
+
+def test_a_view_that_is_not_to_wait_does_not(memory, timeline):
+    memory.set_ready(timeline, 5)
+    memory.tensor(4, "u1").numpy(sync=False)
+    assert timeline.waits == []
+
+
+def test_a_streams_copy_waits_on_the_device(memory, timeline):
+    memory.set_ready(timeline, 6)
+    stream = gpumem.Stream("host")
+    with gpumem.Arena("host/managed") as arena:
+        target = gpumem.empty(4, "u1", resource=arena)
+        gpumem.copy(target, memory.tensor(4, "u1"), stream)
+        assert timeline.waits == [("stream", 6, stream.ptr)]
+        stream.synchronize()
+        del target
+
+
+def test_an_export_for_a_stream_waits_there(memory, timeline):
+    memory.set_ready(timeline, 7)
+    tensor = memory.tensor(4, "u1")
+    consume(tensor.__dlpack__(max_version=(1, 0))).delete()
+    assert timeline.waits == [("cpu", 7, None)]  # host memory goes out as the CPU's
+
+
+def test_tensors_keep_the_point_they_were_made_with(memory, timeline):
+    memory.set_ready(timeline, 1)
+    before = memory.tensor(4, "u1")
+    memory.set_ready(timeline, 2)
+    after = memory.tensor(4, "u1")
+    memory.set_ready(None)
+    free = memory.tensor(4, "u1")
+    for tensor in (free, after, before, before[1:]):
+        tensor.numpy()
+    assert [value for _, value, _ in timeline.waits] == [2, 1]
+    assert memory.ready is None
+
+
+def test_the_cpu_waits_no_longer_than_it_was_told(memory, timeline):
+    memory.set_ready(timeline, 3, timeout=0.5)
+    timeline.lost = True
+    tensor = memory.tensor(4, "u1")
+    with pytest.raises(TimeoutError):
+        tensor.numpy()
+    assert timeline.waits == [("cpu", 3, 0.5)]
+    timeline.lost = False
+    tensor.numpy()  # it is asked again
+    assert len(timeline.waits) == 2
+    with pytest.raises(ValueError, match="timeout"):
+        memory.set_ready(timeline, 3, timeout=-1)
+
+
+def test_a_point_is_taken_as_it_is(memory, timeline):
+    memory.set_ready(timeline.point(9))
+    assert memory.ready.value == 9
+    for given in (timeline, 5, "timeline"):
+        with pytest.raises(TypeError, match="no point of a timeline"):
+            memory.set_ready(given)
+
+
+def test_closed_memory_has_no_readiness(memory, timeline):
+    memory.close()
+    with pytest.raises(ClosedError):
+        memory.set_ready(timeline, 1)
+
+
+def test_the_last_view_of_waiting_memory_may_end_anywhere(memory, timeline):
+    memory.set_ready(timeline, 4)
+    consumed = consume(memory.tensor(4, "u1").__dlpack__(max_version=(1, 0)))
+    memory.set_ready(None)
+    assert memory.exports == 1
+    consumed.delete()
+    assert memory.exports == 0

@@ -1,0 +1,293 @@
+"""allocate(shareable=True), export and attach: one tensor in two processes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import socket
+
+import numpy as np
+import pytest
+from helpers.attach import add_one
+
+import gpumem
+from gpumem import interop
+from gpumem.errors import (
+    BadHandleError,
+    ClosedError,
+    ConfigError,
+    DeviceMismatchError,
+    InvalidDescriptorError,
+    OutOfMemoryError,
+    UnsupportedHandleTypeError,
+)
+from gpumem.interop import Handle, MemoryDescriptor, MemoryHandleType
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+MIB = 1 << 20
+CONFIGS = [{"backing": "virtual"}, {"backing": "regions"}, {"numa_node": 0}, {"enable": False}]
+MEMORIES = ["host", "host/host_accessible"]
+
+
+@pytest.fixture(params=CONFIGS, ids=str)
+def shared(request, make_arena):
+    """An arena of each backing."""
+    return make_arena(request.param)
+
+
+def things_held(host):
+    held = {name: count for name, count in host.live().items() if name != "workers"}
+    return held, len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_two_processes_share_a_tensor_in_two_calls(shared, method):
+    context = multiprocessing.get_context(method)
+    tensor = gpumem.from_dlpack(shared.allocate(4096, shareable=True)).view("f4").reshape((32, 32))
+    part = tensor[4:8, 2:20]
+    part.numpy()[...] = np.arange(4 * 18).reshape(4, 18)
+    mine, yours = context.Pipe()
+    with mine, interop.export(part) as handle:
+        other = context.Process(target=add_one, args=(yours,))
+        other.start()
+        mine.send(handle)
+        assert mine.poll(60)
+        assert mine.recv().tolist() == np.arange(4 * 18).reshape(4, 18).tolist()
+        assert mine.recv() is False
+        assert (part.numpy() == np.arange(4 * 18).reshape(4, 18) + 1).all()
+        assert tensor.numpy()[3].sum() == 0
+        mine.send(None)
+        other.join(60)
+        assert other.exitcode == 0
+    yours.close()
+    other.close()
+
+
+def test_a_handle_crosses_a_socket_as_well(arena):
+    buffer = arena.allocate(4096, shareable=True)
+    one, other = socket.socketpair()
+    with one, other, interop.export(buffer) as handle:
+        socket.send_fds(one, [pickle.dumps((handle.kind, handle.contents))], [handle.fileno()])
+        said, (number,), _, _ = socket.recv_fds(other, 4096, 1)
+    kind, contents = pickle.loads(said)
+    with Handle(number, kind=kind, contents=contents) as received:
+        tensor = interop.attach(received)
+    tensor.numpy()[:] = 3
+    assert (np.from_dlpack(buffer) == 3).all()
+
+
+def test_shareable_memory_is_cleared_alone_and_stays(shared):
+    buffers = [shared.allocate(5000, shareable=True) for _ in range(3)]
+    granule = 2 * MIB if shared.config.numa_node == 0 else 4096
+    for buffer in buffers:
+        assert buffer.allocated == -(-5000 // granule) * granule
+        assert buffer.ptr % 4096 == 0
+        assert not np.from_dlpack(buffer).any()
+        np.from_dlpack(buffer)[:] = 255
+    with interop.export(buffers[0]) as handle:
+        whole = np.frombuffer(
+            interop.importer_for("host").import_memory(
+                MemoryDescriptor(handle, handle.kind, handle.contents.size)
+            ).tensor(handle.contents.size, "u1").numpy(), "u1",
+        )  # fmt: skip
+        assert whole[:5000].all()
+        assert not whole[5000:].any()  # nobody else's bytes
+    del whole
+    buffers[0].close()
+    assert not np.from_dlpack(shared.allocate(5000, shareable=True)).any()
+
+
+def test_it_counts_in_the_arenas_books_and_goes_back(shared):
+    before = shared.stats()
+    buffer = shared.allocate(5000, shareable=True)
+    assert shared.stats().reserved == before.reserved + buffer.allocated
+    assert shared.stats().in_use == before.in_use + buffer.allocated
+    assert shared.stats().num_reserves == before.num_reserves
+    shared.validate()
+    shared.shrink()
+    assert shared.stats().reserved >= buffer.allocated
+    buffer.close()
+    shared.shrink()
+    assert shared.stats().in_use == before.in_use
+    assert shared.stats().reserved == before.reserved
+
+
+def test_a_limit_holds_for_it(make_arena):
+    arena = make_arena({"max_mem": 3 * 4096, "backing": "regions"})
+    kept = arena.allocate(2 * 4096, shareable=True)
+    with pytest.raises(OutOfMemoryError) as caught:
+        arena.allocate(2 * 4096, shareable=True)
+    assert (caught.value.limit, caught.value.reserved) == (3 * 4096, 2 * 4096)
+    kept.close()
+    arena.allocate(2 * 4096, shareable=True).close()
+
+
+def test_an_arena_that_is_suspended_leaves_it_where_it_is(make_arena):
+    arena = make_arena()
+    plain, shared = arena.allocate(1000), arena.allocate(4096, shareable=True)
+    np.from_dlpack(plain)[:] = 1
+    with interop.export(shared) as handle:
+        there = interop.attach(handle)
+    arena.suspend()
+    assert arena.stats().reserved == 4096
+    there.numpy()[:] = 7  # another process goes on
+    arena.resume()
+    assert (np.from_dlpack(shared) == 7).all()
+    assert (np.from_dlpack(plain) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "call", ["cuMemHostRegister", "cuMemHostGetDevicePointer", "cuMemCreate", "cuMemMap",
+             "cuMemSetAccess", "cuMemsetD8Async", "cuStreamCreate", "cuStreamSynchronize"],
+)  # fmt: skip
+def test_a_refused_allocation_leaves_nothing(make_arena, host, call):
+    by_handle = call not in ("cuMemHostRegister", "cuMemHostGetDevicePointer")
+    arena = make_arena({"numa_node": 0} if by_handle else None)
+    before = arena.stats(), things_held(host)
+    host.fail(call, 1, 801)
+    with pytest.raises(gpumem.DriverError, match=call):
+        arena.allocate(5000, shareable=True)
+    host.clear_faults()
+    after = arena.stats()
+    assert (after.in_use, after.reserved) == (before[0].in_use, before[0].reserved)
+    assert things_held(host) == before[1]
+    arena.allocate(5000, shareable=True).close()
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_memory_lives_as_long_as_somebody_has_it(memory):
+    arena = gpumem.Arena(memory)
+    with interop.export(arena.allocate(4096, shareable=True)) as handle:
+        arena.close()
+        first, second = interop.attach(handle), interop.attach(handle)
+    first.numpy()[:] = 5
+    assert (second.numpy() == 5).all()
+
+
+def test_a_handle_keeps_memory_that_nobody_else_has(arena):
+    buffer = arena.allocate(4096, shareable=True)
+    np.from_dlpack(buffer)[:] = 9
+    handle = interop.export(buffer)
+    del buffer
+    arena.shrink()
+    gc.collect()
+    assert (interop.attach(handle).numpy() == 9).all()
+    handle.close()
+    with pytest.raises(ClosedError):
+        interop.attach(handle)
+
+
+def test_what_is_given_away_to_be_read_cannot_be_written(arena):
+    buffer = arena.allocate(4096, shareable=True)
+    with interop.export(buffer, read_only=True) as handle:
+        tensor = interop.attach(handle)
+        np.from_dlpack(buffer)[:] = 6
+        assert tensor.read_only
+        assert (tensor.numpy() == 6).all()
+        with pytest.raises(BadHandleError, match="to write"):
+            interop.importer_for("host").import_memory(
+                MemoryDescriptor(handle, handle.kind, handle.contents.size)
+            )
+    with interop.export(gpumem.from_dlpack(buffer).as_read_only()) as handle:
+        assert handle.contents.read_only
+    del tensor
+
+
+def test_a_shared_files_size_is_sealed(arena):
+    with interop.export(arena.allocate(4096, shareable=True)) as handle:
+        assert handle.kind is MemoryHandleType.MEMFD
+        for size in (0, 8192):
+            with pytest.raises(PermissionError):
+                os.truncate(handle.fileno(), size)
+
+
+def test_a_pools_block_is_exported_by_its_pool():
+    with gpumem.DriverPool("host", {"shareable": True}) as pool:
+        tensor = gpumem.zeros((4, 4), "f4", resource=pool)
+        with interop.export(tensor[1:]) as handle:
+            assert handle.kind is MemoryHandleType.CUDA_POOL_FD
+            there = interop.attach(handle)
+            there.numpy()[...] = 2
+            assert tensor.numpy().sum() == 24
+        del there, tensor
+
+
+def test_gpumems_pending_writes_are_waited_for(arena, host):
+    host.set_lag(30_000_000)
+    stream = gpumem.Stream("host")
+    buffer = arena.allocate(4096, stream, shareable=True)
+    tensor = gpumem.from_dlpack(buffer)
+    gpumem.copy(tensor, gpumem.full(4096, 8, "u1", memory="host", stream=stream), stream)
+    with interop.export(tensor) as handle:
+        assert (interop.attach(handle).numpy(sync=False) == 8).all()
+
+
+def test_adaptors_hand_it_on(arena):
+    limited = gpumem.limit(arena, 1 << 20)
+    with limited.allocate(4096, shareable=True) as buffer, interop.export(buffer) as handle:
+        tensor = interop.attach(handle)
+        tensor.numpy()[:] = 4
+        assert np.from_dlpack(buffer)[0] == 4
+        del tensor
+
+
+def test_what_cannot_be_shareable_says_why(make_arena):
+    for resource, why in (
+        (make_arena(memory="host/managed"), "managed"),
+        (gpumem.DriverPool("host"), "Arena"),
+        (gpumem.ExternalAllocator(lambda n: None, lambda p: None, memory="host"), "Arena"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            resource.allocate(100, shareable=True)
+        assert resource.stats().in_use == 0
+        resource.close()
+
+
+def test_what_cannot_be_exported_says_why(arena):
+    plain = gpumem.empty(4, "f4", resource=arena)
+    with pytest.raises(UnsupportedHandleTypeError, match="shareable=True"):
+        interop.export(plain)
+    with pytest.raises(UnsupportedHandleTypeError, match="empty"):
+        interop.export(plain[:0])
+    shareable = gpumem.from_dlpack(arena.allocate(4096, shareable=True))
+    with pytest.raises(InvalidDescriptorError, match="negative"):
+        interop.export(shareable[::-1])
+    for given in (5, np.zeros(4), "x"):
+        with pytest.raises(TypeError, match="export takes"):
+            interop.export(given)
+    shareable.buffer.close()
+    with pytest.raises(ClosedError):
+        interop.export(shareable)
+
+
+def test_attach_takes_handles_of_memory_and_finds_their_device(arena):
+    with interop.export(arena.allocate(4096, shareable=True)) as handle:
+        assert interop.attach(handle, device="host").device == gpumem.Device("host")
+        elsewhere = Handle(
+            os.dup(handle.fileno()), kind=handle.kind,
+            contents=type(handle.contents)(**{
+                **handle.contents.__dict__, "device_uuid": "00112233445566778899aabbccddeeff",
+            }),
+        )  # fmt: skip
+        with elsewhere, pytest.raises(DeviceMismatchError, match="0011223344"):
+            interop.attach(elsewhere)
+        with Handle(os.dup(handle.fileno())) as plain, pytest.raises(TypeError, match="attach"):
+            interop.attach(plain)
+
+
+def test_zero_bytes_are_an_empty_buffer(arena):
+    buffer = arena.allocate(0, shareable=True)
+    assert (buffer.ptr, buffer.nbytes) == (0, 0)
+
+
+def test_alignment_is_kept(arena):
+    with arena.allocate(5000, alignment=1 << 16, shareable=True) as buffer:
+        assert buffer.ptr % (1 << 16) == 0
+        with interop.export(buffer) as handle:
+            tensor = interop.attach(handle)
+            tensor.numpy()[:] = 1
+            assert np.from_dlpack(buffer).sum() == 5000
+            del tensor
