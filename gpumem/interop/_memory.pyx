@@ -499,9 +499,8 @@ class Slices:
         return memory.ptr
 
     def free(self, address, nbytes):
-        """Let go of a region; an arena does so only where it may wait."""
+        """Let go of a region."""
         self.given.pop(address).close()
-        reap()
 
 
 def keeper(ExternalMemory memory not None):
@@ -516,4 +515,6 @@ def reap():
         mappings_reap()
 
 
-_reapers.insert(0, reap)       # what is let go here may hold a pool
+# Before the others, since an import may hold a pool; after them, since an arena may hold imports.
+_reapers.insert(0, reap)
+_reapers.append(reap)
