@@ -142,6 +142,12 @@ setup(
             extension("interop._memory"),
             extension("interop._maps"),
             extension("interop._export"),
+            extension("interop._page_file"),
+            extension("interop._timeline_core"),
+            extension("interop._timeline_queue"),
+            extension("interop._timeline"),
+            extension("interop._host_timeline"),
+            extension("interop._driver_timeline"),
             extension("replay._replay"),
         ],
         compiler_directives={

@@ -197,6 +197,31 @@ cdef extern from "driver_table.h" nogil:
         unsigned long long size
         unsigned int flags
 
+    ctypedef void* CUexternalSemaphore
+
+    ctypedef enum CUexternalSemaphoreHandleType:
+        CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_D3D12_FENCE
+        CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
+        CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_WIN32
+
+    ctypedef struct CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC:
+        CUexternalSemaphoreHandleType type
+        ExternalHandle handle
+        unsigned int flags
+
+    ctypedef struct ExternalFence:      # nor has this
+        unsigned long long value
+
+    ctypedef struct ExternalFenceParams:
+        ExternalFence fence
+
+    ctypedef struct CUDA_EXTERNAL_SEMAPHORE_PARAMS:
+        ExternalFenceParams params
+        unsigned int flags
+
+    enum:
+        CU_STREAM_WAIT_VALUE_GEQ
+
     ctypedef struct DriverTable:
         CUresult (*cuInit)(unsigned int) noexcept nogil
         CUresult (*cuDriverGetVersion)(int*) noexcept nogil
@@ -219,6 +244,10 @@ cdef extern from "driver_table.h" nogil:
         CUresult (*cuStreamWaitEvent)(CUstream, CUevent, unsigned int) noexcept nogil
         CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) noexcept nogil
         CUresult (*cuLaunchHostFunc)(CUstream, CUhostFn, void*) noexcept nogil
+        CUresult (*cuStreamWaitValue64)(CUstream, CUdeviceptr, uint64_t,
+                                        unsigned int) noexcept nogil
+        CUresult (*cuStreamWriteValue64)(CUstream, CUdeviceptr, uint64_t,
+                                         unsigned int) noexcept nogil
         CUresult (*cuEventCreate)(CUevent*, unsigned int) noexcept nogil
         CUresult (*cuEventDestroy)(CUevent) noexcept nogil
         CUresult (*cuEventRecord)(CUevent, CUstream) noexcept nogil
@@ -288,6 +317,15 @@ cdef extern from "driver_table.h" nogil:
             CUdeviceptr*, CUexternalMemory,
             const CUDA_EXTERNAL_MEMORY_BUFFER_DESC*) noexcept nogil
         CUresult (*cuDestroyExternalMemory)(CUexternalMemory) noexcept nogil
+        CUresult (*cuImportExternalSemaphore)(
+            CUexternalSemaphore*, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC*) noexcept nogil
+        CUresult (*cuSignalExternalSemaphoresAsync)(
+            const CUexternalSemaphore*, const CUDA_EXTERNAL_SEMAPHORE_PARAMS*, unsigned int,
+            CUstream) noexcept nogil
+        CUresult (*cuWaitExternalSemaphoresAsync)(
+            const CUexternalSemaphore*, const CUDA_EXTERNAL_SEMAPHORE_PARAMS*, unsigned int,
+            CUstream) noexcept nogil
+        CUresult (*cuDestroyExternalSemaphore)(CUexternalSemaphore) noexcept nogil
         CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
         CUresult (*cuDeviceGetMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
 
@@ -335,6 +373,7 @@ cdef struct Place:
     CUdevice device
     int ordinal
     uint32_t generation         # of the process that opened it; in a fork's child it is dead
+    bint is_host                # the host device: its streams understand a timeline's page
     uint64_t calls              # driver calls made through it by arenas (atomic)
     uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
 

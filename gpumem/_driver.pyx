@@ -111,6 +111,7 @@ cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal):
     opened.place.ordinal = ordinal
     opened.place.generation = process.generation
     opened.place.now = gm_monotonic
+    opened.place.is_host = type == "host"
     check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
     opened.place.device = device
     with nogil:

@@ -2,6 +2,8 @@
 
 from gpumem._driver cimport CUevent, CUstream, DriverDevice
 
+cdef class Event
+
 cdef class Stream:
     cdef readonly object device     # the Device it belongs to
     cdef DriverDevice place
@@ -9,6 +11,7 @@ cdef class Stream:
     cdef bint owned                 # destroy it with this object
     cdef object owner               # keeps a foreign stream alive
     cdef object __weakref__
+    cdef int _wait_event(self, Event event) except -1
 
 cdef class Event:
     cdef readonly object device

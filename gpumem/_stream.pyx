@@ -151,8 +151,31 @@ cdef class Stream:
         check(self.place.place.table, code, "cuEventRecord")
         return event
 
-    def wait(self, Event event not None):
-        """Let work queued from now on wait, on the device, for an event of this device."""
+    def wait(self, event):
+        """Let work queued from now on wait, on the device, for a point in other work.
+
+        Parameters
+        ----------
+        event : Event or TimelinePoint
+            An event of this device; or any object whose ``enqueue_wait(stream)`` queues the wait,
+            as a timeline's point does.
+
+        Raises
+        ------
+        TypeError
+            It is neither.
+        ValueError
+            An event of another device. What a point raises is its timeline's.
+        """
+        if isinstance(event, Event):
+            self._wait_event(event)
+            return
+        enqueue = getattr(event, "enqueue_wait", None)
+        if enqueue is None:
+            raise TypeError(f"a stream waits for an Event or a timeline's point, not {event!r}")
+        enqueue(self)
+
+    cdef int _wait_event(self, Event event) except -1:
         cdef CUresult code
         if event.place is not self.place:
             raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
@@ -160,7 +183,7 @@ cdef class Stream:
         if code == CUDA_SUCCESS:
             code = self.place.place.table.cuStreamWaitEvent(self.handle, event.handle, 0)
             place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuStreamWaitEvent")
+        return check(self.place.place.table, code, "cuStreamWaitEvent")
 
     def __eq__(self, other):
         if not isinstance(other, Stream):

@@ -41,6 +41,7 @@
 #include <stdint.h>
 
 #include "hostdev.h"
+#include "timeline_page.h"
 
 #define HOST_HIDDEN __attribute__((visibility("hidden")))
 #pragma GCC visibility push(hidden)

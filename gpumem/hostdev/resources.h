@@ -89,13 +89,6 @@ typedef struct ExternalMemory {
     size_t size; /* bytes of the whole allocation */
 } ExternalMemory;
 
-/* The page that a timeline is: `value` counts, `sequence` wakes (a futex has 32 bits). */
-typedef struct TimelinePage {
-    _Atomic uint64_t value;
-    char apart[56];
-    _Atomic uint32_t sequence; /* at byte 64: goes up with every signal, in any process */
-} TimelinePage;
-
 typedef struct Timeline { /* one import; operations in queues hold references */
     _Atomic int references;
     bool binary; /* a wait takes the signal away */

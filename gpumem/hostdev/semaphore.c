@@ -1,18 +1,15 @@
 /* External semaphores: timelines in a shared page, signalled and awaited in stream order.
  *
- * Any process that maps the page takes part: it sets `value`, adds one to `sequence` and
- * wakes the futex there. TIMELINE_SEMAPHORE_FD waits for value >= and signal sets it;
- * OPAQUE_FD is binary: a wait takes the one signal away. Direct3D 12 fences and Windows'
+ * The page is the one of include/timeline_page.h, and any process that maps it takes part;
+ * one of zeros will do. TIMELINE_SEMAPHORE_FD waits for value >= and a signal raises it, never
+ * lowers it; OPAQUE_FD is binary: a wait takes the one signal away. Direct3D 12 fences and Windows'
  * timelines are rehearsed (windows.c) by the same page.
  */
 #include "internal.h"
 
-#include <linux/futex.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 void host_semaphore_build(void *pointer) {
@@ -21,17 +18,6 @@ void host_semaphore_build(void *pointer) {
 }
 
 /* ---- the shared page ---- */
-
-static void page_wake(TimelinePage *page) {
-    atomic_fetch_add(&page->sequence, 1);
-    syscall(SYS_futex, &page->sequence, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-}
-
-/* A moment, or until the sequence moves on: whoever waits also looks whether to stop. */
-static void page_sleep(TimelinePage *page, uint32_t seen) {
-    const struct timespec moment = {0, 5000000};
-    syscall(SYS_futex, &page->sequence, FUTEX_WAIT, seen, &moment, NULL, 0);
-}
 
 static bool reached(Timeline *timeline, uint64_t value) {
     uint64_t one = 1;
@@ -150,20 +136,28 @@ static void step_drop(void *data) {
 static CUresult signal_run(Stream *stream, void *data) {
     Step *step = data;
     (void)stream;
-    atomic_store(&step->timeline->page->value, step->timeline->binary ? 1 : step->value);
-    page_wake(step->timeline->page);
+    timeline_signal(step->timeline->page, step->timeline->binary ? 1 : step->value);
     step_drop(step);
     return CUDA_SUCCESS;
+}
+
+/* Moment by moment: whoever waits also looks whether to stop. */
+static void wait_parked(Stream *stream, const Step *step) {
+    enum { MOMENT_NS = 5000000 };
+    TimelinePage *page = step->timeline->page;
+    atomic_fetch_add(&page->waiters, 1);
+    while (!host_stop_requested(stream)) {
+        uint32_t seen = atomic_load(&page->sequence);
+        if (reached(step->timeline, step->value)) break;
+        timeline_sleep(page, seen, MOMENT_NS);
+    }
+    atomic_fetch_sub(&page->waiters, 1);
 }
 
 static CUresult wait_run(Stream *stream, void *data) {
     Step *step = data;
     host_park(stream, PARK_VALUE, (Point){NULL, 0, 0});
-    while (!host_stop_requested(stream)) {
-        uint32_t seen = atomic_load(&step->timeline->page->sequence);
-        if (reached(step->timeline, step->value)) break;
-        page_sleep(step->timeline->page, seen);
-    }
+    if (!reached(step->timeline, step->value)) wait_parked(stream, step);
     host_park(stream, PARK_NONE, (Point){NULL, 0, 0});
     step_drop(step);
     return CUDA_SUCCESS;

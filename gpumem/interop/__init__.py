@@ -1,7 +1,10 @@
 """Memory and timelines from outside: Vulkan, Direct3D 12, other processes, other libraries."""
 
 from gpumem._handle import Handle
+from gpumem.interop._driver_timeline import DriverTimeline
+from gpumem.interop._host_timeline import HostTimeline
 from gpumem.interop._memory import ExternalMemory
+from gpumem.interop._timeline import Timeline, TimelinePoint
 from gpumem.interop.descriptors import (
     Capability,
     MemoryDescriptor,
@@ -15,13 +18,17 @@ from gpumem.interop.sharing import Contents, attach, export
 __all__ = [
     "Capability",
     "Contents",
+    "DriverTimeline",
     "ExternalMemory",
     "Handle",
+    "HostTimeline",
     "Importer",
     "MemoryDescriptor",
     "MemoryHandleType",
     "SemaphoreDescriptor",
     "SemaphoreType",
+    "Timeline",
+    "TimelinePoint",
     "attach",
     "export",
     "importer_for",

@@ -1,0 +1,212 @@
+/* A timeline in one shared page: a value that only rises, and who waits for it to.
+ *
+ * Any number of processes map the page (a sealed memfd). Value and sequence lie where any
+ * program that shares such a page expects them: a signal raises `value` (byte 0), adds one
+ * to `sequence` (byte 64) and wakes the futex there.
+ *
+ * No wake-up is lost. Every access below is sequentially consistent.
+ *   signaller  S1 raise value    S2 sequence += 1   S3 read waiters, wake all unless 0
+ *   waiter     W1 waiters += 1   W2 read sequence   W3 read value   W4 sleep if sequence is W2's
+ * If W3 does not see S1's value, W3 comes before S1 in the one order of all accesses, so W1
+ * before S3: the signaller sees the waiter and calls the kernel. And W2 comes before S2: the
+ * kernel, which compares and queues under one lock, finds the sequence moved on and does not
+ * let the waiter sleep, or queues it before S3's wake. A waiter would have to be held up
+ * between W2 and W4 for exactly 2**32 signals to be fooled. Poisoning, and saying that
+ * devices write, are signals in this: they take S1's place with another word.
+ *
+ * No wake-up is early: a wait returns only after it read a value that is high enough, and
+ * what was written before that value was raised is visible by then.
+ *
+ * A device's store to `value` takes no part in this. Whoever queues the first one sets
+ * `polled` beforehand; from then on nobody sleeps longer than TIMELINE_POLL_NS.
+ *
+ * A waiter that dies leaves `waiters` too high, which costs each signal a system call.
+ */
+#ifndef GPUMEM_TIMELINE_PAGE_H
+#define GPUMEM_TIMELINE_PAGE_H
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    TIMELINE_PAGE_BYTES = 4096,
+    TIMELINE_MAGIC = 0x4c544d47, /* "GMTL" */
+    TIMELINE_VERSION = 1,
+    TIMELINE_PEERS = 112,
+    TIMELINE_POLL_NS = 250000, /* longest sleep where devices write */
+};
+#define TIMELINE_LARGEST INT64_MAX /* of a value: devices compare differences as signed */
+#define TIMELINE_REMOVED UINT64_MAX /* what a fence holds when its device is gone */
+
+typedef struct TimelinePeer { /* one process's use; timeline_peers.h */
+    _Atomic uint64_t claim;   /* process id << 2 | PEER_*; 0: free */
+    uint64_t started;         /* when the process did, in the kernel's ticks since boot */
+    uint64_t space;           /* the namespace of its id */
+    uint64_t unused;
+} TimelinePeer;
+
+/* Line by line: what a signal writes; what a waiter writes; what hardly changes. */
+typedef struct TimelinePage {
+    _Atomic uint64_t value;
+    _Atomic uint64_t pending;   /* highest that was signalled or queued, by anyone who tells */
+    char apart[48];
+    _Atomic uint32_t sequence;  /* at byte 64: goes up with every signal */
+    _Atomic uint32_t waiters;   /* asleep, or about to be */
+    char apart_too[56];
+    uint32_t magic, version;    /* at byte 128; 0 in a page that is nothing but value and sequence */
+    _Atomic uint32_t poisoned;  /* 1: it will not go on */
+    _Atomic uint32_t polled;    /* 1: devices write the value */
+    _Atomic uint32_t unwatched; /* processes that found no room among the peers */
+    char apart_again[364];
+    TimelinePeer peers[TIMELINE_PEERS]; /* from byte 512 to the end */
+} TimelinePage;
+
+_Static_assert(offsetof(TimelinePage, sequence) == 64, "the futex lies at byte 64");
+_Static_assert(offsetof(TimelinePage, magic) == 128, "the third line");
+_Static_assert(sizeof(TimelinePage) == TIMELINE_PAGE_BYTES, "one page");
+
+typedef enum TimelineStatus {
+    TIMELINE_OK,
+    TIMELINE_LATE,     /* the deadline passed */
+    TIMELINE_POISONED,
+    TIMELINE_GONE      /* its device was removed */
+} TimelineStatus;
+
+static inline uint64_t timeline_now(void) { /* ns, monotonic */
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline void timeline_page_build(TimelinePage *page, uint64_t initial) { /* zeroed memory */
+    atomic_store(&page->value, initial);
+    atomic_store(&page->pending, initial);
+    page->version = TIMELINE_VERSION;
+    page->magic = TIMELINE_MAGIC;
+}
+
+static inline bool timeline_page_is_ours(const TimelinePage *page) {
+    return page->magic == TIMELINE_MAGIC && page->version == TIMELINE_VERSION;
+}
+
+static inline uint64_t timeline_value(TimelinePage *page) { return atomic_load(&page->value); }
+static inline bool timeline_is_poisoned(TimelinePage *page) { return atomic_load(&page->poisoned); }
+static inline bool timeline_is_polled(TimelinePage *page) { return atomic_load(&page->polled); }
+
+/* ---- signal ---- */
+
+static inline void timeline_wake(TimelinePage *page) {
+    atomic_fetch_add(&page->sequence, 1);
+    if (atomic_load(&page->waiters) != 0)
+        syscall(SYS_futex, &page->sequence, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* True: `word` was lower. It never goes back, whatever comes late. */
+static inline bool timeline_raise(_Atomic uint64_t *word, uint64_t value, uint64_t *before) {
+    *before = atomic_load(word);
+    while (*before < value)
+        if (atomic_compare_exchange_weak(word, before, value)) return true;
+    return false;
+}
+
+/* The highest that was signalled or queued. Whoever only stores `value` says nothing of it. */
+static inline uint64_t timeline_pending(TimelinePage *page) {
+    uint64_t before, value = atomic_load(&page->value);
+    return timeline_raise(&page->pending, value, &before) ? value : before;
+}
+
+/* Reserve a value, so that nobody else signals it or one below; false: `known` is not lower. */
+static inline bool timeline_claim(TimelinePage *page, uint64_t value, uint64_t *known) {
+    *known = timeline_pending(page);
+    return timeline_raise(&page->pending, value, known);
+}
+
+/* Claim only if nobody has claimed since `from` was seen; or take a claim back, which fails when
+ * somebody has built upon it. */
+static inline bool timeline_move(TimelinePage *page, uint64_t from, uint64_t to) {
+    return atomic_compare_exchange_strong(&page->pending, &from, to);
+}
+
+static inline void timeline_signal(TimelinePage *page, uint64_t value) {
+    uint64_t before;
+    if (timeline_raise(&page->value, value, &before)) timeline_wake(page);
+}
+
+static inline void timeline_poison(TimelinePage *page) {
+    atomic_store(&page->poisoned, 1);
+    timeline_wake(page);
+}
+
+/* Before the first store of a device is queued: whoever sleeps already has to look again. */
+static inline void timeline_poll(TimelinePage *page) {
+    if (atomic_exchange(&page->polled, 1) == 0) timeline_wake(page);
+}
+
+/* ---- wait ---- */
+
+static inline void timeline_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Reached, lost, or neither (TIMELINE_LATE). A value that is reached stays so, poison or not. */
+static inline TimelineStatus timeline_look(TimelinePage *page, uint64_t value) {
+    uint64_t now = atomic_load(&page->value);
+    if (now == TIMELINE_REMOVED) return TIMELINE_GONE;
+    if (now >= value) return TIMELINE_OK;
+    return atomic_load(&page->poisoned) ? TIMELINE_POISONED : TIMELINE_LATE;
+}
+
+/* Until the sequence leaves `seen`, somebody wakes us for nothing, or so many ns have passed. */
+static inline void timeline_sleep(TimelinePage *page, uint32_t seen, uint64_t longest) {
+    if (atomic_load(&page->polled) && longest > TIMELINE_POLL_NS) longest = TIMELINE_POLL_NS;
+    struct timespec span = {(time_t)(longest / 1000000000u), (long)(longest % 1000000000u)};
+    syscall(SYS_futex, &page->sequence, FUTEX_WAIT, seen, &span, NULL, 0);
+}
+
+/* Look for `spin` ns, asking the clock now and then. */
+static inline TimelineStatus timeline_spin(TimelinePage *page, uint64_t value, uint64_t spin) {
+    enum { LOOKS = 32 };
+    TimelineStatus status = timeline_look(page, value);
+    if (status != TIMELINE_LATE || spin == 0) return status;
+    for (uint64_t end = timeline_now() + spin; status == TIMELINE_LATE && timeline_now() < end;)
+        for (int i = 0; i < LOOKS && status == TIMELINE_LATE; i++) {
+            timeline_pause();
+            status = timeline_look(page, value);
+        }
+    return status;
+}
+
+static inline TimelineStatus timeline_park(TimelinePage *page, uint64_t value, uint64_t deadline) {
+    TimelineStatus status;
+    atomic_fetch_add(&page->waiters, 1);
+    for (;;) {
+        uint32_t seen = atomic_load(&page->sequence);
+        status = timeline_look(page, value);
+        uint64_t now = status == TIMELINE_LATE ? timeline_now() : 0;
+        if (status != TIMELINE_LATE || now >= deadline) break;
+        timeline_sleep(page, seen, deadline - now);
+    }
+    atomic_fetch_sub(&page->waiters, 1);
+    return status;
+}
+
+/* Until the value is reached, the timeline is lost, or the deadline (ns, monotonic) has passed. */
+static inline TimelineStatus timeline_wait(TimelinePage *page, uint64_t value, uint64_t deadline,
+                                           uint64_t spin) {
+    TimelineStatus status = timeline_spin(page, value, spin);
+    return status == TIMELINE_LATE ? timeline_park(page, value, deadline) : status;
+}
+
+#endif

@@ -1,0 +1,441 @@
+"""A timeline's life below Python; see _timeline_core.pxd."""
+
+from libc.errno cimport errno
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from gpumem._driver cimport (
+    CU_EVENT_DISABLE_TIMING,
+    CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
+    CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE,
+    CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
+    CUDA_SUCCESS,
+    CUevent,
+    CUexternalSemaphore,
+    CUresult,
+    CUstream,
+    Place,
+    place_enter,
+    place_is_dead,
+    place_leave,
+    process,
+    process_is_exiting,
+)
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum:
+        PROT_READ
+        PROT_WRITE
+        MAP_SHARED
+    void* MAP_FAILED
+    void* mmap(void* address, size_t size, int access, int flags, int fd, long offset)
+    int munmap(void* address, size_t size)
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        F_DUPFD_CLOEXEC
+    int fcntl(int fd, int command, ...)
+
+cdef extern from "<unistd.h>" nogil:
+    int c_close "close"(int fd)
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef unsigned long pthread_t
+    pthread_t pthread_self()
+
+cdef extern from *:
+    """
+    static inline void *gm_core_swap(void **at, void *value) {
+        return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+    }
+    static inline int gm_core_try(void **at, void *seen, void *value) {
+        return __atomic_compare_exchange_n(at, &seen, value, 0, __ATOMIC_ACQ_REL,
+                                           __ATOMIC_RELAXED);
+    }
+    """
+    void* gm_core_swap(void** at, void* value) noexcept nogil
+    int gm_core_try(void** at, void* seen, void* value) noexcept nogil
+
+cdef enum:
+    PER_THREAD_STREAM = 2       # of whichever thread asks
+
+# Cores that streams were given, and of those the ones that nobody calls any more. The lists' lock
+# is taken after a core's own; the other way round a core's is only tried.
+cdef Lock lists_lock
+cdef TimelineCore* active = NULL
+cdef TimelineCore* retired = NULL
+cdef void* arriving = NULL          # a stack without a lock: what finalizers leave
+cdef uint32_t lists_generation = 0
+
+lock_init(&lists_lock)
+
+
+# ---- life --------------------------------------------------------------------------------------
+
+cdef TimelineCore* core_new(TimelinePage* page, int fd) noexcept nogil:
+    cdef TimelineCore* core = <TimelineCore*>calloc(1, sizeof(TimelineCore))
+    if core == NULL:
+        return NULL
+    lock_init(&core.lock)
+    core.page = page
+    core.fd = fd
+    core.peer = PEER_NONE
+    begin_here(core)
+    return core
+
+
+cdef void begin_here(TimelineCore* core) noexcept nogil:
+    """Take part as this process."""
+    core.generation = process.generation
+    if core.page != NULL and timeline_page_is_ours(core.page):
+        core.peer = timeline_attach(core.page)
+        core.attached = True
+
+
+cdef void core_after_fork(TimelineCore* core) noexcept nogil:
+    # What belongs to the parent's drivers is left alone, and so is the parent's entry.
+    lock_init(&core.lock)
+    core.links = NULL
+    core.uses = NULL
+    core.signaller = NULL
+    core.queued = 0
+    core.attached = False
+    core.listed = False
+    begin_here(core)
+
+
+cdef void core_retire(TimelineCore* core) noexcept nogil:
+    cdef void* seen
+    if not core.listed or core.generation != process.generation:
+        core_end(core)
+        return
+    if process_is_exiting() and core.fd >= 0:       # nobody will come for it
+        c_close(core.fd)
+        core.fd = -1
+    while True:
+        seen = arriving
+        core.arrived = <TimelineCore*>seen
+        if gm_core_try(&arriving, seen, core):
+            break
+
+
+cdef void core_list(TimelineCore* core) noexcept nogil:
+    if not core.listed:
+        lists_take()
+        list_put(&active, core)
+        core.listed = True
+        lock_release(&lists_lock)
+
+
+cdef void cores_reap() noexcept nogil:
+    cdef TimelineCore* core
+    cdef TimelineCore* after
+    cdef TimelineCore* done = NULL
+    forget_after_fork()
+    if (retired == NULL and arriving == NULL) or process_is_exiting():
+        return
+    if not lock_try(&lists_lock):
+        return
+    take_arrived()
+    core = retired
+    while core != NULL:
+        after = core.next
+        if is_over(core):
+            list_take(&retired, core)
+            core.next = done
+            done = core
+        core = after
+    lock_release(&lists_lock)
+    while done != NULL:
+        after = done.next
+        core_end(done)
+        done = after
+
+
+cdef void take_arrived() noexcept nogil:
+    cdef TimelineCore* core = <TimelineCore*>gm_core_swap(&arriving, NULL)
+    while core != NULL:
+        list_take(&active, core)
+        list_put(&retired, core)
+        core = core.arrived
+
+
+cdef bint is_over(TimelineCore* core) noexcept nogil:
+    """Tell whether giving the core back would wait for nobody. The lists are locked."""
+    cdef Link* link = core.links
+    if not core_idle(core):
+        return False
+    while link != NULL:
+        # The driver unregisters memory when all that was queued is done; and that may wait for
+        # a value that the program signals only after this call.
+        if link.alias != NULL and somebody_waits(link.place):
+            return False
+        link = link.next
+    return True
+
+
+cdef bint somebody_waits(Place* place) noexcept nogil:
+    return any_uses(active, place) or any_uses(retired, place)
+
+
+cdef bint any_uses(TimelineCore* core, Place* place) noexcept nogil:
+    while core != NULL and uses_done(core, place):
+        core = core.next
+    return core != NULL
+
+
+cdef void core_end(TimelineCore* core) noexcept nogil:
+    """Give everything back; nobody else has the core. What the driver refuses is left to it."""
+    cdef bint here = core.generation == process.generation
+    cdef Use* used
+    cdef Link* link
+    while core.uses != NULL:
+        used = core.uses
+        core.uses = used.next
+        if here:
+            destroy_event(used.place, used.event)
+        free(used)
+    while core.links != NULL:
+        link = core.links
+        core.links = link.next
+        if here:
+            link_end(link)
+        free(link)
+    if core.attached and here:
+        timeline_detach(core.page, core.peer)
+    if core.page != NULL:
+        munmap(core.page, TIMELINE_PAGE_BYTES)
+    if core.fd >= 0:
+        c_close(core.fd)
+    free(core)
+
+
+# ---- the lists ---------------------------------------------------------------------------------
+
+cdef void lists_take() noexcept nogil:
+    forget_after_fork()
+    lock_acquire(&lists_lock)
+
+
+cdef void forget_after_fork() noexcept nogil:
+    # A fork's child has none of its parent's, and another thread may have held the lock.
+    global lists_generation, active, retired, arriving
+    if lists_generation != process.generation:
+        lists_generation = process.generation
+        active = NULL
+        retired = NULL
+        arriving = NULL
+        lock_init(&lists_lock)
+
+
+cdef void list_put(TimelineCore** head, TimelineCore* core) noexcept nogil:
+    core.previous = NULL
+    core.next = head[0]
+    if core.next != NULL:
+        core.next.previous = core
+    head[0] = core
+
+
+cdef void list_take(TimelineCore** head, TimelineCore* core) noexcept nogil:
+    if core.next != NULL:
+        core.next.previous = core.previous
+    if core.previous != NULL:
+        core.previous.next = core.next
+    else:
+        head[0] = core.next
+
+
+# ---- uses --------------------------------------------------------------------------------------
+
+cdef Use* use_for(TimelineCore* core, Place* place, CUstream stream, CUresult* code) noexcept nogil:
+    cdef uint64_t thread = 0
+    cdef Use* used = core.uses
+    code[0] = CUDA_SUCCESS
+    if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
+        thread = pthread_self()
+    while used != NULL:
+        if used.place == place and used.stream == stream and used.thread == thread:
+            return used
+        used = used.next
+    used = take_done(core, place)
+    if used == NULL:
+        used = make_use(core, place, code)
+    if used != NULL:
+        used.stream = stream
+        used.thread = thread
+    return used
+
+
+cdef Use* take_done(TimelineCore* core, Place* place) noexcept nogil:
+    """Find the use of a stream that has nothing left to do with the timeline."""
+    cdef Use* used = core.uses
+    while used != NULL and not (used.place == place and use_done(used)):
+        used = used.next
+    if used != NULL and used == core.signaller:
+        core.signaller = NULL
+    return used
+
+
+cdef Use* make_use(TimelineCore* core, Place* place, CUresult* code) noexcept nogil:
+    cdef Use* used = <Use*>calloc(1, sizeof(Use))
+    if used == NULL:
+        code[0] = CUDA_ERROR_OUT_OF_MEMORY
+        return NULL
+    code[0] = place.table.cuEventCreate(&used.event, CU_EVENT_DISABLE_TIMING)
+    if code[0] != CUDA_SUCCESS:
+        free(used)
+        return NULL
+    used.place = place
+    used.recorded = True        # nothing so far, which an event says by itself
+    used.next = core.uses
+    core.uses = used
+    return used
+
+
+cdef void use_record(Use* used) noexcept nogil:
+    used.recorded = used.place.table.cuEventRecord(used.event, used.stream) == CUDA_SUCCESS
+
+
+cdef bint use_done(Use* used) noexcept nogil:
+    # A device that answers with an error has nothing left to do.
+    if used.recorded:
+        return used.place.table.cuEventQuery(used.event) != CUDA_ERROR_NOT_READY
+    return used.place.table.cuStreamQuery(used.stream) != CUDA_ERROR_NOT_READY
+
+
+cdef bint core_idle(TimelineCore* core) noexcept nogil:
+    return uses_done(core, NULL)
+
+
+cdef bint uses_done(TimelineCore* core, Place* place) noexcept nogil:
+    """Tell whether the streams of a place, or of all, have nothing left to do with it."""
+    cdef bint done = True
+    cdef Use* used
+    if not lock_try(&core.lock):
+        return False            # somebody is giving it to a stream just now
+    used = core.uses
+    while used != NULL and done:
+        if (place == NULL or place == used.place) and place_enter(used.place) == CUDA_SUCCESS:
+            done = use_done(used)
+            place_leave(used.place)
+        used = used.next
+    lock_release(&core.lock)
+    return done
+
+
+cdef void destroy_event(Place* place, CUevent event) noexcept nogil:
+    if not place_is_dead(place) and place_enter(place) == CUDA_SUCCESS:
+        place.table.cuEventDestroy(event)
+        place_leave(place)
+
+
+# ---- links -------------------------------------------------------------------------------------
+
+cdef Link* core_link(TimelineCore* core, Place* place) noexcept nogil:
+    cdef Link* link = core.links
+    while link != NULL and link.place != place:
+        link = link.next
+    return link
+
+
+cdef Link* make_link(TimelineCore* core, Place* place) noexcept nogil:
+    cdef Link* link = <Link*>calloc(1, sizeof(Link))
+    if link != NULL:
+        link.place = place
+        link.next = core.links
+        core.links = link
+    return link
+
+
+cdef void drop_link(TimelineCore* core) noexcept nogil:
+    """Take back the link that was made last."""
+    cdef Link* link = core.links
+    core.links = link.next
+    free(link)
+
+
+cdef int core_add_semaphore(TimelineCore* core, Place* place,
+                            CUexternalSemaphore semaphore) noexcept nogil:
+    cdef Link* link = make_link(core, place)
+    if link == NULL:
+        return CORE_NO_MEMORY
+    link.semaphore = semaphore
+    return CORE_OK
+
+
+cdef int core_link_page(TimelineCore* core, Place* place, Link** link, Outcome* out) noexcept nogil:
+    """Import the page as a semaphore: the host device's streams sleep on it and wake others."""
+    cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
+    cdef int fd = fcntl(core.fd, F_DUPFD_CLOEXEC, 3)
+    if fd < 0:
+        out.call = b"fcntl"
+        out.system = errno
+        return CORE_SYSTEM
+    link[0] = make_link(core, place)
+    if link[0] == NULL:
+        c_close(fd)
+        return CORE_NO_MEMORY
+    memset(&desc, 0, sizeof(desc))
+    desc.type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
+    desc.handle.fd = fd
+    out.call = b"cuImportExternalSemaphore"
+    out.code = place.table.cuImportExternalSemaphore(&link[0].semaphore, &desc)
+    if out.code == CUDA_SUCCESS:        # the descriptor is the driver's now
+        return CORE_OK
+    c_close(fd)
+    drop_link(core)
+    return CORE_DRIVER
+
+
+cdef int core_link_memory(TimelineCore* core, Place* place, Link** link,
+                          Outcome* out) noexcept nogil:
+    """Register the page with the driver, in a mapping of its own: drivers may keep registered
+    pages out of forked children, and a child goes on with the timeline."""
+    cdef void* alias = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+                            core.fd, 0)
+    if alias == MAP_FAILED:
+        out.call = b"mmap"
+        out.system = errno
+        return CORE_SYSTEM
+    link[0] = make_link(core, place)
+    if link[0] == NULL:
+        munmap(alias, TIMELINE_PAGE_BYTES)
+        return CORE_NO_MEMORY
+    link[0].alias = alias
+    if register_alias(link[0], out):
+        return CORE_OK
+    munmap(alias, TIMELINE_PAGE_BYTES)
+    drop_link(core)
+    return CORE_DRIVER
+
+
+cdef bint register_alias(Link* link, Outcome* out) noexcept nogil:
+    cdef Place* place = link.place
+    out.call = b"cuMemHostRegister"
+    out.code = place.table.cuMemHostRegister(
+        link.alias, TIMELINE_PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
+    if out.code != CUDA_SUCCESS:
+        return False
+    out.call = b"cuMemHostGetDevicePointer"
+    out.code = place.table.cuMemHostGetDevicePointer(&link.address, link.alias, 0)
+    if out.code != CUDA_SUCCESS:
+        place.table.cuMemHostUnregister(link.alias)
+    return out.code == CUDA_SUCCESS
+
+
+cdef void link_end(Link* link) noexcept nogil:
+    cdef Place* place = link.place
+    cdef CUresult code
+    if place_is_dead(place) or place_enter(place) != CUDA_SUCCESS:
+        return
+    if link.semaphore != NULL:
+        place.table.cuDestroyExternalSemaphore(link.semaphore)
+    elif link.alias != NULL:
+        code = place.table.cuMemHostUnregister(link.alias)
+        if code == CUDA_SUCCESS:        # else the device may still have it
+            munmap(link.alias, TIMELINE_PAGE_BYTES)
+    place_leave(place)

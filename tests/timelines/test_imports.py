@@ -1,0 +1,332 @@
+"""Importing what others made: which types, whose handle it is, what the driver is told."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gpumem
+from gpumem.errors import (
+    BadHandleError,
+    ClosedError,
+    DeviceMismatchError,
+    DriverError,
+    InUseError,
+    InvalidDescriptorError,
+    NonMonotonicError,
+    TimelineTimeout,
+    UnsupportedHandleTypeError,
+)
+from gpumem.interop import (
+    DriverTimeline,
+    HostTimeline,
+    SemaphoreDescriptor,
+    SemaphoreType,
+)
+from gpumem.interop.semaphores import import_semaphore, semaphore_capability
+
+FAILED = 719
+FD_TYPES = [SemaphoreType.TIMELINE_OPAQUE_FD, SemaphoreType.HOST_TIMELINE]
+WINDOWS = {SemaphoreType.D3D12_FENCE: 4, SemaphoreType.TIMELINE_WIN32: 10}
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def made():
+    """The exporter's side; first of all, so that it is there before files are counted."""
+    with HostTimeline.create() as made:
+        yield made
+
+
+# ---- what can be imported ----
+
+
+def test_a_capability_is_an_answer_and_never_raises():
+    for kind in FD_TYPES:
+        assert semaphore_capability("host", kind)
+    for kind in WINDOWS:
+        answer = semaphore_capability("host", kind)
+        assert not answer
+        assert "Windows" in answer.reason
+    for kind in SemaphoreType:
+        answer = semaphore_capability("cuda:63", kind)
+        assert not answer
+        assert answer.reason
+    with pytest.raises(TypeError):
+        semaphore_capability("host", "D3D12_FENCE")
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_an_unsupported_type_is_refused_with_the_capabilitys_reason(made, same_files, kind):
+    with made.export() as handle:
+        with pytest.raises(UnsupportedHandleTypeError) as caught:
+            import_semaphore("host", SemaphoreDescriptor(handle, kind), consume=True)
+        assert str(caught.value) == semaphore_capability("host", kind).reason
+        assert is_open(handle.fileno())
+
+
+def test_a_timeline_of_another_device_is_refused(made, same_files):
+    with made.export() as handle:
+        other = SemaphoreDescriptor(handle, SemaphoreType.HOST_TIMELINE, "0" * 31 + "1")
+        with pytest.raises(DeviceMismatchError):
+            import_semaphore("host", other, consume=True)
+        assert is_open(handle.fileno())
+        uuid = gpumem.Device("host").uuid
+        own = SemaphoreDescriptor(handle, SemaphoreType.HOST_TIMELINE, uuid)
+        import_semaphore("host", own).close()
+
+
+# ---- whose handle it is ----
+
+
+@pytest.mark.parametrize("kind", FD_TYPES)
+@pytest.mark.parametrize("consume", [False, True])
+def test_the_callers_descriptor_is_closed_only_if_he_says_so(made, same_files, kind, consume):
+    fd = made.export().detach()
+    timeline = import_semaphore("host", SemaphoreDescriptor(fd, kind), consume)
+    assert is_open(fd) is not consume
+    if not consume:
+        os.close(fd)
+    timeline.signal(1 << 35)
+    assert made.value() == timeline.value() == 1 << 35
+    timeline.close()
+
+
+@pytest.mark.parametrize("kind", FD_TYPES)
+def test_a_consumed_handle_is_closed_and_not_again(made, same_files, kind):
+    handle = made.export()
+    timeline = import_semaphore("host", SemaphoreDescriptor(handle, kind), consume=True)
+    assert handle.closed
+    handle.close()
+    timeline.close()
+
+
+def test_a_descriptor_number_that_is_used_again_is_left_alone(made, tmp_path):
+    fd = made.export().detach()
+    descriptor = SemaphoreDescriptor(fd, SemaphoreType.TIMELINE_OPAQUE_FD)
+    timeline = import_semaphore("host", descriptor, consume=True)
+    path = tmp_path / "file"
+    path.write_text("here")
+    files = [path.open() for _ in range(8)]
+    timeline.close()
+    assert [file.read() for file in files] == ["here"] * 8
+    for file in files:
+        file.close()
+
+
+@pytest.mark.parametrize("kind", FD_TYPES)
+@pytest.mark.parametrize("number", [-1, 1 << 20])
+def test_a_handle_that_is_not_open_is_refused(same_files, kind, number):
+    class Closed:
+        def fileno(self):
+            return number
+
+    with pytest.raises(BadHandleError) as caught:
+        import_semaphore("host", SemaphoreDescriptor(Closed(), kind), consume=True)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_another_kind_of_file_is_no_host_timeline(same_files, tmp_path):
+    import fcntl
+
+    unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.truncate(unsealed, 4096)
+    unmarked = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.truncate(unmarked, 4096)
+    fcntl.fcntl(unmarked, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    small = os.memfd_create("x")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    reading, writing = os.pipe()
+    for fd in (unsealed, unmarked, small, folder, reading):
+        with pytest.raises(BadHandleError, match="no timeline") as caught:
+            import_semaphore("host", SemaphoreDescriptor(fd, SemaphoreType.HOST_TIMELINE), True)
+        assert caught.value.errno == errno.EINVAL
+        assert is_open(fd)
+    for fd in (unsealed, unmarked, small, folder, reading, writing):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("call", ["cuImportExternalSemaphore", "cuCtxPushCurrent"])
+def test_a_refused_import_leaves_the_callers_handle(made, same_files, faults, call):
+    handle = made.export()
+    descriptor = SemaphoreDescriptor(handle, SemaphoreType.TIMELINE_OPAQUE_FD)
+    faults.fail(call, 1, FAILED)
+    with pytest.raises(DriverError):
+        import_semaphore("host", descriptor, consume=True)
+    faults.clear_faults()
+    assert not handle.closed
+    import_semaphore("host", descriptor, consume=True).close()
+
+
+def test_a_file_that_the_driver_refuses_stays_open(same_files):
+    small = os.memfd_create("x")
+    with pytest.raises(DriverError, match="cuImportExternalSemaphore"):
+        import_semaphore(
+            "host", SemaphoreDescriptor(small, SemaphoreType.TIMELINE_OPAQUE_FD), consume=True
+        )
+    os.close(small)
+
+
+def test_duplicates_do_not_reach_programs_that_are_run(made):
+    descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)
+    with import_semaphore("host", descriptor, consume=True), made.export() as handle:
+        assert not os.get_inheritable(handle.fileno())
+        seen = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.listdir('/proc/self/fd'))"],
+            close_fds=False, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        links = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(int(fd))
+        ]
+        assert not any("timeline" in link for link in links)
+        assert seen.returncode == 0
+
+
+# ---- Windows' types, rehearsed ----
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("consume", [False, True])
+def test_an_nt_handle_reaches_the_driver_and_stays_the_callers(
+    made, same_files, windows, kind, consume
+):
+    handle = made.export().detach()
+    timeline = import_semaphore("host", SemaphoreDescriptor(handle, kind), consume)
+    told = windows.last_import()
+    assert told == {
+        "number": told["number"], "kind": "semaphore", "type": WINDOWS[kind], "flags": 0,
+        "reserved": 0, "handle": handle, "size": 0, "name": None,
+    }  # fmt: skip
+    assert is_open(handle) is not consume
+    if not consume:
+        os.close(handle)
+    stream = gpumem.Stream("host")
+    timeline.enqueue_signal(stream, 1 << 36)
+    made.wait(1 << 36, timeout=60)
+    stream.synchronize()
+    timeline.close()
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_name_reaches_the_driver_in_utf16(same_files, windows, kind):
+    name = f"gpumem-é中-{os.getpid()}"
+    path = f"/dev/shm/{name}"
+    with open(path, "wb") as file:
+        file.truncate(4096)
+    try:
+        descriptor = SemaphoreDescriptor(name, kind)
+        with pytest.raises(InvalidDescriptorError, match="consume"):
+            import_semaphore("host", descriptor, consume=True)
+        timeline = import_semaphore("host", descriptor)
+        told = windows.last_import()
+        assert (told["name"], told["handle"], told["type"]) == (name, 0, WINDOWS[kind])
+        timeline.signal(7)
+        timeline.wait(7, timeout=60)
+        timeline.close(timeout=60)
+        with open(path, "rb") as file:
+            assert int.from_bytes(file.read(8), "little") == 7
+    finally:
+        os.unlink(path)
+    with pytest.raises(DriverError, match="cuImportExternalSemaphore"):
+        import_semaphore("host", descriptor)
+
+
+# ---- what an imported timeline does ----
+
+
+@pytest.fixture
+def unreadable(made, windows):
+    """A timeline whose value only the driver knows, as all that CUDA imports."""
+    with made.export() as handle:
+        timeline = import_semaphore("host", SemaphoreDescriptor(handle, SemaphoreType.D3D12_FENCE))
+    with timeline:
+        yield timeline
+
+
+def test_what_the_driver_alone_knows_is_waited_for_through_a_stream(made, unreadable):
+    made.signal(3)
+    unreadable.wait(3, timeout=60)
+    with pytest.raises(TimelineTimeout):
+        unreadable.wait(4, timeout=0.02)
+    with pytest.raises(InUseError):
+        unreadable.close()
+    made.signal(4)
+    unreadable.close(timeout=60)
+
+
+def test_what_the_driver_alone_knows_is_signalled_through_a_stream(made, unreadable):
+    unreadable.signal(2)
+    made.wait(2, timeout=60)
+    assert unreadable.pending == 2
+    for value in (1, 2):
+        with pytest.raises(NonMonotonicError):
+            unreadable.signal(value)
+
+
+def test_what_the_driver_alone_knows_cannot_be_read_or_exported(unreadable):
+    for call in (unreadable.value, unreadable.export):
+        with pytest.raises(UnsupportedHandleTypeError):
+            call()
+    assert isinstance(unreadable, DriverTimeline)
+    with pytest.raises(TypeError, match="export"):
+        unreadable.__reduce__()
+
+
+def test_signals_of_two_streams_stay_in_order_where_nobody_can_read_the_value(made, unreadable):
+    from helpers.driver import HostDriver
+
+    one, two = gpumem.Stream("host"), gpumem.Stream("host")
+    with HostDriver().block(one):
+        unreadable.enqueue_signal(one, 5)
+        unreadable.enqueue_signal(two, 7)
+        assert not two.query()  # it comes behind the first
+        assert made.value() == 0
+    two.synchronize()
+    assert made.value() == 7
+
+
+def test_a_refused_operation_leaves_an_imported_timeline_as_it_was(made, unreadable, faults):
+    stream = gpumem.Stream("host")
+    for call in ("cuCtxPushCurrent", "cuEventCreate", "cuSignalExternalSemaphoresAsync"):
+        faults.fail(call, 1, FAILED)
+        with pytest.raises(DriverError, match=call):
+            unreadable.enqueue_signal(stream, 9)
+        faults.clear_faults()
+        assert unreadable.pending == 0
+    unreadable.enqueue_signal(stream, 1)
+    made.wait(1, timeout=60)
+
+
+def test_a_readable_import_is_exported_again(made, same_files):
+    handle = made.export()
+    descriptor = SemaphoreDescriptor(handle, SemaphoreType.TIMELINE_OPAQUE_FD)
+    timeline = import_semaphore("host", descriptor, consume=True)
+    with timeline.export() as again:
+        assert again.kind is SemaphoreType.TIMELINE_OPAQUE_FD
+        with HostTimeline.from_fd(again) as there:
+            timeline.signal(1)
+            there.wait(1, timeout=0)
+    timeline.close()
+    with pytest.raises(ClosedError):
+        timeline.export()
+
+
+def test_hundreds_of_imports_leave_nothing(made, same_files):
+    stream = gpumem.Stream("host")
+    for value in range(1, 301):
+        descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)
+        with import_semaphore("host", descriptor, consume=True) as timeline:
+            timeline.enqueue_signal(stream, value)
+    stream.synchronize()
+    assert made.value() == 300

@@ -1,0 +1,258 @@
+"""Streams that wait for a timeline and signal it: order, refusals, nothing blocks the CPU."""
+
+import threading
+
+import numpy as np
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+from gpumem.errors import (
+    DeviceMismatchError,
+    DriverError,
+    InUseError,
+    NonMonotonicError,
+    TimelineTimeout,
+)
+from gpumem.interop import HostTimeline
+
+pytestmark = pytest.mark.usefixtures("way")
+FAILED = 719  # CUDA_ERROR_LAUNCH_FAILED
+
+
+@pytest.fixture
+def other():
+    return gpumem.Stream("host")
+
+
+def test_a_stream_waits_for_the_cpu_and_the_cpu_for_a_stream(timeline, stream):
+    timeline.enqueue_wait(stream, 1)
+    assert not stream.query()
+    timeline.signal(1)
+    stream.synchronize()
+    timeline.enqueue_signal(stream, 1 << 40)
+    timeline.wait(1 << 40, timeout=60)
+    assert timeline.value() == 1 << 40
+
+
+def test_two_streams_hand_a_buffer_back_and_forth(timeline, stream, other):
+    driver = HostDriver()
+    arena = gpumem.Arena("host")
+    with arena.allocate(1 << 16) as buffer:
+        view = np.frombuffer(buffer, np.uint8)
+        copies = [arena.allocate(1 << 16) for _ in range(50)]
+        for step, copy in enumerate(copies):
+            driver.fill(buffer, step, stream)
+            timeline.enqueue_signal(stream, 2 * step + 1)
+            timeline.enqueue_wait(other, 2 * step + 1)
+            driver.call("cuMemcpyAsync", copy.ptr, buffer.ptr, copy.nbytes, other.ptr)
+            timeline.enqueue_signal(other, 2 * step + 2)
+            timeline.enqueue_wait(stream, 2 * step + 2)
+        timeline.wait(100, timeout=60)
+        assert [set(memoryview(copy)) for copy in copies] == [{step} for step in range(50)]
+        del view
+
+
+def test_nothing_that_is_queued_blocks_the_cpu(timeline, stream, other):
+    timeline.enqueue_wait(stream, 10)
+    timeline.enqueue_signal(stream, 11)
+    timeline.enqueue_wait(other, 11)
+    assert (timeline.pending, timeline.value()) == (11, 0)
+    with pytest.raises(NonMonotonicError):
+        timeline.enqueue_signal(other, 11)
+    with timeline.export() as handle, HostTimeline.from_fd(handle) as there:
+        assert there.pending == 11  # another process would know as well
+    _release(timeline, 10)
+    other.synchronize()
+    assert timeline.value() == 11
+
+
+def test_signals_take_effect_in_the_order_in_which_they_were_made(timeline, stream, other):
+    driver = HostDriver()
+    with driver.block(stream):
+        timeline.enqueue_signal(stream, 5)
+        timeline.enqueue_signal(other, 7)
+    stream.synchronize()
+    other.synchronize()
+    assert timeline.value() == 7
+
+
+def test_a_signal_of_the_cpu_is_not_taken_back_by_a_stream(timeline, stream):
+    driver = HostDriver()
+    gate = driver.block(stream)
+    timeline.enqueue_signal(stream, 5)
+    threading.Timer(0.05, gate.open).start()
+    timeline.signal(6)
+    stream.synchronize()
+    assert timeline.value() == 6
+
+
+def test_a_reached_value_costs_no_driver_call(host, timeline, stream):
+    timeline.signal(3)
+    host.reset_counts()
+    timeline.enqueue_wait(stream, 3)
+    stream_point = timeline.point(2)
+    stream.wait(stream_point)
+    timeline.wait(3)
+    assert host.call_count() == 0
+
+
+def test_a_stream_waits_for_a_point_or_an_event_and_nothing_else(timeline, stream, other):
+    stream.wait(timeline.point(1))
+    other.wait(stream.record())
+    assert not other.query()
+    timeline.point(1).enqueue_wait(other)
+    timeline.signal(1)
+    other.synchronize()
+    for nothing in (None, 1, timeline):
+        with pytest.raises(TypeError):
+            stream.wait(nothing)
+
+
+def test_a_stream_of_another_device_is_refused():
+    with HostTimeline.create(device="host") as timeline:
+        stream = gpumem.Stream("host")
+        foreign = gpumem.Stream.__new__(gpumem.Stream)
+        with pytest.raises(DeviceMismatchError):
+            timeline.enqueue_wait(foreign, 1)
+        timeline.enqueue_signal(stream.ptr, 1)  # a handle is of the timeline's device
+        timeline.enqueue_signal(None, 2)
+        timeline.wait(2, timeout=60)
+        stream.synchronize()
+
+
+def test_a_handle_needs_a_timeline_that_has_a_device(timeline, stream):
+    for handle in (stream.ptr, None):
+        with pytest.raises(TypeError, match="of which device"):
+            timeline.enqueue_wait(handle, 1)
+
+
+def test_a_capture_is_refused_and_goes_on(timeline, stream):
+    import ctypes
+
+    driver = HostDriver()
+    driver.call("cuStreamBeginCapture", stream.ptr, 0)
+    for queue in (timeline.enqueue_wait, timeline.enqueue_signal):
+        with pytest.raises(DriverError, match="CAPTURE"):
+            queue(stream, 1)
+    graph = ctypes.c_uint64()
+    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+    driver.call("cuGraphDestroy", graph)
+    assert timeline.pending == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_refused_signal_leaves_the_timeline_as_it_was(same_files, faults, way, stream, again):
+    page = way == "page"
+    calls = ["cuCtxPushCurrent", "cuStreamIsCapturing"]
+    calls += ["cuSignalExternalSemaphoresAsync" if page else "cuStreamWriteValue64"]
+    if not again:
+        calls += ["cuEventCreate"]
+        calls += ["cuImportExternalSemaphore"] if page else ["cuMemHostRegister"]
+        calls += [] if page else ["cuMemHostGetDevicePointer"]
+    for call in calls:
+        with HostTimeline.create() as timeline:
+            if again:
+                timeline.enqueue_signal(stream, 1)
+            before = timeline.pending
+            faults.fail(call, 1, FAILED)
+            with pytest.raises(DriverError, match=call):
+                timeline.enqueue_signal(stream, 9)
+            faults.clear_faults()
+            assert timeline.pending == before
+            timeline.enqueue_signal(stream, before + 1)
+            timeline.wait(before + 1, timeout=60)
+            stream.synchronize()
+
+
+def test_a_signal_whose_event_cannot_be_recorded_is_still_one(faults, timeline, stream):
+    gate = HostDriver().block(stream)
+    faults.fail("cuEventRecord", 1, FAILED)
+    timeline.enqueue_signal(stream, 1)
+    faults.clear_faults()
+    with pytest.raises(InUseError):
+        timeline.close()
+    gate.open()
+    timeline.wait(1, timeout=60)
+    timeline.close(timeout=60)
+
+
+def test_a_timeline_in_use_is_not_closed(timeline, stream):
+    timeline.enqueue_wait(stream, 4)
+    with pytest.raises(InUseError, match="stream"):
+        timeline.close()
+    with pytest.raises(InUseError, match="stream"):
+        timeline.close(timeout=0.02)
+    assert not timeline.closed
+    timeline.signal(4)
+    timeline.close(timeout=60)
+    assert timeline.closed
+
+
+def test_a_dropped_timeline_lives_until_its_streams_are_done(same_files, stream):
+    timeline = HostTimeline.create()
+    there = HostTimeline.from_fd(timeline.export())
+    timeline.enqueue_wait(stream, 4)
+    timeline.enqueue_signal(stream, 5)
+    del timeline
+    gpumem.Device("host").free_bytes  # noqa: B018  # would give it back
+    assert not stream.query()
+    _release(there, 4)
+    stream.synchronize()
+    assert there.value() == 5
+    there.close()
+
+
+def test_a_closed_timeline_waits_for_nobody_elses_streams(same_files, timeline, stream, other):
+    """To unregister memory waits for the device, and a stream there may wait for the caller."""
+    timeline.enqueue_wait(stream, 1)
+    short = HostTimeline.create()
+    short.enqueue_signal(other, 1)
+    short.wait(1, timeout=60)
+    short.close(timeout=60)
+    assert not stream.query()
+    timeline.signal(1)
+    stream.synchronize()
+    timeline.close(timeout=60)
+
+
+def test_many_threads_queue_to_many_streams(timeline):
+    streams = [gpumem.Stream("host") for _ in range(4)]
+    taken: list[int] = []
+
+    def work(stream):
+        for value in range(1, 301):
+            try:
+                timeline.enqueue_signal(stream, value)
+            except NonMonotonicError:
+                timeline.enqueue_wait(stream, value)
+            else:
+                taken.append(value)
+
+    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    timeline.wait(300, timeout=60)
+    for stream in streams:
+        stream.synchronize()
+    assert taken
+    assert len(taken) == len(set(taken))
+    assert timeline.value() == 300
+
+
+def _release(timeline, value):
+    """Let streams that wait for a value go on, below one that is already queued."""
+    import mmap
+
+    with timeline.export() as handle, mmap.mmap(handle.fileno(), 4096) as page:
+        page[:8] = value.to_bytes(8, "little")
+
+
+def test_the_cpu_times_out_while_a_stream_is_blocked(timeline, stream):
+    with HostDriver().block(stream):
+        timeline.enqueue_signal(stream, 1)
+        with pytest.raises(TimelineTimeout, match="its value is 0"):
+            timeline.wait(1, timeout=0.02)
+    timeline.wait(1, timeout=60)

@@ -1,0 +1,217 @@
+"""What a timeline counts: which values it takes, what they release, what they refuse."""
+
+import threading
+import time
+
+import pytest
+
+from gpumem.errors import (
+    ClosedError,
+    InUseError,
+    NonMonotonicError,
+    TimelineLostError,
+    TimelineTimeout,
+)
+from gpumem.interop import HostTimeline, SemaphoreType, Timeline, TimelinePoint
+
+LARGEST = (1 << 63) - 1
+
+
+def test_a_wait_is_over_at_the_value_and_above(timeline):
+    timeline.signal(5)
+    timeline.wait(5, timeout=0)
+    timeline.wait(4, timeout=0)
+    with pytest.raises(TimelineTimeout):
+        timeline.wait(6, timeout=0)
+
+
+@pytest.mark.parametrize("value", [(1 << 32) + 1, 1 << 40, LARGEST])
+def test_values_above_32_bits(timeline, value):
+    timeline.signal(value - 1)
+    with pytest.raises(TimelineTimeout):
+        timeline.wait(value, timeout=0.01)
+    timeline.signal(value)
+    timeline.wait(value, timeout=0)
+    assert timeline.value() == timeline.pending == value
+
+
+@pytest.mark.parametrize("value", [1, 3, 5])
+def test_a_value_that_is_not_above_the_last_is_refused_and_changes_nothing(timeline, value):
+    timeline.signal(5)
+    with pytest.raises(NonMonotonicError, match=f"{value} is not above 5") as caught:
+        timeline.signal(value)
+    assert (caught.value.value, caught.value.known) == (value, 5)
+    assert timeline.value() == 5
+    timeline.signal(6)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1 << 63, (1 << 64) - 1, 1 << 64])
+@pytest.mark.parametrize("method", ["signal", "wait", "enqueue_signal", "enqueue_wait", "point"])
+def test_a_value_out_of_range_is_refused_before_anything_happens(
+    host, timeline, stream, method, value
+):
+    arguments = (stream, value) if method.startswith("enqueue") else (value,)
+    host.reset_counts()
+    with pytest.raises(NonMonotonicError, match="1 to 2"):
+        getattr(timeline, method)(*arguments)
+    assert host.call_count() == 0
+    assert timeline.value() == timeline.pending == 0
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", None])
+@pytest.mark.parametrize("method", ["signal", "wait", "point"])
+def test_what_is_no_integer_is_refused(timeline, method, value):
+    with pytest.raises(TypeError):
+        getattr(timeline, method)(value)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_timeout_is_not_negative(timeline, timeout):
+    with pytest.raises(ValueError, match="timeout"):
+        timeline.wait(1, timeout)
+
+
+def test_it_begins_where_it_is_told():
+    with HostTimeline.create(7) as timeline:
+        assert timeline.value() == timeline.pending == 7
+        with pytest.raises(NonMonotonicError):
+            timeline.signal(7)
+    for initial in (-1, 1 << 63):
+        with pytest.raises(NonMonotonicError):
+            HostTimeline.create(initial)
+
+
+def test_the_cpu_is_woken_by_another_thread(timeline):
+    reached = []
+
+    def wait():
+        timeline.wait(3, timeout=60)
+        reached.append(timeline.value())
+
+    threads = [threading.Thread(target=wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    timeline.signal(2)
+    time.sleep(0.02)  # most sleep by now
+    assert not reached
+    timeline.signal(3)
+    for thread in threads:
+        thread.join()
+    assert reached == [3] * 8
+
+
+def test_each_value_is_signalled_by_one_thread_only(timeline):
+    """Threads that race for the same values: each is taken once, and they only rise."""
+    taken: list[int] = []
+    start = threading.Barrier(4)
+
+    def race():
+        start.wait()
+        for value in range(1, 2001):
+            try:
+                timeline.signal(value)
+            except NonMonotonicError:
+                continue
+            taken.append(value)
+
+    threads = [threading.Thread(target=race) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == len(set(taken))
+    assert timeline.value() == timeline.pending == 2000
+
+
+def test_a_poisoned_timeline_lets_nobody_wait_for_what_is_not_reached(timeline, stream):
+    timeline.signal(1)
+    errors = []
+
+    def wait():
+        try:
+            timeline.wait(2, timeout=60)
+        except TimelineLostError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.02)
+    timeline.poison()
+    thread.join()
+    assert len(errors) == 1
+    assert timeline.poisoned
+    timeline.wait(1)
+    with pytest.raises(TimelineLostError, match="poisoned"):
+        timeline.wait(2)
+    with pytest.raises(TimelineLostError, match="poisoned"):
+        timeline.enqueue_wait(stream, 2)
+    timeline.signal(2)  # streams that wait can be let go
+    timeline.wait(2)
+
+
+def test_a_fence_whose_device_was_removed_is_lost(timeline, stream):
+    import mmap
+
+    with timeline.export() as handle, mmap.mmap(handle.fileno(), 4096) as page:
+        page[:8] = b"\xff" * 8
+    for call in (timeline.value, lambda: timeline.wait(1)):
+        with pytest.raises(TimelineLostError, match="removed"):
+            call()
+    with pytest.raises(TimelineLostError, match="removed"):
+        timeline.enqueue_wait(stream, 1)
+
+
+def test_a_closed_timeline_does_nothing(timeline, stream):
+    point = timeline.point(1)
+    timeline.close()
+    timeline.close()
+    assert timeline.closed
+    for call in (
+        timeline.value,
+        timeline.export,
+        lambda: timeline.pending,
+        lambda: timeline.wait(1),
+        lambda: timeline.signal(1),
+        lambda: timeline.enqueue_wait(stream, 1),
+        lambda: timeline.enqueue_signal(stream, 1),
+        lambda: stream.wait(point),
+        point.wait,
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_timeline_is_not_closed_under_a_thread_that_waits(timeline):
+    thread = threading.Thread(target=timeline.wait, args=(1, 60))
+    thread.start()
+    time.sleep(0.05)  # it waits by now
+    with pytest.raises(InUseError, match="another thread"):
+        timeline.close()
+    timeline.signal(1)
+    thread.join()
+    timeline.close()
+
+
+def test_only_its_makers_make_one():
+    with pytest.raises(TypeError, match="is made by"):
+        Timeline()
+    with pytest.raises(TypeError, match="is made by"):
+        HostTimeline()
+    assert HostTimeline.__new__(HostTimeline).closed
+
+
+def test_points_are_values(timeline):
+    assert timeline.point(3) == TimelinePoint(timeline, 3)
+    assert timeline.point(3) != timeline.point(4)
+    assert len({timeline.point(3), timeline.point(3)}) == 1
+    assert (timeline.point(3).timeline, timeline.point(3).value) == (timeline, 3)
+
+
+def test_an_export_is_a_handle_of_its_kind(timeline):
+    with timeline.export() as handle:
+        assert handle.kind is SemaphoreType.HOST_TIMELINE
+        with HostTimeline.from_fd(handle) as there:
+            timeline.signal(1 << 33)
+            assert there.value() == there.pending == 1 << 33
+            with pytest.raises(NonMonotonicError):
+                there.signal(1 << 33)
