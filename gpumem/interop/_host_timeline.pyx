@@ -159,11 +159,14 @@ cdef class HostTimeline(Timeline):
         timeline_poison(self.core.page)
 
     def __reduce__(self):
-        return _arrived, (self.export(), self.device)
+        from multiprocessing.reduction import DupFd
+
+        self.enter()        # a process that is being started inherits this very descriptor
+        return _arrived, (DupFd(self.core.fd), self.device)
 
 
-def _arrived(handle, device):
-    with handle:
+def _arrived(duplicate, device):
+    with handle_of(duplicate.detach(), SemaphoreType.HOST_TIMELINE, None) as handle:
         return HostTimeline.from_fd(handle, device)
 
 

@@ -59,7 +59,7 @@ cdef enum:
     # How long a wait goes on before it looks for signals and for dead processes, ns.
     SLICE = 100_000_000
     # How long it looks at the value before it sleeps: to sleep and be woken costs about as much.
-    SPIN = 20_000
+    SPIN = 5_000
 
 cdef uint64_t FOREVER = <uint64_t>-1
 cdef uint64_t spin_time = SPIN if (os.cpu_count() or 1) > 1 else 0
@@ -156,7 +156,7 @@ cdef class Timeline:
     def wait(self, value, timeout=None):
         """Wait until a value is reached. The CPU waits; other threads go on.
 
-        Looks for some 20 us, then sleeps. Where the driver alone knows the value, a stream of the
+        Looks for some 5 us, then sleeps. Where the driver alone knows the value, a stream of the
         timeline's own waits, and the CPU asks it; a wait that is given up stays queued there until
         the value is reached, and `close` finds the timeline in use.
 
@@ -446,6 +446,8 @@ cdef class Timeline:
     cdef DriverDevice stream_of(self, object stream, CUstream* handle):
         cdef DriverDevice place = self.place
         if isinstance(stream, Stream):
+            if (<Stream>stream).place is not None and place_is_dead(&(<Stream>stream).place.place):
+                raise ClosedError("this stream belongs to the parent process")
             if place is None:
                 place = (<Stream>stream).place
             elif (<Stream>stream).place is not place:
@@ -454,8 +456,6 @@ cdef class Timeline:
         if place is None:
             raise TypeError(f"of which device is the stream {stream!r}? This timeline belongs to "
                             "none: it takes a gpumem.Stream")
-        if place_is_dead(&place.place):
-            raise ClosedError("this stream belongs to the parent process")
         stream_handle(stream, place, handle)
         return place
 

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from gpumem.device import Device
 from gpumem.errors import ClosedError
 from gpumem.interop._memory import ExternalMemory
+from gpumem.interop._timeline import Timeline
 from gpumem.interop.descriptors import (
     Capability,
     MemoryDescriptor,
@@ -17,6 +18,7 @@ from gpumem.interop.descriptors import (
     SemaphoreType,
 )
 from gpumem.interop.memories import import_memory, memory_capability
+from gpumem.interop.semaphores import import_semaphore, semaphore_capability
 
 __all__ = ["Importer", "importer_for", "importer_reason", "register_importer"]
 
@@ -90,6 +92,50 @@ class Importer:
         """
         self._require_open()
         return import_memory(self.device, descriptor, consume=consume)
+
+    def can_import_semaphore(self, type: SemaphoreType) -> Capability:
+        """Tell whether timelines can be imported by this kind of handle and, if not, why.
+
+        Raises
+        ------
+        TypeError
+            It is no SemaphoreType; for every one of them there is an answer.
+        """
+        return semaphore_capability(self.device, type)
+
+    def import_semaphore(
+        self, descriptor: SemaphoreDescriptor, *, consume: bool = False
+    ) -> Timeline:
+        """Take part in a timeline that somebody else made.
+
+        Parameters
+        ----------
+        descriptor : SemaphoreDescriptor
+        consume : bool
+            As `import_memory` takes it.
+
+        Returns
+        -------
+        Timeline
+            A HostTimeline of this device, if that is what the handle stands for.
+
+        Raises
+        ------
+        UnsupportedHandleTypeError
+            The device cannot import this kind; the message is the capability's reason.
+        InvalidDescriptorError
+            `consume` with a name.
+        BadHandleError
+            The descriptor is not open, or stands for something else.
+        DeviceMismatchError
+            The timeline belongs to another device.
+        DriverError
+            The driver refused.
+        ClosedError
+            The importer is closed.
+        """
+        self._require_open()
+        return import_semaphore(self.device, descriptor, consume)
 
     @property
     def closed(self) -> bool:

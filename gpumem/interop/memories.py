@@ -149,14 +149,14 @@ def _by(feature: str, **details: Any) -> Callable[[Device], Capability]:
 
 def _on_windows(dedicated: Any) -> Callable[[Device], Capability]:
     def answer(device: Device) -> Capability:
-        if not _speaks_windows(device):
+        if not speaks_windows(device):
             return _no("NT handles exist on Windows, and gpumem runs on Linux")
         return Capability(True, dedicated=dedicated)
 
     return answer
 
 
-def _speaks_windows(device: Device) -> bool:
+def speaks_windows(device: Device) -> bool:
     """Whether the host device plays a driver of Windows, for tests."""
     if device.type != "host":
         return False

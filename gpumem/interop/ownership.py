@@ -26,6 +26,8 @@ def duplicate(handle: Any) -> Handle:
         It is not open, or no more can be.
     """
     number = handle if isinstance(handle, int) else handle.fileno()
+    if not 0 <= number < 1 << 31:
+        raise BadHandleError(errno.EBADF, f"descriptor {number} is not from 0 to 2**31 - 1")
     try:
         return Handle(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 0))
     except OSError as error:

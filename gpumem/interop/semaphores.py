@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import sys
-from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpumem.device import Device
-from gpumem.errors import (
-    BadHandleError,
-    DeviceMismatchError,
-    InvalidDescriptorError,
-    UnsupportedHandleTypeError,
-)
+from gpumem.errors import DeviceMismatchError, UnsupportedHandleTypeError
+from gpumem.interop import ownership
 from gpumem.interop._driver_timeline import import_fd, import_windows
 from gpumem.interop._host_timeline import HostTimeline
 from gpumem.interop.descriptors import (
@@ -24,19 +15,13 @@ from gpumem.interop.descriptors import (
     SemaphoreDescriptor,
     SemaphoreType,
 )
+from gpumem.interop.memories import speaks_windows
 
 if TYPE_CHECKING:
     from gpumem.interop._timeline import Timeline
 
 # The driver's numbers of the types that it takes as NT handle or name.
 _DRIVER_TYPES = {SemaphoreType.D3D12_FENCE: 4, SemaphoreType.TIMELINE_WIN32: 10}
-
-
-def speaks_windows(device: Device) -> bool:
-    """Tell whether a device's driver takes NT handles: on Windows, or in a host rehearsal."""
-    from gpumem import _host
-
-    return sys.platform == "win32" or (device.type == "host" and _host.windows_rehearsed())
 
 
 def semaphore_capability(device: Device | str, kind: SemaphoreType) -> Capability:
@@ -60,7 +45,7 @@ def semaphore_capability(device: Device | str, kind: SemaphoreType) -> Capabilit
         raise TypeError(f"kind must be a SemaphoreType, not {kind!r}")
     where = Device(device)
     if kind in WINDOWS_TYPES and not speaks_windows(where):
-        return Capability(False, f"a {kind.name} is Windows' own; this is {sys.platform}")
+        return Capability(False, "NT handles exist on Windows, and gpumem runs on Linux")
     name = "timeline_semaphores"
     if kind is SemaphoreType.HOST_TIMELINE and where.type != "host":
         name = "stream_memory_operations"
@@ -109,13 +94,13 @@ def import_semaphore(
         raise UnsupportedHandleTypeError(able.reason)
     _check_device(where, descriptor)
     handle = descriptor.handle
+    ownership.require_consumable(handle, consume)
     if isinstance(handle, str):
-        if consume:
-            raise InvalidDescriptorError(f"the name {handle!r} is nothing to consume")
         return import_windows(where, _DRIVER_TYPES[descriptor.type], handle)
-    timeline = _import_number(where, descriptor.type, _number(handle))
+    with ownership.duplicate(handle) as own:
+        timeline = _import_number(where, descriptor.type, own.fileno())
     if consume:
-        _close(handle)
+        ownership.consume(handle)
     return timeline
 
 
@@ -133,23 +118,3 @@ def _check_device(device: Device, descriptor: SemaphoreDescriptor) -> None:
         raise DeviceMismatchError(
             f"the timeline belongs to device {theirs!r}, and {device} is {ours!r}"
         )
-
-
-def _number(handle: Any) -> int:
-    number = handle.fileno() if hasattr(handle, "fileno") else handle
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise InvalidDescriptorError(f"handle {handle!r}: fileno() gave {number!r}")
-    if number < 0:
-        raise BadHandleError(errno.EBADF, f"handle {handle!r}: descriptor {number} is closed")
-    return index(number)
-
-
-def _close(handle: Any) -> None:
-    """Close what was consumed: an object by its own means, so that it does not close it again."""
-    if hasattr(handle, "close"):
-        handle.close()
-    elif hasattr(handle, "fileno"):
-        with contextlib.suppress(OSError):
-            os.close(handle.fileno())
-    else:
-        os.close(handle)

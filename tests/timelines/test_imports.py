@@ -130,6 +130,9 @@ def test_a_handle_that_is_not_open_is_refused(same_files, kind, number):
         def fileno(self):
             return number
 
+        def close(self):
+            raise AssertionError("nothing was imported")
+
     with pytest.raises(BadHandleError) as caught:
         import_semaphore("host", SemaphoreDescriptor(Closed(), kind), consume=True)
     assert caught.value.errno == errno.EBADF
@@ -206,8 +209,10 @@ def test_an_nt_handle_reaches_the_driver_and_stays_the_callers(
     told = windows.last_import()
     assert told == {
         "number": told["number"], "kind": "semaphore", "type": WINDOWS[kind], "flags": 0,
-        "reserved": 0, "handle": handle, "size": 0, "name": None,
+        "reserved": 0, "handle": told["handle"], "size": 0, "name": None,
     }  # fmt: skip
+    assert told["handle"] not in (0, handle)  # a duplicate, closed again
+    assert not is_open(told["handle"])
     assert is_open(handle) is not consume
     if not consume:
         os.close(handle)

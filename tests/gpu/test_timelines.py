@@ -1,0 +1,172 @@
+"""Host timelines and a GPU's streams: they wait for the page and write it, and wake the CPU."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import gpumem
+from gpumem.errors import InUseError, NonMonotonicError
+from gpumem.interop import HostTimeline, SemaphoreType
+from gpumem.interop.semaphores import semaphore_capability
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def timeline():
+    with HostTimeline.create() as timeline:
+        yield timeline
+
+
+@pytest.fixture
+def streams():
+    return gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
+
+
+def test_a_gpu_takes_part_in_host_timelines():
+    assert semaphore_capability("cuda:0", SemaphoreType.HOST_TIMELINE)
+    assert semaphore_capability("cuda:0", SemaphoreType.TIMELINE_OPAQUE_FD)
+    assert not semaphore_capability("cuda:0", SemaphoreType.D3D12_FENCE)
+
+
+def test_the_cpu_lets_a_stream_go(timeline, streams):
+    stream, _ = streams
+    timeline.enqueue_wait(stream, 1 << 40)
+    time.sleep(0.02)
+    assert not stream.query()
+    timeline.signal((1 << 40) - 1)
+    time.sleep(0.02)
+    assert not stream.query()
+    timeline.signal(1 << 40)
+    stream.synchronize()
+    timeline.close()
+
+
+def test_a_stream_wakes_the_cpu(timeline, streams):
+    stream, _ = streams
+    woken = []
+    thread = threading.Thread(target=lambda: woken.append(timeline.wait(2, timeout=60)))
+    thread.start()
+    time.sleep(0.05)  # asleep, in a page that no device has written yet
+    timeline.enqueue_wait(stream, 1)
+    timeline.enqueue_signal(stream, 2)
+    time.sleep(0.05)
+    assert not woken
+    with timeline.export() as handle, HostTimeline.from_fd(handle) as there:
+        assert (there.pending, there.value()) == (2, 0)
+        with pytest.raises(NonMonotonicError):
+            there.signal(2)
+        with pytest.raises(InUseError):
+            timeline.close()
+        let_go(timeline, 1)
+        there.wait(2, timeout=60)
+    thread.join()
+    stream.synchronize()
+
+
+def let_go(timeline, value):
+    """Reach a value below one that is queued already."""
+    import mmap
+
+    with timeline.export() as handle, mmap.mmap(handle.fileno(), 4096) as page:
+        page[:8] = value.to_bytes(8, "little")
+
+
+def test_two_streams_hand_a_buffer_back_and_forth(arena, driver, timeline, streams):
+    one, two = streams
+    rounds = 200
+    with arena.allocate(MIB, one) as buffer, gpumem.Arena("cuda:0/host_accessible") as pinned:
+        seen = pinned.allocate(rounds * 4096)
+        for turn in range(rounds):
+            value = turn % 251 + 1
+            driver.call(driver.cuMemsetD8Async, buffer.ptr, value, MIB, one.ptr)
+            timeline.enqueue_signal(one, 2 * turn + 1)
+            timeline.enqueue_wait(two, 2 * turn + 1)
+            driver.call(
+                driver.cuMemcpyDtoHAsync,
+                seen.ptr + 4096 * turn,
+                buffer.ptr + MIB - 4096,
+                4096,
+                two.ptr,
+            )
+            timeline.enqueue_signal(two, 2 * turn + 2)
+            timeline.enqueue_wait(one, 2 * turn + 2)
+        timeline.wait(2 * rounds, timeout=60)
+        pages = np.frombuffer(seen, np.uint8).reshape(rounds, 4096)
+        expected = (np.arange(rounds) % 251 + 1).astype(np.uint8)
+        assert (pages == expected[:, None]).all()
+        del pages
+        one.synchronize()
+        two.synchronize()
+        seen.close()
+
+
+def test_the_cpu_and_a_stream_take_turns(timeline, streams):
+    stream, _ = streams
+    for turn in range(500):
+        timeline.enqueue_signal(stream, 2 * turn + 1)
+        timeline.wait(2 * turn + 1, timeout=60)
+        timeline.signal(2 * turn + 2)
+        timeline.enqueue_wait(stream, 2 * turn + 2)
+    stream.synchronize()
+    assert timeline.value() == 1000
+
+
+def test_signals_take_effect_in_the_order_in_which_they_were_made(timeline, streams):
+    one, two = streams
+    gate = HostTimeline.create()
+    gate.enqueue_wait(one, 1)
+    timeline.enqueue_signal(one, 5)
+    timeline.enqueue_signal(two, 7)
+    time.sleep(0.02)
+    assert timeline.value() == 0
+    gate.signal(1)
+    timeline.wait(7, timeout=60)
+    one.synchronize()
+    two.synchronize()
+    assert timeline.value() == 7
+    gate.close()
+
+
+def test_the_host_device_and_a_gpu_share_a_timeline(timeline, streams):
+    stream, _ = streams
+    host = gpumem.Stream("host")
+    timeline.enqueue_signal(host, 1)
+    timeline.enqueue_wait(stream, 1)
+    timeline.enqueue_signal(stream, 2)
+    timeline.enqueue_wait(host, 2)
+    host.synchronize()
+    stream.synchronize()
+    assert timeline.value() == 2
+
+
+def test_a_dropped_timeline_waits_for_its_streams_and_for_nobody_elses(timeline, streams):
+    import gc
+
+    one, two = streams
+    timeline.enqueue_wait(one, 1)
+    for value in range(1, 51):
+        other = HostTimeline.create()
+        other.enqueue_signal(two, value)
+        del other
+    gc.collect()
+    two.synchronize()
+    short = HostTimeline.create()
+    short.enqueue_signal(two, 1)
+    short.wait(1, timeout=60)
+    short.close(timeout=60)  # its page stays registered while the first stream waits
+    assert not one.query()
+    timeline.signal(1)
+    one.synchronize()
+
+
+def test_a_capture_is_refused(driver, timeline, streams):
+    stream, _ = streams
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    driver.call(driver.cuStreamBeginCapture, stream.ptr, mode)
+    with pytest.raises(gpumem.DriverError, match="CAPTURE"):
+        timeline.enqueue_signal(stream, 1)
+    driver.call(driver.cuGraphDestroy, driver.call(driver.cuStreamEndCapture, stream.ptr))
+    assert timeline.pending == 0

@@ -1,0 +1,45 @@
+"""Two processes that play ping-pong in C over a timeline: for tests and measurements."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import gpumem
+from gpumem.interop import HostTimeline
+
+SOURCE = Path(__file__).with_name("pingpong.c")
+
+
+def compile_players(folder: Path) -> Path:
+    """Build the program against the headers of the gpumem that is imported."""
+    program = folder / "pingpong"
+    include = Path(gpumem.__file__).parent / "include"
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{include}"]
+    subprocess.run(["gcc", *flags, str(SOURCE), "-o", str(program)], check=True)
+    return program
+
+
+def play(program: Path, mode: str, rounds: int, timeout: float = 300) -> tuple[int, int]:
+    """Let both sides play; return the median and the mean time of a round in ns."""
+    notes = os.memfd_create("notes")
+    os.truncate(notes, 4096)
+    try:
+        with HostTimeline.create() as timeline, timeline.export() as handle:
+            fds = (handle.fileno(), notes)
+            sides = [
+                subprocess.Popen(
+                    [str(program), mode, str(side), str(rounds), *map(str, fds)],
+                    pass_fds=fds, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                )
+                for side in (0, 1)
+            ]  # fmt: skip
+            said = [side.communicate(timeout=timeout) for side in sides]
+            assert [side.returncode for side in sides] == [0, 0], said
+            if mode != "futex":
+                assert timeline.value() == timeline.pending == 2 * rounds
+            median, mean = said[0][0].split()
+            return int(median), int(mean)
+    finally:
+        os.close(notes)

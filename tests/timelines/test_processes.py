@@ -1,0 +1,287 @@
+"""Several processes on one timeline: order, death, fork, pickling, the end."""
+
+import multiprocessing
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import child
+from helpers.rally import compile_players, play
+
+from gpumem.errors import TimelineLostError, TimelineTimeout
+from gpumem.interop import HostTimeline
+
+OTHER = """
+import sys, time
+from gpumem.interop import HostTimeline
+timeline = HostTimeline.from_fd(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def players(tmp_path_factory):
+    if shutil.which("gcc") is None:
+        pytest.skip("no C compiler: gcc not found")
+    return compile_players(tmp_path_factory.mktemp("players"))
+
+
+@pytest.fixture
+def start(timeline):
+    """Start another process that has the timeline; it is gone at the end."""
+    started = []
+
+    def start(code: str) -> subprocess.Popen:
+        with timeline.export() as handle:
+            fd = handle.fileno()
+            other = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", OTHER + code, str(fd)], pass_fds=[fd]
+            )
+        started.append(other)
+        return other
+
+    yield start
+    for other in started:
+        other.kill()
+        other.wait()
+
+
+# ---- no wake-up is lost or early ----
+
+
+@pytest.mark.parametrize(
+    ("mode", "rounds"), [("brief", 1_000_000), ("mixed", 100_000), ("park", 60_000)]
+)
+def test_two_processes_take_turns_without_a_lost_or_early_wake_up(players, mode, rounds):
+    play(players, mode, rounds)
+
+
+def test_two_interpreters_take_turns(timeline, start):
+    other = start("""
+for turn in range(2000):
+    timeline.wait(2 * turn + 1, timeout=60)
+    timeline.signal(2 * turn + 2)
+""")
+    for turn in range(2000):
+        timeline.signal(2 * turn + 1)
+        timeline.wait(2 * turn + 2, timeout=60)
+    assert other.wait(60) == 0
+
+
+def test_a_process_that_sleeps_is_woken(timeline, start):
+    other = start("""
+timeline.signal(1)
+timeline.wait(2, timeout=60)
+timeline.signal(3)
+""")
+    timeline.wait(1, timeout=60)
+    time.sleep(0.05)
+    timeline.signal(2)
+    timeline.wait(3, timeout=60)
+    assert other.wait(60) == 0
+
+
+# ---- a peer that dies ----
+
+
+def test_a_wait_for_a_process_that_was_killed_ends(timeline, start):
+    other = start("timeline.signal(1)\ntime.sleep(600)\n")
+    timeline.wait(1, timeout=60)
+    other.send_signal(signal.SIGKILL)
+    with pytest.raises(TimelineLostError, match=f"process {other.pid} died"):
+        timeline.wait(2, timeout=60)
+    timeline.wait(1)  # what was reached stays so
+    other.wait()
+    with pytest.raises(TimelineLostError, match="died"):
+        timeline.wait(2, timeout=0)
+    again = start("timeline.signal(2)\n")  # somebody else goes on in its place
+    while True:
+        try:
+            timeline.wait(2, timeout=60)
+            break
+        except TimelineLostError:
+            assert again.poll() in (None, 0)
+            time.sleep(0.01)
+
+
+def test_a_wait_goes_on_while_another_process_lives(timeline, start):
+    dead = start("timeline.signal(1)\ntime.sleep(600)\n")
+    timeline.wait(1, timeout=60)
+    living = start("timeline.signal(2)\ntime.sleep(600)\n")
+    timeline.wait(2, timeout=60)
+    dead.kill()
+    dead.wait()
+    with pytest.raises(TimelineTimeout):
+        timeline.wait(3, timeout=0.3)
+    living.kill()
+    living.wait()
+    with pytest.raises(TimelineLostError):
+        timeline.wait(3, timeout=60)
+
+
+def test_a_process_that_has_closed_it_is_nobodys_peer(timeline, start):
+    other = start("timeline.signal(1)\ntimeline.close()\n")
+    timeline.wait(1, timeout=60)
+    assert other.wait(60) == 0
+    with pytest.raises(TimelineTimeout):
+        timeline.wait(2, timeout=0.3)
+
+
+def test_more_processes_than_there_are_entries_leave_no_false_alarm(timeline):
+    others = [HostTimeline.from_fd(timeline.export()) for _ in range(130)]
+    with pytest.raises(TimelineTimeout):
+        timeline.wait(1, timeout=0.15)
+    for other in others:
+        other.close()
+
+
+def test_poison_reaches_another_process(timeline, start):
+    other = start("""
+from gpumem.errors import TimelineLostError
+timeline.signal(1)
+try:
+    timeline.wait(2, timeout=60)
+except TimelineLostError:
+    sys.exit(7)
+""")
+    timeline.wait(1, timeout=60)
+    timeline.poison()
+    assert other.wait(60) == 7
+
+
+# ---- pickling ----
+
+
+def answer(timeline):
+    timeline.wait(1, timeout=60)
+    timeline.signal(2)
+    timeline.close()
+
+
+def through_a_pipe(connection):
+    answer(connection.recv())
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+def test_it_arrives_with_a_processes_arguments(timeline, method):
+    context = multiprocessing.get_context(method)
+    other = context.Process(target=answer, args=(timeline,))
+    other.start()
+    timeline.signal(1)
+    timeline.wait(2, timeout=60)
+    other.join()
+    assert other.exitcode == 0
+
+
+def test_it_arrives_through_a_pipe(timeline):
+    context = multiprocessing.get_context("spawn")
+    mine, yours = context.Pipe()
+    other = context.Process(target=through_a_pipe, args=(yours,))
+    other.start()
+    mine.send(timeline)
+    timeline.signal(1)
+    timeline.wait(2, timeout=60)
+    other.join()
+    assert other.exitcode == 0
+    mine.close()
+    yours.close()
+
+
+# ---- fork and the end ----
+
+FORK = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import gpumem
+from gpumem.errors import ClosedError, TimelineLostError
+from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType
+from gpumem.interop.semaphores import import_semaphore
+from gpumem.interop import _host_timeline
+_host_timeline._rehearse_memory_operations(len(sys.argv) > 1)
+timeline = HostTimeline.create(device="host")
+stream = gpumem.Stream("host")
+timeline.enqueue_signal(stream, 1)
+timeline.wait(1)
+imported = import_semaphore(
+    "host", SemaphoreDescriptor(timeline.export(), SemaphoreType.TIMELINE_OPAQUE_FD), consume=True)
+"""
+
+
+@pytest.mark.parametrize("way", [(), ("memory operations",)])
+def test_a_host_timeline_goes_on_in_a_forked_child_and_an_import_does_not(way):
+    child.run_quietly(
+        FORK
+        + """
+timeline.enqueue_wait(stream, 5)        # the parent's, also when the child closes
+pid = os.fork()
+if pid == 0:
+    for call in (imported.value, lambda: imported.enqueue_wait(stream, 9), imported.export):
+        try:
+            call()
+        except ClosedError:
+            pass
+        else:
+            os._exit(3)
+    imported.close()
+    timeline.wait(2, timeout=60)
+    try:
+        timeline.enqueue_wait(stream, 9)
+    except ClosedError:
+        pass
+    else:
+        os._exit(4)
+    timeline.signal(3)
+    own = gpumem.Stream("host")
+    timeline.enqueue_signal(own, 4)
+    timeline.wait(4, timeout=60)
+    timeline.close(timeout=60)
+    os._exit(0)
+timeline.signal(2)
+assert os.waitpid(pid, 0)[1] == 0
+assert timeline.value() == 4 and imported.value() == 4
+timeline.signal(5)
+stream.synchronize()
+""",
+        *way,
+    )
+
+
+def test_the_death_of_a_forked_child_is_noticed():
+    child.run_quietly(
+        FORK
+        + """
+pid = os.fork()
+if pid == 0:
+    timeline.signal(2)
+    os._exit(1)
+try:
+    timeline.wait(9, timeout=60)
+except TimelineLostError:
+    pass
+else:
+    sys.exit(1)
+os.waitpid(pid, 0)
+imported.close(timeout=60)
+"""
+    )
+
+
+@pytest.mark.parametrize("way", [(), ("memory operations",)])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "timeline.enqueue_wait(stream, 9)",
+        "timeline.enqueue_wait(stream, 9); del timeline",
+        "del stream, timeline, imported",
+        "sys.kept = [timeline, stream, imported]; del timeline, stream, imported",
+        "import threading; threading.Thread(target=timeline.wait, args=(9,), daemon=True).start()",
+        "holder = [timeline, stream, imported]; holder.append(holder); "
+        "del timeline, stream, imported, holder",
+    ],
+)
+def test_a_process_ends_quietly_whatever_is_left(body, way):
+    child.run_quietly(FORK + body, *way)
