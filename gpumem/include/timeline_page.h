@@ -36,6 +36,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef TIMELINE_STEP /* between the steps above; a test puts delays there */
+#define TIMELINE_STEP()
+#endif
+
 enum {
     TIMELINE_PAGE_BYTES = 4096,
     TIMELINE_MAGIC = 0x4c544d47, /* "GMTL" */
@@ -104,7 +108,9 @@ static inline bool timeline_is_polled(TimelinePage *page) { return atomic_load(&
 /* ---- signal ---- */
 
 static inline void timeline_wake(TimelinePage *page) {
+    TIMELINE_STEP();
     atomic_fetch_add(&page->sequence, 1);
+    TIMELINE_STEP();
     if (atomic_load(&page->waiters) != 0)
         syscall(SYS_futex, &page->sequence, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
@@ -192,8 +198,11 @@ static inline TimelineStatus timeline_park(TimelinePage *page, uint64_t value, u
     TimelineStatus status;
     atomic_fetch_add(&page->waiters, 1);
     for (;;) {
+        TIMELINE_STEP();
         uint32_t seen = atomic_load(&page->sequence);
+        TIMELINE_STEP();
         status = timeline_look(page, value);
+        TIMELINE_STEP();
         uint64_t now = status == TIMELINE_LATE ? timeline_now() : 0;
         if (status != TIMELINE_LATE || now >= deadline) break;
         timeline_sleep(page, seen, deadline - now);

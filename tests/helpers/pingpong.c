@@ -8,10 +8,23 @@
  * a lost one never ends. "futex" plays the same with nothing but two words and the system call.
  * Prints the median and the mean time of a round in ns.
  */
+#include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#ifdef JITTER /* delays between the steps of waits and signals, so that these meet in every way */
+static void jitter(void) {
+    static uint32_t state = 1;
+    state = state * 1664525u + 1013904223u;
+    for (volatile uint32_t i = state >> 24; i > 0; i--) {
+    }
+    if (state >> 29 == 0) sched_yield();
+}
+#define TIMELINE_STEP() jitter()
+#endif
 
 #include "timeline_page.h"
 

@@ -58,6 +58,12 @@ def test_two_processes_take_turns_without_a_lost_or_early_wake_up(players, mode,
     play(players, mode, rounds)
 
 
+@pytest.mark.parametrize("mode", ["park", "mixed"])
+def test_no_wake_up_is_lost_however_the_steps_of_both_sides_meet(tmp_path, players, mode):
+    """With delays between the steps: one step out of order hangs within some thousand turns."""
+    play(compile_players(tmp_path, "-DJITTER"), mode, 20_000, timeout=100)
+
+
 def test_two_interpreters_take_turns(timeline, start):
     other = start("""
 for turn in range(2000):
