@@ -31,8 +31,8 @@ from gpumem.interop._timeline_core cimport (
 )
 from gpumem.interop._timeline_queue cimport rehearse_memory_operations
 
+import errno as codes
 import os
-from errno import EBADF, EINVAL
 
 from gpumem.device import Device
 from gpumem.errors import BadHandleError, NonMonotonicError
@@ -119,8 +119,8 @@ cdef class HostTimeline(Timeline):
             raise BadHandleError(errno, f"descriptor {number}: {os.strerror(errno)}")
         if not page_file_is_long(own) or not page_file_is_sealed(own):
             page_file_close(own)
-            raise BadHandleError(EINVAL, f"descriptor {number} is no timeline: it is no sealed "
-                                         f"file of {TIMELINE_PAGE_BYTES} bytes")
+            raise BadHandleError(codes.EINVAL, f"descriptor {number} is no timeline: it is no "
+                                               f"sealed file of {TIMELINE_PAGE_BYTES} bytes")
         return join(own, device, place, NULL)
 
     def export(self):
@@ -190,7 +190,7 @@ cdef HostTimeline join(int fd, object device, DriverDevice place, uint64_t* firs
     if not timeline_page_is_ours(page):
         page_file_unmap(page)
         page_file_close(fd)
-        raise BadHandleError(EINVAL, "the descriptor is no timeline: the page has no mark of one")
+        raise BadHandleError(codes.EINVAL, "the descriptor is no timeline: its page has no mark")
     timeline.core = core_new(page, fd)
     if timeline.core == NULL:
         page_file_unmap(page)
@@ -220,5 +220,5 @@ cdef int number_of(object fd) except -1:
         raise TypeError(f"a descriptor is an integer or has fileno(), not {fd!r}")
     number = index(number)
     if not 0 <= number < 1 << 31:
-        raise BadHandleError(EBADF, f"descriptor {number} is not from 0 to 2**31 - 1")
+        raise BadHandleError(codes.EBADF, f"descriptor {number} is not from 0 to 2**31 - 1")
     return number

@@ -1,10 +1,13 @@
 from typing import Any, Self, final
 
+from typing_extensions import disjoint_base
+
 from gpumem._handle import Handle
 from gpumem.device import Device
 
+@disjoint_base
 class Timeline:
-    def __init__(self) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     @property
     def device(self) -> Device | None: ...
     @property
