@@ -100,6 +100,7 @@ setup(
             extension("_arena"),
             extension("_arena_capture"),
             extension("_stream"),
+            extension("_graph"),
             extension("_dlpack"),
             extension("_lease"),
             extension("_deferred"),

@@ -94,6 +94,55 @@ def torch(memory: str, way: str, nbytes: int) -> dict[str, Candidate]:
     return {"torch": run}
 
 
+# ---- between two GPUs ----------------------------------------------------------------------------
+
+
+def between_gpus() -> dict[str, Timing]:
+    """Copy from one GPU to another, from pages and from regions; nothing with fewer than two."""
+    if sum(device.type == "cuda" for device in gpumem.devices()) < 2:
+        return {}
+    return {
+        f"copy_between_{nbytes // MIB}MiB": interleave(
+            {
+                "pages": from_gpu_to_gpu("virtual", nbytes),
+                "regions": from_gpu_to_gpu("regions", nbytes),
+            }
+            | torch_between(nbytes),
+            "pages",
+            rounds=ROUNDS,
+            batch_seconds=0.05,
+        )
+        for nbytes in (MIB, *SIZES)
+    }
+
+
+def from_gpu_to_gpu(backing: str, nbytes: int) -> Candidate:
+    arenas = [gpumem.Arena(f"cuda:{i}", {"backing": backing}) for i in range(2)]
+    src, dst = (gpumem.full(nbytes, 1, "uint8", resource=arena) for arena in arenas)
+    stream = gpumem.Stream("cuda:0")
+
+    def run() -> None:
+        gpumem.copy(dst, src, stream)
+        stream.synchronize()
+
+    return run
+
+
+def torch_between(nbytes: int) -> dict[str, Candidate]:
+    try:
+        import torch as library
+    except ImportError:
+        return {}
+    src, dst = (library.ones(nbytes, dtype=library.uint8, device=f"cuda:{i}") for i in range(2))
+
+    def run() -> None:
+        dst.copy_(src, non_blocking=True)
+        library.cuda.synchronize(0)
+        library.cuda.synchronize(1)
+
+    return {"torch": run}
+
+
 # ---- what the constants are from -----------------------------------------------------------------
 
 
@@ -132,7 +181,7 @@ if __name__ == "__main__":
     if threads is not None:
         sweep(threads)
     else:
-        for name, timing in copies().items():
+        for name, timing in (copies() | between_gpus()).items():
             print(name)
             for call, nanoseconds in timing.nanoseconds.items():
                 print(f"  {call:12} {nanoseconds / 1e3:10.1f} us {timing.ratios[call]:.3f}")

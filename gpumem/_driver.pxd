@@ -15,6 +15,7 @@ cdef extern from "driver_table.h" nogil:
     ctypedef void* CUevent
     ctypedef void (*CUhostFn)(void*) noexcept nogil
     ctypedef void* CUgraph
+    ctypedef void* CUgraphExec
     ctypedef void* CUgraphNode
     ctypedef void* CUuserObject
 
@@ -334,7 +335,15 @@ cdef extern from "driver_table.h" nogil:
 
         CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus*, uint64_t*, CUgraph*,
                                            const CUgraphNode**, size_t*) noexcept nogil
+        CUresult (*cuStreamBeginCapture)(CUstream, CUstreamCaptureMode) noexcept nogil
+        CUresult (*cuStreamEndCapture)(CUstream, CUgraph*) noexcept nogil
         CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) noexcept nogil
+        CUresult (*cuGraphDestroy)(CUgraph) noexcept nogil
+        CUresult (*cuGraphGetNodes)(CUgraph, CUgraphNode*, size_t*) noexcept nogil
+        CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec*, CUgraph,
+                                                unsigned long long) noexcept nogil
+        CUresult (*cuGraphExecDestroy)(CUgraphExec) noexcept nogil
+        CUresult (*cuGraphLaunch)(CUgraphExec, CUstream) noexcept nogil
         CUresult (*cuUserObjectCreate)(CUuserObject*, void*, CUhostFn, unsigned int,
                                        unsigned int) noexcept nogil
         CUresult (*cuUserObjectRelease)(CUuserObject, unsigned int) noexcept nogil

@@ -5,10 +5,12 @@ from libc.stdint cimport uint32_t, uintptr_t
 from gpumem._buffer cimport Buffer
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
+    CU_STREAM_CAPTURE_STATUS_NONE,
     CUDA_SUCCESS,
     CUevent,
     CUresult,
     CUstream,
+    CUstreamCaptureStatus,
     DriverDevice,
     Place,
     check,
@@ -137,7 +139,12 @@ cdef int follow(DriverDevice later_place, CUstream later, DriverDevice earlier_p
 cdef CUresult follow_here(Place* here, CUstream earlier, Place* there,
                           CUstream later) noexcept nogil:
     cdef CUevent event
-    cdef CUresult code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+    cdef CUresult code
+    # A graph cannot wait for what is outside of it, nor that for a graph that has yet to be
+    # launched: who launches it sees to that.
+    if is_capturing(here, earlier) != is_capturing(there, later):
+        return CUDA_SUCCESS
+    code = here.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
     if code != CUDA_SUCCESS:
         return code
     code = here.table.cuEventRecord(event, earlier)
@@ -149,6 +156,14 @@ cdef CUresult follow_here(Place* here, CUstream earlier, Place* there,
             place_leave(there)
     here.table.cuEventDestroy(event)        # it ends when nothing waits for it any more
     return code
+
+
+cdef bint is_capturing(Place* place, CUstream stream) noexcept nogil:
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    if place.table.cuStreamIsCapturing != NULL and place_enter(place) == CUDA_SUCCESS:
+        place.table.cuStreamIsCapturing(stream, &status)
+        place_leave(place)
+    return status != CU_STREAM_CAPTURE_STATUS_NONE
 
 
 cdef int require_alive(Place* place) except -1:

@@ -23,9 +23,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Self
 
+from gpumem._adaptor import Adaptor
 from gpumem._buffer import MemoryResource
 from gpumem._external import ExternalAllocator
 from gpumem._forks import ForkLock
+from gpumem._pool import DriverPool
 from gpumem._stream import Stream, _native_handle
 from gpumem.bindings import BoundInput, BoundOutput, CopyDecision, RunContext, decide
 from gpumem.config import ArenaConfig
@@ -40,6 +42,7 @@ from gpumem.environment import (
 from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError, NoAllocatorError
 from gpumem.factory import make_resource
 from gpumem.resources import get_default_resource
+from gpumem.session_graph import Replay
 from gpumem.session_options import SessionOptions
 from gpumem.tensor import Tensor, asarray, copy, empty
 
@@ -98,6 +101,7 @@ class Session:
         self._inputs: dict[str, BoundInput] = {}
         self._outputs: dict[str, BoundOutput] = {}
         self._results: dict[str, Tensor] = {}
+        self._bound = 0  # counts bindings
         self._running = 0
         self._acquired: list[MemoryResource] = []
         self._external: MemoryResource | None = None
@@ -108,6 +112,9 @@ class Session:
             self._require_graphs()
         self._set_streams()
         self._own_memory = self._choose_allocator()
+        if self.options.enable_cuda_graph:
+            self._require_no_pool()
+        self._replay = Replay(self._own_memory) if self.options.enable_cuda_graph else None
         self._closed = False
 
     # ---- streams ---------------------------------------------------------------------------------
@@ -135,6 +142,17 @@ class Session:
         if not capability:
             raise ConfigError(
                 f"enable_cuda_graph = True is not accepted on {self.device}: {capability.reason}"
+            )
+
+    def _require_no_pool(self) -> None:
+        resource: Any = self._own_memory
+        while isinstance(resource, Adaptor):
+            resource = resource.upstream
+        if isinstance(resource, DriverPool):
+            self._give_back()
+            raise ConfigError(
+                f"enable_cuda_graph = True is not accepted with {resource!r}, whose blocks no "
+                "graph can keep: it takes an arena"
             )
 
     @property
@@ -254,6 +272,7 @@ class Session:
             self._require_open()
             _require_name(name, self._outputs, "an output")
             self._inputs[name] = bound
+            self._bound += 1
 
     def bind_output(self, name: str, memory: Any = None) -> None:
         """Bind an output, in place of what the name was bound to.
@@ -278,6 +297,7 @@ class Session:
             self._require_open()
             _require_name(name, self._inputs, "an input")
             self._outputs[name] = bound
+            self._bound += 1
 
     def _bound_output(self, memory: Any) -> BoundOutput:
         if isinstance(memory, MemoryResource):
@@ -314,24 +334,42 @@ class Session:
         Raises
         ------
         ConcurrentRunError
-            Another run is going on and the stream is unified; nothing is changed.
+            Another run is going on, and the stream is unified or runs are captured; nothing is
+            changed.
         ValueError
             `fn` did not ask for a bound output.
+        DriverError
+            With `enable_cuda_graph`: `fn` did what cannot be captured, such as waiting for the
+            stream.
         ClosedError
             The session is closed.
+
+        Notes
+        -----
+        With `enable_cuda_graph` the first run calls `fn` as always; the second calls it once more,
+        while the stream captures what it queues; from then on `fn` is not called, and what was
+        captured is launched, between the copies of inputs and outputs. Another `fn`, or a
+        binding that was made anew, starts again with a first run. The outputs stay the tensors
+        that they were; what `fn` allocated while it was captured lives as long as the graph. A
+        function that queues nothing on the stream is called every time. Where the caller
+        captures the user's stream, `fn` is called and becomes a part of the caller's graph.
         """
-        stream, inputs, outputs = self._begin()
+        stream, inputs, outputs, bound = self._begin()
         try:
             ready = {name: self._fed(each, stream) for name, each in inputs.items()}
-            context = RunContext(
-                ready,
-                outputs,
-                stream,
-                self._own_memory,
-                keep=self.options.enable_cuda_graph,
-            )
-            fn(context)
-            self._finish(context, outputs)
+
+            def call(allocator: MemoryResource) -> RunContext:
+                keep = self.options.enable_cuda_graph
+                context = RunContext(ready, outputs, stream, allocator, keep=keep)
+                fn(context)
+                _require_all(context, outputs)
+                return context
+
+            if self._replay is None or stream.capturing:
+                context = call(self._own_memory)
+            else:
+                context = self._replay.run((fn, bound), stream, call)
+            self._finish(context)
             if synchronize and not stream.capturing:
                 stream.synchronize()
             with self._lock:
@@ -341,7 +379,7 @@ class Session:
                 self._running -= 1
                 self._idle.append(stream)
 
-    def _begin(self) -> tuple[Stream, dict[str, BoundInput], dict[str, BoundOutput]]:
+    def _begin(self) -> tuple[Stream, dict[str, BoundInput], dict[str, BoundOutput], int]:
         with self._lock:
             self._require_open()
             if self._running and self.options.unified_stream:
@@ -349,9 +387,14 @@ class Session:
                     "a run of this session is going on: with a unified stream "
                     f"({self.options._why_unified()}) runs go one after another"
                 )
+            if self._running and self.options.enable_cuda_graph:
+                raise ConcurrentRunError(
+                    "a run of this session is going on: with enable_cuda_graph runs share their "
+                    "memory and go one after another"
+                )
             stream = self._idle.pop(0) if self._idle else Stream(self.device)
             self._running += 1
-            return stream, dict(self._inputs), dict(self._outputs)
+            return stream, dict(self._inputs), dict(self._outputs), self._bound
 
     def _fed(self, bound: BoundInput, stream: Stream) -> Tensor:
         """Return an input where the device can use it, ready for work on the stream."""
@@ -369,20 +412,13 @@ class Session:
         _order(copies, stream)
         return staged
 
-    def _finish(self, context: RunContext, outputs: Mapping[str, BoundOutput]) -> None:
+    def _finish(self, context: RunContext) -> None:
         """Queue the copies of outputs that the work could not write directly."""
-        missing = [name for name in outputs if name not in context._results]
-        if missing:
-            raise ValueError(
-                f"the run did not ask for the bound outputs {missing}: ctx.output(...)"
-            )
         for name, result in context._results.items():
             work = context._work[name]
             if work is not result:
-                copies = self._copies_for(context.stream)
-                _order(context.stream, copies)
-                copy(result, work, copies)
-                _order(copies, context.stream)
+                # Its buffer is of the run's stream, which the copy comes after and before.
+                copy(result, work, self._copies_for(context.stream))
 
     def _copies_for(self, stream: Stream) -> Stream:
         return stream if self._copy is self._compute else self._copy
@@ -430,6 +466,10 @@ class Session:
             self._closed = True
         self._inputs, self._outputs, self._results = {}, {}, {}
         self._idle = []
+        self._replay = None
+        self._give_back()
+
+    def _give_back(self) -> None:
         for shared in self._acquired:
             assert self.environment is not None
             self.environment.release(shared)
@@ -466,6 +506,12 @@ def _order(first: Stream, then: Stream) -> None:
     """Let what is queued on `then` from now on follow what is queued on `first` now."""
     if first != then and first.device == then.device:
         then.wait(first.record())
+
+
+def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> None:
+    missing = [name for name in outputs if name not in context._results]
+    if missing:
+        raise ValueError(f"the run did not ask for the bound outputs {missing}: ctx.output(...)")
 
 
 def _require_name(name: object, others: Mapping[str, object], what: str) -> None:

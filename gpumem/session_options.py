@@ -44,8 +44,9 @@ class SessionOptions:
         ``(alloc, free)`` or ``(alloc, free, empty_cache)``; or a mapping of those names. Forces the
         unified stream.
     enable_cuda_graph : bool
-        Runs may be captured: tensors that the session makes keep their addresses from run to run,
-        and a run on a capturing stream does not wait.
+        Runs are captured and replayed, see `Session.run`: tensors that the session makes keep
+        their addresses from run to run, runs do not overlap, and one on a stream that the caller
+        captures does not wait. Not with the driver's pool, whose blocks no graph can keep.
     arena : ArenaConfig or Mapping, optional
         What the arena of the device's memory must be like.
     private_arena : bool

@@ -105,3 +105,51 @@ def test_a_resource_in_python_over_a_gpus_pool():
     assert (tensor.to("host").numpy() == 3).all()
     del tensor
     assert not resource.held
+
+
+def test_runs_become_a_graph_on_the_sessions_and_on_the_users_stream():
+    calls = []
+
+    def work(ctx):
+        calls.append(ctx.stream.capturing)
+        with ctx.allocator.allocate(4 * LENGTH, ctx.stream) as buffer:
+            scratch = gpumem.from_dlpack(buffer).view("f4")
+            gpumem.copy(scratch, ctx.inputs["x"], ctx.stream)
+            gpumem.copy(ctx.output("y", LENGTH, "f4"), scratch, ctx.stream)
+
+    for options in ({}, {"user_compute_stream": gpumem.Stream("cuda:0")}):
+        calls.clear()
+        array, x = np.zeros(LENGTH, "f4"), np.zeros(LENGTH, "f4")
+        with gpumem.Session("cuda:0", {"enable_cuda_graph": True} | options) as session:
+            session.bind_input("x", x)
+            session.bind_output("y", array)
+            for value in range(1, 20):
+                x[:] = value
+                session.run(work)
+                assert (array == value).all(), value
+                # What the graph writes to must not be handed out to others in between.
+                others = [gpumem.full(LENGTH, 77, "f4", memory="cuda:0") for _ in range(4)]
+                session.run(work)
+                assert all((other.to("host").numpy() == 77).all() for other in others)
+        assert calls == [False, True]
+
+
+def test_kernels_of_torch_are_replayed():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    calls = []
+
+    def work(ctx):
+        calls.append(ctx.stream.capturing)
+        with torch.cuda.stream(torch.cuda.ExternalStream(ctx.stream.ptr)):
+            x = torch.from_dlpack(ctx.inputs["x"])
+            torch.mul(x, 3, out=torch.from_dlpack(ctx.output("y", LENGTH, "f4")))
+
+    x = gpumem.zeros(LENGTH, "f4", memory="cuda:0/managed")
+    with gpumem.Session("cuda:0", {"enable_cuda_graph": True}) as session:
+        session.bind_input("x", x.export_as("cuda"))
+        session.bind_output("y", "cuda:0")
+        for value in range(1, 8):
+            gpumem.copy(x, np.full(LENGTH, value, "f4"))
+            session.run(work)
+            assert (session.outputs()["y"].to("host").numpy() == 3 * value).all()
+    assert calls == [False, True]

@@ -26,6 +26,7 @@ LAYERS = [
     ["_raw"],
     ["_buffer"],
     ["_adaptor"],
+    ["_graph"],
     ["_core", "_core_*", "_pool", "_pool_*", "_direct", "_external"],
     ["adaptors*", "factory"],
     ["_defaults", "resources"],
@@ -34,6 +35,7 @@ LAYERS = [
     ["_create", "_imports", "_exchange", "_transfer", "tensor"],
     ["environment", "session_options"],
     ["bindings"],
+    ["session_graph"],
     ["session", "accounting*", "planning*"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],

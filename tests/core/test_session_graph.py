@@ -1,0 +1,240 @@
+"""Sessions with graph capture: a first run, one that is captured, and launches from then on."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+
+N = 4096
+
+
+class Work:
+    """Copies input to output by the stream; counts how often it was called, and while capturing."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, ctx):
+        self.calls.append(ctx.stream.capturing)
+        gpumem.copy(ctx.output("y", N, "u1"), ctx.inputs["x"], ctx.stream)
+
+
+@pytest.fixture
+def x():
+    return gpumem.zeros(N, "u1", memory="host/managed")
+
+
+def session_of(x, **options):
+    session = gpumem.Session("host", {"enable_cuda_graph": True} | options)
+    session.bind_input("x", x)
+    session.bind_output("y")
+    return session
+
+
+def test_the_first_run_is_plain_the_second_captured_and_later_ones_launched(x, host):
+    work = Work()
+    with session_of(x) as session:
+        addresses = set()
+        for value in range(1, 7):
+            x.numpy()[:] = value
+            host.reset_counts()
+            session.run(work)
+            y = session.outputs()["y"]
+            assert (y.numpy() == value).all(), value
+            addresses.add(y.ptr)
+            assert host.call_count("cuGraphLaunch") == (value > 1)
+        assert work.calls == [False, True]
+        assert len(addresses) == 1
+
+
+def test_another_function_or_binding_starts_again(x):
+    work, other = Work(), Work()
+    with session_of(x) as session:
+        for _ in range(3):
+            session.run(work)
+        for _ in range(3):
+            session.run(other)
+        assert (work.calls, other.calls) == ([False, True], [False, True])
+        session.bind_input("x", gpumem.full(N, 9, "u1", memory="host/managed"))
+        session.run(other)
+        assert (session.outputs()["y"].numpy() == 9).all()
+        assert other.calls == [False, True, False]
+
+
+@pytest.mark.parametrize("copies", ["1", "0"])
+def test_inputs_and_outputs_are_copied_around_each_launch(x, host, monkeypatch, copies):
+    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    host.set_lag(1_000_000)
+    work, array = Work(), gpumem.zeros(N, "u1", memory="host/managed")
+    with session_of(x, do_copy_in_default_stream=copies) as session:
+        session.bind_output("y", array)
+        for value in range(1, 6):
+            x.numpy()[:] = value
+            session.run(work)
+            assert (array.numpy(sync=False) == value).all(), value
+    assert work.calls == [False, True]
+
+
+class OverAnArena(gpumem.MemoryResource):
+    """Has no graph pool of its own."""
+
+    def __init__(self, arena):
+        super().__init__(arena.memory)
+        self.arena, self.blocks = arena, {}
+
+    def allocate_raw(self, nbytes, stream):
+        buffer = self.arena.allocate(nbytes, stream)
+        self.blocks[buffer.ptr] = buffer
+        return buffer.ptr
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        self.blocks.pop(ptr).close(stream)
+
+
+def test_scratch_of_a_captured_run_is_nobody_elses_while_the_graph_may_run(x):
+    driver = HostDriver()
+    arena = gpumem.Arena("host")
+
+    for resource in (arena, gpumem.limit(arena, 1 << 20), OverAnArena(arena)):
+        with gpumem.using_resource(resource), session_of(x) as session:
+
+            def work(ctx):
+                with ctx.allocator.allocate(N, ctx.stream) as scratch:
+                    driver.fill(scratch, 5, ctx.stream)
+                    driver.call(
+                        "cuMemcpyDtoDAsync",
+                        ctx.output("y", N, "u1").ptr,
+                        scratch.ptr,
+                        N,
+                        ctx.stream.ptr,
+                    )
+
+            for _ in range(4):
+                session.run(work)
+                mine = [gpumem.full(N, 77, "u1", memory="host") for _ in range(8)]
+                session.run(work)
+                assert all((each.numpy() == 77).all() for each in mine)
+                assert (session.outputs()["y"].numpy() == 5).all()
+        del session, mine, work
+        gc.collect()
+    assert arena.stats().requested_in_use == 0
+
+
+def test_a_function_that_queues_nothing_is_called_every_time(x):
+    calls = []
+
+    def work(ctx):
+        calls.append(ctx.stream.capturing)
+        np.copyto(ctx.output("y", N, "u1").numpy(sync=False), ctx.inputs["x"].numpy(sync=False))
+
+    with session_of(x) as session:
+        for value in range(1, 5):
+            x.numpy()[:] = value
+            session.run(work)
+            assert (session.outputs()["y"].numpy() == value).all()
+    assert calls == [False, True, False, False]
+
+
+def test_what_cannot_be_captured_is_an_error_and_the_next_run_is_a_first_one(x):
+    calls = []
+
+    def waits(ctx):
+        calls.append(ctx.stream.capturing)
+        gpumem.copy(ctx.output("y", N, "u1"), ctx.inputs["x"], ctx.stream)
+        ctx.stream.synchronize()
+
+    with session_of(x) as session:
+        session.run(waits)
+        before = session.outputs()["y"]
+        with pytest.raises(gpumem.DriverError, match="CAPTURE"):
+            session.run(waits)
+        assert session.outputs()["y"] is before
+        assert not session.compute_stream.capturing
+        session.run(waits)
+        assert calls == [False, True, False]
+
+
+def test_what_the_function_raises_ends_the_capture(x):
+    turns = iter([None, KeyError("mine"), None])
+
+    def work(ctx):
+        error = next(turns)
+        gpumem.copy(ctx.output("y", N, "u1"), ctx.inputs["x"], ctx.stream)
+        if error is not None:
+            raise error
+
+    with session_of(x) as session:
+        session.run(work)
+        with pytest.raises(KeyError, match="mine"):
+            session.run(work)
+        assert not session.compute_stream.capturing
+        session.run(work)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuStreamBeginCapture",
+        "cuStreamEndCapture",
+        "cuGraphGetNodes",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+    ],
+)
+def test_every_call_of_a_graphs_life_may_fail_once(x, host, call):
+    work = Work()
+    with session_of(x) as session:
+        session.run(work)
+        host.fail(call, 1, 999)
+        try:
+            with pytest.raises(gpumem.DriverError, match=call):
+                session.run(work)
+        finally:
+            host.clear_faults()
+        assert not session.compute_stream.capturing
+        for value in (3, 4, 5):
+            x.numpy()[:] = value
+            session.run(work)
+            assert (session.outputs()["y"].numpy() == value).all()
+
+
+def test_graphs_and_their_memory_go_with_the_session(x, host):
+    gc.collect()
+    live = host.live()
+    arena = gpumem.Arena("host")
+    with gpumem.using_resource(arena):
+        session = session_of(x)
+        work = Work()
+        for _ in range(3):
+            session.run(work)
+        assert host.live()["graphs"] > live["graphs"]
+        session.close()
+        del session
+    gc.collect()
+    assert host.live()["graphs"] == live["graphs"]
+    arena.close()
+
+
+def test_runs_that_are_captured_do_not_overlap(x):
+    with session_of(x) as session:
+
+        def outer(ctx):
+            ctx.output("y", N, "u1")
+            session.run(lambda ctx: None)
+
+        with pytest.raises(gpumem.ConcurrentRunError, match="enable_cuda_graph"):
+            session.run(outer)
+
+
+def test_the_drivers_pool_is_refused():
+    for pool in (gpumem.DriverPool("host"), gpumem.limit(gpumem.DriverPool("host"), 1 << 20)):
+        with (
+            gpumem.using_resource(pool),
+            pytest.raises(gpumem.ConfigError, match=r"enable_cuda_graph.*arena"),
+        ):
+            gpumem.Session("host", {"enable_cuda_graph": True})
