@@ -158,6 +158,43 @@ def test_copies_on_their_own_stream_come_before_and_after_the_work(monkeypatch, 
         assert (session.outputs()["y"].numpy() == 7).all()
 
 
+def test_an_output_is_copied_on_the_copy_stream_only_when_the_work_is_done(monkeypatch, host):
+    driver, gates = HostDriver(), []
+    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    target = gpumem.zeros(4096, "u1", memory="host")
+    with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
+        session.bind_output("y", target)
+
+        def work(ctx):
+            y = ctx.output("y", 4096, "u1")
+            gates.append(driver.block(ctx.stream))
+            driver.fill(y.buffer, 7, ctx.stream)
+
+        session.run(work, synchronize=False)
+        with gates[0]:
+            assert not session.copy_stream.query()
+            assert (target.numpy(sync=False) == 0).all()
+        session.compute_stream.synchronize()  # comes after the copy
+        assert (target.numpy(sync=False) == 7).all()
+
+
+def test_what_follows_a_run_on_its_stream_comes_after_the_output_is_copied(monkeypatch, host):
+    driver, done = HostDriver(), []
+    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
+        session.bind_output("y", gpumem.zeros(4096, "u1", memory="host"))
+
+        def work(ctx):
+            driver.fill(ctx.output("y", 4096, "u1").buffer, 7, ctx.stream)
+            done.append(ctx.stream.record())
+
+        with driver.block(session.copy_stream):
+            session.run(work, synchronize=False)
+            done[0].synchronize()
+            assert not session.compute_stream.query()
+        session.compute_stream.synchronize()
+
+
 def test_copied_inputs_are_ready_for_work_on_the_stream(monkeypatch, host):
     monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
     host.set_lag(5_000_000)
