@@ -6,27 +6,13 @@ import gc
 import os
 
 import pytest
+from helpers.descriptors import open_descriptors
 
 import gpumem
 from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
 
 NBYTES = 1 << 16
-
-
-# Of multiprocessing's helpers; made with the device and its default arenas.
-OTHERS = ("pipe:", "socket:", "/memfd:gpumem-device")
 ALWAYS_THERE = {"workers", "streams", "events", "handles", "mappings", "reservations"}
-
-
-def open_descriptors() -> dict[int, str]:
-    """Return what each of this process's descriptors is, but for those that others open."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue  # the listing's own
-    return {number: link for number, link in found.items() if not link.startswith(OTHERS)}
 
 
 def things_alive(host) -> dict[str, int]:
