@@ -15,7 +15,9 @@ from gpumem._pool import DriverPool
 from gpumem.device import Device, MemoryInfo, MemoryKind, devices
 from gpumem.errors import DeviceMismatchError, InvalidDescriptorError, UnsupportedHandleTypeError
 from gpumem.interop._export import export_block, not_shareable
-from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType
+from gpumem.interop._host_timeline import HostTimeline
+from gpumem.interop._timeline import Timeline
+from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType, SemaphoreType
 from gpumem.interop.importer import importer_for, importer_reason
 from gpumem.tensor import Tensor, from_dlpack
 
@@ -107,9 +109,8 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
     if isinstance(what, Buffer):
         what = from_dlpack(what)
     if not isinstance(what, Tensor):
-        if hasattr(what, "enqueue_wait") and hasattr(what, "export"):
-            timeline: Handle = what.export()
-            return timeline
+        if isinstance(what, Timeline):
+            return what.export()
         raise TypeError(f"export takes a Tensor, a Buffer or a Timeline, not {what!r}")
     if what.nbytes == 0:
         raise UnsupportedHandleTypeError("an empty tensor has no memory to export")
@@ -148,8 +149,8 @@ def _export_tensor(tensor: Tensor, read_only: bool) -> Handle:
     return Handle(handle.detach(), kind=kind, contents=contents)
 
 
-def attach(handle: Handle, *, device: Device | str | None = None) -> Tensor:
-    """Return the tensor that another process exported.
+def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
+    """Return the tensor, or the timeline, that another process exported.
 
     Parameters
     ----------
@@ -161,20 +162,22 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Tensor:
 
     Returns
     -------
-    Tensor
+    Tensor or HostTimeline
         In the same memory. Its views keep the memory, whatever the other process does.
 
     Raises
     ------
     TypeError
-        `handle` is no handle of memory.
+        `handle` is not what `export` gave.
     DeviceMismatchError
         The device that it lies on is not here, or is not `device`.
     UnsupportedHandleTypeError, BadHandleError, DriverError
         As `Importer.import_memory`.
     """
+    if isinstance(handle, Handle) and handle.kind is SemaphoreType.HOST_TIMELINE:
+        return HostTimeline.from_fd(handle, device=device)
     if not isinstance(handle, Handle) or not isinstance(handle.contents, Contents):
-        raise TypeError(f"attach takes a Handle of exported memory, not {handle!r}")
+        raise TypeError(f"attach takes a Handle of exported memory or a timeline, not {handle!r}")
     contents = handle.contents
     where = _device_of(contents) if device is None else Device(device)
     importer = importer_for(where)
@@ -190,10 +193,9 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Tensor:
             pool_pointer=contents.pool_pointer,
         )
     )
-    tensor: Tensor = memory.tensor(
+    return memory.tensor(
         contents.shape, contents.dtype, offset=contents.offset, strides=contents.strides
     )
-    return tensor
 
 
 def _device_of(contents: Contents) -> Device:

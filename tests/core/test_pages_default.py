@@ -27,7 +27,7 @@ def test_memory_that_has_no_pages_comes_in_regions(make_arena, memory):
 
 def test_no_pages_where_the_device_has_none(make_arena, monkeypatch):
     none = {"virtual_memory": gpumem.Capability(False, "not on this device")}
-    monkeypatch.setattr("gpumem.device._capabilities", lambda device: none)
+    monkeypatch.setattr("gpumem.device._Capabilities", lambda device: none)
     assert make_arena().backing == "regions"
     with pytest.raises(gpumem.ConfigError, match="not on this device"):
         gpumem.Arena("host", {"backing": "virtual"})

@@ -291,3 +291,10 @@ def test_alignment_is_kept(arena):
             tensor.numpy()[:] = 1
             assert np.from_dlpack(buffer).sum() == 5000
             del tensor
+
+
+def test_a_timeline_is_exported_and_attached_alike():
+    timeline = interop.HostTimeline.create()
+    with timeline, interop.export(timeline) as handle, interop.attach(handle) as there:
+        timeline.signal(5)
+        assert there.value() == 5
