@@ -1,0 +1,224 @@
+"""Memory from outside and for others on a GPU: files, pages, physical handles, two processes."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+from helpers.descriptors import open_descriptors
+from helpers.handover import echo
+
+import gpumem
+from gpumem import interop
+from gpumem.errors import (
+    ConfigError,
+    DeviceMismatchError,
+    OutOfBoundsError,
+    UnsupportedHandleTypeError,
+)
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+
+torch = pytest.importorskip("torch", reason="needs torch as the other side")
+
+MIB = 1 << 20
+ROUNDS = 1000
+
+
+@pytest.fixture
+def importer():
+    return importer_for("cuda:0")
+
+
+@pytest.fixture
+def fd():
+    number = os.memfd_create("test", os.MFD_CLOEXEC)
+    os.truncate(number, MIB)
+    yield number
+    os.close(number)
+
+
+def free_bytes() -> int:
+    gc.collect()
+    torch.cuda.empty_cache()
+    return gpumem.Device("cuda:0").free_bytes
+
+
+def test_capabilities_answer_for_every_kind(importer):
+    for kind in MemoryHandleType:
+        answer = importer.can_import_memory(kind)
+        assert bool(answer) is (answer.reason == "")
+    able = {kind.name for kind in MemoryHandleType if importer.can_import_memory(kind)}
+    assert {"OPAQUE_FD", "CUDA_VMM_FD", "CUDA_POOL_FD", "MEMFD", "HOST_ALLOCATION"} <= able
+    assert "DMABUF_FD" not in able
+    assert "Tegra" in importer.can_import_memory(MemoryHandleType.DMABUF_FD).reason
+
+
+@pytest.mark.parametrize("kind", ["MEMFD", "HOST_ALLOCATION"])
+def test_host_pages_are_the_gpus_and_numpys_at_once(importer, fd, kind):
+    pages = mmap.mmap(fd, MIB)
+    handle = fd if kind == "MEMFD" else pages
+    memory = importer.import_memory(MemoryDescriptor(handle, MemoryHandleType[kind], MIB))
+    assert memory.memory.kind is gpumem.MemoryKind.HOST_ACCESSIBLE
+    tensor = memory.tensor((256, 256), "f4", offset=4096)
+    gpu = torch.from_dlpack(tensor.__dlpack__(dl_device=(2, 0), max_version=(1, 0)))
+    gpu.fill_(3)
+    torch.cuda.synchronize()
+    assert np.frombuffer(pages[4096 : 4096 + 4 * 65536], "f4").tolist() == [3.0] * 65536
+    pages[4096:4100] = np.float32(8).tobytes()
+    assert float(gpu[0, 0]) == 8
+    del gpu, tensor
+    memory.close()
+
+
+def test_pages_that_may_only_be_read_are_registered_so(importer, fd):
+    os.pwrite(fd, bytes(range(256)), 0)
+    memory = importer.import_memory(
+        MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB, read_only=True)
+    )
+    tensor = memory.tensor(256, "u1")
+    assert tensor.read_only
+    copied = gpumem.empty(256, "u1", memory="cuda:0")
+    gpumem.copy(copied, tensor)
+    assert copied.to("host").numpy().tolist() == list(range(256))
+    del tensor
+    memory.close()
+
+
+def test_shareable_memory_is_cleared_alone_and_in_the_books(importer):
+    before = free_bytes()
+    with gpumem.Arena("cuda:0") as arena:
+        buffer = arena.allocate(3 * MIB, shareable=True)
+        assert (buffer.allocated, arena.stats().reserved) == (4 * MIB, 4 * MIB)
+        tensor = torch.from_dlpack(buffer)
+        assert int(tensor.sum()) == 0
+        tensor.fill_(7)
+        with interop.export(buffer) as handle:
+            assert handle.kind is MemoryHandleType.CUDA_VMM_FD
+            memory = importer.import_memory(
+                MemoryDescriptor(
+                    handle, handle.kind, handle.contents.size,
+                    device_uuid=handle.contents.device_uuid,
+                )
+            )  # fmt: skip
+        whole = torch.from_dlpack(memory.tensor(4 * MIB, "u1"))
+        torch.cuda.synchronize()
+        assert int(whole[: 3 * MIB].to(torch.int64).sum()) == 7 * 3 * MIB
+        assert int(whole[3 * MIB :].to(torch.int64).sum()) == 0
+        with pytest.raises(OutOfBoundsError):
+            memory.tensor(4 * MIB + 1, "u1")
+        del tensor
+        buffer.close()
+        arena.shrink()
+        assert int(whole[0]) == 7  # the import keeps it
+        del whole
+        memory.close()
+        with pytest.raises(UnsupportedHandleTypeError, match="read only"):
+            interop.export(arena.allocate(MIB, shareable=True), read_only=True)
+        with pytest.raises(DeviceMismatchError):
+            importer.import_memory(
+                MemoryDescriptor(0, MemoryHandleType.CUDA_VMM_FD, 4 * MIB, device_uuid=bytes(16))
+            )
+    assert free_bytes() == before
+
+
+@pytest.mark.parametrize("memory", ["cuda:0", "cuda:0/host_accessible"])
+def test_two_processes_hand_a_tensor_back_and_forth_on_the_gpu_alone(memory):
+    """1000 rounds each way, ordered by a timeline on two GPU streams; nobody's CPU waits."""
+    context = multiprocessing.get_context("spawn")
+    outbox, inbox = context.Pipe()
+    other = context.Process(target=echo, args=(inbox, ROUNDS))
+    other.start()
+    with gpumem.Arena(memory) as arena, interop.HostTimeline.create() as turns:
+        shared = gpumem.from_dlpack(arena.allocate(MIB, shareable=True)).view("i4")
+        tensor = torch.from_dlpack(shared.__dlpack__(dl_device=(2, 0), max_version=(1, 0)))
+        stream = torch.cuda.Stream()
+        with interop.export(shared) as handle:
+            outbox.send((handle, turns))
+            with torch.cuda.stream(stream):
+                wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+                for turn in range(ROUNDS):
+                    if turn:
+                        turns.enqueue_wait(stream, 2 * turn)
+                        wrong += (tensor != 2 * turn).sum()
+                    tensor.fill_(2 * turn + 1)
+                    turns.enqueue_signal(stream, 2 * turn + 1)
+                turns.enqueue_wait(stream, 2 * ROUNDS)
+                wrong += (tensor != 2 * ROUNDS).sum()
+            assert outbox.poll(240), "the other process did not answer"
+            theirs = outbox.recv()
+        stream.synchronize()
+        assert (int(wrong), theirs) == (0, 0)
+        outbox.send(None)
+        other.join(60)
+        assert other.exitcode == 0
+        del tensor, shared
+
+
+def test_imports_leave_memory_and_descriptors_level(importer, fd):
+    with gpumem.Arena("cuda:0") as arena:
+        buffer = arena.allocate(2 * MIB, shareable=True)
+
+        def cycle():
+            with interop.export(buffer) as handle:
+                tensor = interop.attach(handle)
+            torch.from_dlpack(tensor)
+            del tensor
+            with importer.import_memory(
+                MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB)
+            ) as memory:
+                memory.tensor(4, "f4").numpy()[:] = 1
+
+        for _ in range(5):
+            cycle()
+        before = free_bytes(), len(open_descriptors())
+        for _ in range(1000):
+            cycle()
+        assert (free_bytes(), len(open_descriptors())) == before
+
+
+def test_an_arena_sub_allocates_in_imported_memory(importer, fd):
+    memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB))
+    with memory.resource() as arena:
+        buffers = [arena.allocate(10_000) for _ in range(50)]
+        for number, buffer in enumerate(buffers):
+            view = torch.from_dlpack(
+                gpumem.from_dlpack(buffer).__dlpack__(dl_device=(2, 0), max_version=(1, 0))
+            )
+            view.fill_(number)
+        torch.cuda.synchronize()
+        for number, buffer in enumerate(buffers):
+            assert (np.from_dlpack(buffer) == number).all()
+        del view, buffers, buffer
+        arena.validate()
+    memory.close()
+
+
+def test_a_consumers_stream_waits_for_the_producers_point(importer, fd):
+    memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB))
+    with interop.HostTimeline.create() as timeline:
+        memory.set_ready(timeline, 1)
+        tensor = memory.tensor(MIB, "u1")
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            seen = torch.from_dlpack(
+                tensor.__dlpack__(dl_device=(2, 0), max_version=(1, 0), stream=stream.cuda_stream)
+            ).clone()
+        assert not stream.query()
+        os.pwrite(fd, b"\x05" * MIB, 0)
+        timeline.signal(1)
+        stream.synchronize()
+        assert int(seen.to(torch.int64).sum()) == 5 * MIB
+        del tensor, seen
+        memory.close()
+
+
+def test_managed_memory_is_not_shareable():
+    with (
+        gpumem.Arena("cuda:0/managed") as arena,
+        pytest.raises(ConfigError, match="managed"),
+    ):
+        arena.allocate(4096, shareable=True)

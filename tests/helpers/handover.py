@@ -1,0 +1,27 @@
+"""What the other process of a hand-over between GPU streams runs."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+from gpumem import interop
+
+
+def echo(inbox: Connection, rounds: int) -> None:
+    """Check each odd turn's content and write the next, on a stream; wait once, at the end."""
+    import torch
+
+    handle, turns = inbox.recv()
+    tensor = torch.from_dlpack(interop.attach(handle))
+    handle.close()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for turn in range(rounds):
+            turns.enqueue_wait(stream, 2 * turn + 1)
+            wrong += (tensor != 2 * turn + 1).sum()
+            tensor.fill_(2 * turn + 2)
+            turns.enqueue_signal(stream, 2 * turn + 2)
+    stream.synchronize()
+    inbox.send(int(wrong))
+    inbox.recv()
