@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gpumem
-from bench import calls, copies, pairs, replays, sessions, views
+from bench import calls, copies, interop, pairs, replays, sessions, views
 from bench.harness import Timing
 
 
@@ -44,6 +44,7 @@ def measure(traces: list[Path]) -> dict[str, Any]:
         "session_outputs": sessions.outputs(),
         **views.views(),
         **copies.copies(),
+        **interop.timings(),
     }
     return {
         "machine": machine(),

@@ -31,6 +31,11 @@ _TYPES = {
 }
 
 
+def table_of(device: str) -> int:
+    """Return the address of a device's driver table."""
+    return ctypes.c_uint64.from_address(id(gpumem.Device(device)._open()) + 8 * _PLACE).value
+
+
 class HostDriver:
     """The functions behind one device, as C callers have them; a GPU's work alike."""
 

@@ -95,19 +95,17 @@ def test_the_map_outlives_the_buffer_and_its_device(importer):
     assert view[0] == 9
 
 
-def test_a_closed_buffer_stays_until_its_work_is_done(device, importer):
+def test_a_closed_buffer_stays_until_its_work_is_done(device, importer, gate):
     """The fill waits for a value that comes after the buffer was closed."""
-    with device.timeline() as timeline:
-        buffer = device.allocate(1 << 16)
-        memory = importer.import_memory(buffer.descriptor(), consume=True)
-        device.fill(buffer, 3, wait=(timeline, 1))
-        buffer.close()
-        with device.allocate(64):
-            pass
-        assert not words(memory).any()
-        timeline.signal(1)
-        device.synchronize()
-        assert (words(memory) == 3).all()
+    buffer = device.allocate(1 << 16)
+    memory = importer.import_memory(buffer.descriptor(), consume=True)
+    device.fill(buffer, 3, wait=(gate, 1))
+    buffer.close()
+    device.collect()
+    assert not words(memory).any()
+    gate.signal(1)
+    device.synchronize()
+    assert (words(memory) == 3).all()
 
 
 def test_descriptors_are_given_back(device, importer):

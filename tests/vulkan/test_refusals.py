@@ -1,6 +1,8 @@
 """What cannot be: each is a typed error, and nothing is left open or half made."""
 
+import mmap
 import os
+from collections import Counter
 
 import pytest
 from helpers import engine as application
@@ -18,7 +20,7 @@ from gpumem.errors import (
     UnsupportedHandleTypeError,
 )
 from gpumem.interop import MemoryDescriptor, MemoryHandleType
-from gpumem.interop.vulkan import VulkanDevice
+from gpumem.interop.vulkan import VulkanDevice, memory
 from gpumem.interop.vulkan.calls import call
 
 
@@ -36,9 +38,9 @@ def adopted(engine):
 def test_memory_that_was_not_made_for_export(engine):
     """lavapipe answers with success and descriptor -1."""
     with adopted(engine) as device, no_file_left():
-        memory = application.memory_of(engine, 4096)
+        plain = application.memory_of(engine, 4096)
         with pytest.raises(BadHandleError, match="not made to be exported"):
-            device.export_memory(memory, 4096)
+            device.export_memory(plain, 4096)
 
 
 def test_a_device_without_the_extension():
@@ -117,6 +119,34 @@ def test_more_memory_than_there_is(device):
     device.close()
 
 
+@pytest.mark.parametrize("step", ["vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory"])
+@pytest.mark.parametrize("kind", ["own", "host"])
+def test_a_step_that_fails_undoes_those_before_it(device, monkeypatch, step, kind):
+    alive = Counter()
+
+    def failing(name, *arguments, function=None):
+        if name == step:
+            raise DriverError(name, -1, "VK_ERROR_OUT_OF_HOST_MEMORY")
+        for verb, by in (("Create", 1), ("Allocate", 1), ("Destroy", -1), ("Free", -1)):
+            if verb in name:
+                alive[name.replace(verb, "")] += by
+        return call(name, *arguments, function=function)
+
+    with mmap.mmap(-1, 4096) as pages:
+        make = (
+            (lambda: device.allocate(4096)) if kind == "own" else lambda: device.import_host(pages)
+        )
+        monkeypatch.setattr(memory, "call", failing)
+        with no_file_left(), pytest.raises(DriverError, match=step):
+            make()
+        assert not any(alive.values())
+        step = None
+        make().close()
+        device.synchronize()
+        assert alive
+        assert not any(alive.values())
+
+
 @pytest.mark.parametrize("nbytes", [0, -1, True, 1.5, "4096", 1 << 63])
 def test_sizes_that_cannot_be(device, nbytes):
     with pytest.raises(InvalidDescriptorError, match="nbytes"):
@@ -193,7 +223,7 @@ def test_a_forked_child_has_no_device_and_ends_quietly():
         """
         import os
         import gpumem
-        from gpumem.interop.vulkan import VulkanDevice
+        from gpumem.interop.vulkan import VulkanDevice, memory
 
         device = VulkanDevice("host")
         buffer = device.allocate(64)

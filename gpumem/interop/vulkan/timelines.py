@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import index
@@ -82,6 +83,7 @@ class VulkanTimeline(Child):
 
     def __init__(self, logical: LogicalDevice, initial: int, exportable: bool) -> None:
         self._known = initial
+        self._queued: deque[int] = deque()  # what submissions will signal, rising
         self.exportable = exportable
         logical.adopt_child()
         device = logical.logical_device
@@ -113,6 +115,8 @@ class VulkanTimeline(Child):
         with logical.lock, self._loss():
             now = int(call("vkGetSemaphoreCounterValue", logical.logical_device, self.handle))
             self._known = max(self._known, now)
+            while self._queued and self._queued[0] <= now:
+                self._queued.popleft()
         return now
 
     def wait(self, value: int, timeout: float | None = None) -> None:
@@ -143,17 +147,27 @@ class VulkanTimeline(Child):
         Raises
         ------
         NonMonotonicError
-            It is not above every value that was signalled or queued here, or that it has now:
-            Vulkan would lose the device.
+            It is not above the value now, or not below those that are queued to be signalled
+            here: Vulkan would lose the device.
+        TimelineLostError
+            The device is lost.
         """
         logical = self._open()
         with logical.lock, self._loss():
-            self.value()
-            with self.claim(value) as claimed:
-                asked = library().VkSemaphoreSignalInfo(
-                    semaphore=claimed.semaphore, value=claimed.value
+            number, now = value_of(value), self.value()
+            if number <= now:
+                raise NonMonotonicError(
+                    f"{number} is not above {now}, the value now", value=number, known=now
                 )
-                call("vkSignalSemaphore", logical.logical_device, asked)
+            if self._queued and number >= self._queued[0]:
+                raise NonMonotonicError(
+                    f"{number} is not below {self._queued[0]}, which is queued to be signalled",
+                    value=number,
+                    known=self._queued[0],
+                )
+            asked = library().VkSemaphoreSignalInfo(semaphore=self.handle, value=number)
+            call("vkSignalSemaphore", logical.logical_device, asked)
+            self._known = max(self._known, number)
 
     def waiting(self, value: int) -> SemaphoreOperation:
         """Return a submission's wait for a value."""
@@ -162,7 +176,7 @@ class VulkanTimeline(Child):
 
     @contextmanager
     def claim(self, value: int) -> Iterator[SemaphoreOperation]:
-        """Note that a value is being signalled, unless that fails; under the device's lock."""
+        """Note a value that is being queued, unless that fails; under the device's lock."""
         self._open()
         number, before = value_of(value), self._known
         if number <= before:
@@ -172,10 +186,12 @@ class VulkanTimeline(Child):
                 known=before,
             )
         self._known = number
+        self._queued.append(number)
         try:
             yield SemaphoreOperation(self.handle, number)
         except BaseException:
             self._known = before
+            self._queued.pop()
             raise
 
     def __repr__(self) -> str:
@@ -195,9 +211,9 @@ class VulkanTimeline(Child):
 class Bridge:
     """Passes a timeline's values on to another one, from a thread that waits for each.
 
-    For a Vulkan timeline that has no descriptor and a `HostTimeline`, in one process; a second
-    bridge goes the other way. A value that the other timeline has already is not passed on. If the
-    source is lost, a target that can be poisoned is.
+    For a Vulkan timeline that has no descriptor and a `HostTimeline`, in one process. One way only:
+    the target is signalled by nobody else. If the source is lost, or the target cannot follow, a
+    target that can be poisoned is, and `close` raises.
 
     Parameters
     ----------
@@ -218,6 +234,7 @@ class Bridge:
 
     def __init__(self, source: Any, target: Any) -> None:
         self._source, self._target = source, target
+        self._error: Exception | None = None
         self._stopping = threading.Event()
         self._passed = source.value()
         self._thread = threading.Thread(target=self._run, name="gpumem bridge", daemon=True)
@@ -228,20 +245,26 @@ class Bridge:
             while not self._stopping.is_set():
                 with suppress(TimelineTimeout):
                     self._source.wait(self._passed + 1, _LOOK)
-                    self._pass_on()
-        except TimelineLostError:
+                    self._passed = self._source.value()
+                    self._target.signal(self._passed)
+        except Exception as error:
+            self._error = error
             if hasattr(self._target, "poison"):
                 self._target.poison()
 
-    def _pass_on(self) -> None:
-        self._passed = self._source.value()
-        with suppress(NonMonotonicError):
-            self._target.signal(self._passed)
-
     def close(self) -> None:
-        """Pass on what the source has now, and nothing more. Idempotent."""
+        """Stop passing on, after what the source has now. Idempotent.
+
+        Raises
+        ------
+        GpumemError
+            What ended the bridge before.
+        """
         self._stopping.set()
         self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,67 @@
+"""The examples run as a reader runs them, and print what they say they do."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpumem.interop import vulkan
+
+ROOT = Path(__file__).resolve().parents[2]
+AVAILABLE = vulkan.availability("host")
+needs_vulkan = pytest.mark.skipif(
+    not AVAILABLE and os.environ.get("GPUMEM_REQUIRE_VULKAN") != "1",
+    reason=f"needs software Vulkan: {AVAILABLE.reason}",
+)
+
+
+def run(*command):
+    """Run Python in this tree's folder; returns the lines it printed."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_numpy_sees_pinned_memory_that_a_device_writes():
+    assert run("examples/numpy_sees_pinned.py", "--device", "host") == [
+        f"step {step}: {2**step}" for step in range(4)
+    ]
+
+
+@needs_vulkan
+def test_numpy_reads_what_vulkan_produces():
+    assert run("examples/vulkan_producer.py", "--device", "host", "--frames", "6") == [
+        f"frame {number}: {0.25 * 2**number:g}" for number in range(1, 7)
+    ]
+
+
+@needs_vulkan
+def test_torch_reads_what_vulkan_produces():
+    pytest.importorskip("torch")
+    assert run("examples/vulkan_producer.py", "--device", "host", "--reader", "torch") == [
+        f"frame {number}: {0.25 * 2**number:g}" for number in range(1, 5)
+    ]
+
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+
+
+def test_what_the_readme_shows_runs():
+    """One block after the other, as a reader would type them; Vulkan's where it is there."""
+    assert len(BLOCKS) >= 3
+    shown = [block for block in BLOCKS if AVAILABLE or "vulkan" not in block]
+    printed = run("-c", "\n".join(shown))
+    for value in re.findall(r"print\(.*\)  # ([\d.]+)$", "\n".join(shown), re.M):
+        assert value in printed
