@@ -127,6 +127,13 @@ def test_points_that_are_none(device, points):
         device.run(wait=points)
 
 
+def test_what_was_reached_is_forgotten(device, done):
+    for value in range(1, 500):
+        device.run(signal=(done, value))
+        device.synchronize()
+    assert len(done._queued) <= 64
+
+
 def test_a_first_value(device):
     with device.timeline(1 << 40) as timeline:
         assert timeline.value() == timeline.pending == 1 << 40

@@ -25,7 +25,7 @@ from gpumem.interop.vulkan.matching import (
     require_same,
 )
 
-__all__ = ["LogicalDevice", "SemaphoreOperation"]
+__all__ = ["EXTENSIONS", "LogicalDevice", "SemaphoreOperation"]
 
 EXTENSIONS = (
     "VK_KHR_external_memory_fd",

@@ -33,6 +33,7 @@ _EXTENSION = "VK_KHR_external_semaphore_fd"
 _LARGEST = (1 << 63) - 1
 _FOREVER = (1 << 64) - 1
 _TIMEOUT, _DEVICE_LOST = 2, -4  # VkResult
+_QUEUED = 64  # how many values are kept before one looks which were reached
 _LOOK = 0.05  # seconds until a bridge looks whether it is to stop
 
 
@@ -178,6 +179,8 @@ class VulkanTimeline(Child):
     def claim(self, value: int) -> Iterator[SemaphoreOperation]:
         """Note a value that is being queued, unless that fails; under the device's lock."""
         self._open()
+        if len(self._queued) >= _QUEUED:
+            self.value()  # forgets what has been reached
         number, before = value_of(value), self._known
         if number <= before:
             raise NonMonotonicError(
