@@ -11,10 +11,16 @@ from gpumem.errors import ClosedError
 cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int fd)
 
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        F_SETFD
+        FD_CLOEXEC
+    int c_fcntl "fcntl"(int fd, int command, int flags)
+
 
 @cython.final
 cdef class Handle:
-    """Owns a file descriptor and closes it.
+    """Owns a file descriptor and closes it; programs that this process starts do not inherit it.
 
     Whatever it stands for stays alive as long as the descriptor is open in some process. Sent
     through `multiprocessing` (a pipe, a queue, a process's arguments), it arrives as a descriptor
@@ -56,7 +62,7 @@ cdef class Handle:
             raise TypeError("a Handle is initialised once")
         self.kind = kind
         self.contents = contents
-        self.fd = fd
+        own(self, fd)
 
     def __dealloc__(self):
         if self.fd >= 0:
@@ -116,5 +122,11 @@ cdef Handle handle_of(int fd, object kind, object contents):
     cdef Handle handle = Handle.__new__(Handle)
     handle.kind = kind
     handle.contents = contents
-    handle.fd = fd
+    own(handle, fd)
     return handle
+
+
+cdef void own(Handle handle, int fd) noexcept:
+    # Sockets and drivers give descriptors that a started program would inherit, and keep open.
+    c_fcntl(fd, F_SETFD, FD_CLOEXEC)
+    handle.fd = fd

@@ -49,10 +49,7 @@ def export_block(Buffer buffer not None, bint read_only):
     with nogil:
         code = shared_export(&arena.core.shareable, memory.memory, &fd)
     check(arena.place.place.table, code, "cuMemExportToShareableHandle")
-    handle = handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None)
-    # Drivers hand out descriptors that a child would inherit.
-    fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    return handle, memory.nbytes, offset
+    return handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None), memory.nbytes, offset
 
 
 def open_file(int fd, bint read_only):

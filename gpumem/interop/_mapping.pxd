@@ -19,7 +19,7 @@ from gpumem._driver cimport (
 cdef struct Mapping:
     int32_t references      # atomic
     Place* place
-    uint64_t address        # of the allocation's first byte
+    CUdeviceptr address     # of the allocation's first byte
     uint64_t nbytes         # of the allocation
     # What to give back, in this order; 0 or NULL: there is none.
     CUdeviceptr buffer              # a mapped buffer, to be freed

@@ -73,7 +73,9 @@ def test_a_handle_crosses_a_socket_as_well(arena):
         socket.send_fds(one, [pickle.dumps((handle.kind, handle.contents))], [handle.fileno()])
         said, (number,), _, _ = socket.recv_fds(other, 4096, 1)
     kind, contents = pickle.loads(said)
+    assert os.get_inheritable(number)  # what sockets give
     with Handle(number, kind=kind, contents=contents) as received:
+        assert not os.get_inheritable(number)
         tensor = interop.attach(received)
     tensor.numpy()[:] = 3
     assert (np.from_dlpack(buffer) == 3).all()
