@@ -22,3 +22,5 @@ cdef class Event:
 # The native handle of None (the legacy default stream), a Stream, an int, or any object with
 # __cuda_stream__ or a framework's stream; a Stream of another device is a ValueError.
 cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1
+# Of a stream object of any library; None where it does not say, as a bare handle.
+cdef object device_of_stream(object stream)

@@ -21,7 +21,7 @@ from gpumem._driver cimport (
     place_leave,
 )
 
-from gpumem.device import Device
+from gpumem.device import Device, devices
 from gpumem.errors import ClosedError
 
 
@@ -306,6 +306,21 @@ def _native_handle(stream):
         if value is not None:
             return _index(getattr(value, "value", value) or 0, stream)
     raise _no_stream(stream)
+
+
+cdef object device_of_stream(object stream):
+    """Return the device that a stream of any library is on; None where it does not say."""
+    if isinstance(stream, Stream):
+        return stream.device
+    where = getattr(stream, "device", None)             # torch's and cuda.core's
+    for holder, attribute in ((where, "index"), (where, "device_id"), (stream, "device_id")):
+        number = getattr(holder, attribute, None)       # the last is CuPy's; -1: it does not know
+        if isinstance(number, int) and number >= 0:
+            return Device(f"cuda:{number}")
+    if hasattr(stream, "__index__") or sum(each.type == "cuda" for each in devices()) != 1:
+        return None
+    _native_handle(stream)      # raises for what is no stream
+    return Device("cuda:0")     # only CUDA's streams have objects of other libraries
 
 
 def _index(value, stream):

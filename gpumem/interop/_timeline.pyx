@@ -7,7 +7,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t
 
 from gpumem._driver cimport CUstream, DriverDevice, check, place_is_dead, process
-from gpumem._stream cimport Stream, stream_handle
+from gpumem._stream cimport Stream, device_of_stream, stream_handle
 from gpumem.interop._timeline_core cimport (
     CORE_DESERTED,
     CORE_DRIVER,
@@ -453,9 +453,13 @@ cdef class Timeline:
             elif (<Stream>stream).place is not place:
                 raise DeviceMismatchError(f"{stream!r} is not a stream of {self.device}, which "
                                           "this timeline belongs to")
-        if place is None:
-            raise TypeError(f"of which device is the stream {stream!r}? This timeline belongs to "
-                            "none: it takes a gpumem.Stream")
+        elif place is None:
+            device = device_of_stream(stream)
+            if device is None:
+                raise TypeError(f"of which device is the stream {stream!r}? This timeline belongs "
+                                "to none: it takes a gpumem.Stream, or another library's object "
+                                "that says its device")
+            place = device._open()
         stream_handle(stream, place, handle)
         return place
 

@@ -178,6 +178,7 @@ def test_imports_leave_memory_and_descriptors_level(importer, fd):
         for _ in range(1000):
             cycle()
         assert (free_bytes(), len(open_descriptors())) == before
+        del buffer, cycle
 
 
 def test_an_arena_sub_allocates_in_imported_memory(importer, fd):

@@ -12,7 +12,8 @@ def echo(inbox: Connection, rounds: int) -> None:
     import torch
 
     handle, turns = inbox.recv()
-    tensor = torch.from_dlpack(interop.attach(handle))
+    attached = interop.attach(handle)
+    tensor = torch.from_dlpack(attached.__dlpack__(dl_device=(2, 0), max_version=(1, 0)))
     handle.close()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -256,3 +256,30 @@ def test_the_cpu_times_out_while_a_stream_is_blocked(timeline, stream):
         with pytest.raises(TimelineTimeout, match="its value is 0"):
             timeline.wait(1, timeout=0.02)
     timeline.wait(1, timeout=60)
+
+
+def test_another_librarys_stream_says_its_device():
+    """On a GPU this is torch's, CuPy's or cuda.core's stream; a device that is not here is named."""
+
+    class Where:
+        index = 7
+
+    class TorchLike:
+        device = Where()
+        cuda_stream = 1
+
+    class CupyLike:
+        device_id = 7
+        ptr = 1
+
+    class Unknown:
+        device_id = -1
+        ptr = 1
+
+    with HostTimeline.create() as timeline:
+        for stream in (TorchLike(), CupyLike()):
+            with pytest.raises(ValueError, match="cuda:7"):
+                timeline.enqueue_wait(stream, 1)
+        with pytest.raises(TypeError, match="of which device"):
+            timeline.enqueue_wait(Unknown(), 1)
+        assert timeline.pending == 0
