@@ -127,58 +127,64 @@ def test_shareable_memory_is_cleared_alone_and_in_the_books(importer):
 
 @pytest.mark.parametrize("memory", ["cuda:0", "cuda:0/host_accessible"])
 def test_two_processes_hand_a_tensor_back_and_forth_on_the_gpu_alone(memory):
-    """1000 rounds each way, ordered by a timeline on two GPU streams; nobody's CPU waits."""
+    """1000 rounds each way on two GPU streams, with a timeline for each way; nobody's CPU waits."""
     context = multiprocessing.get_context("spawn")
     outbox, inbox = context.Pipe()
     other = context.Process(target=echo, args=(inbox, ROUNDS))
     other.start()
-    with gpumem.Arena(memory) as arena, interop.HostTimeline.create() as turns:
+    mine, theirs = interop.HostTimeline.create(), interop.HostTimeline.create()
+    with gpumem.Arena(memory) as arena, mine, theirs:
         shared = gpumem.from_dlpack(arena.allocate(MIB, shareable=True)).view("i4")
-        tensor = torch.from_dlpack(shared.__dlpack__(dl_device=(2, 0), max_version=(1, 0)))
-        stream = torch.cuda.Stream()
         with interop.export(shared) as handle:
-            outbox.send((handle, turns))
-            with torch.cuda.stream(stream):
-                wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-                for turn in range(ROUNDS):
-                    if turn:
-                        turns.enqueue_wait(stream, 2 * turn)
-                        wrong += (tensor != 2 * turn).sum()
-                    tensor.fill_(2 * turn + 1)
-                    turns.enqueue_signal(stream, 2 * turn + 1)
-                turns.enqueue_wait(stream, 2 * ROUNDS)
-                wrong += (tensor != 2 * ROUNDS).sum()
+            outbox.send((handle, mine, theirs))
+            errors = play(shared, mine, theirs)
             assert outbox.poll(240), "the other process did not answer"
-            theirs = outbox.recv()
-        stream.synchronize()
-        assert (int(wrong), theirs) == (0, 0)
+            assert (errors(), outbox.recv()) == (0, 0)
         outbox.send(None)
         other.join(60)
         assert other.exitcode == 0
-        del tensor, shared
+        del shared, errors
+
+
+def play(shared, mine, theirs):
+    """Queue every round on a stream; returns what waits for it and counts the wrong elements."""
+    tensor = torch.from_dlpack(shared.__dlpack__(dl_device=(2, 0), max_version=(1, 0)))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for turn in range(1, ROUNDS + 1):
+            tensor.fill_(2 * turn - 1)
+            mine.enqueue_signal(stream, turn)
+            theirs.enqueue_wait(stream, turn)
+            wrong += (tensor != 2 * turn).sum()
+
+    def count() -> int:
+        stream.synchronize()
+        return int(wrong)
+
+    return count
+
+
+def cycle(importer, fd, buffer):
+    with interop.export(buffer) as handle:
+        tensor = interop.attach(handle)
+    torch.from_dlpack(tensor)
+    del tensor
+    with importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB)) as memory:
+        memory.tensor(4, "f4").numpy()[:] = 1
 
 
 def test_imports_leave_memory_and_descriptors_level(importer, fd):
     with gpumem.Arena("cuda:0") as arena:
         buffer = arena.allocate(2 * MIB, shareable=True)
 
-        def cycle():
-            with interop.export(buffer) as handle:
-                tensor = interop.attach(handle)
-            torch.from_dlpack(tensor)
-            del tensor
-            with importer.import_memory(
-                MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB)
-            ) as memory:
-                memory.tensor(4, "f4").numpy()[:] = 1
-
         for _ in range(5):
-            cycle()
+            cycle(importer, fd, buffer)
         before = free_bytes(), len(open_descriptors())
         for _ in range(1000):
-            cycle()
+            cycle(importer, fd, buffer)
         assert (free_bytes(), len(open_descriptors())) == before
-        del buffer, cycle
+        del buffer
 
 
 def test_an_arena_sub_allocates_in_imported_memory(importer, fd):

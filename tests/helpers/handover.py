@@ -8,21 +8,21 @@ from gpumem import interop
 
 
 def echo(inbox: Connection, rounds: int) -> None:
-    """Check each odd turn's content and write the next, on a stream; wait once, at the end."""
+    """Check what each turn brings and write an answer, on a stream; wait once, at the end."""
     import torch
 
-    handle, turns = inbox.recv()
+    handle, theirs, mine = inbox.recv()
     attached = interop.attach(handle)
     tensor = torch.from_dlpack(attached.__dlpack__(dl_device=(2, 0), max_version=(1, 0)))
     handle.close()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-        for turn in range(rounds):
-            turns.enqueue_wait(stream, 2 * turn + 1)
-            wrong += (tensor != 2 * turn + 1).sum()
-            tensor.fill_(2 * turn + 2)
-            turns.enqueue_signal(stream, 2 * turn + 2)
+        for turn in range(1, rounds + 1):
+            theirs.enqueue_wait(stream, turn)
+            wrong += (tensor != 2 * turn - 1).sum()
+            tensor.fill_(2 * turn)
+            mine.enqueue_signal(stream, turn)
     stream.synchronize()
     inbox.send(int(wrong))
     inbox.recv()

@@ -259,7 +259,7 @@ def test_the_cpu_times_out_while_a_stream_is_blocked(timeline, stream):
 
 
 def test_another_librarys_stream_says_its_device():
-    """On a GPU this is torch's, CuPy's or cuda.core's stream; a device that is not here is named."""
+    """As torch's, CuPy's and cuda.core's do; a device that is not here is named."""
 
     class Where:
         index = 7
