@@ -1,4 +1,4 @@
-"""What the other process of a sharing test runs; spawned processes find it under this name."""
+"""What the other process of a test runs; spawned processes find it under this name."""
 
 from __future__ import annotations
 
@@ -18,3 +18,15 @@ def add_one(connection: Connection) -> None:
         array += 1
     connection.send(tensor.read_only)
     connection.recv()
+
+
+def answer(timeline: interop.HostTimeline) -> None:
+    """Signal 2 after 1."""
+    timeline.wait(1, timeout=60)
+    timeline.signal(2)
+    timeline.close()
+
+
+def answer_through(connection: Connection) -> None:
+    """Do so with the timeline that arrives."""
+    answer(connection.recv())

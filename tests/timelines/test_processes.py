@@ -9,6 +9,7 @@ import time
 
 import pytest
 from helpers import child
+from helpers.attach import answer, answer_through
 from helpers.rally import compile_players, play
 
 from gpumem.errors import TimelineLostError, TimelineTimeout
@@ -160,16 +161,6 @@ except TimelineLostError:
 # ---- pickling ----
 
 
-def answer(timeline):
-    timeline.wait(1, timeout=60)
-    timeline.signal(2)
-    timeline.close()
-
-
-def through_a_pipe(connection):
-    answer(connection.recv())
-
-
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
 def test_it_arrives_with_a_processes_arguments(timeline, method):
@@ -185,7 +176,7 @@ def test_it_arrives_with_a_processes_arguments(timeline, method):
 def test_it_arrives_through_a_pipe(timeline):
     context = multiprocessing.get_context("spawn")
     mine, yours = context.Pipe()
-    other = context.Process(target=through_a_pipe, args=(yours,))
+    other = context.Process(target=answer_through, args=(yours,))
     other.start()
     mine.send(timeline)
     timeline.signal(1)
