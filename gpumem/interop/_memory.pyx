@@ -36,10 +36,11 @@ from gpumem.config import ArenaConfig
 from gpumem.device import _reapers
 from gpumem.errors import ClosedError, ConfigError, InUseError, InvalidDescriptorError
 from gpumem.interop.layouts import place_tensor
+from gpumem.interop.readiness import point_of
+from gpumem.interop.slices import Slices
 
 cdef enum:
     LEGACY_STREAM = 1
-    QUANTUM = 256
 
 # What a buffer over imported memory gives back at its end.
 cdef struct Share:
@@ -349,10 +350,7 @@ cdef class ExternalMemory:
         cdef Mapping* mapping = require_open(self)
         if self.read_only:
             raise ConfigError("read-only memory cannot be handed out")
-        slices = Slices(self, grow)
-        if slices.room < QUANTUM:
-            raise ConfigError(f"memory of {self.nbytes} bytes at {self.ptr:#x} holds no block: it "
-                              f"takes {QUANTUM} bytes at a multiple of {QUANTUM}")
+        slices = Slices(self, grow, keeper)
         settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
             config, ArenaConfig) else config
         return Arena(self.memory, slices.settings(settings), source=slices,
@@ -436,71 +434,6 @@ cdef MemoryResource home_of(object memory, bint read_only):
         known = ImportedMemory(memory, read_only)
         homes[str(memory), read_only] = known
     return known
-
-
-def point_of(timeline, value, timeout):
-    """Return what tensors wait for: an object with wait() and enqueue_wait(stream)."""
-    if value is not None:
-        timeline = timeline.point(value)
-    elif not hasattr(timeline, "enqueue_wait") or not hasattr(timeline, "timeline"):
-        raise TypeError(f"{timeline!r} is no point of a timeline: a timeline takes a value with it")
-    return timeline if timeout is None else Patience(timeline, timeout)
-
-
-class Patience:
-    """A point that the CPU waits for no longer than it is told to."""
-
-    def __init__(self, point, timeout):
-        if not timeout >= 0:
-            raise ValueError(f"timeout {timeout!r} is not a number of seconds from 0")
-        self.point = point
-        self.timeline, self.value = point.timeline, point.value
-        self.enqueue_wait = point.enqueue_wait
-        self.timeout = timeout
-
-    def wait(self):
-        """Wait as long as allowed."""
-        self.point.wait(self.timeout)
-
-
-class Slices:
-    """An arena's source: the whole memory first, then what the exporter gives."""
-
-    def __init__(self, memory, grow):
-        if grow is not None and not callable(grow):
-            raise TypeError(f"grow {grow!r} is not callable")
-        self.grow = grow
-        self.first = memory
-        self.given = {}             # address of a region -> what keeps it
-        start, end = memory.ptr, memory.ptr + memory.nbytes
-        self.start = -(-start // QUANTUM) * QUANTUM
-        self.room = max(0, (end - self.start) // QUANTUM * QUANTUM)
-
-    def settings(self, config):
-        """Return the arena's settings: the whole memory is its first region."""
-        from dataclasses import replace
-
-        if self.grow is None and (config.max_mem == 0 or config.max_mem > self.room):
-            config = replace(config, max_mem=self.room)
-        return replace(config, initial_chunk_size_bytes=self.room)
-
-    def allocate(self, nbytes):
-        """Return a region of the memory, or of another that the exporter gives."""
-        if nbytes <= self.room and self.start not in self.given:
-            self.given[self.start] = keeper(self.first)
-            return self.start
-        memory = None if self.grow is None else self.grow(nbytes)
-        if memory is None:
-            return None
-        if memory.memory != self.first.memory or memory.nbytes < nbytes or memory.read_only:
-            raise ValueError(f"grow({nbytes}) gave {memory!r}: it takes writable memory of "
-                             f"{self.first.memory} with at least so many bytes")
-        self.given[memory.ptr] = keeper(memory)
-        return memory.ptr
-
-    def free(self, address, nbytes):
-        """Let go of a region."""
-        self.given.pop(address).close()
 
 
 def keeper(ExternalMemory memory not None):
