@@ -32,6 +32,18 @@ def test_no_tracked_file_names_a_path_of_one_machine():
     assert not found, "\n".join(found)
 
 
+def test_no_tracked_file_holds_a_merge_that_was_not_finished():
+    marks = ("<" * 7 + " ", "=" * 7 + "\n", ">" * 7 + " ")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        if path.suffix in TEXT
+        for number, line in enumerate(path.read_text().splitlines(keepends=True), 1)
+        if line.startswith(marks)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_nothing_that_a_tool_makes_is_tracked():
     made = {".so", ".pyc", ".o", ".whl", ".log"}
     assert not [path for path in tracked() if path.suffix in made or "__pycache__" in path.parts]
