@@ -140,7 +140,7 @@ class Trace:
     @cached_property
     def streams(self) -> int:
         """Number of streams: one more than the highest stream number; 0 without events."""
-        return int(self.stream.max()) + 1 if self.events else 0
+        return int(np.max(self.stream)) + 1 if self.events else 0
 
     @property
     def duration_us(self) -> int:
@@ -150,7 +150,7 @@ class Trace:
     @cached_property
     def peak_requested(self) -> int:
         """Most bytes live at once, as requested (a block lives until its free completes)."""
-        return int(self.live_bytes().max(initial=0))
+        return int(np.max(self.live_bytes(), initial=0))
 
     def live_bytes(self) -> NDArray[np.int64]:
         """Give the bytes live after each event, as requested.
@@ -203,7 +203,7 @@ def _as_column(
 def _refuse(column: str, values: IntArray, bad: NDArray[np.bool_], accepted: str) -> None:
     """Raise TraceError for the first entry of `values` that `bad` marks, if there is one."""
     if bad.any():
-        index = int(bad.argmax())
+        index = int(np.argmax(bad))
         what = "step" if column == "step_start" else "event"
         raise TraceError(f"{what} {index}: {column} is {values[index]}, accepted is {accepted}")
 
@@ -244,7 +244,7 @@ def _refuse_drop(column: str, values: NDArray[np.int64], what: str) -> None:
     """Raise TraceError where `values` decrease."""
     drops = values[1:] < values[:-1]
     if drops.any():
-        index = int(drops.argmax()) + 1
+        index = int(np.argmax(drops)) + 1
         raise TraceError(
             f"{what} {index}: {column} is {values[index]}, accepted is {values[index - 1]} or "
             f"later (that of the {what} before)"
@@ -288,13 +288,13 @@ def _impossible(last: int, action: int) -> str:
 
 def _check_live_bytes(trace: Trace) -> None:
     """Refuse traces whose sums would not fit a signed 64-bit integer."""
-    if trace.allocs * int(trace.size.max(initial=0)) <= MAX_LIVE:
+    if trace.allocs * int(np.max(trace.size, initial=0)) <= MAX_LIVE:
         return
     # Wrapped prefix sums are exact wherever the true sum fits; doubles show where it does not.
     live = np.cumsum(trace._held_sign() * trace.size.astype(np.float64))
     over = live > MAX_LIVE
     if over.any():
-        index = int(over.argmax())
+        index = int(np.argmax(over))
         raise TraceError(
             f"event {index}: {live[index]:.3g} bytes are live, accepted is 0..{MAX_LIVE} bytes"
         )
