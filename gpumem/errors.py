@@ -17,6 +17,7 @@ __all__ = [
     "DeviceMismatchError",
     "DriverError",
     "GpumemError",
+    "GraphError",
     "InUseError",
     "InvalidDescriptorError",
     "InvalidFreeError",
@@ -104,6 +105,10 @@ class ConfigError(GpumemError, ValueError):
 
 class ConfigWarning(UserWarning):
     """Settings that are well-formed and have no effect on what is made here."""
+
+
+class GraphError(GpumemError, ValueError):
+    """A model or graph that contradicts itself, or a placement that its graph cannot have."""
 
 
 class ConcurrentRunError(GpumemError, RuntimeError):

@@ -1,0 +1,39 @@
+"""What nodes of a graph cost on a device, and how much of it fits.
+
+An accountant prices nodes and keeps the sum; who places the nodes asks it and enforces the limit
+(`gpumem.planning.partition`). It knows nothing of graphs but what `CostedNode` names.
+
+>>> from gpumem.accounting import AdHocAccountant, ResourceCount
+>>> accountant = AdHocAccountant(threshold=ResourceCount.from_bytes(1 << 20))
+>>> accountant.consumed, accountant.stop_requested
+(ResourceCount.from_bytes(0), False)
+"""
+
+from __future__ import annotations
+
+from gpumem.accounting.accountant import Accountant, AdHocAccountant
+from gpumem.accounting.counts import ResourceCount
+from gpumem.accounting.nodes import CostedNode, CostedValue
+from gpumem.accounting.settings import Accountants, accountants_from_setting
+from gpumem.accounting.statistics import (
+    NodeStats,
+    StatsAccountant,
+    StatsRecorder,
+    read_stats,
+    unique_node_name,
+)
+
+__all__ = [
+    "Accountant",
+    "Accountants",
+    "AdHocAccountant",
+    "CostedNode",
+    "CostedValue",
+    "NodeStats",
+    "ResourceCount",
+    "StatsAccountant",
+    "StatsRecorder",
+    "accountants_from_setting",
+    "read_stats",
+    "unique_node_name",
+]

@@ -1,0 +1,287 @@
+"""Accountants: what is pending in this pass, what is committed for good, and the limit.
+
+A pass prices nodes in order and holds what it accepts as *pending*. A commit moves one node's cost
+to *consumed*. What a node needs for itself is asked once and kept for later passes; a weight is in
+the cost of whichever node of the pass uses it first, so it is counted once, and it stays counted
+when that node is gone in the next pass and another one uses it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from gpumem.accounting.counts import ResourceCount, as_count, fitting
+from gpumem.accounting.nodes import (
+    CostedNode,
+    CostedValue,
+    NodeOrGroup,
+    key_of,
+    nodes_of,
+    values_made,
+    values_read,
+)
+from gpumem.errors import ConfigError
+
+__all__ = ["Accountant", "AdHocAccountant"]
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a node costs, and the weights that are in that cost."""
+
+    nbytes: int
+    own: int  # of it, what the node needs whoever pays for the weights
+    weights: tuple[CostedValue, ...] = ()
+
+
+NOTHING = Price(0, 0)
+
+
+class Accountant(abc.ABC):
+    """Keeps the account of one device's memory; subclasses say what a node costs.
+
+    Wherever it takes a node it takes a fused group too, as an iterable of nodes, and prices every
+    node of it; a group is accepted or refused as a whole.
+
+    Parameters
+    ----------
+    threshold : ResourceCount or int, optional
+        The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
+
+    Notes
+    -----
+    Not for use by several threads at once: one partition has it at a time.
+    """
+
+    def __init__(self, threshold: ResourceCount | int | None = None) -> None:
+        self._threshold = None if threshold is None else as_count(threshold)
+        self._consumed = 0
+        self._pending: dict[Hashable, Price] = {}
+        self._pending_bytes = 0
+        self._committed: set[Hashable] = set()
+        self._payers: dict[CostedValue, Hashable] = {}  # of weights: a pending or committed node
+        self._own: dict[Hashable, int] = {}  # from the first pass that accepted the node
+        self._stop_requested = False
+
+    # ---- what it says ----------------------------------------------------------------------------
+
+    @property
+    def threshold(self) -> ResourceCount | None:
+        """The limit, or None."""
+        return self._threshold
+
+    @property
+    def consumed(self) -> ResourceCount:
+        """The sum of the committed nodes' costs; nothing but `commit` changes it."""
+        return ResourceCount.from_bytes(self._consumed)
+
+    @property
+    def pending(self) -> ResourceCount:
+        """The sum of what this pass accepted and nobody committed yet."""
+        return ResourceCount.from_bytes(self._pending_bytes)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a node did not fit in this pass."""
+        return self._stop_requested
+
+    def cost(self, node: NodeOrGroup) -> ResourceCount:
+        """Return what a node costs now: 0 once it is committed. Nothing is changed.
+
+        Raises
+        ------
+        OverflowError
+            More than 2**64 - 1 bytes.
+        """
+        return ResourceCount.from_bytes(_sum_of(self._prices(nodes_of(node)).values()))
+
+    def fits(self, node: NodeOrGroup) -> bool:
+        """Tell whether `account` would accept a node now; nothing is changed.
+
+        Raises
+        ------
+        OverflowError
+            More than 2**64 - 1 bytes.
+        """
+        prices = self._prices(nodes_of(node))
+        return self._allows(prices)
+
+    # ---- what it does ----------------------------------------------------------------------------
+
+    def account(self, node: NodeOrGroup) -> ResourceCount | None:
+        """Accept a node if the limit allows it.
+
+        Returns
+        -------
+        ResourceCount or None
+            The cost, which is pending now. None: consumed, pending and cost together exceed the
+            threshold; `stop_requested` is set and nothing else has changed. What makes the sum
+            exactly the threshold fits.
+
+        Raises
+        ------
+        OverflowError
+            More than 2**64 - 1 bytes; nothing has changed.
+        """
+        prices = self._prices(nodes_of(node))
+        cost = ResourceCount.from_bytes(_sum_of(prices.values()))
+        if not self._allows(prices):
+            self._stop_requested = True
+            return None
+        for key, price in prices.items():
+            self._hold(key, price)
+        return cost
+
+    def withdraw(self, node: NodeOrGroup) -> None:
+        """Take back what `account` accepted; a node that is not pending is passed over."""
+        for one in nodes_of(node):
+            self._release(key_of(one))
+
+    def commit(self, node: NodeOrGroup) -> ResourceCount:
+        """Move the cost of a node to `consumed`; a second time adds nothing.
+
+        A node that is not pending, because a new pass began, is priced as `cost` says.
+
+        Returns
+        -------
+        ResourceCount
+            What was added.
+
+        Raises
+        ------
+        OverflowError
+            More than 2**64 - 1 bytes consumed; nothing has changed.
+        """
+        prices = self._prices(nodes_of(node))
+        added = _sum_of(prices.values())
+        self._consumed = fitting(self._consumed + added)
+        for key, price in prices.items():
+            self._release(key)
+            self._committed.add(key)
+            self._own.setdefault(key, price.own)
+            self._payers.update(dict.fromkeys(price.weights, key))
+        return ResourceCount.from_bytes(added)
+
+    def reset_for_new_pass(self) -> None:
+        """Clear the stop flag and what is pending; what is committed stays, and so do own costs."""
+        self._stop_requested = False
+        for key in list(self._pending):
+            self._release(key)
+
+    def _hold(self, key: Hashable, price: Price) -> None:
+        if key in self._pending or key in self._committed:
+            return
+        self._pending[key] = price
+        self._pending_bytes += price.nbytes
+        self._own.setdefault(key, price.own)
+        self._payers.update(dict.fromkeys(price.weights, key))
+
+    def _release(self, key: Hashable) -> None:
+        price = self._pending.pop(key, NOTHING)
+        self._pending_bytes -= price.nbytes
+        for weight in price.weights:
+            del self._payers[weight]
+
+    # ---- prices ----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _own_bytes(self, node: CostedNode) -> int:
+        """Return the bytes that a node needs for itself."""
+
+    def _weights_of(self, node: CostedNode) -> Iterable[CostedValue]:
+        """Give the weights that a node needs, if they are counted apart from its own bytes."""
+        return ()
+
+    def _with_margin(self, nbytes: int) -> int:
+        """Return what bytes that are known count as."""
+        return nbytes
+
+    def _prices(self, nodes: list[CostedNode]) -> dict[Hashable, Price]:
+        """Price nodes in order; what those before pay for, a later one does not."""
+        prices: dict[Hashable, Price] = {}
+        paid: set[CostedValue] = set()
+        for node in nodes:
+            key = key_of(node)
+            if key not in prices:
+                prices[key] = self._price(key, node, lambda w: w in self._payers or w in paid)
+                paid.update(prices[key].weights)
+        return prices
+
+    def _price(
+        self, key: Hashable, node: CostedNode, is_paid: Callable[[CostedValue], bool]
+    ) -> Price:
+        if key in self._committed:
+            return NOTHING
+        if key in self._pending:
+            return self._pending[key]
+        own = self._own[key] if key in self._own else fitting(self._own_bytes(node))
+        weights = tuple(dict.fromkeys(w for w in self._weights_of(node) if not is_paid(w)))
+        nbytes = own + sum(weight.nbytes or 0 for weight in weights)
+        return Price(fitting(self._with_margin(nbytes)), own, weights)
+
+    def _allows(self, prices: dict[Hashable, Price]) -> bool:
+        new = _sum_of(price for key, price in prices.items() if key not in self._pending)
+        total = ResourceCount.from_bytes(self._consumed + self._pending_bytes + new)
+        return self._threshold is None or not total.exceeds(self._threshold)
+
+    def __repr__(self) -> str:
+        limit = "without a limit" if self._threshold is None else f"of {self._threshold}"
+        return f"<gpumem.{type(self).__name__}: {self._consumed} bytes consumed {limit}>"
+
+
+class AdHocAccountant(Accountant):
+    """Prices a node by what its model says: weights and outputs of known size, and a margin.
+
+    A weight counts once, for the first node that uses it, also if the weight belongs to an outer
+    graph. Outputs whose size is only known when the graph runs count nothing. A node that holds
+    graphs, such as an If, counts what is in them too.
+
+    Parameters
+    ----------
+    threshold : ResourceCount or int, optional
+        The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
+    percent : int
+        What those bytes count as, in per cent, rounded down: 150 leaves half of them again for what
+        kernels need beside, as ONNX Runtime does. 100 counts the bytes alone.
+
+    Raises
+    ------
+    ConfigError
+        `percent` is not an integer from 100 to 10 000.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (8, 16))
+    >>> w = builder.initializer("w", "float32", (16, 4))
+    >>> builder.node("MatMul", [x, w], [builder.value("y", "float32", (8, 4))])
+    Node(MatMul -> y)
+    >>> node = builder.build(outputs=["y"]).nodes[0]
+    >>> accountant = AdHocAccountant(threshold=600)
+    >>> accountant.cost(node), accountant.account(node), accountant.commit(node)
+    (ResourceCount.from_bytes(576), ResourceCount.from_bytes(576), ResourceCount.from_bytes(576))
+    >>> accountant.consumed, accountant.cost(node)
+    (ResourceCount.from_bytes(576), ResourceCount.from_bytes(0))
+    """
+
+    def __init__(self, threshold: ResourceCount | int | None = None, *, percent: int = 150) -> None:
+        super().__init__(threshold)
+        if isinstance(percent, bool) or not isinstance(percent, int) or not 100 <= percent <= 10000:
+            raise ConfigError(f"percent {percent!r} is not an integer from 100 to 10000")
+        self._percent = percent
+
+    def _own_bytes(self, node: CostedNode) -> int:
+        return sum(value.nbytes or 0 for value in values_made(node))
+
+    def _weights_of(self, node: CostedNode) -> Iterable[CostedValue]:
+        return (value for value in values_read(node) if value.is_initializer)
+
+    def _with_margin(self, nbytes: int) -> int:
+        return fitting(nbytes * self._percent) // 100
+
+
+def _sum_of(prices: Iterable[Price]) -> int:
+    return fitting(sum(price.nbytes for price in prices))

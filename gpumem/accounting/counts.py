@@ -1,0 +1,128 @@
+"""Amounts of a resource, added and compared without overflow."""
+
+from __future__ import annotations
+
+from typing import final
+
+__all__ = ["MOST_BYTES", "ResourceCount"]
+
+MOST_BYTES = (1 << 64) - 1
+
+
+@final
+class ResourceCount:
+    """An amount of a device's memory, or none: nothing is counted.
+
+    Immutable and hashable. Equal to another of the same kind and bytes, and to the plain number of
+    its bytes. Made by `none` and `from_bytes`.
+
+    Examples
+    --------
+    >>> a = ResourceCount.from_bytes(600)
+    >>> str(a + ResourceCount.from_bytes(400)), a.exceeds(a), a + ResourceCount.none() == a
+    ('1000', False, True)
+    """
+
+    __slots__ = ("_bytes",)
+    _bytes: int | None
+
+    def __init__(self) -> None:
+        raise TypeError("ResourceCount is made by ResourceCount.none() or .from_bytes(n)")
+
+    @classmethod
+    def _of(cls, amount: int | None) -> ResourceCount:
+        made = object.__new__(cls)
+        object.__setattr__(made, "_bytes", amount)
+        return made
+
+    @classmethod
+    def none(cls) -> ResourceCount:
+        """Make the count of what nobody counts: it adds as zero, and nothing exceeds it."""
+        return cls._of(None)
+
+    @classmethod
+    def from_bytes(cls, nbytes: int) -> ResourceCount:
+        """Make a count of bytes.
+
+        Parameters
+        ----------
+        nbytes : int
+            0 to 2**64 - 1.
+
+        Raises
+        ------
+        TypeError
+            Not an integer.
+        ValueError
+            Negative.
+        OverflowError
+            Above 2**64 - 1.
+        """
+        if isinstance(nbytes, bool) or not hasattr(type(nbytes), "__index__"):
+            raise TypeError(f"bytes must be an integer, not {type(nbytes).__name__}")
+        amount = nbytes.__index__()
+        if amount < 0:
+            raise ValueError(f"bytes {amount} is negative: it takes 0 to 2**64 - 1")
+        return cls._of(fitting(amount))
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is counted."""
+        return self._bytes is None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes; 0 where nothing is counted."""
+        return self._bytes or 0
+
+    def exceeds(self, other: ResourceCount | int) -> bool:
+        """Tell whether this is more than `other`; equal amounts do not exceed each other."""
+        limit = as_count(other)
+        if self._bytes is None or limit._bytes is None:
+            return False
+        return self._bytes > limit._bytes
+
+    def __add__(self, other: ResourceCount) -> ResourceCount:
+        if not isinstance(other, ResourceCount):
+            return NotImplemented
+        if self._bytes is None:
+            return other
+        if other._bytes is None:
+            return self
+        return ResourceCount._of(fitting(self._bytes + other._bytes))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ResourceCount):
+            return self._bytes == other._bytes
+        if isinstance(other, int) and not isinstance(other, bool):
+            return self._bytes == other
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._bytes)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"ResourceCount is immutable: {name} cannot be set")
+
+    def __str__(self) -> str:
+        return str(self.total_bytes)
+
+    def __repr__(self) -> str:
+        return f"ResourceCount.{'none()' if self.is_none else f'from_bytes({self._bytes})'}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._bytes is None:
+            return (ResourceCount.none, ())
+        return (ResourceCount.from_bytes, (self._bytes,))
+
+
+def fitting(amount: int) -> int:
+    """Return `amount` if 64 bits hold it; OverflowError otherwise."""
+    if amount > MOST_BYTES:
+        raise OverflowError(f"{amount} bytes are more than 2**64 - 1")
+    return amount
+
+
+def as_count(amount: ResourceCount | int) -> ResourceCount:
+    """Return a count of what is one, or a number of bytes."""
+    return amount if isinstance(amount, ResourceCount) else ResourceCount.from_bytes(amount)

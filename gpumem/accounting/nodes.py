@@ -1,0 +1,84 @@
+"""What an accountant asks of a node: the smallest part of a graph that it needs to see."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+__all__ = ["CostedNode", "CostedValue", "NodeOrGroup", "key_of", "nodes_of"]
+
+
+class CostedValue(Protocol):
+    """A value: hashed by identity, so equal names in two scopes stay two values."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes; None where shape or type is only known when the graph runs."""
+
+    @property
+    def is_initializer(self) -> bool:
+        """Whether it is a weight, which exists before the graph runs."""
+
+
+class CostedNode(Protocol):
+    """A node; a place that an optional input or output leaves empty is None."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which may be empty."""
+
+    @property
+    def op_type(self) -> str:
+        """Its operator."""
+
+    @property
+    def inputs(self) -> Sequence[CostedValue | None]:
+        """What it reads."""
+
+    @property
+    def outputs(self) -> Sequence[CostedValue | None]:
+        """What it makes; nobody else makes it."""
+
+    @property
+    def bodies(self) -> Iterable[Iterable[CostedNode]]:
+        """The nodes of each graph that it holds, such as the branches of an If."""
+
+
+NodeOrGroup: TypeAlias = CostedNode | Iterable[CostedNode]
+
+
+def nodes_of(given: NodeOrGroup) -> list[CostedNode]:
+    """Return the nodes of a fused group, or the one node that was given alone."""
+    if isinstance(given, Iterable):
+        return list(given)
+    return [given]
+
+
+def key_of(node: CostedNode) -> Hashable:
+    """Return what a node is known by: the values it makes, also when its inputs are rewired."""
+    made = tuple(value for value in node.outputs if value is not None)
+    return made or id(node)
+
+
+def values_read(node: CostedNode) -> Iterator[CostedValue]:
+    """Give what a node and the graphs in it read, in order; outer scopes' values are among it."""
+    yield from (value for value in node.inputs if value is not None)
+    for inner in inner_nodes(node):
+        yield from values_read(inner)
+
+
+def values_made(node: CostedNode) -> Iterator[CostedValue]:
+    """Give what a node and the graphs in it make."""
+    yield from (value for value in node.outputs if value is not None)
+    for inner in inner_nodes(node):
+        yield from values_made(inner)
+
+
+def inner_nodes(node: CostedNode) -> Iterator[CostedNode]:
+    """Give the nodes of the graphs that a node holds, one level deep."""
+    for body in node.bodies:
+        yield from body

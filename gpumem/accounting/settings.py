@@ -1,0 +1,150 @@
+"""ONNX Runtime's setting for partitioning by resources, and accountants by device.
+
+>>> accountants = accountants_from_setting("1000,", device="cuda:0")
+>>> accountants["CUDAExecutionProvider"] is accountants["cuda"], accountants["cuda:0"].threshold
+(True, ResourceCount.from_bytes(1024000))
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from gpumem.accounting.accountant import Accountant, AdHocAccountant
+from gpumem.accounting.counts import MOST_BYTES
+from gpumem.accounting.statistics import StatsAccountant
+from gpumem.device import Device, MemoryInfo
+from gpumem.errors import ConfigError
+
+__all__ = ["Accountants", "accountants_from_setting"]
+
+DeviceName: TypeAlias = Device | MemoryInfo | str
+
+# What others call our devices; a number may follow after a colon.
+ALIASES = {
+    "gpu": "cuda",
+    "cudaexecutionprovider": "cuda",
+    "cudapluginexecutionprovider": "cuda",
+    "cpu": "host",
+    "cpuexecutionprovider": "host",
+}
+_NUMBER = re.compile(r"[0-9]{1,20}\Z")
+
+
+class Accountants(Mapping[DeviceName, Accountant]):
+    """Accountants by device: every name of a device leads to one accountant.
+
+    Names are a `Device`, a memory of it, its name with or without the index, and in any case of
+    letters what ONNX Runtime calls it: ``"gpu:0"``, ``"CUDAExecutionProvider"``,
+    ``"CudaPluginExecutionProvider"``, ``"cpu"``.
+
+    Parameters
+    ----------
+    accountants : Mapping, optional
+        Accountants by any of these names.
+
+    Raises
+    ------
+    ConfigError
+        Two names of one device have different accountants.
+    ValueError
+        A name of no device.
+
+    Examples
+    --------
+    >>> from gpumem.accounting import AdHocAccountant
+    >>> accountants = Accountants({"gpu:1": AdHocAccountant(1 << 30)})
+    >>> list(accountants), "cuda:1/host_accessible" in accountants, accountants.get("cuda:0")
+    ([Device("cuda:1")], True, None)
+    """
+
+    def __init__(self, accountants: Mapping[DeviceName, Accountant] | None = None) -> None:
+        self._by_device: dict[Device, Accountant] = {}
+        for name, accountant in (accountants or {}).items():
+            if not isinstance(accountant, Accountant):
+                kind = type(accountant).__name__
+                raise TypeError(f"the accountant of {name} must be an Accountant, not {kind}")
+            device = device_named(name)
+            if self._by_device.setdefault(device, accountant) is not accountant:
+                raise ConfigError(f"{device} is given two accountants, one of them as {name!r}")
+
+    def __getitem__(self, name: DeviceName) -> Accountant:
+        try:
+            return self._by_device[device_named(name)]
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[DeviceName]:
+        return iter(self._by_device)
+
+    def __len__(self) -> int:
+        return len(self._by_device)
+
+    def __repr__(self) -> str:
+        return f"Accountants({self._by_device})"
+
+
+def device_named(name: DeviceName) -> Device:
+    """Return the device that a name means; ValueError if it means none."""
+    if isinstance(name, Device):
+        return name
+    if isinstance(name, MemoryInfo):
+        return name.device
+    if not isinstance(name, str):
+        raise TypeError(f"a device is a Device, a MemoryInfo or a name, not {type(name).__name__}")
+    kind, colon, rest = name.partition(":")
+    return MemoryInfo.parse(ALIASES.get(kind.lower(), kind) + colon + rest).device
+
+
+def accountants_from_setting(
+    setting: str | None,
+    *,
+    device: DeviceName = "cuda:0",
+    folder: str | os.PathLike[str] | None = None,
+) -> Accountants:
+    """Make what ``session.resource_cuda_partitioning_settings`` asks for.
+
+    Parameters
+    ----------
+    setting : str or None
+        ``"<limit in KiB>,<statistics file>"``; either may be empty. A limit makes the threshold,
+        a file a `StatsAccountant`, no file an `AdHocAccountant`. None or an empty string: none.
+    device : Device, MemoryInfo or str
+        Whose memory it is about.
+    folder : path, optional
+        Where the file is looked for, usually the model's folder; the working directory if None.
+
+    Returns
+    -------
+    Accountants
+        With the one accountant, or empty.
+
+    Raises
+    ------
+    ConfigError
+        Not two fields, a limit that is not a number or above 2**64 - 1 bytes, or a file that
+        cannot be read.
+    """
+    if setting is None or not setting.strip():
+        return Accountants()
+    fields = [field.strip() for field in setting.split(",")]
+    if len(fields) != 2:
+        raise ConfigError(
+            f"setting {setting!r} has {len(fields)} fields, expecting comma separated fields "
+            '"<limit in KiB>,<statistics file>", of which either may be empty'
+        )
+    limit, file = fields
+    threshold = _read_limit(limit) if limit else None
+    accountant: Accountant = AdHocAccountant(threshold)
+    if file:
+        accountant = StatsAccountant(Path(folder or ".", file), threshold)
+    return Accountants({device: accountant})
+
+
+def _read_limit(text: str) -> int:
+    if not _NUMBER.match(text) or int(text) * 1024 > MOST_BYTES:
+        raise ConfigError(f"limit {text!r:.40} is not a number of KiB from 0 to {MOST_BYTES >> 10}")
+    return int(text) * 1024

@@ -1,0 +1,273 @@
+"""Measured costs: the csv file in which ONNX Runtime keeps them, read and written.
+
+One line per node, under a name that is unique in its model, because it ends in a hash of the names
+that the node reads and makes: ``name,input,initializers,dynamic,temporary``, in bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumem.accounting.accountant import Accountant
+from gpumem.accounting.counts import MOST_BYTES, ResourceCount, fitting
+from gpumem.accounting.murmur import murmur3_x86_128
+from gpumem.accounting.nodes import CostedNode, CostedValue
+from gpumem.errors import ConfigError
+
+__all__ = ["NodeStats", "StatsAccountant", "StatsRecorder", "read_stats", "unique_node_name"]
+
+HEADER = "#name,input_sizes,initializers_sizes,total_dynamic_sizes,total_temp_allocations"
+FIELDS = HEADER.removeprefix("#").split(",")
+
+FilePath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class NodeStats:
+    """What one node was seen to need, in bytes.
+
+    Attributes
+    ----------
+    input_bytes : int
+        Inputs that are no weights and that no earlier node of the run read or made.
+    initializer_bytes : int
+        Weights that no earlier node of the run read.
+    dynamic_bytes : int
+        Outputs.
+    temporary_bytes : int
+        What it allocated beside, while it ran.
+    """
+
+    input_bytes: int = 0
+    initializer_bytes: int = 0
+    dynamic_bytes: int = 0
+    temporary_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of the four."""
+        return sum(self.as_tuple())
+
+    def as_tuple(self) -> tuple[int, int, int, int]:
+        """Return the four in the order of the file."""
+        return (
+            self.input_bytes,
+            self.initializer_bytes,
+            self.dynamic_bytes,
+            self.temporary_bytes,
+        )
+
+    def largest(self, other: NodeStats) -> NodeStats:
+        """Return the larger of each of the four."""
+        return NodeStats(*map(max, self.as_tuple(), other.as_tuple()))
+
+
+def unique_node_name(node: CostedNode) -> str:
+    """Return the name under which a statistics file has a node.
+
+    Its name, or its operator if it has none; then ``_`` and, in decimal, the low 64 bits of a
+    MurmurHash3 (x86, 128 bits) over the names of its inputs and outputs in order. Each name is
+    hashed with the low 32 bits of the hash before it as seed. A place left empty is an empty name.
+    """
+    digest = bytes(16)
+    for value in (*node.inputs, *node.outputs):
+        name = "" if value is None else value.name
+        digest = murmur3_x86_128(name.encode(), int.from_bytes(digest[:4], "little"))
+    return f"{node.name or node.op_type}_{int.from_bytes(digest[:8], 'little')}"
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def read_stats(path: FilePath) -> dict[str, NodeStats]:
+    """Read a statistics file.
+
+    Returns
+    -------
+    dict
+        Statistics by unique node name. Of several lines of one name the last one holds; lines that
+        are blank, that begin with ``#`` or have no name are passed over.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or a line is not a name and four numbers from 0 to 2**64 - 1.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"statistics file {os.fspath(path)!r} cannot be read: {error}") from error
+    stats: dict[str, NodeStats] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            name, row = _read_line(line, f"{os.fspath(path)}, line {number}")
+            if name:
+                stats[name] = row
+    return stats
+
+
+def _read_line(line: str, where: str) -> tuple[str, NodeStats]:
+    name, *numbers = line.strip().split(",")
+    if len(numbers) != len(FIELDS) - 1:
+        raise ConfigError(f"{where}: {line!r:.80} has not the 5 fields {', '.join(FIELDS)}")
+    values = [_read_bytes(*field, where) for field in zip(FIELDS[1:], numbers, strict=True)]
+    return name.strip(), NodeStats(*values)
+
+
+def _read_bytes(field: str, text: str, where: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+        raise ConfigError(f"{where}: {field} {text!r:.40} is not a number from 0 to 2**64 - 1")
+    if int(digits) > MOST_BYTES:
+        raise ConfigError(f"{where}: {field} {text} is above 2**64 - 1")
+    return int(digits)
+
+
+# ---- pricing by it, and making it ----------------------------------------------------------------
+
+
+class StatsAccountant(Accountant):
+    """Prices a node by what it was seen to need.
+
+    The cost is the sum of the node's four numbers; 0 for a node that the file does not have.
+
+    Parameters
+    ----------
+    stats : str, path or Mapping
+        A statistics file, of ONNX Runtime or `StatsRecorder`; or what `read_stats` gives.
+    threshold : ResourceCount or int, optional
+        The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
+
+    Raises
+    ------
+    ConfigError
+        As `read_stats`.
+
+    Examples
+    --------
+    >>> from gpumem.accounting import NodeStats, unique_node_name
+    >>> from gpumem.planning import GraphBuilder
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (2,))
+    >>> relu = builder.node("Relu", [x], ["y"], name="relu")
+    >>> accountant = StatsAccountant({unique_node_name(relu): NodeStats(8, 0, 8, 100)})
+    >>> accountant.cost(relu)
+    ResourceCount.from_bytes(116)
+    """
+
+    def __init__(
+        self,
+        stats: FilePath | Mapping[str, NodeStats],
+        threshold: ResourceCount | int | None = None,
+    ) -> None:
+        super().__init__(threshold)
+        self._stats = dict(stats) if isinstance(stats, Mapping) else read_stats(stats)
+
+    def _own_bytes(self, node: CostedNode) -> int:
+        return self._stats.get(unique_node_name(node), NodeStats()).total_bytes
+
+
+class StatsRecorder:
+    """Collects what nodes need over several runs, for a `StatsAccountant`.
+
+    Per node the largest of all runs is kept. Each value counts once in a run: for the first node
+    that reads or makes it.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", ("n",))
+    >>> relu = builder.node("Relu", [x], ["y"], name="relu")
+    >>> recorder = StatsRecorder()
+    >>> for n in (4, 16, 8):
+    ...     recorder.start_run()
+    ...     recorder.record(relu, {"x": 4 * n, "y": 4 * n})
+    >>> list(recorder.stats.values())[0]
+    NodeStats(input_bytes=64, initializer_bytes=0, dynamic_bytes=64, temporary_bytes=0)
+    """
+
+    def __init__(self) -> None:
+        self._stats: dict[str, NodeStats] = {}
+        self._seen: set[CostedValue] = set()
+
+    @property
+    def stats(self) -> dict[str, NodeStats]:
+        """What was collected, by unique node name; a copy."""
+        return dict(self._stats)
+
+    def start_run(self) -> None:
+        """Begin a run: every value may count again."""
+        self._seen.clear()
+
+    def record(
+        self,
+        node: CostedNode,
+        sizes: Mapping[str, int] | None = None,
+        *,
+        temporary_bytes: int = 0,
+    ) -> None:
+        """Note what a node needed in this run.
+
+        Parameters
+        ----------
+        node : Node
+            The node that ran.
+        sizes : Mapping, optional
+            Bytes of its inputs and outputs by name; of those left out, what the graph says.
+        temporary_bytes : int
+            What it allocated beside.
+
+        Raises
+        ------
+        ConfigError
+            A size is missing and the graph does not know it, or is out of range. Nothing is noted.
+        """
+        sizes = sizes or {}
+        inputs = self._unseen(node.inputs, sizes)
+        outputs = self._unseen(node.outputs, sizes)
+        row = NodeStats(
+            sum(size for value, size in inputs.items() if not value.is_initializer),
+            sum(size for value, size in inputs.items() if value.is_initializer),
+            sum(outputs.values()),
+            _checked_size("temporary_bytes", temporary_bytes),
+        )
+        fitting(row.total_bytes)
+        name = unique_node_name(node)
+        self._stats[name] = row.largest(self._stats.get(name, NodeStats()))
+        self._seen.update(inputs, outputs)
+
+    def _unseen(
+        self, values: Iterable[CostedValue | None], sizes: Mapping[str, int]
+    ) -> dict[CostedValue, int]:
+        return {
+            value: _checked_size(value.name, sizes.get(value.name, value.nbytes))
+            for value in values
+            if value is not None and value not in self._seen
+        }
+
+    def save(self, path: FilePath) -> None:
+        """Write what was collected as a statistics file.
+
+        Raises
+        ------
+        ConfigError
+            A node's name has a comma or a line break, which the file cannot hold; nothing is
+            written.
+        OSError
+            The file cannot be written.
+        """
+        for name in self._stats:
+            if "," in name or len(name.splitlines()) > 1:
+                raise ConfigError(f"node name {name!r} has a comma or a line break")
+        rows = (",".join((name, *map(str, row.as_tuple()))) for name, row in self._stats.items())
+        Path(path).write_text("\n".join((HEADER, *rows, "")), encoding="utf-8")
+
+
+def _checked_size(what: str, size: object) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
+        raise ConfigError(f"size {size!r} of {what!r} is not a number of bytes, 0 to 2**64 - 1")
+    return size

@@ -1,0 +1,210 @@
+"""ONNX models, described in plain values: what `Graph.from_onnx` builds a graph of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gpumem.errors import GraphError
+
+__all__ = ["GraphDescription", "NodeDescription", "ValueDescription", "describe_model"]
+
+
+class ValueDescription(NamedTuple):
+    """A tensor; the dtype None where the model does not say it, the shape likewise."""
+
+    name: str
+    dtype: Any
+    shape: list[int | str | None] | None
+
+
+class NodeDescription(NamedTuple):
+    """A node and the graphs in it; None where an optional input or output is left out."""
+
+    op_type: str
+    name: str
+    domain: str
+    inputs: list[str | None]
+    outputs: list[str | None]
+    bodies: dict[str, GraphDescription]
+
+
+class GraphDescription(NamedTuple):
+    """A graph, unchecked: weights, inputs, what is known of what nodes make, nodes, outputs."""
+
+    name: str
+    weights: list[ValueDescription]
+    inputs: list[ValueDescription]
+    made: list[ValueDescription]
+    nodes: list[NodeDescription]
+    outputs: list[str]
+
+
+def describe_model(model: Any, dims: Mapping[str, int]) -> GraphDescription:
+    """Read a model as `Graph.from_onnx` says, errors included."""
+    proto = _load(model)
+    if not proto.HasField("graph"):
+        raise GraphError(f"{_named(model)} is no ONNX model: it holds no graph")
+    _bind(proto.graph, dims)
+    return _describe(_inferred(proto))
+
+
+def _load(model: Any) -> Any:
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise ImportError(
+            "reading ONNX models needs the package onnx: pip install 'gpumem[onnx]'"
+        ) from error
+    if isinstance(model, onnx.ModelProto):
+        copied = onnx.ModelProto()
+        copied.CopyFrom(model)
+        return copied
+    try:
+        return onnx.load(os.fspath(model), load_external_data=False)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise GraphError(f"{_named(model)} is no ONNX model: {error}") from error
+
+
+def _named(model: object) -> str:
+    return repr(os.fspath(model)) if isinstance(model, str | os.PathLike) else "the model"
+
+
+def _inferred(proto: Any) -> Any:
+    """Return the graph with functions inlined and shapes inferred."""
+    import onnx.inliner
+
+    try:
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto)
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    except Exception as error:  # its C++ raises errors of several bases
+        raise GraphError(f"the model is malformed: {error}") from error
+
+
+def _bind(graph: Any, dims: Mapping[str, int]) -> None:
+    """Give dimensions that the model names their lengths, wherever they are named."""
+    for name, length in dims.items():
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 1 << 63:
+            raise GraphError(f"length {length!r} of {name!r} is not an integer from 0 to 2**63 - 1")
+    lacking = set(dims) - {dim.dim_param for info in graph.input for dim in _dims_of(info)}
+    if lacking:
+        raise GraphError(f"no input of the model has a dimension named {sorted(lacking)}")
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in _dims_of(info):
+            if dim.dim_param in dims:
+                dim.dim_value = dims[dim.dim_param]
+
+
+def _dims_of(info: Any) -> Iterable[Any]:
+    return info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ()
+
+
+# ---- graphs, values, nodes -----------------------------------------------------------------------
+
+
+def _describe(proto: Any) -> GraphDescription:
+    weights = list(_weights_of(proto))
+    names = {weight.name for weight in weights}
+    inputs = [_value_of(info) for info in proto.input if info.name not in names]
+    made_by_nodes = {name for node in proto.node for name in node.output} - names
+    infos = {info.name: info for info in (*proto.value_info, *proto.output)}
+    return GraphDescription(
+        proto.name,
+        weights,
+        inputs,
+        [_value_of(info) for name, info in infos.items() if name in made_by_nodes],
+        [_describe_node(node) for node in proto.node if not _is_constant(node)],
+        [info.name for info in proto.output],
+    )
+
+
+def _describe_node(proto: Any) -> NodeDescription:
+    return NodeDescription(
+        proto.op_type,
+        proto.name,
+        proto.domain,
+        [name or None for name in proto.input],
+        [name or None for name in proto.output],
+        {key: _describe(graph) for key, graph in _bodies(proto)},
+    )
+
+
+def _value_of(info: Any) -> ValueDescription:
+    tensor = info.type.tensor_type
+    if not info.type.HasField("tensor_type"):
+        # A sequence, map or optional: sizes are only known when it runs.
+        return ValueDescription(info.name, None, None)
+    shape = [_length_of(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+    return ValueDescription(info.name, _dtype_of(tensor.elem_type, info.name), shape)
+
+
+def _length_of(dim: Any) -> int | str | None:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return str(dim.dim_param) or None
+
+
+def _dtype_of(element: int, name: str) -> Any:
+    import onnx
+
+    if element == onnx.TensorProto.UNDEFINED:
+        return None
+    try:
+        return onnx.helper.tensor_dtype_to_np_dtype(element)
+    except KeyError:
+        raise GraphError(f"value {name!r} has elements of the unknown type {element}") from None
+
+
+def _weights_of(graph: Any) -> Iterator[ValueDescription]:
+    """Give the weights of a graph, constants included."""
+    for tensor in graph.initializer:
+        yield _weight(tensor.name, tensor)
+    for tensor in graph.sparse_initializer:
+        # Kernels see it dense.
+        yield _weight(tensor.values.name, tensor.values, tensor.dims)
+    for node in graph.node:
+        if _is_constant(node):
+            yield _constant(node)
+
+
+def _weight(name: str, tensor: Any, dims: Iterable[int] | None = None) -> ValueDescription:
+    shape = list(tensor.dims if dims is None else dims)
+    return ValueDescription(name, _dtype_of(tensor.data_type, name), shape)
+
+
+def _is_constant(node: Any) -> bool:
+    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+
+
+def _constant(node: Any) -> ValueDescription:
+    if len(node.output) != 1 or len(node.attribute) != 1:
+        raise GraphError(f"constant {node.name!r} has not one output and one value")
+    name, attribute = node.output[0], node.attribute[0]
+    plain: dict[str, tuple[Any, list[int | str | None]]] = {
+        "value_float": ("float32", []),
+        "value_floats": ("float32", [len(attribute.floats)]),
+        "value_int": ("int64", []),
+        "value_ints": ("int64", [len(attribute.ints)]),
+        "value_string": (object, []),
+        "value_strings": (object, [len(attribute.strings)]),
+    }
+    if attribute.name in plain:
+        dtype, shape = plain[attribute.name]
+        return ValueDescription(name, dtype, shape)
+    if attribute.name == "value":
+        return _weight(name, attribute.t)
+    if attribute.name == "sparse_value":
+        tensor = attribute.sparse_tensor
+        return _weight(name, tensor.values, tensor.dims)
+    raise GraphError(f"constant {name!r} has the unknown attribute {attribute.name!r}")
+
+
+def _bodies(node: Any) -> Iterator[tuple[str, Any]]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for number, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}[{number}]", graph

@@ -1,0 +1,231 @@
+"""Accountants: prices, passes, commits, limits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumem.accounting import AdHocAccountant, NodeStats, ResourceCount, StatsAccountant
+from gpumem.accounting.statistics import unique_node_name
+from gpumem.errors import ConfigError
+from gpumem.planning import Graph, GraphBuilder, Node, Value
+
+
+def chain(*lengths, shared=100):
+    """Make nodes in a row: each has an output of so many bytes, and all use one weight."""
+    builder = GraphBuilder()
+    last = builder.input("x", "uint8", (1,))
+    weight = builder.initializer("shared", "uint8", (shared,))
+    for number, length in enumerate(lengths):
+        made = builder.value(f"v{number}", "uint8", (length,))
+        builder.node("Op", [last, weight], [made], name=f"n{number}")
+        last = made
+    return builder.build(outputs=[last]).nodes
+
+
+def exact(threshold=None):
+    return AdHocAccountant(threshold, percent=100)
+
+
+def test_weights_and_outputs_count_half_again():
+    (node,) = chain(20)
+    assert AdHocAccountant().cost(node) == 180
+    assert AdHocAccountant(percent=100).cost(node) == 120
+    assert AdHocAccountant(percent=133).cost(node) == 159
+
+
+def test_a_price_changes_nothing():
+    accountant = exact()
+    a, b = chain(20, 30)
+    assert accountant.cost(a) == accountant.cost(a) == 120
+    assert accountant.cost(b) == 130
+    assert accountant.pending == accountant.consumed == 0
+
+
+def test_a_weight_is_in_the_cost_of_its_first_user_only():
+    accountant = exact()
+    a, b = chain(20, 30)
+    assert accountant.account(a) == 120
+    assert accountant.cost(b) == 30
+    accountant.commit(a)
+    assert accountant.account(b) == 30
+    accountant.commit(b)
+    assert accountant.consumed == 150
+
+
+def test_a_weight_of_a_withdrawn_node_counts_for_the_next_user():
+    accountant = exact()
+    a, b = chain(20, 30)
+    accountant.account(a)
+    accountant.withdraw(a)
+    assert accountant.pending == 0
+    assert accountant.account(b) == 130
+
+
+def test_a_group_costs_what_its_nodes_cost_one_by_one():
+    nodes = chain(20, 30, 40)
+    together, apart = exact(), exact()
+    assert together.cost(nodes) == 190
+    assert together.account(nodes).total_bytes == sum(
+        apart.account(node).total_bytes for node in nodes
+    )
+    together.commit(nodes)
+    for node in nodes:
+        apart.commit(node)
+    assert together.consumed == apart.consumed == 190
+
+
+def test_a_group_is_refused_as_a_whole():
+    nodes = chain(20, 30)
+    accountant = exact(149)
+    assert accountant.account(nodes) is None
+    assert accountant.pending == 0
+    assert accountant.stop_requested
+    assert exact(150).account(nodes) == 150
+
+
+def test_exactly_the_limit_fits_and_one_byte_more_does_not():
+    a, b = chain(20, 30)
+    for limit, fits in ((150, True), (149, False)):
+        accountant = exact(limit)
+        accountant.account(a)
+        assert accountant.fits(b) is fits
+        assert (accountant.account(b) is not None) is fits
+        assert accountant.stop_requested is not fits
+
+
+def test_only_a_commit_changes_what_is_consumed():
+    accountant = exact(200)
+    a, b = chain(20, 30)
+    accountant.account(a)
+    assert (accountant.consumed, accountant.pending) == (0, 120)
+    accountant.commit(a)
+    assert (accountant.consumed, accountant.pending) == (120, 0)
+    accountant.commit(a)
+    assert accountant.consumed == 120
+    assert accountant.account(a) == 0
+    assert accountant.commit([a, b]) == 30
+
+
+def test_without_a_limit_costs_are_kept_all_the_same():
+    for threshold in (None, ResourceCount.none()):
+        accountant = exact(threshold)
+        nodes = chain(20, 30)
+        assert accountant.account(nodes) == 150
+        accountant.commit(nodes)
+        assert accountant.consumed == 150
+        assert not accountant.stop_requested
+
+
+def test_a_new_pass_forgets_the_stop_flag_and_what_is_pending_but_no_commit():
+    accountant = exact(150)
+    a, b, c = chain(20, 30, 40)
+    accountant.account(a)
+    accountant.commit(a)
+    accountant.account(b)
+    assert accountant.account(c) is None
+    accountant.reset_for_new_pass()
+    assert not accountant.stop_requested
+    assert (accountant.consumed, accountant.pending) == (120, 0)
+    assert accountant.account(b) == 30
+
+
+def test_survivors_commit_at_the_price_of_the_first_pass():
+    accountant = exact()
+    x = Value("x", "uint8", (1,))
+    small = Value("y", "uint8", (10,))
+    node = Node("Op", [x], [small])
+    accountant.account(node)
+    accountant.reset_for_new_pass()
+    stretched = Value("x_moved", "uint8", (7,))
+    rewired = Node("Op", [stretched], [small])
+    assert accountant.commit(rewired) == 10
+    assert accountant.commit(node) == 0, "it makes what the rewired one makes: the same node"
+
+
+def test_a_weight_stays_counted_when_the_node_that_paid_for_it_is_gone():
+    accountant = exact()
+    a, b = chain(20, 30)
+    accountant.account(a)
+    accountant.account(b)
+    accountant.reset_for_new_pass()
+    accountant.commit(b)
+    assert accountant.consumed == 130
+
+
+def test_sizes_that_are_unknown_count_nothing():
+    x = Value("x", "float32", ("n",))
+    y = Value("y", "float32", ("n", 4))
+    z = Value("z", "float32", (4,))
+    assert exact().cost(Node("Op", [x], [y, None, z])) == 16
+
+
+def test_a_body_and_the_outer_weights_it_uses_count():
+    outer = Value("w", "uint8", (100,), is_initializer=True)
+    inner = Value("inner", "uint8", (10,), is_initializer=True)
+    mid, end = Value("mid", "uint8", (3,)), Value("end", "uint8", (5,))
+    body = Graph([Node("Op", [outer, inner], [mid])], inputs=[], outputs=[mid], captures=[outer])
+    node = Node("If", [], [end], bodies={"then_branch": body, "else_branch": body})
+    accountant = exact()
+    assert accountant.account(node) == 100 + 10 + 3 + 3 + 5
+    assert accountant.cost(Node("Op", [outer], [Value("q", "uint8", (1,))])) == 1
+
+
+def test_equal_names_in_two_bodies_are_two_weights():
+    nodes = [
+        Node("Op", [Value("w", "uint8", (n,), is_initializer=True)], [Value("y", "uint8", (1,))])
+        for n in (10, 20)
+    ]
+    assert exact().cost(nodes) == 32
+
+
+def test_too_large_sums_overflow_and_leave_the_account_as_it_was():
+    huge = Value("y", "uint8", (2**64 - 10,))
+    (small,) = chain(20)
+    accountant = exact()
+    accountant.account(small)
+    with pytest.raises(OverflowError):
+        accountant.account(Node("Op", [], [huge]))
+    assert accountant.pending == 120
+    with pytest.raises(OverflowError):
+        AdHocAccountant().cost(Node("Op", [], [huge]))
+
+
+@pytest.mark.parametrize("percent", [99, 10_001, 1.5, True, "150"])
+def test_a_percentage_out_of_range_is_refused(percent):
+    with pytest.raises(ConfigError, match="100 to 10000"):
+        AdHocAccountant(percent=percent)
+
+
+@pytest.mark.parametrize("threshold", [-1, 1.5, "10"])
+def test_a_threshold_that_is_no_amount_is_refused(threshold):
+    with pytest.raises((ValueError, TypeError)):
+        AdHocAccountant(threshold)
+
+
+def test_statistics_price_a_node_at_the_sum_of_its_numbers_and_unknown_ones_at_zero():
+    a, b = chain(20, 30)
+    accountant = StatsAccountant({unique_node_name(a): NodeStats(1, 2, 3, 4)}, threshold=10)
+    assert accountant.cost(a) == 10
+    assert accountant.account([a, b]) == 10
+    assert accountant.commit(b) == 0
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=1, max_size=12),
+    st.integers(0, 5000),
+    st.lists(st.tuples(st.sampled_from(["account", "commit", "new pass"]), st.integers(0, 11))),
+)
+def test_what_is_held_never_exceeds_the_limit_unless_the_host_commits_it(lengths, limit, steps):
+    nodes = chain(*lengths)
+    accountant = exact(limit)
+    accepted = set()
+    for step, number in steps:
+        node = nodes[number % len(nodes)]
+        if step == "account" and accountant.account(node) is not None:
+            accepted.add(node)
+        elif step == "commit" and node in accepted:
+            accountant.commit(node)
+        elif step == "new pass":
+            accountant.reset_for_new_pass()
+            accepted.clear()
+        assert (accountant.consumed + accountant.pending).total_bytes <= limit

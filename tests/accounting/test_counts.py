@@ -1,0 +1,72 @@
+"""Amounts: added without overflow, compared strictly."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumem.accounting import ResourceCount
+from gpumem.accounting.counts import MOST_BYTES
+
+AMOUNTS = st.integers(0, MOST_BYTES)
+
+
+@given(AMOUNTS, AMOUNTS)
+def test_a_sum_is_exact_or_an_overflow(a, b):
+    x, y = ResourceCount.from_bytes(a), ResourceCount.from_bytes(b)
+    if a + b > MOST_BYTES:
+        with pytest.raises(OverflowError, match=str(a + b)):
+            x + y
+    else:
+        assert x + y == ResourceCount.from_bytes(a + b)
+
+
+def test_the_largest_amount_fits_and_one_more_overflows():
+    most = ResourceCount.from_bytes(MOST_BYTES)
+    assert most + ResourceCount.from_bytes(0) == most
+    with pytest.raises(OverflowError):
+        most + ResourceCount.from_bytes(1)
+    with pytest.raises(OverflowError):
+        ResourceCount.from_bytes(MOST_BYTES + 1)
+
+
+@given(AMOUNTS, AMOUNTS)
+def test_only_more_exceeds(a, b):
+    assert ResourceCount.from_bytes(a).exceeds(ResourceCount.from_bytes(b)) == (a > b)
+    assert ResourceCount.from_bytes(a).exceeds(b) == (a > b)
+
+
+@given(AMOUNTS)
+def test_none_adds_as_zero_and_takes_no_part_in_comparisons(a):
+    none, amount = ResourceCount.none(), ResourceCount.from_bytes(a)
+    assert none + amount == amount + none == amount
+    assert (none + none).is_none
+    assert not amount.exceeds(none)
+    assert not none.exceeds(amount)
+
+
+@given(AMOUNTS)
+def test_text_is_decimal(a):
+    assert str(ResourceCount.from_bytes(a)) == str(a)
+    assert eval(repr(ResourceCount.from_bytes(a)), {"ResourceCount": ResourceCount}) == a
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"), [(-1, ValueError), (1.0, TypeError), ("1", TypeError), (True, TypeError)]
+)
+def test_what_is_no_number_of_bytes_is_refused(bad, error):
+    with pytest.raises(error):
+        ResourceCount.from_bytes(bad)
+
+
+def test_it_is_a_value():
+    a = ResourceCount.from_bytes(5)
+    assert {a: 1}[ResourceCount.from_bytes(5)] == 1
+    assert pickle.loads(pickle.dumps(a)) == a
+    assert pickle.loads(pickle.dumps(ResourceCount.none())).is_none
+    assert a != ResourceCount.none()
+    with pytest.raises(AttributeError):
+        a._bytes = 6
+    with pytest.raises(TypeError):
+        ResourceCount()

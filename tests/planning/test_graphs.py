@@ -1,0 +1,278 @@
+"""Graphs: what a well-formed one is, by hand and from ONNX models."""
+
+import contextlib
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gpumem.errors import GraphError
+from gpumem.planning import Graph, GraphBuilder, Node, Value
+
+F32 = TensorProto.FLOAT
+
+
+def info(name, shape, kind=F32):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def weight(name, shape, dtype=np.float32):
+    return numpy_helper.from_array(np.zeros(shape, dtype), name)
+
+
+def model(nodes, inputs, outputs, weights=(), **more):
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(weights), **more)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def mlp(batch=4):
+    return model(
+        [
+            helper.make_node("MatMul", ["x", "w1"], ["a"], "first"),
+            helper.make_node("Relu", ["a"], ["b"]),
+            helper.make_node("MatMul", ["b", "w2"], ["y"], "second"),
+        ],
+        [info("x", [batch, 16])],
+        [info("y", [batch, 8])],
+        [weight("w1", (16, 32)), weight("w2", (32, 8))],
+    )
+
+
+def test_a_model_becomes_a_graph_with_inferred_sizes(tmp_path):
+    onnx.save(mlp(), tmp_path / "m.onnx")
+    graph = Graph.from_onnx(tmp_path / "m.onnx")
+    assert [node.op_type for node in graph] == ["MatMul", "Relu", "MatMul"]
+    assert [value.name for value in graph.inputs + graph.outputs] == ["x", "y"]
+    assert {name: value.nbytes for name, value in graph.values.items()} == {
+        "x": 256,
+        "w1": 2048,
+        "a": 512,
+        "b": 512,
+        "w2": 1024,
+        "y": 128,
+    }
+    assert {value.name for value in graph.initializers} == {"w1", "w2"}
+    first, relu, _ = graph.nodes
+    assert graph.producer(graph.values["a"]) is first
+    assert graph.consumers(graph.values["a"]) == (relu,)
+
+
+def test_named_lengths_are_unknown_until_they_are_bound():
+    assert Graph.from_onnx(mlp("batch")).values["a"].nbytes is None
+    proto = mlp("batch")
+    before = proto.SerializeToString()
+    bound = Graph.from_onnx(proto, dims={"batch": 3})
+    assert bound.values["a"].nbytes == 3 * 32 * 4
+    assert bound.values["y"].nbytes == 3 * 8 * 4
+    assert proto.SerializeToString() == before
+    with pytest.raises(GraphError, match="beam"):
+        Graph.from_onnx(mlp("batch"), dims={"beam": 3})
+    for bad in (-1, 1.5, "4"):
+        with pytest.raises(GraphError, match="batch"):
+            Graph.from_onnx(mlp("batch"), dims={"batch": bad})
+
+
+def test_weights_in_files_beside_the_model_are_not_needed(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(mlp(), path, save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "weights").unlink()
+    assert Graph.from_onnx(path).values["w1"].nbytes == 2048
+
+
+def test_constants_are_weights():
+    graph = Graph.from_onnx(
+        model(
+            [
+                helper.make_node("Constant", [], ["c"], value=weight("", (4,))),
+                helper.make_node("Constant", [], ["k"], value_floats=[1.0, 2.0]),
+                helper.make_node("Add", ["x", "c"], ["y"]),
+                helper.make_node("Concat", ["y", "k"], ["z"], axis=0),
+            ],
+            [info("x", [4])],
+            [info("z", [6])],
+        )
+    )
+    assert [node.op_type for node in graph] == ["Add", "Concat"]
+    assert {value.name: value.nbytes for value in graph.initializers} == {"c": 16, "k": 8}
+
+
+def test_places_left_empty_stay_empty():
+    graph = Graph.from_onnx(
+        model(
+            [helper.make_node("Clip", ["x", "", "high"], ["y"])],
+            [info("x", [4])],
+            [info("y", [4])],
+            [weight("high", ())],
+        )
+    )
+    (clip,) = graph.nodes
+    assert [value and value.name for value in clip.inputs] == ["x", None, "high"]
+    assert [value.name for value in clip.reads] == ["x", "high"]
+
+
+def branches():
+    then = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["t"])], "then", [], [info("t", [4])]
+    )
+    other = helper.make_graph(
+        [helper.make_node("Mul", ["x", "s"], ["e"])],
+        "else",
+        [],
+        [info("e", [4])],
+        [weight("s", ())],
+    )
+    return model(
+        [helper.make_node("If", ["cond"], ["y"], then_branch=then, else_branch=other)],
+        [info("cond", [], TensorProto.BOOL), info("x", [4])],
+        [info("y", [4])],
+        [weight("w", (4,))],
+    )
+
+
+def test_a_node_reads_what_its_bodies_read_of_the_graphs_around_it():
+    graph = Graph.from_onnx(branches())
+    (node,) = graph.nodes
+    assert [value.name for value in node.reads] == ["cond", "x", "w"]
+    assert set(node.body_graphs) == {"then_branch", "else_branch"}
+    then = node.body_graphs["then_branch"]
+    assert [value.name for value in then.captures] == ["x", "w"]
+    assert graph.consumers(graph.values["w"]) == (node,)
+    assert {value.name for value in graph.initializers} == {"w"}
+
+
+def test_functions_of_a_model_are_inlined():
+    body = helper.make_function(
+        "mine",
+        "Twice",
+        ["a"],
+        ["b"],
+        [helper.make_node("Add", ["a", "a"], ["b"])],
+        [helper.make_opsetid("", 17)],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Twice", ["x"], ["y"], domain="mine")],
+        "g",
+        [info("x", [4])],
+        [info("y", [4])],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    proto = helper.make_model(graph, functions=[body], opset_imports=opsets, ir_version=8)
+    assert [node.op_type for node in Graph.from_onnx(proto)] == ["Add"]
+
+
+def unsorted():
+    nodes = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Relu", ["x"], ["a"])]
+    return model(nodes, [info("x", [4])], [info("y", [4])])
+
+
+def made_twice():
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["y"])]
+    return model(nodes, [info("x", [4])], [info("y", [4])])
+
+
+def output_of_nothing():
+    return model([helper.make_node("Relu", ["x"], ["a"])], [info("x", [4])], [info("y", [4])])
+
+
+def input_of_nothing():
+    return model([helper.make_node("Relu", ["z"], ["y"])], [info("x", [4])], [info("y", [4])])
+
+
+def body_reads_nothing():
+    proto = branches()
+    proto.graph.node[0].attribute[0].g.node[0].input[0] = "nowhere"
+    return proto
+
+
+def negative_weight():
+    proto = mlp()
+    proto.graph.initializer[0].dims[0] = -3
+    return proto
+
+
+def unknown_element_type():
+    proto = mlp()
+    proto.graph.initializer[0].data_type = 999
+    return proto
+
+
+def no_operator():
+    proto = mlp()
+    proto.graph.node[0].op_type = ""
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (unsorted, "'a'"),
+        (made_twice, "y"),
+        (output_of_nothing, "'y'"),
+        (input_of_nothing, "'z'"),
+        (body_reads_nothing, "nowhere"),
+        (negative_weight, "w1|-3"),
+        (unknown_element_type, "999|w1"),
+        (no_operator, "operator|op_type|malformed"),
+        (onnx.ModelProto, "no graph"),
+    ],
+)
+def test_a_malformed_model_is_refused_by_name(make, names):
+    with pytest.raises(GraphError, match=names):
+        Graph.from_onnx(make())
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    path = tmp_path / "m.onnx"
+    for content in (b"not a model", b"\xff" * 100, b""):
+        path.write_bytes(content)
+        with pytest.raises(GraphError, match=r"m\.onnx"):
+            Graph.from_onnx(path)
+    with pytest.raises(FileNotFoundError):
+        Graph.from_onnx(tmp_path / "missing.onnx")
+
+
+def test_a_truncated_model_is_refused_or_read(tmp_path):
+    """Wherever it is cut: an error of ours, or a graph that is whole in itself."""
+    whole = mlp().SerializeToString()
+    path = tmp_path / "m.onnx"
+    for length in range(0, len(whole), 97):
+        path.write_bytes(whole[:length])
+        with contextlib.suppress(GraphError):
+            Graph.from_onnx(path)
+
+
+def test_the_builder_builds_bodies_that_read_outer_names():
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", (4,))
+    body = GraphBuilder(outer=builder)
+    inner = GraphBuilder(outer=body)
+    inner.node("Relu", ["x"], ["r"])
+    body.node("If", [], ["q"], bodies={"then_branch": inner.build(["r"])})
+    outer = builder.node("If", [], ["y"], bodies={"then_branch": body.build(["q"])})
+    assert outer.reads == (x,)
+    assert builder.build(["y"]).consumers(x) == (outer,)
+
+
+def test_what_contradicts_itself_is_refused():
+    x, y = Value("x", "float32", (1,)), Value("y", "float32", (1,))
+    node = Node("Relu", [x], [y])
+    with pytest.raises(GraphError, match="'x'"):
+        Graph([node], inputs=[], outputs=[y])
+    with pytest.raises(GraphError, match="again"):
+        Graph([node, Node("Abs", [x], [y])], inputs=[x], outputs=[y])
+    with pytest.raises(GraphError, match="two values"):
+        Graph([Node("Relu", [Value("x")], [y])], inputs=[x], outputs=[y])
+    with pytest.raises(GraphError, match="negative"):
+        Value("x", "float32", (-1,))
+    with pytest.raises(GraphError, match="known size"):
+        Value("w", "float32", ("n",), is_initializer=True)
+    for name in ("", None, 5):
+        with pytest.raises(GraphError, match="name"):
+            Value(name)
+    builder = GraphBuilder()
+    with pytest.raises(GraphError, match="'nothing'"):
+        builder.node("Relu", ["nothing"], ["y"])
+    builder.input("x", "float32", (1,))
+    with pytest.raises(GraphError, match="already"):
+        builder.initializer("x", "float32", (1,))
