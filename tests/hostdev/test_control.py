@@ -122,7 +122,8 @@ def test_ten_thousand_streams_leave_nothing_behind(child):
         while host.alive().workers:
             pass
         assert host.alive().streams == 0
-        assert len(os.listdir("/proc/self/task")) == threading.active_count()
+        while len(os.listdir("/proc/self/task")) > threading.active_count():
+            pass        # a worker counts itself out a moment before its thread is gone
         """
     )
 
