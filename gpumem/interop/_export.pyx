@@ -8,12 +8,13 @@ from libc.stdint cimport uint64_t
 from gpumem._arena_types cimport ArenaCore, lock_acquire, lock_release
 from gpumem._backing cimport Mapped
 from gpumem._backing_physical cimport shared_export
-from gpumem._buffer cimport Buffer
+from gpumem._buffer cimport Buffer, buffer_share, drop_share
 from gpumem._core cimport Arena
 from gpumem._driver cimport CUresult, check
 from gpumem._handle cimport Handle, handle_of
+from gpumem._lease cimport Lease
 
-from gpumem.errors import ClosedError, UnsupportedHandleTypeError
+from gpumem.errors import UnsupportedHandleTypeError
 from gpumem.interop.descriptors import MemoryHandleType
 
 
@@ -29,12 +30,18 @@ def export_block(Buffer buffer not None, bint read_only):
     DriverError
         The driver refused.
     """
+    cdef Lease* share = buffer_share(buffer)    # others may close it meanwhile
+    try:
+        return export_shared(buffer, read_only)
+    finally:
+        drop_share(share)
+
+
+cdef object export_shared(Buffer buffer, bint read_only):
     cdef Arena arena
     cdef Mapped memory
     cdef CUresult code
     cdef int fd = -1
-    if buffer.is_closed:
-        raise ClosedError("this buffer is closed")
     if not isinstance(buffer.home, Arena):
         raise not_shareable(buffer)
     arena = <Arena>buffer.home
@@ -68,7 +75,7 @@ def not_shareable(buffer):
 
 
 cdef bint find_memory(ArenaCore* core, uint64_t address, Mapped* found) noexcept:
-    # The block is alive, so that its memory stays after the lock.
+    # The caller's share keeps the block, so that its memory stays after the lock.
     cdef Mapped* mapped
     with nogil:
         lock_acquire(&core.grow_lock)

@@ -29,6 +29,7 @@ cdef struct Mapping:
     CUmemGenericAllocationHandle physical
     bint is_registered              # host pages from `address` on are known to the driver
     uint64_t file_bytes             # and are a file's, mapped here
+    bint was_used                   # work on the device may still touch it
     PyObject* owner                 # counted
     Mapping* next
 

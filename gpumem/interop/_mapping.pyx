@@ -101,7 +101,7 @@ cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
             place_leave(mapping.place)
     if mapping.file_bytes and not mapping.is_registered:    # else the device may still reach them
         munmap(<void*>mapping.address, mapping.file_bytes)
-    if mapping.owner != NULL and not process_is_exiting():
+    if mapping.owner != NULL and not mapping.is_registered and not process_is_exiting():
         with gil:
             Py_DECREF(<object>mapping.owner)
     free(mapping)
@@ -111,7 +111,8 @@ cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
 cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
     cdef Place* place = mapping.place
     cdef CUresult first = CUDA_SUCCESS
-    if mapping.is_mapped or mapping.is_registered:      # freeing a buffer waits by itself
+    # Freeing a buffer waits by itself.
+    if mapping.was_used and (mapping.is_mapped or mapping.is_registered):
         first = noted(first, place.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
     if mapping.buffer:
         first = noted(first, place.table.cuMemFree(mapping.buffer), call, "cuMemFree")

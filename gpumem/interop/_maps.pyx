@@ -139,7 +139,7 @@ def import_physical(wanted, Handle file):
         code = import_physical_here(mapping, fd, read_only, &prop, &call)
     if mapping.physical and prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE and (
             prop.location.id != place.place.device):
-        mapping_end(mapping, &call)
+        mapping_free(mapping)
         raise DeviceMismatchError(f"this memory lies on device {prop.location.id}, not on "
                                   f"{wanted.device}")
     finish(mapping, place, code, call)
@@ -257,7 +257,7 @@ cdef object register(object wanted, DriverDevice place, Mapping* mapping):
             place_leave(&place.place)
     finish(mapping, place, code, call)
     if seen != mapping.address:
-        mapping_end(mapping, &call)
+        mapping_free(mapping)
         raise DeviceMismatchError(f"{wanted.device} sees these pages at another address than the "
                                   "CPU")
     return external_memory(wanted.descriptor, wanted.memory, mapping)
@@ -285,7 +285,8 @@ cdef Mapping* new_mapping(DriverDevice place, uint64_t nbytes) except NULL:
 
 cdef void mapping_free(Mapping* mapping) noexcept:
     cdef const char* call = NULL
-    mapping_end(mapping, &call)
+    with nogil:
+        mapping_end(mapping, &call)
 
 
 cdef int finish(Mapping* mapping, DriverDevice place, CUresult code, const char* call) except -1:

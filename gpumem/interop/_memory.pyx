@@ -270,6 +270,7 @@ cdef class ExternalMemory:
         layout = place_tensor(self.descriptor, address, shape, element.dtype, offset, strides,
                               row_pitch, read_only, MAX_RANK)
         address += <uint64_t>layout.offset
+        require_open(self)      # still: reading the arguments may have run others' code
         tensor = tensor_new(buffer_over(self, address, layout.extent), element, address,
                             len(layout.shape))
         for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
@@ -304,10 +305,7 @@ cdef class ExternalMemory:
             The memory is closed.
         """
         require_open(self)
-        if timeline is None:
-            self.ready = None
-            return
-        self.ready = point_of(timeline, value, timeout)
+        self.ready = None if timeline is None else point_of(self.device, timeline, value, timeout)
 
     def resource(self, config=None, *, grow=None, name=None):
         """Return an arena that sub-allocates in the memory.
@@ -347,14 +345,14 @@ cdef class ExternalMemory:
         ...     memory.ptr <= buffer.ptr < memory.ptr + memory.nbytes
         True
         """
-        cdef Mapping* mapping = require_open(self)
+        title = name or f"arena in imported memory at {require_open(self).address:#x}"
         if self.read_only:
             raise ConfigError("read-only memory cannot be handed out")
         slices = Slices(self, grow, keeper)
         settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
             config, ArenaConfig) else config
         return Arena(self.memory, slices.settings(settings), source=slices,
-                     name=name or f"arena in imported memory at {mapping.address:#x}")
+                     name=title)
 
     def close(self, *, timeout=None):
         """Give the mapping back; waits for work on the device. Idempotent.
@@ -377,9 +375,10 @@ cdef class ExternalMemory:
         if mapping == NULL:
             return
         deadline = time.monotonic() + (timeout or 0)
-        while mapping.references > 1 and time.monotonic() < deadline:
+        while (self.mapping != NULL and mapping.references > 1
+                and time.monotonic() < deadline):
             time.sleep(0.001)
-        if mapping != self.mapping:         # another thread closed it meanwhile
+        if self.mapping == NULL:            # another thread closed it meanwhile
             return
         if mapping.references > 1:
             raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas")
@@ -394,6 +393,9 @@ cdef class ExternalMemory:
         return self
 
     def __exit__(self, *exception):
+        if exception[0] is not None and self.exports:
+            mapping_drop(self.mapping)      # goes with the last of them; what was raised goes on
+            self.mapping = NULL
         self.close()
 
     def __repr__(self):
@@ -410,6 +412,7 @@ cdef ExternalMemory external_memory(object descriptor, object memory, Mapping* m
     except BaseException:
         mapping_drop(mapping)
         raise
+    mapping.was_used = True         # from now on
     made.descriptor = descriptor
     made.memory = made.home.memory
     made.mapping = mapping

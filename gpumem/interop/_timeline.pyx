@@ -293,8 +293,8 @@ cdef class Timeline:
         cdef CUstream handle
         cdef int status
         cdef uint64_t number = value_of(value)
-        self.enter()
         cdef DriverDevice place = self.stream_of(stream, &handle)
+        self.enter()            # after others' code, which reading a stream may run
         self.inside += 1
         with nogil:
             cores_reap()
@@ -324,8 +324,8 @@ cdef class Timeline:
         cdef CUstream handle
         cdef int status
         cdef uint64_t number = value_of(value)
-        self.enter()
         cdef DriverDevice place = self.stream_of(stream, &handle)
+        self.enter()            # after others' code, which reading a stream may run
         self.inside += 1
         with nogil:
             cores_reap()
@@ -444,12 +444,15 @@ cdef class Timeline:
         return 0
 
     cdef DriverDevice stream_of(self, object stream, CUstream* handle):
+        self.enter()
         cdef DriverDevice place = self.place
         if isinstance(stream, Stream):
             if (<Stream>stream).place is not None and place_is_dead(&(<Stream>stream).place.place):
                 raise ClosedError("this stream belongs to the parent process")
             if place is None:
                 place = (<Stream>stream).place
+                if place is None:
+                    raise ValueError("this stream was not initialised")
             elif (<Stream>stream).place is not place:
                 raise DeviceMismatchError(f"{stream!r} is not a stream of {self.device}, which "
                                           "this timeline belongs to")

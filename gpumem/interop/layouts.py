@@ -64,6 +64,10 @@ def place_tensor(
             tensor_offset=start,
             extent=extent,
         )
+    if count * dtype.itemsize > MAX_BYTES or max(steps, default=0) > MAX_BYTES:
+        raise InvalidDescriptorError(
+            f"shape {lengths} with strides {steps} counts more than 2**63 - 1 bytes"
+        )
     _check_alignment(address + start, lengths, steps, dtype)
     return Placement(lengths, steps, start, extent, count, _access(memory.read_only, read_only))
 

@@ -259,13 +259,13 @@ def _open_file(wanted: Wanted) -> ExternalMemory:
 
 
 def _open_name(wanted: Wanted) -> ExternalMemory:
-    name = wanted.descriptor.handle
+    name = wanted.descriptor.handle.removeprefix("/")
+    if "/" in name or name in (".", ".."):
+        raise InvalidDescriptorError(f"{name!r} is no name of a shared memory object")
     access = os.O_RDONLY if wanted.descriptor.read_only else os.O_RDWR
     try:
         # What shm_open does.
-        number = os.open(
-            f"/dev/shm/{name.removeprefix('/')}", access | os.O_CLOEXEC | os.O_NOFOLLOW
-        )
+        number = os.open(f"/dev/shm/{name}", access | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise BadHandleError(
             error.errno, f"shared memory object {name!r}: {error.strerror}"

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpumem.device import Device
+from gpumem.errors import DeviceMismatchError
+
 __all__ = ["point_of"]
 
 
-def point_of(timeline: Any, value: int | None, timeout: float | None) -> Any:
-    """Return what tensors wait for: an object with wait() and enqueue_wait(stream)."""
+def point_of(device: Device, timeline: Any, value: int | None, timeout: float | None) -> Any:
+    """Return what tensors on a device wait for: an object with wait() and enqueue_wait(stream)."""
+    point = timeline
     if value is not None:
-        timeline = timeline.point(value)
+        if not hasattr(timeline, "point"):
+            raise TypeError(f"{timeline!r} is no timeline, and a point has its value already")
+        point = timeline.point(value)
     elif not hasattr(timeline, "enqueue_wait") or not hasattr(timeline, "timeline"):
         raise TypeError(f"{timeline!r} is no point of a timeline: a timeline takes a value with it")
-    return timeline if timeout is None else _Patience(timeline, timeout)
+    belongs = getattr(point.timeline, "device", None)
+    if belongs is not None and belongs != device:
+        raise DeviceMismatchError(f"the timeline belongs to {belongs}, and the memory to {device}")
+    return point if timeout is None else _Patience(point, timeout)
 
 
 class _Patience:

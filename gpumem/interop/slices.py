@@ -56,6 +56,8 @@ class Slices:
                 f"{self._first.memory} with at least so many bytes"
             )
         address: int = memory.ptr
+        if address in self._given or address == self._start:
+            raise ValueError(f"grow({nbytes}) gave {memory!r}, which the arena has already")
         self._given[address] = self._keep(memory)
         return address
 

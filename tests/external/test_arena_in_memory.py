@@ -104,6 +104,22 @@ def test_what_grow_gives_has_to_be_such_memory(memory, importer, describe):
     read_only.close()
 
 
+def test_an_exporter_may_not_give_the_same_memory_twice(memory, importer):
+    number = os.memfd_create("more")
+    os.truncate(number, 8 * NBYTES)
+    more = importer.import_memory(
+        MemoryDescriptor(number, MemoryHandleType.MEMFD, 8 * NBYTES), consume=True
+    )
+    with memory.resource(grow=lambda nbytes: more) as arena:
+        kept = [arena.allocate(NBYTES), arena.allocate(NBYTES)]
+        exports = more.exports
+        with pytest.raises(SourceError, match="has already"):
+            arena.allocate(3 * NBYTES)
+        assert more.exports == exports
+        kept.clear()
+    more.close()
+
+
 def test_memory_stays_open_while_its_arena_is(memory):
     arena = memory.resource()
     buffer = arena.allocate(100)

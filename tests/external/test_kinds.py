@@ -74,6 +74,12 @@ def test_a_shared_memory_object_by_name(importer):
     assert caught.value.errno == 2
 
 
+@pytest.mark.parametrize("name", ["../etc/passwd", "/a/b", "..", "/."])
+def test_a_name_cannot_lead_elsewhere(importer, name):
+    with pytest.raises(InvalidDescriptorError, match="no name of a shared memory object"):
+        importer.import_memory(MemoryDescriptor(name, MemoryHandleType.SHM_NAME, 4096))
+
+
 @pytest.mark.parametrize("by", ["buffer", "address"])
 def test_pages_of_this_process(importer, by):
     pages = mmap.mmap(-1, NBYTES)

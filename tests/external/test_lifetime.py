@@ -12,6 +12,7 @@ from helpers.child import run, run_quietly
 from helpers.dlpack import consume
 
 import gpumem
+from gpumem import interop
 from gpumem.errors import ClosedError, InUseError
 from gpumem.interop import MemoryHandleType
 
@@ -116,6 +117,51 @@ def test_both_ends_of_a_file_are_torch_or_numpy_tensors_alike(memory):
     array = np.from_dlpack(memory.tensor((2, 3), "i4"))
     array[...] = 4
     assert gpumem.from_dlpack(memory.tensor((2, 3), "i4")).numpy().sum() == 24
+
+
+def test_memory_that_is_closed_while_its_arguments_are_read_is_closed(memory):
+    class Shape:
+        def __index__(self):
+            memory.close()
+            return 4
+
+    with pytest.raises(ClosedError):
+        memory.tensor(Shape(), "u1")
+
+
+def test_an_error_is_not_hidden_by_what_it_left_alive(importer, describe):
+    kept = []
+
+    def fail():
+        with importer.import_memory(describe()) as memory:
+            kept.append(memory.tensor(4, "u1").numpy())
+            raise KeyError("the user's")
+
+    with pytest.raises(KeyError, match="the user's"):
+        fail()
+    kept[0][:] = 1  # the view keeps the mapping
+    kept.clear()
+
+
+def test_a_shared_block_is_kept_while_it_is_exported(arena):
+    failures = []
+    for _ in range(100):
+        buffer = arena.allocate(4096, shareable=True)
+
+        def export(buffer=buffer):
+            try:
+                interop.export(buffer).close()
+            except ClosedError:
+                pass
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=export)
+        thread.start()
+        buffer.close()
+        arena.shrink()
+        thread.join()
+    assert failures == []
 
 
 IN_A_FORKS_CHILD = """

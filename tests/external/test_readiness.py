@@ -7,7 +7,7 @@ import pytest
 from helpers.dlpack import consume
 
 import gpumem
-from gpumem.errors import ClosedError
+from gpumem.errors import ClosedError, DeviceMismatchError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -114,6 +114,16 @@ def test_a_point_is_taken_as_it_is(memory, timeline):
     for given in (timeline, 5, "timeline"):
         with pytest.raises(TypeError, match="no point of a timeline"):
             memory.set_ready(given)
+
+
+def test_a_timeline_of_another_device_is_refused(memory, timeline):
+    timeline.device = gpumem.Device("host:5")
+    with pytest.raises(DeviceMismatchError, match="host:5"):
+        memory.set_ready(timeline, 1)
+    for wrong in (timeline.point(1), object()):
+        with pytest.raises(TypeError, match="no timeline"):
+            memory.set_ready(wrong, 2)
+    assert memory.ready is None
 
 
 def test_closed_memory_has_no_readiness(memory, timeline):

@@ -8,6 +8,7 @@ from helpers.driver import HostDriver
 
 import gpumem
 from gpumem.errors import (
+    ClosedError,
     DeviceMismatchError,
     DriverError,
     InUseError,
@@ -283,3 +284,15 @@ def test_another_librarys_stream_says_its_device():
         with pytest.raises(TypeError, match="of which device"):
             timeline.enqueue_wait(Unknown(), 1)
         assert timeline.pending == 0
+
+
+def test_a_timeline_that_is_closed_while_a_stream_is_read_is_closed():
+    class Closing:
+        def __cuda_stream__(self):
+            timeline.close()
+            return 0, 1
+
+    for method in ("enqueue_wait", "enqueue_signal"):
+        timeline = HostTimeline.create(device="host")
+        with pytest.raises(ClosedError):
+            getattr(timeline, method)(Closing(), 1)
