@@ -10,7 +10,25 @@
 
 from __future__ import annotations
 
+from gpumem.planning.copies import CopyPlan, PlannedCopy, plan_copies
 from gpumem.planning.graph import Graph, GraphBuilder, Node
+from gpumem.planning.partitioning import partition
+from gpumem.planning.placement import Assignment, Placement, Refusal, Step
+from gpumem.planning.targets import Target
 from gpumem.planning.values import Value
 
-__all__ = ["Graph", "GraphBuilder", "Node", "Value"]
+__all__ = [
+    "Assignment",
+    "CopyPlan",
+    "Graph",
+    "GraphBuilder",
+    "Node",
+    "Placement",
+    "PlannedCopy",
+    "Refusal",
+    "Step",
+    "Target",
+    "Value",
+    "partition",
+    "plan_copies",
+]

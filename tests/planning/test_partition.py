@@ -1,0 +1,254 @@
+"""Placement: what fits where, in one pass or two, alone or as a group, and why."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumem import Device
+from gpumem.accounting import AdHocAccountant, NodeStats, StatsAccountant
+from gpumem.accounting.statistics import unique_node_name
+from gpumem.errors import ConfigError, GraphError
+from gpumem.planning import Graph, GraphBuilder, Node, Target, Value, partition
+
+
+def chain(*lengths):
+    """Make nodes in a row; each makes so many bytes and has a weight of a tenth of them."""
+    builder = GraphBuilder()
+    last = builder.input("x", "uint8", (1,))
+    for number, length in enumerate(lengths):
+        weight = builder.initializer(f"w{number}", "uint8", (length // 10,))
+        made = builder.value(f"v{number}", "uint8", (length,))
+        builder.node("Op", [last, weight], [made], name=f"n{number}")
+        last = made
+    return builder.build(outputs=[last])
+
+
+def budget(threshold=None):
+    return AdHocAccountant(threshold, percent=100)
+
+
+def names_on(placement, device):
+    return [node.name for node in placement.nodes_on(device)]
+
+
+def test_without_a_budget_the_first_device_takes_all_it_supports():
+    placement = partition(chain(100, 100, 100), ["cuda:0", "host"])
+    assert names_on(placement, "cuda:0") == ["n0", "n1", "n2"]
+    some = Target("cuda:0", supports=lambda node: node.name != "n1")
+    placement = partition(chain(100, 100, 100), [some, "host"])
+    assert names_on(placement, "cuda:0") == ["n0", "n2"]
+    (refusal,) = placement.assignments[1].refusals
+    assert refusal.why == "it does not support Op"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "on_gpu"),
+    [(330, 3), (329, 2), (220, 2), (219, 1), (110, 1), (109, 0), (0, 0)],
+)
+def test_a_budget_places_a_part_and_commits_it_to_the_byte(threshold, on_gpu):
+    accountant = budget(threshold)
+    placement = partition(chain(100, 100, 100), ["cuda:0", "host"], {"cuda:0": accountant})
+    assert names_on(placement, "cuda:0") == [f"n{i}" for i in range(on_gpu)]
+    assert names_on(placement, "host") == [f"n{i}" for i in range(on_gpu, 3)]
+    assert accountant.consumed == 110 * on_gpu
+    assert placement.consumed == {Device("cuda:0"): accountant.consumed}
+    assert accountant.stop_requested is (on_gpu < 3)
+
+
+@pytest.mark.parametrize("name", ["cuda", "gpu:0", "CudaPluginExecutionProvider"])
+def test_a_budget_holds_under_every_name_of_its_device(name):
+    placement = partition(chain(100, 100), ["cuda:0", "host"], {name: budget(110)})
+    assert names_on(placement, "cuda:0") == ["n0"]
+
+
+def test_the_greedy_order_gives_nothing_more_after_what_did_not_fit():
+    placement = partition(chain(100, 500, 100), ["cuda:0", "host"], {"cuda:0": budget(220)})
+    assert names_on(placement, "cuda:0") == ["n0"]
+    whys = [one.refusals[0].why for one in placement.assignments[1:]]
+    assert whys == ["needs 550 bytes where 110 of 220 are left", "the device was full before"]
+
+
+def test_the_best_order_passes_over_what_does_not_fit_and_says_what_it_gained():
+    accountant = budget(220)
+    placement = partition(
+        chain(100, 500, 100), ["cuda:0", "host"], {"cuda:0": accountant}, strategy="best"
+    )
+    assert names_on(placement, "cuda:0") == ["n0", "n2"]
+    assert accountant.consumed == 220
+    assert "110 bytes and 1 nodes more than the greedy order" in placement.gains[Device("cuda:0")]
+    assert "needs 550 bytes" in placement.assignments[1].refusals[0].why
+
+
+def test_the_best_order_exchanges_what_fills_less():
+    accountant = budget(550)
+    placement = partition(
+        chain(100, 400, 100, 500), ["cuda:0", "host"], {"cuda:0": accountant}, strategy="best"
+    )
+    assert accountant.consumed == 550
+    assert placement.consumed[Device("cuda:0")] == 550
+
+
+def test_a_group_is_placed_whole_or_not_at_all():
+    def fuse(nodes):
+        return [nodes[1:3]]
+
+    for threshold, on_gpu in ((330, ["n0", "n1", "n2"]), (329, ["n0"])):
+        accountant = budget(threshold)
+        placement = partition(
+            chain(100, 100, 100), [Target("cuda:0", fuse=fuse), "host"], {"cuda:0": accountant}
+        )
+        assert names_on(placement, "cuda:0") == on_gpu
+        assert accountant.consumed == 110 * len(on_gpu)
+        assert [len(step.nodes) for step in placement.steps] == (
+            [1, 2] if len(on_gpu) == 3 else [1] * 3
+        )
+
+
+def test_a_group_that_needs_its_own_results_is_refused_and_nothing_is_committed():
+    accountant = budget()
+    target = Target("cuda:0", fuse=lambda nodes: [(nodes[0], nodes[2])])
+    with pytest.raises(GraphError, match="cannot run as one"):
+        partition(chain(100, 100, 100), [target], {"cuda:0": accountant})
+    assert accountant.consumed == accountant.pending == 0
+
+
+def test_a_group_runs_after_what_it_reads():
+    builder = GraphBuilder()
+    x = builder.input("x", "uint8", (1,))
+    for name, reads in (("a", ["x"]), ("b", ["x"]), ("c", ["a", "b"])):
+        builder.node("Op", reads, [builder.value(name, "uint8", (1,))], name=name)
+    target = Target("cuda:0", fuse=lambda nodes: [(nodes[0], nodes[2])])
+    placement = partition(builder.build(["c"]), [target])
+    assert [[node.name for node in step.nodes] for step in placement.steps] == [["b"], ["a", "c"]]
+    assert x in placement.graph.inputs
+
+
+@pytest.mark.parametrize(
+    "fuse",
+    [
+        lambda nodes: [nodes[:2], nodes[1:]],
+        lambda nodes: [(nodes[0], nodes[0])],
+        lambda nodes: [(Node("Op", [], [Value("other")]),)],
+    ],
+)
+def test_a_proposal_of_what_is_not_on_offer_is_refused(fuse):
+    with pytest.raises(GraphError, match="not on offer"):
+        partition(chain(100, 100, 100), [Target("cuda:0", fuse=fuse)])
+
+
+def with_transposes(graph, nodes, cost):
+    """Put a node before each of these, that makes so many bytes."""
+    chosen = set(nodes)
+    changed = []
+    for node in graph:
+        if node in chosen:
+            first, *rest = node.inputs
+            moved = Value(f"moved_{node.name}", "uint8", (cost,))
+            changed.append(Node("Transpose", [first], [moved], name=f"t_{node.name}"))
+            node = Node(node.op_type, [moved, *rest], node.outputs, name=node.name)
+        changed.append(node)
+    return Graph(changed, inputs=graph.inputs, outputs=graph.outputs)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "transposes", "consumed"), [(240, 2, 240), (239, 1, 230), (225, 0, 220)]
+)
+def test_after_a_layout_change_old_nodes_keep_their_price_and_new_ones_take_what_is_left(
+    threshold, transposes, consumed
+):
+    accountant = budget(threshold)
+    target = Target("cuda:0", relayout=lambda graph, nodes: with_transposes(graph, nodes, 10))
+    placement = partition(chain(100, 100, 100), [target, "host"], {"cuda:0": accountant})
+    on_gpu = names_on(placement, "cuda:0")
+    assert [name for name in on_gpu if name.startswith("n")] == ["n0", "n1"]
+    assert sum(name.startswith("t_") for name in on_gpu) == transposes
+    assert accountant.consumed == consumed
+    assert placement.graph.nodes[0].op_type == "Transpose"
+
+
+def test_nodes_that_a_layout_change_removes_are_not_committed():
+    def relayout(graph, nodes):
+        first, _, last = graph.nodes
+        kept = Node("Op", [first.outputs[0], last.inputs[1]], last.outputs, name="n2")
+        return Graph([first, kept], inputs=graph.inputs, outputs=graph.outputs)
+
+    accountant = budget(1000)
+    partition(chain(100, 100, 100), [Target("cuda:0", relayout=relayout)], {"cuda:0": accountant})
+    assert accountant.consumed == 220
+
+
+def test_a_layout_change_may_not_change_what_the_graph_takes_and_gives():
+    def relayout(graph, nodes):
+        return Graph(graph.nodes[:1], inputs=graph.inputs, outputs=graph.nodes[0].outputs)
+
+    for bad in (relayout, lambda graph, nodes: None):
+        accountant = budget()
+        with pytest.raises(GraphError, match="layout change of cuda:0"):
+            partition(chain(10, 10), [Target("cuda:0", relayout=bad)], {"cuda:0": accountant})
+        assert accountant.consumed == accountant.pending == 0
+
+
+def test_what_no_device_takes_is_an_error_with_the_reasons_and_nothing_is_committed():
+    accountants = {"cuda:0": budget(110), "host": budget(50)}
+    with pytest.raises(GraphError, match=r"n1.*cuda:0: needs 110 .*host:0: needs 110"):
+        partition(chain(100, 100), ["cuda:0", "host"], accountants)
+    assert all(one.consumed == one.pending == 0 for one in accountants.values())
+
+
+def test_what_was_committed_before_counts():
+    accountant = budget(330)
+    partition(chain(100, 100), ["cuda:0"], {"cuda:0": accountant})
+    placement = partition(chain(100, 100), ["cuda:0", "host"], {"cuda:0": accountant})
+    assert len(placement.nodes_on("cuda:0")) == 1
+    assert accountant.consumed == 330
+
+
+def test_statistics_place_too():
+    graph = chain(100, 100)
+    stats = {unique_node_name(node): NodeStats(1, 2, 3, 4) for node in graph}
+    placement = partition(graph, ["cuda:0", "host"], {"cuda:0": StatsAccountant(stats, 19)})
+    assert names_on(placement, "cuda:0") == ["n0"]
+
+
+def test_arguments_that_contradict_each_other_are_refused():
+    graph, accountant = chain(100), budget()
+    for devices in ([], ["cuda:0", "cuda"]):
+        with pytest.raises(ConfigError, match="each once"):
+            partition(graph, devices)
+    with pytest.raises(ConfigError, match="cuda:1"):
+        partition(graph, ["cuda:0"], {"cuda:1": accountant})
+    with pytest.raises(ConfigError, match="two devices"):
+        partition(graph, ["cuda:0", "host"], {"cuda:0": accountant, "host": accountant})
+    with pytest.raises(ConfigError, match="greedy, best"):
+        partition(graph, ["cuda:0"], strategy="lucky")
+    with pytest.raises(ValueError, match="tpu"):
+        partition(graph, ["tpu"])
+
+
+LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=14)
+
+
+@given(LENGTHS, st.integers(0, 2000), st.sampled_from(["greedy", "best"]), st.booleans())
+def test_no_budget_is_exceeded_and_the_books_agree(lengths, threshold, strategy, fused):
+    graph = chain(*lengths)
+    accountant = budget(threshold)
+    target = Target("cuda:0", fuse=lambda nodes: [nodes[:2], nodes[2:4]] if fused else [])
+    placement = partition(graph, [target, "host"], {"cuda:0": accountant}, strategy)
+    costs = [one.cost.total_bytes for one in placement.assignments if one.device.type == "cuda"]
+    expected = sum(
+        node.outputs[0].nbytes + node.inputs[1].nbytes for node in placement.nodes_on("cuda:0")
+    )
+    assert accountant.consumed == sum(costs) == expected
+    assert expected <= threshold
+    assert accountant.pending == 0
+    assert len(placement.assignments) == len(graph)
+
+
+@given(LENGTHS, st.integers(0, 2000))
+def test_the_best_order_fills_no_less_than_the_greedy_one(lengths, threshold):
+    filled = []
+    for strategy in ("greedy", "best"):
+        accountant = budget(threshold)
+        partition(chain(*lengths), ["cuda:0", "host"], {"cuda:0": accountant}, strategy)
+        filled.append(accountant.consumed.total_bytes)
+    assert filled[0] <= filled[1]
