@@ -43,5 +43,5 @@ cdef void mapping_drop(Mapping* mapping) noexcept nogil
 cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil
 # The last reference is given up and the mapping ended at once; False: others refer to it.
 cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil
-# Ends all that were dropped.
+# Ends all that were dropped, but for those whose end might wait for a timeline's value.
 cdef void mappings_reap() noexcept nogil

@@ -17,6 +17,7 @@ from gpumem._driver cimport (
     process,
     process_is_exiting,
 )
+from gpumem.interop._timeline_core cimport timelines_hold
 
 cdef extern from "lock.h" nogil:
     ctypedef struct Lock:
@@ -57,10 +58,7 @@ cdef void mapping_drop(Mapping* mapping) noexcept nogil:
     if count_add(&mapping.references, -1) > 0:
         return
     forget_after_fork()
-    lock_acquire(&lock)
-    mapping.next = dropped
-    dropped = mapping
-    lock_release(&lock)
+    put_off(mapping)
 
 
 cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
@@ -84,8 +82,20 @@ cdef void mappings_reap() noexcept nogil:
     lock_release(&lock)
     while mapping != NULL:
         rest = mapping.next
-        mapping_end(mapping, &call)     # nobody is there to be told of a failure
+        if timelines_hold(mapping.place):
+            put_off(mapping)
+        else:
+            mapping_end(mapping, &call)     # nobody is there to be told of a failure
         mapping = rest
+
+
+cdef void put_off(Mapping* mapping) noexcept nogil:
+    # Until a later call: its end would wait for a stream, and that perhaps for this thread.
+    global dropped
+    lock_acquire(&lock)
+    mapping.next = dropped
+    dropped = mapping
+    lock_release(&lock)
 
 
 cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:

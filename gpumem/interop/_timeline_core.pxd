@@ -110,6 +110,9 @@ cdef void core_after_fork(TimelineCore* core) noexcept nogil
 cdef void core_retire(TimelineCore* core) noexcept nogil
 # Give back what is retired and done; never waits for a device.
 cdef void cores_reap() noexcept nogil
+# Does a stream of the place still have to do with a timeline? Then a driver call that waits for the
+# device may wait for a value that its caller has yet to signal.
+cdef bint timelines_hold(Place* place) noexcept nogil
 # Before a stream is given something: those who give back have to know of it.
 cdef void core_list(TimelineCore* core) noexcept nogil
 

@@ -178,6 +178,17 @@ cdef bint is_over(TimelineCore* core) noexcept nogil:
     return True
 
 
+cdef bint timelines_hold(Place* place) noexcept nogil:
+    cdef bint held
+    if (active == NULL and retired == NULL) or place_is_dead(place):
+        return False
+    if not lock_try(&lists_lock):
+        return True
+    held = somebody_waits(place)
+    lock_release(&lists_lock)
+    return held
+
+
 cdef bint somebody_waits(Place* place) noexcept nogil:
     return any_uses(active, place) or any_uses(retired, place)
 

@@ -119,6 +119,20 @@ def test_both_ends_of_a_file_are_torch_or_numpy_tensors_alike(memory):
     assert gpumem.from_dlpack(memory.tensor((2, 3), "i4")).numpy().sum() == 24
 
 
+def test_an_import_waits_for_no_value_that_is_yet_to_be_signalled(importer, describe, host):
+    stream = gpumem.Stream("host")
+    with interop.HostTimeline.create() as timeline:
+        timeline.enqueue_wait(stream, 1)
+        before = host.live()["imports"]  # the timeline's own
+        for kind in KINDS:  # each is dropped at once, and given back when that waits for nobody
+            importer.import_memory(describe(handle_type=MemoryHandleType[kind]))
+        held = host.live()["imports"]
+        timeline.signal(1)
+        stream.synchronize()
+        gpumem.Device("host").free_bytes  # noqa: B018
+        assert (held, host.live()["imports"]) == (before + 1, before)
+
+
 def test_memory_that_is_closed_while_its_arguments_are_read_is_closed(memory):
     class Shape:
         def __index__(self):
