@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from gpumem.planning.copies import CopyPlan, PlannedCopy, plan_copies
 from gpumem.planning.graph import Graph, GraphBuilder, Node
+from gpumem.planning.memory_plan import MemoryPlan, plan_memory
 from gpumem.planning.partitioning import partition
 from gpumem.planning.placement import Assignment, Placement, Refusal, Step
+from gpumem.planning.places import MemoryBlock, Place
 from gpumem.planning.targets import Target
 from gpumem.planning.values import Value
 
@@ -22,7 +24,10 @@ __all__ = [
     "CopyPlan",
     "Graph",
     "GraphBuilder",
+    "MemoryBlock",
+    "MemoryPlan",
     "Node",
+    "Place",
     "Placement",
     "PlannedCopy",
     "Refusal",
@@ -31,4 +36,5 @@ __all__ = [
     "Value",
     "partition",
     "plan_copies",
+    "plan_memory",
 ]

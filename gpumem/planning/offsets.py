@@ -1,0 +1,295 @@
+"""Offsets for blocks of known lifetime: dynamic storage allocation, solved before the run.
+
+Blocks that live at the same time must not overlap, and the highest end should be low. That is
+NP-hard, so there are two fast orders and a search for few blocks:
+
+- by size, the largest first, each into the smallest hole that fits among what lives beside it
+  (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020);
+- by time, as an allocator with the best hole would;
+- exactly, by branch and bound over the order of offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpumem.errors import ConfigError
+
+__all__ = ["EXACT_LIMIT", "STRATEGIES", "Block", "Layout", "assign_offsets", "lower_bound"]
+
+EXACT_LIMIT = 16  # blocks
+EXACT_BRANCHES = 100_000  # looked at before the search gives what it has
+SEARCH_WORK = 4_000  # blocks placed anew while an order is improved
+MOST = (1 << 62) - 1
+
+
+class Block(NamedTuple):
+    """Bytes, a multiple of the alignment, and the first and the last step at which they live."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets of blocks, the bytes up to the highest end, and what made them."""
+
+    offsets: list[int]
+    peak: int
+    strategy: str
+
+
+def lower_bound(blocks: Iterable[Block]) -> int:
+    """Return the most bytes that live at one step: no layout needs less."""
+    change: dict[int, int] = {}
+    for block in blocks:
+        change[block.first] = change.get(block.first, 0) + block.nbytes
+        change[block.last + 1] = change.get(block.last + 1, 0) - block.nbytes
+    most = live = 0
+    for step in sorted(change):
+        live += change[step]
+        most = max(most, live)
+    return most
+
+
+def assign_offsets(blocks: Sequence[Block], strategy: str = "auto") -> Layout:
+    """Lay blocks out.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+    strategy : {"auto", "greedy_by_size", "best_fit_by_time", "exact"}
+        ``"auto"`` stops at the first that reaches the lower bound, and takes the best else.
+
+    Raises
+    ------
+    ConfigError
+        Another strategy, or ``"exact"`` for more blocks than `EXACT_LIMIT`.
+    OverflowError
+        More bytes than addresses can name.
+    """
+    if sum(block.nbytes for block in blocks) > MOST:
+        raise OverflowError("the values have more than 2**62 - 1 bytes together")
+    if strategy == "auto":
+        return _best_layout(blocks)
+    if strategy not in STRATEGIES:
+        accepted = ", ".join(("auto", *STRATEGIES))
+        raise ConfigError(f"strategy {strategy!r} is not accepted: it takes {accepted}")
+    return _laid_out(blocks, strategy)
+
+
+def _laid_out(blocks: Sequence[Block], strategy: str) -> Layout:
+    offsets = STRATEGIES[strategy](blocks)
+    return Layout(offsets, peak_of(blocks, offsets), strategy)
+
+
+def _best_layout(blocks: Sequence[Block]) -> Layout:
+    bound = lower_bound(blocks)
+    names = ["best_fit_by_time", "greedy_by_size", "improved_order"]
+    if len(blocks) <= EXACT_LIMIT:
+        names.append("exact")
+    best: Layout | None = None
+    for name in names:
+        layout = _laid_out(blocks, name)
+        if best is None or layout.peak < best.peak:
+            best = layout
+        if best.peak == bound:
+            break
+    assert best is not None
+    return best
+
+
+def peak_of(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
+    """Return the highest end."""
+    ends = (offset + block.nbytes for block, offset in zip(blocks, offsets, strict=True))
+    return max(ends, default=0)
+
+
+# ---- by an order of blocks -----------------------------------------------------------------------
+
+
+def greedy_by_size(blocks: Sequence[Block]) -> list[int]:
+    """Place the largest first; of equal ones that which lives longer."""
+    return _placed(blocks, _by_size(blocks))
+
+
+def improved_order(blocks: Sequence[Block]) -> list[int]:
+    """Place by size; then begin anew with what made the peak first, as long as work allows."""
+    order = _by_size(blocks)
+    best = _placed(blocks, order)
+    bound, lowest = lower_bound(blocks), peak_of(blocks, best)
+    offsets = best
+    for _ in range(SEARCH_WORK // max(len(blocks), 1)):
+        peak = peak_of(blocks, offsets)
+        if lowest == bound:
+            break
+        at_top = {i for i in order if offsets[i] + blocks[i].nbytes == peak}
+        order = [*(i for i in order if i in at_top), *(i for i in order if i not in at_top)]
+        offsets = _placed(blocks, order)
+        if peak_of(blocks, offsets) < lowest:
+            best, lowest = offsets, peak_of(blocks, offsets)
+    return best
+
+
+def _by_size(blocks: Sequence[Block]) -> list[int]:
+    def rank(i: int) -> tuple[int, int, int]:
+        block = blocks[i]
+        return -block.nbytes, block.first - block.last, block.first
+
+    return sorted(range(len(blocks)), key=rank)
+
+
+def _placed(blocks: Sequence[Block], order: Sequence[int]) -> list[int]:
+    """Place blocks in this order, each into the smallest hole that fits."""
+    placed = _Placed(len(blocks))
+    offsets = [0] * len(blocks)
+    for i in order:
+        if blocks[i].nbytes:
+            offsets[i] = placed.add(blocks[i])
+    return offsets
+
+
+class _Placed:
+    """Blocks that have offsets, as arrays: the search for what lives beside one is a few passes."""
+
+    def __init__(self, room: int) -> None:
+        self._table = np.zeros((4, room), np.int64)  # first, last, offset, end
+        self._count = 0
+
+    def add(self, block: Block) -> int:
+        first, last, offset, end = self._table[:, : self._count]
+        beside = np.flatnonzero((first <= block.last) & (last >= block.first))
+        place = _smallest_hole(offset[beside], end[beside], block.nbytes)
+        self._table[:, self._count] = block.first, block.last, place, place + block.nbytes
+        self._count += 1
+        return place
+
+
+def _smallest_hole(offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], nbytes: int) -> int:
+    """Return where the smallest hole between occupied ranges that fits begins; or their end."""
+    if not len(offsets):
+        return 0
+    order = offsets.argsort(kind="stable")
+    reach = np.maximum.accumulate(ends[order])
+    begins = np.concatenate((np.zeros(1, np.int64), reach[:-1]))
+    room = offsets[order] - begins
+    fitting = np.flatnonzero(room >= nbytes)
+    if not len(fitting):
+        return int(reach[-1])
+    return int(begins[fitting[room[fitting].argmin()]])
+
+
+# ---- by time -------------------------------------------------------------------------------------
+
+
+def best_fit_by_time(blocks: Sequence[Block]) -> list[int]:
+    """Place in the order of first steps, of one step the largest first; free behind the last."""
+    offsets = [0] * len(blocks)
+    holes: list[tuple[int, int]] = []  # (offset, end), in order, never adjacent
+    top = 0
+    going = sorted(range(len(blocks)), key=lambda i: blocks[i].last)
+    gone = 0
+    for i in sorted(range(len(blocks)), key=lambda i: (blocks[i].first, -blocks[i].nbytes)):
+        while gone < len(going) and blocks[going[gone]].last < blocks[i].first:
+            block = blocks[going[gone]]
+            top = _freed(holes, top, offsets[going[gone]], block.nbytes)
+            gone += 1
+        if blocks[i].nbytes:
+            offsets[i], top = _taken(holes, top, blocks[i].nbytes)
+    return offsets
+
+
+def _taken(holes: list[tuple[int, int]], top: int, nbytes: int) -> tuple[int, int]:
+    """Take the smallest hole that fits, else above all; returns the offset and the new top."""
+    fitting = [(end - start, at) for at, (start, end) in enumerate(holes) if end - start >= nbytes]
+    if not fitting:
+        return top, top + nbytes
+    _, at = min(fitting)
+    start, end = holes[at]
+    holes[at : at + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+    return start, top
+
+
+def _freed(holes: list[tuple[int, int]], top: int, offset: int, nbytes: int) -> int:
+    """Give bytes back, merged with the holes beside them; returns the new top."""
+    if not nbytes:
+        return top
+    start, end = offset, offset + nbytes
+    at = next((at for at, hole in enumerate(holes) if hole[0] > offset), len(holes))
+    if at < len(holes) and holes[at][0] == end:
+        end = holes.pop(at)[1]
+    if at and holes[at - 1][1] == start:
+        at -= 1
+        start = holes.pop(at)[0]
+    if end == top:
+        return start
+    holes.insert(at, (start, end))
+    return top
+
+
+# ---- exactly -------------------------------------------------------------------------------------
+
+
+def exact(blocks: Sequence[Block]) -> list[int]:
+    """Search all layouts in which no block can be lowered, in the order of offsets.
+
+    Some layout of the least peak is among them: lower its blocks, the lowest first. The search ends
+    at the lower bound, or after `EXACT_BRANCHES` branches with the best that it met.
+    """
+    if len(blocks) > EXACT_LIMIT:
+        raise ConfigError(f"exact search takes {EXACT_LIMIT} values or fewer, not {len(blocks)}")
+    start = min(
+        (greedy_by_size(blocks), best_fit_by_time(blocks)), key=lambda o: peak_of(blocks, o)
+    )
+    search = _Search(blocks, start)
+    search.descend([i for i in _by_size(blocks) if blocks[i].nbytes], 0, 0)
+    return search.best
+
+
+class _Search:
+    def __init__(self, blocks: Sequence[Block], start: list[int]) -> None:
+        self._blocks = blocks
+        self._bound = lower_bound(blocks)
+        self._placed: list[tuple[Block, int]] = []
+        self._offsets = [0] * len(blocks)
+        self._branches = EXACT_BRANCHES
+        self.best = start
+        self._lowest = peak_of(blocks, start)
+
+    def descend(self, left: list[int], floor: int, peak: int) -> None:
+        """Place each of `left` next, at `floor` or above."""
+        if not left:
+            self.best, self._lowest = list(self._offsets), peak
+            return
+        for i in left:
+            block = self._blocks[i]
+            place = self._lowest_place(block)
+            end = place + block.nbytes
+            if place < floor or end >= self._lowest:
+                continue
+            self._branches -= 1
+            if self._branches < 0 or self._lowest == self._bound:
+                return
+            self._offsets[i] = place
+            self._placed.append((block, end))
+            self.descend([other for other in left if other != i], place, max(peak, end))
+            self._placed.pop()
+
+    def _lowest_place(self, block: Block) -> int:
+        """Return the end of what lives beside it: what comes later lies no lower."""
+        beside = (e for o, e in self._placed if o.first <= block.last and o.last >= block.first)
+        return max(beside, default=0)
+
+
+STRATEGIES = {
+    "greedy_by_size": greedy_by_size,
+    "best_fit_by_time": best_fit_by_time,
+    "exact": exact,
+    "improved_order": improved_order,
+}

@@ -1,0 +1,482 @@
+"""Memory plans: no overlap, near the bound, and right results when they are run."""
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from planning.models import MODELS, inputs_of
+
+import gpumem
+from gpumem import interop
+from gpumem.accounting import AdHocAccountant
+from gpumem.errors import ConfigError, GraphError, OutOfMemoryError
+from gpumem.planning import (
+    Graph,
+    GraphBuilder,
+    Target,
+    partition,
+    plan_copies,
+    plan_memory,
+)
+from gpumem.planning.lifetimes import Tenant
+from gpumem.planning.offsets import Block, assign_offsets, lower_bound
+
+STRATEGIES = ["auto", "greedy_by_size", "best_fit_by_time", "improved_order"]
+
+
+def on_host(graph, **options):
+    return plan_memory(partition(graph, ["host"]), **options)
+
+
+def chain(*ops, nbytes=1000):
+    builder = GraphBuilder()
+    last = builder.input("x", "uint8", (nbytes,))
+    for number, op in enumerate(ops):
+        made = builder.value(f"v{number}", "uint8", (nbytes,))
+        builder.node(op, [last], [made])
+        last = made
+    return builder.build(outputs=[last])
+
+
+# ---- offsets -------------------------------------------------------------------------------------
+
+BLOCKS = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 12), st.integers(0, 6)).map(
+        lambda t: Block(t[0] * 256, t[1], t[1] + t[2])
+    ),
+    max_size=9,
+)
+
+
+def assert_apart(blocks, offsets):
+    for i, a in enumerate(blocks):
+        for j, b in enumerate(blocks[:i]):
+            if a.first <= b.last and b.first <= a.last and a.nbytes and b.nbytes:
+                apart = offsets[i] + a.nbytes <= offsets[j] or offsets[j] + b.nbytes <= offsets[i]
+                assert apart, (a, b)
+
+
+@given(BLOCKS, st.sampled_from([*STRATEGIES, "exact"]))
+def test_blocks_that_live_together_never_overlap_and_no_layout_beats_the_bound(blocks, strategy):
+    layout = assign_offsets(blocks, strategy)
+    assert_apart(blocks, layout.offsets)
+    assert all(offset >= 0 for offset in layout.offsets)
+    ends = [offset + block.nbytes for block, offset in zip(blocks, layout.offsets, strict=True)]
+    assert layout.peak == max(ends, default=0)
+    assert layout.peak >= lower_bound(blocks)
+
+
+@given(BLOCKS)
+def test_the_exact_search_is_never_beaten(blocks):
+    exact = assign_offsets(blocks, "exact").peak
+    assert exact <= min(assign_offsets(blocks, strategy).peak for strategy in STRATEGIES)
+
+
+def brute_force(blocks):
+    """Try each order of offsets, without any pruning."""
+    best = sum(block.nbytes for block in blocks)
+    for order in itertools.permutations(blocks):
+        placed = []
+        for block in order:
+            beside = [end for o, end in placed if o.first <= block.last and block.first <= o.last]
+            placed.append((block, max(beside, default=0) + block.nbytes))
+        best = min(best, max((end for _, end in placed), default=0))
+    return best
+
+
+@settings(max_examples=40)
+@given(BLOCKS.filter(lambda blocks: len(blocks) <= 6))
+def test_the_exact_search_finds_what_trying_everything_finds(blocks):
+    assert assign_offsets(blocks, "exact").peak == brute_force(blocks)
+
+
+def test_the_exact_search_beats_the_fast_orders_where_they_fail():
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(2000):
+        blocks = []
+        for _ in range(8):
+            first = rng.randrange(8)
+            blocks.append(Block(rng.randrange(1, 8) * 256, first, first + rng.randrange(6)))
+        fast = min(assign_offsets(blocks, name).peak for name in STRATEGIES[1:])
+        if assign_offsets(blocks).peak < fast:
+            return
+    pytest.fail("no case was found")
+
+
+def test_thousands_of_blocks_come_near_the_bound():
+    rng = random.Random(5)
+    blocks = []
+    for first in range(3000):
+        last = first + min(int(rng.expovariate(0.1)), 200)
+        blocks.append(Block(rng.choice([1, 2, 4, 8, 16, 64]) * 4096, first, last))
+    layout = assign_offsets(blocks)
+    assert layout.peak <= 1.1 * lower_bound(blocks)
+    assert_apart(blocks[:400], layout.offsets[:400])
+
+
+def test_strategies_and_sizes_that_are_not_accepted():
+    with pytest.raises(ConfigError, match="best_fit_by_time"):
+        assign_offsets([], "lucky")
+    with pytest.raises(ConfigError, match="16 values"):
+        assign_offsets([Block(1, 0, 0)] * 17, "exact")
+    with pytest.raises(OverflowError):
+        assign_offsets([Block(1 << 61, 0, 0)] * 2)
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def test_a_chain_needs_two_places():
+    plan = on_host(chain(*["Softmax"] * 5))
+    assert plan.peak_bytes == plan.lower_bound_bytes == 2 * 1024
+    assert plan.verify()
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 256, 4096])
+def test_offsets_are_aligned(alignment):
+    plan = on_host(chain(*["Softmax"] * 5), alignment=alignment)
+    assert all(offset % alignment == 0 for offset in plan.offsets.values())
+    assert plan.peak_bytes == 2 * -(-1000 // alignment) * alignment
+    assert plan.verify()
+
+
+@pytest.mark.parametrize("alignment", [0, 3, -256, 1 << 31, 1.0, True])
+def test_an_alignment_that_is_none_is_refused(alignment):
+    with pytest.raises(ConfigError, match="power of two"):
+        on_host(chain("Relu"), alignment=alignment)
+
+
+def test_elementwise_results_begin_in_what_they_read_last():
+    plan = on_host(chain("Softmax", "Relu", "Exp"))
+    assert plan.offsets["v0"] == plan.offsets["v1"] == plan.offsets["v2"]
+    assert {reuse.kind for reuse in plan.reuses.values()} == {"in_place"}
+    assert plan.peak_bytes == 2 * 1024
+    assert plan.verify()
+    assert not on_host(chain("Softmax", "Relu", "Exp"), in_place=False).reuses
+
+
+def test_nothing_writes_over_inputs_or_over_what_is_still_needed():
+    plan = on_host(chain("Relu"))
+    assert not plan.reuses, "the input is the caller's"
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (8,))
+    for op, reads, name in (("Softmax", "x", "a"), ("Relu", "a", "b"), ("Add", "ab", "c")):
+        builder.node(op, list(reads), [builder.value(name, "uint8", (8,))])
+    plan = on_host(builder.build(["c"]))
+    assert plan.offsets["a"] != plan.offsets["b"]
+    assert plan.verify()
+    plan = on_host(builder.build(["c", "a", "b"]))
+    assert not plan.reuses
+    assert plan.verify()
+
+
+def test_a_broadcast_result_does_not_begin_in_a_smaller_input():
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (8,))
+    builder.node("Softmax", ["x"], [builder.value("row", "uint8", (8,))])
+    builder.node("Softmax", ["x"], [builder.value("column", "uint8", (8, 1))])
+    builder.node("Add", ["row", "column"], [builder.value("y", "uint8", (8, 8))])
+    assert not on_host(builder.build(["y"])).reuses
+
+
+def test_two_shapes_of_the_same_bytes_are_not_written_over_while_they_are_read():
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (4, 4))
+    builder.node("Softmax", ["x"], [builder.value("a", "uint8", (4, 4))])
+    builder.node("Reshape", ["a"], [builder.value("flat", "uint8", (1, 4, 4))])
+    builder.node("Add", ["a", "flat"], [builder.value("y", "uint8", (1, 4, 4))])
+    plan = on_host(builder.build(["y"]))
+    assert [reuse.kind for reuse in plan.reuses.values()] == ["view"]
+    assert plan.verify()
+
+
+def test_a_view_keeps_the_bytes_it_shows():
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (16,))
+    builder.node("Softmax", ["x"], [builder.value("a", "uint8", (16,))])
+    builder.node("Reshape", ["a"], [builder.value("b", "uint8", (4, 4))])
+    builder.node("Softmax", ["x"], [builder.value("c", "uint8", (16,))])
+    builder.node("Concat", ["b", "c"], [builder.value("y", "uint8", (32,))])
+    plan = on_host(builder.build(["y"]))
+    assert plan.offsets["a"] == plan.offsets["b"] != plan.offsets["c"]
+    assert plan.verify()
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (16,))
+    builder.node("Reshape", ["x"], [builder.value("y", "uint8", (4, 4))])
+    assert not on_host(builder.build(["y"])).reuses, "an output is not the caller's input"
+
+
+def test_nothing_is_shared_inside_a_group():
+    graph = chain("Softmax", "Relu", "Exp", "Softmax")
+    target = Target("host", fuse=lambda nodes: [nodes[:3]])
+    plan = plan_memory(partition(graph, [target]))
+    assert not plan.reuses
+    assert plan.peak_bytes == 4 * 1024
+    assert plan.verify()
+
+
+def test_weights_have_places_if_they_are_asked_for():
+    graph = Graph.from_onnx(MODELS["resnet"]())
+    without, plan = on_host(graph), on_host(graph, weights=True)
+    names = {value.name for value in graph.initializers}
+    assert not names & set(without.offsets)
+    assert names <= set(plan.offsets)
+    assert plan.lower_bound_bytes > without.lower_bound_bytes
+    assert plan.verify()
+
+
+def test_values_of_unknown_size_are_named():
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (8,))
+    builder.node("NonZero", ["x"], [builder.value("y", "int64", (1, "n"))])
+    plan = on_host(builder.build(["y"]))
+    assert plan.unplanned == ("y",)
+    assert set(plan.offsets) == {"x"}
+    assert plan.verify()
+    with pytest.raises(GraphError, match="unknown size have no place: y"):
+        plan.run(None, {"x": np.zeros(8, np.uint8)}, gpumem.Arena("host"))
+
+
+def test_what_lives_inside_a_node_has_room_beside_what_it_reads():
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (512,))
+    bodies = {}
+    for branch, width in (("then_branch", 1024), ("else_branch", 256)):
+        body = GraphBuilder(outer=builder)
+        body.node("Tile", ["x"], [body.value("t", "uint8", (width,))])
+        body.node("ReduceMax", ["t"], [body.value("r", "uint8", (512,))])
+        bodies[branch] = body.build(["r"])
+    builder.node("If", ["x"], [builder.value("y", "uint8", (512,))], bodies=bodies)
+    plan = on_host(builder.build(["y"]))
+    assert plan.offsets.keys() == {"x", "y", "y/bodies"}
+    assert plan.lower_bound_bytes == 512 + 512 + (1024 + 512)
+    assert plan.verify()
+
+
+def test_a_copied_value_has_a_place_in_each_memory():
+    targets = [
+        Target("cuda:0", lambda node: node.op_type == "Softmax", host_accessible=False),
+        Target("host"),
+    ]
+    plan = plan_memory(partition(chain("Softmax", "Relu", "Softmax"), targets))
+    v0 = plan.placement.graph.values["v0"]
+    assert {str(tenant.memory) for tenant in plan.places if tenant.value is v0} == {
+        "cuda:0",
+        "host:0",
+    }
+    assert set(map(str, plan.blocks)) == {"cuda:0", "host:0"}
+    assert plan.peak_bytes == sum(block.peak_bytes for block in plan.blocks.values())
+    assert plan.verify()
+
+
+# ---- the proof -----------------------------------------------------------------------------------
+
+
+def moved(plan, name, offset):
+    """Move one value of a plan."""
+    value = plan.placement.graph.values[name]
+    tenant = Tenant(value, plan.copies.homes[value])
+    plan.places[tenant] = dataclasses.replace(plan.places[tenant], offset=offset)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "message"),
+    [
+        ("v1", 1024, "not whole"),
+        ("v1", 512, "not whole"),
+        ("v0", 0, "not whole"),
+        ("v1", 2048, "outside"),
+        ("v1", -256, "outside"),
+        ("v1", 10, "not aligned"),
+    ],
+)
+def test_a_plan_that_does_not_hold_is_found_out(name, offset, message):
+    plan = on_host(chain("Softmax", "Softmax", "Softmax"))
+    assert plan.offsets == {"x": 0, "v0": 1024, "v1": 0, "v2": 1024}
+    with pytest.raises(GraphError, match=message):
+        moved(plan, name, offset).verify()
+
+
+def test_a_value_that_is_overwritten_before_its_last_reader_is_found_out():
+    builder = GraphBuilder()
+    builder.input("x", "uint8", (256,))
+    for reads, name in (("x", "a"), ("a", "b"), ("b", "c"), ("ac", "y")):
+        builder.node("Op", list(reads), [builder.value(name, "uint8", (256,))])
+    plan = on_host(builder.build(["y"]))
+    assert plan.verify()
+    with pytest.raises(GraphError, match=r"Value.a:"):
+        moved(plan, "c", plan.offsets["a"]).verify()
+
+
+@st.composite
+def graphs(draw):
+    """Graphs of up to 20 nodes of mixed operators, sizes and readers."""
+    builder = GraphBuilder()
+    sizes = st.sampled_from([0, 100, 256, 1000, 5000])
+    values = [builder.input("x", "uint8", (draw(sizes),))]
+    for number in range(draw(st.integers(1, 20))):
+        op = draw(st.sampled_from(["Add", "Relu", "Reshape", "MatMul", "Softmax"]))
+        reads = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))
+        shape = draw(st.one_of(st.just(reads[0].shape), sizes.map(lambda n: (n,))))
+        values.append(builder.value(f"v{number}", "uint8", shape))
+        builder.node(op, reads, [values[-1]], name=f"n{number}")
+    outputs = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True))
+    return builder.build(outputs)
+
+
+@settings(deadline=None)
+@given(
+    graphs(),
+    st.sampled_from(STRATEGIES),
+    st.booleans(),
+    st.sampled_from([(), ("cuda:0",), ("cuda:0", "cuda:1")]),
+    st.integers(0, 30_000),
+    st.booleans(),
+)
+def test_every_plan_holds_whatever_the_placement(graph, strategy, fused, limited, limit, shared):
+    gpu = Target("cuda:0", fuse=lambda nodes: [nodes[:2]] if fused else [], host_accessible=shared)
+    try:
+        placement = partition(
+            graph, [gpu, "cuda:1", "host"], {name: AdHocAccountant(limit) for name in limited}
+        )
+    except GraphError:
+        assert fused
+        return
+    plan = plan_memory(plan_copies(placement), strategy=strategy)
+    assert plan.verify()
+    assert plan.peak_bytes >= plan.lower_bound_bytes
+    assert not plan.unplanned
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def evaluator_of(model):
+    """Make a kernel that runs one node of a model by ONNX's reference implementation."""
+    protos = {proto.output[0]: proto for proto in model.graph.node}
+    opsets = list(model.opset_import)
+
+    def kernel(node, reads, writes):
+        proto = protos[node.outputs[0].name]
+        infos = [helper.make_tensor_value_info(name, 0, None) for name in proto.input if name]
+        ends = [helper.make_tensor_value_info(name, 0, None) for name in proto.output if name]
+        alone = helper.make_model(
+            helper.make_graph([proto], "one", infos, ends), opset_imports=opsets, ir_version=8
+        )
+        arrays = {
+            value.name: np.asarray(array)
+            for value, array in zip(node.inputs, reads, strict=True)
+            if value is not None
+        }
+        results = ReferenceEvaluator(alone).run(None, arrays)
+        for tensor, result in zip(writes, results, strict=True):
+            tensor.numpy()[...] = result
+
+    return kernel
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [{}, {"in_place": False}, {"strategy": "best_fit_by_time"}])
+def test_a_planned_run_gives_what_an_unplanned_one_gives(name, options):
+    model = MODELS[name]()
+    graph = Graph.from_onnx(model)
+    inputs = inputs_of(model)
+    expected = ReferenceEvaluator(model).run(None, inputs)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    plan = on_host(graph, **options)
+    assert plan.verify()
+    with gpumem.Arena("host", {"backing": "regions"}) as arena:
+        outputs = plan.run(evaluator_of(model), inputs, arena, weights=weights)
+        for value, wanted in zip(graph.outputs, expected, strict=True):
+            np.testing.assert_array_equal(outputs[value.name].numpy(), wanted)
+        assert arena.stats().max_in_use <= plan.peak_bytes + 2 * plan.alignment
+        outputs.clear()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_of_models_come_near_the_bound(name):
+    plan = on_host(Graph.from_onnx(MODELS[name]()))
+    assert plan.peak_bytes <= 1.02 * plan.lower_bound_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("share", "is_partial"), [(None, False), (2.0, False), (0.5, True), (0.2, True), (0, None)]
+)
+def test_models_are_placed_under_budgets_to_the_byte(name, share, is_partial):
+    graph = Graph.from_onnx(MODELS[name]())
+    whole = AdHocAccountant().cost(graph.nodes).total_bytes
+    accountant = AdHocAccountant(None if share is None else int(whole * share))
+    placement = partition(graph, ["cuda:0", "host"], {"cuda:0": accountant})
+    on_gpu = placement.nodes_on("cuda:0")
+    prices = AdHocAccountant()
+    for node in on_gpu:
+        prices.account(node)
+    assert accountant.consumed == prices.pending
+    if is_partial is None:
+        assert not on_gpu
+    else:
+        assert (0 < len(on_gpu) < len(graph)) == is_partial
+    assert plan_memory(placement).verify()
+
+
+def test_tensors_lie_at_the_planned_offsets_of_a_block():
+    plan = on_host(chain("Softmax", "Softmax"), alignment=1024)
+    with gpumem.Arena("host") as arena:
+        tensors = plan.tensors(arena)
+        base = tensors["x"].ptr
+        assert base % 1024 == 0
+        for name, offset in plan.offsets.items():
+            assert tensors[name].ptr == base + offset
+            assert (tensors[name].shape, tensors[name].dtype) == ((1000,), np.uint8)
+        with pytest.raises(KeyError):
+            tensors["nothing"]
+        del tensors
+
+
+def test_imported_memory_gives_the_block():
+    plan = on_host(chain("Softmax", "Softmax"))
+    file = os.memfd_create("plan")
+    os.truncate(file, 1 << 16)
+    described = interop.MemoryDescriptor(file, interop.MemoryHandleType.MEMFD, 1 << 16, offset=4096)
+    with interop.importer_for("host").import_memory(described) as memory:
+        tensors = plan.tensors(memory)
+        tensors["v1"].numpy()[:] = 7
+        assert os.pread(file, 1000, 4096 + plan.offsets["v1"]) == b"\7" * 1000
+        del tensors
+    os.close(file)
+
+
+def test_memory_of_another_kind_or_too_little_of_it_is_refused():
+    plan = plan_memory(partition(chain("Softmax"), [Target("cuda:0", host_accessible=False)]))
+    arena = gpumem.Arena("host", {"max_mem": 1 << 20, "backing": "regions"})
+    with pytest.raises(ConfigError, match="cuda:0"):
+        plan.tensors(arena)
+    with pytest.raises(ConfigError, match="nothing is given"):
+        plan.tensors({"host": arena})
+    with pytest.raises(OutOfMemoryError):
+        on_host(chain("Softmax", nbytes=1 << 20)).tensors(arena)
+    with pytest.raises(TypeError, match="MemoryResource"):
+        on_host(chain("Softmax")).tensors(type("Other", (), {"memory": arena.memory})())
+    assert arena.stats().in_use == 0
+    with pytest.raises(GraphError, match="given for x"):
+        on_host(chain("Softmax")).run(None, {}, arena)
+
+
+def test_a_plan_becomes_plain_values():
+    plan = on_host(chain("Softmax", "Relu"))
+    told = json.loads(json.dumps(plan.as_dict()))
+    assert told["peak_bytes"] == plan.peak_bytes
+    assert {row["name"]: row["offset"] for row in told["values"]} == plan.offsets
+    assert [row["reuse"] for row in told["values"]] == [None, None, "in_place"]
