@@ -99,6 +99,7 @@ setup(
             extension("_arena_suspend"),
             extension("_arena"),
             extension("_arena_capture"),
+            extension("_outlets"),
             extension("_stream"),
             extension("_graph"),
             extension("_dlpack"),

@@ -11,6 +11,8 @@ from gpumem._lease cimport Uses
 # driver, to find slots that nothing is marked with.
 cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot,
                       bint* fresh) noexcept nogil
+# The same, and claims the slot before anybody could vacate it.
+cdef int arena_claim_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcept nogil
 # With the lock, or before anybody else knows the arena. Retains the thread.
 cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
                     uint32_t* slot) noexcept nogil

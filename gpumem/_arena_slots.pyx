@@ -53,6 +53,16 @@ cdef enum:
 
 cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot,
                       bint* fresh) noexcept nogil:
+    return name_stream(arena, handle, False, slot, fresh)
+
+
+cdef int arena_claim_stream(ArenaCore* arena, CUstream handle, uint32_t* slot) noexcept nogil:
+    cdef bint fresh
+    return name_stream(arena, handle, True, slot, &fresh)
+
+
+cdef int name_stream(ArenaCore* arena, CUstream handle, bint claim, uint32_t* slot,
+                     bint* fresh) noexcept nogil:
     cdef ThreadMark* thread = NULL
     cdef int status = ARENA_OK
     fresh[0] = False
@@ -73,6 +83,8 @@ cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* slot,
             fresh[0] = status == ARENA_OK
     if status == ARENA_OK:
         arena.streams[slot[0]].silent = False
+        if claim:
+            slot_claim(arena, slot[0])
     lock_release(&arena.lock)
     return status
 

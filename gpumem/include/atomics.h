@@ -37,4 +37,12 @@ static inline void store64(uint64_t *word, uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
+/* A word that says how much of a table is filled: who sees it sees what it counts. */
+static inline uint32_t published32(const uint32_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static inline void publish32(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
 #endif

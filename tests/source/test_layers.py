@@ -20,6 +20,7 @@ LAYERS = [
     ["_backing", "_backing_*", "_pages", "_page_*"],
     ["_lease"],
     ["_arena", "_arena_*"],
+    ["_outlets"],
     ["config", "stats", "device", "_handle"],
     ["_deferred"],
     ["_stream", "_dlpack", "_element", "_layout", "_indexing"],

@@ -1,0 +1,47 @@
+"""Arenas as other libraries' C hooks see them: streams by native handle, blocks by address.
+
+An *outlet* is one arena for such callers. The blocks of all outlets are in one book, by address,
+because a hook may be told nothing else about a block. None of it needs the interpreter, and every
+function may be called from any thread.
+
+The book is a hash table with linear probing, in shards with a lock each; an entry is taken out
+before its block is freed, so that an address that is handed out again never meets its old entry.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from gpumem._arena_types cimport ArenaCore, Lock
+from gpumem._driver cimport CUstream
+
+cdef enum:
+    OUTLET_STREAMS = 64     # an outlet remembers by handle; others are looked up at every use
+
+cdef struct StreamName:
+    uint64_t handle
+    uint32_t slot           # of the arena; claimed by the outlet
+
+cdef struct Outlet:
+    ArenaCore* arena        # a reference
+    int32_t references      # the owner's and each live block's (atomic)
+    uint32_t count          # of `names`; only rises, read without the lock
+    Lock lock               # of adding one
+    StreamName names[OUTLET_STREAMS]
+
+# NULL: no host memory. `outlet_drop` ends the owner's reference.
+cdef Outlet* outlet_create(ArenaCore* arena) noexcept nogil
+cdef void outlet_drop(Outlet* outlet) noexcept nogil
+
+# A block of at least one byte for work on the stream; an ArenaStatus.
+cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
+                         uint64_t* address) noexcept nogil
+
+# ARENA_STALE: no live block of an outlet begins there. Frees it on the stream it was taken for.
+cdef int outlet_free(uint64_t address) noexcept nogil
+# The same on another stream of the same arena, which must be ordered behind every use.
+cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil
+# Another stream uses the block too: it is handed out again only behind that use.
+cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil
+# Bytes that were asked for at the address; 0: no live block of an outlet begins there.
+cdef uint64_t outlet_size(uint64_t address) noexcept nogil
+# Blocks of an outlet that are handed out.
+cdef uint32_t outlet_live(const Outlet* outlet) noexcept nogil

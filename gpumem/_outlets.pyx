@@ -1,0 +1,327 @@
+"""Outlets and the book of their blocks; see _outlets.pxd."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from gpumem._arena cimport (
+    arena_allocate,
+    arena_drop,
+    arena_free,
+    arena_free_used,
+    arena_retain,
+)
+from gpumem._arena_slots cimport arena_claim_stream, arena_record, slot_unclaim
+from gpumem._arena_types cimport (
+    ARENA_DEAD,
+    ARENA_NO_METADATA,
+    ARENA_OK,
+    ARENA_STALE,
+    ArenaCore,
+    Block,
+    LEGACY_STREAM,
+    Lock,
+    lock_acquire,
+    lock_init,
+    lock_release,
+)
+from gpumem._driver cimport CUstream, place_is_dead, process
+from gpumem._lease cimport Uses
+
+cdef extern from "atomics.h" nogil:
+    int32_t count_add(int32_t* count, int32_t by)
+    uint32_t published32(const uint32_t* word)
+    void publish32(uint32_t* word, uint32_t value)
+
+cdef enum:
+    SHARDS = 64
+    FIRST_ENTRIES = 64          # of a shard; a power of two
+    PER_THREAD_STREAM = 2       # means another stream in each thread: never remembered
+
+cdef struct Entry:
+    uint64_t address            # 0: free
+    uint64_t handle             # of the block
+    uint64_t nbytes             # as asked for
+    Outlet* outlet
+    Uses* uses                  # streams recorded for the block; NULL: none
+    uint32_t slot               # it was taken for
+
+cdef struct Shard:
+    Lock lock
+    uint32_t generation         # of the process whose blocks these are
+    uint64_t mask               # entries - 1
+    uint64_t count
+    Entry* entries              # NULL: none yet
+    uint64_t padding[4]         # a cache line each
+
+cdef Shard shards[SHARDS]
+memset(shards, 0, sizeof(shards))
+
+
+# ---- outlets -------------------------------------------------------------------------------------
+
+cdef Outlet* outlet_create(ArenaCore* arena) noexcept nogil:
+    cdef Outlet* outlet = <Outlet*>calloc(1, sizeof(Outlet))
+    if outlet == NULL:
+        return NULL
+    lock_init(&outlet.lock)
+    arena_retain(arena)
+    outlet.arena = arena
+    outlet.references = 1
+    return outlet
+
+
+cdef void outlet_drop(Outlet* outlet) noexcept nogil:
+    cdef uint32_t i
+    if count_add(&outlet.references, -1) != 0:
+        return
+    if not place_is_dead(outlet.arena.place):
+        for i in range(outlet.count):
+            slot_unclaim(outlet.arena, outlet.names[i].slot)
+    arena_drop(outlet.arena)
+    free(outlet)
+
+
+cdef uint32_t outlet_live(const Outlet* outlet) noexcept nogil:
+    return <uint32_t>outlet.references - 1
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+cdef bint remembered(const Outlet* outlet, uint64_t handle, uint32_t* slot) noexcept nogil:
+    cdef uint32_t i
+    for i in range(published32(&outlet.count)):
+        if outlet.names[i].handle == handle:
+            slot[0] = outlet.names[i].slot
+            return True
+    return False
+
+
+cdef int slot_for(Outlet* outlet, CUstream stream, uint32_t* slot, bint* claimed) noexcept nogil:
+    # `claimed`: the caller unclaims it after use.
+    cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
+    cdef int status
+    claimed[0] = False
+    if remembered(outlet, handle, slot):
+        return ARENA_OK
+    status = arena_claim_stream(outlet.arena, stream, slot)
+    if status == ARENA_OK:
+        claimed[0] = not remember(outlet, handle, slot[0])
+    return status
+
+
+cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t slot) noexcept nogil:
+    # Takes over the caller's claim. False: somebody else was first, or there is no room.
+    cdef uint32_t known
+    cdef bint done = False
+    if handle == PER_THREAD_STREAM:
+        return False
+    lock_acquire(&outlet.lock)
+    if outlet.count < OUTLET_STREAMS and not remembered(outlet, handle, &known):
+        outlet.names[outlet.count].handle = handle
+        outlet.names[outlet.count].slot = slot
+        publish32(&outlet.count, outlet.count + 1)
+        done = True
+    lock_release(&outlet.lock)
+    return done
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
+                         uint64_t* address) noexcept nogil:
+    cdef Entry entry
+    cdef Block block
+    cdef bint claimed
+    cdef int status
+    if place_is_dead(outlet.arena.place):
+        return ARENA_DEAD
+    status = slot_for(outlet, stream, &entry.slot, &claimed)
+    if status != ARENA_OK:
+        return status
+    status = arena_allocate(outlet.arena, nbytes, entry.slot, &block)
+    if status == ARENA_OK:
+        entry.address = block.address
+        entry.handle = block.handle
+        entry.nbytes = nbytes
+        entry.outlet = outlet
+        entry.uses = NULL
+        if enter(&entry):
+            address[0] = block.address
+        else:
+            arena_free(outlet.arena, block.handle, entry.slot)
+            status = ARENA_NO_METADATA
+    if claimed:
+        slot_unclaim(outlet.arena, entry.slot)
+    return status
+
+
+cdef int outlet_free(uint64_t address) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry entry
+    cdef Entry* found
+    lock_acquire(&shard.lock)
+    found = find(shard, address)
+    if found != NULL:
+        take_out(shard, found, &entry)
+    lock_release(&shard.lock)
+    return give(&entry, entry.slot, False) if found != NULL else ARENA_STALE
+
+
+cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry entry
+    cdef Entry* found
+    cdef uint32_t slot
+    cdef bint claimed
+    cdef int status = ARENA_STALE
+    lock_acquire(&shard.lock)
+    found = find(shard, address)
+    if found != NULL:
+        status = slot_for(found.outlet, stream, &slot, &claimed)
+    if status == ARENA_OK:
+        take_out(shard, found, &entry)
+    lock_release(&shard.lock)
+    return give(&entry, slot, claimed) if status == ARENA_OK else status
+
+
+cdef int give(Entry* entry, uint32_t slot, bint claimed) noexcept nogil:
+    # The way back of every block, once it is out of the book.
+    cdef ArenaCore* arena = entry.outlet.arena
+    cdef int status = ARENA_DEAD
+    if not place_is_dead(arena.place):
+        if entry.uses != NULL:
+            status = arena_free_used(arena, entry.handle, slot, entry.uses)
+        else:
+            status = arena_free(arena, entry.handle, slot)
+    if claimed:
+        slot_unclaim(arena, slot)
+    outlet_drop(entry.outlet)
+    return status
+
+
+cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry* found
+    cdef uint32_t slot
+    cdef bint claimed
+    cdef int status = ARENA_STALE
+    lock_acquire(&shard.lock)
+    found = find(shard, address)
+    if found != NULL:
+        status = slot_for(found.outlet, stream, &slot, &claimed)
+    if status == ARENA_OK:
+        status = arena_record(found.outlet.arena, &found.uses, slot)
+        if claimed:
+            slot_unclaim(found.outlet.arena, slot)
+    lock_release(&shard.lock)
+    return status
+
+
+cdef uint64_t outlet_size(uint64_t address) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry* entry
+    cdef uint64_t nbytes
+    lock_acquire(&shard.lock)
+    entry = find(shard, address)
+    nbytes = entry.nbytes if entry != NULL else 0
+    lock_release(&shard.lock)
+    return nbytes
+
+
+# ---- the book ------------------------------------------------------------------------------------
+
+cdef inline uint64_t hash_of(uint64_t address) noexcept nogil:
+    # Blocks begin at multiples of 256; the factor is 2**64 over the golden ratio (TAOCP 6.4).
+    return (address >> 8) * <uint64_t>0x9E3779B97F4A7C15
+
+
+cdef inline uint64_t home_of(const Shard* shard, uint64_t address) noexcept nogil:
+    return (hash_of(address) >> 20) & shard.mask
+
+
+cdef inline Shard* shard_of(uint64_t address) noexcept nogil:
+    cdef Shard* shard = &shards[hash_of(address) >> 58]
+    if shard.generation != process.generation:
+        forget_parent(shard)
+    return shard
+
+
+cdef void forget_parent(Shard* shard) noexcept nogil:
+    # In a fork's child the blocks are the parent's, and a thread of it may have held the lock. A
+    # child begins with one thread, and comes here before it makes another that could.
+    memset(shard, 0, sizeof(Shard))
+    lock_init(&shard.lock)
+    shard.generation = process.generation
+
+
+cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:
+    cdef uint64_t i
+    if shard.entries == NULL:
+        return NULL
+    i = home_of(shard, address)
+    while shard.entries[i].address != address:
+        if shard.entries[i].address == 0:
+            return NULL
+        i = (i + 1) & shard.mask
+    return &shard.entries[i]
+
+
+cdef bint enter(const Entry* entry) noexcept nogil:
+    # False: no host memory for a larger table.
+    cdef Shard* shard = shard_of(entry.address)
+    cdef bint entered = False
+    lock_acquire(&shard.lock)
+    if shard.entries != NULL and 4 * shard.count <= 3 * shard.mask or enlarge(shard):
+        put(shard, entry)
+        count_add(&entry.outlet.references, 1)
+        entered = True
+    lock_release(&shard.lock)
+    return entered
+
+
+cdef void put(Shard* shard, const Entry* entry) noexcept nogil:
+    cdef uint64_t i = home_of(shard, entry.address)
+    while shard.entries[i].address != 0:
+        i = (i + 1) & shard.mask
+    shard.entries[i] = entry[0]
+    shard.count += 1
+
+
+cdef bint enlarge(Shard* shard) noexcept nogil:
+    cdef Entry* before = shard.entries
+    cdef uint64_t capacity = shard.mask + 1 if before != NULL else 0
+    cdef uint64_t larger = 2 * capacity if capacity else FIRST_ENTRIES
+    cdef uint64_t i
+    cdef Entry* entries = <Entry*>calloc(larger, sizeof(Entry))
+    if entries == NULL:
+        return False
+    shard.entries = entries
+    shard.mask = larger - 1
+    shard.count = 0
+    for i in range(capacity):
+        if before[i].address != 0:
+            put(shard, &before[i])
+    free(before)
+    return True
+
+
+cdef void take_out(Shard* shard, Entry* found, Entry* entry) noexcept nogil:
+    entry[0] = found[0]
+    close_gap(shard, found - shard.entries)
+    shard.count -= 1
+
+
+cdef void close_gap(Shard* shard, uint64_t gap) noexcept nogil:
+    # Whoever was pushed past the gap moves back into it (D. Knuth, TAOCP 6.4, algorithm R).
+    cdef uint64_t i = gap
+    cdef uint64_t home
+    while True:
+        i = (i + 1) & shard.mask
+        if shard.entries[i].address == 0:
+            break
+        home = home_of(shard, shard.entries[i].address)
+        if ((i - home) & shard.mask) >= ((i - gap) & shard.mask):
+            shard.entries[gap] = shard.entries[i]
+            gap = i
+    shard.entries[gap].address = 0
