@@ -19,8 +19,10 @@ __all__ = [
     "GpumemError",
     "GraphError",
     "InUseError",
+    "IntegrationError",
     "InvalidDescriptorError",
     "InvalidFreeError",
+    "MissingFrameworkError",
     "NoAllocatorError",
     "NonMonotonicError",
     "OutOfBoundsError",
@@ -162,6 +164,27 @@ def _rebuild_driver_error(call: str, code: int, name: str, message: str) -> Driv
     error = DriverError(call, code, name)
     error.args = (message,)
     return error
+
+
+# ---- other libraries -----------------------------------------------------------------------------
+
+
+class IntegrationError(GpumemError, RuntimeError):
+    """A framework that cannot be switched to gpumem's memory now, or not back; it says why."""
+
+
+class MissingFrameworkError(IntegrationError, ImportError):
+    """A framework that is not installed, or cannot be imported; its `name` is the module."""
+
+    def __init__(self, message: str, *, name: str | None = None) -> None:
+        ImportError.__init__(self, message, name=name)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_missing_framework, (self.args[0], self.name))
+
+
+def _rebuild_missing_framework(message: str, name: str | None) -> MissingFrameworkError:
+    return MissingFrameworkError(message, name=name)
 
 
 # ---- memory and timelines from outside -----------------------------------------------------------

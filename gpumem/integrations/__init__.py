@@ -1,0 +1,15 @@
+"""gpumem beneath other libraries: one module for each, which imports its library only when used.
+
+Each has ``enable(resource=None, ...)``, ``disable()`` and ``using(resource=None, ...)``, and they
+behave alike:
+
+- They hold for the whole process, every thread included, and for what is allocated from then on;
+  what was allocated before keeps its memory, and goes back to where it came from.
+- `resource` is a `gpumem.MemoryResource` for its own device, several of them, or None: the default
+  resource of each device, asked for when the library first wants memory there.
+- ``enable`` with what is enabled already does nothing, with something else it replaces that.
+  ``disable`` gives the library back what it had before the first ``enable``.
+- ``using`` is a context manager. It nests, also within ``enable``, and restores what was there.
+- A library that is missing, too old, or that cannot switch (back) now is an
+  `gpumem.errors.IntegrationError` that says why, and nothing is changed.
+"""

@@ -1,0 +1,146 @@
+"""Which resource serves which device of a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from gpumem._buffer import MemoryResource
+from gpumem._forks import ForkLock
+from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.errors import ConfigError
+from gpumem.resources import get_default_resource
+
+__all__ = ["REACHABLE", "ResourceLike", "Resources"]
+
+ResourceLike: TypeAlias = (
+    MemoryResource | Iterable[MemoryResource] | Mapping[int | str | Device, MemoryResource] | None
+)
+"""What users give for `resource`: one, several, one by device, or None."""
+
+REACHABLE = (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.HOST_ACCESSIBLE)
+"""Kinds of memory that a device's kernels can use."""
+
+
+class Resources:
+    """The resource of each device; the default one, asked for at first use, where none was given.
+
+    Two are equal if the same resources were given for the same devices.
+
+    Parameters
+    ----------
+    framework : str
+        Whose they are, for messages.
+    given : MemoryResource, iterable or mapping of them, or None
+        A mapping's keys are devices or their numbers, and must agree with the resources' own.
+    kinds : tuple of MemoryKind
+        What is accepted; the first is what the default resources are of.
+    device_type : str
+        "cuda", or "host" to rehearse without a GPU.
+
+    Raises
+    ------
+    TypeError
+        Something given is no resource, or a key no device.
+    ConfigError
+        A resource of another kind of memory or device type, two of one device, or a key that
+        contradicts its resource.
+    """
+
+    def __init__(
+        self,
+        framework: str,
+        given: ResourceLike = None,
+        *,
+        kinds: tuple[MemoryKind, ...] = REACHABLE,
+        device_type: str = "cuda",
+    ) -> None:
+        self._framework = framework
+        self._kinds = kinds
+        self._type = device_type
+        self._given: dict[int, MemoryResource] = {}
+        self._found: dict[int, MemoryResource] = {}
+        self._lock = ForkLock()
+        for key, resource in _pairs(given):
+            self._add(key, resource)
+
+    def of(self, index: int) -> MemoryResource:
+        """Return the resource of a device, by its number; found once, then the same for good."""
+        found = self._given.get(index) or self._found.get(index)
+        if found is None:
+            with self._lock:
+                found = self._found.get(index)
+                if found is None:
+                    found = get_default_resource(
+                        MemoryInfo(Device(f"{self._type}:{index}"), self._kinds[0])
+                    )
+                    self._found[index] = found
+        return found
+
+    @property
+    def given(self) -> dict[int, MemoryResource]:
+        """What was given, by the device's number."""
+        return dict(self._given)
+
+    def _add(self, key: object, resource: object) -> None:
+        if not isinstance(resource, MemoryResource):
+            raise TypeError(
+                f"resource = {resource!r} is not accepted: {self._framework} takes a "
+                "gpumem.MemoryResource, several of them, or None"
+            )
+        memory = resource.memory
+        if memory.device.type != self._type or memory.kind not in self._kinds:
+            accepted = ", ".join(kind.name for kind in self._kinds)
+            raise ConfigError(
+                f"resource = {resource!r} is not accepted: it is of {memory} memory, and "
+                f"{self._framework} takes {accepted} memory of a {self._type} device"
+            )
+        index = memory.device.index
+        if key is not None and _device_number(key, self._type) != index:
+            raise ConfigError(
+                f"resource = {resource!r} is not accepted for device {key!r}: it is of {memory}"
+            )
+        if index in self._given:
+            raise ConfigError(
+                f"resource = {resource!r} is not accepted: {self._given[index]!r} was given for "
+                f"{memory.device} as well"
+            )
+        self._given[index] = resource
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Resources):
+            return NotImplemented
+        return (
+            self._type == other._type
+            and self._kinds == other._kinds
+            and self._given.keys() == other._given.keys()
+            and all(self._given[index] is other._given[index] for index in self._given)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Resources({self._framework!r}, {self._given!r})"
+
+
+def _pairs(given: object) -> list[tuple[object, object]]:
+    """Turn what was given into (key, resource); the key is None where there is none."""
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        return list(given.items())
+    if isinstance(given, MemoryResource) or not isinstance(given, Iterable):
+        return [(None, given)]
+    return [(None, each) for each in given]
+
+
+def _device_number(key: object, device_type: str) -> int:
+    if isinstance(key, Device):
+        device = key
+    elif isinstance(key, str):
+        device = Device(key)
+    elif isinstance(key, int) and not isinstance(key, bool):
+        return key
+    else:
+        raise TypeError(f"{key!r} is not a device: it takes a gpumem.Device, 'cuda:0' or a number")
+    return device.index if device.type == device_type else -1

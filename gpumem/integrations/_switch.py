@@ -1,0 +1,223 @@
+"""What enable, disable and using do, alike for every framework.
+
+A `Framework` knows how one library is switched; a `Switch` knows when it may be: which settings
+are open, in which order they end, and from which thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from gpumem._forks import ForkLock
+from gpumem.errors import IntegrationError
+
+__all__ = ["Framework", "Setting", "Switch", "Using"]
+
+
+class Setting(NamedTuple):
+    """What somebody asked for. Two that are equal need no switch between them."""
+
+    resources: Any
+    """Which resource serves which device; a `gpumem.integrations._resources.Resources`."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Everything else, by name."""
+
+
+class Framework(ABC):
+    """How one library is switched to gpumem's memory and back.
+
+    Its methods are called by one thread at a time, under the lock of the framework's `Switch`.
+    """
+
+    name: str
+    """For people: "CuPy"."""
+
+    @abstractmethod
+    def attach(self, setting: Setting) -> Any:
+        """Make the library use a setting; raise with nothing changed where that cannot be.
+
+        Returns what `restore` needs to give the library back what it has now.
+        """
+
+    @abstractmethod
+    def restore(self, before: Any) -> None:
+        """Give the library back what it had; raise with nothing changed where that cannot be."""
+
+    def why_not_back(self) -> str | None:
+        """Say why `restore` cannot work now; None where it can."""
+        return None
+
+
+class _Frame:
+    """A setting that is in force, or hidden by later ones, and what was there before it."""
+
+    def __init__(self, setting: Setting, before: Any, switched: bool) -> None:
+        self.setting = setting
+        self.before = before
+        self.switched = switched  # False: the setting was in force already
+
+
+class Switch:
+    """Which settings of one framework are open: at most one enabled, then any number in use."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._lock = ForkLock()
+        self._enabled: _Frame | None = None
+        self._used: list[tuple[Using, _Frame]] = []
+
+    @property
+    def framework(self) -> Framework:
+        """The framework that it switches."""
+        return self._framework
+
+    def enable(self, setting: Setting) -> None:
+        """Put a setting in force until `disable`; replace one that is enabled."""
+        with self._lock:
+            if self._enabled is not None and self._enabled.setting == setting and not self._used:
+                return
+            self._require_unused("enabled")
+            if self._enabled is None:
+                self._enabled = _Frame(setting, self._framework.attach(setting), True)
+                return
+            self._require_way_back("replaced")
+            self._framework.attach(setting)
+            self._enabled.setting = setting
+
+    def disable(self) -> None:
+        """Give the framework back what it had before the first `enable`."""
+        with self._lock:
+            self._require_unused("disabled")
+            if self._enabled is None:
+                return
+            self._require_way_back("disabled")
+            self._framework.restore(self._enabled.before)
+            self._enabled = None
+
+    def current(self) -> Setting | None:
+        """Return the setting in force; None where the framework has its own memory."""
+        with self._lock:
+            frame = self._used[-1][1] if self._used else self._enabled
+            return None if frame is None else frame.setting
+
+    # ---- what a `Using` does -----------------------------------------------------------------
+
+    def enter(self, use: Using, setting: Setting) -> None:
+        """Put a setting in force until `leave` of the same `Using`."""
+        with self._lock:
+            if self.current() == setting:
+                frame = _Frame(setting, None, False)
+            else:
+                if self.current() is not None:
+                    self._require_way_back("replaced")
+                frame = _Frame(setting, self._framework.attach(setting), True)
+            self._used.append((use, frame))
+
+    def leave(self, use: Using, thread: threading.Thread) -> None:
+        """Restore what was in force before `enter`."""
+        with self._lock:
+            self._require_innermost(use)
+            self._require_thread(thread)
+            frame = self._used[-1][1]
+            if frame.switched:
+                self._keep_if_there_is_no_way_back(frame)
+                self._framework.restore(frame.before)
+            self._used.pop()
+
+    def _keep_if_there_is_no_way_back(self, frame: _Frame) -> None:
+        # The truth from then on: it is enabled, and nobody can leave it a second time.
+        reason = self._framework.why_not_back()
+        if reason is None:
+            return
+        self._used.pop()
+        self._enabled = frame
+        raise IntegrationError(
+            f"{self._framework.name} keeps gpumem's memory after this `using`: {reason}"
+        )
+
+    # ---- what may not be -----------------------------------------------------------------------
+
+    def _require_unused(self, verb: str) -> None:
+        if self._used:
+            raise IntegrationError(
+                f"gpumem cannot be {verb} for {self._framework.name} inside a `using`: "
+                f"{len(self._used)} of them must be left first"
+            )
+
+    def _require_way_back(self, verb: str) -> None:
+        reason = self._framework.why_not_back()
+        if reason is not None:
+            raise IntegrationError(f"gpumem cannot be {verb} for {self._framework.name}: {reason}")
+
+    def _require_innermost(self, use: Using) -> None:
+        if self._used and self._used[-1][0] is use:
+            return
+        if all(each is not use for each, _ in self._used):
+            raise IntegrationError(
+                f"this `using` of {self._framework.name} is not open, so it cannot be left"
+            )
+        raise IntegrationError(
+            f"this `using` of {self._framework.name} cannot be left before those that were "
+            "entered after it; leave them, then call its leave()"
+        )
+
+    def _require_thread(self, thread: threading.Thread) -> None:
+        # A thread that has ended leaves nothing itself; then anybody may.
+        if thread is not threading.current_thread() and thread.is_alive():
+            raise IntegrationError(
+                f"this `using` of {self._framework.name} was entered by thread {thread.name!r}, "
+                "which alone can leave it while it runs"
+            )
+
+
+class Using:
+    """A framework on gpumem's memory inside a ``with`` block; made by a module's ``using``.
+
+    Holds for the whole process, not for this thread alone. Blocks end in the opposite order of
+    their beginning, each on the thread that began it; one that may not be left yet raises
+    `gpumem.errors.IntegrationError`, changes nothing, and can be left later by `leave`.
+    """
+
+    def __init__(self, switch: Switch, setting: Setting) -> None:
+        self._switch = switch
+        self._setting = setting
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise IntegrationError(
+                f"a `using` of {self._switch.framework.name} is entered once; make another"
+            )
+        self._switch.enter(self, self._setting)
+        self._thread = threading.current_thread()
+        return self
+
+    def leave(self) -> None:
+        """Restore what was there before; what the end of the ``with`` block does.
+
+        Raises
+        ------
+        IntegrationError
+            Blocks that were entered later are open, another thread entered it, it is not open,
+            or the framework cannot switch back; then it stays as it is, enabled.
+        """
+        if self._thread is None:
+            raise IntegrationError(f"this `using` of {self._switch.framework.name} was not entered")
+        self._switch.leave(self, self._thread)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.leave()
+        except IntegrationError as refusal:
+            # What went wrong inside is what the caller has to know; the refusal comes with it.
+            if error is None:
+                raise
+            error.add_note(str(refusal))

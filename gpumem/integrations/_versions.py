@@ -1,0 +1,56 @@
+"""Importing a framework, or saying what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from types import ModuleType
+
+from gpumem.errors import IntegrationError, MissingFrameworkError
+
+__all__ = ["import_framework", "numbers_of"]
+
+
+def import_framework(name: str, module: str, oldest: str, *, install: str) -> ModuleType:
+    """Import a framework's module.
+
+    Parameters
+    ----------
+    name : str
+        For people.
+    module : str
+        Whose ``__version__`` counts.
+    oldest : str
+        The first version that will do.
+    install : str
+        What brings it, as a command.
+
+    Raises
+    ------
+    MissingFrameworkError
+        It cannot be imported.
+    IntegrationError
+        It is older.
+    """
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise MissingFrameworkError(
+            f"{name} cannot be imported ({error}); `{install}` brings it", name=module
+        ) from error
+    version = getattr(found, "__version__", None)
+    if not isinstance(version, str) or numbers_of(version) < numbers_of(oldest):
+        raise IntegrationError(
+            f"{name} {version or 'without a version'} was found, and gpumem needs {name} {oldest} "
+            f"or later; `{install}` brings it"
+        )
+    return found
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return a version's leading numbers: (14, 2) of "14.2.0rc1" with trailing zeros dropped."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,117 @@
+"""Which resource serves which device, and which frameworks will do."""
+
+import pickle
+import sys
+import types
+
+import pytest
+
+import gpumem
+from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+from gpumem.integrations._resources import Resources
+from gpumem.integrations._versions import import_framework, numbers_of
+
+
+def host_resources(given=None):
+    """Rehearse with host memory as if it were a device's."""
+    return Resources("It", given, kinds=(gpumem.MemoryKind.HOST,), device_type="host")
+
+
+@pytest.fixture
+def arena():
+    with gpumem.Arena("host") as arena:
+        yield arena
+
+
+def test_none_is_the_default_resource_of_the_first_use():
+    resources = host_resources()
+    with gpumem.using_resource(gpumem.Arena("host")) as first:
+        assert resources.of(0) is first
+    assert resources.of(0) is first
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda r: r, lambda r: [r], lambda r: {0: r}, lambda r: iter([r])]
+)
+def test_one_or_several_serve_their_devices(arena, wrap):
+    resources = host_resources(wrap(arena))
+    assert resources.of(0) is arena
+    assert resources.given == {0: arena}
+
+
+@pytest.mark.parametrize("key", ["host", "host:0", gpumem.Device("host")])
+def test_a_mappings_keys_are_devices_too(arena, key):
+    assert host_resources({key: arena}).of(0) is arena
+
+
+def test_equal_means_the_same_resources(arena):
+    with gpumem.Arena("host") as other:
+        assert host_resources(arena) == host_resources([arena])
+        assert host_resources(arena) != host_resources(other)
+        assert host_resources(arena) != host_resources()
+        assert host_resources() == host_resources()
+
+
+def test_host_memory_is_no_devices(arena):
+    with pytest.raises(ConfigError, match=r"is of host:0 memory, and CuPy takes DEVICE"):
+        Resources("CuPy", arena)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (7, TypeError, "takes a gpumem.MemoryResource"),
+        ("host", TypeError, "takes a gpumem.MemoryResource"),
+        (lambda a: [a, a], ConfigError, "was given for"),
+        (lambda a: {1: a}, ConfigError, "for device 1"),
+        (lambda a: {"cuda:0": a}, ConfigError, "for device 'cuda:0'"),
+        (lambda a: {None.__class__: a}, TypeError, "is not a device"),
+        (lambda a: {True: a}, TypeError, "is not a device"),
+    ],
+)
+def test_what_is_not_accepted_is_named(arena, given, error, words):
+    with pytest.raises(error, match=words):
+        host_resources(given(arena) if callable(given) else given)
+
+
+# ---- frameworks ----------------------------------------------------------------------------------
+
+
+def made_up(monkeypatch, version):
+    module = types.ModuleType("made_up")
+    if version is not None:
+        module.__version__ = version
+    monkeypatch.setitem(sys.modules, "made_up", module)
+    return module
+
+
+def test_a_framework_that_will_do_is_imported(monkeypatch):
+    module = made_up(monkeypatch, "13.2.1rc1")
+    found = import_framework("Made Up", "made_up", "13.2", install="pip install made-up")
+    assert found is module
+
+
+@pytest.mark.parametrize("version", ["13.1.9", "9", None, "unknown"])
+def test_one_that_is_too_old_is_named_with_both_versions(monkeypatch, version):
+    made_up(monkeypatch, version)
+    with pytest.raises(IntegrationError, match=r"needs Made Up 13\.2 or later") as caught:
+        import_framework("Made Up", "made_up", "13.2", install="pip install made-up")
+    assert not isinstance(caught.value, MissingFrameworkError)
+    assert (version or "without a version") in str(caught.value)
+
+
+def test_one_that_is_missing_says_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_up", None)
+    with pytest.raises(MissingFrameworkError, match="pip install made-up") as caught:
+        import_framework("Made Up", "made_up", "13.2", install="pip install made-up")
+    assert caught.value.name == "made_up"
+    assert isinstance(caught.value.__cause__, ImportError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.name) == (str(caught.value), "made_up")
+
+
+def test_versions_compare_by_their_numbers():
+    assert numbers_of("13.0") == numbers_of("13")
+    assert numbers_of("9.9") < numbers_of("13")
+    assert numbers_of("2.9.0+cu130") == (2, 9)
+    assert numbers_of("dev") == ()

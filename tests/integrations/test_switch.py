@@ -1,0 +1,296 @@
+"""enable, disable and using, as every integration has them, over a framework that is a variable."""
+
+import os
+import threading
+
+import pytest
+
+import gpumem
+from gpumem.errors import IntegrationError
+from gpumem.integrations._switch import Framework, Setting, Switch, Using
+
+OWN = "its own memory"
+
+
+class Variable(Framework):
+    """A framework whose memory is whatever `memory` names."""
+
+    name = "Variable"
+
+    def __init__(self):
+        self.memory = OWN
+        self.refusal = None
+        self.stuck = None
+        self.switches = 0
+
+    def attach(self, setting):
+        if self.refusal:
+            raise IntegrationError(self.refusal)
+        before, self.memory = self.memory, setting
+        self.switches += 1
+        return before
+
+    def restore(self, before):
+        self.memory = before
+        self.switches += 1
+
+    def why_not_back(self):
+        return self.stuck
+
+
+@pytest.fixture
+def framework():
+    return Variable()
+
+
+@pytest.fixture
+def switch(framework):
+    return Switch(framework)
+
+
+A = Setting("a")
+B = Setting("b")
+C = Setting("a", (("pinned", True),))
+
+
+def in_thread(function):
+    """Run it on another thread; return what it raised."""
+    raised = []
+
+    def body():
+        try:
+            function()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+# ---- enable and disable ------------------------------------------------------------------------
+
+
+def test_disable_restores_what_was_there_before_the_first_enable(switch, framework):
+    switch.enable(A)
+    assert framework.memory == A
+    switch.enable(B)
+    switch.enable(C)
+    assert framework.memory == C
+    switch.disable()
+    assert framework.memory == OWN
+
+
+def test_enable_with_what_is_enabled_does_nothing(switch, framework):
+    switch.enable(A)
+    switch.enable(Setting("a"))
+    assert framework.switches == 1
+
+
+def test_disable_of_what_is_not_enabled_does_nothing(switch, framework):
+    switch.disable()
+    switch.enable(A)
+    switch.disable()
+    switch.disable()
+    assert framework.switches == 2
+
+
+def test_a_refused_enable_changes_nothing(switch, framework):
+    framework.refusal = "initialised already"
+    with pytest.raises(IntegrationError, match="initialised already"):
+        switch.enable(A)
+    assert framework.memory == OWN
+    assert switch.current() is None
+    framework.refusal = None
+    switch.enable(A)
+    framework.refusal = "not now"
+    with pytest.raises(IntegrationError, match="not now"):
+        switch.enable(B)
+    assert framework.memory == A
+    assert switch.current() == A
+
+
+def test_without_a_way_back_disable_and_another_enable_say_why(switch, framework):
+    switch.enable(A)
+    framework.stuck = "its first tensor is made"
+    for call in (switch.disable, lambda: switch.enable(B)):
+        with pytest.raises(IntegrationError, match="its first tensor is made"):
+            call()
+        assert framework.memory == A
+        assert switch.current() == A
+    switch.enable(A)
+
+
+# ---- using -------------------------------------------------------------------------------------
+
+
+def test_using_nests_and_restores_what_was_there(switch, framework):
+    switch.enable(A)
+    with Using(switch, B):
+        assert framework.memory == B
+        with Using(switch, C):
+            assert framework.memory == C
+        assert framework.memory == B
+    assert framework.memory == A
+    switch.disable()
+    assert framework.memory == OWN
+
+
+def test_using_restores_after_an_exception(switch, framework):
+    with pytest.raises(KeyError), Using(switch, A):
+        raise KeyError
+    assert framework.memory == OWN
+    assert switch.current() is None
+
+
+def test_using_what_is_in_force_switches_nothing(switch, framework):
+    with Using(switch, A), Using(switch, Setting("a")):
+        assert framework.switches == 1
+    assert framework.memory == OWN
+
+
+def test_a_refused_using_leaves_nothing_open(switch, framework):
+    framework.refusal = "not now"
+    with pytest.raises(IntegrationError, match="not now"), Using(switch, A):
+        raise AssertionError("the block must not begin")
+    framework.refusal = None
+    switch.enable(A)
+    switch.disable()
+
+
+def test_only_the_innermost_can_be_left(switch, framework):
+    outer, inner = Using(switch, A), Using(switch, B)
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(IntegrationError, match="entered after it"):
+        outer.leave()
+    assert framework.memory == B
+    inner.leave()
+    assert framework.memory == A
+    outer.leave()
+    assert framework.memory == OWN
+
+
+def test_a_using_is_left_once_and_entered_once(switch, framework):
+    use = Using(switch, A)
+    with pytest.raises(IntegrationError, match="not entered"):
+        use.leave()
+    with use:
+        pass
+    with pytest.raises(IntegrationError, match="not open"):
+        use.leave()
+    with pytest.raises(IntegrationError, match="entered once"):
+        use.__enter__()
+    assert framework.switches == 2
+
+
+def test_another_thread_cannot_leave_it(switch, framework):
+    with Using(switch, A) as use:
+        error = in_thread(use.leave)
+        assert isinstance(error, IntegrationError)
+        assert "which alone can leave it" in str(error)
+        assert framework.memory == A
+    assert framework.memory == OWN
+
+
+def test_a_using_of_a_thread_that_ended_can_be_left(switch, framework):
+    use = Using(switch, A)
+    assert in_thread(use.__enter__) is None
+    use.leave()
+    assert framework.memory == OWN
+
+
+@pytest.mark.parametrize("call", ["enable", "disable"])
+def test_enable_and_disable_inside_a_using_are_refused(switch, framework, call):
+    switch.enable(A)
+    with Using(switch, B):
+        with pytest.raises(IntegrationError, match="inside a `using`"):
+            switch.enable(A) if call == "enable" else switch.disable()
+        assert framework.memory == B
+    assert framework.memory == A
+
+
+def test_leaving_without_a_way_back_raises_and_tells_the_truth_from_then_on(switch, framework):
+    use = Using(switch, A)
+    with pytest.raises(IntegrationError, match=r"keeps gpumem's memory.*a tensor"), use:
+        framework.stuck = "a tensor is made"
+    assert framework.memory == A
+    assert switch.current() == A
+    switch.enable(A)  # it is what is enabled
+    with pytest.raises(IntegrationError, match="not open"):
+        use.leave()
+    framework.stuck = None
+    switch.disable()
+    assert framework.memory == OWN
+
+
+def test_an_exception_on_its_way_is_not_hidden_by_a_refusal_to_leave(switch, framework):
+    def body():
+        with Using(switch, A):
+            framework.stuck = "a tensor is made"
+            raise KeyError
+
+    with pytest.raises(KeyError) as caught:
+        body()
+    assert any("a tensor is made" in note for note in caught.value.__notes__)
+
+
+def test_without_a_way_back_using_what_is_enabled_still_works(switch, framework):
+    switch.enable(A)
+    framework.stuck = "a tensor is made"
+    with Using(switch, A):
+        pass
+    with pytest.raises(IntegrationError, match="a tensor is made"), Using(switch, B):
+        raise AssertionError("the block must not begin")
+    assert switch.current() == A
+
+
+def test_threads_that_enable_and_disable_end_in_the_beginning(switch, framework):
+    def body():
+        for _ in range(200):
+            switch.enable(A)
+            switch.enable(B)
+            switch.disable()
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    switch.disable()
+    assert framework.memory == OWN
+    assert switch.current() is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside other threads
+def test_a_forks_child_finds_the_lock_free_and_can_switch_back(switch, framework):
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with switch._lock:
+            held.set()
+            done.wait()
+
+    switch.enable(A)
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            switch.disable()
+            os._exit(0 if framework.memory == OWN else 1)
+        except BaseException:
+            os._exit(2)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert framework.memory == A
+
+
+def test_the_errors_are_what_callers_catch():
+    assert issubclass(IntegrationError, gpumem.GpumemError)
+    assert issubclass(IntegrationError, RuntimeError)
+    assert issubclass(gpumem.errors.MissingFrameworkError, IntegrationError)
+    assert issubclass(gpumem.errors.MissingFrameworkError, ImportError)
