@@ -140,6 +140,7 @@ setup(
             extension("_create"),
             extension("_imports"),
             extension("_exchange"),
+            extension("integrations._cupy"),
             extension("interop._mapping"),
             extension("interop._memory"),
             extension("interop._maps"),

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Block
-from gpumem._buffer cimport MemoryResource
+from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._core_capture cimport Captures, GraphPool
 from gpumem._core_source cimport Source
 from gpumem._stream cimport Stream
@@ -31,3 +31,9 @@ cdef class Arena(MemoryResource):
     cdef int require_outside_source(self) except -1
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment)
+
+# A block for work on a stream of another library, named by an object that keeps it. Unlike
+# `allocate` it asks whether the stream captures also where the arena has a free block.
+cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream)
+# The same for the device's legacy default stream, which cannot capture.
+cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes)

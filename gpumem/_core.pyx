@@ -67,7 +67,7 @@ from gpumem._core_capture cimport Captures, GraphPool, make_pool
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
 from gpumem._core_source cimport make_source, source_keep
-from gpumem._driver cimport CUstream, place_is_dead, process
+from gpumem._driver cimport CUgraph, CUstream, place_is_dead, process, stream_captures
 from gpumem._lease cimport Lease, Uses, claims_held, uses_free
 from gpumem._pages cimport Space
 from gpumem._stream cimport Stream, stream_handle
@@ -79,6 +79,7 @@ from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 from gpumem.stats import ShrinkReport, Stats
 
 cdef enum:
+    LEGACY_SLOT = 1             # of the device's legacy default stream, in every arena
     PER_THREAD_STREAM = 2       # handle of each thread's own default stream
 
 
@@ -162,7 +163,7 @@ cdef class Arena(MemoryResource):
         self.stale = []
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
-        self.default_slot = 1       # the legacy default stream's
+        self.default_slot = LEGACY_SLOT
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
             slot_claim(self.core, self.default_slot)
@@ -784,6 +785,34 @@ cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:
     for slot in list(arena.streams):
         if slot == fresh or arena.core.streams[<uint32_t>slot].vacant:
             arena.stale.append(arena.streams.pop(slot))
+
+
+cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes):
+    cdef Block block
+    if nbytes == 0 or arena.captures is not None:
+        return arena.allocate(nbytes, 0)
+    arena.take(nbytes, 0, LEGACY_SLOT, REGION_OF_MANY, &block)
+    return buffer_of(arena, block.address, nbytes, block.size, block.handle, LEGACY_SLOT)
+
+
+cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
+    cdef Block block
+    cdef uint32_t slot
+    cdef uint64_t capture = 0
+    cdef CUgraph graph = NULL
+    cdef bint unknown
+    if nbytes == 0:
+        return arena.allocate(nbytes, stream)
+    arena.slot_of(stream, &slot)
+    capturing = stream_captures(arena.core.place, stream.handle, &capture, &graph, &unknown)
+    pool = None
+    if capturing or arena.captures is not None:
+        pool = captures_of(arena).pool_of(arena, arena.core, slot, capturing)
+    if pool is None and arena.take(nbytes, 0, slot, REGION_OF_MANY, &block) == ARENA_CAPTURING:
+        pool = captures_of(arena).pool_of(arena, arena.core, slot, True)
+    if pool is not None:
+        return arena.take_captured(pool, nbytes, slot, None)
+    return buffer_of(arena, block.address, nbytes, block.size, block.handle, slot)
 
 
 cdef Captures captures_of(Arena arena):

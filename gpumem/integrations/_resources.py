@@ -129,7 +129,7 @@ def _pairs(given: object) -> list[tuple[object, object]]:
         return []
     if isinstance(given, Mapping):
         return list(given.items())
-    if isinstance(given, MemoryResource) or not isinstance(given, Iterable):
+    if isinstance(given, MemoryResource | str) or not isinstance(given, Iterable):
         return [(None, given)]
     return [(None, each) for each in given]
 

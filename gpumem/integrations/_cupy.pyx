@@ -1,0 +1,291 @@
+"""What CuPy calls for memory, compiled: a block on CuPy's current stream, as CuPy's own objects.
+
+CuPy wants a MemoryPointer over a memory object; here that is an UnownedMemory, whose owner is the
+`gpumem.Buffer`. The array keeps the pointer, that the memory, that the buffer; the last one to go
+frees the block on the stream that it was taken for.
+"""
+
+import gc
+
+cimport cython
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, intptr_t, uint64_t
+from libc.string cimport memcmp
+
+from gpumem._buffer cimport Buffer, MemoryResource
+from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
+from gpumem._stream cimport Stream
+
+from gpumem.errors import OutOfMemoryError
+
+cdef extern from "Python.h":
+    ctypedef object (*newfunc)(PyTypeObject*, PyObject*, PyObject*)
+    ctypedef struct PyTypeObjectOpen "PyTypeObject":
+        newfunc tp_new
+        Py_ssize_t tp_basicsize
+    PyObject* PyErr_Occurred() noexcept
+
+cdef enum:
+    MOST_DEVICES = 64           # found without a look into a dict
+    HEAD_BYTES = 16             # of every object: reference count and type
+
+# CuPy's own functions, by the signatures that its compiled modules export them with.
+ctypedef int (*DeviceFunction)(int) except? -1
+ctypedef intptr_t (*StreamFunction)(int) except? -1
+cdef char* DEVICE_SIGNATURE = "int (int __pyx_skip_dispatch)"
+cdef char* STREAM_SIGNATURE = "intptr_t (int)"
+
+
+@cython.final
+cdef class Where:
+    """Tells CuPy's current device and stream: by its C functions, or by its Python ones."""
+
+    cdef DeviceFunction device_function
+    cdef StreamFunction stream_function
+    cdef object get_device_id       # Python's way to the same
+    cdef object get_stream
+
+    def __init__(self, get_device_id, get_stream, capsules=None):
+        self.get_device_id = get_device_id
+        self.get_stream = get_stream
+        device, stream = capsules or (None, None)
+        if (device is not None and PyCapsule_IsValid(device, DEVICE_SIGNATURE)
+                and stream is not None and PyCapsule_IsValid(stream, STREAM_SIGNATURE)):
+            self.device_function = <DeviceFunction>PyCapsule_GetPointer(device, DEVICE_SIGNATURE)
+            self.stream_function = <StreamFunction>PyCapsule_GetPointer(stream, STREAM_SIGNATURE)
+
+    @property
+    def compiled(self):
+        """Whether CuPy's C functions are used."""
+        return self.device_function != NULL
+
+    cdef int device(self) except -1:
+        if self.device_function != NULL:
+            return self.device_function(0)
+        return self.get_device_id()
+
+    cdef intptr_t stream(self, int device) except? -1:
+        if self.stream_function != NULL:
+            return self.stream_function(device)
+        return self.get_stream(device).ptr
+
+
+@cython.final
+cdef class Maker:
+    """Makes CuPy's MemoryPointer over an UnownedMemory.
+
+    By calling the two classes; or, where every byte of their objects is found to be a field that is
+    known, by filling in objects that CuPy's own tp_new made. That takes a quarter of the time.
+    """
+
+    cdef object memory_type
+    cdef object pointer_type
+    cdef bint known                     # the offsets hold
+    cdef Py_ssize_t memory_address, memory_size, memory_device, memory_owner
+    cdef Py_ssize_t pointer_address, pointer_device, pointer_memory
+
+    def __init__(self, memory_type, pointer_type):
+        self.memory_type = memory_type
+        self.pointer_type = pointer_type
+        self.known = self.find_fields()
+
+    @property
+    def fills_in(self):
+        """Whether objects are filled in, not called for."""
+        return self.known
+
+    cdef bint find_fields(self) except -1:
+        """Look for each field in objects whose every field has another value."""
+        cdef intptr_t address = 0x1122334455667700
+        cdef size_t size = 0x0102030405060708
+        cdef int32_t device = 0x51525354
+        cdef PyObject* reference
+        for kind in (self.memory_type, self.pointer_type):
+            if not isinstance(kind, type) or kind.__itemsize__ or kind.__dictoffset__:
+                return False
+        owner = object()
+        memory = self.memory_type(address, size, owner, device)
+        pointer = self.pointer_type(memory, 0)
+        self.memory_address = offset_of(memory, &address, sizeof(address))
+        self.memory_size = offset_of(memory, &size, sizeof(size))
+        self.memory_device = offset_of(memory, &device, sizeof(device))
+        reference = <PyObject*>owner
+        self.memory_owner = offset_of(memory, &reference, sizeof(reference))
+        self.pointer_address = offset_of(pointer, &address, sizeof(address))
+        self.pointer_device = offset_of(pointer, &device, sizeof(device))
+        reference = <PyObject*>memory
+        self.pointer_memory = offset_of(pointer, &reference, sizeof(reference))
+        # Head, four fields of eight bytes with their padding; head, table of methods, three.
+        return (min(self.memory_address, self.memory_size, self.memory_device, self.memory_owner,
+                    self.pointer_address, self.pointer_device, self.pointer_memory) > 0
+                and self.memory_type.__basicsize__ == HEAD_BYTES + 4 * 8
+                and self.pointer_type.__basicsize__ == HEAD_BYTES + 4 * 8)
+
+    cdef object make(self, Buffer buffer, int device):
+        if not self.known:
+            memory = self.memory_type(buffer.address, buffer.requested_bytes, buffer, device)
+            return self.pointer_type(memory, 0)
+        memory = new(self.memory_type)
+        (<intptr_t*>at(memory, self.memory_address))[0] = buffer.address
+        (<size_t*>at(memory, self.memory_size))[0] = buffer.requested_bytes
+        (<int32_t*>at(memory, self.memory_device))[0] = device
+        put(memory, self.memory_owner, buffer)
+        pointer = new(self.pointer_type)
+        (<intptr_t*>at(pointer, self.pointer_address))[0] = buffer.address
+        (<int32_t*>at(pointer, self.pointer_device))[0] = device
+        put(pointer, self.pointer_memory, memory)
+        return pointer
+
+
+cdef inline void* at(object instance, Py_ssize_t offset) noexcept:
+    return <char*><PyObject*>instance + offset
+
+
+cdef inline void put(object instance, Py_ssize_t offset, object value) noexcept:
+    # What tp_new left there was None.
+    cdef PyObject** field = <PyObject**>at(instance, offset)
+    Py_INCREF(value)
+    before = <object>field[0]
+    field[0] = <PyObject*>value
+    Py_DECREF(before)
+
+
+cdef tuple nothing = ()
+
+
+cdef inline object new(object kind):
+    return (<PyTypeObjectOpen*><PyObject*>kind).tp_new(
+        <PyTypeObject*><PyObject*>kind, <PyObject*>nothing, NULL)
+
+
+cdef Py_ssize_t offset_of(object instance, const void* value, size_t nbytes) except -1:
+    """Return where an object holds a value, in bytes; 0: nowhere, or at more than one place."""
+    cdef Py_ssize_t found = 0
+    cdef Py_ssize_t offset = HEAD_BYTES
+    cdef Py_ssize_t end = type(instance).__basicsize__ - nbytes
+    while offset <= end:
+        if memcmp(at(instance, offset), value, nbytes) == 0:
+            if found:
+                return 0
+            found = offset
+        offset += 4
+    return found
+
+
+@cython.final
+cdef class CupyAllocator:
+    """CuPy's allocator function over gpumem's resources; made by `gpumem.integrations.cupy`.
+
+    Called with a number of bytes it returns a ``cupy.cuda.MemoryPointer`` of the current device,
+    whose memory belongs to the stream that is current in CuPy and goes back to it.
+    """
+
+    cdef readonly object resources      # of `gpumem.integrations._resources`
+    cdef Where where
+    cdef Maker maker
+    cdef object no_memory               # turns gpumem's OutOfMemoryError into CuPy's
+    cdef dict found                     # device -> its resource
+    cdef PyObject* quick[MOST_DEVICES]  # the same of the first devices; borrowed
+    cdef Stream last_stream             # CuPy's stream object that was current last, as its owner
+
+    def __init__(self, resources, Where where not None, Maker maker not None, no_memory):
+        self.resources = resources
+        self.where = where
+        self.maker = maker
+        self.no_memory = no_memory
+        self.found = {}
+
+    def malloc(self, size):
+        """Return a ``cupy.cuda.MemoryPointer`` to a block of `size` bytes.
+
+        Parameters
+        ----------
+        size : int
+            Bytes; 0 gives a null pointer.
+
+        Raises
+        ------
+        cupy.cuda.memory.OutOfMemoryError
+            There is no room, also after the garbage collector has run. It is a
+            `gpumem.OutOfMemoryError` and a ``CUDARuntimeError`` as well.
+        """
+        return self.serve(size)
+
+    def __call__(self, size):
+        return self.serve(size)
+
+    cdef object serve(self, object size):
+        cdef uint64_t nbytes = size
+        cdef int device = self.where.device()
+        cdef Buffer buffer
+        try:
+            buffer = self.take(nbytes, device)
+        except OutOfMemoryError:
+            buffer = None
+        if buffer is None:
+            buffer = self.take_again(nbytes, device)
+        return self.maker.make(buffer, device)
+
+    cdef Buffer take_again(self, uint64_t nbytes, int device):
+        # As CuPy's own pool does before it gives up: arrays may be left in cycles.
+        gc.collect()
+        try:
+            return self.take(nbytes, device)
+        except OutOfMemoryError as error:
+            refusal = error
+        raise self.no_memory(refusal) from refusal
+
+    cdef Buffer take(self, uint64_t nbytes, int device):
+        cdef MemoryResource resource
+        cdef intptr_t handle = self.where.stream(device)
+        if 0 <= device < MOST_DEVICES and self.quick[device] != NULL:
+            resource = <MemoryResource>self.quick[device]
+        else:
+            resource = self.resource_of(device)
+        if type(resource) is Arena:
+            if handle == 0:
+                return arena_take_on_legacy(<Arena>resource, nbytes)
+            return arena_take_on(<Arena>resource, nbytes, self.stream_of(resource, device))
+        if handle == 0:
+            return resource.allocate(nbytes, 0)
+        return resource.allocate(nbytes, self.stream_of(resource, device))
+
+    cdef MemoryResource resource_of(self, int device):
+        resource = self.found.get(device)
+        if resource is None:
+            resource = self.found.setdefault(device, self.resources.of(device))
+            if 0 <= device < MOST_DEVICES:
+                self.quick[device] = <PyObject*>resource
+        return resource
+
+    cdef Stream stream_of(self, MemoryResource resource, int device):
+        # The object of CuPy comes along, so that its stream lives while memory is marked with it.
+        cdef Stream stream
+        owner = self.where.get_stream(device)
+        stream = self.last_stream
+        if stream is None or stream.owner is not owner or stream.place is not resource.place:
+            stream = Stream.from_handle(resource.memory.device, owner.ptr, owner)
+            self.last_stream = stream
+        return stream
+
+
+@cython.final
+cdef class PinnedBlock:
+    """Pinned memory as CuPy's PinnedMemoryPointer wants it: an address, a size, and the owner."""
+
+    cdef readonly Buffer buffer
+
+    def __init__(self, Buffer buffer not None):
+        self.buffer = buffer
+
+    @property
+    def ptr(self):
+        """Address of the first byte."""
+        return self.buffer.address
+
+    @property
+    def size(self):
+        """Bytes."""
+        return self.buffer.requested_bytes

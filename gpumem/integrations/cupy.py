@@ -1,0 +1,283 @@
+"""CuPy on gpumem's memory: arrays, and pinned host memory.
+
+Process-wide, and it can be switched at any time, there and back; arrays keep the memory that they
+have. In one thread, CuPy's own ``cupy.cuda.using_allocator`` goes before it, and takes what
+`allocator` returns.
+
+Examples
+--------
+>>> import cupy  # doctest: +SKIP
+>>> import gpumem
+>>> import gpumem.integrations.cupy
+>>> gpumem.integrations.cupy.enable(gpumem.Arena("cuda:0"))  # doctest: +SKIP
+>>> cupy.empty(1000).data.mem._owner  # doctest: +SKIP
+<gpumem.Buffer ...>
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpumem._buffer import MemoryResource
+from gpumem.device import MemoryKind
+from gpumem.errors import IntegrationError, OutOfMemoryError
+from gpumem.integrations._cupy import CupyAllocator, Maker, PinnedBlock, Where
+from gpumem.integrations._resources import ResourceLike, Resources
+from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._versions import import_framework
+
+__all__ = ["allocator", "disable", "enable", "using"]
+
+_OLDEST = "13.0"
+_INSTALL = "pip install cupy-cuda13x"
+_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
+_device_type = "cuda"  # "host": a rehearsal without a GPU
+
+
+def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> None:
+    """Let CuPy take all memory from gpumem, in every thread and from now on.
+
+    A block belongs to the stream that is current in CuPy when it is allocated, and goes back to
+    that stream. While a stream captures a graph, blocks come from a graph pool that lives as long
+    as the graph.
+
+    Parameters
+    ----------
+    resource : MemoryResource, several of them, a mapping by device, or None
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices. Devices without one have
+        `gpumem.get_default_resource`, asked for at their first allocation.
+    pinned : bool or MemoryResource, optional
+        Whether pinned host memory comes from gpumem too, or from which HOST_ACCESSIBLE resource.
+        True is the default resource of the current device's pinned memory. None is True.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        CuPy is not installed, is too old or is built for ROCm; `enable` inside a `using`, or inside
+        CuPy's ``using_allocator``.
+    ConfigError, TypeError
+        A resource that CuPy cannot use.
+
+    Notes
+    -----
+    Where memory is out and the garbage collector has found nothing, CuPy's callers see an exception
+    that is a ``cupy.cuda.memory.OutOfMemoryError``, a ``CUDARuntimeError`` with the status of
+    cudaErrorMemoryAllocation and a `gpumem.OutOfMemoryError` with its report.
+
+    CuPy's memory hooks and ``cupy.get_default_memory_pool()`` see nothing of it: they belong to
+    CuPy's pool. The stream of a ``cupy.cuda.ExternalStream`` must outlive the arrays that were made
+    on it, or be given to ``resource.reset_stream`` first; CuPy's own streams are kept alive.
+
+    CuPy does not tell which pinned allocator it has. `disable` restores its default pool; where you
+    have set one of your own, say ``pinned=False``.
+    """
+    _switch.enable(_setting(resource, pinned))
+
+
+def disable() -> None:
+    """Give CuPy back the allocators that it had before the first `enable`.
+
+    Arrays that were made meanwhile keep their memory. Does nothing where it is not enabled.
+
+    Raises
+    ------
+    IntegrationError
+        Inside a `using`, or inside CuPy's ``using_allocator``.
+    """
+    _switch.disable()
+
+
+def using(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> Using:
+    """Do as `enable`, inside a ``with`` block; then CuPy has what it had before it.
+
+    Process-wide as well. Blocks nest, and are left in the opposite order on the thread that
+    entered them.
+
+    Raises
+    ------
+    ConfigError, TypeError
+        At once, for a resource that CuPy cannot use; the rest as `enable`, on entering.
+    """
+    return Using(_switch, _setting(resource, pinned))
+
+
+def allocator(resource: ResourceLike = None) -> Callable[[int], Any]:
+    """Return an allocator function for ``cupy.cuda.using_allocator``, ``MemoryPool`` and others.
+
+    Parameters
+    ----------
+    resource
+        As `enable`.
+
+    Returns
+    -------
+    callable
+        ``function(nbytes) -> cupy.cuda.MemoryPointer``.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError, ConfigError, TypeError
+        As `enable`.
+    """
+    return _parts().allocator(_resources(resource))
+
+
+# ---- what was asked for --------------------------------------------------------------------------
+
+
+def _resources(given: ResourceLike) -> Resources:
+    return Resources("CuPy", given, kinds=_kinds(), device_type=_device_type)
+
+
+def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
+    chosen: Resources | None = None
+    if pinned is not False:
+        given = None if pinned is None or pinned is True else pinned
+        chosen = Resources(
+            "CuPy, for pinned memory,",
+            given,
+            kinds=(MemoryKind.HOST_ACCESSIBLE,),
+            device_type=_device_type,
+        )
+    return Setting(_resources(resource), (("pinned", chosen),))
+
+
+def _kinds() -> tuple[MemoryKind, ...]:
+    if _device_type == "host":
+        return (MemoryKind.HOST,)
+    return (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.HOST_ACCESSIBLE)
+
+
+# ---- CuPy's side ---------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """What gpumem needs of CuPy, looked up once."""
+
+    cuda: Any
+    where: Where
+    maker: Maker
+    no_memory: Callable[[OutOfMemoryError], Exception]
+
+    def allocator(self, resources: Resources) -> Callable[[int], Any]:
+        return CupyAllocator(resources, self.where, self.maker, self.no_memory).malloc
+
+    def pinned_allocator(self, resources: Resources) -> Callable[[int], Any]:
+        def allocate_pinned(nbytes: int) -> Any:
+            resource = resources.of(self.cuda.device.get_device_id())
+            try:
+                block = resource.allocate(nbytes)
+            except OutOfMemoryError:
+                block = None
+            if block is None:
+                gc.collect()
+                try:
+                    block = resource.allocate(nbytes)
+                except OutOfMemoryError as error:
+                    raise self.no_memory(error) from error
+            return self.cuda.PinnedMemoryPointer(PinnedBlock(block), 0)
+
+        return allocate_pinned
+
+
+_found: _Parts | None = None
+
+
+def _parts() -> _Parts:
+    global _found
+    if _found is None:
+        _found = _look_up()
+    return _found
+
+
+def _look_up() -> _Parts:
+    cupy = import_framework("CuPy", "cupy", _OLDEST, install=_INSTALL)
+    cuda = cupy.cuda
+    if getattr(cuda.runtime, "is_hip", False):
+        raise IntegrationError("this CuPy is built for ROCm, and gpumem's devices are CUDA's")
+    where = Where(cuda.device.get_device_id, cuda.get_current_stream, _capsules(cuda))
+    maker = Maker(cuda.UnownedMemory, cuda.MemoryPointer)
+    return _Parts(cuda, where, maker, _out_of_memory_class(cuda))
+
+
+def _capsules(cuda: Any) -> tuple[object, object] | None:
+    """Return CuPy's C functions for the current device and stream, where it exports them."""
+    try:
+        from cupy_backends.cuda import stream
+
+        return (
+            cuda.device.__pyx_capi__["get_device_id"],
+            stream.__pyx_capi__["get_stream_ptr"],
+        )
+    except (ImportError, AttributeError, KeyError):
+        return None
+
+
+def _out_of_memory_class(cuda: Any) -> Callable[[OutOfMemoryError], Exception]:
+    """Make the exception that CuPy's callers, CuPy's pools and gpumem's callers all catch."""
+
+    def __init__(self: Any, error: OutOfMemoryError) -> None:
+        # The bases' own would each write a message of theirs.
+        Exception.__init__(self, str(error))
+        self.__dict__.update(error.__dict__)
+        self.status = _MEMORY_ALLOCATION
+        self._size, self._total, self._limit = error.asked, error.reserved, error.limit
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        return _out_of_memory_again, (str(self), self.__dict__)
+
+    bases = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError, OutOfMemoryError)
+    names = {"__init__": __init__, "__reduce__": __reduce__, "__module__": __name__}
+    names["__doc__"] = "CuPy is out of memory that gpumem gives it; see gpumem.OutOfMemoryError."
+    return type("OutOfMemoryError", bases, names)
+
+
+def _out_of_memory_again(message: str, numbers: dict[str, Any]) -> Exception:
+    plain = OutOfMemoryError(message)
+    plain.__dict__.update(numbers)
+    return _parts().no_memory(plain)
+
+
+class _Before(NamedTuple):
+    allocator: Callable[[int], Any]
+    pinned: Callable[[int], Any] | None
+    """One of gpumem's, or None for CuPy's."""
+
+
+class _CuPy(Framework):
+    name = "CuPy"
+
+    def __init__(self) -> None:
+        self._pinned: Callable[[int], Any] | None = None
+
+    def attach(self, setting: Setting) -> _Before:
+        parts = _parts()
+        pinned = dict(setting.options)["pinned"]
+        before = _Before(parts.cuda.get_allocator(), self._pinned)
+        after = parts.allocator(setting.resources)
+        self._put(after, None if pinned is None else parts.pinned_allocator(pinned))
+        return before
+
+    def restore(self, before: _Before) -> None:
+        self._put(before.allocator, before.pinned)
+
+    def _put(self, allocator: Callable[[int], Any], pinned: Callable[[int], Any] | None) -> None:
+        cuda = _parts().cuda
+        try:
+            cuda.set_allocator(allocator)
+        except ValueError as error:
+            raise IntegrationError(
+                "CuPy's allocator cannot be switched inside cupy.cuda.using_allocator, "
+                "which this thread is in"
+            ) from error
+        if pinned is not None or self._pinned is not None:
+            own = import_framework("CuPy", "cupy", _OLDEST, install=_INSTALL)
+            cuda.set_pinned_memory_allocator(
+                own.get_default_pinned_memory_pool().malloc if pinned is None else pinned
+            )
+        self._pinned = pinned
+
+
+_switch = Switch(_CuPy())

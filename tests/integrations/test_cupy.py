@@ -1,0 +1,225 @@
+"""CuPy's integration over a made-up CuPy; tests/gpu/test_cupy_on_gpu.py has the real one."""
+
+import gc
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import child, fake_cupy
+
+import gpumem
+import gpumem.integrations.cupy as integration
+from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """CuPy's ``cupy.cuda``, whose device 0 is the host."""
+    modules = fake_cupy.make()
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(integration, "_device_type", "host")
+    monkeypatch.setattr(integration, "_found", None)
+    yield modules["cupy.cuda"]
+    assert integration._switch.current() is None, "a test left it enabled"
+
+
+@pytest.fixture
+def arena():
+    arena = gpumem.Arena("host", {"max_mem": 64 * MIB})
+    yield arena
+    gc.collect()
+    arena.validate()
+    arena.close()
+
+
+def test_enable_serves_arrays_from_the_resource(cuda, arena):
+    integration.enable(arena, pinned=False)
+    pointer = cuda.alloc(1000)
+    assert pointer.mem._owner.resource is arena
+    assert (pointer.ptr, pointer.mem.size, pointer.device_id) == (pointer.mem._owner.ptr, 1000, 0)
+    integration.disable()
+    assert cuda.current is fake_cupy.own_allocator
+    assert arena.stats().requested_in_use == 1000
+    del pointer
+    assert arena.stats().in_use == 0
+
+
+def test_an_empty_array_is_a_null_pointer(cuda, arena):
+    with integration.using(arena, pinned=False):
+        pointer = cuda.alloc(0)
+    assert (pointer.ptr, pointer.mem.size) == (0, 0)
+
+
+def test_none_is_the_default_resource(cuda):
+    with gpumem.using_resource(gpumem.Arena("host")) as default, integration.using(pinned=False):
+        pointer = cuda.alloc(1)
+        assert pointer.mem._owner.resource is default
+        del pointer
+
+
+def test_a_block_goes_back_to_the_stream_that_was_current_at_its_allocation(cuda):
+    arena = gpumem.Arena("host", {"stream_reuse": "never"})
+    first, second = gpumem.Stream("host"), gpumem.Stream("host")
+    with integration.using(arena, pinned=False):
+        cuda.stream = first
+        pointer = cuda.alloc(MIB)
+        assert pointer.mem._owner.stream.ptr == first.ptr
+        address = pointer.ptr
+        cuda.stream = second
+        del pointer
+        other = cuda.alloc(MIB)
+        cuda.stream = first
+        again = cuda.alloc(MIB)
+    assert other.mem._owner.stream.ptr == second.ptr
+    assert again.ptr == address
+
+
+def test_the_stream_object_lives_as_long_as_memory_is_marked_with_it(cuda, arena):
+    import weakref
+
+    class Named:
+        def __init__(self, stream):
+            self.ptr, self.stream = stream.ptr, stream
+
+    with integration.using(arena, pinned=False):
+        cuda.stream = Named(gpumem.Stream("host"))
+        seen = weakref.ref(cuda.stream)
+        pointer = cuda.alloc(100)
+        cuda.stream = fake_cupy.NullStream()
+        cuda.alloc(100)
+        gc.collect()
+        assert seen() is not None
+        del pointer
+
+
+def test_other_resources_than_arenas_serve_as_well(cuda, arena):
+    with integration.using(gpumem.limit(arena, MIB), pinned=False):
+        cuda.stream = gpumem.Stream("host")
+        pointer = cuda.alloc(100)
+        assert pointer.mem._owner.stream.ptr == cuda.stream.ptr
+        with pytest.raises(fake_cupy.OutOfMemoryError):
+            cuda.alloc(2 * MIB)
+        del pointer
+
+
+def test_exhaustion_is_every_callers_error(cuda, arena):
+    with integration.using(arena, pinned=False), pytest.raises(gpumem.OutOfMemoryError) as caught:
+        cuda.alloc(65 * MIB)
+    error = caught.value
+    assert isinstance(error, fake_cupy.OutOfMemoryError)
+    assert isinstance(error, fake_cupy.CUDARuntimeError)
+    assert (error.status, error.asked, error._size) == (2, 65 * MIB, 65 * MIB)
+    assert "out of memory" in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.status, again.asked) == (str(error), 2, 65 * MIB)
+
+
+def test_garbage_in_cycles_is_collected_before_memory_is_out(cuda, arena):
+    class Holder:
+        pass
+
+    with integration.using(arena, pinned=False):
+        gc.disable()
+        try:
+            holder = Holder()
+            holder.own, holder.memory = holder, cuda.alloc(60 * MIB)
+            del holder
+            assert cuda.alloc(60 * MIB).mem.size == 60 * MIB
+        finally:
+            gc.enable()
+
+
+def test_using_allocator_goes_before_and_forbids_a_switch(cuda, arena):
+    integration.enable(arena, pinned=False)
+    cuda.local.allocator = fake_cupy.own_allocator
+    assert cuda.alloc(1) == ("CuPy's own", 1)
+    for call in (integration.disable, integration.using(pinned=False).__enter__):
+        with pytest.raises(IntegrationError, match=r"inside cupy\.cuda\.using_allocator"):
+            call()
+    cuda.local.allocator = integration.allocator(arena)
+    assert cuda.alloc(1).mem._owner.resource is arena
+    cuda.local.allocator = None
+    integration.disable()
+
+
+def test_pinned_memory_comes_along_and_goes_back(cuda, arena, monkeypatch):
+    pinned = gpumem.Arena("host/host_accessible")
+    integration.enable(arena, pinned=pinned)
+    pointer = cuda.pinned(100)
+    assert pointer.mem.buffer.resource is pinned
+    assert (pointer.ptr, pointer.mem.size) == (pointer.mem.buffer.ptr, 100)
+    with integration.using(arena, pinned=False):
+        assert cuda.pinned is fake_cupy.own_pinned
+    assert cuda.pinned(1).mem.buffer.resource is pinned
+    integration.disable()
+    assert cuda.pinned is fake_cupy.own_pinned
+    del pointer
+    pinned.close()
+
+
+def test_a_pinned_allocator_of_the_users_stays_where_it_is_not_asked_for(cuda, arena):
+    cuda.pinned = mine = object()
+    with integration.using(arena, pinned=False):
+        assert cuda.pinned is mine
+    assert cuda.pinned is mine
+
+
+def test_what_is_not_accepted_changes_nothing(cuda, arena, monkeypatch):
+    with pytest.raises(ConfigError, match="pinned memory"):
+        integration.enable(arena, pinned=arena)
+    with pytest.raises(TypeError, match="'arena'"):
+        integration.enable("arena")
+    monkeypatch.setattr(integration, "_device_type", "cuda")
+    with pytest.raises(ConfigError, match="host:0"):
+        integration.using(arena)
+    assert cuda.current is fake_cupy.own_allocator
+
+
+def test_a_cupy_that_will_not_do_says_why(cuda, monkeypatch):
+    sys.modules["cupy"].__version__ = "12.9"
+    with pytest.raises(IntegrationError, match=r"CuPy 12\.9 was found.*13\.0"):
+        integration.enable()
+    sys.modules["cupy"].__version__ = "14.0"
+    cuda.runtime.is_hip = True
+    with pytest.raises(IntegrationError, match="ROCm"):
+        integration.enable()
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingFrameworkError, match="cupy-cuda13x"):
+        integration.enable()
+
+
+FAKE = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
+from helpers import fake_cupy
+sys.modules.update(fake_cupy.make())
+import gpumem, gpumem.integrations.cupy as integration
+integration._device_type = "host"
+cuda = sys.modules["cupy.cuda"]
+arena = gpumem.Arena("host")
+integration.enable(arena, pinned=gpumem.Arena("host/host_accessible"))
+cuda.stream = gpumem.Stream("host")
+held = [cuda.alloc(1000), cuda.pinned(1000)]
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "del held, arena",
+        "integration.disable()",
+        "del held; integration.disable(); arena.close()",
+        "sys.keep = held; del integration",
+        "import atexit; atexit.register(lambda: cuda.alloc(10))",
+        "import atexit; atexit.register(integration.disable)",
+        "use = integration.using(arena); use.__enter__()",
+        "del sys.modules['cupy'], cuda",
+    ],
+)
+def test_the_end_of_the_process_is_quiet(end):
+    child.run_quietly(FAKE + end)
