@@ -1,0 +1,163 @@
+"""Numba's CUDA arrays on gpumem's memory, through Numba's interface for memory managers.
+
+Process-wide. Numba makes its manager with the first context and keeps it, so `enable`, `disable`
+and `using` work before a context is made: before the first array, kernel or stream.
+
+``NUMBA_CUDA_MEMORY_MANAGER=gpumem.integrations.numba`` in the environment does as `enable()`.
+
+Examples
+--------
+>>> import gpumem
+>>> import gpumem.integrations.numba
+>>> gpumem.integrations.numba.enable(gpumem.Arena("cuda:0"))  # doctest: +SKIP
+>>> from numba import cuda  # doctest: +SKIP
+>>> cuda.device_array(1000)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumem._buffer import MemoryResource
+from gpumem.device import MemoryKind
+from gpumem.errors import IntegrationError
+from gpumem.integrations._numba import manager_class
+from gpumem.integrations._resources import ResourceLike, Resources
+from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._versions import import_framework
+
+__all__ = ["disable", "enable", "using"]
+
+_OLDEST = "0.10"
+_INSTALL = "pip install numba-cuda"
+
+
+def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> None:
+    """Let Numba take device and pinned memory from gpumem, from its first context on.
+
+    Numba names no stream when it allocates or frees. A block is handed out when no earlier work
+    touches it any more, and goes back behind everything that is queued on the device when its array
+    is dropped; neither waits, unless a block of the arena is free for later only.
+
+    Parameters
+    ----------
+    resource : MemoryResource, several of them, a mapping by device, or None
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices. Devices without one have
+        `gpumem.get_default_resource`, asked for at their first allocation.
+    pinned : bool or MemoryResource, optional
+        Whether pinned and mapped host arrays come from gpumem too, or from which HOST_ACCESSIBLE
+        resource. True is the default resource of the device's pinned memory. None is True.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        numba-cuda is not installed, is too old or simulates; Numba has made a context; inside a
+        `using`.
+    ConfigError, TypeError
+        A resource that Numba cannot use.
+
+    Notes
+    -----
+    Where memory is out, Numba's callers see an exception that is a ``CudaAPIError`` with the code
+    CUDA_ERROR_OUT_OF_MEMORY and a `gpumem.OutOfMemoryError` with its report.
+
+    Frees come after every stream where the driver has cuCtxRecordEvent (CUDA 12.5). With an older
+    one, after every stream but those made with the non-blocking flag: synchronise such a stream
+    before you drop an array that it uses.
+
+    ``cuda.managed_array`` and write-combined arrays remain the driver's. IPC handles are given of
+    arenas with ``backing="regions"``. ``cuda.close()`` resets the device for everybody in the
+    process, also for gpumem: close your arenas first.
+    """
+    _switch.enable(_setting(resource, pinned))
+
+
+def disable() -> None:
+    """Give Numba back the manager that it had before the first `enable`.
+
+    Does nothing where it is not enabled.
+
+    Raises
+    ------
+    IntegrationError
+        Numba has made a context, which keeps its manager; or inside a `using`.
+    """
+    _switch.disable()
+
+
+def using(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> Using:
+    """Do as `enable`, inside a ``with`` block.
+
+    If Numba makes a context inside, it keeps gpumem's memory: leaving raises
+    `gpumem.errors.IntegrationError` then, and gpumem stays enabled.
+
+    Raises
+    ------
+    ConfigError, TypeError
+        At once, for a resource that Numba cannot use; the rest as `enable`, on entering.
+    """
+    return Using(_switch, _setting(resource, pinned))
+
+
+def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
+    chosen: Resources | None = None
+    if pinned is not False:
+        chosen = Resources(
+            "Numba, for pinned memory,",
+            None if pinned is None or pinned is True else pinned,
+            kinds=(MemoryKind.HOST_ACCESSIBLE,),
+        )
+    return Setting(Resources("Numba", resource), (("pinned", chosen),))
+
+
+def __getattr__(name: str) -> Any:
+    # What Numba looks for in the module that NUMBA_CUDA_MEMORY_MANAGER names.
+    if name == "_numba_memory_manager":
+        _require()
+        setting = _setting(None, None)
+        return manager_class(setting.resources, dict(setting.options)["pinned"])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _require() -> Any:
+    """Return Numba's driver module; the package is numba-cuda, whatever provides ``numba.cuda``."""
+    import_framework("numba-cuda", "numba_cuda", _OLDEST, install=_INSTALL)
+    from numba import cuda
+
+    if not hasattr(cuda, "set_memory_manager"):
+        raise IntegrationError(
+            "Numba simulates CUDA (NUMBA_ENABLE_CUDASIM), and its simulator has no memory manager"
+        )
+    from numba.cuda.cudadrv import driver
+
+    return driver
+
+
+class _Numba(Framework):
+    name = "Numba"
+
+    def attach(self, setting: Setting) -> Any:
+        driver = _require()
+        reason = self.why_not_back()
+        if reason is not None:
+            raise IntegrationError(f"Numba cannot be switched to gpumem's memory: {reason}")
+        before = driver._memory_manager
+        driver.set_memory_manager(manager_class(setting.resources, dict(setting.options)["pinned"]))
+        return before
+
+    def restore(self, before: Any) -> None:
+        # None, what it is before the first context, is no plugin that set_memory_manager takes.
+        _require()._memory_manager = before
+
+    def why_not_back(self) -> str | None:
+        devices = _require().driver.devices
+        made = [number for number, each in devices.items() if each.primary_context is not None]
+        if not made:
+            return None
+        return (
+            f"it has made a context on device {', '.join(map(str, made))}, which keeps the memory "
+            "manager that it was made with"
+        )
+
+
+_switch = Switch(_Numba())

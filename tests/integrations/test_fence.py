@@ -1,0 +1,106 @@
+"""Blocks for callers without streams: free of earlier work, and back behind all of it."""
+
+import threading
+
+import numpy as np
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+from gpumem import _host
+from gpumem.integrations._fence import Fence
+from gpumem.interop import HostTimeline
+
+MIB = 1 << 20
+
+
+def fill(buffer, value, stream):
+    HostDriver().fill(buffer, value, gpumem.Stream.from_handle("host", stream))
+
+
+@pytest.fixture
+def fence():
+    return Fence(gpumem.Device("host"))
+
+
+@pytest.fixture(params=["completed", "wait", "never"])
+def arena(request):
+    with gpumem.Arena("host", {"stream_reuse": request.param, "max_mem": 8 * MIB}) as arena:
+        yield arena
+        arena.validate()
+
+
+@pytest.fixture
+def slow():
+    """Every stream finishes its work 50 ms after it was queued."""
+    _host.set_lag(50_000_000)
+    yield
+    _host.set_lag(0)
+
+
+def test_blocks_come_and_go(fence, arena):
+    for _ in range(3):
+        buffer = fence.allocate(arena, MIB)
+        np.from_dlpack(buffer)[:] = 1
+        fence.give(buffer)
+        assert buffer.closed
+    assert arena.stats().in_use == 0
+
+
+@pytest.mark.parametrize("stream", [0, 2])
+def test_a_block_is_handed_out_when_work_queued_before_its_free_is_done(fence, stream):
+    config = {"initial_chunk_size_bytes": 4 * MIB, "max_mem": 4 * MIB}
+    with gpumem.Arena("host", config) as arena, arena.allocate(256):
+        # What is left of the only region holds one such block, and the region stays.
+        buffer = fence.allocate(arena, 3 * MIB)
+        address = buffer.ptr
+        np.from_dlpack(buffer)[:] = 0
+        gate = HostTimeline.create()
+        gpumem.Stream.from_handle("host", stream).wait(gate.point(1))
+        fill(buffer, 7, stream)
+        fence.give(buffer)
+        opener = threading.Timer(0.1, gate.signal, [1])
+        opener.start()
+        again = fence.allocate(arena, 3 * MIB)
+        seen = np.from_dlpack(again)
+        assert again.ptr == address
+        assert seen.min() == seen.max() == 7, "handed out before the fill was done"
+        opener.join()
+        del seen
+        fence.give(again)
+
+
+def test_what_another_stream_freed_is_done_before_it_is_handed_out(fence, arena, slow):
+    stream = gpumem.Stream("host")
+    buffer = arena.allocate(3 * MIB, stream)
+    address = buffer.ptr
+    view = np.from_dlpack(buffer)
+    fill(buffer, 7, stream.ptr)
+    del view
+    buffer.close()
+    again = fence.allocate(arena, 3 * MIB)
+    if again.ptr == address:
+        assert np.from_dlpack(again).min() == 7
+    fence.give(again)
+
+
+def test_a_refused_fence_keeps_the_block_until_a_later_call(fence, arena):
+    buffer = fence.allocate(arena, MIB)
+    _host.fail("cuEventRecord", 1, 1)
+    try:
+        fence.give(buffer)
+    finally:
+        _host.clear_faults()
+    assert not buffer.closed
+    fence.give(fence.allocate(arena, MIB))
+    assert buffer.closed
+    assert arena.stats().in_use == 0
+
+
+def test_drain_leaves_everything_free(fence, arena, slow):
+    buffer = fence.allocate(arena, MIB)
+    fill(buffer, 1, 0)
+    fence.give(buffer)
+    fence.drain()
+    assert fence._frees.query()
+    assert arena.stats().in_use == 0

@@ -1,0 +1,186 @@
+"""Numba's plugin as far as it goes without a GPU: Numba's own classes over host memory."""
+
+import gc
+import sys
+import types
+
+import pytest
+from helpers import child
+
+import gpumem
+import gpumem.integrations.numba as integration
+from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+from gpumem.integrations._numba import manager_class
+from gpumem.integrations._resources import Resources
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+from numba import cuda
+from numba.cuda.cudadrv import driver
+
+MIB = 1 << 20
+
+
+class Context:
+    """What a manager asks of Numba's context."""
+
+    device = types.SimpleNamespace(id=0)
+
+
+@pytest.fixture
+def context():
+    return Context()
+
+
+@pytest.fixture
+def arena():
+    with gpumem.Arena("host", {"max_mem": 16 * MIB}) as arena:
+        yield arena
+        gc.collect()
+
+
+@pytest.fixture
+def manager(arena, context):
+    resources = Resources("It", arena, kinds=(gpumem.MemoryKind.HOST,), device_type="host")
+    return manager_class(resources, resources, "host")(context=context)
+
+
+@pytest.fixture
+def restored():
+    before = driver._memory_manager
+    yield
+    assert driver._memory_manager is before
+
+
+def test_a_pointer_owns_its_block(manager, arena):
+    pointer = manager.memalloc(1000)
+    assert isinstance(pointer, cuda.MemoryPointer)
+    assert (pointer.size, arena.stats().requested_in_use) == (1000, 1000)
+    del pointer
+    assert arena.stats().in_use == 0
+
+
+def test_pinned_memory_comes_from_gpumem_too(manager, arena):
+    memory = manager.memhostalloc(1000)
+    assert arena.stats().requested_in_use == 1000
+    assert memoryview(memory).nbytes == 1000
+    del memory
+    assert arena.stats().in_use == 0
+
+
+def test_memory_info_counts_what_the_arena_has_free(manager, arena):
+    pointer = manager.memalloc(MIB)
+    info = manager.get_memory_info()
+    assert (info.total, info.free) == (16 * MIB, 15 * MIB)
+    del pointer
+    assert manager.get_memory_info().free == 16 * MIB
+
+
+def test_exhaustion_is_every_callers_error(manager):
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        manager.memalloc(17 * MIB)
+    assert isinstance(caught.value, driver.CudaAPIError)
+    assert caught.value.code == driver.binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    assert caught.value.asked == 17 * MIB
+    assert "out of memory" in str(caught.value)
+
+
+def test_garbage_is_collected_before_memory_is_out(manager):
+    gc.disable()
+    try:
+        holder = types.SimpleNamespace(memory=manager.memalloc(12 * MIB))
+        holder.own = holder
+        del holder
+        assert manager.memalloc(12 * MIB).size == 12 * MIB
+    finally:
+        gc.enable()
+
+
+def test_a_reset_gives_everything_back_and_finalizers_may_come_later(manager, arena, context):
+    type(manager)(context=context).reset()  # before initialize
+    pointer = manager.memalloc(MIB)
+    manager.reset()
+    assert arena.stats().in_use == 0
+    other = arena.allocate(MIB)
+    del pointer
+    assert not other.closed
+    assert arena.stats().requested_in_use == MIB
+    del other
+
+
+def test_numba_takes_the_class(manager, restored):
+    assert type(manager)(context=None).interface_version == 1
+    integration.enable()
+    assert driver._memory_manager.__name__ == "GpumemManager"
+    with integration.using(pinned=False):
+        pass
+    integration.disable()
+
+
+def test_after_a_context_nothing_can_be_switched(monkeypatch, restored):
+    made = types.SimpleNamespace(primary_context=object())
+    integration.enable()
+    monkeypatch.setitem(driver.driver.devices, 0, made)
+    for call in (integration.disable, lambda: integration.enable(pinned=False)):
+        with pytest.raises(IntegrationError, match="has made a context on device 0"):
+            call()
+    integration.enable()  # what is enabled
+    monkeypatch.delitem(driver.driver.devices, 0)
+    integration.disable()
+    monkeypatch.setitem(driver.driver.devices, 0, made)
+    with pytest.raises(IntegrationError, match=r"cannot be switched.*context"):
+        integration.enable()
+    monkeypatch.delitem(driver.driver.devices, 0)
+
+
+def test_the_environment_variables_module_has_the_class():
+    assert integration._numba_memory_manager(context=None).interface_version == 1
+    with pytest.raises(AttributeError, match="nothing"):
+        integration.nothing  # noqa: B018
+
+
+def test_what_is_not_accepted_is_named(arena):
+    with pytest.raises(ConfigError, match="host:0"):
+        integration.enable(arena)
+    with pytest.raises(ConfigError, match="pinned memory"):
+        integration.using(pinned=arena)
+
+
+def test_a_missing_numba_says_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba_cuda", None)
+    with pytest.raises(MissingFrameworkError, match="pip install numba-cuda"):
+        integration.enable()
+
+
+def test_the_simulator_is_refused():
+    done = child.run(
+        """
+        import gpumem.integrations.numba as integration
+        try:
+            integration.enable()
+        except gpumem.errors.IntegrationError as error:
+            print("simulat" in str(error))
+        """.replace("import", "import gpumem, gpumem.errors; import", 1),
+        env={"NUMBA_ENABLE_CUDASIM": "1"},
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "del arena", "del pointer", "manager.reset()"])
+def test_the_end_of_the_process_is_quiet(end):
+    done = child.run(
+        f"""
+        import types
+        import gpumem
+        from gpumem.integrations._numba import manager_class
+        from gpumem.integrations._resources import Resources
+        arena = gpumem.Arena("host")
+        resources = Resources("It", arena, kinds=(gpumem.MemoryKind.HOST,), device_type="host")
+        class Context:
+            device = types.SimpleNamespace(id=0)
+        context = Context()
+        manager = manager_class(resources, resources, "host")(context=context)
+        pointer, memory = manager.memalloc(1000), manager.memhostalloc(1000)
+        {end}
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
