@@ -38,7 +38,7 @@ def gpu_calls() -> Timing | None:
     arena = gpumem.Arena("cuda:0")
     arena.allocate(1 << 30).close()
     candidates: dict[str, Candidate] = {"arena.allocate": partial(arena.allocate, GPU_NBYTES)}
-    candidates |= _torch() | _cupy() | _rmm() | _driver_pool()
+    candidates |= _torch() | _cupy() | _rmm() | _cuda_core() | _driver_pool()
     return interleave(candidates, "arena.allocate")
 
 
@@ -72,12 +72,31 @@ def _rmm() -> dict[str, Candidate]:
         from rmm import mr
     except (ImportError, OSError):  # OSError: one of its libraries is missing
         return {}
-    arena = mr.ArenaMemoryResource(mr.CudaMemoryResource(), 1 << 30)
+    device = mr.CudaMemoryResource()
+    resources = {
+        "arena": mr.ArenaMemoryResource(device, 1 << 30),
+        "pool": mr.PoolMemoryResource(device, 1 << 30),
+        "async": mr.CudaAsyncMemoryResource(1 << 30),
+    }
+    return {f"rmm {name} allocate/deallocate": _pair(made) for name, made in resources.items()}
 
-    def pair() -> None:
-        arena.deallocate(arena.allocate(GPU_NBYTES), GPU_NBYTES)
 
-    return {"rmm arena allocate/deallocate": pair}
+def _pair(resource: Any) -> Candidate:
+    return lambda: resource.deallocate(resource.allocate(GPU_NBYTES), GPU_NBYTES)
+
+
+def _cuda_core() -> dict[str, Candidate]:
+    try:
+        from cuda.core import Device, DeviceMemoryResource
+    except ImportError:  # an older cuda-core, where it is experimental
+        return {}
+    device = Device(0)
+    device.set_current()
+    stream = device.default_stream
+    resource = DeviceMemoryResource(device)
+    return {
+        "cuda.core allocate/close": lambda: resource.allocate(GPU_NBYTES, stream=stream).close()
+    }
 
 
 def _driver_pool() -> dict[str, Candidate]:

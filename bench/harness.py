@@ -12,10 +12,12 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 Candidate = Callable[[], Any]
+Around = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ def interleave(
     *,
     rounds: int = 25,
     batch_seconds: float = 0.004,
+    around: Mapping[str, Around] | None = None,
 ) -> Timing:
     """Time every candidate in turn, `rounds` times.
 
@@ -47,25 +50,47 @@ def interleave(
         At least five.
     batch_seconds : float
         About how long one batch takes, in seconds.
+    around : mapping of name to callable, optional
+        Makes what a candidate's batches run within: a setting of its library, say.
     """
-    calls = {name: _calls_per_batch(call, batch_seconds) for name, call in candidates.items()}
+    within = {name: (around or {}).get(name, nullcontext) for name in candidates}
+    calls = {}
+    for name, call in candidates.items():
+        with within[name]():
+            calls[name] = _calls_per_batch(call, batch_seconds)
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         for _ in range(rounds):
             for name, call in candidates.items():
-                loop = _batch(_nothing, calls[name])
-                samples[name].append((_batch(call, calls[name]) - loop) / calls[name])
+                with within[name]():
+                    samples[name].append(net_nanoseconds(call, calls[name]))
     finally:
         if was_enabled:
             gc.enable()
+    return timing_of(samples, reference)
+
+
+def timing_of(samples: Mapping[str, list[float]], reference: str) -> Timing:
+    """Sum up samples that were taken in turn, one of each candidate in a round."""
     nanoseconds = {name: statistics.median(values) for name, values in samples.items()}
-    ratios = {
+    ratios = ratios_within_rounds(samples, reference)
+    return Timing(nanoseconds, ratios, reference, len(samples[reference]))
+
+
+def ratios_within_rounds(samples: Mapping[str, list[float]], reference: str) -> dict[str, float]:
+    """Divide each sample by the reference's of its round; the medians over rounds."""
+    return {
         name: statistics.median(a / b for a, b in zip(values, samples[reference], strict=True))
         for name, values in samples.items()
     }
-    return Timing(nanoseconds, ratios, reference, rounds)
+
+
+def net_nanoseconds(call: Candidate, count: int) -> float:
+    """Nanoseconds per call of one batch, less those of the empty loop right before it."""
+    loop = _batch(_nothing, count)
+    return (_batch(call, count) - loop) / count
 
 
 def _nothing() -> None:

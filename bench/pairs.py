@@ -22,6 +22,7 @@ from rich.table import Table
 
 import gpumem
 from bench import native
+from bench.harness import ratios_within_rounds
 from bench.native import mallocs
 from gpumem import _host
 
@@ -157,7 +158,7 @@ def _pairs(module: Any, kind: str, live: int, libraries: list[Any]) -> dict[str,
         "sizes": kind,
         "live": live,
         "nanoseconds": {name: statistics.median(values) for name, values in samples.items()},
-        "ratios": _ratios(samples, REFERENCE),
+        "ratios": ratios_within_rounds(samples, REFERENCE),
         "goals": GOALS.get((kind, live), {}),
         "rounds": ROUNDS,
     }
@@ -175,13 +176,6 @@ def _interleaved(timed: Mapping[str, Callable[[int], float]]) -> dict[str, list[
         for name, values in samples.items():
             values.append(timed[name](number) - loop)
     return samples
-
-
-def _ratios(samples: Mapping[str, list[float]], reference: str) -> dict[str, float]:
-    return {
-        name: statistics.median(a / b for a, b in zip(values, samples[reference], strict=True))
-        for name, values in samples.items()
-    }
 
 
 def _latency(module: Any, kind: str, live: int) -> dict[str, Any]:
@@ -239,7 +233,7 @@ def _handoff(module: Any, libraries: list[Any]) -> dict[str, Any]:
     samples = _interleaved(timed)
     return {
         "nanoseconds": {name: statistics.median(values) for name, values in samples.items()},
-        "ratios": _ratios(samples, REFERENCE),
+        "ratios": ratios_within_rounds(samples, REFERENCE),
     }
 
 

@@ -1,0 +1,195 @@
+"""Tables of what `bench.torch_steps` measured; plain values in, plain values and Markdown out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench import markdown
+from bench.harness import ratios_within_rounds
+
+Record = Mapping[str, Any]
+Row = dict[str, Any]
+
+REFERENCE = "native"
+GOAL_MEDIAN, GOAL_WORST, GOAL_RESERVED = 1.01, 1.03, 1.03
+WARMUP = -1  # the round whose times do not count
+
+
+def rows(records: Sequence[Record]) -> list[Row]:
+    """Sum up the rounds of each workload and configuration, in the order in which they came.
+
+    Parameters
+    ----------
+    records : sequence of mapping
+        Each of one run: ``workload``, ``configuration``, ``round`` (-1 for the warm-up), and either
+        ``error`` or ``seconds`` of its steps, ``values``, ``reserved`` and ``requested`` bytes.
+
+    Returns
+    -------
+    list of dict
+        With ``step_ms`` (median over rounds of the mean step), ``ratio`` to the reference's time in
+        the same round (median), ``reserved`` and ``requested`` (highest), ``waste`` (their ratio;
+        what tensors request is the reference's count), ``same`` (every value of every round equals
+        the reference's, bit for bit) and ``error``. What cannot be said is None.
+    """
+    made = []
+    for workload in dict.fromkeys(record["workload"] for record in records):
+        of = [record for record in records if record["workload"] == workload]
+        for configuration in dict.fromkeys(record["configuration"] for record in of):
+            made.append({"workload": workload, **_row(of, configuration)})
+    return made
+
+
+def _row(records: Sequence[Record], configuration: str) -> Row:
+    mine = [record for record in records if record["configuration"] == configuration]
+    good = [record for record in mine if "error" not in record]
+    theirs = [record for record in records if record["configuration"] == REFERENCE]
+    reference = [record for record in theirs if "error" not in record]
+    error = next((record["error"] for record in mine if "error" in record), None)
+    reserved = max((record["reserved"] for record in good), default=None)
+    requested = max((record["requested"] or 0 for record in reference), default=0) or None
+    return {
+        "configuration": configuration,
+        "rounds": sum(record["round"] != WARMUP for record in good),
+        "step_ms": _step_ms(good),
+        "ratio": _ratio(good, reference),
+        "reserved": reserved,
+        "requested": requested,
+        "waste": reserved / requested if reserved and requested else None,
+        "same": _same(good, reference) if good and reference else None,
+        "error": error,
+    }
+
+
+def _totals(records: Iterable[Record]) -> dict[int, float]:
+    return {
+        record["round"]: sum(record["seconds"]) for record in records if record["round"] != WARMUP
+    }
+
+
+def _step_ms(records: Sequence[Record]) -> float | None:
+    means = [
+        1e3 * statistics.mean(record["seconds"]) for record in records if record["round"] != WARMUP
+    ]
+    return statistics.median(means) if means else None
+
+
+def _ratio(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
+    ours, theirs = _totals(mine), _totals(reference)
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        return None
+    samples = {
+        "mine": [ours[number] for number in shared],
+        REFERENCE: [theirs[number] for number in shared],
+    }
+    return ratios_within_rounds(samples, REFERENCE)["mine"]
+
+
+def _same(mine: Sequence[Record], reference: Sequence[Record]) -> bool:
+    expected = reference[0]["values"]
+    return all(record["values"] == expected for record in [*mine, *reference])
+
+
+def overall(made: Sequence[Row]) -> list[Row]:
+    """Sum up each configuration over the workloads that it ran, and hold it against the goals."""
+    summed = []
+    for configuration in dict.fromkeys(row["configuration"] for row in made):
+        mine = [row for row in made if row["configuration"] == configuration]
+        ratios = [row["ratio"] for row in mine if row["ratio"] is not None]
+        wastes = [row["waste"] for row in mine if row["waste"] is not None]
+        summed.append(
+            {
+                "configuration": configuration,
+                "workloads": len(mine),
+                "median": statistics.median(ratios) if ratios else None,
+                "worst": max(ratios, default=None),
+                "waste": max(wastes, default=None),
+                "same": all(row["same"] for row in mine),
+                "errors": sum(row["error"] is not None for row in mine),
+            }
+        )
+    return summed
+
+
+# ---- Markdown ------------------------------------------------------------------------------------
+
+
+def steps_table(made: Sequence[Row]) -> str:
+    """Show one line for each workload and configuration."""
+    heads = [
+        "workload",
+        "beneath PyTorch",
+        "ms a step",
+        "time / native",
+        "peak reserved",
+        "reserved / requested",
+        "same bits",
+    ]
+    body = [
+        [
+            row["workload"],
+            row["configuration"],
+            _number(row["step_ms"], "{:.2f}"),
+            _number(row["ratio"], "{:.3f}"),
+            _number(row["reserved"], "{:.2f} GB", 1e-9),
+            _number(row["waste"], "{:.3f}"),
+            row["error"] or _yes(row["same"]),
+        ]
+        for row in made
+    ]
+    return markdown.table(heads, body)
+
+
+def overall_table(summed: Sequence[Row]) -> str:
+    """Show one line for each configuration; goals in the heads."""
+    heads = [
+        "beneath PyTorch",
+        f"time / native, median (goal {GOAL_MEDIAN})",
+        f"worst (goal {GOAL_WORST})",
+        f"worst reserved / requested (goal {GOAL_RESERVED})",
+        "same bits",
+        "errors",
+    ]
+    body = [
+        [
+            row["configuration"],
+            _number(row["median"], "{:.3f}"),
+            _number(row["worst"], "{:.3f}"),
+            _number(row["waste"], "{:.3f}"),
+            _yes(row["same"]),
+            str(row["errors"]),
+        ]
+        for row in summed
+    ]
+    return markdown.table(heads, body)
+
+
+def limits_table(limits: Sequence[Record]) -> str:
+    """Show the largest scale that fits, of each workload by configuration, and over native's."""
+    configurations = list(dict.fromkeys(record["configuration"] for record in limits))
+    body = []
+    for workload in dict.fromkeys(record["workload"] for record in limits):
+        of = {r["configuration"]: r for r in limits if r["workload"] == workload}
+        native = of.get(REFERENCE, {}).get("scale")
+        body.append([workload, *(_scale(of.get(name), native) for name in configurations)])
+    return markdown.table(["largest that fits", *configurations], body)
+
+
+def _scale(record: Record | None, native: int | None) -> str:
+    if record is None:
+        return ""
+    if "error" in record:
+        return str(record["error"])
+    relative = f" ({record['scale'] / native:.3f})" if native else ""
+    return f"{record['scale']}{relative}"
+
+
+def _number(value: float | None, form: str, factor: float = 1) -> str:
+    return "" if value is None else form.format(value * factor)
+
+
+def _yes(value: bool | None) -> str:
+    return {None: "", True: "yes", False: "NO"}[value]

@@ -1,0 +1,101 @@
+"""Which allocator a process has beneath PyTorch; PyTorch lets it be chosen once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes held from the device, and asked for by tensors, at their highest so far.
+
+    What tensors ask for does not depend on who allocates, so PyTorch's own count serves all;
+    `requested` is None where PyTorch does not count.
+    """
+
+    reserved: int
+    requested: int | None
+
+
+class Allocator(ABC):
+    @abstractmethod
+    def peaks(self) -> Peaks: ...
+
+
+class Cpu(Allocator):
+    """A machine without a GPU: nothing to choose, nothing counted."""
+
+    def peaks(self) -> Peaks:
+        return Peaks(0, None)
+
+
+class Native(Allocator):
+    """PyTorch's own; how, is said by PYTORCH_ALLOC_CONF in the environment."""
+
+    def __init__(self, limit: int) -> None:
+        if limit:
+            torch.cuda.set_per_process_memory_fraction(limit / total_memory())
+
+    def peaks(self) -> Peaks:
+        stats = torch.cuda.memory_stats()
+        return Peaks(stats["reserved_bytes.all.peak"], stats["requested_bytes.all.peak"])
+
+
+class Full(Allocator):
+    """An arena in place of PyTorch's allocator."""
+
+    def __init__(self, limit: int) -> None:
+        self.arena = enabled("full", limit)
+
+    def peaks(self) -> Peaks:
+        return Peaks(self.arena.stats().max_reserved, None)
+
+
+class Pool(Allocator):
+    """PyTorch's allocator over an arena, through a ``torch.cuda.MemPool``."""
+
+    def __init__(self, limit: int) -> None:
+        self.native = Native(limit)
+        self.arena = enabled("pool", limit)
+
+    def peaks(self) -> Peaks:
+        """Add what PyTorch holds, and what the arena holds above what it handed to PyTorch."""
+        native, arena = self.native.peaks(), self.arena.stats()
+        above = max(0, arena.max_reserved - arena.max_in_use)
+        return Peaks(native.reserved + above, native.requested)
+
+
+def enabled(mode: str, limit: int) -> Any:
+    import gpumem
+    from gpumem.integrations import torch as integration
+
+    arena = gpumem.Arena("cuda:0", {"max_mem": limit})
+    integration.enable(arena, mode=mode)
+    return arena
+
+
+def total_memory() -> int:
+    return torch.cuda.get_device_properties(0).total_memory
+
+
+def install(configuration: str, device: torch.device, limit: int = 0) -> Allocator:
+    """Choose the allocator of this process; `limit` bytes, 0 for no limit."""
+    if device.type == "cpu":
+        return Cpu()
+    made: dict[str, type[Allocator]] = {"full": Full, "pool": Pool}
+    return made.get(configuration, Native)(limit)
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Tell an allocation that found no memory from every other failure.
+
+    Beneath a replaced allocator PyTorch knows no better than RuntimeError, of which the text is
+    all there is to go by.
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()

@@ -1,0 +1,77 @@
+"""A process with one allocator beneath PyTorch, that measures what it is told to.
+
+Reads one JSON object a line, answers each with one: the answer, or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from bench.harness import net_nanoseconds
+from bench.workloads import CONFIGURATIONS, allocators
+from bench.workloads.limits import largest_scale
+from bench.workloads.workload import be_deterministic, run
+
+EMPTY_BYTES = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.workloads.child", description=__doc__)
+    parser.add_argument("configuration", choices=CONFIGURATIONS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--limit", type=int, default=0, help="bytes that may be held; 0: all")
+    chosen = parser.parse_args()
+    answers = own_output()
+    device = torch.device(chosen.device)
+    be_deterministic()
+    commands: dict[str, Callable[..., Any]] | None = None
+    for line in sys.stdin:
+        try:
+            if commands is None:  # here, so that a failure is an answer, too
+                commands = commands_over(
+                    allocators.install(chosen.configuration, device, chosen.limit), device
+                )
+            request = json.loads(line)
+            answer = commands[request.pop("do")](**request)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def own_output() -> Any:
+    """Keep standard output for answers; whatever else is printed goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def commands_over(
+    allocator: allocators.Allocator, device: torch.device
+) -> dict[str, Callable[..., Any]]:
+    def steps(workload: str, size: str, **options: int) -> dict[str, Any]:
+        return asdict(run(workload, size, device, **options)) | asdict(allocator.peaks())
+
+    def limit(workload: str, size: str, **options: int) -> dict[str, Any]:
+        return {"scale": largest_scale(workload, size, device, **options)}
+
+    empty = partial(torch.empty, EMPTY_BYTES, dtype=torch.uint8, device=device)
+
+    def empties(count: int) -> dict[str, Any]:
+        return {"nanoseconds": net_nanoseconds(empty, count)}
+
+    return {"steps": steps, "limit": limit, "empty": empties}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What every workload is: a model, generators for its shapes and data, and a step."""
+
+from __future__ import annotations
+
+import gc
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from bench import workloads
+
+
+class Workload(ABC):
+    """One model at work.
+
+    Attributes
+    ----------
+    scale : int
+        How much a step does at most: tokens, images or sequences. Memory grows with it smoothly,
+        so that the largest scale that fits says how well memory is used.
+    shapes : list of tuple of int
+        What each step drew so far.
+    """
+
+    SIZES: ClassVar[dict[str, Any]]
+
+    def __init__(self, size: str, device: torch.device, seed: int, scale: int | None) -> None:
+        self.size = self.SIZES[size]
+        self.scale: int = self.size.scale if scale is None else scale
+        self.device = device
+        self.shapes: list[tuple[int, ...]] = []
+        self.random = random.Random(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        torch.manual_seed(seed)
+        self.start()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Make the model and what goes with it."""
+
+    @abstractmethod
+    def step(self) -> torch.Tensor:
+        """Draw shapes, do the work, return one number that depends on all of it."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the models that train in one precision use."""
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def draw(self, *shape: int) -> tuple[int, ...]:
+        """Note the shape of a step."""
+        self.shapes.append(shape)
+        return shape
+
+    def tokens(self, vocabulary: int, *shape: int) -> torch.Tensor:
+        return torch.randint(vocabulary, shape, generator=self.generator, device=self.device)
+
+    def placed(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        return model.to(self.device, dtype)
+
+    def autocast(self) -> torch.autocast:
+        on_gpu = self.device.type == "cuda"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run was.
+
+    Attributes
+    ----------
+    seconds : list of float
+        Wall time of each step after the warm-up, from a device at rest to a device at rest.
+    values : list of str
+        What each step returned, warm-up included: floats in hex, so that equal means bit for bit.
+    shapes : list of tuple of int
+        What each step drew, warm-up included.
+    """
+
+    seconds: list[float]
+    values: list[str]
+    shapes: list[tuple[int, ...]]
+
+
+def run(
+    name: str,
+    size: str,
+    device: torch.device,
+    *,
+    seed: int,
+    steps: int,
+    warmup: int = 0,
+    scale: int | None = None,
+) -> Run:
+    """Make a workload, step it, leave nothing of it behind."""
+    rest(device)
+    gc.disable()  # a collection in one step of one allocator would be taken for its cost
+    try:
+        workload = workloads.make(name, size, device, seed, scale)
+        timed = [timed_step(workload) for _ in range(warmup + steps)]
+        return Run(
+            [seconds for seconds, _ in timed[warmup:]],
+            [value.hex() for _, value in timed],
+            workload.shapes,
+        )
+    finally:
+        workload = None
+        gc.enable()
+        rest(device)
+
+
+def timed_step(workload: Workload) -> tuple[float, float]:
+    synchronize(workload.device)
+    begin = perf_counter()
+    value = workload.step()
+    synchronize(workload.device)
+    return perf_counter() - begin, float(value)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rest(device: torch.device) -> None:
+    """Let go of everything that is not in use, so that runs do not depend on those before."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+
+def be_deterministic() -> None:
+    """Tell PyTorch to return the same bits for the same work.
+
+    cuBLAS reads CUBLAS_WORKSPACE_CONFIG, which has to be in the environment before it starts. Flash
+    attention is the one fused kernel here whose backward pass can be told.
+    """
+    torch.use_deterministic_algorithms(True)
+    # It would fill every new tensor with NaNs, and so be most of what an allocation costs.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)

@@ -1,0 +1,52 @@
+"""The programs that RMM's resources and arenas run."""
+
+import pytest
+
+import gpumem
+from bench import rmm_shapes
+
+
+class Rmm:
+    """A resource with RMM's calls that checks how it is used."""
+
+    def __init__(self):
+        self.live = {}
+        self.most = 0
+
+    def allocate(self, nbytes):
+        pointer = len(self.live) + 1
+        while pointer in self.live:
+            pointer += 1
+        self.live[pointer] = nbytes
+        self.most = max(self.most, sum(self.live.values()))
+        return pointer
+
+    def deallocate(self, pointer, nbytes):
+        assert self.live.pop(pointer) == nbytes
+
+
+@pytest.mark.parametrize(("allocations", "mib"), [(300, 4096), (1000, 1)])
+def test_a_program_allocates_that_often_and_frees_all(allocations, mib):
+    steps = rmm_shapes.program(allocations, mib)
+    sizes = [size for size, _ in steps if size]
+    assert len(sizes) == allocations
+    assert len(steps) == 2 * allocations
+    assert max(sizes) <= mib << 20
+    resource = Rmm()
+    rmm_shapes.over_rmm(resource, steps)
+    assert not resource.live
+    assert resource.most < rmm_shapes.MOST_HELD + (mib << 20)
+
+
+def test_an_arena_runs_the_same_program_and_ends_empty():
+    steps = rmm_shapes.program(200, 1)
+    with gpumem.Arena("host") as arena:
+        rmm_shapes.over_gpumem(arena, steps)
+        assert arena.stats().num_allocs == 200
+        assert arena.stats().in_use == 0
+    rmm_shapes.over_nothing(steps)
+
+
+def test_the_same_seed_draws_the_same_program():
+    assert rmm_shapes.program(100, 4) == rmm_shapes.program(100, 4)
+    assert rmm_shapes.program(100, 4) != rmm_shapes.program(100, 4, seed=2)

@@ -1,0 +1,113 @@
+"""What the tables say of numbers that are made up."""
+
+import pytest
+
+from bench import torch_tables as tables
+
+
+def record(workload, configuration, number, seconds, **more):
+    return {
+        "workload": workload,
+        "configuration": configuration,
+        "round": number,
+        "seconds": seconds,
+        "values": ["0x1p+0"],
+        "reserved": 120,
+        "requested": 100,
+    } | more
+
+
+def by_configuration(records):
+    return {row["configuration"]: row for row in tables.rows(records)}
+
+
+def test_a_ratio_is_the_median_of_ratios_within_rounds():
+    records = [
+        record("w", configuration, number, seconds)
+        for configuration, rounds in {
+            "native": [[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]],
+            "full": [[1.0, 2.0], [2.0, 2.0], [3.0, 5.0]],  # 1.5, 1, 1 of native's
+        }.items()
+        for number, seconds in enumerate(rounds)
+    ]
+    rows = by_configuration(records)
+    assert rows["full"]["ratio"] == 1.0
+    assert rows["native"]["ratio"] == 1.0
+    assert rows["full"]["step_ms"] == 2000.0
+    assert rows["full"]["rounds"] == 3
+
+
+def test_the_warm_up_counts_for_memory_and_values_but_not_for_time():
+    records = [
+        record("w", "native", tables.WARMUP, [100.0]),
+        record("w", "native", 0, [1.0]),
+        record("w", "full", tables.WARMUP, [1.0], reserved=150, requested=None),
+        record("w", "full", 0, [1.1], reserved=105, requested=None),
+    ]
+    rows = by_configuration(records)
+    assert rows["full"]["ratio"] == pytest.approx(1.1)
+    assert rows["full"]["waste"] == 1.5
+    assert rows["native"]["waste"] == 1.2
+    records[2]["values"] = ["0x1.8p+0"]
+    assert by_configuration(records)["full"]["same"] is False
+
+
+def test_one_bit_in_one_round_is_enough_to_say_that_results_differ():
+    records = [record("w", name, number, [1.0]) for name in ("native", "full") for number in (0, 1)]
+    assert by_configuration(records)["full"]["same"] is True
+    records[-1]["values"] = ["0x1.0000000000001p+0"]
+    assert by_configuration(records)["full"]["same"] is False
+
+
+def test_a_reference_that_differs_from_itself_is_no_proof_of_anything():
+    records = [record("w", name, number, [1.0]) for name in ("native", "full") for number in (0, 1)]
+    records[1]["values"] = ["0x0p+0"]
+    assert by_configuration(records)["full"]["same"] is False
+
+
+def test_a_round_that_failed_is_reported_and_leaves_the_others():
+    records = [
+        record("w", "native", 0, [1.0]),
+        record("w", "native", 1, [1.0]),
+        record("w", "full", 0, [1.2]),
+        {"workload": "w", "configuration": "full", "round": 1, "error": "it | died\nthere"},
+    ]
+    row = by_configuration(records)["full"]
+    assert (row["ratio"], row["error"]) == (1.2, "it | died\nthere")
+    assert tables.overall(tables.rows(records))[1]["errors"] == 1
+    assert all(
+        line.count(" | ") == 6 for line in tables.steps_table(tables.rows(records)).splitlines()
+    )
+
+
+def test_a_configuration_that_never_ran_has_no_figures():
+    records = [
+        record("w", "native", 0, [1.0]),
+        {"workload": "w", "configuration": "pool", "round": 0, "error": "not there"},
+    ]
+    row = by_configuration(records)["pool"]
+    assert [row[key] for key in ("ratio", "waste", "same", "step_ms")] == [None] * 4
+    summed = {row["configuration"]: row for row in tables.overall(tables.rows(records))}
+    assert summed["pool"]["median"] is None
+    assert summed["pool"]["same"] is False
+
+
+def test_overall_takes_the_median_and_the_worst_over_workloads():
+    records = [
+        record(workload, configuration, 0, [seconds], reserved=reserved)
+        for workload, ratio, reserved in (("a", 0.9, 101), ("b", 1.0, 110), ("c", 1.5, 100))
+        for configuration, seconds in (("native", 1.0), ("full", ratio))
+    ]
+    full = tables.overall(tables.rows(records))[1]
+    assert (full["median"], full["worst"], full["waste"], full["same"]) == (1.0, 1.5, 1.1, True)
+
+
+def test_limits_stand_beside_natives():
+    table = tables.limits_table(
+        [
+            {"workload": "w", "configuration": "native", "scale": 200},
+            {"workload": "w", "configuration": "full", "scale": 250},
+            {"workload": "v", "configuration": "full", "error": "died"},
+        ]
+    )
+    assert table.splitlines()[2:] == ["| w | 200 (1.000) | 250 (1.250) |", "| v |  | died |"]

@@ -1,0 +1,178 @@
+"""Workloads at their tiny size on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import workloads
+from bench.children import Child, ask_all
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from bench.workloads.allocators import is_exhaustion  # noqa: E402
+from bench.workloads.limits import largest_scale, largest_that_fits  # noqa: E402
+from bench.workloads.workload import be_deterministic, run  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def deterministic():
+    """PyTorch's settings go back to what they were."""
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    be_deterministic()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    torch.backends.cudnn.deterministic = False
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_the_same_seed_gives_the_same_shapes_and_bits(name):
+    first, again = (run(name, "tiny", CPU, seed=3, steps=4, warmup=1) for _ in range(2))
+    assert first.shapes == again.shapes
+    assert first.values == again.values
+    assert len(first.seconds) == 4
+    assert len(first.values) == 5
+    assert len(set(first.values)) == 5, "steps do not differ"
+    other = run(name, "tiny", CPU, seed=4, steps=5)
+    assert other.values != first.values
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_shapes_change_from_step_to_step(name):
+    assert len(set(run(name, "tiny", CPU, seed=1, steps=6).shapes)) > 2
+
+
+def test_training_learns_what_can_be_learned():
+    """One batch over and over: the loss falls, so gradients reach the weights."""
+    for name in ("gpt2_train", "mixtral_train", "llama_train"):
+        workload = workloads.make(name, "tiny", CPU, 0)
+        tokens = workload.tokens(61, 2, 9)
+        workload.tokens = lambda *_, fixed=tokens: fixed
+        workload.optimizer.param_groups[0]["lr"] = 0.01
+        losses = [float(workload.step()) for _ in range(30)]
+        assert losses[-1] < 0.7 * losses[0], (name, losses)
+
+
+@pytest.mark.parametrize("kind", ["gpt2_generate", "llama_serve"])
+def test_a_cache_gives_the_logits_of_the_whole_sequence(kind):
+    from bench.workloads.transformer import Cache
+
+    model = workloads.make(kind, "tiny", CPU, 0).model
+    tokens = torch.randint(61, (2, 7), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        cache = Cache(model.of.layers)
+        model(tokens[:, :4], cache)
+        for at in range(4, 7):
+            last = model(tokens[:, at : at + 1], cache)
+        assert cache.length == 7
+        torch.testing.assert_close(last[:, 0], model(tokens)[:, -1])
+
+
+def test_experts_are_what_each_token_asks_for():
+    from bench.workloads.mixtral import TINY
+    from bench.workloads.transformer import Experts
+
+    torch.manual_seed(0)
+    experts = Experts(TINY)
+    x = torch.randn(2, 5, TINY.width)
+    shares, chosen = experts.router(x).softmax(-1).topk(TINY.used)
+    expected = torch.stack(
+        [
+            sum(
+                shares[b, t, k] * experts.experts[int(chosen[b, t, k])](x[b, t])
+                for k in range(TINY.used)
+            )
+            for b in range(2)
+            for t in range(5)
+        ]
+    ).view_as(x)
+    torch.testing.assert_close(experts(x), expected)
+
+
+@pytest.mark.parametrize("most", [1, 3, 99, 100, 1000, 12_345])
+def test_the_search_ends_within_its_resolution(most):
+    asked = []
+
+    def fits(scale):
+        asked.append(scale)
+        return scale <= most
+
+    found = largest_that_fits(fits, 16, 0.01)
+    assert found <= most
+    assert most - found <= max(1, 0.01 * most)
+    assert len(asked) == len(set(asked))
+
+
+def test_nothing_fits_is_zero():
+    assert largest_that_fits(lambda scale: False, 64) == 0
+
+
+def test_only_exhaustion_ends_a_search_quietly(monkeypatch):
+    from bench.workloads import limits
+
+    def fails(*args, scale, **options):
+        if scale > 40:
+            raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(limits, "run", fails)
+    assert largest_scale("w", "tiny", CPU, seed=0, steps=1, first=8) == 40
+
+    def breaks(*args, **options):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(limits, "run", breaks)
+    with pytest.raises(RuntimeError, match="shapes"):
+        largest_scale("w", "tiny", CPU, seed=0, steps=1, first=8)
+
+
+def test_exhaustion_is_told_from_other_failures():
+    assert is_exhaustion(torch.OutOfMemoryError("x"))
+    assert is_exhaustion(MemoryError())
+    assert is_exhaustion(RuntimeError("CUDA out of memory: ..."))
+    assert not is_exhaustion(RuntimeError("shapes do not match"))
+
+
+def test_a_process_answers_and_says_what_went_wrong():
+    request = {"do": "steps", "workload": "gpt2_train", "size": "tiny"}
+    request |= {"seed": 3, "steps": 2, "warmup": 0}
+    with Child("native", "cpu") as child:
+        answer = child.ask(request)
+        assert answer["values"] == run("gpt2_train", "tiny", CPU, seed=3, steps=2).values
+        assert "KeyError" in child.ask(request | {"workload": "no such"})["error"]
+        assert child.ask({"do": "empty", "count": 10})["nanoseconds"] > 0
+        child._process.kill()
+        answers = ask_all([child], request)
+        assert "ended with -9" in answers["native"]["error"]
+        assert "ended with -9" in child.ask(request)["error"]
+
+
+def test_a_process_that_does_not_answer_is_ended():
+    with Child("native", "cpu") as child:
+        assert child.receive(timeout=0.01) == {"error": "no answer in time"}
+        assert child._process.wait(10) == -9
+
+
+def test_the_table_comes_out_of_one_command(tmp_path):
+    command = [sys.executable, "-m", "bench.torch_steps", "--size", "tiny", "--device", "cpu"]
+    options = "--rounds 2 --steps 2 --warmup 1 --workloads gpt2_train --configurations native full"
+    done = subprocess.run(
+        [*command, *options.split(), "--out", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (tmp_path / "torch_steps.md").read_text() == done.stdout
+    values = json.loads((tmp_path / "torch_steps.json").read_text())
+    assert [row["same"] for row in values["rows"]] == [True, True]
+    assert [row["rounds"] for row in values["rows"]] == [2, 2]
