@@ -25,14 +25,14 @@ from bench.children import Answer, Child, ask_all, ask_in_turn
 from bench.workloads import CONFIGURATIONS, GRAPHS, WORKLOADS
 
 GRAPH_CONFIGURATIONS = ("native", "full")  # a pool of ours cannot be beneath a graph's own
-# Where the search begins: a scale that surely fits under the limits that make sense here.
+# Where the search begins: by doubling, or by halves where this is too much.
 FIRST_SCALE = {
-    "gpt2_train": 1024,
-    "gpt2_generate": 16,
-    "resnet50_train": 12,
-    "mixtral_train": 1024,
-    "llama_train": 1024,
-    "llama_serve": 8,
+    "gpt2_train": 2048,
+    "gpt2_generate": 32,
+    "resnet50_train": 96,
+    "mixtral_train": 2048,
+    "llama_train": 2048,
+    "llama_serve": 16,
 }
 FIRST_SCALE_TINY = 4
 
@@ -44,7 +44,7 @@ class Plan:
     size: str = "full"
     device: str = "cuda"
     rounds: int = 5
-    steps: int = 16
+    steps: int = 12
     warmup: int = 4
     seed: int = 7
     limit: int = 0
@@ -154,9 +154,11 @@ def report(plan: Plan, records: list[Any], limited: list[Any]) -> tuple[dict[str
     parts = []
     made = tables.rows(records)
     if records:
-        parts += [tables.steps_table(made), tables.overall_table(tables.overall(made))]
+        parts.append(tables.steps_table(made))
     if limited:
         parts.append(f"Limit: {plan.limit / 2**30:g} GiB.\n\n{tables.limits_table(limited)}")
+    if records:  # last, since it is the short one
+        parts.append(tables.overall_table(tables.overall(made)))
     values = {"plan": asdict(plan), "rows": made, "overall": tables.overall(made)}
     return values | {"limits": limited, "records": records}, "\n\n".join(parts)
 

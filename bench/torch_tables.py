@@ -30,9 +30,11 @@ def rows(records: Sequence[Record]) -> list[Row]:
     -------
     list of dict
         With ``step_ms`` (median over rounds of the mean step), ``ratio`` to the reference's time in
-        the same round (median), ``reserved`` and ``requested`` (highest), ``waste`` (their ratio;
-        what tensors request is the reference's count), ``same`` (every value of every round equals
-        the reference's, bit for bit) and ``error``. What cannot be said is None.
+        the same round (median), ``by_step`` (a step's time is its median over rounds; their sum to
+        the reference's: what happens in the same step of every round stays, hiccups go),
+        ``reserved`` and ``requested`` (highest), ``waste`` (their ratio; what tensors request is
+        the reference's count), ``same`` (every value of every round equals the reference's, bit
+        for bit) and ``error``. What cannot be said is None.
     """
     made = []
     for workload in dict.fromkeys(record["workload"] for record in records):
@@ -55,6 +57,7 @@ def _row(records: Sequence[Record], configuration: str) -> Row:
         "rounds": sum(record["round"] != WARMUP for record in good),
         "step_ms": _step_ms(good),
         "ratio": _ratio(good, reference),
+        "by_step": _by_step(good, reference),
         "reserved": reserved,
         "requested": requested,
         "waste": reserved / requested if reserved and requested else None,
@@ -88,6 +91,16 @@ def _ratio(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
     return ratios_within_rounds(samples, REFERENCE)["mine"]
 
 
+def _by_step(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
+    ours, theirs = _steady(mine), _steady(reference)
+    return sum(ours) / sum(theirs) if ours and theirs else None
+
+
+def _steady(records: Sequence[Record]) -> list[float]:
+    timed = [record["seconds"] for record in records if record["round"] != WARMUP]
+    return [statistics.median(step) for step in zip(*timed, strict=True)]
+
+
 def _same(mine: Sequence[Record], reference: Sequence[Record]) -> bool:
     expected = reference[0]["values"]
     return all(record["values"] == expected for record in [*mine, *reference])
@@ -99,6 +112,7 @@ def overall(made: Sequence[Row]) -> list[Row]:
     for configuration in dict.fromkeys(row["configuration"] for row in made):
         mine = [row for row in made if row["configuration"] == configuration]
         ratios = [row["ratio"] for row in mine if row["ratio"] is not None]
+        by_step = [row["by_step"] for row in mine if row["by_step"] is not None]
         wastes = [row["waste"] for row in mine if row["waste"] is not None]
         summed.append(
             {
@@ -106,6 +120,8 @@ def overall(made: Sequence[Row]) -> list[Row]:
                 "workloads": len(mine),
                 "median": statistics.median(ratios) if ratios else None,
                 "worst": max(ratios, default=None),
+                "by_step": statistics.median(by_step) if by_step else None,
+                "worst_by_step": max(by_step, default=None),
                 "waste": max(wastes, default=None),
                 "same": all(row["same"] for row in mine),
                 "errors": sum(row["error"] is not None for row in mine),
@@ -124,6 +140,7 @@ def steps_table(made: Sequence[Row]) -> str:
         "beneath PyTorch",
         "ms a step",
         "time / native",
+        "by step",
         "peak reserved",
         "reserved / requested",
         "same bits",
@@ -134,6 +151,7 @@ def steps_table(made: Sequence[Row]) -> str:
             row["configuration"],
             _number(row["step_ms"], "{:.2f}"),
             _number(row["ratio"], "{:.3f}"),
+            _number(row["by_step"], "{:.3f}"),
             _number(row["reserved"], "{:.2f} GB", 1e-9),
             _number(row["waste"], "{:.3f}"),
             row["error"] or _yes(row["same"]),
@@ -149,6 +167,8 @@ def overall_table(summed: Sequence[Row]) -> str:
         "beneath PyTorch",
         f"time / native, median (goal {GOAL_MEDIAN})",
         f"worst (goal {GOAL_WORST})",
+        "by step: median",
+        "worst",
         f"worst reserved / requested (goal {GOAL_RESERVED})",
         "same bits",
         "errors",
@@ -158,6 +178,8 @@ def overall_table(summed: Sequence[Row]) -> str:
             row["configuration"],
             _number(row["median"], "{:.3f}"),
             _number(row["worst"], "{:.3f}"),
+            _number(row["by_step"], "{:.3f}"),
+            _number(row["worst_by_step"], "{:.3f}"),
             _number(row["waste"], "{:.3f}"),
             _yes(row["same"]),
             str(row["errors"]),

@@ -36,13 +36,13 @@ class Generation(Workload):
     """A step is one batch of prompts and what follows them."""
 
     SIZES: ClassVar = {
-        "full": Generating(SMALL, 64, (64, 768), 24),
+        "full": Generating(SMALL, 64, (64, 768), 12),
         "tiny": Generating(TINY, 4, (2, 20), 4),
     }
     size: Generating
 
     def start(self) -> None:
-        self.model = self.placed(Decoder(self.size.model), self.dtype)
+        self.model = self.built(lambda: Decoder(self.size.model), self.dtype)
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor:

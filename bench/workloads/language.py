@@ -26,7 +26,9 @@ class LanguageTraining(Workload):
     size: Learning
 
     def start(self) -> None:
-        self.model = self.placed(Decoder(self.size.model), None if self.size.mixed else self.dtype)
+        self.model = self.built(
+            lambda: Decoder(self.size.model), None if self.size.mixed else self.dtype
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
 
     def step(self) -> torch.Tensor:

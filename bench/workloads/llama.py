@@ -40,13 +40,13 @@ class Serving(Workload):
     """
 
     SIZES: ClassVar = {
-        "full": Handling(SMALL, 32, (64, 2048), 4, 5),
+        "full": Handling(SMALL, 32, (64, 2048), 4, 3),
         "tiny": Handling(TINY, 4, (2, 20), 2, 2),
     }
     size: Handling
 
     def start(self) -> None:
-        self.model = self.placed(Decoder(self.size.model), self.dtype)
+        self.model = self.built(lambda: Decoder(self.size.model), self.dtype)
         self.requests: list[tuple[Cache, torch.Tensor]] = []
 
     @torch.inference_mode()
@@ -79,7 +79,7 @@ class GraphTraining(Workload):
     def start(self) -> None:
         batch = self.size.batches[0]
         self.shape = (batch, self.scale // batch + 1)
-        self.model = self.placed(Decoder(self.size.model), self.dtype)
+        self.model = self.built(lambda: Decoder(self.size.model), self.dtype)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, capturable=True)
         self.input = self.tokens(self.size.model.vocabulary, *self.shape)
         side = torch.cuda.Stream()

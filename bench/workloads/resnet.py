@@ -77,7 +77,7 @@ class Training(Workload):
     size: Learning
 
     def start(self) -> None:
-        model = self.placed(ResNet(self.size.width, self.size.depths, self.size.classes))
+        model = self.built(lambda: ResNet(self.size.width, self.size.depths, self.size.classes))
         self.model = model.to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, momentum=0.9)
 

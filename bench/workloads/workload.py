@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
 from bench import workloads
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Workload(ABC):
@@ -60,8 +63,10 @@ class Workload(ABC):
     def tokens(self, vocabulary: int, *shape: int) -> torch.Tensor:
         return torch.randint(vocabulary, shape, generator=self.generator, device=self.device)
 
-    def placed(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-        return model.to(self.device, dtype)
+    def built(self, make: Callable[[], Model], dtype: torch.dtype | None = None) -> Model:
+        """Build a model where it will be: drawing weights takes the CPU longer than many steps."""
+        with self.device:
+            return make().to(dtype=dtype)
 
     def autocast(self) -> torch.autocast:
         on_gpu = self.device.type == "cuda"

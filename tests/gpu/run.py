@@ -20,6 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(os.environ.get("OUT", ROOT / "build" / "gpu"))
 PYTHON = sys.executable
+STEPS_SECONDS = (
+    330  # of real training and inference, so that all of `measure` is done in ten minutes
+)
 VERDICT = re.compile("passed|failed|ERROR|wrong bytes")
 
 
@@ -51,10 +54,14 @@ def test():
 
 
 def measure():
+    folder = ["--out", str(OUT)]
+    real = [*folder, "--graphs", "--limit", "6", "--seconds", str(STEPS_SECONDS)]
     return [
         step("demo", [PYTHON, "-m", "gpumem", "demo"], "demo.log"),
         step("bench", [PYTHON, "-m", "bench", *traces()], "bench.log"),
         step("bench --json", [PYTHON, "-m", "bench", "--json", *traces()], "bench.json"),
+        step("bench.frameworks", [PYTHON, "-m", "bench.frameworks", *folder], "frameworks.log"),
+        step("bench.torch_steps", [PYTHON, "-m", "bench.torch_steps", *real], "torch_steps.log"),
     ]
 
 
@@ -98,7 +105,7 @@ def main():
     steps = {"test": test, "measure": measure, "check": check, "stress": stress}[chosen]()
     for name, code, lines in steps:
         print(f"---- {name}: tail of its log")
-        print("\n".join(lines[-40:] if code else lines[-14:]))
+        print("\n".join(lines[-40:] if code else lines[-20:]))
     print(f"\n{'step':<20} {'result':<10} said")
     for name, code, lines in steps:
         said = next(

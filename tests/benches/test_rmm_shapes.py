@@ -50,3 +50,15 @@ def test_an_arena_runs_the_same_program_and_ends_empty():
 def test_the_same_seed_draws_the_same_program():
     assert rmm_shapes.program(100, 4) == rmm_shapes.program(100, 4)
     assert rmm_shapes.program(100, 4) != rmm_shapes.program(100, 4, seed=2)
+
+
+def test_both_libraries_take_the_same_stream():
+    """What multi_stream does with an arena, on the host."""
+    with gpumem.Arena("host") as arena:
+        subject = rmm_shapes.ours(arena)
+        stream = gpumem.Stream("host")
+        block = subject.allocate(8, stream)
+        assert block.stream.ptr == stream.ptr
+        subject.free(block, 8, stream)
+        assert arena.stats().in_use == 0
+    assert rmm_shapes.Handle(stream.ptr).__cuda_stream__() == stream.__cuda_stream__()

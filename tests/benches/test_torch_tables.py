@@ -37,6 +37,19 @@ def test_a_ratio_is_the_median_of_ratios_within_rounds():
     assert rows["full"]["rounds"] == 3
 
 
+def test_by_step_a_hiccup_goes_and_what_recurs_stays():
+    rounds = {
+        "native": [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]],
+        "full": [[1.0, 1.5], [9.0, 1.5], [1.0, 1.5]],
+    }
+    records = [
+        record("w", configuration, number, seconds)
+        for configuration, of in rounds.items()
+        for number, seconds in enumerate(of)
+    ]
+    assert by_configuration(records)["full"]["by_step"] == 1.25
+
+
 def test_the_warm_up_counts_for_memory_and_values_but_not_for_time():
     records = [
         record("w", "native", tables.WARMUP, [100.0]),
@@ -76,7 +89,7 @@ def test_a_round_that_failed_is_reported_and_leaves_the_others():
     assert (row["ratio"], row["error"]) == (1.2, "it | died\nthere")
     assert tables.overall(tables.rows(records))[1]["errors"] == 1
     assert all(
-        line.count(" | ") == 6 for line in tables.steps_table(tables.rows(records)).splitlines()
+        line.count(" | ") == 7 for line in tables.steps_table(tables.rows(records)).splitlines()
     )
 
 
