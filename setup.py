@@ -20,7 +20,7 @@ SANITIZE = os.environ.get("GPUMEM_SANITIZE", "0")
 COVERAGE = os.environ.get("GPUMEM_COVERAGE", "0") not in ("", "0")
 ANNOTATE = os.environ.get("GPUMEM_ANNOTATE", "0") not in ("", "0")
 
-COMPILE = ["-std=c11", "-O2", "-g0", "-fvisibility=hidden"]
+COMPILE = ["-O2", "-g0", "-fvisibility=hidden"]
 # The chunk table's small functions belong inside those that a call runs through.
 COMPILE += ["-finline-functions", "--param=max-inline-insns-auto=60"]
 if platform.machine() == "x86_64":
@@ -42,13 +42,17 @@ if COVERAGE:
 
 def extension(name: str, *c_sources: str) -> Extension:
     """Make the extension of one module, from its .pyx and any C files."""
+    source = Path(f"gpumem/{name.replace('.', '/')}.pyx")
+    is_cpp = any(c_source.endswith(".cpp") for c_source in c_sources)
     return Extension(
         f"gpumem.{name}",
-        [f"gpumem/{name.replace('.', '/')}.pyx", *c_sources],
-        include_dirs=["gpumem/include", "gpumem/hostdev"],
+        [str(source), *c_sources],
+        include_dirs=["gpumem/include", "gpumem/hostdev", str(source.parent)],
         define_macros=MACROS,
-        extra_compile_args=COMPILE,
+        # One list serves the files of both languages, and compilers' own standards will do.
+        extra_compile_args=COMPILE if is_cpp else ["-std=c11", *COMPILE],
         extra_link_args=LINK,
+        libraries=["stdc++"] if is_cpp else [],
         depends=[
             str(p) for p in Path("gpumem").rglob("*.[hc]") if not p.name.startswith("libcuda")
         ],
@@ -151,6 +155,7 @@ setup(
             extension("interop._timeline"),
             extension("interop._host_timeline"),
             extension("interop._driver_timeline"),
+            extension("integrations.torch._hooks", "gpumem/integrations/torch/hooks.cpp"),
             extension("replay._replay"),
         ],
         compiler_directives={

@@ -32,6 +32,11 @@ cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t s
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil
 
+# What it may hold from now on, bytes; 0: unlimited. What it holds beyond that stays until a shrink.
+cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+# The highest of bytes in use and reserved are what they are now.
+cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil
+
 cdef int arena_check(ArenaCore* arena) noexcept nogil
 # Copies every chunk that names memory, region by region in address order; the caller frees it.
 cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil

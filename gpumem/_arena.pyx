@@ -48,6 +48,8 @@ from gpumem._arena_types cimport (
     ARENA_OK,
     ARENA_OVER_LIMIT,
     ARENA_STALE,
+    arena_in_use,
+    arena_reserved,
     ArenaCore,
     ArenaSettings,
     Block,
@@ -110,6 +112,7 @@ cdef extern from "lines.h" nogil:
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
+    void store64(uint64_t* word, uint64_t value)
     uint64_t sum_add(uint64_t* total, uint64_t by)
 
 cdef enum:
@@ -298,6 +301,21 @@ cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     status = prepare_pages(arena, nbytes)
     lock_release(&arena.grow_lock)
     return status
+
+
+# ---- what users change while it lives ------------------------------------------------------------
+
+cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    # Without a lock: a growth under way may keep to the limit before.
+    store64(&arena.settings.max_mem, nbytes)
+
+
+cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    arena.stats.max_in_use = arena_in_use(arena)
+    arena.stats.max_reserved = arena_reserved(arena)
+    lock_release(&arena.lock)
 
 
 # ---- blocks with a region of their own ---------------------------------------------------------

@@ -9,6 +9,9 @@ that retains it counts as a reference, dropped by the driver with the graph and 
 from gpumem._arena_types cimport ArenaCore
 from gpumem._driver cimport CUgraph, CUresult
 
+# A graph pool beside an arena, with its reference; NULL: no host memory, or the arena's memory is
+# not plain memory of the device.
+cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil
 # Makes a fresh arena the pool of another.
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil
 # Before a capture, none being under way: what earlier captures freed is free for all its streams.

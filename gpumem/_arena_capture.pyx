@@ -1,10 +1,11 @@
 """Graph pools below the interpreter; see _arena_capture.pxd."""
 
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from gpumem._arena cimport arena_drop, arena_retain
+from gpumem._arena cimport arena_create, arena_drop, arena_retain
 from gpumem._arena_streams cimport settle_all
-from gpumem._arena_types cimport ArenaCore
+from gpumem._arena_types cimport ArenaCore, ArenaSettings, REUSE_NEVER
+from gpumem._backing cimport Backing, backing_init
 from gpumem._driver cimport (
     CUDA_ERROR_NOT_SUPPORTED,
     CUDA_SUCCESS,
@@ -21,6 +22,28 @@ cdef extern from "atomics.h" nogil:
 cdef enum:
     NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other
     MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
+    # Bytes. Regions double up to here only: a graph's memory is not given to anybody else.
+    POOL_REGION = 33554432
+
+
+cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
+    cdef ArenaSettings settings = parent.settings
+    cdef Backing backing
+    cdef ArenaCore* pool
+    backing_init(&backing, parent.place)
+    if parent.backing.reserve != backing.reserve or parent.parent != NULL:
+        return NULL
+    settings.max_mem = 0            # the parent's holds for both
+    settings.max_extend = min(settings.max_extend, <uint64_t>POOL_REGION)
+    settings.reuse = REUSE_NEVER
+    settings.ort_split = False
+    settings.paged = False
+    settings.passthrough = False
+    settings.oom_wait = 0
+    pool = arena_create(&settings, backing)
+    if pool != NULL:
+        pool_adopt(pool, parent)
+    return pool
 
 
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil:

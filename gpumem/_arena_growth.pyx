@@ -40,6 +40,9 @@ from gpumem._bfc cimport (
 )
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult
 
+cdef extern from "atomics.h" nogil:
+    uint64_t load64(const uint64_t* word)
+
 cdef enum:
     BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
 
@@ -172,11 +175,12 @@ cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
     # Bytes that max_mem still allows to reserve, in quanta; an arena's graph pools count with it.
     cdef const ArenaCore* root = arena.parent if arena.parent != NULL else arena
     cdef uint64_t held = arena_reserved(root) + root.lent
-    if root.settings.max_mem == 0:
+    cdef uint64_t limit = load64(&root.settings.max_mem)
+    if limit == 0:
         return <uint64_t>1 << 63
-    if held >= root.settings.max_mem:
+    if held >= limit:
         return 0
-    return (root.settings.max_mem - held) & ~<uint64_t>(QUANTUM - 1)
+    return (limit - held) & ~<uint64_t>(QUANTUM - 1)
 
 
 cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil:

@@ -63,6 +63,9 @@ from gpumem._pages cimport (
     Space,
 )
 
+cdef extern from "atomics.h" nogil:
+    uint64_t load64(const uint64_t* word)
+
 cdef enum:
     SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range
     ASK_FREE = 268435456        # bytes; for a block from here on the device is asked what it has
@@ -130,13 +133,14 @@ cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 
 cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                     Demand* demand) noexcept nogil:
+    cdef uint64_t limit = load64(&arena.settings.max_mem)
     demand.size = round_to_quantum(nbytes)
     demand.claim = demand.size
     demand.requested = nbytes
     demand.lane = stream
     demand.hard_limit = <uint64_t>1 << 62
-    if arena.settings.max_mem:
-        demand.hard_limit = arena.settings.max_mem - min(arena.settings.max_mem, arena.lent)
+    if limit:
+        demand.hard_limit = limit - min(limit, arena.lent)
     demand.spare_moves = False
 
 

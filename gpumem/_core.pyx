@@ -19,6 +19,8 @@ from gpumem._arena cimport (
     arena_move_lease,
     arena_prepare,
     arena_reap,
+    arena_reset_peaks,
+    arena_set_limit,
     arena_shrink,
 )
 from gpumem._arena_books cimport invariant_text
@@ -392,6 +394,42 @@ cdef class Arena(MemoryResource):
         if status != ARENA_OK:
             raise_status(self, self.core, 0, 0, self.default_slot, status)
         return ShrinkReport(released, kept_regions(self.core))
+
+    def set_limit(self, nbytes):
+        """Change what the arena may hold from the device, as ``max_mem`` of its settings does.
+
+        What it holds beyond a lower limit stays, until a `shrink` or the next growth gives idle
+        memory back. `stats` tells the limit in force; `config` keeps what the arena was made with.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes; 0 is unlimited.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `nbytes` is not an integer, or negative.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> arena = Arena("host")
+        >>> arena.set_limit(1 << 30)
+        >>> arena.stats().limit
+        1073741824
+        """
+        cdef uint64_t limit = size_of(nbytes)
+        self._require_open()
+        with nogil:
+            arena_set_limit(self.core, limit)
+
+    def reset_peaks(self):
+        """Begin to look for the highest `max_in_use` and `max_reserved` anew, from what is now."""
+        self._require_own()
+        with nogil:
+            arena_reset_peaks(self.core)
 
     # ---- sleeping --------------------------------------------------------------------------------
 

@@ -20,20 +20,35 @@ cdef struct StreamName:
     uint64_t handle
     uint32_t slot           # of the arena; claimed by the outlet
 
+# What was handed out through an outlet, whatever else its arena serves. Exact at rest; all atomic.
+cdef struct OutletCounts:
+    uint64_t allocs
+    uint64_t frees
+    uint64_t allocated      # bytes as asked for, ever
+    uint64_t freed
+    uint64_t peak           # the highest of their difference
+
 cdef struct Outlet:
     ArenaCore* arena        # a reference
     int32_t references      # the owner's and each live block's (atomic)
+    Outlet* counted         # where its blocks are counted, a reference; NULL: here
+    OutletCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
     Lock lock               # of adding one
     StreamName names[OUTLET_STREAMS]
 
-# NULL: no host memory. `outlet_drop` ends the owner's reference.
-cdef Outlet* outlet_create(ArenaCore* arena) noexcept nogil
+# NULL: no host memory. `outlet_drop` ends the owner's reference. `counted`: what counts its blocks
+# besides its own; NULL: itself.
+cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted) noexcept nogil
+cdef void outlet_retain(Outlet* outlet) noexcept nogil
 cdef void outlet_drop(Outlet* outlet) noexcept nogil
 
 # A block of at least one byte for work on the stream; an ArenaStatus.
 cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
                          uint64_t* address) noexcept nogil
+# The same in a region of its own, as a persistent block; also for a stream that captures.
+cdef int outlet_allocate_alone(Outlet* outlet, uint64_t nbytes, CUstream stream,
+                               uint64_t* address) noexcept nogil
 
 # ARENA_STALE: no live block of an outlet begins there. Frees it on the stream it was taken for.
 cdef int outlet_free(uint64_t address) noexcept nogil
@@ -43,5 +58,8 @@ cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil
 cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil
 # Bytes that were asked for at the address; 0: no live block of an outlet begins there.
 cdef uint64_t outlet_size(uint64_t address) noexcept nogil
-# Blocks of an outlet that are handed out.
-cdef uint32_t outlet_live(const Outlet* outlet) noexcept nogil
+# The arena's slot of a stream, for reports.
+cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* slot) noexcept nogil
+cdef OutletCounts outlet_counts(const Outlet* outlet) noexcept nogil
+# The peak is what is handed out now.
+cdef void outlet_reset_peak(Outlet* outlet) noexcept nogil

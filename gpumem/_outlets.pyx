@@ -6,6 +6,7 @@ from libc.string cimport memset
 
 from gpumem._arena cimport (
     arena_allocate,
+    arena_allocate_persistent,
     arena_drop,
     arena_free,
     arena_free_used,
@@ -13,9 +14,11 @@ from gpumem._arena cimport (
 )
 from gpumem._arena_slots cimport arena_claim_stream, arena_record, slot_unclaim
 from gpumem._arena_types cimport (
+    ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_NO_METADATA,
     ARENA_OK,
+    ARENA_OVER_LIMIT,
     ARENA_STALE,
     ArenaCore,
     Block,
@@ -30,13 +33,27 @@ from gpumem._lease cimport Uses
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
+    uint64_t sum_add(uint64_t* sum, uint64_t by)
+    uint64_t load64(const uint64_t* word)
+    void store64(uint64_t* word, uint64_t value)
     uint32_t published32(const uint32_t* word)
     void publish32(uint32_t* word, uint32_t value)
+
+cdef extern from *:
+    """
+    /* A peak only rises; `seen` is what it is now where somebody else was faster. */
+    static inline int gm_peak_try(uint64_t *peak, uint64_t *seen, uint64_t value) {
+        return __atomic_compare_exchange_n(peak, seen, value, 1, __ATOMIC_RELAXED,
+                                           __ATOMIC_RELAXED);
+    }
+    """
+    bint peak_try "gm_peak_try"(uint64_t* peak, uint64_t* seen, uint64_t value) noexcept nogil
 
 cdef enum:
     SHARDS = 64
     FIRST_ENTRIES = 64          # of a shard; a power of two
     PER_THREAD_STREAM = 2       # means another stream in each thread: never remembered
+    ABSURD = 281474976710656    # bytes: more than any machine has
 
 cdef struct Entry:
     uint64_t address            # 0: free
@@ -60,7 +77,7 @@ memset(shards, 0, sizeof(shards))
 
 # ---- outlets -------------------------------------------------------------------------------------
 
-cdef Outlet* outlet_create(ArenaCore* arena) noexcept nogil:
+cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted) noexcept nogil:
     cdef Outlet* outlet = <Outlet*>calloc(1, sizeof(Outlet))
     if outlet == NULL:
         return NULL
@@ -68,7 +85,14 @@ cdef Outlet* outlet_create(ArenaCore* arena) noexcept nogil:
     arena_retain(arena)
     outlet.arena = arena
     outlet.references = 1
+    outlet.counted = counted
+    if counted != NULL:
+        outlet_retain(counted)
     return outlet
+
+
+cdef void outlet_retain(Outlet* outlet) noexcept nogil:
+    count_add(&outlet.references, 1)
 
 
 cdef void outlet_drop(Outlet* outlet) noexcept nogil:
@@ -79,11 +103,36 @@ cdef void outlet_drop(Outlet* outlet) noexcept nogil:
         for i in range(outlet.count):
             slot_unclaim(outlet.arena, outlet.names[i].slot)
     arena_drop(outlet.arena)
+    if outlet.counted != NULL:
+        outlet_drop(outlet.counted)
     free(outlet)
 
 
-cdef uint32_t outlet_live(const Outlet* outlet) noexcept nogil:
-    return <uint32_t>outlet.references - 1
+# ---- counting ------------------------------------------------------------------------------------
+
+cdef inline OutletCounts* counts_of(Outlet* outlet) noexcept nogil:
+    return &outlet.counted.counts if outlet.counted != NULL else &outlet.counts
+
+
+cdef void count_handed_out(OutletCounts* counts, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t now = sum_add(&counts.allocated, nbytes) - load64(&counts.freed)
+    cdef uint64_t peak = load64(&counts.peak)
+    sum_add(&counts.allocs, 1)
+    while now > peak and not peak_try(&counts.peak, &peak, now):
+        pass
+
+
+cdef void count_taken_back(OutletCounts* counts, uint64_t nbytes) noexcept nogil:
+    sum_add(&counts.freed, nbytes)
+    sum_add(&counts.frees, 1)
+
+
+cdef OutletCounts outlet_counts(const Outlet* outlet) noexcept nogil:
+    return outlet.counts
+
+
+cdef void outlet_reset_peak(Outlet* outlet) noexcept nogil:
+    store64(&outlet.counts.peak, load64(&outlet.counts.allocated) - load64(&outlet.counts.freed))
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -110,6 +159,14 @@ cdef int slot_for(Outlet* outlet, CUstream stream, uint32_t* slot, bint* claimed
     return status
 
 
+cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* slot) noexcept nogil:
+    cdef bint claimed
+    cdef int status = slot_for(outlet, stream, slot, &claimed)
+    if claimed:
+        slot_unclaim(outlet.arena, slot[0])
+    return status
+
+
 cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t slot) noexcept nogil:
     # Takes over the caller's claim. False: somebody else was first, or there is no room.
     cdef uint32_t known
@@ -130,16 +187,33 @@ cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t slot) noexcept nogi
 
 cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
                          uint64_t* address) noexcept nogil:
+    return hand_out(outlet, nbytes, stream, False, address)
+
+
+cdef int outlet_allocate_alone(Outlet* outlet, uint64_t nbytes, CUstream stream,
+                               uint64_t* address) noexcept nogil:
+    return hand_out(outlet, nbytes, stream, True, address)
+
+
+cdef int hand_out(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
+                  uint64_t* address) noexcept nogil:
     cdef Entry entry
     cdef Block block
     cdef bint claimed
     cdef int status
     if place_is_dead(outlet.arena.place):
         return ARENA_DEAD
+    if outlet.arena.closed:
+        return ARENA_CLOSED
+    if nbytes > ABSURD:
+        return ARENA_OVER_LIMIT
     status = slot_for(outlet, stream, &entry.slot, &claimed)
     if status != ARENA_OK:
         return status
-    status = arena_allocate(outlet.arena, nbytes, entry.slot, &block)
+    if alone:
+        status = arena_allocate_persistent(outlet.arena, nbytes, entry.slot, False, &block)
+    else:
+        status = arena_allocate(outlet.arena, nbytes, entry.slot, &block)
     if status == ARENA_OK:
         entry.address = block.address
         entry.handle = block.handle
@@ -147,6 +221,7 @@ cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
         entry.outlet = outlet
         entry.uses = NULL
         if enter(&entry):
+            count_handed_out(counts_of(outlet), nbytes)
             address[0] = block.address
         else:
             arena_free(outlet.arena, block.handle, entry.slot)
@@ -196,6 +271,7 @@ cdef int give(Entry* entry, uint32_t slot, bint claimed) noexcept nogil:
             status = arena_free(arena, entry.handle, slot)
     if claimed:
         slot_unclaim(arena, slot)
+    count_taken_back(counts_of(entry.outlet), entry.nbytes)
     outlet_drop(entry.outlet)
     return status
 
@@ -274,7 +350,7 @@ cdef bint enter(const Entry* entry) noexcept nogil:
     lock_acquire(&shard.lock)
     if shard.entries != NULL and 4 * shard.count <= 3 * shard.mask or enlarge(shard):
         put(shard, entry)
-        count_add(&entry.outlet.references, 1)
+        outlet_retain(entry.outlet)
         entered = True
     lock_release(&shard.lock)
     return entered

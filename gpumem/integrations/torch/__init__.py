@@ -1,0 +1,194 @@
+"""PyTorch on gpumem's memory.
+
+Two ways, of which ``mode="auto"`` takes the first that is possible now:
+
+``"full"``
+    gpumem in place of PyTorch's caching allocator, through its pluggable allocator. Every block
+    is the arena's own: pages that move, reuse across streams, `shrink`, budgets. Only before PyTorch
+    has initialised CUDA, and for the rest of the process: PyTorch cannot switch back.
+``"pool"``
+    PyTorch's caching allocator stays and takes its segments, of 2 MiB, 20 MiB and more, from the
+    arena, through a ``torch.cuda.MemPool``. Its statistics, snapshots and errors are its own; it
+    rounds, caches and fragments inside the segments as ever, and gives none back before it is
+    disabled. Can be left at any time.
+
+Under ``"full"``:
+
+- ``record_stream`` is honoured, ``empty_cache`` is the arenas' `shrink`,
+  ``set_per_process_memory_fraction`` bounds them, CUDA graphs capture into graph pools.
+- Out of memory raises ``torch.OutOfMemoryError`` with the arena's report where a small function
+  can be compiled against the installed PyTorch, else RuntimeError with the same report; `status`
+  tells which.
+- ``memory_stats``, ``memory_allocated``, ``max_memory_reserved``, ``memory_summary``,
+  ``memory_snapshot``, ``reset_peak_memory_stats`` and so on answer from gpumem.
+- What PyTorch refuses under any pluggable allocator stays refused: recording memory history, sharing
+  tensors with other processes by CUDA IPC, ``torch.cuda.MemPool``,
+  ``torch.compile(mode="reduce-overhead")``, ``torch.backends.cudnn.benchmark = True``.
+
+A process should capture graphs with ``torch.cuda.graph`` and the like, which say which pool a
+capture uses.
+
+Examples
+--------
+>>> from gpumem.integrations import torch as gpumem_torch
+>>> gpumem_torch.status().mode is None      # PyTorch has its own memory
+True
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+from gpumem.errors import ConfigError
+from gpumem.integrations._resources import ResourceLike, Resources
+from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._versions import import_framework
+from gpumem.integrations.torch import _hooks, _thrower
+from gpumem.integrations.torch._allocator import (
+    Pool,
+    Replacement,
+    Routing,
+    make_pools,
+    replace,
+    why_not_replace,
+)
+from gpumem.integrations.torch._statistics import Statistics
+
+__all__ = ["Status", "disable", "enable", "status", "using"]
+
+MODES = ("auto", "full", "pool")
+
+
+class Status(NamedTuple):
+    """How PyTorch gets its memory now."""
+
+    mode: str | None
+    """"full", "pool", or None: from its own allocator."""
+    hooks: tuple[str, ...]
+    """Under "full", which hooks the installed PyTorch has and was given."""
+    unknown_hooks: tuple[str, ...]
+    """Setters of hooks that this PyTorch has and this gpumem does not know."""
+    out_of_memory_error: str
+    """What exhaustion raises: "torch.OutOfMemoryError", or "RuntimeError" and why."""
+
+
+class Torch(Framework):
+    """How PyTorch is switched."""
+
+    name = "PyTorch"
+
+    def __init__(self) -> None:
+        self.replacement: Replacement | None = None
+        self.routing: Routing | None = None
+        self.out_of_memory_error = "torch.OutOfMemoryError"
+
+    def attach(self, setting: Setting) -> dict[int, Pool]:
+        torch = import_torch()
+        if dict(setting.options)["mode"] == "full":
+            self._replace(torch, setting.resources)
+            return {}
+        if self.routing is None:
+            self.routing = Routing(torch)
+        pools = make_pools(torch, setting.resources)
+        before = self.routing.pools
+        self.routing.switch(pools)
+        return before
+
+    def restore(self, before: dict[int, Pool]) -> None:
+        if self.routing is not None:
+            self.routing.switch(before)
+
+    def why_not_back(self) -> str | None:
+        if self.replacement is None:
+            return None
+        return "its allocator was replaced, which PyTorch allows once in a process and for good"
+
+    def _replace(self, torch: ModuleType, resources: Resources) -> None:
+        self.replacement = replace(torch, resources)
+        Statistics(torch).install()
+        try:
+            _hooks.set_thrower(_thrower.load(torch))
+        except (OSError, RuntimeError) as error:
+            self.out_of_memory_error = f"RuntimeError ({error})"
+
+    def mode(self, asked: str) -> str:
+        """Return "full" or "pool" for what was asked for."""
+        if asked not in MODES:
+            raise ConfigError(f"mode = {asked!r} is not accepted: it takes {', '.join(MODES)}")
+        if asked != "auto":
+            return asked
+        if self.replacement is not None:
+            return "full"
+        return "pool" if why_not_replace(import_torch()) else "full"
+
+
+_torch = Torch()
+_switch = Switch(_torch)
+
+
+def import_torch() -> ModuleType:
+    """Import PyTorch, or say that it is missing or too old."""
+    return import_framework("PyTorch", "torch", "2.9", install="pip install 'torch>=2.9'")
+
+
+def enable(resource: ResourceLike = None, *, mode: str = "auto") -> None:
+    """Have PyTorch take its GPU memory from gpumem, in the whole process.
+
+    Parameters
+    ----------
+    resource : Arena, iterable or mapping of them, optional
+        The arena of each device; None: the default resource of each device. With ``mode="pool"``
+        and None, of PyTorch's current device alone.
+    mode : {"auto", "full", "pool"}
+        In place of PyTorch's allocator, or beneath it; see the module's description. "auto" is
+        "full" until PyTorch has initialised CUDA.
+
+    Raises
+    ------
+    MissingFrameworkError
+        PyTorch is not installed.
+    IntegrationError
+        It is older than 2.9, has no CUDA, or cannot switch now; nothing is changed.
+    ConfigError
+        `mode` is unknown, or a resource is no arena on a GPU.
+    """
+    _switch.enable(_setting(resource, mode))
+
+
+def disable() -> None:
+    """Give PyTorch back its own memory; what it has allocated stays valid.
+
+    Raises
+    ------
+    IntegrationError
+        Under ``mode="full"``: PyTorch cannot switch back.
+    """
+    _switch.disable()
+
+
+def using(resource: ResourceLike = None, *, mode: str = "auto") -> Using:
+    """Return a context manager with which PyTorch takes its GPU memory from gpumem.
+
+    Parameters are those of `enable`. It is entered once, and holds for the whole process. Leaving it
+    under ``mode="full"`` raises `IntegrationError`: from then on gpumem is enabled.
+    """
+    return Using(_switch, _setting(resource, mode))
+
+
+def status() -> Status:
+    """Return how PyTorch gets its memory now."""
+    setting = _switch.current()
+    mode = None if setting is None else dict(setting.options)["mode"]
+    replaced = _torch.replacement if mode == "full" else None
+    return Status(
+        mode=mode,
+        hooks=replaced.hooks if replaced else (),
+        unknown_hooks=replaced.unknown if replaced else (),
+        out_of_memory_error=_torch.out_of_memory_error if replaced else "torch.OutOfMemoryError",
+    )
+
+
+def _setting(resource: ResourceLike, mode: str) -> Setting:
+    chosen = _torch.mode(mode)
+    return Setting(Resources("PyTorch", resource), (("mode", chosen),))

@@ -1,0 +1,228 @@
+"""The two ways in: in place of PyTorch's allocator, and beneath it as a pool's memory."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from gpumem._core import Arena
+from gpumem.errors import ConfigError, IntegrationError
+from gpumem.integrations._resources import Resources
+from gpumem.integrations.torch import _hooks
+
+__all__ = ["Pool", "Replacement", "Routing", "make_pools", "replace", "why_not_replace"]
+
+# What PyTorch calls the setter of each hook. A version without one that is needed is refused; of
+# the others, a version without them lacks what they are for.
+_SETTERS = {
+    "init": "set_init_fn",
+    "reset": "set_reset_fn",
+    "memory_fraction": "set_memory_fraction_fn",
+    "base_alloc": "set_base_alloc_fn",
+    "record_stream": "set_record_stream_fn",
+    "begin_pool": "set_begin_allocate_to_pool",
+    "end_pool": "set_end_allocate_to_pool_fn",
+    "release_pool": "set_release_pool",
+}
+_NEEDED = frozenset({"record_stream", "begin_pool", "end_pool", "release_pool"})
+
+
+# ---- in place of PyTorch's allocator -------------------------------------------------------------
+
+
+class Replacement(NamedTuple):
+    """What was put in place of PyTorch's allocator; it stays until the process ends."""
+
+    allocator: Any
+    """PyTorch's object around the hooks, which must outlive every block."""
+    hooks: tuple[str, ...]
+    """Which optional hooks the installed PyTorch has and was given."""
+    unknown: tuple[str, ...]
+    """Setters that this PyTorch has and gpumem does not know."""
+
+
+def why_not_replace(torch: ModuleType) -> str | None:
+    """Say why PyTorch's allocator cannot be replaced now; None where it can."""
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        return "this PyTorch was built without CUDA"
+    if torch.cuda.get_allocator_backend() == "pluggable":
+        return "another allocator has taken its place already"
+    if torch.cuda.is_initialized():
+        return "it has initialised CUDA: enable gpumem before the first tensor on a GPU"
+    return None
+
+
+def replace(torch: ModuleType, resources: Resources) -> Replacement:
+    """Put gpumem's hooks in place of PyTorch's allocator, for good.
+
+    Raises
+    ------
+    IntegrationError
+        PyTorch cannot switch any more, or lacks a hook that is needed; nothing is changed.
+    ConfigError
+        A resource is no arena.
+    """
+    reason = why_not_replace(torch)
+    if reason:
+        raise IntegrationError(f"PyTorch's allocator cannot be replaced: {reason}")
+    arenas = {index: arena_of(resources, index) for index in resources.given}
+    addresses = _hooks.addresses()
+    allocator = torch._C._cuda_customAllocator(addresses["alloc"], addresses["free"])
+    hooks = _set_hooks(torch, allocator, addresses)
+    try:
+        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
+    except RuntimeError as error:
+        raise IntegrationError(f"PyTorch's allocator cannot be replaced: {error}") from error
+    _hooks.set_finder(lambda index: arena_of(resources, index))
+    for index, arena in arenas.items():
+        _hooks.serve(index, arena)
+    setters = {name for name in dir(allocator) if name.startswith("set_")}
+    return Replacement(allocator, hooks, tuple(sorted(setters - set(_SETTERS.values()))))
+
+
+def _set_hooks(torch: ModuleType, allocator: Any, addresses: dict[str, int]) -> tuple[str, ...]:
+    found = {hook: setter for hook, setter in _SETTERS.items() if hasattr(allocator, setter)}
+    missing = sorted(_SETTERS[hook] for hook in _NEEDED - found.keys())
+    if missing:
+        raise IntegrationError(
+            f"PyTorch {torch.__version__} has no {', '.join(missing)}, without which memory could "
+            "be handed out while streams or graphs use it: PyTorch 2.9 and later have them"
+        )
+    for hook, setter in found.items():
+        getattr(allocator, setter)(addresses[hook])
+    return tuple(found)
+
+
+def arena_of(resources: Resources, index: int) -> Arena:
+    """Return the arena of a device; its blocks are handed out without the interpreter lock."""
+    resource = resources.of(index)
+    if not isinstance(resource, Arena):
+        raise ConfigError(
+            f"resource = {resource!r} is not accepted for cuda:{index}: PyTorch allocates without "
+            "the interpreter lock, which takes a gpumem.Arena"
+        )
+    return resource
+
+
+# ---- beneath PyTorch's allocator -----------------------------------------------------------------
+
+
+class Pool(NamedTuple):
+    """One device's segments come out of an arena."""
+
+    arena: Arena
+    memory: Any
+    """The ``torch.cuda.MemPool``; when it ends, segments without a tensor go back to the arena."""
+
+
+class Routing:
+    """Which pools everything goes to that PyTorch's own allocator hands out; none at first.
+
+    Holds for every thread. Graph captures step aside: what they allocate belongs to their graph,
+    and goes to the pools that PyTorch makes for that.
+    """
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._graph = torch.cuda.graphs.CUDAGraph
+        self._own = (self._graph.capture_begin, self._graph.capture_end)
+        self._captures = 0
+        self.pools: dict[int, Pool] = {}
+
+    def switch(self, pools: dict[int, Pool]) -> None:
+        """Route to other pools from now on; to none: PyTorch takes memory from the driver."""
+        if self._captures == 0:
+            self._end()
+        self.pools = pools
+        for index, pool in pools.items():
+            _hooks.serve(index, pool.arena)
+        if self._captures == 0:
+            self._begin()
+        self._graph.capture_begin, self._graph.capture_end = (
+            self._stepping_aside() if pools else self._own
+        )
+
+    def _stepping_aside(self) -> tuple[Any, Any]:
+        routing = self
+        begin, end = self._own
+
+        def capture_begin(graph: Any, *arguments: Any, **options: Any) -> None:
+            routing._step_aside()
+            try:
+                begin(graph, *arguments, **options)
+            except BaseException:
+                routing._step_back()
+                raise
+
+        def capture_end(graph: Any) -> None:
+            try:
+                end(graph)
+            finally:
+                routing._step_back()
+
+        return capture_begin, capture_end
+
+    def _step_aside(self) -> None:
+        self._captures += 1
+        if self._captures == 1:
+            self._end()
+
+    def _step_back(self) -> None:
+        self._captures -= 1
+        if self._captures == 0:
+            self._begin()
+
+    def _begin(self) -> None:
+        for index, pool in self.pools.items():
+            self._torch._C._cuda_beginAllocateToPool(index, pool.memory.id)
+
+    def _end(self) -> None:
+        for index, pool in self.pools.items():
+            self._torch._C._cuda_endAllocateToPool(index, pool.memory.id)
+            self._torch._C._cuda_releasePool(index, pool.memory.id)
+
+
+# PyTorch's objects around the segment hooks: blocks may go back through them at any later time.
+_kept: list[Any] = []
+
+
+def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
+    """Make what PyTorch's allocator takes its segments from.
+
+    For the devices that resources were given for; where none were, PyTorch's current device.
+
+    Raises
+    ------
+    IntegrationError
+        PyTorch has no CUDA, or not what this needs.
+    ConfigError
+        A resource is no arena.
+    """
+    _require_pools(torch)
+    indices = sorted(resources.given) or [torch.cuda.current_device()]
+    arenas = {index: arena_of(resources, index) for index in indices}
+    addresses = _hooks.addresses()
+    allocator = torch._C._cuda_customAllocator(addresses["alloc_segment"], addresses["free"])
+    _kept.append(allocator)
+    pools = {}
+    for index, arena in arenas.items():
+        with torch.cuda.device(index):
+            pools[index] = Pool(arena, torch.cuda.MemPool(allocator))
+    return pools
+
+
+def _require_pools(torch: ModuleType) -> None:
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise IntegrationError("PyTorch cannot use gpumem: it was built without CUDA")
+    if torch.cuda.get_allocator_backend() != "native":
+        raise IntegrationError(
+            "PyTorch cannot take a pool's memory from gpumem: its allocator is "
+            f"{torch.cuda.get_allocator_backend()!r}, and only 'native' has such pools"
+        )
+    needed = ("_cuda_beginAllocateToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
+    missing = [name for name in needed if not hasattr(torch._C, name)]
+    if missing or not hasattr(torch.cuda, "MemPool"):
+        raise IntegrationError(
+            f"PyTorch {torch.__version__} cannot take a pool's memory from gpumem: it has no "
+            f"{', '.join(missing) or 'torch.cuda.MemPool'}; PyTorch 2.9 and later have it"
+        )

@@ -1,0 +1,277 @@
+"""gpumem's side of PyTorch's hooks: an arena for each device; see hooks.h."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy
+
+from gpumem._arena cimport arena_drop, arena_set_limit, arena_shrink
+from gpumem._arena_capture cimport pool_begin, pool_create
+from gpumem._arena_types cimport ARENA_CAPTURING, ARENA_OK, ArenaCore
+from gpumem._core cimport Arena
+from gpumem._core_reports cimport raise_status
+from gpumem._driver cimport CUDA_SUCCESS, CUstream, Place, place_enter, place_leave, process_is_exiting
+from gpumem._outlets cimport (
+    Outlet,
+    OutletCounts,
+    outlet_allocate,
+    outlet_allocate_alone,
+    outlet_create,
+    outlet_drop,
+    outlet_free,
+    outlet_counts,
+    outlet_record,
+    outlet_reset_peak,
+    outlet_retain,
+    outlet_size,
+    outlet_slot,
+)
+
+from gpumem.errors import ConfigError
+
+cdef extern from "hooks.h" nogil:
+    enum:
+        TORCH_DEVICES
+        TORCH_HOOKS
+
+    ctypedef struct TorchCalls:
+        int (*allocate)(void* outlet, size_t nbytes, void* stream, void** address)
+        int (*allocate_segment)(void* outlet, size_t nbytes, void* stream, void** address)
+        int (*release)(void* address)
+        int (*record)(void* address, void* stream)
+        size_t (*size)(void* address)
+        void* (*find)(int device)
+        void (*shrink)(void* outlet)
+        void (*limit)(int device, double fraction)
+        void* (*open_pool)(void* outlet)
+        void (*begin_pool)(void* pool)
+        void (*retain_pool)(void* pool)
+        void (*drop_pool)(void* pool)
+        char* (*report)(int device, size_t nbytes, void* stream, int status, int* is_memory)
+
+    void torch_hooks_init(const TorchCalls* calls)
+    void torch_hooks_set_outlet(int device, void* outlet)
+    void* torch_hooks_outlet(int device)
+    void torch_hooks_set_thrower(void (*thrower)(const char* text))
+    void torch_hooks_addresses(uintptr_t* addresses)
+
+# The hooks, by what PyTorch calls for them, in the order of torch_hooks_addresses.
+NAMES = ("alloc", "alloc_segment", "free", "init", "reset", "memory_fraction", "base_alloc",
+         "record_stream", "begin_pool", "end_pool", "release_pool")
+
+# device -> the Arena that serves it, which lives as long as it does; and who is asked for others.
+cdef dict served = {}
+cdef object finder = None
+cdef dict failures = {}     # device -> how often memory was out
+
+# Bytes: max_mem of each arena's settings, which a memory fraction does not raise.
+cdef uint64_t configured[64]
+
+
+# ---- what the hooks call -------------------------------------------------------------------------
+
+cdef int allocate(void* outlet, size_t nbytes, void* stream, void** address) noexcept nogil:
+    return outlet_allocate(<Outlet*>outlet, nbytes, <CUstream>stream, <uint64_t*>address)
+
+
+cdef int allocate_segment(void* outlet, size_t nbytes, void* stream,
+                          void** address) noexcept nogil:
+    # A capturing stream is refused ordinary blocks, which its graph would go on using; a segment
+    # stays with the caching allocator, which has rules of its own for that.
+    cdef int status = allocate(outlet, nbytes, stream, address)
+    if status == ARENA_CAPTURING:
+        status = outlet_allocate_alone(<Outlet*>outlet, nbytes, <CUstream>stream,
+                                       <uint64_t*>address)
+    return status
+
+
+cdef int release(void* address) noexcept nogil:
+    return outlet_free(<uint64_t>address)
+
+
+cdef int record(void* address, void* stream) noexcept nogil:
+    return outlet_record(<uint64_t>address, <CUstream>stream)
+
+
+cdef size_t size(void* address) noexcept nogil:
+    return outlet_size(<uint64_t>address)
+
+
+cdef void shrink(void* outlet) noexcept nogil:
+    cdef uint64_t released
+    arena_shrink((<Outlet*>outlet).arena, &released)
+
+
+cdef void limit(int device, double fraction) noexcept nogil:
+    cdef Outlet* outlet = <Outlet*>torch_hooks_outlet(device)
+    cdef Place* place = outlet.arena.place
+    cdef size_t free_bytes, total
+    cdef uint64_t most
+    if place_enter(place) != CUDA_SUCCESS:
+        return
+    if place.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS:
+        most = <uint64_t>(fraction * total)
+        if configured[device] != 0:
+            most = min(most, configured[device])
+        arena_set_limit(outlet.arena, most)
+    place_leave(place)
+
+
+cdef void* open_pool(void* outlet) noexcept nogil:
+    cdef ArenaCore* pool = pool_create((<Outlet*>outlet).arena)
+    cdef Outlet* opened
+    if pool == NULL:
+        return NULL
+    opened = outlet_create(pool, <Outlet*>outlet)
+    arena_drop(pool)        # the outlet has a reference of its own
+    return opened
+
+
+cdef void begin_pool(void* pool) noexcept nogil:
+    pool_begin((<Outlet*>pool).arena)
+
+
+cdef void retain_pool(void* pool) noexcept nogil:
+    outlet_retain(<Outlet*>pool)
+
+
+cdef void drop_pool(void* pool) noexcept nogil:
+    outlet_drop(<Outlet*>pool)
+
+
+# ---- the slow ways, with the interpreter ---------------------------------------------------------
+
+cdef void* find(int device) noexcept nogil:
+    return NULL if process_is_exiting() else find_arena(device)
+
+
+cdef void* find_arena(int device) noexcept with gil:
+    if finder is None:
+        return NULL
+    try:
+        serve(device, finder(device))
+    except Exception:
+        return NULL
+    return torch_hooks_outlet(device)
+
+
+cdef char* report(int device, size_t nbytes, void* stream, int status,
+                  int* is_memory) noexcept nogil:
+    return NULL if process_is_exiting() else explain(device, nbytes, stream, status, is_memory)
+
+
+cdef char* explain(int device, size_t nbytes, void* stream, int status,
+                   int* is_memory) noexcept with gil:
+    cdef Outlet* outlet = <Outlet*>torch_hooks_outlet(device)
+    cdef uint32_t slot = 0
+    cdef Arena arena = served[device]
+    if status == ARENA_CAPTURING:
+        return c_string("gpumem: a stream that captures a graph asked for memory, but PyTorch did "
+                        "not say for which pool: capture with torch.cuda.graph")
+    try:
+        outlet_slot(outlet, <CUstream>stream, &slot)
+        raise_status(arena, arena.core, nbytes, 0, slot, status)
+    except MemoryError as error:
+        failures[device] = failures.get(device, 0) + 1
+        is_memory[0] = True
+        return c_string(f"gpumem: {error}")
+    except Exception as error:
+        return c_string(f"gpumem: {error}")
+    return NULL
+
+
+cdef char* c_string(str text) noexcept:
+    cdef bytes encoded = text.encode()
+    cdef char* copy = <char*>malloc(len(encoded) + 1)
+    if copy != NULL:
+        memcpy(copy, <const char*>encoded, len(encoded) + 1)
+    return copy
+
+
+# ---- what gpumem.integrations.torch calls --------------------------------------------------------
+
+def addresses():
+    """Return the address of each hook as a dict from its name in NAMES."""
+    cdef uintptr_t found[16]
+    torch_hooks_addresses(found)
+    return {name: found[i] for i, name in enumerate(NAMES)}
+
+
+def serve(device, Arena arena not None):
+    """Let an arena serve a device from now on, and keep it.
+
+    Where another one served it: nobody may be allocating meanwhile. Its blocks stay valid.
+
+    Raises
+    ------
+    ConfigError
+        `device` is not from 0 to 63.
+    """
+    cdef Outlet* before
+    cdef Outlet* outlet
+    if not 0 <= device < TORCH_DEVICES:
+        raise ConfigError(f"device {device} is not from 0 to {TORCH_DEVICES - 1}")
+    if served.get(device) is arena:
+        return
+    outlet = outlet_create(arena.core, NULL)
+    if outlet == NULL:
+        raise MemoryError("no host memory for an outlet")
+    before = <Outlet*>torch_hooks_outlet(device)
+    configured[device] = arena.config.max_mem
+    served[device] = arena
+    torch_hooks_set_outlet(device, outlet)
+    if before != NULL:
+        outlet_drop(before)
+
+
+def set_finder(function):
+    """Say who is asked for the Arena of a device that none serves yet: ``function(ordinal)``."""
+    global finder
+    finder = function
+
+
+def arenas():
+    """Return the arenas by the ordinals of the devices that they serve."""
+    return dict(served)
+
+
+def counts(device):
+    """Return what PyTorch took on a device and gave back, as a dict.
+
+    ``allocs`` and ``frees`` count blocks; ``allocated``, ``freed`` and ``peak``, the highest of
+    their difference, bytes as they were asked for; ``failures`` how often memory was out.
+    """
+    cdef Outlet* outlet = <Outlet*>torch_hooks_outlet(device)
+    cdef OutletCounts now
+    if outlet == NULL:
+        return dict.fromkeys(("allocs", "frees", "allocated", "freed", "peak", "failures"), 0)
+    now = outlet_counts(outlet)
+    return {**now, "failures": failures.get(device, 0)}
+
+
+def reset_peak(device):
+    """Begin to look for the highest of `counts` anew."""
+    if torch_hooks_outlet(device) != NULL:
+        outlet_reset_peak(<Outlet*>torch_hooks_outlet(device))
+
+
+def set_thrower(uintptr_t address):
+    """Have a C function throw PyTorch's own exception when memory is out; 0: RuntimeError."""
+    torch_hooks_set_thrower(<void (*)(const char*) noexcept nogil>address)
+
+
+cdef TorchCalls calls
+calls.allocate = allocate
+calls.allocate_segment = allocate_segment
+calls.release = release
+calls.record = record
+calls.size = size
+calls.find = find
+calls.shrink = shrink
+calls.limit = limit
+calls.open_pool = open_pool
+calls.begin_pool = begin_pool
+calls.retain_pool = retain_pool
+calls.drop_pool = drop_pool
+calls.report = report
+torch_hooks_init(&calls)

@@ -1,0 +1,222 @@
+/* PyTorch's pluggable allocator, over gpumem's outlets; see hooks.h.
+ *
+ * Signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h, versions 2.9 to 2.15. A
+ * cudaStream_t is a pointer, a MempoolId_t a pair of integers; nothing of PyTorch is included.
+ */
+#include "hooks.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Stream = void *;
+using PoolId = std::pair<unsigned long long, unsigned long long>;
+using Filter = std::function<bool(Stream)>;
+
+TorchCalls calls;
+std::atomic<void *> outlets[TORCH_DEVICES];
+std::atomic<void (*)(const char *)> thrower;
+
+/* ---- failures ---------------------------------------------------------------------------------- */
+
+[[noreturn]] void fail(int device, size_t nbytes, Stream stream, int status) {
+    int is_memory = 0;
+    std::unique_ptr<char, decltype(&std::free)> said(
+        calls.report(device, nbytes, stream, status, &is_memory), &std::free);
+    std::string text = said ? said.get() : "gpumem: an allocation failed with status " +
+                                               std::to_string(status);
+    if (auto throw_out_of_memory = thrower.load()) {
+        if (is_memory) throw_out_of_memory(text.c_str());
+    }
+    throw std::runtime_error(text);
+}
+
+/* ---- devices ----------------------------------------------------------------------------------- */
+
+void *outlet_of(int device) {
+    if (device < 0 || device >= TORCH_DEVICES)
+        throw std::runtime_error("gpumem: device " + std::to_string(device) +
+                                 " is not from 0 to " + std::to_string(TORCH_DEVICES - 1));
+    if (void *outlet = outlets[device].load(std::memory_order_acquire)) return outlet;
+    if (void *outlet = calls.find(device)) return outlet;
+    throw std::runtime_error("gpumem: no arena serves cuda:" + std::to_string(device));
+}
+
+/* ---- graph captures ---------------------------------------------------------------------------- */
+
+/* A pool lives while a graph or a capture uses it; its blocks may outlive it. A route sends what
+   its filter accepts into a pool; the one that began last is asked first. */
+struct Pool {
+    void *outlet;
+    int uses;
+    int routes;
+};
+struct Route {
+    int device;
+    PoolId id;
+    void *outlet;
+    Filter filter;
+};
+
+std::shared_mutex pools_mutex;
+std::map<std::pair<int, PoolId>, Pool> pools;
+std::vector<Route> routes;
+std::atomic<size_t> route_count;
+
+/* A reference to the pool that serves a stream now; nullptr: none does. */
+void *retain_routed(int device, Stream stream) {
+    std::shared_lock<std::shared_mutex> lock(pools_mutex);
+    for (auto route = routes.rbegin(); route != routes.rend(); ++route) {
+        if (route->device != device || !route->filter(stream)) continue;
+        calls.retain_pool(route->outlet);
+        return route->outlet;
+    }
+    return nullptr;
+}
+
+void begin_pool(int device, PoolId id, Filter filter) {
+    void *outlet = outlet_of(device);
+    std::unique_lock<std::shared_mutex> lock(pools_mutex);
+    auto found = pools.find({device, id});
+    if (found == pools.end()) {
+        void *opened = calls.open_pool(outlet);
+        if (!opened)
+            throw std::runtime_error("gpumem: no graph pool can be opened beside the arena of cuda:" +
+                                     std::to_string(device));
+        found = pools.emplace(std::make_pair(device, id), Pool{opened, 0, 0}).first;
+    }
+    Pool &pool = found->second;
+    if (pool.routes == 0) calls.begin_pool(pool.outlet);
+    routes.push_back(Route{device, id, pool.outlet, std::move(filter)});
+    pool.routes++;
+    pool.uses++;
+    route_count.store(routes.size(), std::memory_order_release);
+}
+
+void end_pool(int device, PoolId id) {
+    std::unique_lock<std::shared_mutex> lock(pools_mutex);
+    for (auto route = routes.rbegin(); route != routes.rend(); ++route) {
+        if (route->device != device || route->id != id) continue;
+        routes.erase(std::next(route).base());
+        pools.at({device, id}).routes--;
+        break;
+    }
+    route_count.store(routes.size(), std::memory_order_release);
+}
+
+void release_pool(int device, PoolId id) {
+    std::unique_lock<std::shared_mutex> lock(pools_mutex);
+    auto found = pools.find({device, id});
+    if (found == pools.end() || --found->second.uses > 0) return;
+    void *outlet = found->second.outlet;
+    pools.erase(found);
+    calls.drop_pool(outlet);
+}
+
+}  // namespace
+
+/* ---- the hooks --------------------------------------------------------------------------------- */
+
+#define HOOK extern "C" __attribute__((visibility("default")))
+
+HOOK void *gpumem_torch_alloc(size_t nbytes, int device, Stream stream) {
+    if (nbytes == 0) return nullptr;
+    void *outlet = outlet_of(device);
+    void *address = nullptr;
+    /* Zero but for captures. The lock is not held while allocating, which may take long. */
+    void *pool = route_count.load(std::memory_order_acquire) ? retain_routed(device, stream)
+                                                              : nullptr;
+    int status = calls.allocate(pool ? pool : outlet, nbytes, stream, &address);
+    if (pool) calls.drop_pool(pool);
+    if (status != 0) fail(device, nbytes, stream, status);
+    return address;
+}
+
+/* For the caching allocator, which knows what to do about nullptr. */
+HOOK void *gpumem_torch_alloc_segment(size_t nbytes, int device, Stream stream) {
+    void *address = nullptr;
+    if (nbytes != 0) calls.allocate_segment(outlet_of(device), nbytes, stream, &address);
+    return address;
+}
+
+HOOK void gpumem_torch_free(void *address, size_t nbytes, int device, Stream) noexcept {
+    if (address == nullptr) return;
+    int status = calls.release(address);
+    if (status == 0) return;
+    /* PyTorch frees in destructors, so that an exception would end the process. */
+    std::fprintf(stderr, "gpumem: PyTorch freed %zu bytes at %p of cuda:%d, refused with status %d\n",
+                 nbytes, address, device, status);
+}
+
+HOOK void gpumem_torch_init(int) {}
+
+HOOK void gpumem_torch_reset() {
+    for (auto &outlet : outlets)
+        if (void *at = outlet.load(std::memory_order_acquire)) calls.shrink(at);
+}
+
+HOOK void gpumem_torch_memory_fraction(double fraction, int device) {
+    outlet_of(device);
+    calls.limit(device, fraction);
+}
+
+HOOK void *gpumem_torch_base_alloc(void *address, size_t *nbytes) {
+    if (nbytes) *nbytes = calls.size(address);
+    return address;
+}
+
+HOOK void gpumem_torch_record_stream(void *address, Stream stream) {
+    if (address == nullptr) return;
+    int status = calls.record(address, stream);
+    if (status != 0)
+        throw std::runtime_error("gpumem: record_stream failed with status " +
+                                 std::to_string(status));
+}
+
+HOOK void gpumem_torch_begin_pool(int device, PoolId id, Filter filter) {
+    begin_pool(device, id, std::move(filter));
+}
+
+HOOK void gpumem_torch_end_pool(int device, PoolId id) { end_pool(device, id); }
+
+HOOK void gpumem_torch_release_pool(int device, PoolId id) { release_pool(device, id); }
+
+/* ---- gpumem's side ----------------------------------------------------------------------------- */
+
+void torch_hooks_init(const TorchCalls *given) { calls = *given; }
+
+void torch_hooks_set_outlet(int device, void *outlet) {
+    outlets[device].store(outlet, std::memory_order_release);
+}
+
+void *torch_hooks_outlet(int device) { return outlets[device].load(std::memory_order_acquire); }
+
+void torch_hooks_set_thrower(void (*given)(const char *)) { thrower.store(given); }
+
+void torch_hooks_addresses(uintptr_t addresses[TORCH_HOOKS]) {
+    const uintptr_t all[TORCH_HOOKS] = {
+        reinterpret_cast<uintptr_t>(&gpumem_torch_alloc),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_alloc_segment),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_free),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_init),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_reset),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_memory_fraction),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_base_alloc),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_record_stream),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_begin_pool),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_end_pool),
+        reinterpret_cast<uintptr_t>(&gpumem_torch_release_pool),
+    };
+    for (int i = 0; i < TORCH_HOOKS; i++) addresses[i] = all[i];
+}
