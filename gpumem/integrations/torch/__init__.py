@@ -4,8 +4,8 @@ Two ways, of which ``mode="auto"`` takes the first that is possible now:
 
 ``"full"``
     gpumem in place of PyTorch's caching allocator, through its pluggable allocator. Every block
-    is the arena's own: pages that move, reuse across streams, `shrink`, budgets. Only before PyTorch
-    has initialised CUDA, and for the rest of the process: PyTorch cannot switch back.
+    is the arena's own: pages that move, reuse across streams, `shrink`, budgets. Only before
+    PyTorch has initialised CUDA, and for the rest of the process: PyTorch cannot switch back.
 ``"pool"``
     PyTorch's caching allocator stays and takes its segments, of 2 MiB, 20 MiB and more, from the
     arena, through a ``torch.cuda.MemPool``. Its statistics, snapshots and errors are its own; it
@@ -21,8 +21,8 @@ Under ``"full"``:
   tells which.
 - ``memory_stats``, ``memory_allocated``, ``max_memory_reserved``, ``memory_summary``,
   ``memory_snapshot``, ``reset_peak_memory_stats`` and so on answer from gpumem.
-- What PyTorch refuses under any pluggable allocator stays refused: recording memory history, sharing
-  tensors with other processes by CUDA IPC, ``torch.cuda.MemPool``,
+- What PyTorch refuses under any pluggable allocator stays refused: recording memory history,
+  sharing tensors with other processes by CUDA IPC, ``torch.cuda.MemPool``,
   ``torch.compile(mode="reduce-overhead")``, ``torch.backends.cudnn.benchmark = True``.
 
 A process should capture graphs with ``torch.cuda.graph`` and the like, which say which pool a
@@ -170,8 +170,8 @@ def disable() -> None:
 def using(resource: ResourceLike = None, *, mode: str = "auto") -> Using:
     """Return a context manager with which PyTorch takes its GPU memory from gpumem.
 
-    Parameters are those of `enable`. It is entered once, and holds for the whole process. Leaving it
-    under ``mode="full"`` raises `IntegrationError`: from then on gpumem is enabled.
+    Parameters are those of `enable`. It is entered once, and holds for the whole process. Leaving
+    it under ``mode="full"`` raises `IntegrationError`: from then on gpumem is enabled.
     """
     return Using(_switch, _setting(resource, mode))
 

@@ -7,10 +7,17 @@ from libc.string cimport memcpy
 
 from gpumem._arena cimport arena_drop, arena_set_limit, arena_shrink
 from gpumem._arena_capture cimport pool_begin, pool_create
-from gpumem._arena_types cimport ARENA_CAPTURING, ARENA_OK, ArenaCore
+from gpumem._arena_types cimport ARENA_CAPTURING, ArenaCore
 from gpumem._core cimport Arena
 from gpumem._core_reports cimport raise_status
-from gpumem._driver cimport CUDA_SUCCESS, CUstream, Place, place_enter, place_leave, process_is_exiting
+from gpumem._driver cimport (
+    CUDA_SUCCESS,
+    CUstream,
+    Place,
+    place_enter,
+    place_leave,
+    process_is_exiting,
+)
 from gpumem._outlets cimport (
     Outlet,
     OutletCounts,

@@ -21,7 +21,7 @@ __all__ = ["SOURCE", "compiled", "load"]
 SOURCE = """\
 #include <c10/util/Exception.h>
 
-extern "C" __attribute__((visibility("default"))) void gpumem_throw_out_of_memory(const char *text) {
+extern "C" void gpumem_throw_out_of_memory(const char *text) {
     throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
 }
 """
@@ -86,7 +86,7 @@ def _compiler() -> list[str]:
 
 
 def _options(torch: ModuleType) -> list[str]:
-    root = Path(torch.__file__).parent
+    root = Path(str(torch.__file__)).parent
     if not (root / "include" / "c10" / "util" / "Exception.h").exists():
         raise RuntimeError(f"PyTorch {torch.__version__} brings no c10/util/Exception.h")
     return [

@@ -1,0 +1,329 @@
+"""PyTorch on gpumem's memory, each test in a process of its own: PyTorch switches once.
+
+The same steps run with PyTorch's own allocator, and their results must agree to the bit.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+SETTINGS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+TRAINING = """
+    import json
+    import torch
+    from torch import nn
+
+    def train(steps=12, capture=False):
+        torch.manual_seed(1)
+        torch.use_deterministic_algorithms(True)
+        model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+        generator = torch.Generator().manual_seed(2)
+        losses = []
+        for _ in range(steps):
+            rows = int(torch.randint(1, 700, (), generator=generator))
+            data = torch.randn(rows, 512, generator=generator).cuda()
+            optimizer.zero_grad()
+            loss = (model(data) - data).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item().hex())
+        return losses
+
+    def train_by_graph(replays=10):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+        data = torch.randn(64, 256, device="cuda")
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            loss = (model(data) - data).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = train_by_graph.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+        losses = []
+        for _ in range(replays):
+            torch.randn(1 << 20, device="cuda").mul_(3)     # what comes between launches
+            graph.replay()
+            losses.append(loss.item().hex())
+        return losses
+"""
+
+
+def run(body, before="", **settings):
+    """Run lines after TRAINING in a fresh process; return what they printed last, from JSON."""
+    script = textwrap.dedent(before) + textwrap.dedent(TRAINING) + textwrap.dedent(body)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | SETTINGS | settings,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "gpumem:" not in done.stderr, done.stderr
+    lines = done.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if lines else None
+
+
+FULL = "from gpumem.integrations import torch as gpumem_torch\ngpumem_torch.enable(mode='full')\n"
+
+
+@pytest.fixture(scope="module")
+def native():
+    return run("print(json.dumps([train(), train_by_graph()]))")
+
+
+def test_training_in_place_of_torchs_allocator_gives_the_same_losses(native):
+    losses, _ = native
+    assert run("print(json.dumps(train()))", FULL) == losses
+
+
+def test_a_captured_training_step_gives_the_same_losses(native):
+    _, losses = native
+    assert run("print(json.dumps(train_by_graph()))", FULL) == losses
+
+
+def test_training_on_a_pool_gives_the_same_losses_and_can_be_left(native):
+    said = run(
+        """
+        import gpumem
+        from gpumem.integrations import torch as gpumem_torch
+
+        arena = gpumem.Arena("cuda:0")
+        torch.cuda.init()
+        with gpumem_torch.using(arena):
+            assert gpumem_torch.status().mode == "pool"
+            losses = train()
+            held = arena.stats().reserved
+            graphed = train_by_graph()
+        assert gpumem_torch.status().mode is None
+        torch.cuda.empty_cache()
+        arena.shrink()
+        before = arena.stats().num_allocs
+        torch.empty(64 << 20, device="cuda")
+        print(json.dumps([losses, graphed, held > 0, arena.stats().num_allocs - before]))
+        """
+    )
+    losses, graphed, held, later = said
+    assert [losses, graphed] == native
+    assert held
+    assert later == 0
+
+
+def test_memory_is_the_arenas_and_statistics_answer():
+    said = run(
+        """
+        import gpumem
+        arena = gpumem.get_default_resource("cuda:0")
+        tensor = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_allocated() == 10 << 20
+        assert torch.cuda.memory_reserved() == arena.stats().reserved >= 10 << 20
+        assert arena.stats().in_use >= 10 << 20
+        other = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+        del other
+        assert torch.cuda.max_memory_allocated() == 40 << 20
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 10 << 20
+        assert "GPU reserved memory" in torch.cuda.memory_summary()
+        segments = torch.cuda.memory_snapshot()
+        states = [block["state"] for segment in segments for block in segment["blocks"]]
+        assert states.count("active_allocated") == 1
+        del tensor
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        print(json.dumps([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
+        """,
+        FULL,
+    )
+    assert said == [0, 0]
+
+
+def test_exhaustion_is_torchs_own_error_with_the_arenas_report():
+    kind, text, after = run(
+        """
+        import gpumem
+        torch.cuda.set_per_process_memory_fraction(0.05)
+        kept = torch.ones(1 << 20, device="cuda")
+        try:
+            torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            said = ["OutOfMemoryError", str(error)]
+        except RuntimeError as error:
+            said = ["RuntimeError", str(error)]
+        print(json.dumps([*said, float(kept.sum())]))
+        """,
+        FULL,
+    )
+    assert kind == "OutOfMemoryError"
+    assert "asked for 42949672960 bytes" in text
+    assert after == 1 << 20
+
+
+def test_exhaustion_without_a_compiler_is_a_runtime_error_with_the_report(tmp_path):
+    kind, text, status = run(
+        """
+        torch.cuda.set_per_process_memory_fraction(0.05)
+        try:
+            torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
+        except RuntimeError as error:
+            said = [type(error).__name__, str(error)]
+        print(json.dumps([*said, gpumem_torch.status().out_of_memory_error]))
+        """,
+        FULL,
+        CXX="/nonexistent/c++",
+        XDG_CACHE_HOME=str(tmp_path),
+    )
+    assert kind == "RuntimeError"
+    assert "asked for 42949672960 bytes" in text
+    assert status.startswith("RuntimeError (")
+
+
+def test_a_tensor_recorded_for_another_stream_keeps_its_bytes():
+    assert (
+        run(
+            """
+        side = torch.cuda.Stream()
+        wrong = 0
+        for round in range(50):
+            data = torch.full((1 << 20,), round, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(3_000_000)
+                copy = data.clone()
+                data.record_stream(side)
+            del data
+            noise = [torch.full((1 << 20,), -1, device="cuda") for _ in range(4)]
+            torch.cuda.current_stream().wait_stream(side)
+            wrong += int((copy != round).sum())
+            copy.record_stream(torch.cuda.current_stream())
+        print(wrong)
+        """,
+            FULL,
+        )
+        == 0
+    )
+
+
+def test_several_threads_and_streams_keep_their_bytes():
+    assert (
+        run(
+            """
+        import threading
+        wrong = []
+        def work(number):
+            torch.cuda.set_device(0)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for step in range(200):
+                    rows = 1 + (step * 37 + number * 11) % 900
+                    data = torch.full((rows, 257), number, device="cuda", dtype=torch.float32)
+                    if float((data + data).mean()) != 2 * number:
+                        wrong.append((number, step))
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        print(len(wrong))
+        """,
+            FULL,
+        )
+        == 0
+    )
+
+
+def test_it_is_refused_after_cuda_was_initialised_and_cannot_be_disabled():
+    said = run(
+        """
+        from gpumem.errors import IntegrationError
+        from gpumem.integrations import torch as gpumem_torch
+        torch.cuda.init()
+        torch.empty(1, device="cuda")
+        said = []
+        try:
+            gpumem_torch.enable(mode="full")
+        except IntegrationError as error:
+            said.append(str(error))
+        said.append(gpumem_torch.status().mode)
+        gpumem_torch.enable()
+        said.append(gpumem_torch.status().mode)
+        gpumem_torch.disable()
+        said.append(gpumem_torch.status().mode)
+        print(json.dumps(said))
+        """
+    )
+    assert "initialised CUDA" in said[0]
+    assert said[1:] == [None, "pool", None]
+    said = run(
+        """
+        from gpumem.errors import IntegrationError
+        try:
+            gpumem_torch.disable()
+        except IntegrationError as error:
+            said = [str(error)]
+        try:
+            with gpumem_torch.using(mode="full"):
+                torch.ones(4, device="cuda").sum().item()
+        except IntegrationError as error:
+            said.append(str(error))
+        print(json.dumps([*said, gpumem_torch.status().mode]))
+        """,
+        FULL,
+    )
+    assert "for good" in said[0]
+    assert said[-1] == "full"
+
+
+@pytest.mark.parametrize("kept", ["tensor", "graph", "arena", "closed"])
+def test_a_process_ends_without_a_word_whatever_is_alive(kept):
+    bodies = {
+        "tensor": "kept = torch.ones(1 << 20, device='cuda'); torch.kept = kept",
+        "graph": "train_by_graph(); torch.kept = train_by_graph",
+        "arena": "import gpumem; kept = torch.ones(4, device='cuda'); "
+        "gpumem.kept = gpumem.get_default_resource('cuda:0')",
+        "closed": "torch.ones(4, device='cuda'); import gpumem, gc; gc.collect(); "
+        "gpumem.get_default_resource('cuda:0').close()",
+    }
+    script = FULL + textwrap.dedent(TRAINING) + bodies[kept]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_dropping_graphs_gives_their_memory_back():
+    levels = run(
+        """
+        import gc, gpumem
+        def one():
+            graph = torch.cuda.CUDAGraph()
+            data = torch.zeros(1 << 20, device="cuda")
+            with torch.cuda.graph(graph):
+                out = [data + n for n in range(20)]
+            graph.replay()
+            assert float(out[7].sum()) == 7 * (1 << 20)
+        levels = []
+        for _ in range(6):
+            one()
+            gc.collect()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            levels.append(torch.cuda.mem_get_info()[0])
+        print(json.dumps(levels))
+        """,
+        FULL,
+    )
+    assert levels[1] == levels[-1]

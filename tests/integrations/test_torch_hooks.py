@@ -1,0 +1,334 @@
+"""The hooks that PyTorch calls, called as it does, over arenas of the host device."""
+
+import ctypes
+import random
+import threading
+
+import pytest
+from helpers.driver import HostDriver
+from helpers.torch_caller import Caller, Refused
+
+import gpumem
+from gpumem import Arena, Stream
+from gpumem.errors import ConfigError
+from gpumem.integrations.torch import _hooks
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory):
+    return Caller(tmp_path_factory.mktemp("caller"))
+
+
+@pytest.fixture
+def arena():
+    """An arena that serves device 0; a fresh one takes over after the test."""
+    arena = Arena("host", {"oom_wait_ms": 0})
+    _hooks.serve(0, arena)
+    yield arena
+    _hooks.serve(0, Arena("host"))
+    arena.validate()
+
+
+@pytest.fixture
+def stream():
+    return Stream("host")
+
+
+def touch(address, nbytes, value=7):
+    ctypes.memset(address, value, nbytes)
+
+
+def test_a_block_comes_from_the_devices_arena_and_goes_back_to_it(caller, arena):
+    address = caller.alloc(1000)
+    touch(address, 1000)
+    assert arena.stats().requested_in_use == 1000
+    caller.free(address)
+    assert arena.stats().in_use == 0
+
+
+def test_nothing_is_allocated_for_no_bytes_and_freeing_nothing_is_nothing(caller, arena):
+    assert caller.alloc(0) is None
+    caller.free(None)
+    assert arena.stats().num_allocs == 0
+
+
+def test_blocks_that_live_at_once_never_share_an_address(caller, arena):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    live = {}
+    for _ in range(20_000):
+        if live and rng.random() < 0.5:
+            address = rng.choice(list(live)) if rng.random() < 0.1 else next(iter(live))
+            caller.free(address)
+            del live[address]
+        else:
+            nbytes = rng.choice([1, 255, 256, 4096, 70_000, 300_000])
+            address = caller.alloc(nbytes)
+            assert address not in live
+            live[address] = nbytes
+    assert arena.stats().requested_in_use == sum(live.values())
+    counts = _hooks.counts(0)
+    assert counts["allocated"] - counts["freed"] == sum(live.values())
+    for address, nbytes in live.items():
+        assert caller.base_alloc(address) == (address, nbytes)
+        caller.free(address)
+    assert arena.stats().in_use == 0
+
+
+def test_a_block_that_another_stream_was_recorded_for_waits_for_that_stream(caller, arena, stream):
+    other = Stream("host")
+    address = caller.alloc(4096, stream=stream.ptr)
+    with HostDriver().block(other):
+        caller.record_stream(address, other.ptr)
+        caller.free(address)
+        again = caller.alloc(4096, stream=stream.ptr)
+        assert again != address
+        assert [block.address for block in arena.blocks() if block.parked] == [address]
+    other.synchronize()
+    arena.shrink()
+    assert not [block for block in arena.blocks() if block.parked]
+    caller.free(again)
+
+
+def test_a_block_freed_on_a_busy_stream_is_not_handed_to_another(caller, arena, stream):
+    other = Stream("host")
+    address = caller.alloc(4096, stream=stream.ptr)
+    with HostDriver().block(stream):
+        caller.free(address)
+        taken = caller.alloc(4096, stream=other.ptr)
+        assert taken != address
+        assert caller.alloc(4096, stream=stream.ptr) == address
+    stream.synchronize()
+    caller.free(address)
+    caller.free(taken)
+
+
+def test_exhaustion_throws_the_arenas_report(caller, arena):
+    arena.set_limit(1 << 20)
+    before = _hooks.counts(0)["failures"]
+    with pytest.raises(Refused, match=r"out of memory: asked for 2097152 bytes") as refused:
+        caller.alloc(2 << 20)
+    assert not refused.value.out_of_memory
+    assert "max_mem" in str(refused.value)
+    assert _hooks.counts(0)["failures"] == before + 1
+    assert arena.stats().in_use == 0
+
+
+def test_exhaustion_throws_by_the_function_that_was_given_for_it(caller, arena):
+    arena.set_limit(1 << 20)
+    _hooks.set_thrower(caller.thrower())
+    try:
+        with pytest.raises(Refused, match="asked for 2097152 bytes") as refused:
+            caller.alloc(2 << 20)
+        assert refused.value.out_of_memory
+        arena.close()
+        with pytest.raises(Refused, match="closed") as refused:
+            caller.alloc(4096)
+        assert not refused.value.out_of_memory  # it is not memory that is missing
+    finally:
+        _hooks.set_thrower(0)
+
+
+def test_a_segment_that_cannot_be_had_is_null(caller, arena):
+    arena.set_limit(1 << 20)
+    assert caller.alloc(2 << 20, hook="alloc_segment") is None
+    address = caller.alloc(4096, hook="alloc_segment")
+    caller.free(address)
+    assert arena.stats().in_use == 0
+
+
+def test_a_device_that_no_arena_serves_is_asked_for_once(caller):
+    asked = []
+    arena = Arena("host")
+
+    def find(index):
+        asked.append(index)
+        return arena
+
+    _hooks.set_finder(find)
+    try:
+        first, second = caller.alloc(4096, device=5), caller.alloc(4096, device=5)
+        assert asked == [5]
+        assert arena.stats().num_allocs == 2
+        caller.free(first, device=5)
+        caller.free(second, device=5)
+        _hooks.set_finder(None)
+        with pytest.raises(Refused, match="no arena serves cuda:6"):
+            caller.alloc(4096, device=6)
+        with pytest.raises(Refused, match="device 64 is not from 0 to 63"):
+            caller.alloc(4096, device=64)
+    finally:
+        _hooks.set_finder(None)
+
+
+def test_a_device_out_of_range_is_refused():
+    with pytest.raises(ConfigError, match="device 64 is not from 0 to 63"):
+        _hooks.serve(64, Arena("host"))
+
+
+def test_blocks_outlive_the_arenas_turn(caller):
+    first, second = Arena("host"), Arena("host")
+    _hooks.serve(1, first)
+    address = caller.alloc(4096, device=1)
+    _hooks.serve(1, second)
+    touch(address, 4096)
+    caller.free(address, device=1)
+    assert first.stats().in_use == 0
+    assert second.stats().num_allocs == 0
+
+
+def test_empty_cache_gives_idle_memory_back(caller, arena):
+    caller.free(caller.alloc(64 << 20))
+    assert arena.stats().reserved
+    caller.reset()
+    assert arena.stats().reserved == 0
+
+
+def test_a_memory_fraction_bounds_the_arena_but_never_above_its_settings(caller):
+    total = gpumem.Device("host").total_bytes
+    arena = Arena("host")
+    _hooks.serve(2, arena)
+    caller.memory_fraction(0.5, device=2)
+    assert arena.stats().limit == int(total * 0.5)
+    bounded = Arena("host", {"max_mem": 1 << 20})
+    _hooks.serve(2, bounded)
+    caller.memory_fraction(0.5, device=2)
+    assert bounded.stats().limit == 1 << 20
+
+
+def test_peaks_are_of_what_torch_asked_for(caller, arena):
+    other = arena.allocate(1 << 20)  # somebody else's
+    first, second = caller.alloc(1000), caller.alloc(2000)
+    caller.free(first)
+    caller.free(second)
+    assert _hooks.counts(0)["peak"] == 3000
+    third = caller.alloc(100)
+    _hooks.reset_peak(0)
+    assert _hooks.counts(0)["peak"] == 100
+    caller.free(third)
+    other.close()
+
+
+# ---- graph captures ------------------------------------------------------------------------------
+
+
+def test_what_the_capturing_stream_takes_comes_from_the_pool(caller, arena, stream):
+    caller.begin_pool(1, stream.ptr)
+    inside = caller.alloc(4096, stream=stream.ptr)
+    outside = caller.alloc(4096)
+    caller.end_pool(1)
+    assert arena.stats().num_allocs == 1
+    touch(inside, 4096)
+    caller.free(outside)
+    caller.free(inside, stream=stream.ptr)
+    caller.release_pool(1)
+
+
+def test_memory_freed_inside_a_capture_is_used_again_inside_but_never_outside(
+    caller, arena, stream
+):
+    caller.begin_pool(1, stream.ptr)
+    address = caller.alloc(4096, stream=stream.ptr)
+    caller.free(address, stream=stream.ptr)
+    assert caller.alloc(4096, stream=stream.ptr) == address
+    caller.end_pool(1)
+    caller.free(address, stream=stream.ptr)
+    taken = [caller.alloc(4096, stream=stream.ptr) for _ in range(100)]
+    assert address not in taken
+    for each in taken:
+        caller.free(each)
+    caller.begin_pool(1, stream.ptr)  # a second graph in the same pool
+    assert caller.alloc(4096, stream=stream.ptr) == address
+    caller.end_pool(1)
+    caller.free(address)
+    caller.release_pool(1)
+    caller.release_pool(1)
+
+
+def test_a_pool_gives_its_memory_back_with_its_last_graph_and_block(caller, stream):
+    gpumem.Arena("host").close()
+    arena = Arena("host", {"max_mem": 64 << 20, "oom_wait_ms": 0})
+    _hooks.serve(3, arena)
+    caller.begin_pool(9, stream.ptr, device=3)
+    address = caller.alloc(48 << 20, device=3, stream=stream.ptr)
+    caller.end_pool(9, device=3)
+    caller.release_pool(9, device=3)
+    touch(address, 48 << 20)  # a tensor that outlived its graph
+    with pytest.raises(Refused, match="out of memory"):
+        caller.alloc(32 << 20, device=3)  # one limit for both
+    caller.free(address, device=3)
+    again = caller.alloc(32 << 20, device=3)
+    caller.free(again, device=3)
+
+
+def test_the_pool_that_began_last_serves_where_two_would(caller, arena, stream):
+    caller.begin_pool(1, stream.ptr)
+    first = caller.alloc(4096, stream=stream.ptr)
+    caller.free(first)
+    caller.begin_pool(2, stream.ptr)
+    second = caller.alloc(4096, stream=stream.ptr)
+    assert second != first
+    caller.end_pool(2)
+    assert caller.alloc(4096, stream=stream.ptr) == first
+    caller.end_pool(1)
+    for address in (first, second):
+        caller.free(address)
+    caller.release_pool(1)
+    caller.release_pool(2)
+
+
+def test_an_arena_with_a_source_has_no_pools_and_says_so(caller, stream):
+    upstream = Arena("host")
+    arena = Arena("host", source=upstream)
+    _hooks.serve(4, arena)
+    with pytest.raises(Refused, match="no graph pool can be opened beside the arena of cuda:4"):
+        caller.begin_pool(1, stream.ptr, device=4)
+    caller.free(caller.alloc(4096, device=4), device=4)
+
+
+# ---- threads -------------------------------------------------------------------------------------
+
+
+def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    failures = []
+    handed_over = []
+    lock = threading.Lock()
+
+    def work(number):
+        rng = random.Random(seed + number)
+        own = Stream("host")
+        mine = []
+        for step in range(1500):
+            nbytes = rng.choice([64, 4096, 100_000])
+            address = caller.alloc(nbytes, stream=own.ptr)
+            touch(address, nbytes, number + 1)
+            mine.append((address, nbytes))
+            if len(mine) > 8:
+                address, nbytes = mine.pop(rng.randrange(len(mine)))
+                if set(ctypes.string_at(address, nbytes)) != {number + 1}:
+                    failures.append((number, step))
+                with lock:
+                    handed_over.append(address)
+            with lock:
+                given = handed_over.pop() if handed_over and rng.random() < 0.9 else None
+            if given is not None:
+                caller.free(given)  # often another thread's
+        for address, _ in mine:
+            caller.free(address)
+        own.synchronize()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for address in handed_over:
+        caller.free(address)
+    assert not failures
+    assert arena.stats().in_use == 0
+    counts = _hooks.counts(0)
+    assert counts["allocated"] == counts["freed"]
+    assert counts["allocs"] == counts["frees"]
