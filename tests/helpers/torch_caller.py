@@ -23,13 +23,19 @@ class Refused(Exception):
 class Caller:
     """The hooks as methods; streams are native handles."""
 
-    def __init__(self, folder):
+    @classmethod
+    def built_in(cls, folder):
+        """Compile it into a folder."""
         compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
         library = Path(folder) / "torch_caller.so"
         subprocess.run(
             [compiler, "-std=c++17", "-shared", "-fPIC", "-o", library, SOURCE], check=True
         )
-        self.library = ctypes.CDLL(str(library))
+        return cls(str(library))
+
+    def __init__(self, path):
+        self.path = path
+        self.library = ctypes.CDLL(path)
         self.hooks = _hooks.addresses()
         self.said = ctypes.create_string_buffer(ROOM)
 

@@ -1,7 +1,10 @@
 """The hooks that PyTorch calls, called as it does, over arenas of the host device."""
 
 import ctypes
+import os
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -16,7 +19,7 @@ from gpumem.integrations.torch import _hooks
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory):
-    return Caller(tmp_path_factory.mktemp("caller"))
+    return Caller.built_in(tmp_path_factory.mktemp("caller"))
 
 
 @pytest.fixture
@@ -332,3 +335,48 @@ def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
     counts = _hooks.counts(0)
     assert counts["allocated"] == counts["freed"]
     assert counts["allocs"] == counts["frees"]
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def test_what_is_freed_while_the_process_ends_says_nothing(caller):
+    script = f"""
+import atexit, sys
+sys.path[:0] = {sys.path!r}
+late = []
+atexit.register(lambda: late[0]())     # runs after what gpumem registers
+import gpumem
+from gpumem.integrations.torch import _hooks
+from helpers.torch_caller import Caller
+caller = Caller({caller.path!r})
+_hooks.serve(0, gpumem.Arena("host"))
+address = caller.alloc(4096)
+late.append(lambda: (caller.free(address), print("freed")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "freed\n", "")
+
+
+def test_a_block_that_is_freed_twice_is_told_on_stderr(caller, arena, capfd):
+    address = caller.alloc(4096)
+    caller.free(address)
+    caller.free(address, 4096)
+    assert f"PyTorch freed 4096 bytes at {address:#x} of cuda:0" in capfd.readouterr().err
+    assert arena.stats().in_use == 0
+
+
+def test_a_forks_child_leaves_its_parents_blocks_alone(caller, arena, capfd):
+    address = caller.alloc(4096)
+    child = os.fork()
+    if child == 0:
+        try:
+            caller.free(address)  # somebody else's in this process: not known here
+            caller.reset()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert capfd.readouterr().err == ""
+    assert arena.stats().requested_in_use == 4096
+    caller.free(address)
+    assert arena.stats().in_use == 0

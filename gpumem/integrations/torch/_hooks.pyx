@@ -7,7 +7,7 @@ from libc.string cimport memcpy
 
 from gpumem._arena cimport arena_drop, arena_set_limit, arena_shrink
 from gpumem._arena_capture cimport pool_begin, pool_create
-from gpumem._arena_types cimport ARENA_CAPTURING, ArenaCore
+from gpumem._arena_types cimport ARENA_CAPTURING, ARENA_DEAD, ARENA_OK, ARENA_STALE, ArenaCore
 from gpumem._core cimport Arena
 from gpumem._core_reports cimport raise_status
 from gpumem._driver cimport (
@@ -16,6 +16,7 @@ from gpumem._driver cimport (
     Place,
     place_enter,
     place_leave,
+    process,
     process_is_exiting,
 )
 from gpumem._outlets cimport (
@@ -93,7 +94,12 @@ cdef int allocate_segment(void* outlet, size_t nbytes, void* stream,
 
 
 cdef int release(void* address) noexcept nogil:
-    return outlet_free(<uint64_t>address)
+    # Tensors may end when the process does, and memory is left to the driver then. What a fork's
+    # child does not know may be its parent's.
+    cdef int status = outlet_free(<uint64_t>address)
+    if status == ARENA_DEAD or status == ARENA_STALE and process.generation != 0:
+        return ARENA_OK
+    return status
 
 
 cdef int record(void* address, void* stream) noexcept nogil:
