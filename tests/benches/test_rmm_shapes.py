@@ -62,3 +62,21 @@ def test_both_libraries_take_the_same_stream():
         subject.free(block, 8, stream)
         assert arena.stats().in_use == 0
     assert rmm_shapes.Handle(stream.ptr).__cuda_stream__() == stream.__cuda_stream__()
+
+
+def test_every_resource_is_timed_against_the_first(monkeypatch):
+    """As random_allocations does it, with arenas of the host in the place of a GPU's and RMM's."""
+    made = {}
+
+    def subjects(nbytes):
+        made.update({rmm_shapes.REFERENCE: gpumem.Arena("host"), "other": gpumem.Arena("host")})
+        return {name: rmm_shapes.ours(arena) for name, arena in made.items()}
+
+    monkeypatch.setattr(rmm_shapes, "subjects", subjects)
+    monkeypatch.setattr(rmm_shapes, "pool_bytes", lambda: 0)
+    timing = rmm_shapes.random_allocations(100, 1)
+    assert timing.ratios[rmm_shapes.REFERENCE] == 1.0
+    assert timing.rounds == rmm_shapes.ROUNDS
+    for arena in made.values():
+        assert arena.stats().num_allocs == 100 * (rmm_shapes.ROUNDS + 1)  # one warms up
+        assert arena.stats().in_use == 0

@@ -47,6 +47,20 @@ def test_the_same_seed_gives_the_same_shapes_and_bits(name):
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_weights_and_data_come_from_the_seed(name):
+    first, again, other = (workloads.make(name, "tiny", CPU, seed) for seed in (1, 1, 2))
+    weights, same, different = (
+        torch.cat([p.detach().flatten() for p in workload.model.parameters()])
+        for workload in (first, again, other)
+    )
+    assert torch.equal(weights, same)
+    assert not torch.equal(weights, different)
+    data, same, different = (workload.tokens(61, 50) for workload in (first, again, other))
+    assert torch.equal(data, same)
+    assert not torch.equal(data, different)
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_shapes_change_from_step_to_step(name):
     assert len(set(run(name, "tiny", CPU, seed=1, steps=6).shapes)) > 2
 
@@ -123,8 +137,13 @@ def test_only_exhaustion_ends_a_search_quietly(monkeypatch):
         if scale > 40:
             raise torch.OutOfMemoryError("no more")
 
+    in_flight = []
     monkeypatch.setattr(limits, "run", fails)
+    monkeypatch.setattr(limits, "rest", lambda device: in_flight.append(sys.exception()))
     assert largest_scale("w", "tiny", CPU, seed=0, steps=1, first=8) == 40
+    # An error holds the frames of the step that failed, and they its tensors.
+    assert len(in_flight) > 3
+    assert not any(in_flight)
 
     def breaks(*args, **options):
         raise RuntimeError("shapes do not match")
