@@ -73,6 +73,7 @@ setup(
             extension("_bfc"),
             extension("_bfc_check"),
             extension("_bfc_parked"),
+            extension("_bfc_places"),
             extension("_driver"),
             extension("_handle"),
             extension("_cuda"),
@@ -99,6 +100,7 @@ setup(
             extension("_arena_slots"),
             extension("_arena_pages"),
             extension("_arena_wait"),
+            extension("_arena_places"),
             extension("_arena_growth"),
             extension("_arena_suspend"),
             extension("_arena"),
@@ -156,6 +158,7 @@ setup(
             extension("interop._host_timeline"),
             extension("interop._driver_timeline"),
             extension("integrations.torch._hooks", "gpumem/integrations/torch/hooks.cpp"),
+            extension("planning._planned"),
             extension("replay._replay"),
         ],
         compiler_directives={

@@ -31,6 +31,10 @@ cdef bint end_epochs(ArenaCore* arena, uint32_t slot) noexcept nogil
 # that stream on the device; a parked block, too. NIL if none fits.
 cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
                           uint32_t taker) noexcept nogil
+# With the lock, given up meanwhile: is the taker's stream behind an epoch of another now? Makes it
+# wait on the device if it has to.
+cdef bint order_behind(ArenaCore* arena, uint32_t slot, uint64_t epoch,
+                       uint32_t taker) noexcept nogil
 # With the lock: makes the taker's stream wait for what was freed on all others, and notes in
 # their lanes up to which epoch; forget_waits takes the notes back.
 cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil

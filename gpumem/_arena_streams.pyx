@@ -263,7 +263,6 @@ cdef bint free_parked_behind(ArenaCore* arena, Bfc* table, uint64_t size,
 
 cdef bint order_behind(ArenaCore* arena, uint32_t slot, uint64_t epoch,
                        uint32_t taker) noexcept nogil:
-    # Is the taker's stream behind an epoch of another now? Gives the lock up.
     if slot == taker or arena.streams[slot].done >= epoch:
         return True
     if arena.streams[slot].asking:

@@ -143,13 +143,14 @@ cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
     # Of a chunk that may be used: its owner may turn used into kept, and back, without the lock.
     return load32(&table.chunks[index].state)
 
-# Changes of state that the slow paths over address ranges share (_bfc_holes).
+# Changes of state that the slow paths over address ranges share (_bfc_holes, _bfc_places).
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil
 cdef uint32_t slot_take(Bfc* table) noexcept nogil
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil
 cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil
 cdef void chunk_use(Bfc* table, uint32_t index, uint64_t requested, uint32_t lane) noexcept nogil
 cdef void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil
+cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil
 cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil
 cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil
 

@@ -10,12 +10,15 @@
 
 from __future__ import annotations
 
+from gpumem.planning._planned import IterationReport, PlannedResource
 from gpumem.planning.copies import CopyPlan, PlannedCopy, plan_copies
 from gpumem.planning.graph import Graph, GraphBuilder, Node
 from gpumem.planning.memory_plan import MemoryPlan, plan_memory
 from gpumem.planning.partitioning import partition
 from gpumem.planning.placement import Assignment, Placement, Refusal, Step
 from gpumem.planning.places import MemoryBlock, Place
+from gpumem.planning.recorded import IterationPlan, plan
+from gpumem.planning.recording import Recording
 from gpumem.planning.targets import Target
 from gpumem.planning.values import Value
 
@@ -24,17 +27,22 @@ __all__ = [
     "CopyPlan",
     "Graph",
     "GraphBuilder",
+    "IterationPlan",
+    "IterationReport",
     "MemoryBlock",
     "MemoryPlan",
     "Node",
     "Place",
     "Placement",
     "PlannedCopy",
+    "PlannedResource",
+    "Recording",
     "Refusal",
     "Step",
     "Target",
     "Value",
     "partition",
+    "plan",
     "plan_copies",
     "plan_memory",
 ]

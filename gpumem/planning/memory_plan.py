@@ -185,9 +185,10 @@ def plan_memory(
     ----------
     placement : Placement or CopyPlan
         What `partition` or `plan_copies` gave.
-    strategy : {"auto", "greedy_by_size", "best_fit_by_time", "improved_order", "exact"}
-        How offsets are found. ``"auto"`` stops at the first that reaches the lower bound.
-        ``"exact"`` is for 16 values in a memory or fewer.
+    strategy : str
+        How offsets are found: ``"greedy_by_size"``, ``"greedy_by_lifetime"``,
+        ``"best_fit_by_time"``, ``"hill_climbing"``, or ``"exact"``, for 16 values in a memory or
+        fewer. ``"auto"`` tries several and stops at the first that reaches the lower bound.
     alignment : int
         Bytes; a power of two up to 2**30. Offsets and sizes are rounded up to it.
     in_place : bool

@@ -1,17 +1,20 @@
 """Offsets for blocks of known lifetime: dynamic storage allocation, solved before the run.
 
 Blocks that live at the same time must not overlap, and the highest end should be low. That is
-NP-hard, so there are two fast orders and a search for few blocks:
+NP-hard, so there are fast orders, a search that improves one, and an exact search for few blocks:
 
 - by size, the largest first, each into the smallest hole that fits among what lives beside it
   (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020);
+- by lifetime, the longest first;
 - by time, as an allocator with the best hole would;
+- by hill climbing over orders;
 - exactly, by branch and bound over the order of offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,14 +61,19 @@ def lower_bound(blocks: Iterable[Block]) -> int:
     return most
 
 
-def assign_offsets(blocks: Sequence[Block], strategy: str = "auto") -> Layout:
+def assign_offsets(
+    blocks: Sequence[Block], strategy: str = "auto", work: int = SEARCH_WORK
+) -> Layout:
     """Lay blocks out.
 
     Parameters
     ----------
     blocks : sequence of Block
-    strategy : {"auto", "greedy_by_size", "best_fit_by_time", "exact"}
-        ``"auto"`` stops at the first that reaches the lower bound, and takes the best else.
+    strategy : str
+        A name of `STRATEGIES`; ``"auto"`` stops at the first that reaches the lower bound, and
+        takes the best else.
+    work : int
+        How many blocks hill climbing may place anew.
 
     Raises
     ------
@@ -76,33 +84,36 @@ def assign_offsets(blocks: Sequence[Block], strategy: str = "auto") -> Layout:
     """
     if sum(block.nbytes for block in blocks) > MOST:
         raise OverflowError("the values have more than 2**62 - 1 bytes together")
-    if strategy == "auto":
-        return _best_layout(blocks)
-    if strategy not in STRATEGIES:
+    if strategy != "auto" and strategy not in STRATEGIES:
         accepted = ", ".join(("auto", *STRATEGIES))
         raise ConfigError(f"strategy {strategy!r} is not accepted: it takes {accepted}")
-    return _laid_out(blocks, strategy)
-
-
-def _laid_out(blocks: Sequence[Block], strategy: str) -> Layout:
-    offsets = STRATEGIES[strategy](blocks)
-    return Layout(offsets, peak_of(blocks, offsets), strategy)
-
-
-def _best_layout(blocks: Sequence[Block]) -> Layout:
+    names = _names_for(len(blocks), work) if strategy == "auto" else [strategy]
     bound = lower_bound(blocks)
-    names = ["best_fit_by_time", "greedy_by_size", "improved_order"]
-    if len(blocks) <= EXACT_LIMIT:
-        names.append("exact")
     best: Layout | None = None
     for name in names:
-        layout = _laid_out(blocks, name)
+        layout = _laid_out(blocks, name, work)
         if best is None or layout.peak < best.peak:
             best = layout
         if best.peak == bound:
             break
     assert best is not None
     return best
+
+
+def _names_for(count: int, work: int) -> list[str]:
+    """Return what to try for so many blocks, in order."""
+    names = ["best_fit_by_time", "greedy_by_size"]
+    if count <= work:
+        names.append("hill_climbing")
+    if count <= EXACT_LIMIT:
+        names.append("exact")
+    return names
+
+
+def _laid_out(blocks: Sequence[Block], name: str, work: int) -> Layout:
+    is_search = name == "hill_climbing"
+    offsets = hill_climbing(blocks, work) if is_search else STRATEGIES[name](blocks)
+    return Layout(offsets, peak_of(blocks, offsets), name)
 
 
 def peak_of(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
@@ -119,22 +130,65 @@ def greedy_by_size(blocks: Sequence[Block]) -> list[int]:
     return _placed(blocks, _by_size(blocks))
 
 
-def improved_order(blocks: Sequence[Block]) -> list[int]:
-    """Place by size; then begin anew with what made the peak first, as long as work allows."""
-    order = _by_size(blocks)
-    best = _placed(blocks, order)
-    bound, lowest = lower_bound(blocks), peak_of(blocks, best)
-    offsets = best
-    for _ in range(SEARCH_WORK // max(len(blocks), 1)):
-        peak = peak_of(blocks, offsets)
-        if lowest == bound:
-            break
-        at_top = {i for i in order if offsets[i] + blocks[i].nbytes == peak}
-        order = [*(i for i in order if i in at_top), *(i for i in order if i not in at_top)]
-        offsets = _placed(blocks, order)
-        if peak_of(blocks, offsets) < lowest:
-            best, lowest = offsets, peak_of(blocks, offsets)
-    return best
+def greedy_by_lifetime(blocks: Sequence[Block]) -> list[int]:
+    """Place what lives longest first; of equal ones the larger."""
+    return _placed(blocks, _by_lifetime(blocks))
+
+
+def hill_climbing(blocks: Sequence[Block], work: int = SEARCH_WORK) -> list[int]:
+    """Begin with the better greedy order and improve it by moves, as long as work allows.
+
+    A move takes a block of the peak, or one that lives beside such a block, and places it before
+    another that it meets in time (after the allocator of Arm's Vela compiler). What is no worse is
+    kept, so that the search crosses plateaus. Equal blocks give equal offsets: the moves are drawn
+    from a fixed seed.
+    """
+    climb = _Climb(blocks, work)
+    climb.run(lower_bound(blocks))
+    return climb.offsets
+
+
+class _Climb:
+    """An order of blocks, the offsets that it gives, and how many blocks may still be placed."""
+
+    def __init__(self, blocks: Sequence[Block], work: int) -> None:
+        self._blocks = blocks
+        self._left = work
+        self._random = random.Random(len(blocks))
+        orders = (_by_size(blocks), _by_lifetime(blocks))
+        starts = [(_placed(blocks, order), order) for order in orders]
+        self.offsets, self._order = min(starts, key=lambda start: peak_of(blocks, start[0]))
+
+    def run(self, bound: int) -> None:
+        """Move until the bound is reached or the work is done."""
+        while self._left > 0 and peak_of(self._blocks, self.offsets) > bound:
+            self._move()
+
+    def _move(self) -> None:
+        blocks, order = self._blocks, self._order
+        peak = peak_of(blocks, self.offsets)
+        ends = (n for n, i in enumerate(order) if self.offsets[i] + blocks[i].nbytes == peak)
+        moved = self._random.choice(list(ends))
+        if self._random.random() < 0.5:
+            moved = self._earlier(moved)
+        begin = self._earlier(moved)
+        self._left -= max(len(order) - begin, 1)
+        if begin == moved:
+            return
+        order = [*order[:begin], order[moved], *order[begin:moved], *order[moved + 1 :]]
+        offsets = _placed(blocks, order, self.offsets, begin)
+        if peak_of(blocks, offsets) <= peak:
+            self._order, self.offsets = order, offsets
+
+    def _earlier(self, position: int) -> int:
+        """Choose the position of a block that comes before one and meets it; its own if none."""
+        block = self._blocks[self._order[position]]
+        before = [
+            n
+            for n, i in enumerate(self._order[:position])
+            if self._blocks[i].first <= block.last and self._blocks[i].last >= block.first
+        ]
+        return self._random.choice(before) if before else position
 
 
 def _by_size(blocks: Sequence[Block]) -> list[int]:
@@ -145,11 +199,27 @@ def _by_size(blocks: Sequence[Block]) -> list[int]:
     return sorted(range(len(blocks)), key=rank)
 
 
-def _placed(blocks: Sequence[Block], order: Sequence[int]) -> list[int]:
-    """Place blocks in this order, each into the smallest hole that fits."""
+def _by_lifetime(blocks: Sequence[Block]) -> list[int]:
+    def rank(i: int) -> tuple[int, int]:
+        return blocks[i].first - blocks[i].last, -blocks[i].nbytes
+
+    return sorted(range(len(blocks)), key=rank)
+
+
+def _placed(
+    blocks: Sequence[Block], order: Sequence[int], known: Sequence[int] = (), begin: int = 0
+) -> list[int]:
+    """Place blocks in this order, each into the smallest hole that fits.
+
+    Those before `begin` stay where they are in `known`.
+    """
     placed = _Placed(len(blocks))
     offsets = [0] * len(blocks)
-    for i in order:
+    for i in order[:begin]:
+        offsets[i] = known[i]
+        if blocks[i].nbytes:
+            placed.keep(blocks[i], known[i])
+    for i in order[begin:]:
         if blocks[i].nbytes:
             offsets[i] = placed.add(blocks[i])
     return offsets
@@ -166,9 +236,12 @@ class _Placed:
         first, last, offset, end = self._table[:, : self._count]
         beside = np.flatnonzero((first <= block.last) & (last >= block.first))
         place = _smallest_hole(offset[beside], end[beside], block.nbytes)
+        self.keep(block, place)
+        return place
+
+    def keep(self, block: Block, place: int) -> None:
         self._table[:, self._count] = block.first, block.last, place, place + block.nbytes
         self._count += 1
-        return place
 
 
 def _smallest_hole(offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], nbytes: int) -> int:
@@ -287,9 +360,10 @@ class _Search:
         return max(beside, default=0)
 
 
-STRATEGIES = {
+STRATEGIES: dict[str, Callable[[Sequence[Block]], list[int]]] = {
     "greedy_by_size": greedy_by_size,
+    "greedy_by_lifetime": greedy_by_lifetime,
     "best_fit_by_time": best_fit_by_time,
+    "hill_climbing": hill_climbing,
     "exact": exact,
-    "improved_order": improved_order,
 }

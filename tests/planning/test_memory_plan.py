@@ -29,7 +29,13 @@ from gpumem.planning import (
 from gpumem.planning.lifetimes import Tenant
 from gpumem.planning.offsets import Block, assign_offsets, lower_bound
 
-STRATEGIES = ["auto", "greedy_by_size", "best_fit_by_time", "improved_order"]
+STRATEGIES = [
+    "auto",
+    "greedy_by_size",
+    "greedy_by_lifetime",
+    "best_fit_by_time",
+    "hill_climbing",
+]
 
 
 def on_host(graph, **options):

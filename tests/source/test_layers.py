@@ -21,7 +21,7 @@ LAYERS = [
     ["_lease"],
     ["_arena", "_arena_*"],
     ["_outlets"],
-    ["config", "stats", "device", "_handle"],
+    ["config", "stats", "device", "_handle", "replay.trace", "replay.recorder"],
     ["_deferred"],
     ["_stream", "_dlpack", "_element", "_layout", "_indexing"],
     ["_raw"],
