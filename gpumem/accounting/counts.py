@@ -91,6 +91,9 @@ class ResourceCount:
             return self
         return ResourceCount._of(fitting(self._bytes + other._bytes))
 
+    def __int__(self) -> int:
+        return self.total_bytes
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ResourceCount):
             return self._bytes == other._bytes

@@ -15,6 +15,7 @@ import click
 import gpumem
 from gpumem.cli.demo import demo
 from gpumem.cli.info import info
+from gpumem.cli.plan import plan
 from gpumem.cli.replay import replay
 from gpumem.errors import ConfigError, GpumemError
 from gpumem.replay.trace import TraceError
@@ -38,7 +39,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (info, replay, demo):
+for command in (info, replay, plan, demo):
     commands.add_command(command)
 
 

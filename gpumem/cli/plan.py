@@ -1,0 +1,273 @@
+"""``gpumem plan``: a model's nodes on devices under budgets, its copies, and its memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
+from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
+from gpumem.cli.sizes import format_size, parse_size
+from gpumem.errors import ConfigError, GraphError
+from gpumem.planning import Assignment, Graph, MemoryPlan, Placement, Target, partition, plan_memory
+from gpumem.planning.passes import STRATEGIES
+
+__all__ = ["plan"]
+
+DEVICES = ("cuda:0", "host")
+MOST_ROWS = 40  # of one table for people; --json and -o have everything
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="[DEVICE=]SIZE",
+    help="Most memory of a device, such as 2GiB or cuda:1=512MiB; without a name of the first.",
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    default=DEVICES,
+    metavar="DEVICE",
+    help="In order of preference; need not be present. [default: cuda:0, host]",
+)
+@click.option(
+    "--dim", "dims", multiple=True, metavar="NAME=N", help="Length of a named dimension of inputs."
+)
+@click.option("--stats", type=click.Path(path_type=Path), help="Costs of nodes: a statistics file.")
+@click.option(
+    "--percent",
+    type=click.IntRange(100, 10_000),
+    help="What known bytes of a node count as, without --stats. [default: 150]",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(sorted(STRATEGIES)),
+    default="greedy",
+    show_default=True,
+    help="How a budget is filled.",
+)
+@click.option("--weights", is_flag=True, help="Give weights places in the memory plan, too.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the plan as JSON to a file."
+)
+@json_option
+def plan(
+    model: Path,
+    budgets: tuple[str, ...],
+    devices: tuple[str, ...],
+    dims: tuple[str, ...],
+    stats: Path | None,
+    percent: int | None,
+    strategy: str,
+    weights: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Place MODEL, an ONNX file, on devices under budgets, and plan its memory."""
+    targets = _targets(devices)
+    limits = _limits(budgets, targets)
+    accountants = Accountants(
+        {target.device: _accountant(limits, target, stats, percent) for target in targets}
+    )
+    with progress(f"planning {model}"):
+        graph = _read(model, dims)
+        placement = partition(graph, targets, accountants, strategy)
+        made = plan_memory(placement, weights=weights)
+        made.verify()
+    facts = _facts(model, placement, accountants, made)
+    if output is not None:
+        _write(output, facts)
+    if as_json:
+        print_json(facts)
+    else:
+        _show(stdout(), placement, accountants, made)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _targets(devices: tuple[str, ...]) -> list[Target]:
+    try:
+        return [Target.of(name) for name in devices]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--device") from None
+
+
+def _limits(budgets: tuple[str, ...], targets: list[Target]) -> dict[Any, int]:
+    """Return the limits by device."""
+    limits: dict[Any, int] = {}
+    for text in budgets:
+        name, equals, size = text.rpartition("=")
+        (target,) = _targets((name,)) if equals else targets[:1]
+        if target.device not in [one.device for one in targets]:
+            raise ConfigError(f"--budget {text}: {target.device} is not among the devices")
+        if limits.setdefault(target.device, parse_size(size)) != parse_size(size):
+            raise ConfigError(f"--budget is given twice for {target.device}")
+    return limits
+
+
+def _accountant(
+    limits: dict[Any, int], target: Target, stats: Path | None, percent: int | None
+) -> Accountant:
+    limit = limits.get(target.device)
+    if stats is None:
+        return (
+            AdHocAccountant(limit) if percent is None else AdHocAccountant(limit, percent=percent)
+        )
+    if percent is not None:
+        raise ConfigError(
+            "--percent is not accepted with --stats: measured costs count as they are"
+        )
+    return StatsAccountant(stats, limit)
+
+
+def _read(model: Path, dims: tuple[str, ...]) -> Graph:
+    """Read the model; what is wrong with it is bad input."""
+    try:
+        return Graph.from_onnx(model, dims=dict(map(_dim, dims)))
+    except GraphError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{model}: {error.strerror or error}") from error
+    except ImportError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, _, length = text.rpartition("=")
+    if not name or not length.isdecimal():
+        raise ConfigError(f"--dim {text!r:.60} is not accepted: it takes NAME=N, such as batch=8")
+    return name, int(length)
+
+
+# ---- telling -------------------------------------------------------------------------------------
+
+
+def _facts(
+    model: Path, placement: Placement, accountants: Accountants, made: MemoryPlan
+) -> dict[str, Any]:
+    return {
+        "model": str(model),
+        "devices": [_device_facts(placement, accountants, t) for t in placement.targets],
+        "nodes": [
+            {
+                "name": one.node.name,
+                "op_type": one.node.op_type,
+                "outputs": [value.name for value in one.node.makes],
+                "device": str(one.device),
+                "cost_bytes": one.cost.total_bytes,
+                "group": one.group,
+                "why": one.why,
+            }
+            for one in placement.assignments
+        ],
+        "copies": [
+            {
+                "value": copy.value.name,
+                "source": str(copy.source),
+                "destination": str(copy.destination),
+                "step": copy.step,
+                "nbytes": copy.nbytes,
+                "why": copy.why,
+            }
+            for copy in made.copies.copies
+        ],
+        "copied_bytes": made.copies.copied_bytes,
+        "memory": made.as_dict(),
+    }
+
+
+def _device_facts(placement: Placement, accountants: Accountants, target: Target) -> dict[str, Any]:
+    limit = accountants[target.device].threshold
+    return {
+        "device": str(target.device),
+        "nodes": len(placement.nodes_on(target.device)),
+        "committed_bytes": placement.consumed[target.device].total_bytes,
+        "budget_bytes": None if limit is None else limit.total_bytes,
+        "gain": placement.gains.get(target.device),
+    }
+
+
+def _write(output: Path, facts: dict[str, Any]) -> None:
+    try:
+        output.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{output}: {error.strerror or error}") from error
+
+
+def _show(
+    console: Console, placement: Placement, accountants: Accountants, made: MemoryPlan
+) -> None:
+    rows = table("device", "nodes", "committed", "budget", numbers=3)
+    for target in placement.targets:
+        facts = _device_facts(placement, accountants, target)
+        limit = facts["budget_bytes"]
+        rows.add_row(
+            facts["device"],
+            f"{facts['nodes']:,}",
+            format_size(facts["committed_bytes"]),
+            "" if limit is None else format_size(limit),
+        )
+    console.print(rows)
+    for device, gain in placement.gains.items():
+        console.print(f"{device}: {gain}")
+    _show_runs(console, placement)
+    _show_copies(console, made)
+    rows = table("memory", "peak", "lower bound", "strategy", numbers=3)
+    for memory, block in made.blocks.items():
+        peak, bound = format_size(block.peak_bytes), format_size(block.lower_bound_bytes)
+        rows.add_row(str(memory), peak, bound, block.strategy)
+    console.print(rows)
+    facts_at_end = {"peak": format_size(made.peak_bytes)}
+    if made.unplanned:
+        facts_at_end["size only known in a run"] = ", ".join(made.unplanned)
+    console.print(pairs(facts_at_end))
+
+
+def _show_runs(console: Console, placement: Placement) -> None:
+    """Show nodes that follow each other on one device as one row."""
+    rows = table("nodes", "on", "why")
+    runs = [
+        (str(device), list(run))
+        for device, run in itertools.groupby(placement.assignments, key=lambda one: one.device)
+    ]
+    for device, run in runs[:MOST_ROWS]:
+        ends = _title(run[0]) if len(run) == 1 else f"{_title(run[0])} to {_title(run[-1])}"
+        why = "; ".join(f"{one.device}: {one.why}" for one in run[0].refusals)
+        rows.add_row(f"{len(run)}: {ends}", device, why)
+    console.print(rows)
+    _say_what_is_left_out(console, len(runs))
+
+
+def _title(one: Assignment) -> str:
+    return one.node.name or one.node.op_type
+
+
+def _show_copies(console: Console, made: MemoryPlan) -> None:
+    copies = made.copies.copies
+    if not copies:
+        console.print("nothing is copied")
+        return
+    rows = table("copied", "from", "to", "before step", "bytes", numbers=2)
+    for copy in copies[:MOST_ROWS]:
+        step = "any run" if copy.step < 0 else str(copy.step)
+        nbytes = "?" if copy.nbytes is None else format_size(copy.nbytes)
+        rows.add_row(copy.value.name, str(copy.source), str(copy.destination), step, nbytes)
+    console.print(rows)
+    _say_what_is_left_out(console, len(copies))
+    console.print(f"{format_size(made.copies.copied_bytes)} are copied in a run")
+
+
+def _say_what_is_left_out(console: Console, count: int) -> None:
+    if count > MOST_ROWS:
+        console.print(f"and {count - MOST_ROWS:,} more: --json and -o have all of them")

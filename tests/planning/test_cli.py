@@ -1,0 +1,179 @@
+"""``gpumem plan``: what it prints, what it writes, and with which exit code it refuses."""
+
+import json
+import sys
+
+import pytest
+from onnx import TensorProto, helper, save
+from planning.models import MODELS
+
+from gpumem.accounting import AdHocAccountant, StatsRecorder
+from gpumem.cli import main
+from gpumem.planning import Graph, partition, plan_memory
+
+
+@pytest.fixture
+def command(capsys):
+    """Run ``gpumem plan``; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        code = main(["plan", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "resnet.onnx"
+    save(MODELS["resnet"](), path)
+    return path
+
+
+@pytest.fixture
+def named(tmp_path):
+    """A model whose batch has a name."""
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", infos[:1], infos[1:])
+    path = tmp_path / "named.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def half_of(model):
+    return AdHocAccountant().cost(Graph.from_onnx(model).nodes).total_bytes // 2
+
+
+def test_json_says_what_the_library_says(command, model):
+    budget = half_of(model)
+    code, out, err = command(model, "--budget", budget, "--json")
+    told = json.loads(out)
+    assert (code, err) == (0, "")
+    accountants = {
+        name: AdHocAccountant(limit) for name, limit in (("cuda", budget), ("host", None))
+    }
+    placement = partition(Graph.from_onnx(model), ["cuda:0", "host"], accountants)
+    gpu, cpu = told["devices"]
+    assert (gpu["device"], gpu["budget_bytes"], cpu["budget_bytes"]) == ("cuda:0", budget, None)
+    assert 0 < gpu["nodes"] < len(placement.assignments), "a part of it"
+    assert gpu["nodes"] + cpu["nodes"] == len(placement.assignments)
+    assert gpu["committed_bytes"] == int(accountants["cuda"].consumed) <= budget
+    assert [row["device"] for row in told["nodes"]] == [
+        str(one.device) for one in placement.assignments
+    ]
+    assert (
+        sum(row["cost_bytes"] for row in told["nodes"] if row["device"] == "cuda:0")
+        == (gpu["committed_bytes"])
+    )
+    made = plan_memory(placement)
+    assert told["memory"] == made.as_dict()
+    assert told["copied_bytes"] == made.copies.copied_bytes
+
+
+def test_the_plan_is_written_as_the_same_json(command, model, tmp_path):
+    path = tmp_path / "plan.json"
+    code, out, err = command(model, "--budget", "10KiB", "-o", path)
+    assert (code, err) == (0, "")
+    assert json.loads(path.read_text()) == json.loads(
+        command(model, "--budget", "10KiB", "--json")[1]
+    )
+    for word in ("cuda:0", "host:0", "committed", "10.0 KiB", "peak", "lower bound", "where"):
+        assert word in out
+
+
+def test_tables_show_copies_and_sizes_that_nobody_knows(command, named, model):
+    out = command(named)[1]
+    assert "size only known in a run" in out
+    assert "nothing is copied" in out
+    out = command(model, "--device", "cuda:0", "--device", "cuda:1", "--budget", half_of(model))[1]
+    assert "are copied in a run" in out
+
+
+def test_named_lengths_are_bound(command, named):
+    told = json.loads(command(named, "--dim", "batch=8", "--json")[1])
+    assert told["memory"]["unplanned"] == []
+    assert told["memory"]["peak_bytes"] == 2 * 256
+
+
+def test_weights_have_places_if_they_are_asked_for(command, model):
+    without, plan = (
+        json.loads(command(model, *more, "--json")[1]) for more in ((), ("--weights",))
+    )
+    assert plan["memory"]["peak_bytes"] > without["memory"]["peak_bytes"]
+
+
+def test_every_device_can_have_a_budget_and_be_filled_further(command, model):
+    total = 2 * half_of(model)
+    options = ["--device", "cuda:0", "--device", "cuda:1", "--device", "host"]
+    options += ["--budget", f"cuda:1={total // 3}", "--budget", total // 3, "--strategy", "best"]
+    told = json.loads(command(model, *options, "--json")[1])
+    assert [row["budget_bytes"] for row in told["devices"]] == [total // 3, total // 3, None]
+    assert "than the greedy order" in told["devices"][0]["gain"]
+    assert "than the greedy order" in command(model, *options)[1]
+
+
+def test_costs_are_measured_ones_with_statistics(command, model, tmp_path):
+    recorder = StatsRecorder()
+    for node in Graph.from_onnx(model):
+        recorder.record(node, temporary_bytes=1000)
+    recorder.save(tmp_path / "stats.csv")
+    told = json.loads(command(model, "--stats", tmp_path / "stats.csv", "--json")[1])
+    assert told["devices"][0]["committed_bytes"] == sum(
+        row.total_bytes for row in recorder.stats.values()
+    )
+    code, out, err = command(model, "--stats", tmp_path / "stats.csv", "--percent", 200)
+    assert (code, out) == (2, "")
+    assert "--percent is not accepted with --stats" in err
+    exact = json.loads(command(model, "--percent", 100, "--json")[1])
+    assert exact["devices"][0]["committed_bytes"] == AdHocAccountant(percent=100).cost(
+        Graph.from_onnx(model).nodes
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "lots"], "whole bytes"),
+        (["--budget", "cuda:3=1KiB"], "not among the devices"),
+        (["--budget", "1KiB", "--budget", "cuda:0=2KiB"], "given twice"),
+        (["--device", "tpu"], "tpu"),
+        (["--device", "host", "--device", "cpu"], "each once"),
+        (["--dim", "batch"], "NAME=N"),
+        (["--dim", "depth=3"], "no input of the model"),
+        (["--stats", "none.csv"], "cannot be read"),
+        (["--percent", "10"], "10"),
+        (["--strategy", "lucky"], "lucky"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(command, model, options, message):
+    for more in ([], ["--json"]):
+        code, out, err = command(model, *options, *more)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_a_file_that_is_no_model_or_not_there_is_bad_input(command, tmp_path):
+    text = tmp_path / "text.onnx"
+    text.write_text("not a model")
+    for path in (text, tmp_path / "nothing.onnx", tmp_path):
+        code, out, err = command(path)
+        assert (code, out) == (2, "")
+        assert str(path) in err
+
+
+def test_what_fits_nowhere_or_cannot_be_written_is_a_failure(command, model, tmp_path):
+    code, out, err = command(model, "--device", "cuda:0", "--budget", "1KiB")
+    assert (code, out) == (1, "")
+    assert "no device takes" in err
+    code, out, err = command(model, "-o", tmp_path / "nowhere" / "plan.json")
+    assert (code, out) == (1, "")
+    assert "No such file" in err
+
+
+def test_without_onnx_it_says_what_to_install(command, model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    code, out, err = command(model)
+    assert (code, out) == (1, "")
+    assert "pip install 'gpumem[onnx]'" in err
