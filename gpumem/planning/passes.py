@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -13,7 +13,9 @@ __all__ = ["STRATEGIES", "Outcome", "best", "greedy"]
 
 Proposal: TypeAlias = tuple[Node, ...]
 
-EXCHANGES = 2000  # attempts of the search for a better set, each a price of one proposal or two
+EXACT_LIMIT = 16  # proposals of which every set is looked at, as long as branches allow
+BRANCHES = 20_000  # sets looked at, each a price of one proposal
+EXCHANGES = 2000  # attempts to improve a set of more proposals, each a price of one or two
 
 
 @dataclass
@@ -46,9 +48,9 @@ def greedy(proposals: Sequence[Proposal], accountant: Accountant) -> Outcome:
 def best(proposals: Sequence[Proposal], accountant: Accountant) -> Outcome:
     """Accept the set that leaves the least memory unused, of those that a bounded search meets.
 
-    It tries the graph's order without stopping, and the largest first and the smallest first; then
-    it exchanges accepted proposals for refused ones as long as that fills more. What is filled
-    equally goes to more nodes.
+    It tries the graph's order without stopping, and the largest first and the smallest first. Of
+    few proposals it then looks at every set by branch and bound; of many it exchanges accepted ones
+    for refused ones as long as that fills more. What is filled equally goes to more nodes.
     """
     first = greedy(proposals, accountant)
     filled_first = accountant.pending.total_bytes
@@ -66,8 +68,11 @@ def best(proposals: Sequence[Proposal], accountant: Accountant) -> Outcome:
         (_fill(order, accountant) for order in orders),
         key=lambda accepted: _worth(accepted, accountant),
     )
+    if len(proposals) <= EXACT_LIMIT:
+        chosen = _Sets(orders[1], prices, accountant, chosen).found
     _fill(chosen, accountant)
-    chosen = _exchanged(chosen, proposals, accountant)
+    if len(proposals) > EXACT_LIMIT:
+        chosen = _exchanged(chosen, proposals, accountant)
     return _described(first, filled_first, chosen, proposals, accountant)
 
 
@@ -86,6 +91,44 @@ def _fill(order: Sequence[Proposal], accountant: Accountant) -> list[Proposal]:
 def _worth(accepted: Sequence[Proposal], accountant: Accountant) -> tuple[int, int]:
     _fill(accepted, accountant)
     return accountant.pending.total_bytes, sum(map(len, accepted))
+
+
+class _Sets:
+    """Branch and bound over sets of proposals: each is in or out, the dearest is decided first."""
+
+    def __init__(
+        self,
+        order: Sequence[Proposal],
+        prices: Mapping[Proposal, int],
+        accountant: Accountant,
+        start: list[Proposal],
+    ) -> None:
+        self._order = order
+        self._accountant = accountant
+        # At most so much can still come from each place on: a shared weight makes it less.
+        costs = [prices[proposal] for proposal in order]
+        self._left = [sum(costs[at:]) for at in range(len(order) + 1)]
+        self._branches = BRANCHES
+        self.found = start
+        self._worth = _worth(start, accountant)
+        accountant.reset_for_new_pass()
+        self._descend([])
+
+    def _descend(self, taken: list[Proposal], at: int = 0) -> None:
+        filled = self._accountant.pending.total_bytes
+        worth = filled, sum(map(len, taken))
+        if worth > self._worth:
+            self.found, self._worth = list(taken), worth
+        self._branches -= 1
+        hopeless = filled + self._left[at] < self._worth[0]
+        if at == len(self._order) or hopeless or self._branches < 0:
+            return
+        proposal = self._order[at]
+        if self._accountant.fits(proposal):
+            self._accountant.account(proposal)
+            self._descend([*taken, proposal], at + 1)
+            self._accountant.withdraw(proposal)
+        self._descend(taken, at + 1)
 
 
 def _exchanged(

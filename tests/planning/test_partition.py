@@ -1,5 +1,7 @@
 """Placement: what fits where, in one pass or two, alone or as a group, and why."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -223,6 +225,30 @@ def test_arguments_that_contradict_each_other_are_refused():
         partition(graph, ["cuda:0"], strategy="lucky")
     with pytest.raises(ValueError, match="tpu"):
         partition(graph, ["tpu"])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(0, 250),
+)
+def test_of_few_nodes_the_best_order_fills_what_trying_everything_fills(rows, threshold):
+    """Weights are shared, so that what a node costs depends on the others."""
+    builder = GraphBuilder()
+    x = builder.input("x", "uint8", (1,))
+    weights = [builder.initializer(f"w{n}", "uint8", (10 * n,)) for n in range(4)]
+    for number, (nbytes, weight) in enumerate(rows):
+        made = builder.value(f"v{number}", "uint8", (nbytes,))
+        builder.node("Op", [x, weights[weight]], [made], name=f"n{number}")
+    graph = builder.build([f"v{number}" for number in range(len(rows))])
+    fillings = []
+    for chosen in itertools.product([False, True], repeat=len(rows)):
+        nodes = [node for node, is_in in zip(graph, chosen, strict=True) if is_in]
+        filled = int(budget().cost(nodes))
+        if filled <= threshold:
+            fillings.append((filled, len(nodes)))
+    accountant = budget(threshold)
+    placement = partition(graph, ["cuda:0", "host"], {"cuda:0": accountant}, strategy="best")
+    assert (accountant.consumed, len(placement.nodes_on("cuda:0"))) == max(fillings)
 
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=14)
