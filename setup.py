@@ -146,6 +146,7 @@ setup(
             extension("_create"),
             extension("_imports"),
             extension("_exchange"),
+            extension("integrations._blocks"),
             extension("integrations._cupy"),
             extension("interop._mapping"),
             extension("interop._memory"),

@@ -71,11 +71,13 @@ class Resources:
             with self._lock:
                 found = self._found.get(index)
                 if found is None:
-                    found = get_default_resource(
-                        MemoryInfo(Device(f"{self._type}:{index}"), self._kinds[0])
-                    )
+                    found = get_default_resource(self.default_memory(index))
                     self._found[index] = found
         return found
+
+    def default_memory(self, index: int) -> MemoryInfo:
+        """Return the memory of the default resource that would serve a device."""
+        return MemoryInfo(Device(f"{self._type}:{index}"), self._kinds[0])
 
     @property
     def given(self) -> dict[int, MemoryResource]:

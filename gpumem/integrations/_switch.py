@@ -46,6 +46,15 @@ class Framework(ABC):
     def restore(self, before: Any) -> None:
         """Give the library back what it had; raise with nothing changed where that cannot be."""
 
+    def replace(self, before: Any, setting: Setting) -> Any:
+        """Make the library use another setting than the one that `attach` returned `before` for.
+
+        Returns what `restore` needs to give back what was there before both; raises with nothing
+        changed where that cannot be.
+        """
+        self.attach(setting)
+        return before
+
     def why_not_back(self) -> str | None:
         """Say why `restore` cannot work now; None where it can."""
         return None
@@ -84,8 +93,8 @@ class Switch:
                 self._enabled = _Frame(setting, self._framework.attach(setting), True)
                 return
             self._require_way_back("replaced")
-            self._framework.attach(setting)
-            self._enabled.setting = setting
+            before = self._framework.replace(self._enabled.before, setting)
+            self._enabled = _Frame(setting, before, True)
 
     def disable(self) -> None:
         """Give the framework back what it had before the first `enable`."""

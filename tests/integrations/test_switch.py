@@ -7,6 +7,7 @@ import pytest
 
 import gpumem
 from gpumem.errors import IntegrationError
+from gpumem.integrations._per_device import PerDevice
 from gpumem.integrations._switch import Framework, Setting, Switch, Using
 
 OWN = "its own memory"
@@ -294,3 +295,62 @@ def test_the_errors_are_what_callers_catch():
     assert issubclass(IntegrationError, RuntimeError)
     assert issubclass(gpumem.errors.MissingFrameworkError, IntegrationError)
     assert issubclass(gpumem.errors.MissingFrameworkError, ImportError)
+
+
+# ---- frameworks with a source for each device ----------------------------------------------------
+
+
+class Devices(PerDevice):
+    name = "Devices"
+
+    def __init__(self):
+        self.sources = {0: "own 0", 1: "own 1"}
+        self.broken = None
+
+    def get(self, index):
+        return self.sources[index]
+
+    def put(self, index, source):
+        if index == self.broken and "own" not in str(source):
+            raise IntegrationError("broken")
+        self.sources[index] = source
+
+    def over(self, resources, index):
+        return resources.given[index]
+
+
+class Given:
+    """Stands for Resources: what was given, by device."""
+
+    def __init__(self, **given):
+        self.given = {int(name[1:]): source for name, source in given.items()}
+
+    def __eq__(self, other):
+        return self.given == other.given
+
+
+def test_only_the_devices_that_were_named_are_switched():
+    framework = Devices()
+    switch = Switch(framework)
+    switch.enable(Setting(Given(d0="a")))
+    assert framework.sources == {0: "a", 1: "own 1"}
+    with Using(switch, Setting(Given(d1="b"))):
+        assert framework.sources == {0: "a", 1: "b"}
+    assert framework.sources == {0: "a", 1: "own 1"}
+    switch.enable(Setting(Given(d1="c")))
+    assert framework.sources == {0: "own 0", 1: "c"}
+    switch.enable(Setting(Given(d0="d", d1="d")))
+    switch.disable()
+    assert framework.sources == {0: "own 0", 1: "own 1"}
+
+
+def test_devices_are_switched_all_or_none():
+    framework = Devices()
+    switch = Switch(framework)
+    switch.enable(Setting(Given(d0="a")))
+    framework.broken = 1
+    with pytest.raises(IntegrationError, match="broken"):
+        switch.enable(Setting(Given(d0="b", d1="b")))
+    assert framework.sources == {0: "a", 1: "own 1"}
+    switch.disable()
+    assert framework.sources == {0: "own 0", 1: "own 1"}

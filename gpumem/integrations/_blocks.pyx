@@ -1,0 +1,117 @@
+"""Blocks of libraries that ask with a stream and give back an address."""
+
+cimport cython
+from libc.stdint cimport uint64_t, uintptr_t
+
+from gpumem._buffer cimport Buffer, MemoryResource
+from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
+from gpumem._deferred cimport report_unraisable
+from gpumem._stream cimport Stream
+
+from gpumem.errors import InvalidFreeError
+
+cdef enum:
+    LEGACY_STREAM = 1           # the other name of stream 0
+
+
+@cython.final
+cdef class Blocks:
+    """The live blocks of one resource, by address.
+
+    Parameters
+    ----------
+    find : callable
+        Returns the resource; called once, at the first block.
+    """
+
+    cdef object find
+    cdef MemoryResource found
+    cdef dict live              # address -> Buffer
+    cdef Stream last_stream     # named last, with the caller's object as its owner
+
+    def __init__(self, find):
+        self.find = find
+        self.live = {}
+
+    @property
+    def resource(self):
+        """Where the blocks come from."""
+        return self.source()
+
+    def __len__(self):
+        return len(self.live)
+
+    def take(self, nbytes, stream):
+        """Return the address of a block for work on a stream; 0 for no bytes.
+
+        Parameters
+        ----------
+        nbytes : int
+        stream : object with ``__cuda_stream__``
+            Kept alive while memory is marked with it. A capture on it is served from a graph pool.
+
+        Raises
+        ------
+        OutOfMemoryError, ClosedError
+            As the resource's `allocate`.
+        """
+        cdef uint64_t size = nbytes
+        cdef MemoryResource resource
+        cdef Buffer buffer
+        if size == 0:
+            return 0
+        resource = self.source()
+        named = self.stream_of(resource, stream)
+        if type(resource) is not Arena:
+            buffer = resource.allocate(size, 0 if named is None else named)
+        elif named is None:
+            buffer = arena_take_on_legacy(<Arena>resource, size)
+        else:
+            buffer = arena_take_on(<Arena>resource, size, named)
+        self.live[buffer.address] = buffer
+        return buffer.address
+
+    def give(self, address, stream):
+        """Free the block that begins at an address, on a stream.
+
+        Raises
+        ------
+        InvalidFreeError
+            None does.
+        """
+        cdef Buffer buffer
+        if not address:
+            return
+        buffer = self.live.pop(address, None)
+        if buffer is None:
+            raise InvalidFreeError(f"no block of {self.source()!r} begins at {address:#x}")
+        named = self.stream_of(buffer.resource, stream)
+        buffer.close(0 if named is None else named)
+
+    def allocate(self, nbytes, stream):
+        """Do as `take`; the first of RMM's two callbacks."""
+        return self.take(nbytes, stream)
+
+    def deallocate(self, address, nbytes, stream):
+        """Do as `give`, and report what goes wrong, since nothing may be raised: the second."""
+        try:
+            self.give(address, stream)
+        except BaseException as error:
+            report_unraisable(error, self)
+
+    cdef MemoryResource source(self):
+        if self.found is None:
+            self.found = self.find()
+        return self.found
+
+    cdef Stream stream_of(self, MemoryResource resource, object stream):
+        """Return gpumem's view of a stream; None for the legacy default stream."""
+        cdef uintptr_t handle = stream.__cuda_stream__()[1]
+        cdef Stream last
+        if handle <= LEGACY_STREAM:
+            return None
+        last = self.last_stream
+        if last is None or last.owner is not stream or last.place is not resource.place:
+            last = Stream.from_handle(resource.memory.device, handle, stream)
+            self.last_stream = last
+        return last

@@ -1,0 +1,75 @@
+"""Frameworks that hold one source of memory for each device."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from gpumem.device import MemoryInfo, devices
+from gpumem.errors import IntegrationError
+from gpumem.integrations._resources import Resources
+from gpumem.integrations._switch import Framework, Setting
+
+__all__ = ["PerDevice", "memory_of"]
+
+
+class PerDevice(Framework):
+    """A framework whose devices are switched one by one: those that were named, or all."""
+
+    device_type = "cuda"
+
+    @abstractmethod
+    def get(self, index: int) -> Any:
+        """Return what serves a device now."""
+
+    @abstractmethod
+    def put(self, index: int, source: Any) -> None:
+        """Let something serve a device."""
+
+    @abstractmethod
+    def over(self, resources: Resources, index: int) -> Any:
+        """Make what serves a device from gpumem; it may ask for a default resource later."""
+
+    def attach(self, setting: Setting) -> dict[int, Any]:
+        """Put gpumem's sources, all or none; return those that were there."""
+        resources = setting.resources
+        after = {index: self.over(resources, index) for index in self._chosen(resources)}
+        before = {index: self.get(index) for index in after}
+        self._put_all(after)
+        return before
+
+    def restore(self, before: dict[int, Any]) -> None:
+        """Put those that were there, all or none."""
+        self._put_all(before)
+
+    def replace(self, before: dict[int, Any], setting: Setting) -> dict[int, Any]:
+        """Switch to other devices or sources; devices that are left out get theirs back."""
+        met = self.attach(setting)
+        self._put_all({index: each for index, each in before.items() if index not in met})
+        return {index: before.get(index, each) for index, each in met.items()}
+
+    def _chosen(self, resources: Resources) -> list[int]:
+        chosen = list(resources.given) or [
+            each.index for each in devices() if each.type == self.device_type
+        ]
+        if not chosen:
+            raise IntegrationError(f"{self.name} cannot be switched: no CUDA device answers")
+        return chosen
+
+    def _put_all(self, after: dict[int, Any]) -> None:
+        done: dict[int, Any] = {}
+        try:
+            for index, source in after.items():
+                met = self.get(index)
+                self.put(index, source)
+                done[index] = met
+        except BaseException:
+            for index, source in done.items():
+                self.put(index, source)
+            raise
+
+
+def memory_of(resources: Resources, index: int) -> MemoryInfo:
+    """Return the memory that serves a device, without asking for a default resource."""
+    given = resources.given.get(index)
+    return resources.default_memory(index) if given is None else given.memory

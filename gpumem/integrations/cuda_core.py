@@ -1,0 +1,253 @@
+"""cuda.core's devices on gpumem's memory, and buffers both ways without a copy.
+
+cuda.core keeps a `Device` for each thread, with a memory resource of its own; so `enable`,
+`disable` and `using` hold for the calling thread, and each thread that allocates calls them.
+
+`memory_resource` makes a ``cuda.core.MemoryResource`` of a gpumem resource, of any memory;
+`resource` the other way round. `buffer` shows a `gpumem.Buffer` as a ``cuda.core.Buffer``; a
+``cuda.core.Buffer`` becomes a tensor by `gpumem.from_dlpack`.
+
+Examples
+--------
+>>> import numpy as np
+>>> import gpumem
+>>> import gpumem.integrations.cuda_core
+>>> source = gpumem.integrations.cuda_core.memory_resource(gpumem.Arena("host"))
+>>> block = source.allocate(100, stream=None)
+>>> np.from_dlpack(block).nbytes
+100
+>>> block.close()
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from gpumem._buffer import Buffer, MemoryResource
+from gpumem._stream import Stream
+from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.errors import ConfigError, IntegrationError
+from gpumem.integrations._cuda_core import LEGACY, make_classes
+from gpumem.integrations._per_device import PerDevice, memory_of
+from gpumem.integrations._resources import ResourceLike, Resources
+from gpumem.integrations._switch import Setting, Switch, Using
+from gpumem.integrations._versions import import_framework
+
+__all__ = ["buffer", "disable", "enable", "memory_resource", "resource", "using"]
+
+_OLDEST = "0.5"
+_INSTALL = "pip install cuda-core"
+
+
+def enable(resource: ResourceLike = None) -> None:
+    """Let ``cuda.core.Device.allocate`` of this thread take memory from gpumem.
+
+    Blocks belong to the stream that is given, go back on the stream that they are closed on, and
+    come from a graph pool while that stream captures.
+
+    Parameters
+    ----------
+    resource : MemoryResource, several of them, a mapping by device, or None
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices, for those devices; None is every
+        device, with its `gpumem.get_default_resource`, asked for at the first allocation.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        cuda.core is not installed or too old, no CUDA device answers, or inside a `using`.
+    ConfigError, TypeError
+        A resource that cuda.core cannot use.
+    """
+    _of_this_thread().enable(_setting(resource))
+
+
+def disable() -> None:
+    """Give this thread's devices back the memory resources that they had before `enable`.
+
+    Raises
+    ------
+    IntegrationError
+        Inside a `using`.
+    """
+    _of_this_thread().disable()
+
+
+def using(resource: ResourceLike = None) -> Using:
+    """Do as `enable`, inside a ``with`` block, for the thread that calls this.
+
+    Raises
+    ------
+    ConfigError, TypeError
+        At once, for a resource that cuda.core cannot use; the rest as `enable`, on entering.
+    """
+    return Using(_of_this_thread(), _setting(resource))
+
+
+def memory_resource(resource: MemoryResource) -> Any:
+    """Return a ``cuda.core.MemoryResource`` over a gpumem resource.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        Of any memory. The host's needs no driver; its `stream` arguments mean nothing.
+
+    Returns
+    -------
+    cuda.core.MemoryResource
+        Its `resource` is the gpumem resource.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        cuda.core is not installed or too old.
+    TypeError
+        `resource` is no gpumem resource.
+    """
+    if not isinstance(resource, MemoryResource):
+        raise TypeError(f"{resource!r} is not a gpumem.MemoryResource")
+    return _classes()[0](resource.memory, lambda: resource)
+
+
+def buffer(block: Buffer) -> Any:
+    """Return a ``cuda.core.Buffer`` over a gpumem buffer's bytes, without a copy.
+
+    The block lives until both are closed. The ``cuda.core.Buffer`` frees nothing on its stream:
+    order its work before the gpumem buffer's end, or tell that by `Buffer.record_stream`.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        cuda.core is not installed or too old.
+    TypeError
+        `block` is no gpumem buffer.
+    ClosedError
+        It is closed.
+    """
+    if not isinstance(block, Buffer):
+        raise TypeError(f"{block!r} is not a gpumem.Buffer")
+    return _classes()[1](block).show()
+
+
+def resource(
+    source: Any, *, memory: MemoryInfo | Device | str | None = None, name: str | None = None
+) -> MemoryResource:
+    """Return a gpumem resource over a ``cuda.core.MemoryResource``.
+
+    What it hands out are gpumem buffers, which an adaptor, a session or
+    ``Arena(memory, source=...)`` takes as any other resource's.
+
+    Parameters
+    ----------
+    source : cuda.core.MemoryResource
+    memory : MemoryInfo, Device or str, optional
+        What its blocks are; None asks the source.
+    name : str, optional
+        For people.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        cuda.core is not installed or too old.
+    TypeError
+        `source` is no ``cuda.core.MemoryResource``.
+    ConfigError
+        It says neither that the CPU nor that a device can reach its blocks.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.integrations import cuda_core
+    >>> theirs = cuda_core.memory_resource(gpumem.Arena("host"))
+    >>> cuda_core.resource(theirs).allocate(100).nbytes
+    100
+    """
+    core = _core()
+    if not isinstance(source, core.MemoryResource):
+        raise TypeError(f"{source!r} is not a cuda.core.MemoryResource")
+    return _FromCore(source, _memory_of(source) if memory is None else memory, name)
+
+
+# ---- cuda.core's side ----------------------------------------------------------------------------
+
+
+def _core() -> Any:
+    return import_framework("cuda.core", "cuda.core", _OLDEST, install=_INSTALL)
+
+
+_made: tuple[Any, Any] | None = None
+
+
+def _classes() -> tuple[Any, Any]:
+    """Return the two classes of ``cuda.core.MemoryResource``: over resources, over one buffer."""
+    global _made
+    if _made is None:
+        _made = make_classes(_core())
+    return _made
+
+
+def _memory_of(source: Any) -> MemoryInfo:
+    number = source.device_id
+    if source.is_device_accessible and number >= 0:
+        kind = MemoryKind.DEVICE
+        if getattr(source, "is_managed", False):
+            kind = MemoryKind.MANAGED
+        elif source.is_host_accessible:
+            kind = MemoryKind.HOST_ACCESSIBLE
+        return MemoryInfo(Device(f"cuda:{number}"), kind)
+    if source.is_host_accessible:
+        return MemoryInfo(Device("host"), alignment=1)
+    raise ConfigError(f"{source!r} says that nobody can reach its blocks: name their memory")
+
+
+class _FromCore(MemoryResource):
+    """A gpumem resource over cuda.core's."""
+
+    def __init__(self, source: Any, memory: MemoryInfo | Device | str, name: str | None) -> None:
+        super().__init__(memory, name=name)
+        self._source = source
+        self._live: dict[int, Any] = {}
+
+    def allocate_raw(self, nbytes: int, stream: Stream) -> int:
+        block = self._source.allocate(nbytes, stream=self._stream(stream))
+        address = int(block.handle)
+        self._live[address] = block
+        return address
+
+    def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None:
+        self._live.pop(ptr).close(self._stream(stream))
+
+    def _stream(self, stream: Stream) -> Any:
+        if self.memory.device.type != "cuda":
+            return None
+        return _core().Stream.from_handle(stream.ptr or LEGACY)
+
+
+# ---- enable, disable, using ----------------------------------------------------------------------
+
+
+def _setting(given: ResourceLike) -> Setting:
+    return Setting(Resources("cuda.core", given))
+
+
+class _CudaCore(PerDevice):
+    name = "cuda.core"
+
+    def get(self, index: int) -> Any:
+        return _core().Device(index).memory_resource
+
+    def put(self, index: int, source: Any) -> None:
+        _core().Device(index).memory_resource = source
+
+    def over(self, resources: Resources, index: int) -> Any:
+        return _classes()[0](memory_of(resources, index), lambda: resources.of(index))
+
+
+_switches = threading.local()
+
+
+def _of_this_thread() -> Switch:
+    switch: Switch | None = getattr(_switches, "switch", None)
+    if switch is None:
+        switch = _switches.switch = Switch(_CudaCore())
+    return switch

@@ -1,0 +1,190 @@
+"""RAPIDS Memory Manager on gpumem's memory, and the other way round.
+
+Process-wide, by device, and it can be switched at any time, there and back; RMM's buffers keep the
+resource that they came from. cuDF, cuML and everything else over RMM follow it, and so do CuPy,
+Numba and PyTorch where they were told to use RMM.
+
+Examples
+--------
+>>> import gpumem
+>>> import gpumem.integrations.rmm
+>>> gpumem.integrations.rmm.enable(gpumem.Arena("cuda:0"))  # doctest: +SKIP
+>>> import rmm  # doctest: +SKIP
+>>> rmm.DeviceBuffer(size=1000)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumem._buffer import MemoryResource
+from gpumem._pool import DriverPool
+from gpumem._stream import Stream
+from gpumem.device import Device, MemoryInfo
+from gpumem.integrations._blocks import Blocks
+from gpumem.integrations._per_device import PerDevice
+from gpumem.integrations._resources import ResourceLike, Resources
+from gpumem.integrations._switch import Setting, Switch, Using
+from gpumem.integrations._versions import import_framework
+
+__all__ = ["disable", "enable", "pool_view", "resource", "using"]
+
+_OLDEST = "25.2"
+_INSTALL = "pip install rmm-cu13"
+
+
+def enable(resource: ResourceLike = None) -> None:
+    """Make gpumem RMM's resource of each device, from now on.
+
+    Blocks belong to the stream that RMM names, and go back on the stream that RMM names then. RMM
+    calls gpumem through a ``CallbackMemoryResource``, with the interpreter lock. A `DriverPool` is
+    given to it by its handle instead (`pool_view`), and then no call of gpumem is left.
+
+    Parameters
+    ----------
+    resource : MemoryResource, several of them, a mapping by device, or None
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices, for those devices. None is every
+        device, with its `gpumem.get_default_resource`, asked for at the first allocation.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        RMM is not installed or too old, no CUDA device answers, or inside a `using`.
+    ConfigError, TypeError
+        A resource that RMM cannot use.
+
+    Notes
+    -----
+    Out of memory is RMM's: a MemoryError with gpumem's report, after RMM's failure callbacks. A
+    stream that RMM names is a bare handle: give it to ``resource.reset_stream`` before its owner
+    destroys it.
+    """
+    _switch.enable(_setting(resource))
+
+
+def disable() -> None:
+    """Give RMM back the resource that each device had before the first `enable`.
+
+    Raises
+    ------
+    IntegrationError
+        Inside a `using`.
+    """
+    _switch.disable()
+
+
+def using(resource: ResourceLike = None) -> Using:
+    """Do as `enable`, inside a ``with`` block; then RMM has what it had before it.
+
+    Raises
+    ------
+    ConfigError, TypeError
+        At once, for a resource that RMM cannot use; the rest as `enable`, on entering.
+    """
+    return Using(_switch, _setting(resource))
+
+
+def pool_view(pool: DriverPool) -> Any:
+    """Return RMM's view of a driver's pool: no Python and no gpumem in the path of a block.
+
+    Parameters
+    ----------
+    pool : DriverPool
+        Kept as long as the view. What RMM takes from it counts in the driver's statistics of the
+        pool, not in those of gpumem's own blocks.
+
+    Returns
+    -------
+    rmm.mr.CudaAsyncViewMemoryResource
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        RMM is not installed or too old.
+    TypeError
+        `pool` is no `DriverPool`.
+    ClosedError
+        It is closed.
+    """
+    if not isinstance(pool, DriverPool):
+        raise TypeError(f"{pool!r} is not a gpumem.DriverPool")
+    base: Any = _rmm().mr.CudaAsyncViewMemoryResource
+    from cuda.bindings import driver
+
+    # A class of RMM's takes no attributes; one derived from it does, and keeps the pool.
+    view = type("PoolView", (base,), {})(driver.CUmemoryPool(pool.handle))
+    view.pool = pool
+    return view
+
+
+def resource(
+    source: Any, *, memory: MemoryInfo | Device | str = "cuda:0", name: str | None = None
+) -> MemoryResource:
+    """Return a gpumem resource over one of RMM's.
+
+    Parameters
+    ----------
+    source : rmm.mr.DeviceMemoryResource
+    memory : MemoryInfo, Device or str
+        What its blocks are: RMM's resources do not tell.
+    name : str, optional
+        For people.
+
+    Raises
+    ------
+    MissingFrameworkError, IntegrationError
+        RMM is not installed or too old.
+    TypeError
+        `source` is none of RMM's resources.
+    """
+    if not isinstance(source, _rmm().mr.DeviceMemoryResource):
+        raise TypeError(f"{source!r} is not an rmm.mr.DeviceMemoryResource")
+    return _FromRmm(source, memory, name)
+
+
+# ---- RMM's side ----------------------------------------------------------------------------------
+
+
+def _rmm() -> Any:
+    return import_framework("RMM", "rmm", _OLDEST, install=_INSTALL)
+
+
+class _FromRmm(MemoryResource):
+    """A gpumem resource over RMM's."""
+
+    def __init__(self, source: Any, memory: MemoryInfo | Device | str, name: str | None) -> None:
+        super().__init__(memory, name=name)
+        from rmm.pylibrmm.stream import Stream as RmmStream
+
+        self._source = source
+        self._stream_type = RmmStream
+
+    def allocate_raw(self, nbytes: int, stream: Stream) -> int:
+        return int(self._source.allocate(nbytes, self._stream_type(stream)))
+
+    def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None:
+        self._source.deallocate(ptr, nbytes, self._stream_type(stream))
+
+
+def _setting(given: ResourceLike) -> Setting:
+    return Setting(Resources("RMM", given))
+
+
+class _Rmm(PerDevice):
+    name = "RMM"
+
+    def get(self, index: int) -> Any:
+        return _rmm().mr.get_per_device_resource(index)
+
+    def put(self, index: int, source: Any) -> None:
+        _rmm().mr.set_per_device_resource(index, source)
+
+    def over(self, resources: Resources, index: int) -> Any:
+        given = resources.given.get(index)
+        if isinstance(given, DriverPool):
+            return pool_view(given)
+        blocks = Blocks(lambda: resources.of(index))
+        return _rmm().mr.CallbackMemoryResource(blocks.allocate, blocks.deallocate)
+
+
+_switch = Switch(_Rmm())

@@ -1,0 +1,72 @@
+"""Blocks by address, for libraries that name a stream and give an address back."""
+
+import pytest
+
+import gpumem
+from gpumem.errors import InvalidFreeError
+from gpumem.integrations._blocks import Blocks
+
+LEGACY = gpumem.Stream.from_handle("host", 0)
+
+
+@pytest.fixture
+def arena():
+    with gpumem.Arena("host", {"stream_reuse": "never", "max_mem": 1 << 24}) as arena:
+        yield arena
+        arena.validate()
+
+
+def test_the_resource_is_asked_for_at_the_first_block(arena):
+    asked = []
+    blocks = Blocks(lambda: asked.append(1) or arena)
+    assert not asked
+    for _ in range(3):
+        blocks.give(blocks.take(100, LEGACY), LEGACY)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda r: r, lambda r: gpumem.limit(r, 1 << 20)])
+def test_a_block_goes_back_on_the_stream_that_is_named_then(arena, wrap):
+    blocks, stream = Blocks(lambda: wrap(arena)), gpumem.Stream("host")
+    address = blocks.take(4096, LEGACY)
+    assert len(blocks) == 1
+    blocks.give(address, stream)
+    assert len(blocks) == 0
+    other = blocks.take(4096, LEGACY)
+    assert other != address
+    assert blocks.take(4096, stream) == address
+    blocks.give(address, stream)
+    blocks.give(other, LEGACY)
+
+
+def test_no_bytes_are_the_null_address(arena):
+    blocks = Blocks(lambda: arena)
+    assert blocks.take(0, LEGACY) == 0
+    blocks.give(0, LEGACY)
+
+
+def test_an_address_that_is_not_out_is_refused(arena):
+    blocks = Blocks(lambda: arena)
+    address = blocks.take(100, LEGACY)
+    blocks.give(address, LEGACY)
+    with pytest.raises(InvalidFreeError, match=f"{address:#x}"):
+        blocks.give(address, LEGACY)
+
+
+def test_a_callback_reports_and_raises_nothing(arena, monkeypatch):
+    seen = []
+    monkeypatch.setattr("sys.unraisablehook", lambda report: seen.append(report.exc_value))
+    Blocks(lambda: arena).deallocate(4096, 100, LEGACY)
+    assert isinstance(seen[0], InvalidFreeError)
+
+
+def test_a_capture_is_served_from_a_pool_of_its_graph(arena):
+    blocks, stream = Blocks(lambda: arena), gpumem.Stream("host")
+    warm = blocks.take(4096, stream)
+    blocks.give(warm, stream)
+    with arena.capture(stream) as pool:
+        address = blocks.take(4096, stream)
+        assert address != warm
+        assert pool.stats().in_use == 4096
+    blocks.give(address, stream)
+    pool.close()

@@ -1,0 +1,107 @@
+"""RMM's integration over a made-up RMM; tests/gpu/test_rmm_on_gpu.py has the real one."""
+
+import gc
+import sys
+import types
+
+import pytest
+
+import gpumem
+import gpumem.integrations.rmm as integration
+from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+from gpumem.integrations._resources import Resources
+
+
+class DeviceMemoryResource:
+    pass
+
+
+class CallbackMemoryResource(DeviceMemoryResource):
+    def __init__(self, allocate, deallocate):
+        self.allocate, self.deallocate = allocate, deallocate
+
+
+@pytest.fixture
+def mr(monkeypatch):
+    """RMM's ``rmm.mr`` with the host as device 0."""
+    rmm, mr, stream = (types.ModuleType(name) for name in ("rmm", "rmm.mr", "rmm.stream"))
+    rmm.__version__, rmm.mr = "26.10.00", mr
+    mr.DeviceMemoryResource, mr.CallbackMemoryResource = (
+        DeviceMemoryResource,
+        CallbackMemoryResource,
+    )
+    mr.own = DeviceMemoryResource()
+    mr.sources = {0: mr.own}
+    mr.get_per_device_resource = mr.sources.__getitem__
+    mr.set_per_device_resource = mr.sources.__setitem__
+    stream.Stream = lambda obj: obj
+    monkeypatch.setitem(sys.modules, "rmm", rmm)
+    monkeypatch.setitem(sys.modules, "rmm.pylibrmm", types.ModuleType("rmm.pylibrmm"))
+    monkeypatch.setitem(sys.modules, "rmm.pylibrmm.stream", stream)
+    monkeypatch.setattr(
+        integration,
+        "Resources",
+        lambda name, given=None: Resources(
+            name, given, kinds=(gpumem.MemoryKind.HOST,), device_type="host"
+        ),
+    )
+    monkeypatch.setattr(integration._Rmm, "device_type", "host")
+    yield mr
+    assert integration._switch.current() is None
+
+
+@pytest.fixture
+def arena():
+    with gpumem.Arena("host", {"max_mem": 1 << 24}) as arena:
+        yield arena
+        gc.collect()
+
+
+def test_enable_serves_the_device_and_disable_gives_it_back(mr, arena):
+    stream = gpumem.Stream("host")
+    integration.enable(arena)
+    source = mr.sources[0]
+    address = source.allocate(1000, stream)
+    assert arena.stats().requested_in_use == 1000
+    integration.disable()
+    assert mr.sources[0] is mr.own
+    source.deallocate(address, 1000, stream)
+    assert arena.stats().in_use == 0
+
+
+def test_exhaustion_is_a_memory_error(mr, arena):
+    with integration.using(arena), pytest.raises(MemoryError, match="out of memory"):
+        mr.sources[0].allocate(1 << 30, gpumem.Stream("host"))
+
+
+def test_none_is_the_default_resource_of_the_first_block(mr):
+    with integration.using(), gpumem.using_resource(gpumem.Arena("host")) as default:
+        address = mr.sources[0].allocate(1, gpumem.Stream("host"))
+        assert default.stats().in_use
+        mr.sources[0].deallocate(address, 1, gpumem.Stream("host"))
+
+
+def test_their_resource_serves_gpumem(mr, arena):
+    with integration.using(arena):
+        resource = integration.resource(mr.sources[0], memory="host")
+        with resource.allocate(1000):
+            assert arena.stats().requested_in_use == 1000
+    assert arena.stats().in_use == 0
+
+
+def test_what_is_not_accepted_is_named(mr, arena):
+    with pytest.raises(TypeError, match=r"is not an rmm\.mr\.DeviceMemoryResource"):
+        integration.resource(arena)
+    with pytest.raises(TypeError, match=r"is not a gpumem\.DriverPool"):
+        integration.pool_view(arena)
+    with pytest.raises(ConfigError, match="host_accessible"):
+        integration.using(gpumem.Arena("host/host_accessible"))
+
+
+def test_an_rmm_that_will_not_do_says_why(mr, monkeypatch):
+    sys.modules["rmm"].__version__ = "24.12.00"
+    with pytest.raises(IntegrationError, match=r"RMM 24\.12\.00 was found"):
+        integration.enable()
+    monkeypatch.setitem(sys.modules, "rmm", None)
+    with pytest.raises(MissingFrameworkError, match="rmm-cu13"):
+        integration.enable()
