@@ -23,6 +23,7 @@ STEP = 256 * MIB
 
 
 def with_torch() -> float:
+    """Return what PyTorch computes in its turn."""
     import torch
 
     values = torch.ones(STEP // 4, dtype=torch.float32, device="cuda")
@@ -30,6 +31,7 @@ def with_torch() -> float:
 
 
 def with_cupy() -> float:
+    """Return what CuPy computes in its turn."""
     import cupy
 
     values = cupy.ones(STEP // 4, cupy.float32)
@@ -37,6 +39,7 @@ def with_cupy() -> float:
 
 
 def with_numba() -> float:
+    """Return what Numba computes in its turn."""
     from numba import cuda
 
     @cuda.jit
@@ -82,9 +85,11 @@ def main() -> None:
         LIBRARIES[name][1]()
         gc.collect()
         stats = arena.stats()
+        held = (stats.in_use, stats.reserved, stats.max_in_use)
         print(
-            f"{name:<6} in use {stats.in_use // MIB:>5} MiB, reserved {stats.reserved // MIB:>5} MiB, "
-            f"most in use {stats.max_in_use // MIB:>5} MiB"
+            "{:<6} in use {:>5}, reserved {:>5}, most in use {:>5} MiB".format(
+                name, *(nbytes // MIB for nbytes in held)
+            )
         )
 
 

@@ -1,4 +1,4 @@
-"""cuda.core's memory resources over gpumem's: classes derived from its own, made when it is there."""
+"""cuda.core's memory resources over gpumem's: classes derived from its own, made at first use."""
 
 from __future__ import annotations
 

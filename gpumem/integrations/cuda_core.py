@@ -27,7 +27,7 @@ from typing import Any
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._stream import Stream
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.errors import ConfigError, IntegrationError
+from gpumem.errors import ConfigError
 from gpumem.integrations._cuda_core import LEGACY, make_classes
 from gpumem.integrations._per_device import PerDevice, memory_of
 from gpumem.integrations._resources import ResourceLike, Resources

@@ -29,7 +29,7 @@ def test_device_allocate_takes_from_the_arena(device, arena):
     with integration.using(arena):
         block = device.allocate(MIB, stream=stream)
         assert arena.stats().requested_in_use == MIB
-        assert block.device_id == 0 and block.is_device_accessible
+        assert (block.device_id, block.is_device_accessible) == (0, True)
         block.fill(7, stream=stream)
         stream.sync()
         assert read(block) == {7}
