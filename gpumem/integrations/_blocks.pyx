@@ -8,7 +8,7 @@ from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
 from gpumem._deferred cimport report_unraisable
 from gpumem._stream cimport Stream
 
-from gpumem.errors import InvalidFreeError
+from gpumem.errors import ClosedError, InvalidFreeError
 
 cdef enum:
     LEGACY_STREAM = 1           # the other name of stream 0
@@ -85,8 +85,11 @@ cdef class Blocks:
         buffer = self.live.pop(address, None)
         if buffer is None:
             raise InvalidFreeError(f"no block of {self.source()!r} begins at {address:#x}")
-        named = self.stream_of(buffer.resource, stream)
-        buffer.close(0 if named is None else named)
+        try:
+            named = self.stream_of(buffer.resource, stream)
+            buffer.close(0 if named is None else named)
+        except ClosedError:
+            pass        # at the process's end, or in a fork's child, nothing is given back
 
     def allocate(self, nbytes, stream):
         """Do as `take`; the first of RMM's two callbacks."""

@@ -10,6 +10,7 @@ with gpumem nothing goes through them.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def main() -> int:
     parser.add_argument("--own", action="store_true", help="CuPy's own pool")
     chosen, options = parser.parse_known_args()
     files = [str(chosen.tests / name) for name in CHOSEN if (chosen.tests / name).exists()]
-    arguments = [*files, "-k", NOT_THE_POOLS, "-q", "-p", "no:cacheprovider", *options]
+    # CuPy's own configuration and marks, not ours.
+    place = ["-c", os.devnull, f"--rootdir={chosen.tests}", "-W", "ignore"]
+    arguments = [*files, *place, "-k", NOT_THE_POOLS, "-q", "-p", "no:cacheprovider", *options]
     return int(pytest.main(arguments, plugins=[] if chosen.own else [Beneath()]))
 
 

@@ -111,7 +111,7 @@ def test_exhaustion_is_every_callers_error():
 
 
 def test_cupys_pool_over_gpumem_frees_and_tries_again():
-    arena = gpumem.Arena("cuda:0", {"max_mem": 64 * MIB, "backing": "regions"})
+    arena = gpumem.Arena("cuda:0", {"max_mem": 64 * MIB, "split_rule": "tight"})
     pool = cupy.cuda.MemoryPool(integration.allocator(arena))
     with cupy.cuda.using_allocator(pool.malloc):
         a = cupy.zeros(40 * MIB, cupy.uint8)

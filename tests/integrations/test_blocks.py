@@ -1,5 +1,7 @@
 """Blocks by address, for libraries that name a stream and give an address back."""
 
+import os
+
 import pytest
 
 import gpumem
@@ -70,3 +72,18 @@ def test_a_capture_is_served_from_a_pool_of_its_graph(arena):
         assert pool.stats().in_use == 4096
     blocks.give(address, stream)
     pool.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_blocks_that_are_given_back_in_a_forks_child_say_nothing(arena):
+    blocks = Blocks(lambda: arena)
+    address = blocks.take(100, LEGACY)
+    child = os.fork()
+    if child == 0:
+        try:
+            blocks.give(address, LEGACY)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    blocks.give(address, LEGACY)
