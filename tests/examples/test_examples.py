@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import gpumem
 from gpumem.interop import vulkan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ def run(*command):
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,10 +59,42 @@ def test_torch_reads_what_vulkan_produces():
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
 
 
+OTHERS = {
+    re.search(r"integrations(?:\.| import )(\w+)", block)[1]: block
+    for block in BLOCKS
+    if "integrations" in block
+}
+STATUS = gpumem.driver_status()
+needs_gpu = pytest.mark.skipif(not STATUS.available, reason=f"needs a CUDA device: {STATUS.reason}")
+
+
 def test_what_the_readme_shows_runs():
     """One block after the other, as a reader would type them; Vulkan's where it is there."""
     assert len(BLOCKS) >= 3
-    shown = [block for block in BLOCKS if AVAILABLE or "vulkan" not in block]
+    shown = [block for block in BLOCKS if block not in OTHERS.values()]
+    shown = [block for block in shown if AVAILABLE or "vulkan" not in block]
     printed = run("-c", "\n".join(shown))
     for value in re.findall(r"print\(.*\)  # ([\d.]+)$", "\n".join(shown), re.M):
         assert value in printed
+
+
+def test_the_readme_has_a_way_in_for_each_library():
+    folder = ROOT / "gpumem" / "integrations"
+    modules = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py")}
+    assert set(OTHERS) == {name for name in modules if not name.startswith("_")}
+
+
+@needs_gpu
+@pytest.mark.parametrize("library", sorted(OTHERS))
+def test_the_readmes_way_in_runs(library):
+    pytest.importorskip(library.replace("_", "."), reason=f"{library} is not installed")
+    # Others' warnings are not ours.
+    run("-W", "ignore", "-c", OTHERS[library])
+
+
+@needs_gpu
+def test_three_libraries_take_turns_under_one_limit():
+    lines = run("-W", "ignore", "examples/one_arena.py")
+    assert [line.split()[0].rstrip(":") for line in lines] == ["torch", "cupy", "numba"]
+    for line in lines:
+        assert "left out" in line or int(re.search(r"reserved +(\d+)", line)[1]) <= 1024
