@@ -59,6 +59,8 @@ held = gpumem.Stream("cuda:0")        # non-blocking
 side = cuda.external_stream(held.ptr)
 array = cuda.device_array(64 << 20, np.uint8)
 keeper = cuda.device_array(1000, np.uint8)
+add[1024, 256, side](keeper, 1)         # loaded now: the driver waits for the device to load it
+cuda.synchronize()
 address = array.__cuda_array_interface__["data"][0]
 manager = cuda.current_context().memory_manager
 assert manager._books.fence.covers_non_blocking_streams

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from helpers import child
 
 import gpumem
 from gpumem.errors import InvalidFreeError
@@ -87,3 +88,27 @@ def test_blocks_that_are_given_back_in_a_forks_child_say_nothing(arena):
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     blocks.give(address, LEGACY)
+
+
+@pytest.mark.parametrize("when", ["", "import atexit; atexit.register(globals().pop, 'held')"])
+@pytest.mark.parametrize("end", ["", "del arena", "del blocks", "del stream"])
+def test_blocks_that_come_back_while_the_process_ends_say_nothing(when, end):
+    child.run_quietly(
+        f"""
+        import gpumem
+        from gpumem.integrations._blocks import Blocks
+
+        class Held:
+            def __init__(self, give, address, stream):
+                self.give, self.address, self.stream = give, address, stream
+            def __del__(self):
+                self.give(self.address, 100, self.stream)
+
+        arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+        blocks = Blocks(lambda: arena)
+        blocks.take(1, stream)
+        held = Held(blocks.deallocate, blocks.take(100, stream), stream)
+        {when}
+        {end}
+        """
+    )
