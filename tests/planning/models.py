@@ -1,6 +1,12 @@
-"""Small models of the shapes that matter: residual convolutions, an encoder, a decoder."""
+"""Small models of the shapes that matter: residual convolutions, an encoder, a decoder.
+
+They lie in data/ as files, which `python tests/planning/models.py` writes anew.
+"""
+
+from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 F32 = TensorProto.FLOAT
@@ -107,6 +113,12 @@ def gpt(layers=2, batch=1, length=12, width=16, heads=4):
 
 
 MODELS = {"resnet": resnet, "bert": bert, "gpt": gpt}
+DATA = Path(__file__).parent / "data"
+
+
+def shipped(name):
+    """Read one of MODELS from its file."""
+    return onnx.load(DATA / f"{name}.onnx")
 
 
 def inputs_of(model, seed=3):
@@ -120,3 +132,9 @@ def inputs_of(model, seed=3):
         else:
             given[info.name] = random.normal(0, 1, shape).astype(np.float32)
     return given
+
+
+if __name__ == "__main__":
+    DATA.mkdir(exist_ok=True)
+    for name, make in MODELS.items():
+        onnx.save(make(), DATA / f"{name}.onnx")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from onnx import TensorProto, helper, save
-from planning.models import MODELS
+from planning.models import DATA
 
 from gpumem.accounting import AdHocAccountant, StatsRecorder
 from gpumem.cli import main
@@ -25,10 +25,8 @@ def command(capsys):
 
 
 @pytest.fixture
-def model(tmp_path):
-    path = tmp_path / "resnet.onnx"
-    save(MODELS["resnet"](), path)
-    return path
+def model():
+    return DATA / "resnet.onnx"
 
 
 @pytest.fixture

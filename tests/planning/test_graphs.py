@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from planning.models import DATA, MODELS, shipped
 
 from gpumem.errors import GraphError
 from gpumem.planning import Graph, GraphBuilder, Node, Value
@@ -276,3 +277,14 @@ def test_what_contradicts_itself_is_refused():
     builder.input("x", "float32", (1,))
     with pytest.raises(GraphError, match="already"):
         builder.initializer("x", "float32", (1,))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shipped_model_is_what_its_builder_makes(name):
+    assert shipped(name) == MODELS[name]()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_graph_is_read_from_a_file_by_its_path(name):
+    by_path = Graph.from_onnx(DATA / f"{name}.onnx")
+    assert [node.name for node in by_path.nodes] == [node.name for node in MODELS[name]().graph.node]

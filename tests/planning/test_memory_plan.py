@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from planning.models import MODELS, inputs_of
+from planning.models import MODELS, inputs_of, shipped
 
 import gpumem
 from gpumem import interop
@@ -232,7 +232,7 @@ def test_nothing_is_shared_inside_a_group():
 
 
 def test_weights_have_places_if_they_are_asked_for():
-    graph = Graph.from_onnx(MODELS["resnet"]())
+    graph = Graph.from_onnx(shipped("resnet"))
     without, plan = on_host(graph), on_host(graph, weights=True)
     names = {value.name for value in graph.initializers}
     assert not names & set(without.offsets)
@@ -395,7 +395,7 @@ def evaluator_of(model):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{}, {"in_place": False}, {"strategy": "best_fit_by_time"}])
 def test_a_planned_run_gives_what_an_unplanned_one_gives(name, options):
-    model = MODELS[name]()
+    model = shipped(name)
     graph = Graph.from_onnx(model)
     inputs = inputs_of(model)
     expected = ReferenceEvaluator(model).run(None, inputs)
@@ -412,7 +412,7 @@ def test_a_planned_run_gives_what_an_unplanned_one_gives(name, options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_of_models_come_near_the_bound(name):
-    plan = on_host(Graph.from_onnx(MODELS[name]()))
+    plan = on_host(Graph.from_onnx(shipped(name)))
     assert plan.peak_bytes <= 1.02 * plan.lower_bound_bytes
 
 
@@ -421,7 +421,7 @@ def test_plans_of_models_come_near_the_bound(name):
     ("share", "is_partial"), [(None, False), (2.0, False), (0.5, True), (0.2, True), (0, None)]
 )
 def test_models_are_placed_under_budgets_to_the_byte(name, share, is_partial):
-    graph = Graph.from_onnx(MODELS[name]())
+    graph = Graph.from_onnx(shipped(name))
     whole = AdHocAccountant().cost(graph.nodes).total_bytes
     accountant = AdHocAccountant(None if share is None else int(whole * share))
     placement = partition(graph, ["cuda:0", "host"], {"cuda:0": accountant})
