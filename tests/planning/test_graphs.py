@@ -286,5 +286,5 @@ def test_a_shipped_model_is_what_its_builder_makes(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_graph_is_read_from_a_file_by_its_path(name):
-    by_path = Graph.from_onnx(DATA / f"{name}.onnx")
-    assert [node.name for node in by_path.nodes] == [node.name for node in MODELS[name]().graph.node]
+    graph = Graph.from_onnx(DATA / f"{name}.onnx")
+    assert [node.name for node in graph.nodes] == [node.name for node in shipped(name).graph.node]
