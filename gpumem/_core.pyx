@@ -783,7 +783,7 @@ cdef class Arena(MemoryResource):
             return
         self.require_outside_source()
         if self.captures is not None:
-            self.captures.close()
+            self.captures.close(self.core)
         with nogil:
             status = arena_close(self.core)
         if status == ARENA_IN_USE:

@@ -28,7 +28,8 @@ cdef class Captures:
     cdef int serve(self, MemoryResource arena, ArenaCore* core, uint32_t slot, object stream,
                    GraphPool pool) except -1
     cdef int end(self, ArenaCore* core, GraphPool pool) except -1
-    cdef int close(self) except -1
+    cdef int end_if_over(self, ArenaCore* core, GraphPool pool) except -1
+    cdef int close(self, ArenaCore* core) except -1
 
 cdef GraphPool make_pool(MemoryResource arena, ArenaCore* parent, MemoryResource inner,
                          ArenaCore* core)

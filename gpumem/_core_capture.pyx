@@ -213,10 +213,25 @@ cdef class Captures:
         pool.serving.clear()
         return 0
 
-    cdef int close(self) except -1:
+    cdef int end_if_over(self, ArenaCore* core, GraphPool pool) except -1:
+        # A pool that was opened by itself hears of its capture's end only when somebody asks.
+        cdef uint64_t capture = 0
+        cdef CUgraph graph = NULL
+        cdef bint unknown = False
+        cdef uint32_t slot
+        if pool.capture == 0:
+            return 0
+        for slot in pool.serving:
+            if (stream_captures(core.place, core.streams[slot].handle, &capture, &graph, &unknown)
+                    and capture == pool.capture):
+                return 0
+        return self.end(core, pool)
+
+    cdef int close(self, ArenaCore* core) except -1:
         # All or none: the first that is in use keeps the others open.
         open_ones = [pool for pool in self.pools if not pool.closed]
         for pool in open_ones:
+            self.end_if_over(core, pool)
             require_idle(pool)
         for pool in open_ones:
             pool.close()

@@ -176,6 +176,20 @@ def test_an_undeclared_capture_gets_a_pool_where_the_driver_is_called(
     arena.close()
 
 
+def test_an_arena_closes_after_an_undeclared_capture_is_over(make_arena, driver, stream):
+    arena = make_arena({"backing": "regions"})
+    with Graph(driver, stream) as graph:
+        buffer = arena.allocate(MIB, stream)
+        with pytest.raises(gpumem.InUseError, match="serves a capture"):
+            arena.close()
+    buffer.close()
+    with pytest.raises(gpumem.InUseError, match="graphs use it"):
+        arena.close()
+    graph.destroy()
+    arena.close()
+    assert arena.closed
+
+
 def test_a_pool_lives_exactly_as_long_as_graph_and_instances(make_arena, driver, stream, host):
     arena = make_arena()
     gc.collect()

@@ -102,4 +102,3 @@ def test_a_capture_is_served_from_a_pool_of_its_graph(device, arena):
     assert inside != address
     block.close(stream)
     assert int(driver.cuGraphDestroy(graph)[0]) == 0
-    source.allocate(256, stream=stream).close(stream)  # sees that the capture is over
