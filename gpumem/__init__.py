@@ -3,6 +3,7 @@
 Importing it needs no driver, no GPU and no framework: the host is a device too.
 """
 
+from gpumem._budget import Budget
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core import Arena
 from gpumem._core_capture import GraphPool
@@ -36,6 +37,7 @@ from gpumem.device import (
 )
 from gpumem.environment import Environment
 from gpumem.errors import (
+    BudgetExceededError,
     ClosedError,
     ConcurrentRunError,
     ConfigError,
@@ -59,7 +61,7 @@ from gpumem.resources import (
 )
 from gpumem.session import CopyDecision, RunContext, Session
 from gpumem.session_options import SessionOptions
-from gpumem.stats import BlockInfo, KeptRegion, PoolStats, ShrinkReport, Stats
+from gpumem.stats import BlockInfo, BudgetLevel, KeptRegion, PoolStats, ShrinkReport, Stats
 from gpumem.tensor import (
     Tensor,
     asarray,
@@ -77,6 +79,9 @@ __all__ = [
     "Arena",
     "ArenaConfig",
     "BlockInfo",
+    "Budget",
+    "BudgetExceededError",
+    "BudgetLevel",
     "Buffer",
     "Capability",
     "ClosedError",

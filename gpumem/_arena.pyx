@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from gpumem._arena_books cimport check_tables, hand_out, take_back
+from gpumem._arena_budget cimport count_in, count_out, counted_bytes
 from gpumem._arena_cache cimport (
     cache_find,
     cache_give,
@@ -91,6 +92,7 @@ from gpumem._bfc cimport (
     SPLIT_ORT,
     SPLIT_TIGHT,
 )
+from gpumem._budget_core cimport budget_drop
 from gpumem._driver cimport (
     CUDA_ERROR_OUT_OF_MEMORY,
     CUgraph,
@@ -133,14 +135,21 @@ cdef uint64_t serials = 0
 
 cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    if not arena.detour:
+        return allocate_fast(arena, nbytes, stream, block)
+    if arena.settings.passthrough or load32(&arena.closed):
+        return ARENA_MISS
+    return count_in(arena, nbytes, stream, block, allocate_fast, give_block)
+
+
+cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                              Block* block) noexcept nogil:
     cdef int status = BFC_OK
     cdef uint32_t index = NIL
     cdef Bfc* table
     cdef ThreadCache* cache
-    if place_is_dead(arena.place):
-        return ARENA_DEAD
-    if arena.settings.passthrough:
-        return ARENA_MISS
     if load32(&arena.closed):
         return ARENA_MISS
     cache = cache_find(arena)
@@ -175,12 +184,25 @@ cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
 
 
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    cdef uint64_t counted
+    cdef int status
+    if not arena.detour:
+        return give_block(arena, handle, stream)
+    counted = counted_bytes(arena, handle)
+    if arena.settings.passthrough:
+        status = free_through(arena, handle, stream)
+    else:
+        status = give_block(arena, handle, stream)
+    if status == ARENA_OK:
+        count_out(arena, counted)
+    return status
+
+
+cdef inline int give_block(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef ThreadCache* cache
     cdef uint32_t index
     cdef int status
-    if arena.settings.passthrough:
-        return free_through(arena, handle, stream)
     if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
         return ARENA_STALE
     cache = cache_find(arena)
@@ -195,16 +217,34 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept
 cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
                          Uses* uses) noexcept nogil:
     cdef bint parked
+    cdef uint64_t counted = counted_bytes(arena, handle)
     lock_acquire(&arena.lock)
     parked = park(arena, handle, stream, uses)
     lock_release(&arena.lock)
-    return ARENA_OK if parked else arena_free(arena, handle, stream)
+    if not parked:
+        return arena_free(arena, handle, stream)
+    count_out(arena, counted)
+    return ARENA_OK
 
 
 # ---- the slow path: ask, grow, give back, fail ---------------------------------------------------
 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
+    if arena.in_use_account == NULL:
+        return allocate_slow(arena, nbytes, stream, block)
+    return count_in(arena, nbytes, stream, block, allocate_slow, give_any)
+
+
+cdef int give_any(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    # Of a counted arena, a block that was never counted.
+    if arena.settings.passthrough:
+        return free_through(arena, handle, stream)
+    return give_block(arena, handle, stream)
+
+
+cdef int allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                       Block* block) noexcept nogil:
     # Last of all it waits, without a lock, for other streams' work to end.
     cdef uint64_t until = 0
     cdef int status
@@ -322,11 +362,29 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
 
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                                    bint shareable, Block* block) noexcept nogil:
-    cdef uint64_t until = 0
-    cdef int status
     if place_is_dead(arena.place):
         return ARENA_DEAD
     arena_reap()
+    if arena.in_use_account == NULL:
+        return allocate_own(arena, nbytes, stream, shareable, block)
+    return count_in(arena, nbytes, stream, block,
+                    allocate_shareable if shareable else allocate_persistent, give_any)
+
+
+cdef int allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                             Block* block) noexcept nogil:
+    return allocate_own(arena, nbytes, stream, False, block)
+
+
+cdef int allocate_shareable(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                            Block* block) noexcept nogil:
+    return allocate_own(arena, nbytes, stream, True, block)
+
+
+cdef int allocate_own(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
+                      Block* block) noexcept nogil:
+    cdef uint64_t until = 0
+    cdef int status
     status = persistent_now(arena, nbytes, stream, shareable, block)
     while memory_is_out(arena, nbytes, status) and wait_for_streams(arena, stream, &until):
         status = persistent_now(arena, nbytes, stream, shareable, block)
@@ -402,6 +460,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.serial = sum_add(&serials, 1)
     arena.references = 1
     arena.settings = settings[0]
+    arena.detour = settings.passthrough
     arena.backing = backing
     arena.place = backing.place
     if settings.max_mem and first > settings.max_mem:
@@ -422,7 +481,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         space_create(&arena.spaces[LARGE_SPACE], &arena.table, LARGE_RANGE, True)
         space_create(&arena.spaces[SMALL_SPACE], &arena.small, SMALL_RANGE, False)
         space_create(&arena.spaces[PERSISTENT_SPACE], &arena.persistent, LARGE_RANGE, True)
-        budget_init(&arena.budget, settings.move_budget)
+        budget_init(&arena.move_budget, settings.move_budget)
     slot_claim(arena, slot)
     return arena
 
@@ -441,6 +500,8 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     bfc_free_all(&arena.small)
     bfc_free_all(&arena.persistent)
     copy_forget(arena)
+    budget_drop(arena.held_account)
+    budget_drop(arena.in_use_account)
     caches_free(arena)
     free(arena)
 

@@ -3,6 +3,12 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._arena_books cimport charge_parent, hand_out, note_reserved
+from gpumem._arena_budget cimport (
+    arena_budget_allows,
+    arena_charge,
+    arena_charge_region,
+    arena_settle,
+)
 from gpumem._arena_cache cimport cache_find, cache_publish
 from gpumem._arena_pages cimport grow_pages, persistent_release, persistent_reserve, trim_pages
 from gpumem._arena_streams cimport take_behind
@@ -11,6 +17,7 @@ from gpumem._arena_types cimport (
     ARENA_DRIVER_REFUSED,
     ARENA_NO_METADATA,
     ARENA_OK,
+    ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT,
     arena_reserved,
     ArenaCore,
@@ -80,9 +87,13 @@ cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
 
 
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
+    cdef int status
     if arena.settings.paged:
-        return grow_pages(arena, nbytes, stream, block)
-    return grow_region(arena, nbytes, stream, block)
+        status = grow_pages(arena, nbytes, stream, block)
+    else:
+        status = grow_region(arena, nbytes, stream, block)
+    arena_settle(arena)
+    return status
 
 
 cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
@@ -99,6 +110,8 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         return ARENA_OVER_LIMIT
     running = next_region_size(arena, size, &forced)
     wanted = max(size, part_granules(arena, min(running, room)))
+    if not arena_charge_region(arena, size, &wanted):
+        return ARENA_OVER_BUDGET
     if not reserve_with_back_off(arena, &wanted, size, &address):
         return ARENA_DRIVER_REFUSED
     lock_acquire(&arena.lock)
@@ -223,6 +236,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
             break
     lock_release(&arena.lock)
     if size == 0 or release_memory_of(arena, address, size):
+        arena_settle(arena)
         return size
     lock_acquire(&arena.lock)
     bfc_add_region(&arena.table, address, size, persistent, &region)
@@ -244,12 +258,21 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
     # Not for a block that is over the limit all by itself: it must not cost the others' regions.
     if status == ARENA_OVER_LIMIT:
         return round_to_quantum(nbytes) <= arena.settings.max_mem
+    if status == ARENA_OVER_BUDGET:
+        return arena_budget_allows(arena, round_to_quantum(nbytes))
     return status == ARENA_DRIVER_REFUSED
 
 
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
                         Block* block) noexcept nogil:
     # With the grow lock: a region of exactly this block, as far as the backing can.
+    cdef int status = reserve_block(arena, nbytes, stream, shareable, block)
+    arena_settle(arena)
+    return status
+
+
+cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
+                       Block* block) noexcept nogil:
     cdef Backing* backing = &arena.shareable if shareable else &arena.backing
     cdef uint64_t size = whole_granules(backing, nbytes)
     cdef uint64_t address
@@ -280,6 +303,8 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
         return persistent_reserve(arena, size, address)
     if size > arena_room(arena):
         return ARENA_OVER_LIMIT
+    if not arena_charge(arena, size):
+        return ARENA_OVER_BUDGET
     code = backing.reserve(backing, size, address)
     if code == CUDA_SUCCESS:
         return ARENA_OK

@@ -3,6 +3,12 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._arena_books cimport hand_out, note_reserved
+from gpumem._arena_budget cimport (
+    arena_budget_bound,
+    arena_charge,
+    arena_settle,
+    note_over_budget,
+)
 from gpumem._arena_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._arena_streams cimport forget_waits, settle_streams, wait_for_others
 from gpumem._arena_types cimport (
@@ -12,6 +18,7 @@ from gpumem._arena_types cimport (
     arena_in_use,
     ARENA_NO_METADATA,
     ARENA_OK,
+    ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT,
     arena_reserved,
     ArenaCore,
@@ -51,8 +58,10 @@ from gpumem._page_moves cimport space_execute, space_finish, space_undo
 from gpumem._page_plan cimport plan_free, space_plan, space_plan_trim
 from gpumem._page_space cimport orphans_release, range_reserve, space_add_range
 from gpumem._pages cimport (
+    ACTION_CREATE,
     Demand,
     GRANULE,
+    GRANULE_BITS,
     MAX_PAGE_GRANULES,
     Plan,
     PLAN_NO_MEMORY,
@@ -128,6 +137,7 @@ cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
         lock_acquire(&arena.lock)
         bfc_give(&arena.table, index, LANE_RELEASED, 0)
         lock_release(&arena.lock)
+    arena_settle(arena)
     return status
 
 
@@ -142,6 +152,7 @@ cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     if limit:
         demand.hard_limit = limit - min(limit, arena.lent)
     demand.spare_moves = False
+    demand.by_budget = False
 
 
 cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
@@ -172,6 +183,7 @@ cdef int build(ArenaCore* arena, Space* space, Demand* demand, uint32_t* index) 
     cdef int status = build_within(arena, space, demand, index)
     if status == ARENA_DRIVER_REFUSED and arena.last_code == CUDA_ERROR_OUT_OF_MEMORY:
         demand.hard_limit = arena_reserved(arena)
+        demand.by_budget = False
         status = build_within(arena, space, demand, index)
         if status == ARENA_OVER_LIMIT:
             status = ARENA_DRIVER_REFUSED
@@ -187,7 +199,7 @@ cdef int build_within(ArenaCore* arena, Space* space, Demand* demand,
     for wider in range(MAX_PAGE_GRANULES):
         demand.claim = demand.size + <uint64_t>wider * GRANULE
         status = build_claim(arena, space, demand, index)
-        if status != ARENA_OVER_LIMIT or not space.large:
+        if (status != ARENA_OVER_LIMIT and status != ARENA_OVER_BUDGET) or not space.large:
             break
     return status
 
@@ -199,9 +211,15 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     cdef int status = plan_in_ranges(arena, space, demand, &plan)
     if status != ARENA_OK:
         return status
+    if not arena_charge(arena, created_bytes(space, &plan)):
+        lock_acquire(&arena.lock)
+        take_plan_back(arena, space, &plan, demand)
+        lock_release(&arena.lock)
+        plan_free(&plan)
+        return ARENA_OVER_BUDGET
     code = space_execute(space, &plan, arena.place, &arena.backing.calls)
     lock_acquire(&arena.lock)
-    budget_spend(&arena.budget, plan.move_ns)
+    budget_spend(&arena.move_budget, plan.move_ns)
     if code == CUDA_SUCCESS:
         space_finish(space, &plan, demand, arena.streams[demand.lane].epoch)
         note_reserved(arena)
@@ -213,6 +231,16 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     lock_release(&arena.lock)
     plan_free(&plan)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef uint64_t created_bytes(const Space* space, const Plan* plan) noexcept nogil:
+    # What the driver will be asked for; pages that go back are still held until then.
+    cdef uint64_t created = 0
+    cdef uint32_t i
+    for i in range(plan.count):
+        if plan.actions[i].kind == ACTION_CREATE:
+            created += <uint64_t>space.page[plan.actions[i].page].granules << GRANULE_BITS
+    return created
 
 
 cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
@@ -229,7 +257,12 @@ cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
         return ARENA_OK
     if arena.closed:
         return ARENA_CLOSED
-    return ARENA_OVER_LIMIT if result == PLAN_NO_MEMORY else ARENA_NO_METADATA
+    if result != PLAN_NO_MEMORY:
+        return ARENA_NO_METADATA
+    if not demand.by_budget:
+        return ARENA_OVER_LIMIT
+    note_over_budget(arena, (demand.size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1))
+    return ARENA_OVER_BUDGET
 
 
 cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
@@ -240,6 +273,7 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     if not arena.closed:
         if arena.settings.reuse == REUSE_WAIT and demand.lane != LANE_RELEASED:
             wait_for_others(arena, demand.lane)
+        bound_by_budget(arena, demand)
         set_limits(arena, space, demand)
         result = space_plan(space, demand, plan)
         forget_waits(arena)
@@ -250,6 +284,14 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     if result != PLAN_OK:
         plan_free(plan)
     return result
+
+
+cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil:
+    # So that idle pages move instead of new ones being refused.
+    cdef uint64_t bound = arena_budget_bound(arena)
+    if bound < demand.hard_limit:
+        demand.hard_limit = bound
+        demand.by_budget = True
 
 
 cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
@@ -265,7 +307,7 @@ cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexc
         demand.share_limit = demand.hard_limit
     # The clock is read only where something might move.
     demand.spare_moves = (demand.reserved + demand.claim > demand.share_limit
-                          and not budget_allows(&arena.budget, arena.place.now()))
+                          and not budget_allows(&arena.move_budget, arena.place.now()))
 
 
 cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
@@ -305,6 +347,7 @@ cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
         return 0
     for i in range(SPACES):
         trim_space(arena, &arena.spaces[i])
+    arena_settle(arena)
     return before - arena_reserved(arena)
 
 

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from gpumem._arena_budget cimport arena_charge_pages_anew, arena_settle
 from gpumem._arena_cache cimport caches_flush
 from gpumem._arena_pages cimport trim_pages
 from gpumem._arena_parked cimport unpark_all
@@ -13,6 +14,7 @@ from gpumem._arena_types cimport (
     ARENA_HALF_SUSPENDED,
     ARENA_NO_COPY,
     ARENA_OK,
+    ARENA_OVER_BUDGET,
     ArenaCore,
     lock_acquire,
     lock_release,
@@ -62,6 +64,7 @@ cdef int arena_suspend(ArenaCore* arena) noexcept nogil:
         if status != ARENA_OK and status != ARENA_HALF_SUSPENDED:
             copy_forget(arena)
             set_state(arena, STATE_OPEN)
+        arena_settle(arena)
     lock_release(&arena.grow_lock)
     return status
 
@@ -122,10 +125,13 @@ cdef int arena_resume(ArenaCore* arena) noexcept nogil:
         caches_flush(arena)
         drain_streams(arena)
         trim_pages(arena)
-        status = restore(arena)
+        status = ARENA_OVER_BUDGET
+        if arena_charge_pages_anew(arena):
+            status = restore(arena)
         if status == ARENA_OK:
             copy_forget(arena)
             set_state(arena, STATE_OPEN)
+        arena_settle(arena)
     lock_release(&arena.grow_lock)
     return status
 

@@ -25,6 +25,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Bfc, load32, store32
+from gpumem._budget_core cimport BudgetCore
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Claims, Uses
 from gpumem._page_budget cimport MoveBudget
@@ -84,6 +85,7 @@ cdef enum ArenaStatus:
     ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
     ARENA_HALF_SUSPENDED = 12   # a page could not be given up, nor the others brought back
+    ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes; see _core_budget
 
 cdef enum ArenaState:           # of `closed`
     STATE_OPEN = 0
@@ -189,6 +191,7 @@ cdef struct ArenaCore:
     uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     ArenaSettings settings
     uint32_t closed         # ArenaState: unless 0, nothing is handed out
+    bint detour             # blocks are passed through, or counted one by one
     uint64_t padding[8]
     Lock lock
     Lock grow_lock
@@ -201,7 +204,10 @@ cdef struct ArenaCore:
     Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty
     Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
     Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
-    MoveBudget budget
+    MoveBudget move_budget
+    BudgetCore* held_account    # of the budget that what it holds is charged to; NULL: none
+    BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
+    uint64_t over_budget        # bytes that were refused last (atomic)
     SavedBlock* saved       # of a suspended arena; grow_lock
     uint32_t saved_count
     uint64_t saved_bytes

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._budget cimport Budget
 from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport CUstream, DriverDevice
 from gpumem._lease cimport Lease, Uses, lease_drop
@@ -15,6 +16,7 @@ cdef enum:
 cdef class MemoryResource:
     cdef readonly object memory         # MemoryInfo
     cdef readonly str name
+    cdef readonly Budget budget         # that it charges; or None
     cdef DriverDevice place
     cdef DLDevice dl_device             # what DLPack calls the memory
     cdef bint cpu_can_read              # blocks are host-accessible

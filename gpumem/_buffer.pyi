@@ -2,6 +2,7 @@ from typing import Any, Self, SupportsIndex, final
 
 from typing_extensions import disjoint_base
 
+from gpumem._budget import Budget
 from gpumem._stream import Stream, _StreamLike
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import ShrinkReport, Stats
@@ -10,6 +11,8 @@ from gpumem.stats import ShrinkReport, Stats
 class MemoryResource:
     memory: MemoryInfo
     name: str
+    @property
+    def budget(self) -> Budget | None: ...
     def __init__(self, memory: MemoryInfo | Device | str, *, name: str | None = None) -> None: ...
     def allocate_raw(self, nbytes: int, stream: Stream) -> int: ...
     def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None: ...

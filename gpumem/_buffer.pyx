@@ -86,6 +86,8 @@ cdef class MemoryResource:
     ----------
     memory : MemoryInfo
     name : str
+    budget : Budget or None
+        What it charges.
 
     Raises
     ------

@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from typing import Protocol, Self, SupportsIndex, TypeAlias, final
 
+from gpumem._budget import Budget, _Count
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core_capture import Capture, GraphPool
 from gpumem._stream import _StreamLike
@@ -23,6 +24,8 @@ class Arena(MemoryResource):
         config: ArenaConfig | Mapping[str, object] | None = None,
         *,
         source: _Source = None,
+        budget: Budget | None = None,
+        count: _Count = "reserved",
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> Self: ...
@@ -32,6 +35,8 @@ class Arena(MemoryResource):
         config: ArenaConfig | Mapping[str, object] | None = None,
         *,
         source: _Source = None,
+        budget: Budget | None = None,
+        count: _Count = "reserved",
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> None: ...

@@ -40,6 +40,7 @@ from gpumem._arena_types cimport (
     ARENA_IN_USE,
     ARENA_MISS,
     ARENA_OK,
+    ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT,
     ArenaCore,
     ArenaSettings,
@@ -64,7 +65,17 @@ from gpumem._buffer cimport (
     resource_init,
     size_of,
 )
+from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
+from gpumem._budget_core cimport budget_has_crossed
 from gpumem._core_backing cimport choose_backing, shareable_init, why_not_shareable
+from gpumem._core_budget cimport (
+    count_of,
+    join_budget,
+    least_limit,
+    raise_over_budget,
+    relieve,
+    under_pressure,
+)
 from gpumem._core_capture cimport Captures, GraphPool, make_pool
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
@@ -113,6 +124,12 @@ cdef class Arena(MemoryResource):
         One call at a time, on any thread, and only where the arena may block; before a region
         goes back, work queued on the device is waited for. A source must not call its arena. One
         that refers to its arena keeps it alive until it is closed.
+    budget : Budget, optional
+        What it charges, beside ``max_mem``: a block is refused rather than a limit passed. Under
+        256 MiB, "auto" backing is regions, as it is for ``max_mem``.
+    count : {"reserved", "in_use"}
+        What of it counts there: the bytes that it holds from the device, charged before it asks for
+        them; or its blocks that are in use, padding included.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     name : str, optional
@@ -122,6 +139,8 @@ cdef class Arena(MemoryResource):
     ------
     ValueError
         The memory does not exist here.
+    TypeError
+        `budget` is no Budget.
     ConfigError
         A setting is not accepted.
     DriverError
@@ -141,7 +160,8 @@ cdef class Arena(MemoryResource):
     The algorithm is TensorFlow's and ONNX Runtime's BFC over a two-level bitmap (TLSF).
     """
 
-    def __cinit__(self, memory, config=None, *, source=None, default_stream=None, name=None):
+    def __cinit__(self, memory, config=None, *, source=None, budget=None, count="reserved",
+                  default_stream=None, name=None):
         cdef ArenaSettings settings
         cdef Backing backing
         resource_init(self, memory, name)
@@ -155,7 +175,7 @@ cdef class Arena(MemoryResource):
         settings_from(self.config, &settings)
         self.source = make_source(self, self.config, source)
         settings.paged = (self.source is None and self.config.numa_node is None
-                          and takes_pages(self, self.config))
+                          and takes_pages(self, self.config, least_limit(budget, count)))
         with nogil:
             arena_reap()        # it may wait for the device
         choose_backing(self, self.config, self.source, &backing)
@@ -163,6 +183,7 @@ cdef class Arena(MemoryResource):
         if self.core == NULL:
             raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")
         self.stale = []
+        join_budget(self, self.core, budget, count)
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
         self.default_slot = LEGACY_SLOT
@@ -171,7 +192,8 @@ cdef class Arena(MemoryResource):
             slot_claim(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
-    def __init__(self, memory, config=None, *, source=None, default_stream=None, name=None):
+    def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
+                 default_stream=None, name=None):
         pass        # __cinit__ has made it
 
     def __dealloc__(self):
@@ -210,6 +232,7 @@ cdef class Arena(MemoryResource):
             `nbytes` is negative, or `alignment` is not accepted.
         OutOfMemoryError
             Neither the arena nor the driver has the room; the arena is as before.
+            BudgetExceededError if it is its budget that has none.
         SourceError
             The arena's source failed, or gave what cannot be used; the arena is as before.
         ConfigError
@@ -302,17 +325,46 @@ cdef class Arena(MemoryResource):
         if region == REGION_OF_MANY:
             status = arena_allocate_fast(self.core, nbytes, slot, block)
         if status == ARENA_MISS:
-            self.require_outside_source()
-            slot_claim(self.core, slot)     # other threads run: it must keep its stream
-            with nogil:
-                if region == REGION_OF_MANY:
-                    status = arena_allocate_slow(self.core, nbytes, slot, block)
-                else:
-                    status = arena_allocate_persistent(self.core, nbytes, slot,
-                                                       region == SHARED_REGION, block)
-                slot_unclaim(self.core, slot)
+            status = self.take_slow(nbytes, slot, region, block)
+        elif self.core.detour and budget_has_crossed():
+            tell_of_crossings()
+        if status == ARENA_OVER_BUDGET:
+            status = self.take_under_pressure(asked, extra, slot, region, block)
         if status != ARENA_OK and status != ARENA_CAPTURING:
             raise_status(self, self.core, asked, extra, slot, status)
+        return status
+
+    cdef int take_slow(self, uint64_t nbytes, uint32_t slot, Region region,
+                       Block* block) except -1:
+        cdef int status
+        self.require_outside_source()
+        slot_claim(self.core, slot)     # other threads run: it must keep its stream
+        with nogil:
+            if region == REGION_OF_MANY:
+                status = arena_allocate_slow(self.core, nbytes, slot, block)
+            else:
+                status = arena_allocate_persistent(self.core, nbytes, slot,
+                                                   region == SHARED_REGION, block)
+            slot_unclaim(self.core, slot)
+        if budget_has_crossed():
+            tell_of_crossings()
+        return status
+
+    cdef int take_under_pressure(self, uint64_t asked, uint64_t extra, uint32_t slot,
+                                 Region region, Block* block) except -1:
+        # Callbacks may do anything, also close the arena or reset the stream.
+        cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+        cdef list errors = []
+        cdef int status = ARENA_OVER_BUDGET
+        slot_claim(self.core, slot)
+        try:
+            while status == ARENA_OVER_BUDGET and relieve(self.core, &relief, errors):
+                status = self.take_slow(asked + extra, slot, region, block)
+        finally:
+            slot_unclaim(self.core, slot)
+        if status == ARENA_OVER_BUDGET:
+            raise_over_budget(self, self.core, asked, extra, slot, errors)
+        tell_errors(errors)
         return status
 
     cdef int require_shareable(self) except -1:
@@ -369,6 +421,8 @@ cdef class Arena(MemoryResource):
             raise_status(self, self.core, size, 0, self.default_slot, ARENA_CLOSED)
         with nogil:
             status = arena_prepare(self.core, size)
+        if status == ARENA_OVER_BUDGET:
+            status = under_pressure(self, self.core, arena_prepare, size)
         if status != ARENA_OK:
             raise_status(self, self.core, size, 0, self.default_slot, status)
 
@@ -495,7 +549,8 @@ cdef class Arena(MemoryResource):
         Raises
         ------
         OutOfMemoryError, DriverError
-            The driver refused; the arena is still suspended, and this can be tried again.
+            The driver refused, or its budget (BudgetExceededError); the arena is still suspended,
+            and this can be tried again.
         ConfigError, ClosedError
             As `suspend`.
         """
@@ -503,6 +558,8 @@ cdef class Arena(MemoryResource):
         self._require_awake_or_asleep()
         with nogil:
             status = arena_resume(self.core)
+        if status == ARENA_OVER_BUDGET:
+            status = under_pressure(self, self.core, resume_again, self.stats().in_use)
         if status != ARENA_OK:
             raise_status(self, self.core, self.stats().in_use, 0, self.default_slot, status)
 
@@ -580,7 +637,8 @@ cdef class Arena(MemoryResource):
                               "from the driver: allocate before the capture")
         config = replace(self.config, backing="regions", split_rule="tight", enable=True,
                          stream_reuse="never", max_mem=0, oom_wait_ms=0)
-        inner = Arena(self.memory, config, name=f"{self.name}, graph pool")
+        inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
+                      name=f"{self.name}, graph pool")
         return make_pool(self, self.core, inner, inner.core)
 
     def _serve(self, stream, GraphPool pool not None):
@@ -815,6 +873,10 @@ cdef class Arena(MemoryResource):
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
         return (f"<gpumem.Arena {self.name!r} on {self.memory}: {arena_in_use(self.core)} of "
                 f"{arena_reserved(self.core)} bytes in use>")
+
+
+cdef int resume_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
+    return arena_resume(core)
 
 
 cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:

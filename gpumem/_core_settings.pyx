@@ -14,6 +14,7 @@ from gpumem._arena_types cimport (
 from gpumem._bfc cimport QUANTUM, round_to_quantum
 from gpumem._buffer cimport MemoryResource
 
+from gpumem.config import PAGED_FROM
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError
 
@@ -37,10 +38,10 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
     return 0
 
 
-cdef bint takes_pages(MemoryResource arena, object config) except *:
+cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *:
     if config.backing == "regions" or not config.enable:
         return False
-    if config.backing == "auto" and not config.suits_pages:
+    if config.backing == "auto" and (not config.suits_pages or limit < PAGED_FROM):
         return False
     problem = ""
     if arena.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):

@@ -122,6 +122,7 @@ cdef struct Demand:
     uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
     uint64_t hard_limit         # bytes never passed
     bint spare_moves            # make new pages up to the hard limit before moving any
+    bint by_budget              # the hard limit is a budget's, not max_mem
 
 cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept nogil:
     # Also in the granule behind a range's end: the number after its last one.

@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "AlignmentError",
     "BadHandleError",
+    "BudgetExceededError",
     "ClosedError",
     "ConcurrentRunError",
     "ConfigError",
@@ -28,6 +29,7 @@ __all__ = [
     "OutOfBoundsError",
     "OutOfMemoryError",
     "PoolFallbackWarning",
+    "ReservationError",
     "SourceError",
     "SuspendedError",
     "TimelineLostError",
@@ -92,6 +94,63 @@ class OutOfMemoryError(GpumemError, MemoryError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), self.args, self.__dict__)
+
+
+class BudgetExceededError(OutOfMemoryError):
+    """A request that a hard limit has no room for; nothing is charged for it.
+
+    Attributes
+    ----------
+    budget : str
+        Name of the budget that refused; `limit` is its limit.
+    missing : int
+        Bytes that have to go back to it before the request fits.
+    path : tuple of (str, int, int or None)
+        Every limit that counts, from the budget that was asked up to the root, as `BudgetLevel`:
+        name, bytes used, limit.
+    holders : tuple of (str, int)
+        Who holds how many bytes of the budget that refused, the most first: resources, budgets
+        under it, and what its own reservations hold.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        budget: str = "",
+        missing: int = 0,
+        path: tuple[tuple[str, int, int | None], ...] = (),
+        holders: tuple[tuple[str, int], ...] = (),
+        asked: int = 0,
+        rounded: int = 0,
+        in_use: int = 0,
+        reserved: int = 0,
+        limit: int = 0,
+        largest_free: int = 0,
+        device: str = "",
+        stream: int = 0,
+        advice: str = "",
+    ) -> None:
+        super().__init__(
+            message,
+            asked=asked,
+            rounded=rounded,
+            in_use=in_use,
+            reserved=reserved,
+            limit=limit,
+            largest_free=largest_free,
+            device=device,
+            stream=stream,
+            advice=advice,
+        )
+        self.budget = budget
+        self.missing = missing
+        self.path = path
+        self.holders = holders
+
+
+class ReservationError(GpumemError, ValueError):
+    """A step that a reservation cannot take any more, or not yet."""
 
 
 class SourceError(GpumemError, RuntimeError):

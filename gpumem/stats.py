@@ -1,10 +1,11 @@
-"""What an arena tells about itself: statistics and the report of a shrink."""
+"""What allocators tell about themselves: statistics, reports of a shrink, levels of a budget."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-__all__ = ["BlockInfo", "KeptRegion", "PoolStats", "ShrinkReport", "Stats"]
+__all__ = ["BlockInfo", "BudgetLevel", "KeptRegion", "PoolStats", "ShrinkReport", "Stats"]
 
 
 @dataclass(frozen=True)
@@ -186,3 +187,21 @@ class ShrinkReport:
 
     released_bytes: int
     kept: tuple[KeptRegion, ...]
+
+
+class BudgetLevel(NamedTuple):
+    """One limit of a path through a tree of budgets, at one moment; sizes in bytes.
+
+    Attributes
+    ----------
+    name : str
+        The budget's.
+    used : int
+        What is charged to it and to those below it.
+    limit : int or None
+        None: it has no limit of its own.
+    """
+
+    name: str
+    used: int
+    limit: int | None

@@ -11,6 +11,7 @@ An accountant prices nodes and keeps the sum; who places the nodes asks it and e
 
 from __future__ import annotations
 
+from gpumem._budget import Budget, Reservation
 from gpumem.accounting.accountant import Accountant, AdHocAccountant
 from gpumem.accounting.counts import ResourceCount
 from gpumem.accounting.nodes import CostedNode, CostedValue
@@ -27,9 +28,11 @@ __all__ = [
     "Accountant",
     "Accountants",
     "AdHocAccountant",
+    "Budget",
     "CostedNode",
     "CostedValue",
     "NodeStats",
+    "Reservation",
     "ResourceCount",
     "StatsAccountant",
     "StatsRecorder",

@@ -1,0 +1,135 @@
+"""Charging an arena's budget; see _arena_budget.pxd."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._arena_types cimport (
+    ARENA_OK,
+    ARENA_OVER_BUDGET,
+    arena_reserved,
+    ArenaCore,
+    Block,
+    IN_SMALL,
+    SPACES,
+    STATE_SUSPENDED,
+    table_of,
+)
+from gpumem._bfc cimport Bfc, BFC_OK, bfc_resolve, round_to_quantum
+from gpumem._budget_core cimport (
+    budget_admit,
+    budget_ceiling,
+    budget_load,
+    budget_room,
+    budget_uncharge,
+)
+from gpumem._pages cimport GRANULE_BITS, Space
+
+cdef extern from "atomics.h" nogil:
+    void store64(uint64_t* word, uint64_t value)
+
+
+# ---- bytes held ----------------------------------------------------------------------------------
+
+cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    if arena.held_account == NULL or nbytes == 0:
+        return True
+    if budget_admit(arena.held_account, nbytes):
+        return True
+    note_over_budget(arena, nbytes)
+    return False
+
+
+cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
+    cdef uint64_t less
+    while not arena_charge(arena, wanted[0]):
+        if wanted[0] == size:
+            return False
+        less = min(budget_room(arena.held_account), wanted[0] - arena.backing.granule)
+        wanted[0] = max(size, less & ~(arena.backing.granule - 1))
+    return True
+
+
+cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t held = arena_held(arena)
+    cdef uint64_t wanted = arena_reserved(arena)
+    return wanted <= held or arena_charge(arena, wanted - held)
+
+
+cdef void arena_settle(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t charged, held
+    if arena.held_account == NULL:
+        return
+    charged = budget_load(&arena.held_account.used)
+    held = arena_held(arena)
+    if charged > held:
+        budget_uncharge(arena.held_account, charged - held)
+
+
+cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
+    # A suspended arena's books tell what it will hold again; its pages, what it holds now.
+    cdef uint64_t held = arena.shareable.mapped_bytes
+    cdef uint32_t i
+    if arena.closed != STATE_SUSPENDED:
+        return arena_reserved(arena)
+    for i in range(SPACES):
+        held += pages_held(&arena.spaces[i])
+    return held
+
+
+cdef uint64_t pages_held(const Space* space) noexcept nogil:
+    cdef uint64_t held = 0
+    cdef uint32_t i
+    for i in range(space.page_count):
+        if space.page[i].memory:
+            held += <uint64_t>space.page[i].granules << GRANULE_BITS
+    return held
+
+
+cdef uint64_t arena_budget_bound(const ArenaCore* arena) noexcept nogil:
+    if arena.held_account == NULL:
+        return <uint64_t>-1
+    return arena_reserved(arena) + budget_room(arena.held_account)
+
+
+cdef bint arena_budget_allows(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    return nbytes <= budget_ceiling(arena.held_account)
+
+
+cdef void note_over_budget(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    store64(&arena.over_budget, nbytes)
+
+
+# ---- bytes in use --------------------------------------------------------------------------------
+
+cdef int count_in(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block,
+                  Taker take, int (*give)(ArenaCore*, uint64_t, uint32_t) noexcept nogil
+                  ) noexcept nogil:
+    # Charged before it is taken; what the block is larger than that, before it is handed out.
+    cdef uint64_t size = round_to_quantum(nbytes)
+    cdef int status
+    if not budget_admit(arena.in_use_account, size):
+        note_over_budget(arena, size)
+        return ARENA_OVER_BUDGET
+    status = take(arena, nbytes, stream, block)
+    if status != ARENA_OK:
+        budget_uncharge(arena.in_use_account, size)
+    elif block.size > size and not budget_admit(arena.in_use_account, block.size - size):
+        note_over_budget(arena, block.size)
+        give(arena, block.handle, stream)
+        budget_uncharge(arena.in_use_account, size)
+        status = ARENA_OVER_BUDGET
+    return status
+
+
+cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef uint32_t index
+    if arena.in_use_account == NULL:
+        return 0
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
+        return 0
+    return table.chunks[index].size
+
+
+cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    if nbytes:
+        budget_uncharge(arena.in_use_account, nbytes)

@@ -1,0 +1,49 @@
+"""Budget and Reservation, and what resources need of them.
+
+A resource that is given a budget makes an account of it (`account_of`) and charges that. Where a
+charge is refused, it holds no lock, lets `press` or `budget_relieve` run the callbacks, and tries
+again as long as they say so.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._budget_core cimport BudgetCore
+
+# One request's way through the callbacks; all zeros at its start.
+cdef struct Relief:
+    uint32_t spent          # a bit per depth: levels whose callback has nothing left to give
+    uint32_t asked          # the bit of the callback that was called last
+    uint32_t calls          # of callbacks
+    uint32_t retries        # because there was room when it was looked at again
+    BudgetCore* refusing    # before that call: the level that refused, and what it had used
+    uint64_t used
+
+cdef class Budget:
+    cdef BudgetCore* core
+    cdef readonly Budget parent
+    cdef object pressure        # the callback; or None
+    cdef set pressing           # threads that are inside it
+    cdef object __weakref__
+
+cdef class Reservation:
+    cdef readonly Budget budget
+    cdef BudgetCore* core       # its budget's; a reference
+    cdef uint64_t size
+    cdef int step
+    cdef uint32_t generation    # of the process that made it
+
+# A new account for a resource, the caller's to drop; NULL: no budget. `in_use`: what it counts.
+cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_use) except? NULL
+
+# A request for so many bytes was refused. Calls callbacks, one after the other; True: try again.
+# What they raise is appended to `errors`.
+cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors) except -1
+# The same for callers without the interpreter lock, which must hold no lock of ours. What callbacks
+# raise goes to sys.unraisablehook.
+cdef bint budget_relieve(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept nogil
+# Tells the callbacks of soft limits that were passed; what they raise goes to sys.unraisablehook.
+cdef void tell_of_crossings() noexcept
+# Raises BudgetExceededError; further fields of the error by name.
+cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict numbers) except -1
+# What callbacks raised although the request was served in the end.
+cdef void tell_errors(list errors) noexcept

@@ -1,0 +1,668 @@
+"""Budget: limits in a tree, shared by whoever takes memory; see _budget_core.pxd."""
+
+from threading import get_ident
+from weakref import WeakValueDictionary
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._budget_core cimport (
+    BUDGET_DEPTH,
+    BUDGET_UNLIMITED,
+    BudgetCore,
+    Holding,
+    budget_admit,
+    budget_ceiling,
+    budget_drop,
+    budget_has_crossed,
+    budget_holdings,
+    budget_left,
+    budget_load,
+    budget_make,
+    budget_next_crossed,
+    budget_refusing,
+    budget_retain,
+    budget_room,
+    budget_tightest,
+    budget_uncharge,
+    holdings_free,
+    tell_crossed,
+)
+from gpumem._deferred cimport report_unraisable
+from gpumem._driver cimport process, process_is_exiting
+
+from gpumem.device import Device
+from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
+from gpumem.stats import BudgetLevel
+
+cdef extern from "atomics.h" nogil:
+    uint64_t sum_add(uint64_t* total, uint64_t by)
+    void store64(uint64_t* word, uint64_t value)
+
+cdef enum:
+    MOST_CALLS = 16         # of callbacks that free something, for one request
+    MOST_RETRIES = 16       # where the room was there when it was looked at again
+
+cdef enum Step:
+    PENDING = 0
+    COMMITTED = 1
+    CANCELLED = 2
+    RELEASED = 3
+
+cdef tuple STEPS = ("pending", "committed", "cancelled", "released")
+
+# Each device's own budget, as long as somebody has it.
+cdef object of_devices = WeakValueDictionary()
+
+
+@cython.final
+cdef class Budget:
+    """A limit on bytes that many share, in a tree of them.
+
+    Process, device, tenant, session: a charge counts at its own level and at every one above, or
+    nowhere. Exact whatever threads do: no hard limit is passed, not even for a moment. Charging
+    takes no lock, no driver call and no interpreter.
+
+    Give it to whatever takes memory, as ``budget=``: an `Arena`, a `DriverPool`, an
+    `ExternalAllocator`, a `MemoryResource` of your own, or any resource through
+    `gpumem.limit(resource, budget)`. Each charges what it holds from the device, before it asks for
+    it and until the device has it back, so that allocations which the resource serves from what it
+    has cost nothing more; with ``count="in_use"`` each charges the blocks that it has handed out.
+    For memory of others there is `reserve`.
+
+    Parameters
+    ----------
+    limit : int or None
+        Bytes, 0 to 2**63 - 1, that are never passed. None: only the levels above limit it.
+    soft : int, optional
+        Bytes from which on `on_pressure` is asked to free some, once each time that `used` passes
+        them; nothing fails for that.
+    parent : Budget, optional
+        The level above.
+    name : str, optional
+        For people: errors say it.
+    on_pressure : callable, optional
+        ``on_pressure(budget, nbytes)``, called with bytes that are needed, which may free memory:
+        drop caches, shrink arenas. See Notes.
+
+    Attributes
+    ----------
+    parent : Budget or None
+        The level above.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is not accepted, or the tree would have more than 31 levels.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> process = gpumem.Budget(64 << 20, name="process")
+    >>> tenant = gpumem.Budget(16 << 20, parent=process, name="tenant")
+    >>> arena = gpumem.Arena("host", budget=tenant)
+    >>> buffer = arena.allocate(1 << 20)
+    >>> tenant.used == process.used == arena.stats().reserved
+    True
+    >>> try:
+    ...     arena.allocate(32 << 20)
+    ... except gpumem.BudgetExceededError as error:
+    ...     error.budget, error.limit
+    ('tenant', 16777216)
+
+    Notes
+    -----
+    A request that a hard limit refuses first takes what its own resource has to spare: blocks that
+    other streams have finished with, cached chunks, pages that can move, idle memory. Then
+    `on_pressure` of the level that refused is called, then of those above it, last of those below
+    it down to where the request was made; after each call it is tried again. A callback that freed
+    something, but too little, is called again, up to 16 times for one request. Then the request
+    fails with BudgetExceededError, whose cause is what callbacks raised; if it succeeds after all,
+    that goes to `sys.unraisablehook`.
+
+    A callback runs without any lock of gpumem's, on the thread that asked, so by several at once.
+    What it asks for itself may be refused; it is not called again for that on the same thread.
+
+    For a soft limit the callback is called right after the charge, or, where the charging thread
+    does not run Python, soon after by the main thread. What it raises goes to `sys.unraisablehook`.
+
+    In a fork's child every budget is empty: what was charged is held by the parent process.
+    """
+
+    def __cinit__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
+        cdef uint64_t most = bytes_of("limit", limit)
+        cdef uint64_t gentle = bytes_of("soft", soft)
+        if parent is not None and not isinstance(parent, Budget):
+            raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
+        self.parent = parent
+        # One level is left for the accounts of resources.
+        if self.parent is not None and self.parent.core.depth + 3 > BUDGET_DEPTH:
+            raise ValueError(f"parent {self.parent.name!r} has {self.parent.core.depth} levels "
+                             f"above it: a tree has up to {BUDGET_DEPTH - 1}")
+        self.pressure = callback_of(on_pressure)
+        self.pressing = set()
+        title = ("budget" if name is None else str(name)).encode()
+        self.core = budget_make(NULL if parent is None else self.parent.core, title, most, gentle,
+                                False)
+        if self.core == NULL:
+            raise MemoryError("no host memory for a budget")
+        self.core.face = <void*>self
+
+    def __init__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
+        pass        # __cinit__ has made it
+
+    def __dealloc__(self):
+        if self.core != NULL:
+            self.core.face = NULL
+            budget_drop(self.core)
+
+    @staticmethod
+    def of_device(device):
+        """Return this process's budget of a device, limited to what the driver has free.
+
+        The limit is read when the budget is made, as ``device.free_bytes``: bytes that nobody
+        holds then, in this process or another. It may be set to anything else. As long as somebody
+        has the budget, everyone gets the same.
+
+        Parameters
+        ----------
+        device : Device, MemoryInfo or str
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such device.
+        DriverError
+            The device does not answer.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> budget = gpumem.Budget.of_device("host")
+        >>> budget is gpumem.Budget.of_device("host"), budget.free > 0
+        (True, True)
+        """
+        where = getattr(device, "device", device)
+        where = where if isinstance(where, Device) else Device(where)
+        budget = of_devices.get(where)
+        if budget is None:
+            budget = of_devices.setdefault(where, Budget(where.free_bytes, name=str(where)))
+        return budget
+
+    # ---- what it is ------------------------------------------------------------------------------
+
+    @property
+    def name(self):
+        """For people."""
+        return self.core.name.decode()
+
+    @property
+    def limit(self):
+        """Bytes that are never passed; None: only the levels above limit it.
+
+        May be set. Below what is used, nothing more is charged until that much has gone back;
+        `on_pressure` is called once with the bytes above the new limit.
+        """
+        return or_none(budget_load(&self.core.limit))
+
+    @limit.setter
+    def limit(self, value):
+        cdef uint64_t most = bytes_of("limit", value)
+        cdef uint64_t used
+        store64(&self.core.limit, most)
+        used = budget_load(&self.core.used)
+        if used > most:
+            call_or_tell(self, used - most)
+
+    @property
+    def soft(self):
+        """Bytes from which on `on_pressure` is asked to free some; None: it is not.
+
+        May be set; it counts for what is charged from then on.
+        """
+        return or_none(budget_load(&self.core.soft))
+
+    @soft.setter
+    def soft(self, value):
+        store64(&self.core.soft, bytes_of("soft", value))
+
+    @property
+    def on_pressure(self):
+        """The callback, or None. May be set."""
+        return self.pressure
+
+    @on_pressure.setter
+    def on_pressure(self, value):
+        self.pressure = callback_of(value)
+
+    # ---- what it holds ---------------------------------------------------------------------------
+
+    @property
+    def used(self):
+        """Bytes charged here and below, reservations that are not committed yet included."""
+        return budget_load(&self.core.used)
+
+    @property
+    def pending(self):
+        """Of `used`: bytes in reservations, made here or below, that are not committed yet."""
+        return budget_load(&self.core.pending)
+
+    @property
+    def peak(self):
+        """The highest `used` so far."""
+        return budget_load(&self.core.peak)
+
+    @property
+    def free(self):
+        """Bytes that could be charged here now, under every limit above too; None: no limit."""
+        unlimited = budget_ceiling(self.core) == BUDGET_UNLIMITED
+        return None if unlimited else budget_room(self.core)
+
+    def holders(self):
+        """Return who holds how much of it: (name, bytes) of each, the most first.
+
+        Resources, budgets under it, and as "reservations" what was reserved here itself.
+        """
+        return holders_of(self.core)
+
+    def reserve(self, nbytes):
+        """Take room for memory that somebody else allocates.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes, 0 or more.
+
+        Returns
+        -------
+        Reservation
+            The bytes count from now on; `Reservation.commit` when they are taken,
+            `Reservation.cancel` when they will not be.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `nbytes` is no such number.
+        BudgetExceededError
+            A limit here or above has no room, and no callback made any.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> budget = gpumem.Budget(1000)
+        >>> with budget.reserve(600) as room:
+        ...     room.commit()           # the memory was there
+        >>> budget.used, room.state
+        (600, 'committed')
+        >>> room.release()
+        >>> budget.free
+        1000
+        """
+        cdef uint64_t size = bytes_of("nbytes", nbytes, needed=True)
+        cdef Reservation made = Reservation.__new__(Reservation)
+        made.budget = self
+        made.core = self.core
+        budget_retain(self.core)
+        if size:
+            admit_or_raise(self.core, size)
+            add_pending(self.core, size)
+        made.size = size
+        made.step = PENDING
+        return made
+
+    def __repr__(self):
+        limit = "no limit" if self.limit is None else f"{self.limit}"
+        return f"<gpumem.Budget {self.name!r}: {self.used} of {limit} bytes used>"
+
+
+@cython.final
+cdef class Reservation:
+    """Room in a budget for memory that somebody else allocates; made by `Budget.reserve`.
+
+    Pending at first. `commit` says that the memory was taken, `cancel` that it will not be; what
+    was committed ends with `release`. Each step is taken once, whatever threads do. As a context
+    manager it cancels at its end what was not committed; so does dropping it. What was committed
+    stays charged until `release`, or for as long as the budget lives.
+
+    Attributes
+    ----------
+    budget : Budget
+    """
+
+    def __cinit__(self):
+        self.step = CANCELLED
+        self.generation = process.generation
+
+    def __init__(self):
+        raise TypeError("a Reservation is made by a budget's reserve()")
+
+    def __dealloc__(self):
+        if self.step == PENDING:
+            end_pending(self)
+            give_bytes_back(self)
+        budget_drop(self.core)
+
+    @property
+    def nbytes(self):
+        """Bytes that were reserved."""
+        return self.size
+
+    @property
+    def state(self):
+        """One of ``"pending"``, ``"committed"``, ``"cancelled"`` and ``"released"``."""
+        return STEPS[self.step]
+
+    def commit(self):
+        """Say that the memory was taken. The bytes stay charged.
+
+        Raises
+        ------
+        ReservationError
+            It is not pending.
+        """
+        take_step(self, PENDING, COMMITTED)
+        end_pending(self)
+
+    def cancel(self):
+        """Say that the memory will not be taken. The bytes go back.
+
+        Raises
+        ------
+        ReservationError
+            It is not pending.
+        """
+        take_step(self, PENDING, CANCELLED)
+        end_pending(self)
+        give_bytes_back(self)
+
+    def release(self):
+        """Say that the memory has gone back. So do the bytes.
+
+        Raises
+        ------
+        ReservationError
+            It is not committed.
+        """
+        take_step(self, COMMITTED, RELEASED)
+        give_bytes_back(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.step == PENDING:
+            self.cancel()
+
+    def __repr__(self):
+        return f"<gpumem.Reservation of {self.size} bytes, {self.state}>"
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint64_t>-1:
+    """Read a number of bytes; None, where it may be, is no limit."""
+    if value is None and not needed:
+        return BUDGET_UNLIMITED
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        accepted = "an integer" if needed else "an integer or None"
+        raise TypeError(f"{what} must be {accepted}, not {type(value).__name__}")
+    number = value.__index__()
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"{what} = {number} is not accepted: it takes 0 to {(1 << 63) - 1} bytes")
+    return number
+
+
+cdef object or_none(uint64_t value):
+    return None if value == BUDGET_UNLIMITED else value
+
+
+cdef object callback_of(object callback):
+    if callback is not None and not callable(callback):
+        raise TypeError(f"on_pressure = {callback!r} is not callable")
+    return callback
+
+
+cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_use) except? NULL:
+    cdef BudgetCore* account
+    in_use[0] = count == "in_use"
+    if count not in ("reserved", "in_use"):
+        raise ConfigError(f"count = {count!r} is not accepted: it takes 'reserved' or 'in_use'")
+    if budget is None:
+        if in_use[0]:
+            raise ConfigError("count = 'in_use' has no effect without a budget")
+        return NULL
+    if not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a Budget, not {type(budget).__name__}")
+    account = budget_make((<Budget>budget).core, holder.encode(), BUDGET_UNLIMITED,
+                          BUDGET_UNLIMITED, True)
+    if account == NULL:
+        raise MemoryError("no host memory for an account of a budget")
+    return account
+
+
+# ---- reservations: one function per change of state ----------------------------------------------
+
+cdef int take_step(Reservation reservation, int before, int after) except -1:
+    # Nothing runs between the look and the step.
+    if reservation.step != before:
+        raise ReservationError(f"a reservation that is {STEPS[reservation.step]} cannot become "
+                               f"{STEPS[after]}: it takes one that is {STEPS[before]}")
+    reservation.step = after
+    return 0
+
+
+cdef void add_pending(BudgetCore* level, uint64_t change) noexcept nogil:
+    while level != NULL:
+        sum_add(&level.pending, change)
+        level = level.parent
+
+
+cdef void end_pending(Reservation reservation) noexcept:
+    if reservation.generation == process.generation:
+        add_pending(reservation.core, 0 - reservation.size)
+
+
+cdef void give_bytes_back(Reservation reservation) noexcept:
+    # A fork's child has nothing of it: its budgets began empty.
+    if reservation.generation == process.generation:
+        budget_uncharge(reservation.core, reservation.size)
+
+
+cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes) except -1:
+    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+    cdef list errors = []
+    while not budget_admit(level, nbytes):
+        if not press(level, nbytes, &relief, errors):
+            raise_exceeded(level, nbytes, errors, {})
+    tell_errors(errors)
+    if budget_has_crossed():
+        tell_of_crossings()
+    return 0
+
+
+# ---- pressure ------------------------------------------------------------------------------------
+
+cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors) except -1:
+    cdef BudgetCore* refusing = budget_refusing(level, nbytes)
+    cdef BudgetCore* asked
+    if refusing == NULL:
+        # Room came meanwhile, or another request was in the way that was itself taken back.
+        relief.retries += 1
+        if relief.retries <= MOST_RETRIES:
+            return True
+        refusing = budget_tightest(level)
+    note_outcome(relief, refusing)
+    asked = first_to_call(refusing, NULL, relief)
+    if asked == NULL:
+        asked = first_to_call(level, refusing, relief)
+    if asked == NULL:
+        return False
+    relief.asked = <uint32_t>1 << asked.depth
+    relief.calls += 1
+    call(<Budget>asked.face, missing_bytes(refusing, nbytes), errors)
+    return True
+
+
+cdef void note_outcome(Relief* relief, BudgetCore* refusing) noexcept nogil:
+    """See what the last callback was good for, now that the request was tried again."""
+    # What it let go of may have rested in the arena that asks, and come back with the new try.
+    if relief.refusing == refusing and budget_load(&refusing.used) >= relief.used:
+        relief.spent |= relief.asked
+    if relief.calls >= MOST_CALLS:
+        relief.spent |= relief.asked
+    relief.refusing = refusing
+    relief.used = budget_load(&refusing.used)
+
+
+cdef BudgetCore* first_to_call(BudgetCore* level, const BudgetCore* end,
+                               const Relief* relief) except? NULL:
+    """Find the lowest level, from one up to `end`, that has a callback to call; or NULL."""
+    while level != end and not may_call(level, relief):
+        level = level.parent
+    return NULL if level == end else level
+
+
+cdef uint64_t missing_bytes(const BudgetCore* refusing, uint64_t nbytes) noexcept nogil:
+    """Count what has to go back to a level first; all of it, if there is room by now."""
+    cdef uint64_t wanted = budget_load(&refusing.used) + nbytes
+    cdef uint64_t limit = budget_load(&refusing.limit)
+    return wanted - limit if wanted > limit else nbytes
+
+
+cdef bint may_call(const BudgetCore* level, const Relief* relief) except -1:
+    cdef Budget budget
+    if level.face == NULL or relief.spent >> level.depth & 1:
+        return False
+    budget = <Budget>level.face
+    return budget.pressure is not None and get_ident() not in budget.pressing
+
+
+cdef int call(Budget budget, uint64_t nbytes, list errors) except -1:
+    """Call its callback; an Exception is kept, what ends a program goes on."""
+    thread = get_ident()
+    budget.pressing.add(thread)
+    try:
+        budget.pressure(budget, nbytes)
+    except Exception as error:
+        errors.append(error)
+    finally:
+        budget.pressing.discard(thread)
+    return 0
+
+
+cdef bint budget_relieve(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept nogil:
+    if process_is_exiting():
+        return False
+    with gil:
+        return press_and_tell(level, nbytes, relief)
+
+
+cdef bint press_and_tell(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept:
+    cdef list errors = []
+    cdef bint again = False
+    try:
+        again = press(level, nbytes, relief, errors)
+    except BaseException as error:
+        errors.append(error)
+    tell_errors(errors)
+    return again
+
+
+cdef int call_or_tell(Budget budget, uint64_t nbytes) noexcept:
+    """Call where nobody waits for the outcome, unless this thread is inside the callback."""
+    cdef list errors = []
+    if budget.pressure is None or get_ident() in budget.pressing:
+        return 0
+    try:
+        call(budget, nbytes, errors)
+    except BaseException as error:
+        errors.append(error)
+    tell_errors(errors)
+    return 0
+
+
+cdef void tell_errors(list errors) noexcept:
+    for error in errors:
+        report_unraisable(error, None)
+
+
+cdef void tell_of_crossings() noexcept:
+    cdef BudgetCore* level = budget_next_crossed()
+    cdef uint64_t used, soft
+    while level != NULL:
+        used = budget_load(&level.used)
+        soft = budget_load(&level.soft)
+        if level.face != NULL and used > soft:
+            call_or_tell(<Budget>level.face, used - soft)
+        budget_drop(level)
+        level = budget_next_crossed()
+
+
+cdef int tell_soon(void* nothing) noexcept:
+    if not process_is_exiting():
+        tell_of_crossings()
+    return 0
+
+
+tell_crossed = tell_soon
+
+
+# ---- failing -------------------------------------------------------------------------------------
+
+cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict numbers) except -1:
+    cdef BudgetCore* refusing = budget_refusing(level, nbytes)
+    cdef uint64_t used, limit
+    if refusing == NULL:
+        refusing = budget_tightest(level)
+    used = budget_load(&refusing.used)
+    limit = budget_load(&refusing.limit)
+    path = path_of(level)
+    holders = holders_of(refusing)
+    name = refusing.name.decode()
+    held = ", ".join(f"{holder} {bytes_held}" for holder, bytes_held in holders) or "nobody"
+    advice = f"free some of what {name!r} holds, or raise its limit"
+    fields = {"asked": nbytes, "rounded": nbytes, "in_use": used, "reserved": used,
+              "largest_free": budget_left(refusing), **numbers}
+    raise BudgetExceededError(
+        f"budget {name!r} is exceeded: {nbytes} bytes and the {used} used pass its limit of "
+        f"{limit}; limits: {' < '.join(shown(one) for one in path)}; held by: {held}; {advice}",
+        budget=name, missing=missing_bytes(refusing, nbytes), path=path, holders=holders,
+        limit=limit, advice=advice, **fields) from cause_of(errors)
+
+
+cdef object cause_of(list errors):
+    if not errors:
+        return None
+    return errors[0] if len(errors) == 1 else ExceptionGroup("on_pressure callbacks", errors)
+
+
+cdef str shown(object level):
+    limit = "unlimited" if level.limit is None else level.limit
+    return f"{level.name} {level.used} of {limit}"
+
+
+cdef tuple path_of(const BudgetCore* level):
+    path = []
+    while level != NULL:
+        if not level.is_account:
+            path.append(BudgetLevel(level.name.decode(), budget_load(&level.used),
+                                    or_none(budget_load(&level.limit))))
+        level = level.parent
+    return tuple(path)
+
+
+cdef tuple holders_of(BudgetCore* level):
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    cdef uint64_t own = budget_load(&level.used)
+    cdef Holding* holdings = budget_holdings(level, &count)
+    if holdings == NULL:
+        raise MemoryError("no host memory for a list of who holds a budget")
+    holders = [(holdings[i].name.decode(), holdings[i].used) for i in range(count)
+               if holdings[i].used]
+    holdings_free(holdings, count)
+    for _, nbytes in holders:
+        own -= min(own, <uint64_t>nbytes)   # others charge meanwhile
+    if own:
+        holders.append(("reservations", own))
+    return tuple(sorted(holders, key=lambda holder: -holder[1]))

@@ -1,0 +1,78 @@
+"""Budgets below the interpreter: the tree, its accounts, and what a charge tells.
+
+`include/budget.h` has a level and its arithmetic, which needs no lock. Here is what changes the
+shape of the tree, under one lock for all trees, which is held for a few words at a time and under
+which nothing is called. Whoever charges a budget makes an *account* of it, a level without a limit
+of its own: what it holds is known by name, and goes back once, with the account.
+
+In a fork's child every budget is empty: what was charged is the parent process's.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+cdef extern from "budget.h" nogil:
+    ctypedef enum BudgetCharge:
+        BUDGET_REFUSED
+        BUDGET_CHARGED
+        BUDGET_CROSSED
+    enum:
+        BUDGET_DEPTH
+    uint64_t BUDGET_UNLIMITED
+    ctypedef struct BudgetCore:
+        uint64_t used
+        uint64_t limit
+        uint64_t soft
+        uint64_t peak
+        BudgetCore* parent
+        uint32_t crossed
+        uint32_t depth
+        uint64_t pending
+        int32_t references
+        bint is_account
+        char* name
+        void* face
+        BudgetCore* child
+        BudgetCore* older
+        BudgetCore* younger
+        BudgetCore* next
+        BudgetCore* previous
+    uint64_t budget_load(const uint64_t* word)
+    uint64_t budget_left(const BudgetCore* level)
+    uint64_t budget_room(const BudgetCore* level)
+    BudgetCore* budget_refusing(BudgetCore* level, uint64_t nbytes)
+    BudgetCharge budget_charge(BudgetCore* level, uint64_t nbytes)
+    void budget_uncharge(BudgetCore* level, uint64_t nbytes)
+
+# Who holds how much of a budget.
+cdef struct Holding:
+    char* name
+    uint64_t used
+
+# A new level with one reference; it holds one on its parent. NULL: no host memory.
+cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limit, uint64_t soft,
+                             bint is_account) noexcept nogil
+cdef void budget_retain(BudgetCore* level) noexcept nogil
+# With the last reference what is still charged goes back to the levels above. NULL is nobody's.
+cdef void budget_drop(BudgetCore* level) noexcept nogil
+
+# Of a whole path: the lowest limit, and the level that leaves the least room.
+cdef uint64_t budget_ceiling(const BudgetCore* level) noexcept nogil
+cdef BudgetCore* budget_tightest(BudgetCore* level) noexcept nogil
+
+# What the children hold, the youngest first; holdings_free ends it. NULL: no host memory.
+cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil
+cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil
+
+# A level that has passed its soft limit unheard, with a reference for the caller, or NULL.
+cdef BudgetCore* budget_next_crossed() noexcept nogil
+cdef bint budget_has_crossed() noexcept nogil
+# Sees to it that `tell_crossed` is called, with the interpreter lock, by the main thread at latest.
+cdef void budget_note_crossed() noexcept nogil
+cdef int (*tell_crossed)(void*) noexcept
+
+# Charges every level or none; False: one refuses. More than 0 bytes.
+cdef inline bint budget_admit(BudgetCore* level, uint64_t nbytes) noexcept nogil:
+    cdef BudgetCharge charged = budget_charge(level, nbytes)
+    if charged == BUDGET_CROSSED:
+        budget_note_crossed()
+    return charged != BUDGET_REFUSED

@@ -1,0 +1,432 @@
+"""Arenas that charge a budget: what they hold or what is in use, of every kind of memory."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import gpumem
+from gpumem import _core
+from gpumem.accounting import Budget
+from tests.helpers.child import run_quietly
+from tests.helpers.driver import HostDriver
+
+MIB = 1 << 20
+BACKINGS = ("virtual", "regions")
+KINDS = {
+    "pages": ("host", {"backing": "virtual"}),
+    "regions": ("host", {"backing": "regions"}),
+    "exact regions": ("host", {"extend_strategy": "same_as_requested"}),
+    "ort": ("host", {"split_rule": "ort"}),
+    "pinned": ("host/host_accessible", {}),
+    "managed": ("host/managed", {}),
+    "passed through": ("host", {"enable": False}),
+}
+
+
+@pytest.fixture
+def budget():
+    """A budget in a tree; whoever uses it gives everything back."""
+    root = Budget(1 << 40, name="root")
+    made = Budget(1 << 40, parent=root, name="tenant")
+    yield made
+    gc.collect()
+    _core.reap()
+    assert (made.used, root.used) == (0, 0)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+# ---- what counts ---------------------------------------------------------------------------------
+
+
+def test_what_an_arena_holds_is_charged(kind, budget, make_arena, rng):
+    memory, config = kind
+    arena = make_arena(config, memory, budget=budget)
+    assert arena.budget is budget
+    live = []
+    for _ in range(300):
+        choice = rng.randrange(10)
+        if choice < 5 or not live:
+            live.append(arena.allocate(rng.choice((1, 3000, 70000, 3 * MIB))))
+        elif choice < 8:
+            live.pop(rng.randrange(len(live))).close()
+        elif choice == 8:
+            live.append(arena.allocate_persistent(rng.choice((1, 5000, MIB))))
+        else:
+            arena.shrink()
+        assert budget.used == budget.parent.used == arena.stats().reserved
+    for buffer in live:
+        buffer.close()
+    arena.shrink()
+    assert budget.used == arena.stats().reserved
+
+
+def test_what_is_in_use_is_charged(kind, budget, make_arena, rng):
+    memory, config = kind
+    arena = make_arena(config, memory, budget=budget, count="in_use")
+    streams = [None, gpumem.Stream("host"), gpumem.Stream("host")]
+    live = []
+    for _ in range(400):
+        choice = rng.randrange(10)
+        if choice < 5 or not live:
+            size = rng.choice((1, 3000, 70000, 3 * MIB))
+            live.append(arena.allocate(size, rng.choice(streams)))
+        elif choice < 8:
+            buffer = live.pop(rng.randrange(len(live)))
+            if choice == 7:
+                buffer.record_stream(streams[1])  # parked: no longer in use
+            buffer.close()
+        elif choice == 8:
+            live.append(arena.allocate_persistent(rng.choice((1, 5000, MIB))))
+        else:
+            arena.shrink()
+        assert budget.used == arena.stats().in_use == sum(buffer.allocated for buffer in live)
+    live.clear()
+    assert budget.used == 0
+    assert arena.stats().reserved > 0 or memory == "host/managed" or config.get("enable") is False
+
+
+@pytest.mark.parametrize("count", ["reserved", "in_use"])
+def test_a_view_keeps_its_block_charged(count, budget, make_arena):
+    arena = make_arena({"enable": False}, budget=budget, count=count)
+    view = np.from_dlpack(arena.allocate(5000))
+    assert budget.used >= 5000
+    del view
+    arena.shrink()
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("backing", BACKINGS)
+def test_shareable_blocks_count(backing, budget, make_arena):
+    arena = make_arena({"backing": backing}, budget=budget)
+    buffer = arena.allocate(100, shareable=True)
+    assert budget.used == arena.stats().reserved >= 100
+    buffer.close()
+    arena.shrink()
+    assert budget.used == 0
+    counted = make_arena({"backing": backing}, budget=budget, count="in_use")
+    buffer = counted.allocate(100, shareable=True)
+    assert budget.used == counted.stats().in_use == buffer.allocated
+    buffer.close()
+    assert budget.used == 0
+
+
+def test_a_source_is_charged_for_what_it_gives(budget, make_arena):
+    upstream = gpumem.Arena("host")
+    arena = make_arena(source=upstream, budget=budget)
+    buffer = arena.allocate(3 * MIB)
+    assert budget.used == arena.stats().reserved > 0
+    buffer.close()
+    arena.shrink()
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("count", ["reserved", "in_use"])
+def test_a_graph_pool_charges_its_arenas_budget(count, budget):
+    arena, stream = gpumem.Arena("host", budget=budget, count=count), gpumem.Stream("host")
+    with arena.capture(stream) as pool:
+        buffer = arena.allocate(4096, stream)
+        wanted = pool.stats().reserved if count == "reserved" else 4096
+        assert budget.used == wanted > 0
+        assert [name for name, _ in budget.holders()] == [pool.name]
+        buffer.close()
+    pool.close()
+    assert budget.used == 0
+
+
+def test_prepared_memory_counts(budget, make_arena):
+    arena = make_arena({"backing": "virtual"}, budget=budget)
+    arena.prepare(10 * MIB)
+    assert budget.used == arena.stats().reserved >= 10 * MIB
+
+
+def test_a_suspended_arena_holds_nothing_and_takes_its_charge_again(make_arena):
+    budget = Budget(20 * MIB, name="b")
+    arena = make_arena({"backing": "virtual"}, budget=budget)
+    buffers = [arena.allocate(3 * MIB), arena.allocate_persistent(MIB)]
+    shared = arena.allocate(100, shareable=True)
+    memoryview(buffers[0])[:3] = b"abc"
+    before = budget.used
+    arena.suspend()
+    assert budget.used == arena.stats().reserved < 2 * MIB
+    with budget.reserve(budget.free):
+        with pytest.raises(gpumem.BudgetExceededError, match="'b'"):
+            arena.resume()
+        assert arena.suspended
+        assert budget.free == 0
+    arena.resume()
+    assert budget.used == before
+    assert bytes(memoryview(buffers[0])[:3]) == b"abc"
+    for buffer in (*buffers, shared):
+        buffer.close()
+
+
+def test_resuming_asks_the_callback(make_arena):
+    budget = Budget(8 * MIB)
+    arena = make_arena({"backing": "virtual"}, budget=budget)
+    buffer = arena.allocate(3 * MIB)
+    arena.suspend()
+    held = [budget.reserve(8 * MIB)]
+    budget.on_pressure = lambda budget, nbytes: held.pop().cancel()
+    arena.resume()
+    assert budget.used == arena.stats().reserved
+    buffer.close()
+
+
+# ---- refusing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", ["reserved", "in_use"])
+@pytest.mark.parametrize("backing", BACKINGS)
+def test_a_refused_block_leaves_everything_as_it_was(backing, count, make_arena):
+    budget = Budget(8 * MIB, name="b")
+    arena = make_arena({"backing": backing}, budget=budget, count=count, name="ours")
+    buffer = arena.allocate(3 * MIB)
+    before = arena.stats(), budget.used
+    for size in (9 * MIB, 6 * MIB):
+        with pytest.raises(gpumem.BudgetExceededError, match="'b'") as raised:
+            arena.allocate(size)
+        error = raised.value
+        assert (error.asked, error.budget, error.limit) == (size, "b", 8 * MIB)
+        assert error.in_use == before[0].in_use
+        assert error.holders == (("ours", before[1]),)
+        assert budget.used == before[1]
+        after = arena.stats()
+        assert (after.in_use, after.reserved) == (before[0].in_use, before[0].reserved)
+    buffer.close()
+
+
+@pytest.mark.parametrize("backing", BACKINGS)
+def test_idle_memory_of_its_own_goes_before_a_block_is_refused(backing, make_arena):
+    budget = Budget(16 * MIB)
+    arena = make_arena({"backing": backing}, budget=budget)
+    first = arena.allocate(2 * MIB)
+    for size in (5 * MIB, 9 * MIB, 3 * MIB, 13 * MIB):
+        arena.allocate(size).close()
+        assert budget.used <= 16 * MIB
+    first.close()
+
+
+def test_pages_move_before_a_budget_is_passed(make_arena):
+    budget = Budget(64 * MIB)
+    arena = make_arena({"backing": "virtual", "page_move_threshold": 1.0}, budget=budget)
+    blocks = [arena.allocate(2 * MIB) for _ in range(32)]
+    assert budget.free == 0
+    del blocks[::2]
+    large = arena.allocate(30 * MIB)  # no hole is so large
+    assert arena.stats().pages_moved > 0
+    assert budget.used <= 64 * MIB
+    large.close()
+
+
+def test_a_first_region_is_as_large_as_the_budget_allows(make_arena):
+    budget = Budget(300_000)
+    arena = make_arena(budget=budget)
+    buffer = arena.allocate(1000)
+    assert arena.backing == "regions"
+    assert 0 < budget.used == arena.stats().reserved <= 300_000
+    buffer.close()
+
+
+def test_other_streams_finished_blocks_are_used_first(make_arena, virtual_clock):
+    budget = Budget(4 * MIB)
+    arena = make_arena({"backing": "regions", "oom_wait_ms": 0}, budget=budget)
+    one, two = gpumem.Stream("host"), gpumem.Stream("host")
+    arena.allocate(3 * MIB, one).close()
+    one.synchronize()
+    arena.allocate(3 * MIB, two).close()
+    assert budget.used <= 4 * MIB
+
+
+def test_several_arenas_share_a_budget(make_arena):
+    budget = Budget(16 * MIB)
+    arenas = [make_arena({"backing": backing}, budget=budget, name=backing) for backing in BACKINGS]
+    mine = arenas[0].allocate(9 * MIB)
+    with pytest.raises(gpumem.BudgetExceededError) as raised:
+        arenas[1].allocate(9 * MIB)
+    assert raised.value.holders == (("virtual", arenas[0].stats().reserved),)
+    mine.close()
+    arenas[0].shrink()
+    arenas[1].allocate(9 * MIB).close()
+
+
+# ---- callbacks -----------------------------------------------------------------------------------
+
+
+def test_a_callback_shrinks_another_arena(make_arena):
+    budget = Budget(16 * MIB)
+    idle, busy = (make_arena({"backing": backing}, budget=budget) for backing in BACKINGS)
+    idle.allocate(9 * MIB).close()
+    asked = []
+
+    def shrink(budget, nbytes):
+        asked.append(nbytes)
+        idle.shrink()
+
+    budget.on_pressure = shrink
+    with busy.allocate(9 * MIB):
+        assert len(asked) == 1
+        assert idle.stats().reserved == 0
+
+
+@pytest.mark.parametrize("count", ["reserved", "in_use"])
+def test_a_callback_drops_blocks_of_the_arena_that_asks(count, make_arena):
+    budget = Budget(10 * MIB)
+    config = {"backing": "regions", "split_rule": "tight"}
+    arena = make_arena(config, budget=budget, count=count)
+    cache = [arena.allocate(4 * MIB), arena.allocate(4 * MIB)]
+    budget.on_pressure = lambda budget, nbytes: cache.pop() if cache else None
+    with arena.allocate(9 * MIB):
+        assert not cache
+        assert budget.used <= 10 * MIB
+
+
+def test_a_callback_that_allocates_from_the_same_arena_is_refused_and_goes_on(make_arena):
+    budget = Budget(4 * MIB)
+    arena = make_arena({"backing": "regions"}, budget=budget)
+    seen = []
+
+    def again(budget, nbytes):
+        with pytest.raises(gpumem.BudgetExceededError):
+            arena.allocate(8 * MIB)
+        seen.append(arena.allocate(100).nbytes)
+
+    budget.on_pressure = again
+    with pytest.raises(gpumem.BudgetExceededError):
+        arena.allocate(9 * MIB)
+    assert seen == [100]
+
+
+def test_a_callback_may_close_the_arena_that_asks():
+    budget = Budget(4 * MIB)
+    arena = gpumem.Arena("host", {"backing": "regions"}, budget=budget)
+    budget.on_pressure = lambda budget, nbytes: arena.close()
+    with pytest.raises(gpumem.ClosedError):
+        arena.allocate(9 * MIB)
+    assert budget.used == 0
+
+
+def test_what_a_callback_raises_is_the_cause(make_arena):
+    def fail(budget, nbytes):
+        raise RuntimeError("nothing to give")
+
+    budget = Budget(4 * MIB, on_pressure=fail)
+    arena = make_arena(budget=budget)
+    for call in (arena.allocate, arena.allocate_persistent, arena.prepare):
+        with pytest.raises(gpumem.BudgetExceededError) as raised:
+            call(9 * MIB)
+        assert str(raised.value.__cause__) == "nothing to give"
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("count", ["reserved", "in_use"])
+def test_a_soft_limit_tells_and_serves(count, make_arena):
+    told = []
+    budget = Budget(None, soft=4 * MIB, on_pressure=lambda budget, nbytes: told.append(nbytes))
+    arena = make_arena({"extend_strategy": "same_as_requested"}, budget=budget, count=count)
+    buffers = [arena.allocate(3 * MIB)]
+    assert told == []
+    buffers.append(arena.allocate(2 * MIB))
+    assert told == [MIB]
+    buffers.append(arena.allocate(MIB))
+    assert told == [MIB]
+
+
+# ---- joining and leaving -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backing", BACKINGS)
+@pytest.mark.parametrize("end", ["close", "drop", "drop with a view"])
+def test_the_charge_goes_back_with_the_arena_and_once(backing, end):
+    root = Budget(1 << 40)
+    budget = Budget(1 << 40, parent=root)
+    arena = gpumem.Arena("host", {"backing": backing}, budget=budget)
+    buffer = arena.allocate(5 * MIB)
+    assert budget.used > 0
+    view = np.from_dlpack(buffer) if end == "drop with a view" else None
+    del buffer
+    if end == "close":
+        arena.close()
+        assert (budget.used, root.used) == (0, 0)
+    del arena
+    _core.reap()
+    if view is not None:
+        assert budget.used > 0
+    del view
+    _core.reap()
+    assert (budget.used, root.used, budget.holders()) == (0, 0, ())
+
+
+def test_a_budget_outlives_its_object_as_long_as_arenas_charge_it():
+    root = Budget(1 << 40)
+    arena = gpumem.Arena("host", budget=Budget(1 << 40, parent=root, name="short"))
+    view = np.from_dlpack(arena.allocate(5 * MIB))
+    del arena
+    gc.collect()
+    assert root.used > 0
+    del view
+    _core.reap()
+    assert root.used == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"budget": 5}, TypeError),
+        ({"count": "in_use"}, gpumem.ConfigError),
+        ({"budget": Budget(1), "count": "both"}, gpumem.ConfigError),
+        ({"budget": Budget(1), "count": None}, gpumem.ConfigError),
+    ],
+)
+def test_bad_arguments_make_no_arena(arguments, error):
+    with pytest.raises(error, match=r"budget|count"):
+        gpumem.Arena("host", **arguments)
+
+
+def test_a_forks_child_leaves_the_parents_charge_alone():
+    run_quietly(
+        """
+        import os, gpumem
+        for count in ("reserved", "in_use"):
+            budget = gpumem.Budget(1 << 30)
+            arena = gpumem.Arena("host", {"backing": "regions"}, budget=budget, count=count)
+            buffer = arena.allocate(1 << 20)
+            used = budget.used
+            pid = os.fork()
+            if pid == 0:
+                buffer.close(), arena.close()
+                del buffer, arena
+                assert budget.used == 0
+                mine = gpumem.Arena("host", {"backing": "regions"}, budget=budget, count=count)
+                with mine.allocate(1 << 20):
+                    assert budget.used == used
+                mine.close()
+                assert budget.used == 0
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert budget.used == used
+            buffer.close(), arena.close()
+            assert budget.used == 0
+        """
+    )
+
+
+@pytest.mark.parametrize("backing", BACKINGS)
+def test_a_block_that_waits_for_other_streams_is_held_and_not_in_use(backing, make_arena):
+    held, used = Budget(None), Budget(None)
+    stream = gpumem.Stream("host")
+    for budget, count in ((held, "reserved"), (used, "in_use")):
+        arena = make_arena({"backing": backing}, budget=budget, count=count)
+        buffer = arena.allocate(MIB)
+        gate = HostDriver().block(stream)
+        buffer.record_stream(stream)
+        buffer.close()
+        assert (budget.used > 0) == (count == "reserved")
+        gate.open()
+        stream.synchronize()
