@@ -12,6 +12,7 @@ no wait.
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from gpumem._budget_core cimport BudgetCore
 from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._deferred cimport Deferred
 from gpumem._driver cimport Place
@@ -38,6 +39,7 @@ cdef struct Ledger:
     Lock lock
     Place* place
     uint64_t limit              # bytes; NO_LIMIT
+    BudgetCore* account         # that bytes are charged to, owned; NULL: none
     Counts counts
     AdaptedBlock* newest        # live blocks, linked both ways
 

@@ -2,6 +2,7 @@ from typing import Any
 
 from typing_extensions import disjoint_base
 
+from gpumem._budget import Budget
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._stream import _StreamLike
 
@@ -15,6 +16,7 @@ class Adaptor(MemoryResource):
         name: str | None = None,
         limit: int | None = None,
         tells: bool = False,
+        budget: Budget | None = None,
     ) -> None: ...
     @property
     def upstream(self) -> MemoryResource: ...

@@ -4,6 +4,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
+from gpumem._budget cimport account_of, admit_or_raise
+from gpumem._budget_core cimport budget_drop, budget_uncharge
 from gpumem._buffer cimport (
     Buffer,
     MemoryResource,
@@ -49,7 +51,8 @@ cdef class Adaptor(MemoryResource):
         Where its blocks come from.
     """
 
-    def __init__(self, upstreams, *, name=None, limit=None, tells=False):
+    def __init__(self, upstreams, *, name=None, limit=None, tells=False, budget=None):
+        cdef bint in_use
         if self.memory is not None:
             raise TypeError(f"this {type(self).__name__} was initialised before")
         for upstream in upstreams:
@@ -61,6 +64,11 @@ cdef class Adaptor(MemoryResource):
         resource_adapt(self, self.upstreams[0], name)
         self.ledger.place = &self.place.place
         lock_init(&self.ledger.lock)
+        self.ledger.account = account_of(budget, "reserved", self.name, &in_use)
+        self.budget = budget
+
+    def __dealloc__(self):
+        budget_drop(self.ledger.account)
 
     @property
     def upstream(self):
@@ -103,6 +111,11 @@ cdef class Adaptor(MemoryResource):
         require_open(self)
         if not admit(&self.ledger, size):
             raise_over_limit(self, size)
+        try:
+            charge(self, size)
+        except BaseException:
+            uncount(&self.ledger, size)
+            raise
         try:
             inner = self._serve(size, stream, options, persistent)
             return adopt(self, inner, size, persistent)
@@ -368,7 +381,27 @@ cdef bint admit(Ledger* ledger, uint64_t size) noexcept nogil:
     return room
 
 
+cdef int charge(Adaptor adaptor, uint64_t size) except -1:
+    cdef Counts now
+    if adaptor.ledger.account == NULL or size == 0:
+        return 0
+    now = counts_of(&adaptor.ledger)
+    return admit_or_raise(adaptor.ledger.account, size, {
+        "in_use": now.current_bytes - size, "reserved": now.current_bytes - size,
+        "device": str(adaptor.memory)})
+
+
+cdef void uncharge(Ledger* ledger, uint64_t size) noexcept nogil:
+    if ledger.account != NULL:
+        budget_uncharge(ledger.account, size)
+
+
 cdef void cancel(Ledger* ledger, uint64_t size) noexcept nogil:
+    uncharge(ledger, size)
+    uncount(ledger, size)
+
+
+cdef void uncount(Ledger* ledger, uint64_t size) noexcept nogil:
     lock_acquire(&ledger.lock)
     ledger.counts.current_bytes -= size
     ledger.counts.current_blocks -= 1
@@ -407,6 +440,7 @@ cdef void take_back(AdaptedBlock* block) noexcept nogil:
     ledger.counts.current_bytes -= block.asked
     ledger.counts.current_blocks -= 1
     lock_release(&ledger.lock)
+    uncharge(ledger, block.asked)
 
 
 cdef void reset_peaks(Ledger* ledger) noexcept nogil:

@@ -35,6 +35,8 @@ cdef class Reservation:
 # A new account for a resource, the caller's to drop; NULL: no budget. `in_use`: what it counts.
 cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_use) except? NULL
 
+# Charges an account, under pressure if need be, or raises BudgetExceededError with further fields.
+cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1
 # A request for so many bytes was refused. Calls callbacks, one after the other; True: try again.
 # What they raise is appended to `errors`.
 cdef bint press(BudgetCore* level, uint64_t nbytes, Relief* relief, list errors) except -1

@@ -304,7 +304,7 @@ cdef class Budget:
         made.core = self.core
         budget_retain(self.core)
         if size:
-            admit_or_raise(self.core, size)
+            admit_or_raise(self.core, size, {})
             add_pending(self.core, size)
         made.size = size
         made.step = PENDING
@@ -468,12 +468,12 @@ cdef void give_bytes_back(Reservation reservation) noexcept:
         budget_uncharge(reservation.core, reservation.size)
 
 
-cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes) except -1:
+cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1:
     cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
     cdef list errors = []
     while not budget_admit(level, nbytes):
         if not press(level, nbytes, &relief, errors):
-            raise_exceeded(level, nbytes, errors, {})
+            raise_exceeded(level, nbytes, errors, numbers)
     tell_errors(errors)
     if budget_has_crossed():
         tell_of_crossings()

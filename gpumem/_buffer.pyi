@@ -2,7 +2,7 @@ from typing import Any, Self, SupportsIndex, final
 
 from typing_extensions import disjoint_base
 
-from gpumem._budget import Budget
+from gpumem._budget import Budget, _Count
 from gpumem._stream import Stream, _StreamLike
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import ShrinkReport, Stats
@@ -13,7 +13,14 @@ class MemoryResource:
     name: str
     @property
     def budget(self) -> Budget | None: ...
-    def __init__(self, memory: MemoryInfo | Device | str, *, name: str | None = None) -> None: ...
+    def __init__(
+        self,
+        memory: MemoryInfo | Device | str,
+        *,
+        name: str | None = None,
+        budget: Budget | None = None,
+        count: _Count = "reserved",
+    ) -> None: ...
     def allocate_raw(self, nbytes: int, stream: Stream) -> int: ...
     def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None: ...
     def allocate(

@@ -81,6 +81,10 @@ cdef class MemoryResource:
         can reach the blocks, and so which views a Buffer gives.
     name : str, optional
         For people; the memory's name by default.
+    budget : Budget, optional
+        What its blocks are charged to, before `allocate_raw` is called.
+    count : {"reserved", "in_use"}
+        Until when: until `deallocate_raw` has returned, or until the user has given the block back.
 
     Attributes
     ----------
@@ -125,12 +129,13 @@ cdef class MemoryResource:
     to end, and in a fork's child neither is; the child makes a resource of its own.
     """
 
-    def __init__(self, memory, *, name=None):
+    def __init__(self, memory, *, name=None, budget=None, count="reserved"):
         if self.memory is not None:
             raise TypeError(f"this {type(self).__name__} was initialised before")
         require_hooks(type(self))
         resource_init(self, memory, name)
-        self.raw = raw_books(self.place, self.memory, self.streams)
+        self.raw = raw_books(self.place, self.memory, self.streams, self.name, budget, count)
+        self.budget = budget
 
     def allocate_raw(self, nbytes, stream):
         """Take a block from wherever the memory comes from; written by a derived class.

@@ -12,6 +12,7 @@ After a fork the child takes no lock of its parent: whoever takes one has asked 
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
+from gpumem._budget_core cimport BudgetCore
 from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Uses
@@ -57,6 +58,8 @@ cdef struct DirectCore:
     Lock lock
     bint closed
     DirectCounters counters
+    BudgetCore* account     # that blocks are charged to, owned; NULL: none
+    bint counts_in_use      # a charge ends when the user gives the block back
     StreamSlot* streams     # slot -> stream
     uint32_t stream_count
     void (*give)(DirectBlock* block) noexcept nogil
@@ -69,6 +72,7 @@ cdef struct DirectBlock:
     uint64_t base           # address, as the other side knows it
     uint64_t size           # bytes that the other side was asked for
     uint64_t requested      # bytes that the user asked for
+    uint64_t charged        # bytes that the account has for it
     uint32_t slot           # stream it goes back on
     bint persistent
     bint imported           # another process's block
@@ -85,14 +89,18 @@ cdef class DirectResource(MemoryResource):
 
     # Fills in block.base; raises, with nothing changed, if there is no memory.
     cdef int take(self, DirectBlock* block) except -1
+    # The budget has refused: lets blocks go that users gave back.
+    cdef int recover(self) except -1
     # What is left to do before a close: waits for blocks that users gave back.
     cdef int settle(self) except -1
-    cdef int begin(self, DirectCore* core, memory, default_stream, name) except -1
+    cdef int begin(self, DirectCore* core, memory, default_stream, name, budget,
+                   count) except -1
     cdef Buffer hand_out(self, uint64_t requested, uint32_t slot, uint64_t alignment,
                          bint persistent)
-    # The three steps of it: count a block, or raise; forget it again; make it the user's.
+    # The steps of it: count a block, or raise; charge it, or raise; make it the user's.
     cdef DirectBlock* claim(self, uint64_t requested, uint64_t size, uint32_t slot,
                             bint persistent) except NULL
+    cdef int charge(self, DirectBlock* block) except -1
     cdef Buffer deliver(self, DirectBlock* block, uint64_t address)
     cdef int require_open(self) except -1
     cdef int require_own(self) except -1

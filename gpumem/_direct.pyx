@@ -4,6 +4,8 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
+from gpumem._budget cimport account_of, admit_or_raise
+from gpumem._budget_core cimport budget_drop, budget_room, budget_uncharge
 from gpumem._buffer cimport (
     ABSURD,
     Buffer,
@@ -188,16 +190,22 @@ cdef class DirectResource(MemoryResource):
     cdef int take(self, DirectBlock* block) except -1:
         raise NotImplementedError
 
+    cdef int recover(self) except -1:
+        return 0
+
     cdef int settle(self) except -1:
         return 0
 
-    cdef int begin(self, DirectCore* core, memory, default_stream, name) except -1:
+    cdef int begin(self, DirectCore* core, memory, default_stream, name, budget,
+                   count) except -1:
         """Fill in a core of zeros, which this object owns from here on."""
         cdef CUstream handle = NULL
         self.core = core
         core.references = 1
         resource_init(self, memory, name)
         core.place = &self.place.place
+        core.account = account_of(budget, count, self.name, &core.counts_in_use)
+        self.budget = budget
         self.kept = self.streams
         stream_handle(default_stream, self.place, &handle)
         core.streams = <StreamSlot*>calloc(1, sizeof(StreamSlot))
@@ -242,6 +250,7 @@ cdef class DirectResource(MemoryResource):
                 stream=self.stream_at(slot), advice="check the size")
         block = self.claim(requested, size, slot, persistent)
         try:
+            self.charge(block)
             self.take(block)
         except BaseException:
             direct_unclaim(block)
@@ -258,6 +267,19 @@ cdef class DirectResource(MemoryResource):
         if status != DIRECT_OK:
             raise MemoryError("no host memory for a block's books")
         return block
+
+    cdef int charge(self, DirectBlock* block) except -1:
+        if self.core.account == NULL:
+            return 0
+        if budget_room(self.core.account) < block.size:
+            self.recover()
+        now = direct_counters(self.core)
+        admit_or_raise(self.core.account, block.size, {
+            "asked": block.requested, "in_use": now.in_use, "reserved": now.in_use + now.waiting,
+            "device": str(self.memory),
+            "stream": <uintptr_t>direct_stream_at(self.core, block.slot)})
+        block.charged = block.size
+        return 0
 
     cdef Buffer deliver(self, DirectBlock* block, uint64_t address):
         handed_out(block)
@@ -346,6 +368,7 @@ cdef void direct_drop(DirectCore* core) noexcept nogil:
     if gm_direct_count(&core.references, -1) != 0:
         return
     core.end(core)
+    budget_drop(core.account)
     while True:
         seen = at_their_end
         core.next = <DirectCore*>seen
@@ -384,11 +407,19 @@ cdef int claim_block(DirectCore* core, uint64_t requested, uint64_t size, uint32
 
 cdef void direct_unclaim(DirectBlock* block) noexcept nogil:
     cdef DirectCore* core = block.core
+    uncharge(block)
     lock_acquire(&core.lock)
     core.counters.live -= 1
     lock_release(&core.lock)
     free(block)
     direct_drop(core)
+
+
+cdef void uncharge(DirectBlock* block) noexcept nogil:
+    # A fork's child has an empty budget: the block is its parent's.
+    if block.charged and not place_is_dead(block.core.place):
+        budget_uncharge(block.core.account, block.charged)
+    block.charged = 0
 
 
 cdef void handed_out(DirectBlock* block) noexcept nogil:
@@ -415,6 +446,8 @@ cdef void direct_returned(DirectBlock* block) noexcept nogil:
     counters.in_use -= block.size
     counters.waiting += block.size
     lock_release(&block.core.lock)
+    if block.core.counts_in_use:
+        uncharge(block)
 
 
 cdef void direct_gone(DirectBlock* block) noexcept nogil:
@@ -429,6 +462,7 @@ cdef void direct_forget(DirectBlock* block) noexcept nogil:
         lock_acquire(&core.lock)
         core.counters.waiting -= block.size
         lock_release(&core.lock)
+    uncharge(block)
     uses_free(block.uses)
     free(block)
 

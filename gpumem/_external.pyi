@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
+from gpumem._budget import Budget, _Count
 from gpumem._direct import DirectResource
 from gpumem._stream import _StreamLike
 from gpumem.device import Device, MemoryInfo
@@ -16,6 +17,8 @@ class ExternalAllocator(DirectResource):
         empty_cache: Callable[[], object] | int | None = None,
         *,
         memory: MemoryInfo | Device | str,
+        budget: Budget | None = None,
+        count: _Count = "reserved",
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> None: ...

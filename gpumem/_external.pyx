@@ -96,6 +96,10 @@ cdef class ExternalAllocator(DirectResource):
         block was freed, and once when `alloc` has no memory, before it is asked again.
     memory : MemoryInfo, Device or str
         Where the addresses are.
+    budget : Budget, optional
+        What its blocks are charged to, before they are taken.
+    count : {"reserved", "in_use"}
+        Until when: until the other side has a block back, or until its user has given it back.
     default_stream : stream, optional
         The stream in whose order `alloc` and `free` give and take memory; None is the device's
         legacy default stream.
@@ -133,7 +137,8 @@ cdef class ExternalAllocator(DirectResource):
     called.
     """
 
-    def __init__(self, alloc, free, empty_cache=None, *, memory, default_stream=None, name=None):
+    def __init__(self, alloc, free, empty_cache=None, *, memory, budget=None, count="reserved",
+                 default_stream=None, name=None):
         cdef ExternalCore* core
         cdef uintptr_t address
         if self.core != NULL:
@@ -149,7 +154,7 @@ cdef class ExternalAllocator(DirectResource):
         core.direct.give = external_give
         core.direct.end = external_end
         self.granule = 1
-        self.begin(&core.direct, memory, default_stream, name)
+        self.begin(&core.direct, memory, default_stream, name, budget, count)
         self.callbacks = (alloc, free, empty_cache)
         self.kept = (self.streams, self.callbacks)
         address = addresses[0]
@@ -250,6 +255,11 @@ cdef class ExternalAllocator(DirectResource):
             finally:
                 place_leave(self.core.place)
         return True
+
+    cdef int recover(self) except -1:
+        if not self.core.counts_in_use:
+            free_waiting(self)
+        return 0
 
     cdef int settle(self) except -1:
         free_waiting(self)

@@ -2,6 +2,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Protocol, final
 
+from gpumem._budget import Budget, _Count
 from gpumem._buffer import Buffer
 from gpumem._direct import DirectResource
 from gpumem._handle import Handle
@@ -25,6 +26,8 @@ class DriverPool(DirectResource):
         config: PoolConfig | Mapping[str, object] | None = None,
         *,
         handle: int | None = None,
+        budget: Budget | None = None,
+        count: _Count = "reserved",
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> None: ...

@@ -95,6 +95,10 @@ cdef class DriverPool(DirectResource):
     handle : int, optional
         A native pool (CUmemoryPool) of that device that somebody else owns, and that outlives
         this object and its buffers.
+    budget : Budget, optional
+        What its blocks are charged to, before they are taken.
+    count : {"reserved", "in_use"}
+        Until when: until the driver has a block back, or until its user has given it back.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     name : str, optional
@@ -124,9 +128,13 @@ cdef class DriverPool(DirectResource):
     behind that. It is freed in the order of the stream it goes back on. A free that the driver
     refuses, as for a raw stream handle whose owner destroyed it without `reset_stream`, is tried
     again by the next shrink, close or exhausted allocation, when the device is idle.
+
+    A budget is charged for blocks. What the driver caches beyond them, up to `release_threshold`,
+    it does not say before it takes it, so no budget can refuse that; `max_size` bounds it.
     """
 
-    def __init__(self, device, config=None, *, handle=None, default_stream=None, name=None):
+    def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
+                 default_stream=None, name=None):
         cdef PoolCore* core
         if self.core != NULL:
             raise TypeError("a DriverPool is initialised once")
@@ -140,7 +148,7 @@ cdef class DriverPool(DirectResource):
         core.direct.give = pool_give
         core.direct.end = pool_end
         self.granule = POOL_ALIGNMENT
-        self.begin(&core.direct, memory, default_stream, name)
+        self.begin(&core.direct, memory, default_stream, name, budget, count)
         if given is None:
             self.config = (config if isinstance(config, PoolConfig)
                            else PoolConfig.from_mapping({} if config is None else config))
@@ -202,6 +210,11 @@ cdef class DriverPool(DirectResource):
         if code == CUDA_ERROR_OUT_OF_MEMORY:
             raise_out_of_memory(self, block)
         return check(self.place.place.table, code, "cuMemAllocFromPoolAsync")
+
+    cdef int recover(self) except -1:
+        with nogil:
+            pool_free_refused(pool_core(self.core))
+        return 0
 
     cdef int settle(self) except -1:
         with nogil:
@@ -524,7 +537,7 @@ cdef int adopt_import(DriverPool pool, object memory, object default_stream, obj
     pool.granule = POOL_ALIGNMENT
     pool.is_imported = True
     pool.config = PoolConfig(shareable=True)
-    return pool.begin(&core.direct, memory, default_stream, name)
+    return pool.begin(&core.direct, memory, default_stream, name, None, "reserved")
 
 
 cdef object config_of(DriverPool pool):

@@ -7,6 +7,7 @@ under the interpreter lock; a block that is given back without that waits in _de
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._budget_core cimport BudgetCore
 from gpumem._deferred cimport Deferred
 from gpumem._driver cimport DriverDevice
 from gpumem._lease cimport Lease
@@ -33,6 +34,8 @@ cdef class RawBooks:
     cdef dict slots                 # (native handle, thread of handle 2) -> slot
     cdef dict threads               # slot -> the thread whose default stream it is
     cdef bint closed
+    cdef BudgetCore* account        # that blocks are charged to, owned; NULL: none
+    cdef bint counts_in_use         # a charge ends before deallocate_raw is called, not after
     cdef uint64_t live              # blocks handed out, or about to be
     cdef uint64_t in_use            # bytes
     cdef uint64_t requested
@@ -46,6 +49,10 @@ cdef class RawBooks:
     # with nothing changed.
     cdef RawBlock* take(self, object resource, uint64_t requested, uint64_t alignment,
                         uint32_t slot, bint persistent) except NULL
+    cdef int charge(self, uint64_t size, uint64_t requested, uint32_t slot) except -1
+    cdef void uncharge(self, uint64_t size) noexcept
+    # Of a block that is charged: gives the charge back if it fails.
+    cdef int ask(self, object resource, RawBlock* block, object stream) except -1
     cdef void give(self, object resource, RawBlock* block) noexcept
     cdef int find_slot(self, object stream, uint32_t* slot) except -1
     cdef int reset(self, object stream) except -1
@@ -57,7 +64,8 @@ cdef class RawBooks:
 cdef inline uint64_t raw_address(const RawBlock* block, uint64_t alignment) noexcept:
     return (block.base + alignment - 1) & ~(alignment - 1) if alignment else block.base
 
-cdef RawBooks raw_books(DriverDevice place, object memory, dict streams)
+cdef RawBooks raw_books(DriverDevice place, object memory, dict streams, str name, object budget,
+                        object count)
 cdef Lease* raw_lease(object resource, RawBooks books, RawBlock* block,
                       uint32_t slot) except NULL
 # Bytes, 0 for None; a power of two up to 2 MiB.

@@ -8,6 +8,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
+from gpumem._budget cimport account_of, admit_or_raise
+from gpumem._budget_core cimport budget_drop, budget_uncharge
 from gpumem._deferred cimport Deferred, defer, report_unraisable
 from gpumem._driver cimport CUstream, DriverDevice, place_is_dead, process
 from gpumem._lease cimport Lease, lease_create
@@ -21,8 +23,10 @@ cdef enum:
     PER_THREAD_STREAM = 2
 
 
-cdef RawBooks raw_books(DriverDevice place, object memory, dict streams):
+cdef RawBooks raw_books(DriverDevice place, object memory, dict streams, str name, object budget,
+                        object count):
     cdef RawBooks books = RawBooks.__new__(RawBooks)
+    books.account = account_of(budget, count, name, &books.counts_in_use)
     books.place = place
     books.memory = memory
     books.streams = streams
@@ -35,6 +39,9 @@ cdef RawBooks raw_books(DriverDevice place, object memory, dict streams):
 @cython.final
 cdef class RawBooks:
     """Streams, counters and blocks of one resource."""
+
+    def __dealloc__(self):
+        budget_drop(self.account)
 
     # ---- blocks ----------------------------------------------------------------------------------
 
@@ -60,7 +67,8 @@ cdef class RawBooks:
         block.generation = process.generation
         self.live += 1      # so that nobody closes the resource meanwhile
         try:
-            block.base = call_allocate(resource, size, self.streams[slot])
+            self.charge(size, requested, slot)
+            self.ask(resource, block, self.streams[slot])
         except BaseException:
             self.live -= 1
             free(block)
@@ -82,8 +90,31 @@ cdef class RawBooks:
         self.num_frees += 1
         self.requested -= gone.requested
         self.in_use -= gone.size
+        if self.counts_in_use:
+            self.uncharge(gone.size)
         call_deallocate(resource, gone.base, gone.size, stream_for_free(self, gone.slot))
+        if not self.counts_in_use:
+            self.uncharge(gone.size)
         self.live -= 1
+
+    cdef int ask(self, object resource, RawBlock* block, object stream) except -1:
+        try:
+            block.base = call_allocate(resource, block.size, stream)
+        except BaseException:
+            self.uncharge(block.size)
+            raise
+        return 0
+
+    cdef int charge(self, uint64_t size, uint64_t requested, uint32_t slot) except -1:
+        if self.account != NULL:
+            admit_or_raise(self.account, size, {
+                "asked": requested, "in_use": self.in_use, "reserved": self.in_use,
+                "device": str(self.memory), "stream": self.streams[slot].ptr})
+        return 0
+
+    cdef void uncharge(self, uint64_t size) noexcept:
+        if self.account != NULL:
+            budget_uncharge(self.account, size)
 
     # ---- streams ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpumem._core import Arena
 from gpumem._pool import DriverPool
@@ -13,6 +13,7 @@ from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, DriverError, PoolFallbackWarning
 
 if TYPE_CHECKING:
+    from gpumem._budget import Budget, _Count
     from gpumem._stream import _StreamLike
 
 __all__ = ["make_resource"]
@@ -24,6 +25,8 @@ def make_resource(
     memory: MemoryInfo | Device | str,
     config: ArenaConfig | Mapping[str, object] | None = None,
     *,
+    budget: Budget | None = None,
+    count: _Count = "reserved",
     default_stream: _StreamLike = None,
     name: str | None = None,
 ) -> Arena | DriverPool:
@@ -36,6 +39,8 @@ def make_resource(
     config : ArenaConfig or Mapping, optional
         Settings; a mapping is read by `ArenaConfig.from_mapping`. With ``use_cuda_mempool`` a
         `DriverPool` is made (see `PoolConfig.from_arena`).
+    budget, count : optional
+        What it charges, and for what: see `Arena` and `DriverPool`.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     name : str, optional
@@ -62,10 +67,16 @@ def make_resource(
     ...     resource.is_arena
     False
     """
+    common: dict[str, Any] = {
+        "budget": budget,
+        "count": count,
+        "default_stream": default_stream,
+        "name": name,
+    }
     settings = config if isinstance(config, ArenaConfig) else ArenaConfig.from_mapping(config or {})
     where = MemoryInfo.parse(memory)
     if not settings.use_cuda_mempool:
-        return Arena(where, settings, default_stream=default_stream, name=name)
+        return Arena(where, settings, **common)
     pool_settings = PoolConfig.from_arena(settings)
     if where.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
         raise ConfigError(
@@ -76,7 +87,7 @@ def make_resource(
     why = capability.reason
     if capability:
         try:
-            return DriverPool(where, pool_settings, default_stream=default_stream, name=name)
+            return DriverPool(where, pool_settings, **common)
         except DriverError as error:
             if error.name != _NOT_SUPPORTED:
                 raise
@@ -86,4 +97,4 @@ def make_resource(
         PoolFallbackWarning,
         stacklevel=2,
     )
-    return Arena(where, settings._without_pool(), default_stream=default_stream, name=name)
+    return Arena(where, settings._without_pool(), **common)

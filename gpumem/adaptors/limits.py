@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpumem._adaptor import Adaptor
+from gpumem._budget import Budget
 from gpumem._buffer import MemoryResource
 
 __all__ = ["LimitAdaptor", "limit"]
@@ -13,7 +14,12 @@ _MAX_LIMIT = (1 << 63) - 1
 class LimitAdaptor(Adaptor):
     """A resource with a limit of its own; see `limit`."""
 
-    def __init__(self, resource: MemoryResource, nbytes: int, *, name: str | None = None) -> None:
+    def __init__(
+        self, resource: MemoryResource, nbytes: int | Budget, *, name: str | None = None
+    ) -> None:
+        if isinstance(nbytes, Budget):
+            super().__init__((resource,), name=name, budget=nbytes)
+            return
         if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
             raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
         number = nbytes.__index__()
@@ -23,9 +29,9 @@ class LimitAdaptor(Adaptor):
         self._limit = number
 
     @property
-    def limit(self) -> int:
-        """Bytes that may be handed out at a time, as they are asked for."""
-        return self._limit
+    def limit(self) -> int | None:
+        """Bytes that may be handed out at a time, as they are asked for; its budget's, if any."""
+        return self._limit if self.budget is None else self.budget.limit
 
     @property
     def used(self) -> int:
@@ -33,12 +39,14 @@ class LimitAdaptor(Adaptor):
         return self._counts()[0]
 
     @property
-    def free(self) -> int:
-        """Bytes that may still be handed out."""
-        return self._limit - self.used
+    def free(self) -> int | None:
+        """Bytes that may still be handed out; None: any."""
+        return self._limit - self.used if self.budget is None else self.budget.free
 
 
-def limit(resource: MemoryResource, nbytes: int, *, name: str | None = None) -> LimitAdaptor:
+def limit(
+    resource: MemoryResource, nbytes: int | Budget, *, name: str | None = None
+) -> LimitAdaptor:
     """Let a resource hand out so many bytes at a time, and no more.
 
     Bytes count as they are asked for, before the upstream is: whatever threads do, the limit is
@@ -48,15 +56,18 @@ def limit(resource: MemoryResource, nbytes: int, *, name: str | None = None) -> 
     ----------
     resource : MemoryResource
         The upstream.
-    nbytes : int
-        The limit, 0 to 2**63 - 1.
+    nbytes : int or Budget
+        The limit, 0 to 2**63 - 1; or a budget that is charged, and that others may share. It is
+        charged for bytes as they are asked for, from before the upstream is asked until it has the
+        block back.
     name : str, optional
         For people; the upstream's by default.
 
     Returns
     -------
     LimitAdaptor
-        With `limit`, `used` and `free`. Beyond the limit its `allocate` raises OutOfMemoryError.
+        With `limit`, `used` and `free`. Beyond the limit its `allocate` raises OutOfMemoryError,
+        BudgetExceededError where the limit is a budget's.
 
     Raises
     ------

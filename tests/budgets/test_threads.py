@@ -1,0 +1,214 @@
+"""Many threads, several resources, one tree: no limit is passed, nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import gpumem
+from gpumem.accounting import Budget
+
+MIB = 1 << 20
+THREADS = 16
+
+
+def run_all(work):
+    """Run work(number) on THREADS threads; what one raises is raised here."""
+    errors = []
+
+    def run(number):
+        try:
+            work(number)
+        except BaseException as error:  # told below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_reservations_of_threads_never_pass_a_limit(rng):
+    # A mark of our own: bytes are counted after they are granted, and before they are given back.
+    root = Budget(1000, name="root")
+    tenants = [Budget(400, parent=root) for _ in range(4)]
+    lock = threading.Lock()
+    now = {budget: 0 for budget in (root, *tenants)}
+    highest = dict(now)
+    refused = [0]
+    seeds = [rng.randrange(1 << 32) for _ in range(THREADS)]
+
+    def count(tenant, change):
+        with lock:
+            for budget in (root, tenant):
+                now[budget] += change
+                highest[budget] = max(highest[budget], now[budget])
+
+    def work(number):
+        random_ = random.Random(seeds[number])
+        held = []
+        for _ in range(3000):
+            if held and random_.random() < 0.5:
+                tenant, reservation = held.pop(random_.randrange(len(held)))
+                count(tenant, -reservation.nbytes)
+                reservation.release()
+                continue
+            tenant = random_.choice(tenants)
+            try:
+                reservation = tenant.reserve(random_.randrange(1, 150))
+            except gpumem.BudgetExceededError:
+                refused[0] += 1
+                continue
+            count(tenant, reservation.nbytes)
+            reservation.commit()
+            held.append((tenant, reservation))
+        for tenant, reservation in held:
+            count(tenant, -reservation.nbytes)
+            reservation.release()
+
+    run_all(work)
+    assert refused[0] > 100
+    assert highest[root] <= 1000
+    assert all(highest[tenant] <= 400 for tenant in tenants)
+    assert all(budget.used == budget.pending == 0 for budget in now)
+    assert highest[root] <= root.peak <= 1000
+
+
+def test_arenas_of_threads_never_hold_more_than_their_budget(host, rng):
+    # The mark is the device's own count of what is held, looked at by a thread of its own.
+    gpumem.Device("host").free_bytes  # noqa: B018 - what others dropped goes back now
+    before = host.used(0)
+    root = Budget(96 * MIB, name="root")
+    tenants = [Budget(64 * MIB, parent=root, name=f"tenant {i}") for i in range(2)]
+    arenas = [
+        gpumem.Arena("host", {"backing": backing, "oom_wait_ms": 0}, budget=tenant, count=count)
+        for tenant in tenants
+        for backing in ("virtual", "regions")
+        for count in ("reserved", "in_use")
+    ]
+    held = arenas[::2]  # those that charge what they hold
+    ended = threading.Event()
+    highest = [0]
+    refused = [0]
+    seeds = [rng.randrange(1 << 32) for _ in range(THREADS)]
+
+    def watch():
+        while not ended.wait(0.0005):
+            highest[0] = max(highest[0], host.used(0) - before)
+
+    def work(number):
+        random_ = random.Random(seeds[number])
+        live = []
+        for step in range(150):
+            if live and random_.random() < 0.45:
+                live.pop(random_.randrange(len(live))).close()
+            elif step % 40 == 39:
+                random_.choice(arenas).shrink()
+            else:
+                arena = random_.choice(held if number % 2 else arenas)
+                try:
+                    live.append(arena.allocate(random_.choice((100, 5000, MIB, 3 * MIB, 7 * MIB))))
+                except gpumem.BudgetExceededError:
+                    refused[0] += 1
+                    if live:
+                        live.pop().close()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run_all(work)
+    finally:
+        ended.set()
+        watcher.join()
+    assert refused[0] > 10
+    assert root.peak <= 96 * MIB
+    assert all(tenant.peak <= 64 * MIB for tenant in tenants)
+    for arena in arenas:
+        arena.validate()
+        stats = arena.stats()
+        assert stats.in_use == 0
+    assert root.used == sum(arena.stats().reserved for arena in held)
+    for arena in arenas:
+        arena.close()
+    assert root.used == 0
+
+
+def test_only_charged_memory_is_on_the_device(host, rng):
+    # All of it is charged here, so the device's own count never passes the limit.
+    gpumem.Device("host").free_bytes  # noqa: B018 - what others dropped goes back now
+    before = host.used(0)
+    budget = Budget(64 * MIB, name="root")
+    arenas = [
+        gpumem.Arena("host", {"backing": backing, "oom_wait_ms": 0}, budget=budget)
+        for backing in ("virtual", "regions") * 2
+    ]
+    ended = threading.Event()
+    highest = [0]
+    seeds = [rng.randrange(1 << 32) for _ in range(THREADS)]
+
+    def watch():
+        while not ended.wait(0.0002):
+            highest[0] = max(highest[0], host.used(0) - before)
+
+    def work(number):
+        random_ = random.Random(seeds[number])
+        live = []
+        for _ in range(120):
+            if live and random_.random() < 0.4:
+                live.pop(random_.randrange(len(live))).close()
+                continue
+            try:
+                live.append(
+                    random_.choice(arenas).allocate(random_.choice((MIB, 3 * MIB, 9 * MIB)))
+                )
+            except gpumem.BudgetExceededError:
+                live.clear()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run_all(work)
+    finally:
+        ended.set()
+        watcher.join()
+    assert 32 * MIB < highest[0] <= 64 * MIB
+    assert budget.peak <= 64 * MIB
+    for arena in arenas:
+        arena.close()
+    assert budget.used == 0
+
+
+def test_pressure_on_many_threads_loses_nothing(rng):
+    budget = Budget(64 * MIB)
+    arena = gpumem.Arena("host", {"backing": "regions", "oom_wait_ms": 0}, budget=budget)
+    cache: list = []
+    seeds = [rng.randrange(1 << 32) for _ in range(THREADS)]
+
+    def on_pressure(budget, nbytes):
+        if cache:
+            cache.pop().close()
+        if nbytes % 3 == 0:
+            arena.shrink()
+
+    budget.on_pressure = on_pressure
+
+    def work(number):
+        random_ = random.Random(seeds[number])
+        for _ in range(60):
+            try:
+                buffer = arena.allocate(random_.choice((MIB, 2 * MIB, 5 * MIB)))
+            except gpumem.BudgetExceededError:
+                continue
+            if random_.random() < 0.7:
+                cache.append(buffer)
+
+    run_all(work)
+    cache.clear()
+    arena.validate()
+    arena.shrink()
+    assert budget.used == arena.stats().reserved
+    arena.close()
+    assert budget.used == 0
