@@ -12,6 +12,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Block
 
+# A graph pool charges what its arena charges, to an account of its own. False: no host memory.
+cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
 # With the grow lock: charges bytes that the driver will be asked for. False: the budget refuses.
 cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The same for a region: as much of `wanted` as there is room for, at least `size`.

@@ -15,9 +15,12 @@ from gpumem._arena_types cimport (
 )
 from gpumem._bfc cimport Bfc, BFC_OK, bfc_resolve, round_to_quantum
 from gpumem._budget_core cimport (
+    BUDGET_UNLIMITED,
+    BudgetCore,
     budget_admit,
     budget_ceiling,
     budget_load,
+    budget_make,
     budget_room,
     budget_uncharge,
 )
@@ -25,6 +28,21 @@ from gpumem._pages cimport GRANULE_BITS, Space
 
 cdef extern from "atomics.h" nogil:
     void store64(uint64_t* word, uint64_t value)
+
+
+cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:
+    if arena.held_account != NULL:
+        pool.held_account = account_beside(arena.held_account)
+        return pool.held_account != NULL
+    if arena.in_use_account != NULL:
+        pool.in_use_account = account_beside(arena.in_use_account)
+        pool.detour = True
+        return pool.in_use_account != NULL
+    return True
+
+
+cdef BudgetCore* account_beside(const BudgetCore* account) noexcept nogil:
+    return budget_make(account.parent, account.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
 
 
 # ---- bytes held ----------------------------------------------------------------------------------

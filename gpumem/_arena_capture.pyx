@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._arena cimport arena_create, arena_drop, arena_retain
+from gpumem._arena_budget cimport arena_join_as
 from gpumem._arena_streams cimport settle_all
 from gpumem._arena_types cimport ArenaCore, ArenaSettings, REUSE_NEVER
 from gpumem._backing cimport Backing, backing_init
@@ -41,8 +42,12 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     settings.passthrough = False
     settings.oom_wait = 0
     pool = arena_create(&settings, backing)
-    if pool != NULL:
-        pool_adopt(pool, parent)
+    if pool == NULL:
+        return NULL
+    pool_adopt(pool, parent)
+    if not arena_join_as(pool, parent):
+        arena_drop(pool)
+        return NULL
     return pool
 
 

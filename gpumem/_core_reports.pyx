@@ -11,12 +11,14 @@ from gpumem._arena_types cimport (
     ARENA_HALF_SUSPENDED,
     ARENA_NO_COPY,
     ARENA_NO_METADATA,
+    ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT,
     ArenaCore,
     STATE_SUSPENDED,
 )
 from gpumem._bfc cimport CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
 from gpumem._buffer cimport ABSURD, MemoryResource
+from gpumem._core_budget cimport raise_over_budget
 from gpumem._core_source cimport source_error
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
 
@@ -98,6 +100,8 @@ cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uin
         raise ClosedError(f"arena {arena.name!r} is closed")
     if status == ARENA_HALF_SUSPENDED:
         raise_half_suspended(arena, core)
+    if status == ARENA_OVER_BUDGET:
+        raise_over_budget(arena, core, asked, extra, slot, [])
     if status == ARENA_NO_METADATA:
         raise MemoryError("no host memory for an arena's books")
     failure = source_error(core)

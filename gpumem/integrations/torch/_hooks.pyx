@@ -3,12 +3,21 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from gpumem._arena cimport arena_drop, arena_set_limit, arena_shrink
 from gpumem._arena_capture cimport pool_begin, pool_create
-from gpumem._arena_types cimport ARENA_CAPTURING, ARENA_DEAD, ARENA_OK, ARENA_STALE, ArenaCore
+from gpumem._arena_types cimport (
+    ARENA_CAPTURING,
+    ARENA_DEAD,
+    ARENA_OK,
+    ARENA_OVER_BUDGET,
+    ARENA_STALE,
+    ArenaCore,
+)
+from gpumem._budget cimport Relief
 from gpumem._core cimport Arena
+from gpumem._core_budget cimport arena_relieve
 from gpumem._core_reports cimport raise_status
 from gpumem._driver cimport (
     CUDA_SUCCESS,
@@ -79,7 +88,22 @@ cdef uint64_t configured[64]
 # ---- what the hooks call -------------------------------------------------------------------------
 
 cdef int allocate(void* outlet, size_t nbytes, void* stream, void** address) noexcept nogil:
-    return outlet_allocate(<Outlet*>outlet, nbytes, <CUstream>stream, <uint64_t*>address)
+    cdef int status = outlet_allocate(<Outlet*>outlet, nbytes, <CUstream>stream,
+                                      <uint64_t*>address)
+    if status == ARENA_OVER_BUDGET:
+        status = allocate_under_pressure(<Outlet*>outlet, nbytes, <CUstream>stream,
+                                         <uint64_t*>address)
+    return status
+
+
+cdef int allocate_under_pressure(Outlet* outlet, size_t nbytes, CUstream stream,
+                                 uint64_t* address) noexcept nogil:
+    cdef Relief relief
+    cdef int status = ARENA_OVER_BUDGET
+    memset(&relief, 0, sizeof(relief))
+    while status == ARENA_OVER_BUDGET and arena_relieve(outlet.arena, &relief):
+        status = outlet_allocate(outlet, nbytes, stream, address)
+    return status
 
 
 cdef int allocate_segment(void* outlet, size_t nbytes, void* stream,
