@@ -57,6 +57,7 @@ class Budget:
 
 @final
 class Reservation:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def budget(self) -> Budget: ...
     @property

@@ -14,7 +14,7 @@ from gpumem._arena_types cimport (
 from gpumem._bfc cimport QUANTUM, round_to_quantum
 from gpumem._buffer cimport MemoryResource
 
-from gpumem.config import PAGED_FROM
+from gpumem.config import _PAGED_FROM
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError
 
@@ -41,7 +41,7 @@ cdef int settings_from(object config, ArenaSettings* settings) except -1:
 cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *:
     if config.backing == "regions" or not config.enable:
         return False
-    if config.backing == "auto" and (not config.suits_pages or limit < PAGED_FROM):
+    if config.backing == "auto" and (not config.suits_pages or limit < _PAGED_FROM):
         return False
     problem = ""
     if arena.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):

@@ -26,7 +26,7 @@ MAX_UNSIGNED = (1 << 64) - 1
 MAX_NODE = 1023
 
 # "auto" takes pages where at most two half-filled ones of 2 MiB are under 2 % of the limit.
-PAGED_FROM = 256 * MIB
+_PAGED_FROM = 256 * MIB
 
 Parser: TypeAlias = Callable[[str, object], Any]
 
@@ -340,7 +340,7 @@ class ArenaConfig(_Settings):
         asked = [self.extend_strategy, self.initial_chunk_size_bytes]
         asked += [self.initial_growth_chunk_size_bytes, self.max_power_of_two_extend_bytes]
         usual = ["next_power_of_two", MIB, 2 * MIB, GIB]
-        large = self.max_mem == 0 or self.max_mem >= PAGED_FROM
+        large = self.max_mem == 0 or self.max_mem >= _PAGED_FROM
         return large and asked == usual and self.split_rule == "tight"
 
     def _require_arena(self) -> None:

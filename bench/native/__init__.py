@@ -18,6 +18,7 @@ SOURCES = {
     # gpumem's core, the baselines written for this, the mallocs present
     "_native": ("_native.pyx", "harness.cpp", "baselines.cpp"),
     "_exchange": ("_exchange.pyx",),
+    "_budgets": ("_budgets.pyx",),
 }
 
 
