@@ -30,6 +30,13 @@ from gpumem._arena_growth cimport (
 )
 from gpumem._arena_pages cimport prepare_pages, trim_pages
 from gpumem._arena_parked cimport park, unpark_all
+from gpumem._arena_recorded cimport (
+    note_failed,
+    note_given,
+    note_shrink,
+    note_taken,
+    notes_free,
+)
 from gpumem._arena_slots cimport add_stream, slot_claim, streams_free
 from gpumem._arena_streams cimport (
     destroy_events,
@@ -108,6 +115,7 @@ from gpumem._driver cimport (
 from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_budget cimport budget_init
 from gpumem._page_space cimport space_create, space_destroy
+from gpumem._recorder cimport tap_close
 
 cdef extern from "lines.h" nogil:
     void* lines_alloc(size_t nbytes)
@@ -135,13 +143,18 @@ cdef uint64_t serials = 0
 
 cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
+    cdef int status
     if place_is_dead(arena.place):
         return ARENA_DEAD
     if not arena.detour:
-        return allocate_fast(arena, nbytes, stream, block)
-    if arena.settings.passthrough or load32(&arena.closed):
+        status = allocate_fast(arena, nbytes, stream, block)
+    elif arena.settings.passthrough or load32(&arena.closed):
         return ARENA_MISS
-    return count_in(arena, nbytes, stream, block, allocate_fast, give_block)
+    else:
+        status = count_in(arena, nbytes, stream, block, allocate_fast, give_block)
+    if arena.tap.recorder != NULL and status == ARENA_OK:
+        note_taken(arena, nbytes, stream, block)
+    return status
 
 
 cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
@@ -186,6 +199,8 @@ cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
     cdef uint64_t counted
     cdef int status
+    if arena.tap.recorder != NULL:
+        note_given(arena, handle, stream)       # before: the next owner's event comes after it
     if not arena.detour:
         return give_block(arena, handle, stream)
     counted = counted_bytes(arena, handle)
@@ -231,9 +246,22 @@ cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
+    cdef int status
     if arena.in_use_account == NULL:
-        return allocate_slow(arena, nbytes, stream, block)
-    return count_in(arena, nbytes, stream, block, allocate_slow, give_any)
+        status = allocate_slow(arena, nbytes, stream, block)
+    else:
+        status = count_in(arena, nbytes, stream, block, allocate_slow, give_any)
+    if arena.tap.recorder != NULL:
+        note_outcome(arena, nbytes, stream, block, status)
+    return status
+
+
+cdef void note_outcome(ArenaCore* arena, uint64_t nbytes, uint32_t stream, const Block* block,
+                       int status) noexcept nogil:
+    if status == ARENA_OK:
+        note_taken(arena, nbytes, stream, block)
+    elif status != ARENA_CAPTURING:     # another arena serves that
+        note_failed(arena, nbytes, stream, status)
 
 
 cdef int give_any(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
@@ -329,6 +357,8 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
     place_restore(arena.place, mode)
+    if arena.tap.recorder != NULL:
+        note_shrink(arena, released[0])
     return ARENA_OK
 
 
@@ -362,13 +392,18 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
 
 cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                                    bint shareable, Block* block) noexcept nogil:
+    cdef int status
     if place_is_dead(arena.place):
         return ARENA_DEAD
     arena_reap()
     if arena.in_use_account == NULL:
-        return allocate_own(arena, nbytes, stream, shareable, block)
-    return count_in(arena, nbytes, stream, block,
-                    allocate_shareable if shareable else allocate_persistent, give_any)
+        status = allocate_own(arena, nbytes, stream, shareable, block)
+    else:
+        status = count_in(arena, nbytes, stream, block,
+                          allocate_shareable if shareable else allocate_persistent, give_any)
+    if arena.tap.recorder != NULL:
+        note_outcome(arena, nbytes, stream, block, status)
+    return status
 
 
 cdef int allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
@@ -489,6 +524,8 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
 cdef void forget(ArenaCore* arena) noexcept nogil:
     cdef Place* place = NULL if place_is_dead(arena.place) else arena.place
     cdef uint32_t i
+    tap_close(&arena.tap)
+    notes_free(arena)
     forget_backing(arena)
     for i in range(SPACES):
         space_destroy(&arena.spaces[i], place)

@@ -16,6 +16,7 @@ from gpumem._driver cimport (
     place_enter,
     place_leave,
 )
+from gpumem._recorder cimport tap_name, tap_open
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
@@ -48,6 +49,8 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     if not arena_join_as(pool, parent):
         arena_drop(pool)
         return NULL
+    tap_name(&pool.tap, parent.tap.memory, b"graph pool", parent.tap.name)
+    tap_open(&pool.tap, pool)
     return pool
 
 

@@ -11,6 +11,7 @@ from gpumem._arena_budget cimport (
 )
 from gpumem._arena_cache cimport cache_find, cache_publish
 from gpumem._arena_pages cimport grow_pages, persistent_release, persistent_reserve, trim_pages
+from gpumem._arena_recorded cimport note_memory
 from gpumem._arena_streams cimport take_behind
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
@@ -46,6 +47,7 @@ from gpumem._bfc cimport (
     store32,
 )
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult
+from gpumem._recorder cimport REC_RELEASE, REC_RESERVE
 
 cdef extern from "atomics.h" nogil:
     uint64_t load64(const uint64_t* word)
@@ -121,6 +123,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         return ARENA_NO_METADATA
     arena.stats.num_extensions += 1
     note_reserved(arena)
+    note_region(arena, REC_RESERVE, address, wanted)
     advance_growth(arena, running, forced)
     index = bfc_take_from(&arena.table, round_to_quantum(nbytes), nbytes, LANE_RELEASED, 0,
                           stream, &status)
@@ -217,6 +220,14 @@ cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
     return before - arena_reserved(arena)
 
 
+cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
+                             uint64_t nbytes) noexcept nogil:
+    # Locked. What is cut from pages is told page by page.
+    if arena.tap.recorder != NULL and (
+            not arena.settings.paged or mapped_find(&arena.shareable, address) != NULL):
+        note_memory(arena, kind, address, nbytes)
+
+
 cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
     # Takes one idle region out of the books, then gives it to the driver; one that is refused comes
     # back into the books, where nothing has been added since. Returns its bytes.
@@ -231,6 +242,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
             size = arena.table.regions[region].size
             bfc_remove_region(&arena.table, region)
             charge_parent(arena)
+            note_region(arena, REC_RELEASE, address, size)
             if persistent:
                 store32(&arena.retired, arena.retired - 1)
             break
@@ -240,6 +252,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
         return size
     lock_acquire(&arena.lock)
     bfc_add_region(&arena.table, address, size, persistent, &region)
+    note_region(arena, REC_RESERVE, address, size)
     store32(&arena.retired, arena.retired + persistent)
     lock_release(&arena.lock)
     return 0
@@ -289,6 +302,7 @@ cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint 
         release_memory_of(arena, address, size)
         return ARENA_NO_METADATA
     note_reserved(arena)
+    note_region(arena, REC_RESERVE, address, size)
     hand_out(arena, NULL, &arena.table,
              bfc_take_persistent(&arena.table, region, nbytes, stream),
              block)

@@ -10,6 +10,7 @@ from gpumem._arena_budget cimport (
     note_over_budget,
 )
 from gpumem._arena_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
+from gpumem._arena_recorded cimport note_plan
 from gpumem._arena_streams cimport forget_waits, settle_streams, wait_for_others
 from gpumem._arena_types cimport (
     ARENA_BEYOND_DEVICE,
@@ -221,6 +222,8 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
     if code == CUDA_SUCCESS:
+        if arena.tap.recorder != NULL:
+            note_plan(arena, space, &plan)
         space_finish(space, &plan, demand, arena.streams[demand.lane].epoch)
         note_reserved(arena)
         arena.stats.num_extensions += 1 if plan.creates else 0
@@ -364,6 +367,8 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
     code = space_execute(space, &plan, arena.place, &arena.backing.calls)
     lock_acquire(&arena.lock)
     if code == CUDA_SUCCESS:
+        if arena.tap.recorder != NULL:
+            note_plan(arena, space, &plan)
         space_finish(space, &plan, NULL, 0)
         arena.stats.num_shrinkages += 1 if space != &arena.spaces[PERSISTENT_SPACE] else 0
     else:

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._arena_cache cimport cache_find, cache_publish
+from gpumem._arena_recorded cimport note_parked, note_unparked
 from gpumem._arena_types cimport ArenaCore, IN_SMALL, stamp_free, table_of
 from gpumem._bfc cimport BFC_OK, Bfc, Chunk, LANE_RELEASED, bfc_resolve
 from gpumem._bfc_parked cimport bfc_park, bfc_unpark
@@ -26,6 +27,8 @@ cdef bint park(ArenaCore* arena, uint64_t handle, uint32_t stream, Uses* uses) n
     uses.handle = handle
     uses.lane = stream
     uses.epoch = stamp_free(&arena.streams[stream])
+    if arena.tap.recorder != NULL:
+        note_parked(arena, handle, stream)
     bfc_park(table, index, stream, uses.epoch)
     uses.next = arena.parked
     arena.parked = uses
@@ -98,6 +101,8 @@ cdef void unpark(ArenaCore* arena, Uses* uses, uint32_t lane, uint64_t epoch) no
         lane = LANE_RELEASED
     for i in range(uses.count):
         arena.streams[uses.at[i].slot].guards -= 1
+    if arena.tap.recorder != NULL:
+        note_unparked(arena, uses.handle, uses.lane)
     bfc_unpark(table, index, lane, epoch)
     if table.regions[table.chunks[index].region].persistent:
         arena.retired += 1

@@ -10,6 +10,7 @@ from gpumem._arena_cache cimport (
     thread_now,
     thread_retain,
 )
+from gpumem._arena_recorded cimport note_reset
 from gpumem._arena_streams cimport end_epochs, settle_all, settle_streams
 from gpumem._arena_types cimport (
     ARENA_NO_METADATA,
@@ -177,6 +178,8 @@ cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t slot) noexcept nog
 cdef bint arena_reset_stream(ArenaCore* arena, uint32_t slot, bint silent) noexcept nogil:
     cdef uint8_t* marked
     cdef bint vacated = False
+    if arena.tap.recorder != NULL:
+        note_reset(arena, slot)
     settle_all(arena, slot)
     lock_acquire(&arena.lock)
     marked = marked_lanes(arena)

@@ -30,6 +30,7 @@ from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Claims, Uses
 from gpumem._page_budget cimport MoveBudget
 from gpumem._pages cimport Space
+from gpumem._recorder cimport Tap
 
 cdef extern from *:
     """
@@ -183,6 +184,15 @@ cdef struct SavedBlock:
     uint32_t generation
     bint small              # of table `small`
 
+# What was recorded of a block when it was handed out; of no block if the generation is not its
+# chunk's.
+cdef struct BlockNote:
+    uint64_t number         # of the allocation in its recording
+    uint64_t time           # ns since that began
+    uint64_t seal           # as in include/recorder.h: framework, thread, tag, stack
+    uint32_t recorder       # serial, low half
+    uint32_t generation     # of the chunk; 0 while the others are written
+
 # What the fast path reads without the lock comes first; a cache line apart, what threads change.
 cdef struct ArenaCore:
     uint64_t serial         # of this arena, never used again
@@ -192,6 +202,8 @@ cdef struct ArenaCore:
     ArenaSettings settings
     uint32_t closed         # ArenaState: unless 0, nothing is handed out
     bint detour             # blocks are passed through, or counted one by one
+    Tap tap                 # where a recorder is attached
+    BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
     uint64_t padding[8]
     Lock lock
     Lock grow_lock

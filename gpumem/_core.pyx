@@ -83,6 +83,7 @@ from gpumem._core_source cimport make_source, source_keep
 from gpumem._driver cimport CUgraph, CUstream, place_is_dead, process, stream_captures
 from gpumem._lease cimport Lease, Uses, claims_held, uses_free
 from gpumem._pages cimport Space
+from gpumem._recorder cimport tap_name, tap_open
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem._core_capture import Capture
@@ -186,6 +187,7 @@ cdef class Arena(MemoryResource):
         join_budget(self, self.core, budget, count)
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
+        open_tap(self)
         self.default_slot = LEGACY_SLOT
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
@@ -877,6 +879,12 @@ cdef class Arena(MemoryResource):
 
 cdef int resume_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
     return arena_resume(core)
+
+
+cdef void open_tap(Arena arena) except *:
+    memory, name = str(arena.memory).encode(), arena.name.encode("utf-8", "replace")
+    tap_name(&arena.core.tap, memory, b"arena", name)
+    tap_open(&arena.core.tap, arena.core)
 
 
 cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:

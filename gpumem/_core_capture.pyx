@@ -11,6 +11,7 @@ from gpumem._arena_slots cimport slot_claim, slot_unclaim
 from gpumem._arena_types cimport ArenaCore
 from gpumem._buffer cimport MemoryResource
 from gpumem._driver cimport CUgraph, CUresult, check, stream_captures
+from gpumem._recorder cimport tap_name
 
 from gpumem.errors import ClosedError, InUseError
 
@@ -265,6 +266,7 @@ cdef GraphPool make_pool(MemoryResource arena, ArenaCore* parent, MemoryResource
     pool.core = core
     pool.serving = {}
     pool_adopt(core, parent)
+    tap_name(&core.tap, parent.tap.memory, b"graph pool", inner.name.encode("utf-8", "replace"))
     return pool
 
 

@@ -16,6 +16,7 @@ from gpumem._budget_core cimport BudgetCore
 from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Uses
+from gpumem._recorder cimport Tap
 
 cdef extern from "lock.h" nogil:
     ctypedef struct Lock:
@@ -64,6 +65,8 @@ cdef struct DirectCore:
     uint32_t stream_count
     void (*give)(DirectBlock* block) noexcept nogil
     void (*end)(DirectCore* core) noexcept nogil    # the last reference is gone
+    DirectBlock* newest     # of the blocks that users have
+    Tap tap                 # where a recorder is attached
     PyObject* kept          # what blocks need of a resource object that is gone; owned
     DirectCore* next        # in the list of cores that are at their end
 
@@ -79,6 +82,8 @@ cdef struct DirectBlock:
     CUevent event           # behind the work it waits for; NULL: none
     Uses* uses              # streams recorded for it; NULL: none
     DirectBlock* next       # in a list of blocks that wait
+    DirectBlock* older      # in the list of blocks that users have
+    DirectBlock* newer
 
 cdef class DirectResource(MemoryResource):
     cdef uint64_t granule           # alignment that the other side promises, bytes

@@ -19,6 +19,17 @@ from gpumem._buffer cimport (
 from gpumem._core_settings cimport alignment_of
 from gpumem._driver cimport CUstream, place_is_dead, process_is_exiting
 from gpumem._lease cimport Lease, Uses, lease_create, uses_add, uses_free
+from gpumem._recorder cimport (
+    REC_ALLOC,
+    REC_FAILURE,
+    REC_FREE,
+    RecEvent,
+    RecNoted,
+    tap_close,
+    tap_name,
+    tap_note,
+    tap_open,
+)
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.device import _reapers
@@ -218,6 +229,9 @@ cdef class DirectResource(MemoryResource):
         core.stream_count = 1
         if default_stream is not None and not hasattr(default_stream, "__index__"):
             self.streams[DEFAULT_SLOT] = default_stream
+        tap_name(&core.tap, str(self.memory).encode(), type(self).__name__.encode(),
+                 self.name.encode("utf-8", "replace"))
+        tap_open(&core.tap, core)
         return 0
 
     cdef int require_open(self) except -1:
@@ -252,7 +266,9 @@ cdef class DirectResource(MemoryResource):
         try:
             self.charge(block)
             self.take(block)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, MemoryError):
+                note_block(block, REC_FAILURE)
             direct_unclaim(block)
             raise
         base = block.base
@@ -340,6 +356,7 @@ def reap():
     cdef DirectCore* next_core
     while core != NULL:
         next_core = core.next
+        tap_close(&core.tap)
         Py_XDECREF(core.kept)
         free(core.streams)
         free(core)
@@ -432,14 +449,26 @@ cdef void handed_out(DirectBlock* block) noexcept nogil:
     counters.max_in_use = max(counters.max_in_use, counters.in_use)
     counters.max_held = max(counters.max_held, counters.in_use + counters.waiting)
     counters.max_block = max(counters.max_block, block.size)
+    block.older = block.core.newest
+    if block.older != NULL:
+        block.older.newer = block
+    block.core.newest = block
     lock_release(&block.core.lock)
+    note_block(block, REC_ALLOC)
 
 
 cdef void direct_returned(DirectBlock* block) noexcept nogil:
     cdef DirectCounters* counters = &block.core.counters
     if place_is_dead(block.core.place):
         return
+    note_block(block, REC_FREE)
     lock_acquire(&block.core.lock)
+    if block.newer != NULL:
+        block.newer.older = block.older
+    else:
+        block.core.newest = block.older
+    if block.older != NULL:
+        block.older.newer = block.newer
     counters.live -= 1
     counters.num_frees += 1
     counters.requested -= block.requested
@@ -448,6 +477,19 @@ cdef void direct_returned(DirectBlock* block) noexcept nogil:
     lock_release(&block.core.lock)
     if block.core.counts_in_use:
         uncharge(block)
+
+
+cdef void note_block(DirectBlock* block, uint32_t kind) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    if block.core.tap.recorder == NULL:
+        return
+    event.kind = kind
+    event.address = block.base
+    event.nbytes = block.requested
+    event.block = block.size
+    event.stream = <uint64_t>direct_stream_at(block.core, block.slot)
+    tap_note(&block.core.tap, &event, True, &noted)
 
 
 cdef void direct_gone(DirectBlock* block) noexcept nogil:

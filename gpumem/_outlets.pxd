@@ -8,7 +8,7 @@ The book is a hash table with linear probing, in shards with a lock each; an ent
 before its block is freed, so that an address that is handed out again never meets its old entry.
 """
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Lock
 from gpumem._driver cimport CUstream
@@ -31,6 +31,7 @@ cdef struct OutletCounts:
 cdef struct Outlet:
     ArenaCore* arena        # a reference
     int32_t references      # the owner's and each live block's (atomic)
+    uint8_t framework       # who calls, by its number in _recorder
     Outlet* counted         # where its blocks are counted, a reference; NULL: here
     OutletCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
@@ -39,7 +40,7 @@ cdef struct Outlet:
 
 # NULL: no host memory. `outlet_drop` ends the owner's reference. `counted`: what counts its blocks
 # besides its own; NULL: itself.
-cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted) noexcept nogil
+cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted, uint8_t framework) noexcept nogil
 cdef void outlet_retain(Outlet* outlet) noexcept nogil
 cdef void outlet_drop(Outlet* outlet) noexcept nogil
 

@@ -1,6 +1,6 @@
 """Outlets and the book of their blocks; see _outlets.pxd."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -30,6 +30,7 @@ from gpumem._arena_types cimport (
 )
 from gpumem._driver cimport CUstream, place_is_dead, process
 from gpumem._lease cimport Uses
+from gpumem._recorder cimport thread_set_framework
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
@@ -77,7 +78,7 @@ memset(shards, 0, sizeof(shards))
 
 # ---- outlets -------------------------------------------------------------------------------------
 
-cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted) noexcept nogil:
+cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted, uint8_t framework) noexcept nogil:
     cdef Outlet* outlet = <Outlet*>calloc(1, sizeof(Outlet))
     if outlet == NULL:
         return NULL
@@ -86,6 +87,7 @@ cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted) noexcept nogil:
     outlet.arena = arena
     outlet.references = 1
     outlet.counted = counted
+    outlet.framework = framework
     if counted != NULL:
         outlet_retain(counted)
     return outlet
@@ -200,6 +202,7 @@ cdef int hand_out(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
     cdef Entry entry
     cdef Block block
     cdef bint claimed
+    cdef uint8_t before
     cdef int status
     if place_is_dead(outlet.arena.place):
         return ARENA_DEAD
@@ -210,10 +213,12 @@ cdef int hand_out(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
     status = slot_for(outlet, stream, &entry.slot, &claimed)
     if status != ARENA_OK:
         return status
-    if alone:
-        status = arena_allocate_persistent(outlet.arena, nbytes, entry.slot, False, &block)
+    if outlet.arena.tap.recorder == NULL:
+        status = take_block(outlet.arena, nbytes, entry.slot, alone, &block)
     else:
-        status = arena_allocate(outlet.arena, nbytes, entry.slot, &block)
+        before = thread_set_framework(outlet.framework)
+        status = take_block(outlet.arena, nbytes, entry.slot, alone, &block)
+        thread_set_framework(before)
     if status == ARENA_OK:
         entry.address = block.address
         entry.handle = block.handle
@@ -229,6 +234,13 @@ cdef int hand_out(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
     if claimed:
         slot_unclaim(outlet.arena, entry.slot)
     return status
+
+
+cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t slot, bint alone,
+                           Block* block) noexcept nogil:
+    if alone:
+        return arena_allocate_persistent(arena, nbytes, slot, False, block)
+    return arena_allocate(arena, nbytes, slot, block)
 
 
 cdef int outlet_free(uint64_t address) noexcept nogil:

@@ -11,6 +11,7 @@ from gpumem._budget_core cimport BudgetCore
 from gpumem._deferred cimport Deferred
 from gpumem._driver cimport DriverDevice
 from gpumem._lease cimport Lease
+from gpumem._recorder cimport Tap
 
 cdef enum:
     DEFAULT_SLOT = 0        # of the device's legacy default stream
@@ -26,6 +27,8 @@ cdef struct RawBlock:
     uint64_t requested      # bytes that the user asked for
     uint32_t slot           # stream the block goes back on
     uint32_t generation     # of the process that took it
+    RawBlock* older         # in the list of blocks that users have
+    RawBlock* newer
 
 cdef class RawBooks:
     cdef DriverDevice place
@@ -44,6 +47,8 @@ cdef class RawBooks:
     cdef uint64_t num_allocs
     cdef uint64_t num_frees
     cdef uint64_t num_reserves
+    cdef RawBlock* newest           # of the blocks that users have
+    cdef Tap tap                    # where a recorder is attached
 
     # A block of `requested` bytes at a multiple of `alignment` (0: as the memory promises); raises
     # with nothing changed.

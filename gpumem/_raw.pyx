@@ -13,6 +13,17 @@ from gpumem._budget_core cimport budget_drop, budget_uncharge
 from gpumem._deferred cimport Deferred, defer, report_unraisable
 from gpumem._driver cimport CUstream, DriverDevice, place_is_dead, process
 from gpumem._lease cimport Lease, lease_create
+from gpumem._recorder cimport (
+    REC_ALLOC,
+    REC_FAILURE,
+    REC_FREE,
+    RecEvent,
+    RecNoted,
+    tap_close,
+    tap_name,
+    tap_note,
+    tap_open,
+)
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
@@ -33,6 +44,8 @@ cdef RawBooks raw_books(DriverDevice place, object memory, dict streams, str nam
     books.streams[DEFAULT_SLOT] = Stream.from_handle(memory.device, 0)
     books.slots = {(0, 0): DEFAULT_SLOT}
     books.threads = {}
+    tap_name(&books.tap, str(memory).encode(), b"user", name.encode("utf-8", "replace"))
+    tap_open(&books.tap, <void*>books)
     return books
 
 
@@ -41,6 +54,7 @@ cdef class RawBooks:
     """Streams, counters and blocks of one resource."""
 
     def __dealloc__(self):
+        tap_close(&self.tap)
         budget_drop(self.account)
 
     # ---- blocks ----------------------------------------------------------------------------------
@@ -69,7 +83,9 @@ cdef class RawBooks:
         try:
             self.charge(size, requested, slot)
             self.ask(resource, block, self.streams[slot])
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, MemoryError):
+                note_block(self, block, REC_FAILURE)
             self.live -= 1
             free(block)
             raise
@@ -79,14 +95,27 @@ cdef class RawBooks:
         self.in_use += size
         self.max_in_use = max(self.max_in_use, self.in_use)
         self.max_block = max(self.max_block, size)
+        block.older = self.newest
+        if block.older != NULL:
+            block.older.newer = block
+        self.newest = block
+        note_block(self, block, REC_ALLOC)
         return block
 
     cdef void give(self, object resource, RawBlock* block) noexcept:
         # The only way back for a block.
         cdef RawBlock gone = block[0]
-        free(block)
         if place_is_dead(&self.place.place) or gone.generation != process.generation:
+            free(block)
             return
+        note_block(self, block, REC_FREE)
+        if block.newer != NULL:
+            block.newer.older = block.older
+        else:
+            self.newest = block.older
+        if block.older != NULL:
+            block.older.newer = block.newer
+        free(block)
         self.num_frees += 1
         self.requested -= gone.requested
         self.in_use -= gone.size
@@ -184,6 +213,19 @@ cdef class RawBooks:
             pages_moved=0,
             driver_calls=self.num_allocs + self.num_frees,
         )
+
+
+cdef void note_block(RawBooks books, const RawBlock* block, uint32_t kind) noexcept:
+    cdef RecEvent event
+    cdef RecNoted noted
+    if books.tap.recorder == NULL:
+        return
+    event.kind = kind
+    event.address = block.base
+    event.nbytes = block.requested
+    event.block = block.size
+    event.stream = books.streams[block.slot].ptr
+    tap_note(&books.tap, &event, True, &noted)
 
 
 # ---- what the class of the user does ----------------------------------------------------------

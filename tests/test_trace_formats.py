@@ -602,7 +602,7 @@ def test_a_log_that_is_no_text_is_refused(tmp_path):
         (lambda p: None, "no such file, and no sample of that name (samples: gpt2_varlen_train, "),
         (lambda p: p.mkdir(), "is no regular file"),
         (lambda p: p.touch(), "the file is empty"),
-        (lambda p: p.write_text("hello"), "not a trace: neither an .npz archive, nor a PyTorch"),
+        (lambda p: p.write_text("hello"), "not a trace: neither a recording, nor an .npz archive"),
         (lambda p: p.write_text("\n"), "not a trace"),
         (lambda p: p.write_bytes(bytes(range(256))), "not a trace"),
         (lambda p: p.write_bytes(b"PK\x03\x04"), "damaged .npz archive"),

@@ -11,11 +11,12 @@ cimport cython
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, intptr_t, uint64_t
+from libc.stdint cimport int32_t, intptr_t, uint8_t, uint64_t
 from libc.string cimport memcmp
 
 from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
+from gpumem._recorder cimport FRAMEWORK_CUPY, thread_set_framework
 from gpumem._stream cimport Stream
 
 from gpumem.errors import OutOfMemoryError
@@ -240,10 +241,21 @@ cdef class CupyAllocator:
     cdef Buffer take(self, uint64_t nbytes, int device):
         cdef MemoryResource resource
         cdef intptr_t handle = self.where.stream(device)
+        cdef uint8_t before
         if 0 <= device < MOST_DEVICES and self.quick[device] != NULL:
             resource = <MemoryResource>self.quick[device]
         else:
             resource = self.resource_of(device)
+        if type(resource) is Arena and (<Arena>resource).core.tap.recorder == NULL:
+            return self.take_from(resource, nbytes, device, handle)
+        before = thread_set_framework(FRAMEWORK_CUPY)
+        try:
+            return self.take_from(resource, nbytes, device, handle)
+        finally:
+            thread_set_framework(before)
+
+    cdef Buffer take_from(self, MemoryResource resource, uint64_t nbytes, int device,
+                          intptr_t handle):
         if type(resource) is Arena:
             if handle == 0:
                 return arena_take_on_legacy(<Arena>resource, nbytes)

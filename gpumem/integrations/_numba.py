@@ -15,6 +15,7 @@ from gpumem.device import Device
 from gpumem.errors import IntegrationError, OutOfMemoryError
 from gpumem.integrations._fence import Fence
 from gpumem.integrations._resources import Resources
+from gpumem.observe._recording import asked_by
 
 __all__ = ["manager_class"]
 
@@ -141,7 +142,8 @@ class _Books:
 
     def take(self, resource: MemoryResource, size: int) -> tuple[int, Callable[[], None]]:
         """Return a block's address, and what gives it back."""
-        buffer = self.fence.allocate(resource, size)
+        with asked_by("numba"):
+            buffer = self.fence.allocate(resource, size)
         live, fence, address = self._live, self.fence, buffer.ptr
         if address:
             live[address] = buffer

@@ -70,6 +70,11 @@ class Recorder:
         """Record that `address` can be handed out again."""
         self._free(where, FREE_COMPLETED, self._live.pop(address, None), size, stream, time_us)
 
+    def end_life(self, where: str, address: int, stream: Hashable, time_us: int) -> None:
+        """Record a free that the log does not have, if something lives at `address`."""
+        if address in self._live:
+            self.free_completed(where, address, 0, stream, time_us)
+
     def _free(
         self,
         where: str,

@@ -18,6 +18,7 @@ LAYERS = [
     ["_driver"],
     ["_cuda", "_host"],
     ["_backing", "_backing_*", "_pages", "_page_*"],
+    ["_recorder"],
     ["_lease", "_budget_core"],
     ["_arena", "_arena_*"],
     ["_outlets"],

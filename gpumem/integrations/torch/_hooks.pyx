@@ -43,6 +43,7 @@ from gpumem._outlets cimport (
     outlet_size,
     outlet_slot,
 )
+from gpumem._recorder cimport FRAMEWORK_TORCH
 
 from gpumem.errors import ConfigError
 
@@ -159,7 +160,7 @@ cdef void* open_pool(void* outlet) noexcept nogil:
     cdef Outlet* opened
     if pool == NULL:
         return NULL
-    opened = outlet_create(pool, <Outlet*>outlet)
+    opened = outlet_create(pool, <Outlet*>outlet, FRAMEWORK_TORCH)
     arena_drop(pool)        # the outlet has a reference of its own
     return opened
 
@@ -250,7 +251,7 @@ def serve(device, Arena arena not None):
         raise ConfigError(f"device {device} is not from 0 to {TORCH_DEVICES - 1}")
     if served.get(device) is arena:
         return
-    outlet = outlet_create(arena.core, NULL)
+    outlet = outlet_create(arena.core, NULL, FRAMEWORK_TORCH)
     if outlet == NULL:
         raise MemoryError("no host memory for an outlet")
     before = <Outlet*>torch_hooks_outlet(device)

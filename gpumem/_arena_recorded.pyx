@@ -1,0 +1,211 @@
+"""An arena's events, described for a recorder; see _arena_recorded.pxd."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._arena_types cimport ArenaCore, Block, BlockNote, IN_SMALL, table_of
+from gpumem._bfc cimport Bfc, BFC_OK, bfc_resolve, MAX_CHUNKS, NIL
+from gpumem._pages cimport (
+    Action,
+    ACTION_CREATE,
+    ACTION_MOVE,
+    ACTION_RELEASE,
+    address_of,
+    GRANULE_BITS,
+    Plan,
+    Space,
+)
+from gpumem._recorder cimport (
+    REC_ALLOC,
+    REC_FAILURE,
+    REC_FREE,
+    REC_FREE_COMPLETED,
+    REC_FREE_REQUESTED,
+    REC_MOVE,
+    REC_RELEASE,
+    REC_RESERVE,
+    REC_RESET,
+    REC_SHRINK,
+    RecEvent,
+    RecNoted,
+    tap_note,
+)
+
+cdef extern from "reserved.h" nogil:
+    void* reserved_open(size_t nbytes)
+    int reserved_commit(void* base, size_t nbytes)
+    void reserved_close(void* base, size_t nbytes)
+
+cdef extern from *:
+    """
+    /* Published once; who was late gives its own back. */
+    static inline int gm_publish(void **place, void *value) {
+        void *none = NULL;
+        return __atomic_compare_exchange_n(place, &none, value, 0, __ATOMIC_ACQ_REL,
+                                           __ATOMIC_ACQUIRE);
+    }
+    static inline void gm_begin_note(uint32_t *generation) {
+        __atomic_store_n(generation, 0, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+    }
+    static inline void gm_end_note(uint32_t *generation, uint32_t value) {
+        __atomic_store_n(generation, value, __ATOMIC_RELEASE);
+    }
+    static inline uint32_t gm_noted(const uint32_t *generation) {
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        return __atomic_load_n(generation, __ATOMIC_ACQUIRE);
+    }
+    """
+    bint gm_publish(void** place, void* value) noexcept nogil
+    void gm_begin_note(uint32_t* generation) noexcept nogil
+    void gm_end_note(uint32_t* generation, uint32_t value) noexcept nogil
+    uint32_t gm_noted(const uint32_t* generation) noexcept nogil
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+cdef void note_taken(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                     const Block* block) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    event.kind = REC_ALLOC
+    event.address = block.address
+    event.nbytes = nbytes
+    event.block = block.size
+    event.stream = <uint64_t>arena.streams[stream].handle
+    tap_note(&arena.tap, &event, True, &noted)
+    if noted.seal:
+        remember(arena, block.handle, &noted)
+
+
+cdef void note_given(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    note_end(arena, REC_FREE, handle, stream, True)
+
+
+cdef void note_parked(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    note_chunk(arena, REC_FREE_REQUESTED, table_of(arena, handle), index_of(handle), stream, False)
+
+
+cdef void note_unparked(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    note_chunk(arena, REC_FREE_COMPLETED, table_of(arena, handle), index_of(handle), stream, False)
+
+
+cdef inline uint32_t index_of(uint64_t handle) noexcept nogil:
+    return <uint32_t>handle & ~<uint32_t>IN_SMALL
+
+
+cdef void note_end(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream,
+                   bint may_wait) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef uint32_t index
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
+        note_chunk(arena, kind, table, index, stream, may_wait)
+
+
+cdef void note_chunk(ArenaCore* arena, uint32_t kind, const Bfc* table, uint32_t index,
+                     uint32_t stream, bint may_wait) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    event.kind = kind
+    event.address = table.chunks[index].address
+    event.nbytes = table.chunks[index].requested
+    event.block = table.chunks[index].size
+    event.stream = <uint64_t>arena.streams[stream].handle
+    tap_note(&arena.tap, &event, may_wait, &noted)
+
+
+cdef void note_failed(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                      int status) noexcept nogil:
+    note(arena, REC_FAILURE, 0, nbytes, status, stream, True)
+
+
+# ---- memory and streams --------------------------------------------------------------------------
+
+cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
+                      uint64_t nbytes) noexcept nogil:
+    note(arena, kind, address, nbytes, nbytes, 0, False)
+
+
+cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noexcept nogil:
+    cdef const Action* action
+    cdef uint64_t nbytes
+    cdef uint32_t i
+    for i in range(plan.count):
+        action = &plan.actions[i]
+        nbytes = <uint64_t>space.page[action.page].granules << GRANULE_BITS
+        if action.kind == ACTION_CREATE:
+            note_memory(arena, REC_RESERVE, address_of(space, action.to), nbytes)
+        elif action.kind == ACTION_MOVE:
+            note_memory(arena, REC_MOVE, address_of(space, action.to), nbytes)
+        elif action.kind == ACTION_RELEASE and action.origin != NIL:
+            note_memory(arena, REC_RELEASE, address_of(space, action.origin), nbytes)
+
+
+cdef void note_shrink(ArenaCore* arena, uint64_t released) noexcept nogil:
+    note(arena, REC_SHRINK, 0, released, released, 0, True)
+
+
+cdef void note_reset(ArenaCore* arena, uint32_t stream) noexcept nogil:
+    note(arena, REC_RESET, 0, 0, 0, stream, True)
+
+
+cdef void note(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes, uint64_t block,
+               uint32_t stream, bint may_wait) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    event.kind = kind
+    event.address = address
+    event.nbytes = nbytes
+    event.block = block
+    event.stream = <uint64_t>arena.streams[stream].handle
+    tap_note(&arena.tap, &event, may_wait, &noted)
+
+
+# ---- by chunk ------------------------------------------------------------------------------------
+
+cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noexcept nogil:
+    # Only whoever was just given the block writes here, until it is given back.
+    cdef BlockNote* notes = notes_of(arena, (handle & IN_SMALL) != 0)
+    cdef BlockNote* at
+    if notes == NULL:
+        return
+    at = &notes[index_of(handle)]
+    gm_begin_note(&at.generation)
+    at.number = noted.number
+    at.time = noted.time
+    at.seal = noted.seal
+    at.recorder = <uint32_t>noted.recorder
+    gm_end_note(&at.generation, <uint32_t>(handle >> 32))
+
+
+cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
+    # Addresses for every chunk that there can be; memory comes with the first touch.
+    cdef size_t nbytes = <size_t>MAX_CHUNKS * sizeof(BlockNote)
+    cdef BlockNote* notes = arena.notes[small]
+    if notes != NULL:
+        return notes
+    notes = <BlockNote*>reserved_open(nbytes)
+    if notes == NULL:
+        return NULL
+    if (reserved_commit(notes, nbytes) != 0
+            or not gm_publish(<void**>&arena.notes[small], notes)):
+        reserved_close(notes, nbytes)
+    return arena.notes[small]
+
+
+cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,
+                     BlockNote* note) noexcept nogil:
+    cdef const BlockNote* at
+    if arena.notes[small] == NULL:
+        return False
+    at = &arena.notes[small][index]
+    if gm_noted(&at.generation) != generation or generation == 0:
+        return False
+    note[0] = at[0]
+    return gm_noted(&at.generation) == generation
+
+
+cdef void notes_free(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t i
+    for i in range(2):
+        reserved_close(arena.notes[i], <size_t>MAX_CHUNKS * sizeof(BlockNote))
+        arena.notes[i] = NULL

@@ -1,0 +1,477 @@
+/* Events of allocators, written down as they happen: into a ring in memory, or into a file.
+ *
+ * An event is a *slot* of 48 bytes; `seal` is written last, so that a slot that was begun and never
+ * finished (the process was killed) is seen to be none. Slots are claimed by one atomic addition, in
+ * the order of the events of each block: an allocation is written after the block was taken, a free
+ * before it is given back.
+ *
+ * In a file, slots follow each other behind a header of two slots, little-endian. The file is mapped
+ * and shared, so what was written is in it when the process dies, however it dies; it grows by
+ * windows whose room is asked of the file system beforehand, because a mapped page without room
+ * would end the process. In a ring each slot has a turn: odd while it is written, else twice the lap
+ * it was written in; a writer that was held up for a whole lap gives up its event.
+ *
+ * A *tap* is the place in a resource where a recorder is attached; all taps of the process are in
+ * one list. Each thread has a state of its own, whose lock (owner_lock.h) it holds while it writes:
+ * whoever detaches a recorder from its taps and then visits every thread may give the recorder up.
+ *
+ * Included by one module only, since the thread-local storage is its own.
+ */
+#ifndef GPUMEM_RECORDER_H
+#define GPUMEM_RECORDER_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lock.h"
+#include "owner_lock.h"
+#include "recorder_types.h"
+
+enum {
+    SLOT_BYTES = 48,
+    HEADER_BYTES = 96,
+    TEXT_BYTES = 40,        /* of a text in one slot */
+    LONGEST_TEXT = 60000,   /* bytes; what is longer is cut */
+    WINDOW_BYTES = 1 << 20, /* of a file, by which it grows */
+};
+/* Addresses that a recorder of a file reserves, and so the longest file: 64 GiB. */
+static const uint64_t FILE_BYTES = (uint64_t)64 << 30;
+static const uint64_t BLOCK_MASK = ((uint64_t)1 << 48) - 1;
+
+typedef struct RecThread {
+    OwnerLock lock;
+    uint64_t known_to; /* serial of the recorder that has this thread's name in its file */
+    uint32_t random;
+    uint16_t number;
+    uint16_t tag;
+    uint8_t framework;
+    uint8_t capturing; /* inside the hook that looks at the stack */
+    int32_t ended;
+    struct RecThread *next;
+} RecThread;
+
+typedef struct RecHeader {
+    char magic[8];
+    uint32_t version;
+    uint32_t slot_bytes;
+    uint64_t began; /* ns since 1970 */
+    uint64_t process;
+    char padding[HEADER_BYTES - 32];
+} RecHeader;
+
+static __thread RecThread *rec_own;
+static RecThread *rec_threads; /* every one that there ever was; reused once its thread has ended */
+static Tap *rec_taps;
+static Recorder *rec_for_all; /* what taps that open get; NULL: nothing */
+static Lock rec_lock;         /* the two lists, which recorder is attached to which tap */
+static uint32_t rec_generation;
+static const uint32_t *rec_process; /* the process's generation, see _driver */
+static uint32_t rec_numbers;
+static uint64_t rec_serials;
+static int rec_biased;
+static uint16_t (*rec_stack)(void); /* numbers the calling thread's stack; NULL: nobody can */
+static pthread_key_t rec_key;
+static int32_t rec_thread_ids[65536]; /* number -> the system's id of the thread */
+
+static inline uint64_t rec_now(int clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* In a fork's child the lists are the parent's, and another thread may have held the lock. */
+static inline void rec_lock_acquire(void) {
+    if (rec_generation != *rec_process) {
+        rec_generation = *rec_process;
+        lock_init(&rec_lock);
+        rec_taps = NULL;
+        rec_for_all = NULL;
+        rec_threads = rec_own;
+        if (rec_own != NULL) {
+            rec_own->next = NULL;
+            owner_lock_init(&rec_own->lock, rec_biased);
+        }
+    }
+    lock_acquire(&rec_lock);
+}
+
+/* ---- threads -------------------------------------------------------------------------------- */
+
+static void rec_thread_ends(void *thread) {
+    rec_own = NULL;
+    __atomic_store_n(&((RecThread *)thread)->ended, 1, __ATOMIC_RELEASE);
+}
+
+static RecThread *rec_thread_make(void) {
+    RecThread *thread;
+    rec_lock_acquire();
+    for (thread = rec_threads; thread != NULL; thread = thread->next)
+        if (__atomic_load_n(&thread->ended, __ATOMIC_ACQUIRE)) break;
+    if (thread == NULL && (thread = calloc(1, sizeof(RecThread))) != NULL) {
+        owner_lock_init(&thread->lock, rec_biased);
+        thread->next = rec_threads;
+        rec_threads = thread;
+    }
+    if (thread != NULL) {
+        if (rec_numbers < 65535) rec_numbers++; /* the last number is shared by all further ones */
+        thread->number = (uint16_t)rec_numbers;
+        thread->random = rec_numbers * 2654435761u;
+        thread->known_to = 0;
+        thread->tag = 0;
+        thread->framework = 0;
+        thread->ended = 0;
+        rec_thread_ids[thread->number] = (int32_t)syscall(SYS_gettid);
+    }
+    lock_release(&rec_lock);
+    if (thread == NULL) return NULL;
+    if (pthread_setspecific(rec_key, thread) != 0) {
+        __atomic_store_n(&thread->ended, 1, __ATOMIC_RELEASE);
+        return NULL;
+    }
+    return rec_own = thread;
+}
+
+static inline RecThread *rec_thread(void) { return rec_own != NULL ? rec_own : rec_thread_make(); }
+
+static int rec_init(const uint32_t *generation) {
+    rec_process = generation;
+    rec_generation = *generation;
+    rec_biased = owner_is_biased();
+    lock_init(&rec_lock);
+    return pthread_key_create(&rec_key, rec_thread_ends);
+}
+
+/* ---- slots ---------------------------------------------------------------------------------- */
+
+static inline uint64_t rec_seal(unsigned kind, unsigned framework, unsigned thread, unsigned tag,
+                                unsigned stack) {
+    return (uint64_t)kind | (uint64_t)framework << 8 | (uint64_t)thread << 16 |
+           (uint64_t)tag << 32 | (uint64_t)stack << 48;
+}
+
+/* Maps the file up to `end` bytes; 0 if it cannot be. */
+static int rec_reach(Recorder *recorder, uint64_t end) {
+    lock_acquire(&recorder->growing);
+    while (recorder->mapped < end && recorder->failed == 0) {
+        uint64_t at = recorder->mapped;
+        int code = at + WINDOW_BYTES > FILE_BYTES
+                       ? EFBIG
+                       : posix_fallocate(recorder->file, (off_t)at, WINDOW_BYTES);
+        if (code == 0 &&
+            mmap(recorder->base + at, WINDOW_BYTES, PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_FIXED | MAP_POPULATE, recorder->file, (off_t)at) == MAP_FAILED)
+            code = errno;
+        if (code != 0)
+            __atomic_store_n(&recorder->failed, code, __ATOMIC_RELEASE);
+        else
+            __atomic_store_n(&recorder->mapped, at + WINDOW_BYTES, __ATOMIC_RELEASE);
+    }
+    lock_release(&recorder->growing);
+    return recorder->mapped >= end;
+}
+
+/* The next slot of a file; NULL: there is none. A window is opened half a window before it is
+ * needed, by a thread that may wait, so that one that holds a lock hardly ever finds none. */
+static inline uint64_t *rec_claim_file(Recorder *recorder, int may_wait) {
+    uint64_t begin, ahead, mapped;
+    if (__atomic_load_n(&recorder->failed, __ATOMIC_RELAXED) != 0) return NULL;
+    begin = HEADER_BYTES +
+            SLOT_BYTES * __atomic_fetch_add(&recorder->next, 1, __ATOMIC_RELAXED);
+    ahead = begin + WINDOW_BYTES / 2;
+    mapped = __atomic_load_n(&recorder->mapped, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(ahead > mapped, 0) && may_wait) {
+        rec_reach(recorder, ahead);
+        mapped = __atomic_load_n(&recorder->mapped, __ATOMIC_ACQUIRE);
+    }
+    return begin + SLOT_BYTES <= mapped ? (uint64_t *)(recorder->base + begin) : NULL;
+}
+
+static inline void rec_put(Recorder *recorder, const uint64_t *words, int may_wait) {
+    uint64_t *slot;
+    if (recorder->base != NULL) {
+        slot = rec_claim_file(recorder, may_wait);
+        if (slot != NULL) {
+            memcpy(slot, words, 5 * sizeof(uint64_t));
+            __atomic_store_n(&slot[5], words[5], __ATOMIC_RELEASE);
+            return;
+        }
+    } else {
+        uint64_t number = __atomic_fetch_add(&recorder->next, 1, __ATOMIC_RELAXED);
+        uint64_t at = number & recorder->mask;
+        uint64_t turn = 2 * (number / (recorder->mask + 1));
+        uint64_t seen = __atomic_load_n(&recorder->turns[at], __ATOMIC_RELAXED);
+        if (!(seen & 1) && seen <= turn &&
+            __atomic_compare_exchange_n(&recorder->turns[at], &seen, turn + 1, 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED)) {
+            __atomic_thread_fence(__ATOMIC_RELEASE);
+            slot = recorder->ring + 6 * at;
+            for (int i = 0; i < 6; i++) __atomic_store_n(&slot[i], words[i], __ATOMIC_RELAXED);
+            __atomic_store_n(&recorder->turns[at], turn + 2, __ATOMIC_RELEASE);
+            return;
+        }
+    }
+    __atomic_fetch_add(&recorder->missed, 1, __ATOMIC_RELAXED);
+}
+
+/* A name for a number, in a file: parts of 40 bytes, each of which says how much is left. */
+static void rec_define(Recorder *recorder, unsigned what, unsigned number, const char *text,
+                       size_t length) {
+    unsigned part = 0;
+    if (recorder->base == NULL) return;
+    if (length > LONGEST_TEXT) length = LONGEST_TEXT;
+    do {
+        uint64_t words[6] = {0};
+        size_t here = length < TEXT_BYTES ? length : TEXT_BYTES;
+        memcpy(words, text, here);
+        words[5] = rec_seal(REC_DEFINE, what, part++, number, (unsigned)length);
+        rec_put(recorder, words, 1);
+        text += here;
+        length -= here;
+    } while (length != 0);
+}
+
+/* ---- events --------------------------------------------------------------------------------- */
+
+static inline int rec_sampled(RecThread *thread, uint32_t threshold) {
+    thread->random ^= thread->random << 13; /* G. Marsaglia, "Xorshift RNGs" (2003) */
+    thread->random ^= thread->random >> 17;
+    thread->random ^= thread->random << 5;
+    return thread->random < threshold || threshold == UINT32_MAX;
+}
+
+static inline Recorder *rec_of(const Tap *tap) {
+    Recorder *recorder = __atomic_load_n(&tap->recorder, __ATOMIC_ACQUIRE);
+    return recorder != NULL && recorder->generation == *rec_process ? recorder : NULL;
+}
+
+/* The number of the calling thread's stack, where chance wants it; 0: none. Without a lock. */
+static __attribute__((noinline)) uint16_t rec_sample(const Tap *tap, RecThread *thread) {
+    Recorder *recorder;
+    uint32_t threshold = 0;
+    uint16_t stack;
+    owner_enter(&thread->lock);
+    recorder = rec_of(tap);
+    if (recorder != NULL) threshold = recorder->sampling;
+    owner_leave(&thread->lock);
+    if (threshold == 0 || thread->capturing || rec_stack == NULL ||
+        !rec_sampled(thread, threshold))
+        return 0;
+    thread->capturing = 1;
+    stack = rec_stack();
+    thread->capturing = 0;
+    return stack;
+}
+
+static void rec_note(Tap *tap, const RecEvent *event, int may_wait, RecNoted *noted) {
+    uint64_t words[6];
+    Recorder *recorder;
+    RecThread *thread = rec_thread();
+    unsigned stack = 0;
+    noted->seal = 0;
+    if (thread == NULL) return;
+    if (rec_stack != NULL && may_wait && event->kind == REC_ALLOC) stack = rec_sample(tap, thread);
+    owner_enter(&thread->lock);
+    recorder = rec_of(tap);
+    if (recorder != NULL) {
+        if (thread->known_to != recorder->serial && may_wait) {
+            char text[24];
+            int length = snprintf(text, sizeof(text), "%d", rec_thread_ids[thread->number]);
+            thread->known_to = recorder->serial;
+            rec_define(recorder, REC_THREADS, thread->number, text, (size_t)length);
+        }
+        words[0] = rec_now(CLOCK_MONOTONIC) - recorder->began;
+        words[1] = event->address;
+        words[2] = event->nbytes;
+        words[3] = (event->block < BLOCK_MASK ? event->block : BLOCK_MASK) |
+                   (uint64_t)tap->number << 48;
+        words[4] = event->stream;
+        words[5] = rec_seal(event->kind, thread->framework, thread->number, thread->tag, stack);
+        rec_put(recorder, words, may_wait);
+        noted->time = words[0];
+        noted->seal = words[5];
+        noted->recorder = recorder->serial;
+        if (event->kind == REC_ALLOC)
+            noted->number = __atomic_fetch_add(&recorder->allocations, 1, __ATOMIC_RELAXED);
+    }
+    owner_leave(&thread->lock);
+}
+
+/* ---- taps ----------------------------------------------------------------------------------- */
+
+/* With the lock. The name goes first, so that every event of the tap finds it. */
+static int rec_attach(Recorder *recorder, Tap *tap) {
+    char text[sizeof(tap->memory) + sizeof(tap->kind) + sizeof(tap->name)];
+    char **names;
+    int length;
+    if (recorder->resources >= 65535) return EOVERFLOW;
+    names = realloc(recorder->names, (recorder->resources + 1) * sizeof(char *));
+    if (names == NULL) return ENOMEM;
+    recorder->names = names;
+    length = snprintf(text, sizeof(text), "%s\t%s\t%s", tap->memory, tap->kind, tap->name);
+    names[recorder->resources] = strdup(text);
+    if (names[recorder->resources] == NULL) return ENOMEM;
+    tap->number = (uint16_t)recorder->resources++;
+    rec_define(recorder, REC_RESOURCES, tap->number, text, (size_t)length);
+    __atomic_store_n(&tap->recorder, recorder, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static void rec_tap_name(Tap *tap, const char *memory, const char *kind, const char *name) {
+    snprintf(tap->memory, sizeof(tap->memory), "%s", memory);
+    snprintf(tap->kind, sizeof(tap->kind), "%s", kind);
+    snprintf(tap->name, sizeof(tap->name), "%s", name);
+}
+
+static void rec_tap_open(Tap *tap) {
+    rec_lock_acquire();
+    tap->generation = *rec_process;
+    tap->older = rec_taps;
+    tap->newer = NULL;
+    if (rec_taps != NULL) rec_taps->newer = tap;
+    rec_taps = tap;
+    if (rec_for_all != NULL && rec_attach(rec_for_all, tap) != 0)
+        __atomic_fetch_add(&rec_for_all->missed, 1, __ATOMIC_RELAXED);
+    lock_release(&rec_lock);
+}
+
+static void rec_tap_close(Tap *tap) {
+    if (tap->owner == NULL) return; /* never opened */
+    rec_lock_acquire();
+    if (tap->generation == *rec_process) {
+        if (tap->older != NULL) tap->older->newer = tap->newer;
+        if (tap->newer != NULL)
+            tap->newer->older = tap->older;
+        else
+            rec_taps = tap->older;
+    }
+    tap->owner = NULL;
+    tap->recorder = NULL;
+    lock_release(&rec_lock);
+}
+
+static void rec_visit(void (*visit)(Tap *tap, void *context), void *context) {
+    rec_lock_acquire();
+    for (Tap *tap = rec_taps; tap != NULL; tap = tap->older) visit(tap, context);
+    lock_release(&rec_lock);
+}
+
+/* Attaches a recorder to one tap, or to all and to those that open later. EBUSY: one has another. */
+static int rec_begin(Recorder *recorder, Tap *only) {
+    int code = 0;
+    rec_lock_acquire();
+    for (Tap *tap = only ? only : rec_taps; tap != NULL && code == 0; tap = only ? NULL : tap->older)
+        if (tap->recorder != NULL) code = EBUSY;
+    if (only == NULL && rec_for_all != NULL) code = EBUSY;
+    for (Tap *tap = only ? only : rec_taps; tap != NULL && code == 0; tap = only ? NULL : tap->older)
+        code = rec_attach(recorder, tap);
+    if (code == 0 && only == NULL) rec_for_all = recorder;
+    if (code != 0 && code != EBUSY)
+        for (Tap *tap = rec_taps; tap != NULL; tap = tap->older)
+            if (tap->recorder == recorder) __atomic_store_n(&tap->recorder, NULL, __ATOMIC_RELEASE);
+    lock_release(&rec_lock);
+    return code;
+}
+
+/* When this returns no thread writes with the recorder any more. */
+static void rec_end(Recorder *recorder) {
+    RecThread *own = rec_thread();
+    rec_lock_acquire();
+    if (rec_for_all == recorder) rec_for_all = NULL;
+    for (Tap *tap = rec_taps; tap != NULL; tap = tap->older)
+        if (tap->recorder == recorder) __atomic_store_n(&tap->recorder, NULL, __ATOMIC_RELEASE);
+    for (RecThread *thread = rec_threads; thread != NULL; thread = thread->next) {
+        if (thread == own) continue;
+        visitor_enter(&thread->lock);
+        visitor_leave(&thread->lock);
+    }
+    lock_release(&rec_lock);
+}
+
+/* ---- life ----------------------------------------------------------------------------------- */
+
+static void rec_free(Recorder *recorder) {
+    if (recorder->base != NULL) munmap(recorder->base, FILE_BYTES);
+    for (uint32_t i = 0; i < recorder->resources; i++) free(recorder->names[i]);
+    free(recorder->names);
+    free(recorder->ring);
+    free(recorder->turns);
+    free(recorder);
+}
+
+static Recorder *rec_make(uint32_t sampling) {
+    Recorder *recorder = calloc(1, sizeof(Recorder));
+    if (recorder == NULL) return NULL;
+    recorder->serial = __atomic_add_fetch(&rec_serials, 1, __ATOMIC_RELAXED);
+    recorder->generation = *rec_process;
+    recorder->sampling = sampling;
+    recorder->file = -1;
+    lock_init(&recorder->growing);
+    recorder->began_at = rec_now(CLOCK_REALTIME);
+    recorder->began = rec_now(CLOCK_MONOTONIC);
+    return recorder;
+}
+
+/* `slots` is a power of two. NULL: no memory. */
+static Recorder *rec_make_ring(uint64_t slots, uint32_t sampling) {
+    Recorder *recorder = rec_make(sampling);
+    if (recorder == NULL) return NULL;
+    recorder->mask = slots - 1;
+    recorder->ring = calloc(slots, SLOT_BYTES);
+    recorder->turns = calloc(slots, sizeof(uint64_t));
+    if (recorder->ring != NULL && recorder->turns != NULL) return recorder;
+    rec_free(recorder);
+    return NULL;
+}
+
+/* Into an empty file that is open to read and write. NULL, and *code says why. */
+static Recorder *rec_make_file(int file, uint32_t sampling, int *code) {
+    Recorder *recorder = rec_make(sampling);
+    RecHeader *header;
+    void *base;
+    *code = ENOMEM;
+    if (recorder == NULL) return NULL;
+    recorder->file = file;
+    base = mmap(NULL, FILE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    recorder->base = base == MAP_FAILED ? NULL : base;
+    if (recorder->base == NULL || !rec_reach(recorder, WINDOW_BYTES)) {
+        if (recorder->failed != 0) *code = recorder->failed;
+        rec_free(recorder);
+        return NULL;
+    }
+    header = (RecHeader *)recorder->base;
+    header->version = REC_VERSION;
+    header->slot_bytes = SLOT_BYTES;
+    header->began = recorder->began_at;
+    header->process = (uint64_t)getpid();
+    memcpy(header->magic, REC_MAGIC, sizeof(header->magic));
+    return recorder;
+}
+
+/* After rec_end: the file ends with its last slot. */
+static int rec_finish_file(Recorder *recorder) {
+    uint64_t end = HEADER_BYTES + SLOT_BYTES * recorder->next;
+    if (end > recorder->mapped) end = recorder->mapped;
+    return ftruncate(recorder->file, (off_t)end) == 0 ? 0 : errno;
+}
+
+/* Copies one event of a ring; 0 if it was overwritten meanwhile, or never finished. */
+static int rec_read_ring(const Recorder *recorder, uint64_t number, uint64_t *words) {
+    uint64_t at = number & recorder->mask;
+    uint64_t turn = 2 * (number / (recorder->mask + 1)) + 2;
+    const uint64_t *slot = recorder->ring + 6 * at;
+    if (__atomic_load_n(&recorder->turns[at], __ATOMIC_ACQUIRE) != turn) return 0;
+    for (int i = 0; i < 6; i++) words[i] = __atomic_load_n(&slot[i], __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&recorder->turns[at], __ATOMIC_RELAXED) == turn;
+}
+
+#endif

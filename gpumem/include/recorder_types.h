@@ -1,0 +1,86 @@
+/* What a recorder and its taps are, for every module that writes events; see recorder.h. */
+#ifndef GPUMEM_RECORDER_TYPES_H
+#define GPUMEM_RECORDER_TYPES_H
+
+#include <stdint.h>
+
+#include "lock.h"
+
+#define REC_MAGIC "gpumemEV"
+
+enum {
+    REC_VERSION = 1,
+    /* Kinds of events; 0 is a slot that was never finished. */
+    REC_ALLOC = 1,          /* a block was handed out */
+    REC_FREE = 2,           /* a block came back, for its stream */
+    REC_FREE_REQUESTED = 3, /* a block came back, and other streams may still use it */
+    REC_FREE_COMPLETED = 4, /* they do not any more */
+    REC_FAILURE = 5,        /* nothing could be handed out; `block` is the status */
+    REC_RESERVE = 6,        /* memory came from the driver: a region, or a page at its place */
+    REC_RELEASE = 7,        /* and went back */
+    REC_MOVE = 8,           /* a page was moved; `address` is where to */
+    REC_SHRINK = 9,         /* a shrink gave back so many bytes */
+    REC_RESET = 10,         /* a stream was declared drained */
+    REC_DEFINE = 255,       /* a part of a name */
+    /* What a name is for. */
+    REC_RESOURCES = 1,
+    REC_TAGS = 2,
+    REC_FRAMEWORKS = 3,
+    REC_THREADS = 4,
+    REC_STACKS = 5,
+    /* Numbers of frameworks; observe/_recording has their names. */
+    FRAMEWORK_TORCH = 1,
+    FRAMEWORK_CUPY = 2,
+    FRAMEWORK_NUMBA = 3,
+};
+
+typedef struct Recorder {
+    uint64_t serial;      /* never used again; 0 is nobody's */
+    uint32_t generation;  /* of the process it belongs to: a fork's child writes nothing */
+    uint32_t sampling;    /* a stack for so many of 2**32 allocations */
+    uint64_t began;       /* ns, of the monotonic clock */
+    uint64_t began_at;    /* ns since 1970 */
+    int file;             /* -1: a ring */
+    char *base;           /* of the file's addresses; NULL: a ring */
+    uint64_t mapped;      /* bytes of them */
+    int failed;           /* errno of what made it stop; 0: it goes on */
+    Lock growing;
+    uint64_t *ring;
+    uint64_t *turns;
+    uint64_t mask;        /* slots - 1 */
+    char **names;         /* of resources, by number */
+    uint32_t resources;
+    uint64_t next;        /* slot; alone in its cache line, as far as that goes */
+    uint64_t allocations;
+    uint64_t missed;      /* events that found no slot */
+} Recorder;
+
+typedef struct Tap {
+    Recorder *recorder; /* NULL: nothing is recorded */
+    void *owner;        /* the resource's C struct; NULL: not in the list */
+    struct Tap *older;
+    struct Tap *newer;
+    uint32_t generation; /* of the process that opened it */
+    uint16_t number;     /* of the resource in the recorder's file */
+    char memory[32];
+    char kind[16];
+    char name[64];
+} Tap;
+
+typedef struct RecEvent {
+    uint32_t kind;
+    uint64_t address;
+    uint64_t nbytes; /* as asked for */
+    uint64_t block;  /* bytes of the block */
+    uint64_t stream; /* handle */
+} RecEvent;
+
+/* What was noted of an allocation; no seal: nothing. */
+typedef struct RecNoted {
+    uint64_t number;   /* of the allocation in its recording */
+    uint64_t time;     /* ns since the recording began */
+    uint64_t seal;
+    uint64_t recorder; /* serial */
+} RecNoted;
+
+#endif

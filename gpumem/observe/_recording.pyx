@@ -1,0 +1,397 @@
+"""A recorder as a Python object, and what numbers mean; see _recorder.pxd."""
+
+import json
+import sys
+from threading import Lock
+
+cimport cython
+from cpython.exc cimport PyErr_Occurred
+from libc.errno cimport EBUSY
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport strerror
+
+from gpumem._adaptor cimport Adaptor
+from gpumem._buffer cimport MemoryResource
+from gpumem._core cimport Arena
+from gpumem._core_capture cimport GraphPool
+from gpumem._direct cimport DirectResource
+from gpumem._driver cimport process, process_is_exiting
+from gpumem._recorder cimport (
+    REC_FRAMEWORKS,
+    REC_STACKS,
+    REC_TAGS,
+    Recorder,
+    Tap,
+    recorder_begin,
+    recorder_define,
+    recorder_end,
+    recorder_file,
+    recorder_finish_file,
+    recorder_free,
+    recorder_read_ring,
+    recorder_ring,
+    recorder_set_stacks,
+    recorder_thread_id,
+    thread_set_framework,
+    thread_set_tag,
+)
+
+from gpumem.errors import InUseError
+
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState* PyGILState_GetThisThreadState() noexcept nogil
+
+cdef extern from "<execinfo.h>" nogil:
+    int backtrace(void** addresses, int size)
+
+cdef extern from "<dlfcn.h>" nogil:
+    ctypedef struct Dl_info:
+        const char* dli_fname
+        void* dli_fbase
+        const char* dli_sname
+        void* dli_saddr
+    int dladdr(void* address, Dl_info* info)
+
+cdef enum:
+    MOST_NUMBERS = 65535
+    MOST_FRAMES = 32            # of one stack, innermost first
+    OWN_FRAMES = 4              # native frames between an allocator and backtrace()
+
+# The order is the number; 0 is none.
+FRAMEWORKS = ("", "torch", "cupy", "numba", "jax", "rmm", "cuda.core")
+
+# Recordings under way; whoever adds a name tells each of them, under the lock.
+cdef object lock = Lock()
+cdef list active = []
+
+
+@cython.final
+cdef class Names:
+    """Numbers for texts, for the life of the process."""
+
+    cdef uint32_t what
+    cdef dict numbers
+    cdef list texts
+
+    def __init__(self, what):
+        self.what = what
+        self.numbers = {}
+        self.texts = [""]
+
+    cdef uint16_t number(self, object key, object describe) except? 0:
+        """Return the number of `key`, known to whatever records now; 0 if none is left."""
+        text = describe(key) if key not in self.numbers else ""
+        with lock:
+            found = self.numbers.get(key)
+            if found is None and len(self.texts) <= MOST_NUMBERS:
+                found = len(self.texts)
+                self.texts.append(text)
+                self.numbers[key] = found
+            for taken in active if found is not None else ():
+                (<RecorderHandle>taken).know(self.what, found, self.texts[found])
+        return 0 if found is None else found
+
+
+cdef Names tags = Names(REC_TAGS)
+cdef Names stacks = Names(REC_STACKS)
+cdef bint native_frames = False
+
+
+# ---- what the calling thread's events carry ------------------------------------------------------
+
+def set_tag(tag):
+    """Give the calling thread's events a tag, a str or None; returns the number before.
+
+    Raises
+    ------
+    ValueError
+        There are 65535 tags already.
+    """
+    cdef uint16_t number = 0
+    if tag is not None:
+        number = tags.number(tag, str)
+        if number == 0:
+            raise ValueError(f"tag {tag!r} is one too many: a process has up to {MOST_NUMBERS}")
+    return thread_set_tag(number)
+
+
+def restore_tag(number):
+    """Undo `set_tag`."""
+    thread_set_tag(number)
+
+
+@cython.final
+cdef class asked_by:
+    """A context in which the calling thread's events say that a framework asked."""
+
+    cdef uint8_t number
+    cdef uint8_t before
+
+    def __init__(self, framework):
+        self.number = FRAMEWORKS.index(framework)
+
+    def __enter__(self):
+        self.before = thread_set_framework(self.number)
+
+    def __exit__(self, *exception):
+        thread_set_framework(self.before)
+
+
+# ---- stacks --------------------------------------------------------------------------------------
+
+cdef void listen_for_stacks():
+    # With the lock: a recorder asks only where somebody wants stacks.
+    wanted = any((<RecorderHandle>taken).recorder.sampling for taken in active)
+    if wanted:
+        recorder_set_stacks(number_stack)
+    else:
+        recorder_set_stacks(NULL)
+
+
+cdef uint16_t number_stack() noexcept nogil:
+    # Called by an allocating thread that holds no lock of gpumem's, with the interpreter lock or
+    # without it. A thread that Python does not know has no frames to show.
+    if process_is_exiting() or PyGILState_GetThisThreadState() == NULL:
+        return 0
+    with gil:
+        return number_frames()
+
+
+cdef uint16_t number_frames() noexcept:
+    if PyErr_Occurred() != NULL:
+        return 0                # somebody's exception is on its way
+    try:
+        return stacks.number(frames_now(), describe_frames)
+    except Exception:
+        return 0                # no memory for a stack: the event goes without
+
+
+cdef tuple frames_now():
+    # Code objects and lines, and native addresses, innermost first: cheap, and the same each time.
+    cdef void* addresses[MOST_FRAMES]
+    cdef int count = 0
+    cdef int i
+    found = []
+    if native_frames:
+        count = backtrace(addresses, MOST_FRAMES)
+        for i in range(OWN_FRAMES, count):
+            found.append((None, <uintptr_t>addresses[i]))
+    frame = sys._getframe(0)
+    while frame is not None and len(found) < 2 * MOST_FRAMES:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def describe_frames(frames):
+    """Write frames as JSON: [file, line, name] each; native ones have line 0."""
+    return json.dumps([
+        [code.co_filename, line or 0, code.co_qualname] if code is not None else native_frame(line)
+        for code, line in frames])
+
+
+cdef list native_frame(uint64_t address):
+    cdef Dl_info info
+    if dladdr(<void*>address, &info) == 0 or info.dli_fname == NULL:
+        return ["", 0, f"{address:#x}"]
+    name = (<bytes>info.dli_sname).decode("utf-8", "replace") if info.dli_sname != NULL else ""
+    base = <uintptr_t>(info.dli_saddr if info.dli_sname != NULL else info.dli_fbase)
+    return [(<bytes>info.dli_fname).decode("utf-8", "replace"), 0, f"{name}+{address - base:#x}"]
+
+
+# ---- recorders -----------------------------------------------------------------------------------
+
+@cython.final
+cdef class RecorderHandle:
+    """Owns a recorder from its beginning to its end.
+
+    Parameters
+    ----------
+    slots : int
+        Of a ring, a power of two; 0 for a file.
+    file : int
+        An empty file, open to read and write, which this object does not close.
+    sampling : int
+        A stack for so many of 2**32 - 1 allocations.
+
+    Raises
+    ------
+    MemoryError, OSError
+        There is no room.
+    """
+
+    cdef Recorder* recorder
+    cdef readonly bint running
+    cdef set known              # what it was told to the file: (what, number)
+
+    def __cinit__(self, slots, file, sampling):
+        cdef int code = 0
+        cdef int descriptor = file
+        cdef uint32_t threshold = sampling
+        cdef uint64_t count = slots
+        self.known = set()
+        with nogil:
+            if count:
+                self.recorder = recorder_ring(count, threshold)
+            else:
+                self.recorder = recorder_file(descriptor, threshold, &code)
+        if self.recorder == NULL and count:
+            raise MemoryError(f"no host memory for a ring of {slots} events")
+        if self.recorder == NULL:
+            raise OSError(code, (<bytes>strerror(code)).decode())
+
+    def __dealloc__(self):
+        # In a fork's child the recorder is the parent's: its memory is left alone.
+        if self.recorder != NULL and self.recorder.generation == process.generation:
+            recorder_end(self.recorder)
+            recorder_free(self.recorder)
+
+    def begin(self, resources):
+        """Attach to resources, or with None to all; raise InUseError where another one is."""
+        cdef Tap* tap
+        cdef int code = 0
+        with lock:
+            # Threads may be within any tag already; a stack is told when it is met.
+            for number, text in enumerate(tags.texts[1:], start=1):
+                self.know(REC_TAGS, number, text)
+            for number, text in enumerate(FRAMEWORKS[1:], start=1):
+                self.know(REC_FRAMEWORKS, number, text)
+            active.append(self)
+            listen_for_stacks()
+        self.running = True
+        for resource in (None,) if resources is None else resources:
+            tap = NULL if resource is None else tap_of(resource)
+            with nogil:
+                code = recorder_begin(self.recorder, tap)
+            if code != 0:
+                self.end()
+                raise_refusal(code, resource)
+
+    def end(self):
+        """Detach. When it returns nothing is written any more. Idempotent."""
+        if not self.running:
+            return
+        self.running = False
+        with lock:
+            active.remove(self)
+            listen_for_stacks()
+        if self.recorder.generation == process.generation:
+            with nogil:
+                recorder_end(self.recorder)
+
+    def finish_file(self):
+        """Cut the file behind its last event."""
+        cdef int code
+        with nogil:
+            code = recorder_finish_file(self.recorder)
+        if code != 0:
+            raise OSError(code, (<bytes>strerror(code)).decode())
+
+    def know(self, what, number, text):
+        """Tell a file what a number means, once."""
+        if (what, number) not in self.known:
+            self.known.add((what, number))
+            encoded = text.encode("utf-8", "replace")
+            recorder_define(self.recorder, what, number, encoded, len(encoded))
+
+    def read_ring(self, uint64_t[:, ::1] rows not None):
+        """Copy the events that a ring holds, the oldest first; returns how many.
+
+        `rows` has six words for each slot of the ring.
+        """
+        cdef uint64_t last = self.recorder.next
+        cdef uint64_t first = max(<uint64_t>0, last - min(last, self.recorder.mask + 1))
+        cdef uint64_t number
+        cdef Py_ssize_t count = 0
+        with nogil:
+            for number in range(first, last):
+                if count < rows.shape[0] and recorder_read_ring(self.recorder, number,
+                                                                &rows[count, 0]):
+                    count += 1
+        return count
+
+    @property
+    def belongs_here(self):
+        """Whether it is this process's, not the parent's of a fork."""
+        return self.recorder.generation == process.generation
+
+    @property
+    def written(self):
+        """Slots claimed so far, names included."""
+        return self.recorder.next
+
+    @property
+    def missed(self):
+        """Events that found no slot."""
+        return self.recorder.missed
+
+    @property
+    def failed(self):
+        """The errno of what made it stop; 0: nothing did."""
+        return self.recorder.failed
+
+    @property
+    def began_at(self):
+        """Nanoseconds since 1970."""
+        return self.recorder.began_at
+
+    def names(self):
+        """Return what the numbers in a ring mean, as the reader of a file has it."""
+        return {
+            "resources": {i: (<bytes>self.recorder.names[i]).decode("utf-8", "replace")
+                          for i in range(self.recorder.resources)},
+            "tags": dict(enumerate(tags.texts[1:], start=1)),
+            "stacks": dict(enumerate(stacks.texts[1:], start=1)),
+            "frameworks": dict(enumerate(FRAMEWORKS[1:], start=1)),
+        }
+
+
+def thread_id(number):
+    """Return the system's id of a thread by its number in events."""
+    return recorder_thread_id(number)
+
+
+def set_native_frames(on):
+    """Have stacks begin with native frames, or not."""
+    global native_frames
+    native_frames = on
+
+
+def resources_below(resource):
+    """Return the resources whose blocks a resource hands out: itself, or those under adaptors.
+
+    Raises
+    ------
+    TypeError
+        It is no resource of gpumem's, or its blocks cannot be recorded.
+    """
+    if isinstance(resource, GraphPool):
+        return [resource]
+    if not isinstance(resource, MemoryResource):
+        raise TypeError(f"{resource!r} is not a MemoryResource")
+    if isinstance(resource, Adaptor):
+        below = [found for upstream in resource.upstreams for found in resources_below(upstream)]
+        return list({id(found): found for found in below}.values())
+    tap_of(resource)
+    return [resource]
+
+
+cdef Tap* tap_of(object resource) except NULL:
+    if isinstance(resource, GraphPool):
+        return &(<GraphPool>resource).core.tap
+    if isinstance(resource, Arena):
+        return &(<Arena>resource).core.tap
+    if isinstance(resource, DirectResource) and (<DirectResource>resource).core != NULL:
+        return &(<DirectResource>resource).core.tap
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).raw is not None:
+        return &(<MemoryResource>resource).raw.tap
+    raise TypeError(f"{resource!r} was never initialised, or hands out no blocks")
+
+
+cdef int raise_refusal(int code, object resource) except -1:
+    if code == EBUSY:
+        which = "a resource" if resource is None else repr(resource)
+        raise InUseError(f"{which} is being recorded already: one recording at a time")
+    raise OSError(code, (<bytes>strerror(code)).decode())

@@ -1,0 +1,389 @@
+"""Recorded events, and the file that holds them.
+
+The file, version 1. Everything is little-endian. A header of 96 bytes::
+
+    0   8   "gpumemEV"
+    8   4   version, 1
+    12  4   bytes of a slot, 48
+    16  8   when the recording began: nanoseconds since 1970, UTC
+    24  8   process id
+    32  64  zero
+
+Behind it slots of 48 bytes, until the file ends. A slot whose kind is 0 was begun and never
+finished (its writer was killed), or lies behind the last one in a file that nobody closed; bytes at
+the end that are no whole slot were cut off. Both are skipped. A slot is an event::
+
+    0   8   time, nanoseconds since the recording began
+    8   8   address
+    16  8   bytes asked for; 0 in free_completed
+    24  6   bytes of the block
+    30  2   number of the resource
+    32  8   handle of the stream
+    40  1   kind
+    41  1   number of the framework that asked, 0: none
+    42  2   number of the thread
+    44  2   number of the tag, 0: none
+    46  2   number of the stack, 0: none
+
+======  ==================  ======================================================================
+kind    action              what happened
+======  ==================  ======================================================================
+1       alloc               a block was handed out for the stream
+2       free                a block came back for the stream, and may be handed out to it again
+3       free_requested      a block came back while other streams may still use it
+4       free_completed      they do not use it any more
+5       failure             the bytes asked for could not be handed out; no address
+6       reserve             memory came from the driver at the address: a region, or a page
+7       release             and went back to it
+8       move                a page moved, and is at the address now
+9       shrink              a shrink is done, which gave so many bytes back
+10      reset               the stream was declared drained
+255     (a part of a name)  below
+======  ==================  ======================================================================
+
+A part of a name: 40 bytes of text, then kind 255; at 41 what is named (1 a resource, 2 a tag, 3 a
+framework, 4 a thread, 5 a stack), at 42 the number of the part from 0, at 44 the number that is
+named, at 46 how many bytes of the text are left, this part's included. Texts are UTF-8. A resource
+is ``memory``, ``kind`` and ``name`` with tabs between them; a thread the system's id, in decimal; a
+stack a JSON array of ``[file, line, name]``, the innermost first, native frames with line 0. A name
+stands before its first use, except for a thread's, which may come later, or not at all.
+
+Events of one block are in order. Those of different threads may stand in a slightly different
+order than their times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumem.errors import GpumemError
+
+__all__ = [
+    "ACTIONS",
+    "Event",
+    "EventFileError",
+    "Events",
+    "Frame",
+    "RecordedResource",
+    "read",
+]
+
+MAGIC = b"gpumemEV"
+VERSION = 1
+HEADER_BYTES = 96
+SLOT_BYTES = 48
+
+ACTIONS = {
+    1: "alloc",
+    2: "free",
+    3: "free_requested",
+    4: "free_completed",
+    5: "failure",
+    6: "reserve",
+    7: "release",
+    8: "move",
+    9: "shrink",
+    10: "reset",
+}
+"""What the kinds of events are called."""
+
+_PART_OF_A_NAME = 255
+_TEXT_BYTES = 40
+_NAMED = {1: "resources", 2: "tags", 3: "frameworks", 4: "threads", 5: "stacks"}
+_BLOCK_BITS = np.uint64((1 << 48) - 1)
+
+_SLOT = np.dtype(
+    [
+        ("time", "<u8"),
+        ("address", "<u8"),
+        ("nbytes", "<u8"),
+        ("block", "<u8"),  # upper 16 bits: the resource
+        ("stream", "<u8"),
+        ("kind", "u1"),
+        ("framework", "u1"),
+        ("thread", "<u2"),
+        ("tag", "<u2"),
+        ("stack", "<u2"),
+    ]
+)
+EVENT = np.dtype([*((name, _SLOT[name]) for name in _SLOT.names or ()), ("resource", "<u2")])
+"""One event in `Events.records`."""
+
+
+class EventFileError(GpumemError, ValueError):
+    """A file that holds no recorded events, or none that this version can read. One line."""
+
+
+class Frame(NamedTuple):
+    """One frame of a stack; a native one has line 0."""
+
+    filename: str
+    line: int
+    name: str
+
+
+@dataclass(frozen=True)
+class RecordedResource:
+    """What a recording knows of a resource.
+
+    Attributes
+    ----------
+    memory : str
+        Such as ``"cuda:0"``.
+    kind : str
+        ``"arena"``, ``"graph pool"``, ``"DriverPool"``, ``"ExternalAllocator"`` or ``"user"``.
+    name : str
+        The resource's name, up to 63 bytes of it.
+    """
+
+    memory: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """One recorded event.
+
+    Attributes
+    ----------
+    action : str
+        One of `ACTIONS`' values; the module's description says what each means.
+    time : int
+        Nanoseconds since the recording began.
+    resource : RecordedResource
+        Where it happened.
+    address : int
+        Of the block or the memory; 0 where there is none.
+    nbytes : int
+        Bytes asked for.
+    block_nbytes : int
+        Bytes of the block, padding included; of a failure the arena's status.
+    stream : int
+        Handle of the stream.
+    thread : int
+        The system's id of the thread; 0 if it is not known.
+    tag : str or None
+        The `tag` that the thread was within.
+    framework : str or None
+        Which library asked, such as ``"torch"``.
+    stack : tuple of Frame
+        Where it was asked for, the innermost first; empty unless it was sampled.
+    """
+
+    action: str
+    time: int
+    resource: RecordedResource
+    address: int
+    nbytes: int
+    block_nbytes: int
+    stream: int
+    thread: int
+    tag: str | None
+    framework: str | None
+    stack: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events in the order in which they were written; a sequence of `Event`.
+
+    Attributes
+    ----------
+    records : ndarray of EVENT, shape (events,)
+        The same as columns: ``time``, ``address``, ``nbytes``, ``block``, ``stream``, ``kind``,
+        ``framework``, ``thread``, ``tag``, ``stack``, ``resource``; the last five are numbers of
+        what the mappings below name.
+    resources : mapping of int to RecordedResource
+    tags, frameworks : mapping of int to str
+    threads : mapping of int to int
+        The system's ids.
+    stacks : mapping of int to tuple of Frame
+    began : int
+        Nanoseconds since 1970.
+    process : int
+        Process id; 0 if it is not known.
+    torn : int
+        Slots that were begun and never finished, because the process died meanwhile.
+    lost : int
+        Events that a ring no longer had room for, or that found no room in the file, as far as
+        that is known.
+    """
+
+    records: NDArray[np.void]
+    resources: Mapping[int, RecordedResource]
+    tags: Mapping[int, str]
+    frameworks: Mapping[int, str]
+    threads: Mapping[int, int]
+    stacks: Mapping[int, tuple[Frame, ...]]
+    began: int
+    process: int = 0
+    torn: int = 0
+    lost: int = field(default=0)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Event:
+        return self._event(self.records[index].item())
+
+    def __iter__(self) -> Iterator[Event]:
+        for row in self.records.tolist():
+            yield self._event(row)
+
+    def __repr__(self) -> str:
+        return f"<Events: {len(self)} of {len(self.resources)} resources>"
+
+    def _event(self, row: tuple[Any, ...]) -> Event:
+        time, address, nbytes, block, stream, kind, framework, thread, tag, stack, resource = row
+        return Event(
+            ACTIONS.get(kind, f"kind {kind}"),
+            time,
+            self.resources.get(resource, _UNKNOWN_RESOURCE),
+            address,
+            nbytes,
+            block,
+            stream,
+            self.threads.get(thread, 0),
+            self.tags.get(tag),
+            self.frameworks.get(framework),
+            self.stacks.get(stack, ()),
+        )
+
+
+_UNKNOWN_RESOURCE = RecordedResource("", "", "")
+
+
+def read(path: str | os.PathLike[str]) -> Events:
+    """Read a file of recorded events, whether its recording ended, goes on or was killed.
+
+    Parameters
+    ----------
+    path : str or path
+        What `record` wrote.
+
+    Returns
+    -------
+    Events
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    EventFileError
+        It holds no recorded events, or those of a newer version.
+
+    Examples
+    --------
+    >>> import tempfile, os, gpumem, gpumem.observe
+    >>> path = os.path.join(tempfile.mkdtemp(), "events")
+    >>> with gpumem.observe.record(path=path):
+    ...     gpumem.Arena("host").allocate(1000).close()
+    >>> [(event.action, event.nbytes) for event in gpumem.observe.read(path)
+    ...  if event.address and event.action != "reserve"]
+    [('alloc', 1000), ('free', 1000)]
+    """
+    with open(path, "rb") as file:
+        return parse(file.read())
+
+
+def parse(data: bytes) -> Events:
+    """Make `Events` of a file's bytes; see `read`."""
+    if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
+        raise EventFileError("not a file of recorded events: it does not begin with gpumemEV")
+    version, slot_bytes = (int.from_bytes(data[at : at + 4], "little") for at in (8, 12))
+    if version != VERSION or slot_bytes != SLOT_BYTES:
+        raise EventFileError(
+            f"events of version {version} in slots of {slot_bytes} bytes, accepted is version "
+            f"{VERSION} in slots of {SLOT_BYTES}"
+        )
+    whole = (len(data) - HEADER_BYTES) // SLOT_BYTES
+    slots = np.frombuffer(data, _SLOT, whole, HEADER_BYTES)
+    return events_of(
+        slots,
+        names_of(slots),
+        began=int.from_bytes(data[16:24], "little"),
+        process=int.from_bytes(data[24:32], "little"),
+    )
+
+
+def events_of(
+    slots: NDArray[np.void],
+    names: Mapping[str, Mapping[int, str]],
+    *,
+    began: int,
+    process: int,
+    lost: int = 0,
+) -> Events:
+    """Make `Events` of slots, and of what their numbers mean as text."""
+    finished = np.flatnonzero(slots["kind"])
+    last = int(finished[-1]) + 1 if finished.size else 0
+    of_events = slots[(slots["kind"] != 0) & (slots["kind"] != _PART_OF_A_NAME)]
+    records = np.empty(len(of_events), EVENT)
+    for column in _SLOT.names or ():
+        records[column] = of_events[column]
+    records["resource"] = of_events["block"] >> np.uint64(48)
+    records["block"] &= _BLOCK_BITS
+    records.flags.writeable = False
+    return Events(
+        records,
+        {number: _resource(text) for number, text in names.get("resources", {}).items()},
+        dict(names.get("tags", {})),
+        dict(names.get("frameworks", {})),
+        {n: int(text) for n, text in names.get("threads", {}).items() if text.isdigit()},
+        {number: _stack(text) for number, text in names.get("stacks", {}).items()},
+        began,
+        process,
+        last - finished.size,
+        lost,
+    )
+
+
+def slots_of(words: NDArray[np.uint64]) -> NDArray[np.void]:
+    """View rows of six words as slots."""
+    slots: NDArray[np.void] = np.ascontiguousarray(words).view(_SLOT).reshape(-1)
+    return slots
+
+
+def names_of(slots: NDArray[np.void]) -> dict[str, dict[int, str]]:
+    """Put the parts of each name together; a name with a part missing is left out."""
+    found: dict[str, dict[int, str]] = {what: {} for what in _NAMED.values()}
+    begun: dict[tuple[int, int], tuple[int, bytearray]] = {}  # -> next part, text so far
+    parts = slots[slots["kind"] == _PART_OF_A_NAME]
+    for slot in parts:
+        what, number, part, left = (
+            int(slot[column]) for column in ("framework", "tag", "thread", "stack")
+        )
+        if part == 0:
+            begun[what, number] = 0, bytearray()
+        expected, text = begun.get((what, number), (-1, bytearray()))
+        if part != expected or what not in _NAMED:
+            begun.pop((what, number), None)
+            continue
+        text += slot.tobytes()[: min(left, _TEXT_BYTES)]
+        begun[what, number] = part + 1, text
+        if left <= _TEXT_BYTES:
+            found[_NAMED[what]][number] = text.decode("utf-8", "replace")
+    return found
+
+
+def _resource(text: str) -> RecordedResource:
+    fields = text.split("\t", 2)
+    return RecordedResource(*fields) if len(fields) == 3 else _UNKNOWN_RESOURCE
+
+
+def _stack(text: str) -> tuple[Frame, ...]:
+    """Read a stack; one that was cut, or that is none, is empty."""
+    try:
+        return tuple(
+            Frame(str(file), int(line), str(name)) for file, line, name in json.loads(text)
+        )
+    except (ValueError, TypeError, RecursionError):
+        return ()

@@ -1,0 +1,284 @@
+"""Recording: which resources, into what, from when to when; and the tags that events carry."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from gpumem._buffer import MemoryResource
+from gpumem._core_capture import GraphPool
+from gpumem.errors import ConfigError, InUseError
+from gpumem.observe import _recording
+from gpumem.observe.events import Events, events_of, read, slots_of
+
+if TYPE_CHECKING:
+    from gpumem.replay.trace import Trace
+
+__all__ = ["Recording", "record", "tag"]
+
+MOST_EVENTS = 1 << 28
+_ALWAYS = (1 << 32) - 1
+
+
+class Recording:
+    """Events of resources from now until `stop`; made by `record`.
+
+    Attributes
+    ----------
+    path : Path or None
+        The file; None of a ring.
+    """
+
+    def __init__(
+        self,
+        resources: list[MemoryResource | GraphPool] | None,
+        path: Path | None,
+        capacity: int,
+        sampling: int,
+    ) -> None:
+        self.path = path
+        self._file = -1 if path is None else _open_alone(path)
+        self._taken: Events | None = None
+        self._process = os.getpid()
+        try:
+            slots = 0 if path is not None else 1 << (capacity - 1).bit_length()
+            self._handle = _recording.RecorderHandle(slots, self._file, sampling)
+            self._slots = slots
+            self._handle.begin(resources)
+        except BaseException:
+            self._close_file()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether events are being written."""
+        return self._handle.running and self._handle.belongs_here and not self._handle.failed
+
+    @property
+    def lost(self) -> int:
+        """How many events found no room: a ring's oldest, and those that a full disk refused."""
+        overwritten = max(0, self._handle.written - self._slots) if self._slots else 0
+        return self._handle.missed + overwritten
+
+    @property
+    def failed(self) -> OSError | None:
+        """What made a recording into a file stop by itself, such as a full disk; else None."""
+        code = self._handle.failed
+        return OSError(code, os.strerror(code), str(self.path)) if code else None
+
+    def events(self) -> Events:
+        """Return what was recorded so far; of a ring, what it still holds.
+
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        """
+        if self.path is not None:
+            return read(self.path)
+        if self._taken is not None:
+            return self._taken
+        rows = np.zeros((self._slots, 6), np.uint64)
+        slots = slots_of(rows[: self._handle.read_ring(rows)])
+        names: dict[str, dict[int, str]] = self._handle.names()
+        names["threads"] = {
+            number: str(_recording.thread_id(number))
+            for number in np.unique(slots["thread"]).tolist()
+        }
+        return events_of(
+            slots, names, began=self._handle.began_at, process=self._process, lost=self.lost
+        )
+
+    def trace(self, device: int | None = None) -> Trace:
+        """Return what was recorded as a `gpumem.replay.Trace`.
+
+        Parameters
+        ----------
+        device : int, optional
+            Which memory of several to take, in the order of their names; without it, the busiest.
+
+        Raises
+        ------
+        TraceError
+            Nothing was allocated.
+        """
+        from gpumem.replay.recordings import trace_of
+
+        name = self.path.stem if self.path is not None else "recording"
+        return trace_of(self.events(), name, device)
+
+    def stop(self) -> None:
+        """Write no more events. Idempotent. A fork's child leaves its parent's file alone.
+
+        Raises
+        ------
+        OSError
+            The file cannot be cut behind its last event; what was written can be read all the same.
+        """
+        if not self._handle.running:
+            return
+        self._handle.end()
+        if self._slots:
+            self._taken = self.events()
+        try:
+            if self._file >= 0 and self._handle.belongs_here:
+                self._handle.finish_file()
+        finally:
+            self._close_file()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        where = f"into {self.path}" if self.path is not None else f"ring of {self._slots}"
+        return f"<Recording {where}, {'running' if self.running else 'stopped'}>"
+
+    def _close_file(self) -> None:
+        # The lock goes with the mapping, later than the descriptor; a fork's child keeps out of it.
+        if self._file >= 0:
+            if os.getpid() == self._process:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            with contextlib.suppress(OSError):
+                self.stop()
+
+
+def record(
+    resource: MemoryResource | GraphPool | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    capacity: int = 1 << 16,
+    stacks: float = 0.0,
+    native: bool = False,
+) -> Recording:
+    """Record allocations, frees, growth, page moves and failures, from now on.
+
+    Whoever asks is recorded alike: Python, PyTorch, CuPy and Numba over gpumem, views that end on
+    any thread. Where nothing is recorded this costs a look at one word.
+
+    Parameters
+    ----------
+    resource : MemoryResource or GraphPool, optional
+        What to record; an adaptor stands for what it is around. None: every resource of the
+        process, those made later too.
+    path : str or path, optional
+        A file, which is begun anew and grows by 48 bytes an event; `gpumem.observe.events`
+        describes it. It holds what was recorded when the process dies, however it dies. None: a
+        ring in memory.
+    capacity : int, optional
+        Events that a ring holds, rounded up to a power of two; the oldest go.
+    stacks : float, optional
+        Keep the Python stack of this share of the allocations, 0.0 to 1.0. Each takes some
+        microseconds, and the interpreter lock.
+    native : bool, optional
+        Let stacks begin with the native frames.
+
+    Returns
+    -------
+    Recording
+        Under way; `stop` it, or use it as a context.
+
+    Raises
+    ------
+    TypeError
+        `resource` is no resource.
+    ConfigError
+        `capacity` or `stacks` is out of range.
+    InUseError
+        Something of it is being recorded already, or another recording writes into the file.
+    OSError
+        The file cannot be made, or has no room.
+
+    Notes
+    -----
+    In a fork's child nothing is written into its parent's file. Events tell of blocks as they leave
+    and enter a resource's books: of one with ``enable=False`` each is also memory of the driver.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> with gpumem.observe.record(arena) as recording:
+    ...     with gpumem.observe.tag("weights"):
+    ...         arena.allocate(1000).close()
+    >>> [(event.action, event.nbytes, event.tag) for event in recording.events()
+    ...  if event.action != "reserve"]
+    [('alloc', 1000, 'weights'), ('free', 1000, None)]
+    """
+    if (
+        isinstance(capacity, bool)
+        or not isinstance(capacity, int)
+        or not (1 <= capacity <= MOST_EVENTS)
+    ):
+        raise ConfigError(f"capacity = {capacity!r} is not accepted: it takes 1 to {MOST_EVENTS}")
+    if isinstance(stacks, bool) or not isinstance(stacks, int | float) or not 0 <= stacks <= 1:
+        raise ConfigError(f"stacks = {stacks!r} is not accepted: it takes 0.0 to 1.0")
+    resources = None if resource is None else _recording.resources_below(resource)
+    _recording.set_native_frames(native)
+    file = None if path is None else Path(path)
+    return Recording(resources, file, capacity, round(stacks * _ALWAYS))
+
+
+@contextlib.contextmanager
+def tag(name: str) -> Iterator[None]:
+    """Name what the calling thread allocates meanwhile, in events and snapshots.
+
+    Tags nest: the innermost counts. Only while something is recorded do blocks keep them.
+
+    Parameters
+    ----------
+    name : str
+        For people; a process has up to 65535 different ones.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `name` is no str, is empty, or is one too many.
+
+    Notes
+    -----
+    A tag belongs to the thread, not to a task: code that awaits inside of it shares it with
+    whatever else the thread runs meanwhile.
+
+    Examples
+    --------
+    >>> with tag("optimizer"):
+    ...     pass
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a tag is a str, not {type(name).__name__}")
+    if not name:
+        raise ValueError("a tag has at least one character")
+    before = _recording.set_tag(name)
+    try:
+        yield
+    finally:
+        _recording.restore_tag(before)
+
+
+def _open_alone(path: Path) -> int:
+    """Open an empty file that no other recording writes into."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(file, 0)
+    except BlockingIOError:
+        os.close(file)
+        raise InUseError(f"{path} is being written by another recording") from None
+    except BaseException:
+        os.close(file)
+        raise
+    return file

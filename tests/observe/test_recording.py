@@ -1,0 +1,664 @@
+"""What is recorded, into rings and files, by which resources, threads and processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers import child
+
+import gpumem
+from gpumem import observe
+from gpumem.errors import ConfigError, InUseError
+from gpumem.observe.events import EVENT, HEADER_BYTES, SLOT_BYTES
+from gpumem.replay import load_trace, replay
+
+REGIONS = {"backing": "regions"}
+
+
+def told(events, *actions):
+    """Return (action, bytes asked for) of events, or of some actions."""
+    return [(e.action, e.nbytes) for e in events if not actions or e.action in actions]
+
+
+def blocks_of(events):
+    return told(events, "alloc", "free", "free_requested", "free_completed", "failure")
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def test_a_ring_holds_what_was_allocated_and_freed_meanwhile_and_nothing_else(make_arena):
+    arena = make_arena()
+    before = arena.allocate(100)
+    with observe.record(arena) as recording:
+        arena.allocate(1000).close()
+        before.close()
+    arena.allocate(5).close()
+    assert blocks_of(recording.events()) == [("alloc", 1000), ("free", 1000), ("free", 100)]
+
+
+def test_an_event_says_where_how_much_for_which_stream_and_on_which_thread(make_arena):
+    arena = make_arena(name="mine")
+    stream = gpumem.Stream("host")
+    with observe.record(arena) as recording:
+        buffer = arena.allocate(1000, stream)
+        address = buffer.ptr
+        buffer.close()
+    events = [e for e in recording.events() if e.action in ("alloc", "free")]
+    for event in events:
+        assert (event.address, event.block_nbytes, event.stream) == (address, 1024, stream.ptr)
+        assert event.thread == threading.get_native_id()
+        assert event.resource == observe.RecordedResource("host:0", "arena", "mine")
+    assert 0 < events[0].time <= events[1].time < 60e9
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_memory_that_comes_and_goes_is_told_to_the_byte(make_arena, backing):
+    arena = make_arena({"backing": backing})
+    with observe.record(arena) as recording:
+        buffers = [arena.allocate(3 << 20) for _ in range(8)]
+        persistent = arena.allocate_persistent(1 << 20)
+        highest = arena.stats().max_reserved
+        for buffer in (*buffers, persistent):
+            buffer.close()
+        released = arena.shrink().released_bytes
+    records = recording.events().records
+    came = records["nbytes"][records["kind"] == 6].sum()
+    went = records["nbytes"][records["kind"] == 7].sum()
+    assert came == highest
+    assert came - went == arena.stats().reserved
+    assert told(recording.events(), "shrink") == [("shrink", released)]
+
+
+def test_pages_that_move_are_told(make_arena):
+    arena = make_arena({"backing": "virtual", "page_move_threshold": 0.0, "page_move_budget": 1.0})
+    rng = random.Random(7)
+    with observe.record(arena) as recording:
+        live = []
+        for _ in range(400):
+            if live and rng.random() < 0.5:
+                live.pop(rng.randrange(len(live))).close()
+            else:
+                live.append(arena.allocate(rng.randrange(1, 12 << 20)))
+        for buffer in live:
+            buffer.close()
+    moved = arena.stats().pages_moved
+    assert moved > 0
+    assert len(told(recording.events(), "move")) == moved
+
+
+def test_a_failure_is_told_with_what_was_asked_for(make_arena):
+    arena = make_arena({"max_mem": 1 << 20, **REGIONS})
+    with observe.record(arena) as recording, pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(2 << 20)
+    assert told(recording.events()) == [("failure", 2 << 20)]
+
+
+def test_a_block_that_another_stream_uses_is_free_later_than_it_was_given_back(make_arena, host):
+    arena = make_arena()
+    host.use_virtual_clock(True)
+    host.set_lag(1_000_000)
+    stream, side = gpumem.Stream("host"), gpumem.Stream("host")
+    with observe.record(arena) as recording:
+        buffer = arena.allocate(1000, stream)
+        buffer.record_stream(side)
+        gpumem.zeros(10, "uint8", memory="host", stream=side)
+        buffer.close()
+        assert told(recording.events(), "free", "free_requested", "free_completed") == [
+            ("free_requested", 1000)
+        ]
+        host.use_virtual_clock(False)
+        host.set_lag(0)
+        side.synchronize()
+        arena.shrink()
+    [end] = [e for e in recording.events() if e.action == "free_completed"]
+    assert (end.address, end.block_nbytes, end.stream) == (buffer.ptr, 1024, stream.ptr)
+
+
+def test_a_stream_that_is_reset_is_told(make_arena):
+    arena, stream = make_arena(), gpumem.Stream("host")
+    with observe.record(arena) as recording:
+        arena.allocate(1, stream).close()
+        arena.reset_stream(stream)
+    assert [e.stream for e in recording.events() if e.action == "reset"] == [stream.ptr]
+
+
+def test_views_that_outlive_their_buffer_tell_their_end(make_arena):
+    arena = make_arena()
+    with observe.record(arena) as recording:
+        view = np.from_dlpack(arena.allocate(64))
+        assert blocks_of(recording.events()) == [("alloc", 64)]
+        del view
+    assert blocks_of(recording.events()) == [("alloc", 64), ("free", 64)]
+
+
+# ---- tags, stacks --------------------------------------------------------------------------------
+
+
+def test_tags_nest_and_belong_to_their_thread(make_arena):
+    arena = make_arena()
+
+    def other():
+        with observe.tag("other"):
+            entered.set()
+            arena.allocate(3).close()
+
+    entered = threading.Event()
+    with observe.record(arena) as recording, observe.tag("outer"):
+        with observe.tag("inner"):
+            thread = threading.Thread(target=other)
+            thread.start()
+            entered.wait()
+            arena.allocate(1).close()
+            thread.join()
+        arena.allocate(2).close()
+    tags = {e.nbytes: e.tag for e in recording.events() if e.action == "alloc"}
+    assert tags == {1: "inner", 2: "outer", 3: "other"}
+
+
+@pytest.mark.parametrize(("name", "error"), [("", ValueError), (3, TypeError), (None, TypeError)])
+def test_a_tag_is_a_text(name, error):
+    with pytest.raises(error), observe.tag(name):
+        pass
+
+
+def test_every_allocation_has_its_stack_with_stacks_1_and_none_with_0(make_arena, tmp_path):
+    arena = make_arena()
+    with observe.record(arena, tmp_path / "all", stacks=1.0):
+        arena.allocate(1).close()
+    with observe.record(arena, tmp_path / "none"):
+        arena.allocate(1).close()
+    found = {
+        name: [e.stack for e in observe.read(tmp_path / name) if e.action == "alloc"]
+        for name in ("all", "none")
+    }
+    innermost = found["all"][0][0]
+    assert (innermost.filename, innermost.name) == (
+        __file__,
+        "test_every_allocation_has_its_stack_with_stacks_1_and_none_with_0",
+    )
+    assert found["none"] == [()]
+
+
+def test_a_share_of_the_allocations_has_a_stack(make_arena):
+    arena = make_arena()
+    with observe.record(arena, capacity=1 << 13, stacks=0.25) as recording:
+        for _ in range(2000):
+            arena.allocate(1).close()
+    with_stack = sum(bool(e.stack) for e in recording.events() if e.action == "alloc")
+    assert 350 < with_stack < 650
+
+
+def test_native_frames_come_before_pythons(make_arena):
+    arena = make_arena()
+    with observe.record(arena, stacks=1.0, native=True) as recording:
+        arena.allocate(1).close()
+    stack = next(e.stack for e in recording.events() if e.action == "alloc")
+    lines = [frame.line for frame in stack]
+    assert lines[0] == 0
+    assert "_core" in " ".join(frame.filename for frame in stack)
+    assert stack[-1].line > 0
+
+
+# ---- which resources -----------------------------------------------------------------------------
+
+
+def user_resource():
+    import ctypes
+
+    class Plain(gpumem.MemoryResource):
+        def __init__(self):
+            super().__init__(gpumem.MemoryInfo("host", alignment=1), name="plain")
+            self.blocks = {}
+
+        def allocate_raw(self, nbytes, stream):
+            if nbytes > 1 << 20:
+                raise MemoryError("too much")
+            block = ctypes.create_string_buffer(nbytes)
+            self.blocks[ctypes.addressof(block)] = block
+            return ctypes.addressof(block)
+
+        def deallocate_raw(self, ptr, nbytes, stream):
+            del self.blocks[ptr]
+
+    return Plain()
+
+
+def external():
+    arena = gpumem.Arena("host")
+    held = {}
+
+    def alloc(nbytes):
+        buffer = arena.allocate(nbytes)
+        held[buffer.ptr] = buffer
+        return buffer.ptr
+
+    return gpumem.ExternalAllocator(alloc, lambda ptr: held.pop(ptr).close(), memory="host")
+
+
+RESOURCES = {
+    "arena": lambda: gpumem.Arena("host", REGIONS),
+    "paged arena": lambda: gpumem.Arena("host", {"backing": "virtual"}),
+    "passed through": lambda: gpumem.Arena("host", {"enable": False}),
+    "pinned": lambda: gpumem.Arena("host/host_accessible"),
+    "pool": lambda: gpumem.DriverPool("host"),
+    "external": external,
+    "user": user_resource,
+    "adaptor": lambda: gpumem.limit(gpumem.track(gpumem.Arena("host")), 1 << 20),
+}
+
+
+@pytest.mark.parametrize("make", RESOURCES.values(), ids=RESOURCES)
+def test_every_kind_of_resource_tells_of_its_blocks(make):
+    resource = make()
+    with observe.record(resource) as recording, resource.allocate(500) as buffer:
+        address = buffer.ptr
+    events = [e for e in recording.events() if e.action in ("alloc", "free")]
+    assert [(e.action, e.address, e.nbytes) for e in events] == [
+        ("alloc", address, 500),
+        ("free", address, 500),
+    ]
+    resource.allocate(5).close()
+    assert len(recording.events()) == len(recording.events())
+
+
+def test_a_graph_pool_tells_of_its_blocks():
+    arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+    with arena.capture(stream) as pool, observe.record(pool) as recording:
+        arena.allocate(100, stream).close()
+    assert blocks_of(recording.events()) == [("alloc", 100), ("free", 100)]
+    assert recording.events()[0].resource.kind == "graph pool"
+
+
+def test_without_a_resource_all_are_recorded_also_those_made_later(make_arena):
+    early = make_arena(name="early")
+    with observe.record() as recording:
+        early.allocate(1).close()
+        make_arena(name="late").allocate(2).close()
+        RESOURCES["user"]().allocate(3).close()
+    found = {(e.resource.name, e.nbytes) for e in recording.events() if e.action == "alloc"}
+    assert found == {("early", 1), ("late", 2), ("plain", 3)}
+
+
+def test_a_resource_has_one_recording_at_a_time_and_the_first_goes_on(make_arena):
+    arena = make_arena()
+    with observe.record(arena) as recording:
+        for resource in (arena, gpumem.track(arena), None):
+            with pytest.raises(InUseError, match="already"):
+                observe.record(resource)
+        arena.allocate(1).close()
+    assert blocks_of(recording.events()) == [("alloc", 1), ("free", 1)]
+    with observe.record(arena):
+        pass
+
+
+def test_what_is_recorded_may_end_before_its_recording():
+    arena = gpumem.Arena("host")
+    recording = observe.record(arena)
+    view = np.from_dlpack(arena.allocate(8))
+    del arena, view
+    gpumem.Arena("host").close()  # ends what was let go
+    recording.stop()
+    assert blocks_of(recording.events()) == [("alloc", 8), ("free", 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"resource": 3}, TypeError),
+        ({"resource": "host"}, TypeError),
+        ({"capacity": 0}, ConfigError),
+        ({"capacity": 1 << 40}, ConfigError),
+        ({"capacity": 2.5}, ConfigError),
+        ({"stacks": 1.5}, ConfigError),
+        ({"stacks": -0.1}, ConfigError),
+        ({"stacks": "all"}, ConfigError),
+        ({"path": "/nowhere/at/all"}, FileNotFoundError),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_and_nothing_is_recording(arguments, error):
+    with pytest.raises(error):
+        observe.record(**arguments)
+    with observe.record():
+        pass
+
+
+# ---- rings ---------------------------------------------------------------------------------------
+
+
+def test_a_ring_keeps_the_newest_events_and_says_how_many_are_gone(make_arena):
+    arena = make_arena()
+    with observe.record(arena, capacity=100) as recording:
+        for size in range(1, 1001):
+            arena.allocate(size).close()
+    events = recording.events()
+    assert len(events) == 128
+    assert [events[127].nbytes, events[0].nbytes] == [1000, 937]
+    assert recording.lost == events.lost == 2 * 1000 + 1 - 128
+
+
+def test_threads_write_into_a_ring_while_it_is_read_and_no_event_is_a_mixture(make_arena):
+    arena = make_arena()
+    streams = [gpumem.Stream("host") for _ in range(3)]
+    done = threading.Event()
+
+    def work(number):
+        # The bytes asked for tell the stream, and the stream the thread.
+        while not done.is_set():
+            arena.allocate(1000 + number, streams[number]).close()
+
+    with observe.record(arena, capacity=64) as recording:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        ids = {thread.native_id: n for n, thread in enumerate(threads)}
+        seen = 0
+        for _ in range(200):
+            for event in recording.events():
+                if event.action in ("alloc", "free"):
+                    number = event.nbytes - 1000
+                    assert ids[event.thread] == number
+                    assert event.stream == streams[number].ptr
+                    assert event.block_nbytes == 1024
+                    seen += 1
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert seen > 1000
+
+
+def test_recordings_come_and_go_while_threads_allocate(make_arena, tmp_path):
+    arena = make_arena()
+    done = threading.Event()
+
+    def work():
+        while not done.is_set():
+            arena.allocate(1000).close()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(60):
+            path = tmp_path / str(number) if number % 2 else None
+            with observe.record(arena, path) as recording:
+                time.sleep(0.001)
+            assert recording.events().torn == 0
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_a_file_holds_48_bytes_an_event_and_is_cut_behind_the_last(make_arena, tmp_path):
+    arena = make_arena()
+    with observe.record(arena, tmp_path / "events") as recording:
+        for _ in range(30_000):  # more than one window
+            arena.allocate(64).close()
+    events = observe.read(tmp_path / "events")
+    assert len(blocks_of(events)) == 60_000
+    assert recording.lost == 0
+    size = (tmp_path / "events").stat().st_size
+    assert size % SLOT_BYTES == HEADER_BYTES % SLOT_BYTES
+    assert size - SLOT_BYTES * 60_000 < 8192
+    assert (events.process, events.torn) == (os.getpid(), 0)
+    assert abs(events.began - time.time_ns()) < 600e9
+
+
+def test_a_name_longer_than_a_slot_comes_back_whole(make_arena, tmp_path):
+    arena = make_arena()
+    long = "ä" * 1000
+    with observe.record(arena, tmp_path / "events"), observe.tag(long):
+        arena.allocate(1).close()
+    assert {e.tag for e in observe.read(tmp_path / "events")} == {long}
+
+
+@pytest.mark.parametrize("cut", range(0, 2 * SLOT_BYTES, 7))
+def test_a_torn_tail_costs_no_more_than_the_last_events(make_arena, tmp_path, cut):
+    arena = make_arena()
+    path = tmp_path / "events"
+    with observe.record(arena, path):
+        for _ in range(20):
+            arena.allocate(64).close()
+    whole = observe.read(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) - cut])
+    kept = observe.read(path)
+    assert len(kept) == len(whole) - -(-cut // SLOT_BYTES)
+    assert (kept.records == whole.records[: len(kept)]).all()
+
+
+def test_a_slot_that_was_never_finished_is_counted_and_skipped(make_arena, tmp_path):
+    arena = make_arena()
+    path = tmp_path / "events"
+    with observe.record(arena, path):
+        for _ in range(5):
+            arena.allocate(64).close()
+    whole = len(observe.read(path))
+    data = bytearray(path.read_bytes())
+    at = len(data) - 3 * SLOT_BYTES
+    data[at + 40 : at + 48] = bytes(8)
+    path.write_bytes(bytes(data) + bytes(1000))
+    events = observe.read(path)
+    assert (len(events), events.torn) == (whole - 1, 1)
+    load_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "does not begin"),
+        (b"hello" * 100, "does not begin"),
+        (b"gpumemEV", "does not begin"),
+        (b"gpumemEV" + (2).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(99), "2"),
+    ],
+)
+def test_what_is_no_recording_is_refused_in_one_line(tmp_path, data, message):
+    path = tmp_path / "events"
+    path.write_bytes(data)
+    with pytest.raises(observe.EventFileError, match=message):
+        observe.read(path)
+
+
+def test_random_bytes_behind_the_header_never_break_the_reader(tmp_path):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    path = tmp_path / "events"
+    header = b"gpumemEV" + (1).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(80)
+    for _ in range(50):
+        path.write_bytes(header + rng.randbytes(rng.randrange(5000)))
+        list(observe.read(path))
+
+
+def test_two_recordings_do_not_share_a_file(make_arena, tmp_path):
+    first = observe.record(make_arena(), tmp_path / "events")
+    with pytest.raises(InUseError, match="another recording"):
+        observe.record(make_arena(), tmp_path / "events")
+    first.stop()
+    with observe.record(make_arena(), tmp_path / "events"):
+        pass
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_program(make_arena, tmp_path):
+    # A limit on the size of files stands for the disk: the file system refuses further room.
+    arena_script = """
+        import errno, resource, signal, sys
+        import gpumem
+        from gpumem import observe
+        arena = gpumem.Arena("host")
+        arena.allocate(64).close()      # the host device's memory is a file, too
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))
+        recording = observe.record(arena, sys.argv[1])
+        for _ in range(60_000):
+            arena.allocate(64).close()
+        assert not recording.running and recording.lost > 50_000, recording.lost
+        assert recording.failed.errno == errno.EFBIG, recording.failed
+        recording.stop()
+        assert len(observe.read(sys.argv[1])) > 50_000
+    """
+    child.run_quietly(arena_script, str(tmp_path / "events"))
+
+
+def test_what_was_recorded_survives_a_kill(tmp_path):
+    script = """
+        import os, sys, threading
+        import gpumem
+        from gpumem import observe
+        arena = gpumem.Arena("host")
+        recording = observe.record(path=sys.argv[1])
+        def work(number):
+            with observe.tag(f"thread {number}"):
+                for i in range(10**9):
+                    arena.allocate(1000 + number).close()
+                    if i == 10_000:
+                        os.write(1, b"ready\\n")
+        for number in range(3):
+            threading.Thread(target=work, args=(number,), daemon=True).start()
+        threading.Event().wait()
+    """
+    path = tmp_path / "events"
+    running = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), str(path)], stdout=subprocess.PIPE
+    )
+    try:
+        for _ in range(3):
+            assert running.stdout.readline() == b"ready\n"
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        running.stdout.close()
+    events = observe.read(path)
+    assert events.process == running.pid
+    counts = {n: 0 for n in range(3)}
+    for event in events:
+        if event.action == "alloc":
+            number = event.nbytes - 1000
+            assert event.tag == f"thread {number}"
+            counts[number] += 1
+    assert min(counts.values()) >= 10_000
+    assert events.torn <= 3
+    trace = load_trace(path)
+    assert trace.peak_requested <= 3 * 1002
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def test_a_forks_child_does_not_write_into_its_parents_file(tmp_path):
+    script = """
+        import os, sys
+        import gpumem
+        from gpumem import observe
+        path = sys.argv[1]
+        arena = gpumem.Arena("host")
+        with observe.record(path=path) as recording:
+            arena.allocate(1).close()
+            pid = os.fork()
+            if pid == 0:
+                assert not recording.running
+                fresh = gpumem.Arena("host")
+                fresh.allocate(2).close()
+                with observe.record(fresh) as own:
+                    fresh.allocate(3).close()
+                assert [e.nbytes for e in own.events() if e.action == "alloc"] == [3]
+                try:
+                    observe.record(path=path)
+                except gpumem.InUseError:
+                    pass
+                else:
+                    raise AssertionError
+                recording.stop()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            arena.allocate(4).close()
+        sizes = [e.nbytes for e in observe.read(path) if e.action == "alloc"]
+        assert sizes == [1, 4], sizes
+    """
+    child.run_quietly(script, str(tmp_path / "events"))
+
+
+def test_a_process_that_ends_while_it_records_leaves_a_file_that_can_be_read(tmp_path):
+    script = """
+        import sys
+        import gpumem
+        from gpumem import observe
+        arena = gpumem.Arena("host")
+        recording = observe.record(path=sys.argv[1], stacks=1.0)
+        kept = arena.allocate(7)
+    """
+    child.run_quietly(script, str(tmp_path / "events"))
+    assert blocks_of(observe.read(tmp_path / "events"))[0] == ("alloc", 7)
+
+
+# ---- replay --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+@pytest.mark.parametrize("into_file", [True, False])
+def test_a_recorded_program_replays_to_the_peaks_of_its_statistics(tmp_path, backing, into_file):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    config = {"backing": backing, "stream_reuse": "never", "page_move_budget": 1.0}
+    path = tmp_path / "program.events" if into_file else None
+    peak = live_bytes = 0
+    with gpumem.Arena("host", config) as arena:
+        with observe.record(arena, path, capacity=1 << 14) as recording:
+            streams = [gpumem.Stream("host") for _ in range(3)]
+            live = []
+            for _ in range(3000):
+                if live and rng.random() < 0.5:
+                    buffer = live.pop(rng.randrange(len(live)))
+                    live_bytes -= buffer.nbytes
+                    buffer.close()
+                else:
+                    size = int(2 ** rng.uniform(0, 22))
+                    live.append(arena.allocate(size, rng.choice(streams)))
+                    live_bytes += size
+                    peak = max(peak, live_bytes)
+            stats = arena.stats()
+        for buffer in live:
+            buffer.close()
+    trace = load_trace(path) if into_file else recording.trace()
+    assert trace.peak_requested == peak
+    result = replay(trace, "host", config=config)
+    assert result.peak_requested_bytes == peak
+    assert result.peak_in_use_bytes == stats.max_in_use
+    assert result.peak_reserved_bytes == stats.max_reserved
+
+
+def test_a_trace_takes_one_memory_of_several(make_arena, tmp_path):
+    path = tmp_path / "events"
+    pinned, host = make_arena(memory="host/host_accessible"), make_arena()
+    with observe.record(path=path):
+        for size in (1, 2, 3):
+            host.allocate(size).close()
+        pinned.allocate(100).close()
+    assert load_trace(path).allocs == 3
+    assert [load_trace(path, device=d).allocs for d in (0, 1)] == [3, 1]
+    with pytest.raises(gpumem.replay.TraceError, match=r"accepted is 0\.\.1"):
+        load_trace(path, device=2)
+
+
+def test_the_columns_are_what_the_events_are(make_arena):
+    arena = make_arena()
+    with observe.record(arena) as recording:
+        arena.allocate(10).close()
+    events = recording.events()
+    assert events.records.dtype == EVENT
+    assert events.records["nbytes"].tolist() == [e.nbytes for e in events]
+    assert not events.records.flags.writeable
