@@ -130,7 +130,8 @@ cdef class Arena(MemoryResource):
         256 MiB, "auto" backing is regions, as it is for ``max_mem``.
     count : {"reserved", "in_use"}
         What of it counts there: the bytes that it holds from the device, charged before it asks for
-        them; or its blocks that are in use, padding included.
+        them; or its blocks that are in use, padding included. A driver may round a region up, to
+        2 MiB mostly, and does not say so: that is not counted.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     name : str, optional

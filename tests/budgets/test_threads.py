@@ -77,10 +77,7 @@ def test_reservations_of_threads_never_pass_a_limit(rng):
     assert highest[root] <= root.peak <= 1000
 
 
-def test_arenas_of_threads_never_hold_more_than_their_budget(host, rng):
-    # The mark is the device's own count of what is held, looked at by a thread of its own.
-    gpumem.Device("host").free_bytes  # noqa: B018 - what others dropped goes back now
-    before = host.used(0)
+def test_arenas_of_threads_never_pass_any_of_their_budgets(rng):
     root = Budget(96 * MIB, name="root")
     tenants = [Budget(64 * MIB, parent=root, name=f"tenant {i}") for i in range(2)]
     arenas = [
@@ -90,14 +87,8 @@ def test_arenas_of_threads_never_hold_more_than_their_budget(host, rng):
         for count in ("reserved", "in_use")
     ]
     held = arenas[::2]  # those that charge what they hold
-    ended = threading.Event()
-    highest = [0]
     refused = [0]
     seeds = [rng.randrange(1 << 32) for _ in range(THREADS)]
-
-    def watch():
-        while not ended.wait(0.0005):
-            highest[0] = max(highest[0], host.used(0) - before)
 
     def work(number):
         random_ = random.Random(seeds[number])
@@ -116,13 +107,7 @@ def test_arenas_of_threads_never_hold_more_than_their_budget(host, rng):
                     if live:
                         live.pop().close()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        run_all(work)
-    finally:
-        ended.set()
-        watcher.join()
+    run_all(work)
     assert refused[0] > 10
     assert root.peak <= 96 * MIB
     assert all(tenant.peak <= 64 * MIB for tenant in tenants)
@@ -137,13 +122,14 @@ def test_arenas_of_threads_never_hold_more_than_their_budget(host, rng):
 
 
 def test_only_charged_memory_is_on_the_device(host, rng):
-    # All of it is charged here, so the device's own count never passes the limit.
+    # All of it is charged here, so the device's own count, looked at by a thread of its own, never
+    # passes the limit. It counts units of 2 MiB, as drivers do, so all sizes are multiples of that.
     gpumem.Device("host").free_bytes  # noqa: B018 - what others dropped goes back now
     before = host.used(0)
     budget = Budget(64 * MIB, name="root")
+    configs = ({"backing": "virtual"}, {"extend_strategy": "same_as_requested"})
     arenas = [
-        gpumem.Arena("host", {"backing": backing, "oom_wait_ms": 0}, budget=budget)
-        for backing in ("virtual", "regions") * 2
+        gpumem.Arena("host", {**config, "oom_wait_ms": 0}, budget=budget) for config in configs * 2
     ]
     ended = threading.Event()
     highest = [0]
@@ -162,7 +148,7 @@ def test_only_charged_memory_is_on_the_device(host, rng):
                 continue
             try:
                 live.append(
-                    random_.choice(arenas).allocate(random_.choice((MIB, 3 * MIB, 9 * MIB)))
+                    random_.choice(arenas).allocate(random_.choice((2 * MIB, 4 * MIB, 10 * MIB)))
                 )
             except gpumem.BudgetExceededError:
                 live.clear()
