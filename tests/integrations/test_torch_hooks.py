@@ -13,6 +13,7 @@ from helpers.torch_caller import Caller, Refused
 
 import gpumem
 from gpumem import Arena, Stream
+from gpumem.accounting import Budget
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch import _hooks
 
@@ -380,3 +381,47 @@ def test_a_forks_child_leaves_its_parents_blocks_alone(caller, arena, capfd):
     assert arena.stats().requested_in_use == 4096
     caller.free(address)
     assert arena.stats().in_use == 0
+
+
+# ---- budgets -------------------------------------------------------------------------------------
+
+
+def test_a_budgets_callback_makes_room_for_a_hook_that_has_no_interpreter(caller):
+    kept = []
+    asked = []
+
+    def drop(budget, nbytes):
+        asked.append(nbytes)
+        while kept:
+            kept.pop().close()
+        arena.shrink()
+
+    budget = Budget(300 << 20, on_pressure=drop)
+    arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
+    _hooks.serve(7, arena)
+    kept.append(arena.allocate(200 << 20))
+    address = caller.alloc(200 << 20, device=7)
+    assert asked
+    assert not kept
+    assert budget.used <= budget.limit
+    with pytest.raises(Refused, match="budget"):
+        caller.alloc(200 << 20, device=7)
+    caller.free(address, device=7)
+    arena.shrink()
+    assert budget.used == 0
+
+
+def test_a_graph_pool_is_charged_to_its_arenas_budget(caller, stream):
+    budget = Budget(64 << 20)
+    arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
+    _hooks.serve(8, arena)
+    caller.begin_pool(1, stream.ptr, device=8)
+    address = caller.alloc(32 << 20, device=8, stream=stream.ptr)
+    assert budget.used >= 32 << 20
+    with pytest.raises(Refused, match="budget"):
+        caller.alloc(48 << 20, device=8, stream=stream.ptr)
+    caller.end_pool(1, device=8)
+    caller.free(address, device=8)
+    caller.release_pool(1, device=8)
+    arena.shrink()
+    assert budget.used == 0
