@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import click
 
 import gpumem
+from gpumem.cli.bench import bench
+from gpumem.cli.completion import completion
 from gpumem.cli.demo import demo
 from gpumem.cli.info import info
 from gpumem.cli.plan import plan
@@ -39,7 +41,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (info, replay, plan, demo):
+for command in (info, replay, plan, bench, demo, completion):
     commands.add_command(command)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
-import gpumem
 from gpumem import replay as replaying
+from gpumem.cli.arguments import complete_device, present_device, size
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import format_size, is_size_with_unit, parse_size
 from gpumem.device import Device
@@ -20,44 +21,25 @@ __all__ = ["replay"]
 MOST_LAG_US = 1 << 40
 
 
-def _present_device(_: click.Context, __: click.Parameter, name: str | None) -> Device | None:
-    """Read a device that is there."""
-    if name is None:
-        return None
-    try:
-        device = Device(name)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    present = gpumem.devices()
-    if device not in present:
-        listing = ", ".join(map(str, present))
-        reason = gpumem.driver_status().reason if device.type == "cuda" else ""
-        raise click.BadParameter(
-            f"unknown device {name!r}: present are {listing}" + (reason and f" ({reason})")
-        )
-    return device
-
-
-def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """Read a number of bytes."""
-    try:
-        return None if text is None else parse_size(text)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from None
+def _complete_trace(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Offer files and the bundled traces; bash offers files where no trace fits."""
+    names = [CompletionItem(name) for name in samples() if name.startswith(begun)]
+    return [CompletionItem(begun, type="file"), *names]
 
 
 @click.command()
-@click.argument("trace", required=False)
+@click.argument("trace", required=False, shell_complete=_complete_trace)
 @click.option("--list", "list_samples", is_flag=True, help="List the bundled traces.")
 @click.option(
     "--device",
-    callback=_present_device,
+    callback=present_device,
+    shell_complete=complete_device,
     metavar="DEVICE",
     help="Where to replay, such as cuda:0 or host; the best device if left out.",
 )
 @click.option(
     "--max-mem",
-    callback=_size,
+    callback=size,
     metavar="SIZE",
     help="Limit of the arena, such as 8GiB; 0 for none.",
 )

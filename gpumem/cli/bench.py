@@ -1,0 +1,175 @@
+"""``gpumem bench``: what a block costs here, beside what else could hand it out."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+import gpumem
+from gpumem.cli.arguments import complete_device, present_device
+from gpumem.cli.output import json_option, print_json, progress, stdout, table
+from gpumem.cli.sizes import format_size
+from gpumem.device import Device
+from gpumem.errors import GpumemError
+
+__all__ = ["bench"]
+
+SIZES = (4 << 10, 1 << 20, 64 << 20)  # bytes of a block
+ROUNDS = 7
+RUN_SECONDS = 0.01  # of one contender in one round
+MOST_PAIRS = 20_000  # of one run
+
+Pair = Callable[[], object]  # takes a block and gives it back
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one block costs: taken and given back, from Python, on one stream, warm.
+
+    ``ns`` is the median of the rounds; ``ratio`` the median of the ratios to the arena within each
+    round. Both are None where `error` says why nothing was measured.
+    """
+
+    name: str
+    nbytes: int
+    ns: float | None
+    ratio: float | None
+    error: str = ""
+
+
+@click.command()
+@click.option(
+    "--device",
+    callback=present_device,
+    shell_complete=complete_device,
+    metavar="DEVICE",
+    help="Measure this one, such as cuda:0 or host; every device if left out.",
+)
+@json_option
+def bench(device: Device | None, as_json: bool) -> None:
+    """Time allocating and freeing, beside NumPy, the driver, PyTorch and CuPy where installed."""
+    started = time.perf_counter()
+    measured = []
+    for each in gpumem.devices() if device is None else [device]:
+        with progress(f"measuring {each}"):
+            costs = [cost for nbytes in SIZES for cost in _costs(each, nbytes)]
+        measured.append({"device": str(each), "costs": [asdict(cost) for cost in costs]})
+    facts = {"rounds": ROUNDS, "devices": measured, "seconds": time.perf_counter() - started}
+    if as_json:
+        print_json(facts)
+    else:
+        _show(stdout(), facts)
+
+
+# ------------------------------------------------------------------------------------- measuring
+
+
+def _costs(device: Device, nbytes: int) -> list[Cost]:
+    """Measure everybody in interleaved rounds, so that what the machine does meets all alike."""
+    times: dict[str, list[float]] = {}
+    refused: dict[str, str] = {}
+    ready: dict[str, tuple[Pair, int]] = {}
+    for name, make in _contenders(device, nbytes):
+        try:
+            pair = make()
+            ready[name] = pair, _pairs_in_a_run(pair)
+        except Exception as error:  # whatever a framework raises is what there is to tell
+            refused[name] = f"{type(error).__name__}: {error}"
+    for _ in range(ROUNDS):
+        for name, (pair, count) in ready.items():
+            times.setdefault(name, []).append(_run(pair, count))
+    costs = [
+        Cost(name, nbytes, statistics.median(rounds), _ratio(rounds, times.get("gpumem.Arena")))
+        for name, rounds in times.items()
+    ]
+    return costs + [Cost(name, nbytes, None, None, why) for name, why in refused.items()]
+
+
+def _ratio(rounds: list[float], reference: list[float] | None) -> float | None:
+    if reference is None:
+        return None
+    return statistics.median(ns / base for ns, base in zip(rounds, reference, strict=True))
+
+
+def _pairs_in_a_run(pair: Pair) -> int:
+    pair()  # warm: what is made once is not what a block costs
+    once = max(_run(pair, 3), 1.0)
+    return max(3, min(MOST_PAIRS, int(RUN_SECONDS * 1e9 / once)))
+
+
+def _run(pair: Pair, count: int) -> float:
+    """Return nanoseconds per pair."""
+    started = time.perf_counter_ns()
+    for _ in range(count):
+        pair()
+    return (time.perf_counter_ns() - started) / count
+
+
+# ------------------------------------------------------------------------------------ contenders
+
+
+def _contenders(device: Device, nbytes: int) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    """Yield names, and what makes a pair of calls ready; that may raise."""
+    yield "gpumem.Arena", lambda: _pairs_of(gpumem.Arena(device), nbytes)
+    if device.capabilities["memory_pools"].supported:
+        yield "gpumem.DriverPool", lambda: _pairs_of(gpumem.DriverPool(device), nbytes)
+    passing = {"enable": False}
+    yield "driver calls", lambda: _pairs_of(gpumem.Arena(device, passing), nbytes)
+    if device.type == "host":
+        yield "numpy.empty", lambda: lambda: np.empty(nbytes, np.uint8)
+    if find_spec("torch") is not None:
+        yield "torch.empty", lambda: _torch_pairs(device, nbytes)
+    if find_spec("cupy") is not None and device.type == "cuda":
+        yield "cupy.empty", lambda: _cupy_pairs(device, nbytes)
+
+
+def _pairs_of(resource: gpumem.MemoryResource, nbytes: int) -> Pair:
+    allocate = resource.allocate
+    return lambda: allocate(nbytes)
+
+
+def _torch_pairs(device: Device, nbytes: int) -> Pair:
+    import torch
+
+    where = torch.device("cpu") if device.type == "host" else torch.device("cuda", device.index)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise GpumemError("this build of PyTorch does not reach the device")
+    return lambda: torch.empty(nbytes, dtype=torch.uint8, device=where)
+
+
+def _cupy_pairs(device: Device, nbytes: int) -> Pair:
+    import cupy
+
+    def pair() -> object:
+        return cupy.empty(nbytes, dtype=cupy.uint8)
+
+    cupy.cuda.Device(device.index).use()
+    return pair
+
+
+# --------------------------------------------------------------------------------------- telling
+
+
+def _show(console: Console, facts: dict[str, Any]) -> None:
+    for measured in facts["devices"]:
+        rows = table("", "block", "take and free", "/ arena", numbers=3, title=measured["device"])
+        for cost in measured["costs"]:
+            rows.add_row(
+                cost["name"],
+                format_size(cost["nbytes"]),
+                cost["error"] if cost["ns"] is None else f"{cost['ns']:,.0f} ns",
+                "" if cost["ratio"] is None else f"{cost['ratio']:.2f}",
+            )
+        console.print(rows)
+    console.print(
+        f"Medians of {facts['rounds']} interleaved rounds, blocks unwritten; those of NumPy, "
+        f"PyTorch and CuPy are arrays. {facts['seconds']:.1f} s"
+    )

@@ -1,0 +1,39 @@
+"""``gpumem completion``: what a shell runs to complete this command's words."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import ShellComplete, get_completion_class
+
+from gpumem.cli.output import json_option, print_json
+
+__all__ = ["completion"]
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_GPUMEM_COMPLETE"  # in which click's script asks `gpumem` for words
+
+_HELP = {
+    "bash": 'eval "$(gpumem completion bash)"   in ~/.bashrc',
+    "zsh": 'eval "$(gpumem completion zsh)"    in ~/.zshrc',
+    "fish": "gpumem completion fish | source   in ~/.config/fish/config.fish",
+}
+
+
+@click.command(epilog="\b\n" + "\n".join(_HELP.values()))
+@click.argument("shell", type=click.Choice(SHELLS))
+@json_option
+@click.pass_context
+def completion(context: click.Context, shell: str, as_json: bool) -> None:
+    """Print the script with which SHELL completes commands, options, devices and traces."""
+    script = _script(context.find_root().command, shell)
+    if as_json:
+        print_json({"shell": shell, "script": script})
+    else:
+        click.echo(script)
+
+
+def _script(command: click.Command, shell: str) -> str:
+    made = get_completion_class(shell)
+    assert made is not None, f"click has no completion for {shell}"
+    # The base's: bash's own would run bash, which need not be here, to look at its version.
+    return ShellComplete.source(made(command, {}, "gpumem", VARIABLE)).strip()

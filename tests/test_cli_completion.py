@@ -1,0 +1,98 @@
+"""Shell completion: scripts that a shell accepts, and the words they offer."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gpumem.cli import main
+
+SHELLS = ("bash", "zsh", "fish")
+ASK = """
+eval "$(gpumem completion bash)"
+COMP_WORDS=(gpumem repl) COMP_CWORD=1
+_gpumem_completion gpumem
+echo "${COMPREPLY[@]}"
+complete -p gpumem
+"""
+
+
+def completed(*words):
+    """Return what completing the last of `words` offers, as (type, value)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpumem"],
+        env=os.environ
+        | {
+            "_GPUMEM_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(("gpumem", *words)),
+            "COMP_CWORD": str(len(words)),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [tuple(line.split(",", 1)) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_that_is_here_accepts_its_script(capsys, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    done = subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bash_completes_by_the_script_that_it_sourced(tmp_path):
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    command = tmp_path / "gpumem"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpumem "$@"\n')
+    command.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", ASK],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    replies, registered = done.stdout.splitlines()
+    assert replies == "replay"
+    assert registered.endswith("-F _gpumem_completion gpumem")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_as_json(capsys, shell):
+    assert main(["completion", shell, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["shell"] == shell
+    assert "_GPUMEM_COMPLETE" in facts["script"]
+
+
+def test_a_script_needs_no_shell(capsys, monkeypatch):
+    """It is made on one machine for another, or while an image is built."""
+    monkeypatch.setenv("PATH", "")
+    assert main(["completion", "bash"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [(), ("tcsh",), ("bash", "zsh")])
+def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments):
+    assert main(["completion", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+
+
+def test_commands_options_devices_and_traces_are_offered():
+    assert ("plain", "replay") in completed("")
+    assert ("plain", "--max-mem") in completed("replay", "--max")
+    assert ("plain", "host:0") in completed("replay", "--device", "h")
+    assert completed("replay", "multi")[-1] == ("plain", "multistream_train")
+    assert ("file", "./x") in completed("replay", "./x")
