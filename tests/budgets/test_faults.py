@@ -86,8 +86,10 @@ class Scenario:
         assert (self.budget.used, self.root.used) == (0, 0)
 
 
-@pytest.mark.parametrize("count", ["reserved", "in_use"])
-@pytest.mark.parametrize("error", [OUT_OF_MEMORY, INVALID_VALUE])
+@pytest.mark.parametrize(
+    ("count", "error"),
+    [("reserved", OUT_OF_MEMORY), ("reserved", INVALID_VALUE), ("in_use", OUT_OF_MEMORY)],
+)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_whatever_call_fails_the_budget_has_what_is_held(host, config, error, count):
     calls = host.call_count()

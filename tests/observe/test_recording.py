@@ -388,7 +388,7 @@ def test_recordings_come_and_go_while_threads_allocate(make_arena, tmp_path):
     for thread in threads:
         thread.start()
     try:
-        for number in range(60):
+        for number in range(20):
             path = tmp_path / str(number) if number % 2 else None
             with observe.record(arena, path) as recording:
                 time.sleep(0.001)
