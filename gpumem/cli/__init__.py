@@ -19,6 +19,7 @@ from gpumem.cli.demo import demo
 from gpumem.cli.info import info
 from gpumem.cli.plan import plan
 from gpumem.cli.replay import replay
+from gpumem.cli.report import report
 from gpumem.errors import ConfigError, GpumemError
 from gpumem.replay.trace import TraceError
 
@@ -41,7 +42,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (info, replay, plan, bench, demo, completion):
+for command in (info, replay, report, plan, bench, demo, completion):
     commands.add_command(command)
 
 

@@ -55,10 +55,13 @@ def pairs(rows: Mapping[str, str], title: str = "") -> Table:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Show that `what` is under way while the block runs; on a terminal only."""
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Show that `what` is under way while the block runs; on a terminal only.
+
+    The block is given a function that says what is under way from then on.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda what: None
         return
-    with Console(stderr=True, markup=False).status(what):
-        yield
+    with Console(stderr=True, markup=False).status(what) as status:
+        yield status.update

@@ -1,7 +1,8 @@
 """See what memory is used for: events as they happen, and the state at one moment.
 
 `record` writes every allocation, free, growth and failure of one resource or of all into a ring or
-a file, which `read` and ``gpumem replay`` understand; `tag` names what they are for.
+a file, which `read` and ``gpumem replay`` understand; `tag` names what they are for. `write_report`
+shows a recorded run as a page of HTML.
 """
 
 from gpumem.observe.events import (
@@ -13,6 +14,7 @@ from gpumem.observe.events import (
     read,
 )
 from gpumem.observe.recording import Recording, record, tag
+from gpumem.observe.report import Report, write_report
 
 __all__ = [
     "Event",
@@ -21,7 +23,9 @@ __all__ = [
     "Frame",
     "RecordedResource",
     "Recording",
+    "Report",
     "read",
     "record",
     "tag",
+    "write_report",
 ]

@@ -18,6 +18,7 @@ from gpumem.observe import _recording
 from gpumem.observe.events import Events, events_of, read, slots_of
 
 if TYPE_CHECKING:
+    from gpumem.observe.report import Report
     from gpumem.replay.trace import Trace
 
 __all__ = ["Recording", "record", "tag"]
@@ -112,6 +113,41 @@ class Recording:
 
         name = self.path.stem if self.path is not None else "recording"
         return trace_of(self.events(), name, device)
+
+    def report(self, path: str | os.PathLike[str], *, title: str | None = None) -> Report:
+        """Write a page of HTML that shows what was recorded; see `write_report`.
+
+        Parameters
+        ----------
+        path : str or path
+            The page.
+        title : str, optional
+            Its heading.
+
+        Raises
+        ------
+        InUseError
+            It still runs; the page's replays would be recorded, too.
+        TraceError
+            Nothing was allocated.
+        OSError
+            The page cannot be written.
+
+        Examples
+        --------
+        >>> import os, tempfile, gpumem, gpumem.observe
+        >>> arena = gpumem.Arena("host")
+        >>> with gpumem.observe.record(arena) as recording:
+        ...     arena.allocate(1000).close()
+        >>> page = os.path.join(tempfile.mkdtemp(), "report.html")
+        >>> recording.report(page).peak_live_bytes
+        1000
+        """
+        from gpumem.observe.report import write_report
+
+        if self.running:
+            raise InUseError("the recording still runs: stop() it before its report")
+        return write_report(self.trace(), path, title=title)
 
     def stop(self) -> None:
         """Write no more events. Idempotent. A fork's child leaves its parent's file alone.

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from gpumem.device import Device, default_device
 from gpumem.errors import ConfigError
 from gpumem.replay._replay import run
 from gpumem.replay.formats import load_trace, samples
+from gpumem.replay.staging import settings_of, stage
 from gpumem.replay.trace import Trace, TraceError
 
 __all__ = ["ReplayResult", "Trace", "TraceError", "load_trace", "replay", "samples"]
-
-# A replay touches no byte, so a host device may pretend to be larger than the machine.
-_PRETENDED_CAPACITY = 1 << 46
 
 
 @dataclass(frozen=True)
@@ -119,12 +116,12 @@ def replay(
     """
     recorded = trace if isinstance(trace, Trace) else load_trace(trace)
     where = default_device() if device is None else Device(device)
-    settings = _settings(config, max_mem)
+    settings = settings_of(config, max_mem)
     if isinstance(lag_us, bool) or not isinstance(lag_us, int) or not 0 <= lag_us < 1 << 40:
         raise ConfigError(f"lag_us = {lag_us!r} is not accepted: it takes 0 to 2**40")
     if lag_us and where.type != "host":
         raise ConfigError(f"lag_us = {lag_us} needs a host device, not {where}")
-    with _stage(where, lag_us), Arena(where, settings) as arena:
+    with stage(where, lag_us), Arena(where, settings) as arena:
         streams = [Stream(where) for _ in range(recorded.streams)]
         executed, failed, peak_requested, nanoseconds = run(
             arena,
@@ -150,34 +147,3 @@ def replay(
         driver_calls=stats.driver_calls,
         pages_moved=stats.pages_moved,
     )
-
-
-def _settings(config: ArenaConfig | Mapping[str, object] | None, max_mem: int) -> ArenaConfig:
-    if isinstance(config, ArenaConfig):
-        given = config.to_mapping()
-    else:
-        given = ArenaConfig.from_mapping(config or {}).to_mapping()
-    if max_mem:
-        given["arena.max_mem"] = max_mem  # type: ignore[assignment]
-    return ArenaConfig.from_mapping(given)
-
-
-@contextlib.contextmanager
-def _stage(device: Device, lag_us: int) -> Iterator[None]:
-    """Make a host device large enough, and slow if asked; put it back after."""
-    if device.type != "host":
-        yield
-        return
-    from gpumem import _host
-
-    device._open()
-    before = _host.capacity(device.index)
-    _host.set_capacity(device.index, max(before, _PRETENDED_CAPACITY))
-    _host.set_lag(lag_us * 1000)
-    _host.use_virtual_clock(True)
-    try:
-        yield
-    finally:
-        _host.set_lag(0)
-        _host.use_virtual_clock(False)
-        _host.set_capacity(device.index, before)

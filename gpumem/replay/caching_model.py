@@ -18,14 +18,22 @@ PyTorch's native CUDA allocator, as modelled (its defaults; ``expandable_segment
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gpumem.replay.details import Curve
 from gpumem.replay.trace import ALLOC, FREE_REQUESTED, UNKNOWN_BLOCK, Trace
 
-__all__ = ["caching_allocator_reserved", "plain_driver_reserved"]
+__all__ = [
+    "caching_allocator_curve",
+    "caching_allocator_reserved",
+    "plain_driver_curve",
+    "plain_driver_reserved",
+]
 
 MIB = 1 << 20
 
@@ -63,12 +71,20 @@ def caching_allocator_reserved(trace: Trace) -> int:
     >>> caching_allocator_reserved(trace) >> 20  # one segment of 2 MiB and one of 20
     22
     """
+    return caching_allocator_curve(trace).peak
+
+
+def caching_allocator_curve(trace: Trace) -> Curve:
+    """Give what PyTorch's caching allocator would hold at each event of `trace`."""
     pools: dict[tuple[int, bool], _Heap] = {}
     home: dict[int, tuple[_Heap, _Block]] = {}  # by block number, while it lives
+    reserved = 0  # nothing is ever given back
+    curve = _CurveOfMoves(trace)
     for is_alloc, number, size, stream in _allocs_and_frees(trace):
         if not is_alloc:
             heap, block = home.pop(number)
             heap.give(block)
+            curve.add(reserved)
             continue
         rounded = _round_up(size, GRAIN)
         small = rounded <= SMALL_MOST
@@ -77,9 +93,11 @@ def caching_allocator_reserved(trace: Trace) -> int:
             pool = pools[stream, small] = _Heap(
                 _torch_segment, least_remainder=GRAIN if small else SMALL_MOST + GRAIN
             )
+        before = pool.reserved
         home[number] = pool, pool.take(rounded)
-    # Nothing is ever given back, so what is held at the end is the most that was held.
-    return sum(pool.reserved for pool in pools.values())
+        reserved += pool.reserved - before
+        curve.add(reserved)
+    return curve.curve()
 
 
 def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -> int:
@@ -114,13 +132,19 @@ def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY
     >>> plain_driver_reserved(trace) >> 20  # a shared 2 MiB granule, and two of its own
     6
     """
+    return plain_driver_curve(trace, granularity=granularity).peak
+
+
+def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -> Curve:
+    """Give what plain driver calls would hold at each event; see `plain_driver_reserved`."""
     if granularity <= 0 or granularity % (2 * GRAIN):
         raise ValueError(
             f"granularity is {granularity}, accepted is a positive multiple of {2 * GRAIN} bytes"
         )
     shared = _Heap(lambda _: granularity, least_remainder=GRAIN, gives_back=True)
     home: dict[int, _Block | int] = {}  # by block number: its place, or the bytes of its own
-    own = peak = 0
+    own = 0
+    curve = _CurveOfMoves(trace)
     for is_alloc, number, size, _ in _allocs_and_frees(trace):
         if is_alloc and size <= granularity // 2:
             home[number] = shared.take(_round_up(size, GRAIN))
@@ -131,19 +155,24 @@ def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY
             own -= place
         else:
             shared.give(place)
-        peak = max(peak, own + shared.reserved)
-    return peak
+        curve.add(own + shared.reserved)
+    return curve.curve()
 
 
-def _allocs_and_frees(trace: Trace) -> list[tuple[bool, int, int, int]]:
-    """List what moves memory, as (is it an alloc, block number, size, stream)."""
+def _moving(trace: Trace) -> NDArray[np.int64]:
+    """Find the events that move memory."""
     counts = (
         (trace.action != FREE_REQUESTED)
         & (trace.block != UNKNOWN_BLOCK)
         # Nobody holds memory for an empty block.
         & (trace.size > 0)
     )
-    picked = np.flatnonzero(counts)
+    return np.flatnonzero(counts)
+
+
+def _allocs_and_frees(trace: Trace) -> list[tuple[bool, int, int, int]]:
+    """List what moves memory, as (is it an alloc, block number, size, stream)."""
+    picked = _moving(trace)
     return list(
         zip(
             (trace.action[picked] == ALLOC).tolist(),
@@ -153,6 +182,21 @@ def _allocs_and_frees(trace: Trace) -> list[tuple[bool, int, int, int]]:
             strict=True,
         )
     )
+
+
+class _CurveOfMoves:
+    """Collects what is held after each event that moves memory, and keeps the changes."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._at = _moving(trace)
+        self._held = array("q")
+
+    def add(self, held: int) -> None:
+        self._held.append(held)
+
+    def curve(self) -> Curve:
+        held = np.array(self._held, dtype=np.int64)
+        return Curve(self._at, held).changes()
 
 
 def _torch_segment(size: int) -> int:

@@ -57,7 +57,9 @@ def read_npz(file: IO[bytes], name: str) -> Trace:
             missing = [column for column in _REQUIRED if column not in members]
             if missing:
                 raise TraceError(f"the archive has no array {', '.join(missing)}")
-            columns = {column: _read_column(archive, members[column]) for column in _REQUIRED}
+            columns: dict[str, Any] = {
+                column: _read_column(archive, members[column]) for column in _REQUIRED
+            }
             if "step_start" in members:
                 columns["step_start"] = _read_column(archive, members["step_start"])
             meta = _read_meta(archive, members["meta"]) if "meta" in members else {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpumem.replay.details import Curve, Details
 from gpumem.replay.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -19,6 +20,8 @@ from gpumem.replay.trace import (
     TraceError,
 )
 
+_ADDRESS_BITS = (1 << 64) - 1
+
 
 class Recorder:
     """Collects the events of a log that names blocks by address, and makes a trace of them.
@@ -26,6 +29,7 @@ class Recorder:
     Addresses become block numbers by lifetime, streams are numbered from 0 in the order in
     which they are first seen, and time starts at 0 and never goes back (threads that log
     concurrently can write their times in a slightly different order than their events).
+    What else the log tells, where blocks lay and who asked for them, becomes the trace's details.
 
     Errors name the place in the log, so each call is given `where`, such as ``"line 7"``.
     """
@@ -39,13 +43,27 @@ class Recorder:
         self._live: dict[int, int] = {}  # address -> block number
         self._sizes = array("q")  # by block number
         self._streams: dict[Hashable, int] = {}  # handle -> stream number
+        self._addresses = array("Q")  # by block number, as are owners
+        self._owner = array("i")
+        self._owners: dict[str, int] = {}
+        self._held = array("q")  # bytes held from the driver, by change
+        self._held_at = array("q")  # events before each change
+        self._failures: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         """Events recorded so far."""
         return len(self._action)
 
-    def alloc(self, where: str, address: int, size: int, stream: Hashable, time_us: int) -> None:
-        """Record that `size` bytes at `address` were allocated on `stream`."""
+    def alloc(
+        self,
+        where: str,
+        address: int,
+        size: int,
+        stream: Hashable,
+        time_us: int,
+        owner: str = "",
+    ) -> None:
+        """Record that `size` bytes at `address` were allocated on `stream`, by `owner`."""
         if not 0 <= size <= MAX_SIZE:
             raise TraceError(f"{where}: size is {size}, accepted is 0..{MAX_SIZE} bytes")
         if address in self._live:
@@ -56,6 +74,8 @@ class Recorder:
         block = len(self._sizes)
         self._live[address] = block
         self._sizes.append(size)
+        self._addresses.append(address & _ADDRESS_BITS)
+        self._owner.append(self._owners.setdefault(owner, len(self._owners)))
         self._append(where, ALLOC, block, size, stream, time_us)
 
     def free_requested(
@@ -74,6 +94,17 @@ class Recorder:
         """Record a free that the log does not have, if something lives at `address`."""
         if address in self._live:
             self.free_completed(where, address, 0, stream, time_us)
+
+    def hold(self, where: str, nbytes: int) -> None:
+        """Record that memory came from the driver, or with a negative number went back to it."""
+        if abs(nbytes) > MAX_SIZE:
+            raise TraceError(f"{where}: size is {abs(nbytes)}, accepted is 0..{MAX_SIZE} bytes")
+        self._held_at.append(len(self))
+        self._held.append(nbytes)
+
+    def failure(self, nbytes: int) -> None:
+        """Record that so many bytes were refused."""
+        self._failures.append((len(self), nbytes))
 
     def _free(
         self,
@@ -113,6 +144,29 @@ class Recorder:
             size=np.array(self._size, dtype=np.int64),
             stream=np.array(self._stream, dtype=np.int16),
             time_us=time_us,
-            meta=meta,
+            meta={**meta, "failed_allocs": len(self._failures)},
             name=name,
+            details=self._details(),
         )
+
+    def _details(self) -> Details:
+        held = Curve(
+            np.array(self._held_at, dtype=np.int64), np.cumsum(np.array(self._held, dtype=np.int64))
+        )
+        return Details(
+            address=np.array(self._addresses, dtype=np.uint64),
+            owner=np.array(self._owner, dtype=np.int32),
+            owners=tuple(self._owners),
+            streams=tuple(map(_stream_name, self._streams)),
+            held=held if held.at.size else None,
+            failures=tuple(self._failures),
+        )
+
+
+def _stream_name(handle: Hashable) -> str:
+    """Write a stream's handle for people; a thread's own stream is a pair with its thread."""
+    if isinstance(handle, tuple):
+        return f"thread {handle[1]}'s own"
+    if not isinstance(handle, int):
+        return str(handle)
+    return {0: "default", 1: "legacy default", 2: "per-thread default"}.get(handle, f"{handle:#x}")

@@ -13,7 +13,7 @@ from gpumem.replay.trace import Trace, TraceError
 
 __all__ = ["MAGIC", "read_recording", "trace_of"]
 
-_ALLOC, _FREE, _FREE_REQUESTED, _FREE_COMPLETED, _FAILURE = range(1, 6)
+_ALLOC, _FREE, _FREE_REQUESTED, _FREE_COMPLETED, _FAILURE, _RESERVE, _RELEASE = range(1, 8)
 _PER_THREAD_STREAM = 2
 
 
@@ -46,7 +46,7 @@ def trace_of(events: Events, name: str, device: int | None = None) -> Trace:
     memories = sorted({resource.memory for resource in events.resources.values()})
     if device is not None and not 0 <= device < max(len(memories), 1):
         raise TraceError(f"device is {device}, accepted is 0..{max(len(memories) - 1, 0)}")
-    records = events.records[events.records["kind"] <= _FAILURE]
+    records = events.records[events.records["kind"] <= _RELEASE]
     memory_of = {n: memories.index(found.memory) for n, found in events.resources.items()}
     memory = np.array([memory_of.get(n, -1) for n in records["resource"].tolist()], np.int64)
     allocations = memory[records["kind"] == _ALLOC]
@@ -54,36 +54,63 @@ def trace_of(events: Events, name: str, device: int | None = None) -> Trace:
         device = int(np.bincount(allocations[allocations >= 0], minlength=1).argmax())
     records = records[memory == device]
     recorder = Recorder()
-    failures = 0
+    owners = _Owners(events)
     for row in records.tolist():
-        failures += _record_event(recorder, row)
+        _record_event(recorder, owners, row)
     if not len(recorder):
         raise TraceError("the recording holds no allocations")
     meta = {
         "source": "gpumem",
         "memory": memories[device or 0] if memories else "",
-        "failed_allocs": failures,
         "torn": events.torn,
         "lost": events.lost,
     }
     return recorder.trace(name, meta)
 
 
-def _record_event(recorder: Recorder, row: tuple[int, ...]) -> bool:
-    """Record one event; return whether it tells of a failure."""
-    time, address, nbytes, _, stream, kind, _, thread, _, _, resource = row
+def _record_event(recorder: Recorder, owners: _Owners, row: tuple[int, ...]) -> None:
+    time, address, nbytes, _, stream, kind, framework, thread, tag, stack, resource = row
+    where = f"address {address:#x}"
     if kind == _FAILURE:
-        return True
+        recorder.failure(nbytes)
+        return
+    if kind in (_RESERVE, _RELEASE):
+        recorder.hold(where, nbytes if kind == _RESERVE else -nbytes)
+        return
     # An arena inside another's block begins at the same address.
     place = resource << 64 | address
     key: Hashable = (stream, thread) if stream == _PER_THREAD_STREAM else stream
-    where = f"address {address:#x}"
     if kind == _ALLOC:
         # Its free is missing where events were lost.
         recorder.end_life(where, place, key, time // 1000)
-        recorder.alloc(where, place, nbytes, key, time // 1000)
+        owner = owners.name(tag, stack, framework, resource)
+        recorder.alloc(where, place, nbytes, key, time // 1000, owner)
     elif kind == _FREE_REQUESTED:
         recorder.free_requested(where, place, nbytes, key, time // 1000)
     else:
         recorder.free_completed(where, place, nbytes, key, time // 1000)
-    return False
+
+
+class _Owners:
+    """Names who asked: the tag, else the line of the program, the framework or the resource."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._known: dict[tuple[int, int, int, int], str] = {}
+
+    def name(self, tag: int, stack: int, framework: int, resource: int) -> str:
+        key = tag, stack, framework, resource
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        return self._known[key]
+
+    def _find(self, tag: int, stack: int, framework: int, resource: int) -> str:
+        events = self._events
+        if tag in events.tags:
+            return events.tags[tag]
+        frames = [frame for frame in events.stacks.get(stack, ()) if frame.line]
+        if frames:
+            return f"{frames[0].name} ({frames[0].filename}:{frames[0].line})"
+        if framework in events.frameworks:
+            return events.frameworks[framework]
+        return events.resources[resource].name if resource in events.resources else ""

@@ -44,27 +44,20 @@ def read_rmm_log(file: IO[bytes], name: str) -> Trace:
         raise TraceError(f"the log is no text: byte {error.start} is not UTF-8") from None
     recorder = Recorder()
     clock = _Clock()
-    failures = 0
     for number, line in enumerate(lines[1:], start=2):
         if line.strip():
-            failures += _record_line(recorder, clock, f"line {number}", line)
+            _record_line(recorder, clock, f"line {number}", line)
     if not len(recorder):
         raise TraceError("the log holds no allocations")
-    return recorder.trace(name, {"source": "rmm_log", "failed_allocs": failures})
+    return recorder.trace(name, {"source": "rmm_log"})
 
 
-def _record_line(recorder: Recorder, clock: _Clock, where: str, line: str) -> bool:
-    """Record one line; return whether it tells of a failed allocation."""
+def _record_line(recorder: Recorder, clock: _Clock, where: str, line: str) -> None:
     fields = [part.strip() for part in line.split(",")]
     if len(fields) != 6:
         raise TraceError(f"{where} has {len(fields)} fields, expected 6: {HEADER}")
-    _, time, action, pointer, size, stream = fields
-    verb = {
-        "allocate": recorder.alloc,
-        "free": recorder.free_completed,
-        "allocate failure": None,
-    }.get(action, _unknown)
-    if verb is _unknown:
+    thread, time, action, pointer, size, stream = fields
+    if action not in ("allocate", "free", "allocate failure"):
         raise TraceError(
             f"{where}: action is {action!r:.60}, accepted is allocate, free or allocate failure"
         )
@@ -72,15 +65,12 @@ def _record_line(recorder: Recorder, clock: _Clock, where: str, line: str) -> bo
     address = _pointer("pointer", pointer, where)
     nbytes = _size(size, where)
     handle = _pointer("stream", stream, where)
-    if verb is None:
-        return True
-    if address:
-        verb(where, address, nbytes, handle, time_us)
-    return False
-
-
-def _unknown(*_: object) -> None:
-    """Stand for an action that RMM does not write."""
+    if action == "allocate failure":
+        recorder.failure(nbytes)
+    elif address and action == "allocate":
+        recorder.alloc(where, address, nbytes, handle, time_us, f"thread {thread}")
+    elif address:
+        recorder.free_completed(where, address, nbytes, handle, time_us)
 
 
 class _Clock:

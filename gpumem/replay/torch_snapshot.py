@@ -8,7 +8,6 @@ pickle that names a class or function is refused before it runs anything.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import IO, Any, NoReturn
 
 from gpumem.replay.recorder import Recorder
@@ -132,13 +131,8 @@ def _device_traces(snapshot: object) -> list[list[object]]:
 
 
 def _record(entries: list[object], device: int) -> Recorder:
-    """Record the allocations and frees among `entries`; segments, OOMs and notes are left out."""
+    """Record what `entries` tell of blocks, segments and failures; notes are left out."""
     recorder = Recorder()
-    verbs: dict[object, Callable[[str, int, int, int, int], None]] = {
-        "alloc": recorder.alloc,
-        "free_requested": recorder.free_requested,
-        "free_completed": recorder.free_completed,
-    }
     for index, entry in enumerate(entries):
         where = f"device {device}, entry {index}"
         if not isinstance(entry, dict):
@@ -146,16 +140,45 @@ def _record(entries: list[object], device: int) -> Recorder:
         action = entry.get("action")
         if not isinstance(action, str):
             raise TraceError(f"{where}: action is {_shown(action)}, expected a str")
-        if action in verbs:
-            verbs[action](
-                where,
-                _integer(entry, "addr", where),
-                _integer(entry, "size", where),
-                _integer(entry, "stream", where),
-                # Snapshots of PyTorch before 2.1 carry no times.
-                _integer(entry, "time_us", where, default=0),
-            )
+        if action in _OF_BLOCKS:
+            _record_block(recorder, where, action, entry)
+        elif action in _OF_SEGMENTS:
+            recorder.hold(where, _OF_SEGMENTS[action] * _integer(entry, "size", where))
+        elif action == "oom":
+            recorder.failure(_integer(entry, "size", where))
     return recorder
+
+
+_OF_BLOCKS = ("alloc", "free_requested", "free_completed")
+_OF_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def _record_block(recorder: Recorder, where: str, action: str, entry: dict[Any, Any]) -> None:
+    address, size, stream = (_integer(entry, key, where) for key in ("addr", "size", "stream"))
+    # Snapshots of PyTorch before 2.1 carry no times.
+    time_us = _integer(entry, "time_us", where, default=0)
+    if action == "alloc":
+        recorder.alloc(where, address, size, stream, time_us, _owner(entry.get("frames")))
+    elif action == "free_requested":
+        recorder.free_requested(where, address, size, stream, time_us)
+    else:
+        recorder.free_completed(where, address, size, stream, time_us)
+
+
+def _owner(frames: object) -> str:
+    """Name the innermost line of Python outside of PyTorch, else the innermost; "" without one."""
+    if not isinstance(frames, list):
+        return ""
+    lines = [
+        (file, frame.get("line"), frame.get("name"))
+        for frame in frames
+        if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str)
+        if file.endswith(".py")
+    ]
+    outside = [line for line in lines if "/torch/" not in line[0]]
+    for file, line, name in (outside or lines)[:1]:
+        return f"{_shown(name)[1:-1]} ({file:.200}:{_shown(line)})"
+    return ""
 
 
 def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:

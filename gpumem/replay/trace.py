@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpumem.errors import GpumemError
+from gpumem.replay.details import Details
 
 __all__ = ["ALLOC", "FREE_COMPLETED", "FREE_REQUESTED", "UNKNOWN_BLOCK", "Trace", "TraceError"]
 
@@ -87,6 +88,8 @@ class Trace:
         ran it, in bytes.
     name : str, optional
         What to call the trace in tables and errors.
+    details : Details, optional
+        What else the log told of each allocation.
 
     Raises
     ------
@@ -109,6 +112,7 @@ class Trace:
     step_start: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     meta: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
+    details: Details | None = None
 
     def __post_init__(self) -> None:
         for column, dtype in _COLUMN_TYPES.items():

@@ -22,7 +22,7 @@ LAYERS = [
     ["_lease", "_budget_core"],
     ["_arena", "_arena_*"],
     ["_outlets"],
-    ["config", "stats", "device", "_handle", "replay.trace", "replay.recorder"],
+    ["config", "stats", "device", "_handle", "replay.trace", "replay.recorder", "replay.details"],
     ["_deferred", "_budget"],
     ["_stream", "_dlpack", "_element", "_layout", "_indexing"],
     ["_raw"],

@@ -1,0 +1,74 @@
+"""``gpumem report``: a recorded run as one page of HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
+from gpumem.cli.sizes import format_size
+from gpumem.observe.report import Report, write_report
+
+__all__ = ["report"]
+
+
+@click.command()
+@click.argument("file")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The page; if left out, FILE's name with .html in the current folder.",
+)
+@click.option("--title", help="Heading of the page.")
+@click.option(
+    "--device",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Which memory of several in FILE; the busiest if left out.",
+)
+@json_option
+def report(
+    file: str, output: Path | None, title: str | None, device: int | None, as_json: bool
+) -> None:
+    """Show FILE as a page: bytes over time, addresses, streams, owners, leaks, policies.
+
+    FILE is a recording of gpumem.observe, a trace (.npz), a PyTorch memory snapshot, an RMM log or
+    a bundled trace's name. The page is one file that opens in any browser, without a network.
+    """
+    page = Path(f"{Path(file).stem}.html") if output is None else output
+    try:
+        with progress(f"reading {file}") as doing:
+            made = write_report(file, page, title=title, device=device, doing=doing)
+    except OSError as error:
+        raise click.ClickException(f"{page}: cannot be written: {error.strerror}") from None
+    if as_json:
+        print_json(made.as_dict())
+    else:
+        _show(made)
+
+
+def _show(made: Report) -> None:
+    console = stdout()
+    console.print(
+        pairs(
+            {
+                "page": f"{made.path}, {format_size(made.nbytes)}",
+                "events": f"{made.events:,}, {made.allocations:,} allocations",
+                "peak live": format_size(made.peak_live_bytes),
+                "never freed": f"{format_size(made.never_freed_bytes)} in "
+                f"{made.never_freed_blocks:,} block{'s' * (made.never_freed_blocks != 1)}",
+                "refused": f"{made.failed_allocs:,}",
+            }
+        )
+    )
+    rows = table("", "reserved", "/ live", "", numbers=3)
+    for each in made.policies:
+        rows.add_row(
+            each["name"],
+            format_size(each["peak_reserved_bytes"]),
+            f"{each['fragmentation']:.3f}",
+            each["how"],
+        )
+    console.print(rows)

@@ -1,0 +1,105 @@
+// ---- what the charts have in common ------------------------------------------------------------
+
+const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const AXIS_WIDTH = 92; // pixels on the left, alike in all charts, so that they stand in line
+const MARGIN = 14;
+
+function element(id) {
+  return document.getElementById(id);
+}
+
+function make(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+// The horizontal axis: seconds, or numbers of events.
+function horizontal(app) {
+  return {
+    stroke: () => app.theme.color("quiet"),
+    grid: { stroke: () => app.theme.color("grid"), width: 1 },
+    ticks: { stroke: () => app.theme.color("grid"), width: 1, size: 5 },
+    font: FONT,
+    space: 90,
+    values: (_, splits) => splits.map((value, i) => {
+      if (app.view.axis === "event") return count(value);
+      return seconds(value, splits.length > 1 ? splits[1] - splits[0] : undefined, app.view.x1);
+    }),
+  };
+}
+
+function vertical(app, more) {
+  return {
+    stroke: () => app.theme.color("quiet"),
+    grid: { stroke: () => app.theme.color("grid"), width: 1 },
+    ticks: { show: false },
+    font: FONT,
+    size: AXIS_WIDTH,
+    gap: 8,
+    ...more,
+  };
+}
+
+const byteAxis = {
+  splits: (chart, _, least, most) => byteSplits(least, most, chart.height / 46),
+  values: (_, splits) => splits.map(bytes),
+};
+
+// A chart over the common horizontal axis; what is dragged over becomes the window.
+function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands, legend, cursor, data }) {
+  const place = element(id);
+  const chart = new uPlot({
+    width: Math.max(320, place.clientWidth),
+    height,
+    padding: [8, MARGIN, 0, 0],
+    scales: { x: { time: false, range: () => [app.view.x0, app.view.x1] }, ...scales },
+    series: [{ label: "At", value: (_, x) => app.whereText(x) }, ...series],
+    axes: [horizontal(app), ...axes],
+    bands,
+    legend,
+    cursor: {
+      drag: { x: true, y: false, setScale: false },
+      sync: { key: "gpumem", scales: ["x", null] },
+      points: { size: 7 },
+      bind: { dblclick: () => () => app.showAll() },
+      ...cursor,
+    },
+    hooks: {
+      ...hooks,
+      setSelect: [(u) => {
+        const { left, width, top, height: tall } = u.select;
+        if (width < 4) return;
+        const [x0, x1] = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
+        u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        if (hooks.dragged) hooks.dragged(u, top, tall);
+        app.show(x0, x1);
+      }],
+    },
+  }, data, place);
+  followKeys(app, place);
+  followWheel(app, chart);
+  return chart;
+}
+
+function followKeys(app, place) {
+  place.addEventListener("keydown", (event) => {
+    const actions = {
+      ArrowLeft: () => app.move(-0.2), ArrowRight: () => app.move(0.2),
+      "+": () => app.zoom(0.5), "=": () => app.zoom(0.5), "-": () => app.zoom(2), 0: () => app.showAll(),
+    };
+    if (event.ctrlKey || event.metaKey || event.altKey || !actions[event.key]) return;
+    event.preventDefault();
+    actions[event.key]();
+  });
+}
+
+// The wheel zooms with Ctrl held; alone it scrolls the page, as everywhere.
+function followWheel(app, chart) {
+  chart.over.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    const at = chart.posToVal(event.clientX - chart.over.getBoundingClientRect().left, "x");
+    app.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 200))), at);
+  }, { passive: false });
+}

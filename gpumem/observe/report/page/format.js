@@ -1,0 +1,36 @@
+// ---- numbers as people read them ---------------------------------------------------------------
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+function bytes(value) {
+  if (value == null || Number.isNaN(value)) return "–";
+  let size = Math.abs(value), unit = 0;
+  while (size >= 1023.95 && unit < UNITS.length - 1) { size /= 1024; unit++; }
+  const digits = unit === 0 || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+  return `${value < 0 ? "−" : ""}${size.toFixed(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")} ${UNITS[unit]}`;
+}
+
+function count(value) {
+  return Math.round(value).toLocaleString("en-US");
+}
+
+function plural(value, what) {
+  return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
+}
+
+// Seconds in the unit that suits `scale` seconds, as finely as a step of `step` seconds asks.
+function seconds(value, step = Math.abs(value) / 1000, scale = Math.abs(value)) {
+  const [factor, unit] = scale >= 1 ? [1, "s"] : scale >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(Math.max(step * factor, 1e-9)) - 1e-9)));
+  return `${(value * factor).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${unit}`;
+}
+
+// Values along an axis of bytes: steps of 1, 2 or 5 times a power of 1024, or of 2.
+function byteSplits(least, most, room) {
+  const wanted = (most - least) / Math.max(2, room);
+  let step = 1;
+  while (step < wanted) step *= 2;
+  const values = [];
+  for (let v = Math.ceil(least / step) * step; v <= most; v += step) values.push(v);
+  return values;
+}

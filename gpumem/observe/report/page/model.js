@@ -1,0 +1,233 @@
+// ---- the run: moves in order, blocks by number -------------------------------------------------
+// A move allocates a block or frees one. Blocks are numbered by allocation.
+
+const NEVER = 0xffffffff; // the move that frees what nobody freed
+
+class Run {
+  constructor(facts, columns, curves) {
+    this.facts = facts;
+    this.moves = columns.back.length;
+    this.blocks = columns.size.length;
+    this.size = columns.size;
+    this.stream = columns.stream;
+    this.owner = columns.owner;
+    this.offset = columns.offset;
+    this.rest = columns.rest;
+    this.time = columns.time; // microseconds
+    this.block = new Uint32Array(this.moves);
+    this.isAlloc = new Uint8Array(this.moves);
+    this.begin = new Uint32Array(this.blocks); // the moves that begin and end each block
+    this.end = new Uint32Array(this.blocks).fill(NEVER);
+    this.#link(columns.back);
+    this.curves = curves;
+    this.held = curves.map(() => null);
+    this.streams = facts.streams.length;
+    this.owners = facts.owners.length;
+    this.top = 1; // end of the drawn addresses
+    for (let b = 0; b < this.blocks; b++) this.top = Math.max(this.top, this.offset[b] + this.size[b]);
+    this.select({ owner: -1, stream: -1, least: 0, most: Infinity });
+    this.all = this.live;
+  }
+
+  #link(back) {
+    let next = 0;
+    for (let i = 0; i < this.moves; i++) {
+      if (back[i] === 0) {
+        this.begin[next] = i;
+        this.isAlloc[i] = 1;
+        this.block[i] = next++;
+      } else {
+        this.block[i] = next - back[i];
+        this.end[this.block[i]] = i;
+      }
+    }
+  }
+
+  // Take the blocks that a filter lets through.
+  select({ owner, stream, least, most }) {
+    this.isFiltered = owner >= 0 || stream >= 0 || least > 0 || most < Infinity;
+    const passes = (this.passes = new Uint8Array(this.blocks));
+    for (let b = 0; b < this.blocks; b++) {
+      const size = this.size[b];
+      passes[b] = +((owner < 0 || this.owner[b] === owner) && (stream < 0 || this.stream[b] === stream)
+        && size >= least && size < most);
+    }
+    const live = (this.live = new Float64Array(this.moves));
+    const rest = this.isFiltered ? [] : this.rest;
+    for (let i = 0, sum = 0; i < this.moves; i++) {
+      const b = this.block[i];
+      if (passes[b]) sum += this.isAlloc[i] ? this.size[b] : -this.size[b];
+      live[i] = sum + (rest.length ? rest[i] : 0);
+    }
+  }
+
+  // Bytes held from the driver at each move, under one policy.
+  heldBy(policy) {
+    if (this.held[policy]) return this.held[policy];
+    const { at, held } = this.curves[policy];
+    const values = new Float64Array(this.moves);
+    for (let i = 0, next = 0, now = 0; i < this.moves; i++) {
+      while (next < at.length && at[next] <= i) now = held[next++];
+      values[i] = now;
+    }
+    return (this.held[policy] = values);
+  }
+
+  // Where a move lies on the horizontal axis.
+  x(move, axis) {
+    if (axis === "event") return Math.min(move, this.moves);
+    return this.time[Math.min(move, this.moves - 1)] / 1e6;
+  }
+
+  extent(axis) {
+    if (!this.moves) return [0, 1];
+    if (axis === "event") return [0, this.moves];
+    const [first, last] = [this.time[0] / 1e6, this.time[this.moves - 1] / 1e6];
+    return last > first ? [first, last + (last - first) * 1e-6] : [first, first + 1e-6];
+  }
+
+  // The first move at or behind a place on the axis.
+  moveAt(x, axis) {
+    if (axis === "event") return Math.max(0, Math.min(this.moves, Math.ceil(x)));
+    let low = 0, high = this.moves;
+    const wanted = x * 1e6;
+    while (low < high) {
+      const middle = (low + high) >>> 1;
+      if (this.time[middle] < wanted) low = middle + 1; else high = middle;
+    }
+    return low;
+  }
+
+  // A few moves for each of so many columns of a window, none of its extremes left out.
+  sample(first, stop, columns, view) {
+    const chosen = [];
+    const held = view.held, live = this.live, all = this.all;
+    const { x0, x1, axis } = view;
+    let i = first;
+    if (first > 0) chosen.push(first - 1);
+    while (i < stop) {
+      const column = Math.floor(((this.x(i, axis) - x0) / (x1 - x0)) * columns);
+      const begin = i;
+      let low = i, high = i, top = i, total = i;
+      for (; i < stop && Math.floor(((this.x(i, axis) - x0) / (x1 - x0)) * columns) === column; i++) {
+        if (live[i] < live[low]) low = i;
+        if (live[i] > live[high]) high = i;
+        if (held[i] > held[top]) top = i;
+        if (all[i] > all[total]) total = i;
+      }
+      const few = [begin, low, high, top, total, i - 1].sort((a, b) => a - b);
+      for (const move of few) if (chosen.length === 0 || chosen[chosen.length - 1] !== move) chosen.push(move);
+    }
+    return chosen;
+  }
+
+  // What lies in a window: the blocks that live in it, the highest point, what owners hold there.
+  survey(first, stop) {
+    const live = this.live, owners = this.owners;
+    let peak = Math.max(0, first - 1);
+    for (let i = first; i < stop; i++) if (live[i] > live[peak]) peak = i;
+    const now = new Float64Array(owners), most = new Float64Array(owners);
+    const atPeak = new Float64Array(owners), allocated = new Uint32Array(owners);
+    const kept = new Float64Array(owners);
+    let blocks = 0, allocations = 0;
+    for (let b = 0; b < this.blocks; b++) {
+      if (!this.passes[b]) continue;
+      const o = this.owner[b];
+      if (this.begin[b] < stop && this.end[b] >= first) blocks++;
+      if (this.begin[b] < first && this.end[b] >= first) now[o] += this.size[b];
+      if (this.begin[b] <= peak && this.end[b] > peak) atPeak[o] += this.size[b];
+      if (this.begin[b] < stop && this.end[b] === NEVER) kept[o] += this.size[b];
+    }
+    most.set(now);
+    for (let i = first; i < stop; i++) {
+      const b = this.block[i];
+      if (!this.passes[b]) continue;
+      const o = this.owner[b];
+      if (!this.isAlloc[i]) { now[o] -= this.size[b]; continue; }
+      now[o] += this.size[b];
+      allocated[o]++;
+      allocations++;
+      if (now[o] > most[o]) most[o] = now[o];
+    }
+    return { peak, peakBytes: this.moves ? live[peak] : 0, blocks, allocations, most, atPeak, allocated, kept };
+  }
+
+  // Allocations of each power of two in a window: how many, and of how many bytes.
+  histogram(first, stop) {
+    const counts = new Float64Array(54), sums = new Float64Array(54);
+    for (let i = first; i < stop; i++) {
+      const b = this.block[i];
+      if (!this.isAlloc[i] || !this.passes[b]) continue;
+      const bin = powerOf(this.size[b]);
+      counts[bin]++;
+      sums[bin] += this.size[b];
+    }
+    return { counts, sums };
+  }
+
+  // Most bytes live on each stream within each of so many columns of a window.
+  streamColumns(first, stop, columns, view) {
+    const now = new Float64Array(this.streams);
+    const rows = Array.from(now, () => new Float64Array(columns));
+    const peaks = new Float64Array(this.streams);
+    let column = 0;
+    const advance = (to) => {
+      for (; column < to; column++) for (let s = 0; s < this.streams; s++) {
+        if (column + 1 < columns) rows[s][column + 1] = now[s];
+      }
+    };
+    for (let i = 0; i < stop; i++) {
+      const b = this.block[i];
+      if (i === first) for (let s = 0; s < this.streams; s++) rows[s][0] = peaks[s] = now[s];
+      if (i >= first) {
+        const x = (this.x(i, view.axis) - view.x0) / (view.x1 - view.x0);
+        advance(Math.max(0, Math.min(columns - 1, Math.floor(x * columns))));
+      }
+      if (!this.passes[b]) continue;
+      const s = this.stream[b];
+      now[s] += this.isAlloc[i] ? this.size[b] : -this.size[b];
+      if (i >= first) {
+        if (now[s] > rows[s][column]) rows[s][column] = now[s];
+        if (now[s] > peaks[s]) peaks[s] = now[s];
+      }
+    }
+    if (first >= stop) for (let s = 0; s < this.streams; s++) rows[s][0] = peaks[s] = now[s];
+    advance(columns);
+    return { rows, peaks };
+  }
+
+  // The block that is drawn at a place, or -1.
+  blockAt(move, offset) {
+    for (let b = 0; b < this.blocks && this.begin[b] <= move; b++) {
+      if (this.passes[b] && this.end[b] > move && this.offset[b] <= offset
+        && offset < this.offset[b] + this.size[b]) return b;
+    }
+    return -1;
+  }
+
+  // The address of a block as text; drawn offsets stand for the ranges that were used.
+  address(b) {
+    const ranges = this.facts.ranges;
+    let low = 0, high = ranges.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >>> 1;
+      if (ranges[middle][1] <= this.offset[b]) low = middle; else high = middle - 1;
+    }
+    const [base, place] = ranges[low];
+    return `0x${(BigInt(base) + BigInt(this.offset[b] - place)).toString(16)}`;
+  }
+
+  neverFreed(stop) {
+    const found = [];
+    let sum = 0;
+    for (let b = 0; b < this.blocks && this.begin[b] < stop; b++) {
+      if (this.passes[b] && this.end[b] === NEVER) { found.push(b); sum += this.size[b]; }
+    }
+    found.sort((a, b) => this.size[b] - this.size[a] || a - b);
+    return { found, sum };
+  }
+}
+
+function powerOf(size) {
+  return Math.min(53, Math.floor(Math.log2(size)));
+}

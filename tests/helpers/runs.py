@@ -1,0 +1,41 @@
+"""Runs for reports: small ones whose figures are known, and one of a million events."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpumem.replay.trace import Trace
+
+MIB = 1 << 20
+
+
+def small_run() -> Trace:
+    """Make a run of two streams: 1, 2 and 4 MiB; the 2 MiB are never freed. 7 MiB live at most."""
+    return Trace(
+        action=[0, 0, 0, 1, 2, 2],
+        block=[0, 1, 2, 2, 2, 0],
+        size=[1 * MIB, 2 * MIB, 4 * MIB, 4 * MIB, 4 * MIB, 1 * MIB],
+        stream=[0, 0, 1, 1, 1, 0],
+        time_us=[0, 1_000_000, 2_000_000, 3_000_000, 3_500_000, 4_000_000],
+        name="small run",
+    )
+
+
+def million_events(events: int = 1_000_000, streams: int = 4, seed: int = 7) -> Trace:
+    """Make a run in which a few thousand blocks of many sizes live at once."""
+    rng = np.random.default_rng(seed)
+    allocs = events // 2
+    size = (2.0 ** rng.uniform(8, 24, allocs)).astype(np.int64)
+    begin = np.sort(rng.uniform(0, 60e6, allocs))
+    end = begin + rng.exponential(0.2e6, allocs)
+    time = np.concatenate([begin, end])
+    order = np.argsort(time, kind="stable")
+    number = np.concatenate([np.arange(allocs)] * 2)[order]
+    return Trace(
+        action=np.repeat([0, 2], allocs)[order],
+        block=number,
+        size=size[number],
+        stream=(number % streams),
+        time_us=time[order].astype(np.int64),
+        name="a million events",
+    )

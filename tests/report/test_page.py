@@ -1,0 +1,244 @@
+"""The page in a real browser: it draws, zooms and filters, and nothing complains."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from helpers.runs import MIB, million_events, small_run
+
+import gpumem
+from gpumem import observe
+from gpumem.observe.report import write_report
+from gpumem.replay import load_trace
+from gpumem.samples import samples
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+TRACES = {path.stem: path for path in sorted(SHARED.glob("*.npz"))} or samples()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory):
+    """Write a report once for all tests that look at it."""
+    made = {}
+    folder = tmp_path_factory.mktemp("pages")
+
+    def write(name, source):
+        if name not in made:
+            made[name] = folder / f"{name}.html"
+            write_report(source() if callable(source) else source, made[name])
+        return made[name]
+
+    return write
+
+
+@pytest.fixture
+def small(open_page, pages):
+    return open_page(pages("small", small_run))
+
+
+def drawn(page, chart):
+    """Count a chart's pixels that are not of its commonest colour."""
+    colors = page.colors(chart)
+    return sum(colors.values()) - max(colors.values(), default=0)
+
+
+@pytest.mark.parametrize("name", sorted(TRACES))
+def test_each_recorded_run_is_drawn(open_page, pages, name):
+    page = open_page(pages(name, TRACES[name]))
+    trace = load_trace(TRACES[name])
+    assert f"{trace.allocs:,}" in page.text("#figures")
+    for chart in ("timeline", "map", "lanes", "sizes"):
+        assert drawn(page, chart) > 500, chart
+        assert len(page.colors(chart)) > 3, chart
+    assert len(page.rows("#policies")) == 4
+    assert page.rows("#owners")
+    if keep := os.environ.get("GPUMEM_SCREENSHOTS"):
+        for theme in ("light", "dark"):
+            page.press(f"input[name=theme][value={theme}]")
+            (Path(keep) / f"{name}-{theme}.png").write_bytes(page.browser.screenshot())
+
+
+def test_the_figures_are_those_of_the_run(small):
+    assert "Peak live\n7 MiB" in small.text("#figures")
+    assert "Never freed\n2 MiB\n1 block" in small.text("#figures")
+    [(size, stream, _, allocated)] = small.rows("#leaks")
+    assert (size, stream, allocated) == ("2 MiB", "stream 0", "1.0000 s")
+    assert "3 blocks" in small.text("#shown")
+    assert "live at most 7 MiB" in small.text("#shown")
+
+
+def test_dragging_over_the_timeline_zooms_all_charts_and_a_double_click_goes_back(small):
+    before = {chart: small.colors(chart) for chart in ("timeline", "map", "lanes")}
+    small.drag("timeline", (0.1, 0.5), (0.4, 0.5))  # 0.4 to 1.6 s
+    assert "2 blocks" in small.text("#shown")
+    assert "live at most 3 MiB" in small.text("#shown")
+    for chart, colors in before.items():
+        assert small.colors(chart) != colors, chart
+    box = small.box("#timeline .u-over")
+    small.browser.click(box["left"] + 50, box["top"] + 50, times=2)
+    assert "live at most 7 MiB" in small.text("#shown")
+
+
+def test_a_drag_over_the_map_zooms_its_addresses_too_and_reset_shows_them_again(small):
+    everything = small.colors("map")
+    small.drag("map", (0.3, 0.2), (0.7, 0.6))
+    assert small.colors("map") != everything
+    small.press("#reset")
+    assert small.colors("map") == everything
+
+
+def test_keys_zoom_move_and_reset(small):
+    small.browser.evaluate("document.querySelector('#timeline').focus()")
+    whole = small.text("#shown")
+    small.browser.press("+", "+")
+    zoomed = small.text("#shown")
+    assert "1.000 s to 3.000 s" in zoomed
+    small.browser.press("ArrowRight")
+    assert "1.400 s to 3.400 s" in small.text("#shown")
+    small.browser.press("0", "0")
+    assert small.text("#shown") == whole
+
+
+def test_filters_by_stream_size_and_owner_choose_blocks(small):
+    small.choose("#stream", "1")
+    assert small.text("#shown").startswith("1 of 3 blocks")
+    assert "live at most 4 MiB" in small.text("#shown")
+    assert small.rows("#leaks") == [["No block was left."]]
+    small.choose("#stream", "-1")
+    small.choose("#least", str(2 * MIB))
+    assert small.text("#shown").startswith("2 of 3 blocks")
+    small.choose("#most", str(4 * MIB))
+    assert small.text("#shown").startswith("1 of 3 blocks")
+    small.press("#reset")
+    assert small.text("#shown").startswith("3 blocks")
+    small.press("#owners tbody tr:first-child button")  # the 4 MiB hold most at the peak
+    assert small.text("#shown").startswith("1 of 3 blocks")
+    assert "live at most 4 MiB" in small.text("#shown")
+
+
+def test_a_bar_of_the_sizes_chooses_its_blocks(small):
+    box = small.box("#sizes .u-over")
+    # Bars of 1, 2 and 4 MiB, side by side.
+    small.browser.click(box["left"] + 0.5 * box["width"], box["top"] + 0.9 * box["height"])
+    assert small.text("#shown").startswith("1 of 3 blocks")
+    assert "live at most 2 MiB" in small.text("#shown")
+
+
+def test_the_block_under_the_pointer_is_told_of(small):
+    box = small.box("#map .u-over")
+    # At 2.5 s the first block lies lowest; 1 MiB of 7 or more.
+    small.browser.mouse("Moved", box["left"] + 0.62 * box["width"], box["top"] + 3)
+    small.browser.mouse(
+        "Moved", box["left"] + 0.625 * box["width"], box["top"] + 0.98 * box["height"]
+    )
+    small.browser.settle()
+    told = small.text("#tip")
+    assert "bytes)" in told
+    assert "stream" in told
+    assert "0x" in told
+
+
+def test_another_policy_is_drawn_when_it_is_chosen(open_page, pages):
+    page = open_page(pages("multistream_train", samples()["multistream_train"]))
+    assert "by gpumem, pages that move" in page.browser.evaluate(
+        "document.querySelector('#timeline').ariaLabel"
+    )
+    before = page.colors("timeline")
+    page.press("#policies tbody tr:nth-child(3) input")
+    assert "by PyTorch-like caching" in page.browser.evaluate(
+        "document.querySelector('#timeline').ariaLabel"
+    )
+    assert page.colors("timeline") != before
+
+
+def test_events_may_be_the_horizontal_axis_and_the_window_stays(small):
+    small.drag("timeline", (0.1, 0.5), (0.4, 0.5))
+    small.choose("input[name=axis][value=event]", "")
+    assert small.text("#shown") == "2 blocks · event 1 to event 2 · live at most 3 MiB"
+
+
+def test_light_and_dark_are_the_systems_until_one_is_chosen(small):
+    call, evaluate = small.browser.call, small.browser.evaluate
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = evaluate(ground)
+    try:
+        dark_system = [{"name": "prefers-color-scheme", "value": "dark"}]
+        call("Emulation.setEmulatedMedia", features=dark_system)
+        small.browser.settle()
+        dark = evaluate(ground)
+        assert dark != light
+        assert drawn(small, "map") > 500
+        small.press("input[name=theme][value=light]")
+        assert evaluate(ground) == light
+        small.press("input[name=theme][value=auto]")
+        assert evaluate(ground) == dark
+    finally:
+        call("Emulation.setEmulatedMedia", features=[])
+
+
+def test_controls_and_charts_have_names_for_those_who_do_not_see_them(small):
+    nameless = small.browser.evaluate(
+        """Array.from(document.querySelectorAll('select, button, input, .chart'), found =>
+             found.ariaLabel || found.title || found.labels?.[0]?.innerText || found.innerText
+               ? null : found.outerHTML).filter(Boolean)"""
+    )
+    assert nameless == []
+    assert "live at most 7 MiB" in small.browser.evaluate(
+        "document.querySelector('#timeline').ariaLabel"
+    )
+
+
+def test_a_million_events_are_drawn_and_a_zoom_is_drawn_at_once(open_page, pages):
+    page = open_page(pages("million", million_events))
+    assert "1,000,000 events" in page.text("#figures")
+    assert drawn(page, "map") > 5000
+    begun = time.perf_counter()
+    page.drag("timeline", (0.4, 0.5), (0.5, 0.5))
+    print(f"a zoom among a million events: {time.perf_counter() - begun:.2f} s")
+    assert "of" not in page.text("#shown").split(" · ")[0]
+    assert drawn(page, "map") > 5000
+    page.choose("#stream", "2")
+    assert "of 500,000 blocks" in page.text("#shown")
+
+
+def test_names_from_a_file_are_text_and_never_markup(open_page, tmp_path):
+    hostile = "</script><img src=x onerror=\"console.error('run')\"><!--{{facts}}"
+    arena = gpumem.Arena("host")
+    with observe.record(arena, tmp_path / "events") as recording, observe.tag(hostile):
+        kept = arena.allocate(5000)
+    recording.report(tmp_path / "page.html", title=hostile)
+    kept.close()
+    page = open_page(tmp_path / "page.html")
+    assert page.text("h1") == hostile
+    assert page.rows("#leaks")[0][1] == hostile
+    assert page.browser.evaluate("document.images.length") == 0
+
+
+def test_a_run_without_blocks_makes_a_page_that_says_so(open_page, tmp_path):
+    from gpumem.replay import Trace
+
+    empty = Trace(action=[0], block=[0], size=[0], stream=[0], time_us=[0])
+    write_report(empty, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert page.rows("#owners") == [["Nothing lives here."]]
+    assert "0 blocks" in page.text("#shown")
+
+
+def test_a_recording_is_shown_with_its_own_addresses_owners_and_what_was_held(open_page, tmp_path):
+    arena = gpumem.Arena("host")
+    with observe.record(arena, tmp_path / "events") as recording:
+        with observe.tag("weights"):
+            kept = arena.allocate(3 * MIB)
+        with observe.tag("scratch"):
+            arena.allocate(MIB).close()
+    report = recording.report(tmp_path / "page.html")
+    address = kept.ptr
+    kept.close()
+    assert json.loads(json.dumps(report.as_dict()))["policies"][0]["name"] == "as recorded"
+    page = open_page(tmp_path / "page.html")
+    assert {row[0] for row in page.rows("#owners")} == {"weights", "scratch"}
+    assert page.rows("#leaks")[0][:2] == ["3 MiB", "weights"]
+    assert page.rows("#leaks")[0][3] == f"{address:#x}"
+    assert page.rows("#policies")[0][0] == "as recorded"

@@ -1,0 +1,349 @@
+"""Reports without a browser: figures, policies, columns, addresses, files, the command."""
+
+import base64
+import json
+import pickle
+import zlib
+
+import numpy as np
+import pytest
+from helpers.runs import MIB, small_run
+
+import gpumem
+from gpumem import observe
+from gpumem.cli import main
+from gpumem.errors import InUseError
+from gpumem.observe.report import blocks as blocks_module
+from gpumem.observe.report import data as data_module
+from gpumem.observe.report import write_report
+from gpumem.observe.report.addresses import draw_together
+from gpumem.observe.report.blocks import blocks_of, owners_of
+from gpumem.observe.report.columns import column
+from gpumem.observe.report.data import page_data, recorded_policy
+from gpumem.replay import Trace, TraceError, load_trace, replay
+from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.replay.details import Curve, Details
+from gpumem.replay.placement import place
+from gpumem.replay.policies import policies
+
+
+def unpack(packed):
+    """Read a column as the page does."""
+    stored = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), packed["type"])
+    values = stored.astype(np.int64) * packed["unit"]
+    return (np.cumsum(values) if packed["rising"] else values).tolist()
+
+
+def random_run(rng, allocs=300):
+    """Make a run in which numbers are given out again, and some blocks are never freed."""
+    action, block, size, stream, live, free = [], [], [], [], {}, []
+    for _ in range(allocs):
+        while live and rng.random() < 0.45:
+            number = rng.choice(list(live))
+            action.append(2)
+            block.append(number)
+            size.append(live.pop(number))
+            stream.append(number % 3)
+            free.append(number)
+        number = free.pop() if free and rng.random() < 0.5 else len(live) + len(free)
+        action.append(0)
+        block.append(number)
+        live[number] = rng.choice([0, 1, 300, 70_000, 5 * MIB])
+        size.append(live[number])
+        stream.append(number % 3)
+    return Trace(action, block, size, stream, list(range(len(action))), name="random")
+
+
+# --------------------------------------------------------------------------------- what a run was
+
+
+def test_the_report_tells_the_main_figures(tmp_path):
+    report = write_report(small_run(), tmp_path / "page.html")
+    assert report.path.stat().st_size == report.nbytes
+    assert (report.events, report.allocations, report.streams) == (6, 3, 2)
+    assert report.peak_live_bytes == 7 * MIB
+    assert (report.never_freed_blocks, report.never_freed_bytes) == (1, 2 * MIB)
+    assert [each["name"] for each in report.policies] == [
+        "gpumem, pages that move",
+        "gpumem, regions",
+        "PyTorch-like caching",
+        "plain driver calls",
+    ]
+    assert all(each["peak_reserved_bytes"] >= 7 * MIB for each in report.policies)
+
+
+def test_policies_hold_what_a_replay_and_the_models_hold():
+    trace = load_trace("multistream_train")
+    found = {each.name: each for each in policies(trace)}
+    for name, config in (
+        ("gpumem, pages that move", {"backing": "virtual"}),
+        ("gpumem, regions", {"backing": "regions", "split_rule": "tight"}),
+    ):
+        assert found[name].held.peak == replay(trace, "host", config=config).peak_reserved_bytes
+    assert found["PyTorch-like caching"].held.peak == caching_allocator_reserved(trace)
+    assert found["plain driver calls"].held.peak == plain_driver_reserved(trace)
+    for each in found.values():
+        assert (each.held.by_event(trace.events) >= trace.live_bytes()).all(), each.name
+
+
+def test_a_replay_places_no_two_live_blocks_over_each_other(rng):
+    trace = random_run(rng)
+    blocks = blocks_of(trace)
+    address = place(trace).address[blocks.allocation].astype(np.int64)
+    live = {}
+    for number, is_alloc in zip(blocks.block.tolist(), blocks.is_alloc.tolist(), strict=True):
+        if not is_alloc:
+            del live[number]
+            continue
+        begin, end = int(address[number]), int(address[number] + blocks.size[number])
+        assert begin
+        assert all(end <= a or begin >= b for a, b in live.values())
+        live[number] = begin, end
+
+
+def test_every_free_belongs_to_the_allocation_before_it_of_that_number(rng):
+    trace = random_run(rng)
+    blocks = blocks_of(trace)
+    assert blocks.live().max() == trace.peak_requested
+    open_blocks, ordinal = {}, -1
+    expected = []
+    for action, number, size in zip(trace.action, trace.block, trace.size, strict=True):
+        if size and action == 0:
+            ordinal += 1
+            open_blocks[number] = ordinal
+        if size:
+            expected.append(open_blocks[number])
+    assert blocks.block.tolist() == expected
+    assert np.flatnonzero(~blocks.freed).size == len(
+        {b for b in expected if expected.count(b) == 1}
+    )
+
+
+def test_the_pages_columns_give_the_run_back(rng):
+    trace = random_run(rng)
+    columns = page_data(trace, [])["columns"]
+    sizes, live, begun = unpack(columns["size"]), [], 0
+    held = 0
+    for back in unpack(columns["back"]):
+        held += sizes[begun] if back == 0 else -sizes[begun - back]
+        begun += back == 0
+        live.append(held)
+    blocks = blocks_of(trace)
+    assert live == blocks.live().tolist()
+    assert unpack(columns["time"]) == blocks.time_us.tolist()
+    assert unpack(columns["stream"]) == blocks.stream.tolist()
+
+
+def test_of_too_many_blocks_the_smallest_are_only_in_the_sums(rng, monkeypatch):
+    monkeypatch.setattr(data_module, "MOST_BLOCKS", 40)
+    trace = random_run(rng)
+    data = page_data(trace, [])
+    blocks = blocks_of(trace)
+    sizes = unpack(data["columns"]["size"])
+    assert len(sizes) == 40
+    assert sorted(sizes) == sorted(blocks.size.tolist())[-40:]
+    shown = blocks.largest(40)[blocks.block]
+    held = np.cumsum(np.where(blocks.is_alloc, 1, -1)[shown] * blocks.size[blocks.block][shown])
+    total = held + unpack(data["columns"]["rest"])
+    assert total.tolist() == blocks.live()[shown].tolist()
+
+
+def test_of_too_many_owners_those_of_the_fewest_bytes_are_together(monkeypatch):
+    monkeypatch.setattr(blocks_module, "MOST_OWNERS", 3)
+    sizes = [100, 7, 300, 9, 200]
+    trace = Trace([0] * 5, range(5), sizes, [0] * 5, [0] * 5)
+    owner, names, named = owners_of(trace, blocks_of(trace))
+    assert not named
+    assert [names[o] for o in owner] == [
+        "3 others",
+        "3 others",
+        "300 bytes",
+        "3 others",
+        "200 bytes",
+    ]
+
+
+# ------------------------------------------------------------------------------ what a log told
+
+
+def test_what_was_held_before_a_log_began_is_at_least_what_its_blocks_need():
+    details = Details(
+        address=np.zeros(1, np.uint64),
+        owner=np.zeros(1, np.int32),
+        owners=("",),
+        streams=("default",),
+        held=Curve(np.array([1]), np.array([64])),
+    )
+    trace = Trace([0, 2], [0, 0], [100, 100], [0, 0], [0, 1], details=details)
+    policy = recorded_policy(trace)
+    assert policy.how == "at least"
+    assert policy.held.by_event(2).tolist() == [100, 164]
+    held = Curve(np.array([0]), np.array([128]))
+    enough = Details(details.address, details.owner, ("",), ("default",), held)
+    told = recorded_policy(Trace([0, 2], [0, 0], [100, 100], [0, 0], [0, 1], details=enough))
+    assert (told.how, told.held.peak) == ("recorded", 128)
+
+
+def test_a_recording_tells_addresses_owners_what_was_held_and_what_was_refused(tmp_path):
+    arena = gpumem.Arena("host", {"max_mem": 64 * MIB})
+    with observe.record(arena, tmp_path / "events") as recording:
+        with observe.tag("weights"):
+            kept = arena.allocate(MIB)
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(100 * MIB)
+    trace = recording.trace()
+    assert trace.details.address.tolist() == [kept.ptr]
+    assert [trace.details.owners[o] for o in trace.details.owner] == ["weights"]
+    assert trace.details.held.peak == arena.stats().reserved
+    assert trace.details.failures == ((1, 100 * MIB),)
+    assert trace.meta["failed_allocs"] == 1
+    report = recording.report(tmp_path / "page.html")
+    assert report.failed_allocs == 1
+    assert report.policies[0]["peak_reserved_bytes"] == arena.stats().reserved
+    kept.close()
+
+
+def test_a_running_recording_makes_no_report(tmp_path):
+    arena = gpumem.Arena("host")
+    with observe.record(arena) as recording:
+        arena.allocate(1).close()
+        with pytest.raises(InUseError, match="still runs"):
+            recording.report(tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_snapshot_of_pytorch_tells_lines_segments_and_what_was_refused(tmp_path):
+    def entry(action, size, addr=4096, **more):
+        return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 5, **more}
+
+    frames = [
+        {"filename": "at::empty", "name": "empty", "line": 0},
+        {"filename": "/x/torch/nn/linear.py", "name": "forward", "line": 9},
+        {"filename": "train.py", "name": "step", "line": 3},
+    ]
+    entries = [
+        entry("segment_alloc", 2 * MIB),
+        entry("alloc", 1000, frames=frames),
+        entry("oom", 1 << 40),
+        entry("alloc", 500, addr=8192, frames=frames[:2]),
+        entry("free_completed", 500, addr=8192),
+        entry("segment_free", 2 * MIB),
+    ]
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [entries]}))
+    details = load_trace(path).details
+    assert details.owners == ("step (train.py:3)", "forward (/x/torch/nn/linear.py:9)")
+    assert details.address.tolist() == [4096, 8192]
+    assert details.failures == ((1, 1 << 40),)
+    assert details.held.by_event(3).tolist() == [2 * MIB] * 3
+    assert write_report(path, tmp_path / "page.html").policies[0]["how"] == "recorded"
+
+
+def test_a_log_of_rmm_tells_addresses_and_threads(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "Thread,Time,Action,Pointer,Size,Stream\n7,00:00:00.1,allocate,0x1000,256,0x0\n"
+        "8,00:00:00.2,allocate,0x2000,512,0x2\n8,00:00:00.3,allocate failure,(nil),99,0x0\n"
+    )
+    details = load_trace(path).details
+    assert details.owners == ("thread 7", "thread 8")
+    assert details.address.tolist() == [0x1000, 0x2000]
+    assert details.streams == ("default", "per-thread default")
+    assert details.failures == ((2, 99),)
+    assert write_report(path, tmp_path / "page.html").failed_allocs == 1
+
+
+# ------------------------------------------------------------------------- columns and addresses
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "unit"),
+    [
+        ([], "u1", 1),
+        ([0, 0], "u1", 1),
+        ([1, 255], "u1", 1),
+        ([1, 256], "u2", 1),
+        ([1, 1 << 16], "u4", 1),
+        ([3, 1 << 32], "f8", 1),
+        ([1 << 40, 3 << 40], "u1", 1 << 40),
+        ([0, 1 << 53], "u1", 1 << 53),
+    ],
+)
+def test_a_column_is_as_narrow_as_its_numbers_allow(values, width, unit):
+    packed = column(values)
+    assert (packed["type"], packed["unit"], packed["length"]) == (width, unit, len(values))
+    assert unpack(packed) == values
+
+
+def test_a_column_refuses_what_it_cannot_hold():
+    for values in ([-1], [(1 << 53) + 1]):
+        with pytest.raises(ValueError, match="a column takes"):
+            column(values)
+    with pytest.raises(ValueError, match="never decreases"):
+        column([2, 1], rising=True)
+
+
+def test_wide_gaps_between_addresses_are_closed_and_narrow_ones_stay():
+    far, near = (1 << 64) - 4096, 10 * MIB
+    address = np.array([far, 0x1000, 0x1000 + near + MIB, 0x1000], np.uint64)
+    drawn = draw_together(address, np.array([8192, near, 512, near]))
+    assert drawn.offset[1] == drawn.offset[3] == 0
+    assert drawn.offset[2] == near + MIB
+    assert drawn.offset[0] == near + MIB + 512 + 2 * MIB
+    assert [base for base, _, _ in drawn.ranges] == [0x1000, far]
+
+
+# -------------------------------------------------------------------------------- the command
+
+
+def run(capsys, *arguments):
+    code = main([str(each) for each in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command_writes_the_page_and_prints_one_object(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    code, out, err = run(capsys, "report", "multistream_train", "-o", page, "--json")
+    told = json.loads(out)
+    assert (code, err) == (0, "")
+    assert told["path"] == str(page)
+    assert told["nbytes"] == page.stat().st_size
+    assert told["peak_live_bytes"] == load_trace("multistream_train").peak_requested
+    assert len(told["policies"]) == 4
+
+
+def test_the_command_tells_people_the_figures_in_sizes_they_can_read(tmp_path, capsys):
+    code, out, _ = run(capsys, "report", "multistream_train", "-o", tmp_path / "page.html")
+    assert code == 0
+    assert "3.2 GiB" in out
+    assert "PyTorch-like caching" in out
+
+
+def test_without_an_output_the_page_is_named_after_the_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "report", "multistream_train")[0] == 0
+    assert (tmp_path / "multistream_train.html").exists()
+
+
+def test_bad_files_are_bad_input_and_a_page_that_cannot_be_written_is_a_failure(tmp_path, capsys):
+    code, out, err = run(capsys, "report", "nope", "-o", tmp_path / "page.html", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("gpumem: nope: no such file")
+    code, out, err = run(capsys, "report", "multistream_train", "-o", tmp_path / "no" / "page.html")
+    assert (code, out) == (1, "")
+    assert "cannot be written" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_cannot_replace_another_leaves_it_and_nothing_beside_it(tmp_path):
+    taken = tmp_path / "page.html"
+    taken.mkdir()
+    with pytest.raises(OSError, match=r"page\.html"):
+        write_report(small_run(), taken)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_source_that_is_no_run_is_refused():
+    with pytest.raises(TraceError, match="no such file"):
+        write_report("nope", "page.html")
