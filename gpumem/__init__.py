@@ -4,7 +4,7 @@ Importing it needs no driver, no GPU and no framework: the host is a device too.
 """
 
 from gpumem._budget import Budget
-from gpumem._buffer import Buffer, MemoryResource
+from gpumem._buffer import Buffer, MemoryResource, set_snapshot
 from gpumem._core import Arena
 from gpumem._core_capture import GraphPool
 from gpumem._external import ExternalAllocator
@@ -146,3 +146,13 @@ __all__ = [
     "using_resource",
     "zeros",
 ]
+
+
+def _snapshot(resource: object) -> object:
+    """Make a resource's snapshot; what that needs is imported with the first one."""
+    from gpumem.observe.snapshots import snapshot
+
+    return snapshot(resource)
+
+
+set_snapshot(_snapshot)

@@ -10,6 +10,8 @@ from gpumem._lease cimport Lease, Uses
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
 cdef void arena_retain(ArenaCore* arena) noexcept nogil
 cdef void arena_drop(ArenaCore* arena) noexcept nogil
+# A reference to one that may be at its end, while it cannot be forgotten; False: it is.
+cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
 cdef void arena_reap() noexcept nogil
 

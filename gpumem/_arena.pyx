@@ -125,6 +125,18 @@ cdef extern from "atomics.h" nogil:
     void store64(uint64_t* word, uint64_t value)
     uint64_t sum_add(uint64_t* total, uint64_t by)
 
+cdef extern from *:
+    """
+    static inline int gm_retain_live(int32_t *count) {
+        int32_t seen = __atomic_load_n(count, __ATOMIC_RELAXED);
+        while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen + 1, 1, __ATOMIC_ACQ_REL,
+                                                        __ATOMIC_RELAXED)) {
+        }
+        return seen > 0;
+    }
+    """
+    bint gm_retain_live(int32_t* count) noexcept nogil
+
 cdef enum:
     # Bytes of addresses that a paged arena reserves first, for large blocks and for small ones.
     LARGE_RANGE = 17179869184
@@ -550,6 +562,10 @@ cdef void forget_backing(ArenaCore* arena) noexcept nogil:
 
 cdef void arena_retain(ArenaCore* arena) noexcept nogil:
     count_add(&arena.references, 1)
+
+
+cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil:
+    return gm_retain_live(&arena.references)
 
 
 cdef void forget_after_fork() noexcept nogil:

@@ -115,5 +115,7 @@ cdef bint thread_has_ended(const ThreadMark* thread) noexcept nogil
 cdef void caches_flush(ArenaCore* arena) noexcept nogil
 # The same, and no cache changes until it is thawed; the arena lock is not held yet.
 cdef void caches_freeze(ArenaCore* arena) noexcept nogil
+# The same, but that everything kept stays where it is; thawed alike.
+cdef void caches_hold(ArenaCore* arena) noexcept nogil
 cdef void caches_thaw(ArenaCore* arena) noexcept nogil
 cdef void caches_free(ArenaCore* arena) noexcept nogil

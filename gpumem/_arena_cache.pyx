@@ -302,6 +302,15 @@ cdef void caches_freeze(ArenaCore* arena) noexcept nogil:
         cache = cache.next
 
 
+cdef void caches_hold(ArenaCore* arena) noexcept nogil:
+    cdef ThreadCache* cache
+    lock_acquire(&arena.caches_lock)
+    cache = arena.caches
+    while cache != NULL:
+        enter(cache)
+        cache = cache.next
+
+
 cdef void caches_thaw(ArenaCore* arena) noexcept nogil:
     cdef ThreadCache* cache = arena.caches
     while cache != NULL:

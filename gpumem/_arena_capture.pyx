@@ -16,7 +16,7 @@ from gpumem._driver cimport (
     place_enter,
     place_leave,
 )
-from gpumem._recorder cimport tap_name, tap_open
+from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
@@ -50,7 +50,7 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
         arena_drop(pool)
         return NULL
     tap_name(&pool.tap, parent.tap.memory, b"graph pool", parent.tap.name)
-    tap_open(&pool.tap, pool)
+    tap_open(&pool.tap, pool, TAP_ARENA)
     return pool
 
 

@@ -188,7 +188,7 @@ cdef struct SavedBlock:
 # chunk's.
 cdef struct BlockNote:
     uint64_t number         # of the allocation in its recording
-    uint64_t time           # ns since that began
+    uint64_t time           # ns, of the monotonic clock
     uint64_t seal           # as in include/recorder.h: framework, thread, tag, stack
     uint32_t recorder       # serial, low half
     uint32_t generation     # of the chunk; 0 while the others are written

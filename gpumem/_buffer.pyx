@@ -57,6 +57,9 @@ from gpumem.stats import ShrinkReport
 
 cdef char* BYTES_FORMAT = "B"
 
+# Makes snapshots; the package sets it, since what does is above this module.
+cdef object snapshot_of = None
+
 cdef dict ADVICE = {
     "read_mostly": <int>CU_MEM_ADVISE_SET_READ_MOSTLY,
     "unset_read_mostly": <int>CU_MEM_ADVISE_UNSET_READ_MOSTLY,
@@ -268,6 +271,16 @@ cdef class MemoryResource:
         run_deferred()
         return books.stats()
 
+    def snapshot(self):
+        """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`.
+
+        Raises
+        ------
+        ClosedError
+            It belongs to the parent of a fork.
+        """
+        return take_snapshot(self)
+
     @property
     def is_arena(self):
         """Whether it sub-allocates and can be shrunk."""
@@ -335,6 +348,17 @@ cdef class MemoryResource:
 
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
         return 0
+
+
+def set_snapshot(function):
+    """Say who makes snapshots."""
+    global snapshot_of
+    snapshot_of = function
+
+
+def take_snapshot(resource):
+    """Return a resource's snapshot; what else has a method of this name calls it, too."""
+    return snapshot_of(resource)
 
 
 cdef int require_hooks(object cls) except -1:

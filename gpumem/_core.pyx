@@ -83,7 +83,7 @@ from gpumem._core_source cimport make_source, source_keep
 from gpumem._driver cimport CUgraph, CUstream, place_is_dead, process, stream_captures
 from gpumem._lease cimport Lease, Uses, claims_held, uses_free
 from gpumem._pages cimport Space
-from gpumem._recorder cimport tap_name, tap_open
+from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem._core_capture import Capture
@@ -885,7 +885,7 @@ cdef int resume_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
 cdef void open_tap(Arena arena) except *:
     memory, name = str(arena.memory).encode(), arena.name.encode("utf-8", "replace")
     tap_name(&arena.core.tap, memory, b"arena", name)
-    tap_open(&arena.core.tap, arena.core)
+    tap_open(&arena.core.tap, arena.core, TAP_ARENA)
 
 
 cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:

@@ -13,6 +13,7 @@ from gpumem._buffer cimport MemoryResource
 from gpumem._driver cimport CUgraph, CUresult, check, stream_captures
 from gpumem._recorder cimport tap_name
 
+from gpumem._buffer import take_snapshot
 from gpumem.errors import ClosedError, InUseError
 
 
@@ -105,6 +106,11 @@ cdef class GraphPool:
     def blocks(self):
         """Return every block, used and free, as a list of `BlockInfo` in address order."""
         return required(self).blocks()
+
+    def snapshot(self):
+        """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`."""
+        required(self)
+        return take_snapshot(self)
 
     def validate(self):
         """Check every invariant of the pool's books, as `Arena.validate`."""

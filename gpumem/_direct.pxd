@@ -84,6 +84,7 @@ cdef struct DirectBlock:
     DirectBlock* next       # in a list of blocks that wait
     DirectBlock* older      # in the list of blocks that users have
     DirectBlock* newer
+    uint64_t number         # of its allocation, from 1
 
 cdef class DirectResource(MemoryResource):
     cdef uint64_t granule           # alignment that the other side promises, bytes

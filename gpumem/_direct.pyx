@@ -25,6 +25,7 @@ from gpumem._recorder cimport (
     REC_FREE,
     RecEvent,
     RecNoted,
+    TAP_DIRECT,
     tap_close,
     tap_name,
     tap_note,
@@ -231,7 +232,7 @@ cdef class DirectResource(MemoryResource):
             self.streams[DEFAULT_SLOT] = default_stream
         tap_name(&core.tap, str(self.memory).encode(), type(self).__name__.encode(),
                  self.name.encode("utf-8", "replace"))
-        tap_open(&core.tap, core)
+        tap_open(&core.tap, core, TAP_DIRECT)
         return 0
 
     cdef int require_open(self) except -1:
@@ -449,6 +450,7 @@ cdef void handed_out(DirectBlock* block) noexcept nogil:
     counters.max_in_use = max(counters.max_in_use, counters.in_use)
     counters.max_held = max(counters.max_held, counters.in_use + counters.waiting)
     counters.max_block = max(counters.max_block, block.size)
+    block.number = counters.num_allocs
     block.older = block.core.newest
     if block.older != NULL:
         block.older.newer = block

@@ -59,6 +59,9 @@ cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil
 cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil
 # Bytes that were asked for at the address; 0: no live block of an outlet begins there.
 cdef uint64_t outlet_size(uint64_t address) noexcept nogil
+# Copies address and framework of up to `most` live blocks of an arena; returns how many there are.
+cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
+                             uint64_t most) noexcept nogil
 # The arena's slot of a stream, for reports.
 cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* slot) noexcept nogil
 cdef OutletCounts outlet_counts(const Outlet* outlet) noexcept nogil

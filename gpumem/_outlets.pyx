@@ -317,6 +317,29 @@ cdef uint64_t outlet_size(uint64_t address) noexcept nogil:
     return nbytes
 
 
+cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
+                             uint64_t most) noexcept nogil:
+    # One shard at a time: each block is seen as it was at some moment of the call.
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    cdef uint32_t number
+    cdef Shard* shard
+    for number in range(SHARDS):
+        shard = &shards[number]
+        if shard.generation != process.generation:
+            continue
+        lock_acquire(&shard.lock)
+        for i in range(shard.mask + 1 if shard.entries != NULL else 0):
+            if shard.entries[i].address == 0 or shard.entries[i].outlet.arena != arena:
+                continue
+            if count < most:
+                addresses[count] = shard.entries[i].address
+                frameworks[count] = shard.entries[i].outlet.framework
+            count += 1
+        lock_release(&shard.lock)
+    return count
+
+
 # ---- the book ------------------------------------------------------------------------------------
 
 cdef inline uint64_t hash_of(uint64_t address) noexcept nogil:

@@ -29,6 +29,7 @@ cdef struct RawBlock:
     uint32_t generation     # of the process that took it
     RawBlock* older         # in the list of blocks that users have
     RawBlock* newer
+    uint64_t number         # of its allocation, from 1
 
 cdef class RawBooks:
     cdef DriverDevice place

@@ -19,6 +19,7 @@ from gpumem._recorder cimport (
     REC_FREE,
     RecEvent,
     RecNoted,
+    TAP_RAW,
     tap_close,
     tap_name,
     tap_note,
@@ -45,7 +46,7 @@ cdef RawBooks raw_books(DriverDevice place, object memory, dict streams, str nam
     books.slots = {(0, 0): DEFAULT_SLOT}
     books.threads = {}
     tap_name(&books.tap, str(memory).encode(), b"user", name.encode("utf-8", "replace"))
-    tap_open(&books.tap, <void*>books)
+    tap_open(&books.tap, <void*>books, TAP_RAW)
     return books
 
 
@@ -95,6 +96,7 @@ cdef class RawBooks:
         self.in_use += size
         self.max_in_use = max(self.max_in_use, self.in_use)
         self.max_block = max(self.max_block, size)
+        block.number = self.num_allocs
         block.older = self.newest
         if block.older != NULL:
             block.older.newer = block

@@ -46,9 +46,15 @@ cdef extern from "recorder_types.h" nogil:
         uint64_t allocations
         uint64_t missed
 
+    enum:
+        TAP_ARENA
+        TAP_DIRECT
+        TAP_RAW
+
     ctypedef struct Tap:
         Recorder* recorder
         void* owner
+        uint32_t owner_is
         Tap* older
         uint32_t generation
         uint16_t number
@@ -73,8 +79,8 @@ cdef extern from "recorder_types.h" nogil:
 
 # What the resource is called from now on; longer texts are cut.
 cdef void tap_name(Tap* tap, const char* memory, const char* kind, const char* name) noexcept nogil
-# `owner` is the resource's struct, for whoever walks the list of taps.
-cdef void tap_open(Tap* tap, void* owner) noexcept nogil
+# `owner` is the resource's struct, of the kind `owner_is`, for whoever walks the list of taps.
+cdef void tap_open(Tap* tap, void* owner, uint32_t owner_is) noexcept nogil
 # Idempotent; nothing to do for one that was never opened.
 cdef void tap_close(Tap* tap) noexcept nogil
 # Writes an event. Without `may_wait` (the caller holds a lock) it is given up where the file would

@@ -37,8 +37,9 @@ cdef void tap_name(Tap* tap, const char* memory, const char* kind,
     rec_tap_name(tap, memory, kind, name)
 
 
-cdef void tap_open(Tap* tap, void* owner) noexcept nogil:
+cdef void tap_open(Tap* tap, void* owner, uint32_t owner_is) noexcept nogil:
     tap.owner = owner
+    tap.owner_is = owner_is
     rec_tap_open(tap)
 
 

@@ -288,7 +288,8 @@ static void rec_note(Tap *tap, const RecEvent *event, int may_wait, RecNoted *no
             thread->known_to = recorder->serial;
             rec_define(recorder, REC_THREADS, thread->number, text, (size_t)length);
         }
-        words[0] = rec_now(CLOCK_MONOTONIC) - recorder->began;
+        noted->time = rec_now(CLOCK_MONOTONIC);
+        words[0] = noted->time - recorder->began;
         words[1] = event->address;
         words[2] = event->nbytes;
         words[3] = (event->block < BLOCK_MASK ? event->block : BLOCK_MASK) |
@@ -296,7 +297,6 @@ static void rec_note(Tap *tap, const RecEvent *event, int may_wait, RecNoted *no
         words[4] = event->stream;
         words[5] = rec_seal(event->kind, thread->framework, thread->number, thread->tag, stack);
         rec_put(recorder, words, may_wait);
-        noted->time = words[0];
         noted->seal = words[5];
         noted->recorder = recorder->serial;
         if (event->kind == REC_ALLOC)

@@ -55,9 +55,12 @@ typedef struct Recorder {
     uint64_t missed;      /* events that found no slot */
 } Recorder;
 
+enum { TAP_ARENA = 1, TAP_DIRECT = 2, TAP_RAW = 3 }; /* whose struct it is in */
+
 typedef struct Tap {
     Recorder *recorder; /* NULL: nothing is recorded */
     void *owner;        /* the resource's C struct; NULL: not in the list */
+    uint32_t owner_is;  /* TAP_ARENA: an ArenaCore, TAP_DIRECT: a DirectCore, TAP_RAW: RawBooks */
     struct Tap *older;
     struct Tap *newer;
     uint32_t generation; /* of the process that opened it */
@@ -78,7 +81,7 @@ typedef struct RecEvent {
 /* What was noted of an allocation; no seal: nothing. */
 typedef struct RecNoted {
     uint64_t number;   /* of the allocation in its recording */
-    uint64_t time;     /* ns since the recording began */
+    uint64_t time;     /* ns, of the monotonic clock */
     uint64_t seal;
     uint64_t recorder; /* serial */
 } RecNoted;

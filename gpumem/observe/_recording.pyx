@@ -348,6 +348,11 @@ cdef class RecorderHandle:
         }
 
 
+def tags_and_stacks():
+    """Return the texts of all tags and of all stacks, by their numbers."""
+    return tags.texts, stacks.texts
+
+
 def thread_id(number):
     """Return the system's id of a thread by its number in events."""
     return recorder_thread_id(number)

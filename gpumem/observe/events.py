@@ -338,7 +338,7 @@ def events_of(
         dict(names.get("tags", {})),
         dict(names.get("frameworks", {})),
         {n: int(text) for n, text in names.get("threads", {}).items() if text.isdigit()},
-        {number: _stack(text) for number, text in names.get("stacks", {}).items()},
+        {number: stack_of(text) for number, text in names.get("stacks", {}).items()},
         began,
         process,
         last - finished.size,
@@ -379,7 +379,7 @@ def _resource(text: str) -> RecordedResource:
     return RecordedResource(*fields) if len(fields) == 3 else _UNKNOWN_RESOURCE
 
 
-def _stack(text: str) -> tuple[Frame, ...]:
+def stack_of(text: str) -> tuple[Frame, ...]:
     """Read a stack; one that was cut, or that is none, is empty."""
     try:
         return tuple(

@@ -14,12 +14,13 @@ import time
 import numpy as np
 import pytest
 from helpers import child
+from helpers.every_kind import RESOURCES
 
 import gpumem
 from gpumem import observe
 from gpumem.errors import ConfigError, InUseError
 from gpumem.observe.events import EVENT, HEADER_BYTES, SLOT_BYTES
-from gpumem.replay import load_trace, replay
+from gpumem.replay import TraceError, load_trace, replay
 
 REGIONS = {"backing": "regions"}
 
@@ -210,51 +211,6 @@ def test_native_frames_come_before_pythons(make_arena):
 
 
 # ---- which resources -----------------------------------------------------------------------------
-
-
-def user_resource():
-    import ctypes
-
-    class Plain(gpumem.MemoryResource):
-        def __init__(self):
-            super().__init__(gpumem.MemoryInfo("host", alignment=1), name="plain")
-            self.blocks = {}
-
-        def allocate_raw(self, nbytes, stream):
-            if nbytes > 1 << 20:
-                raise MemoryError("too much")
-            block = ctypes.create_string_buffer(nbytes)
-            self.blocks[ctypes.addressof(block)] = block
-            return ctypes.addressof(block)
-
-        def deallocate_raw(self, ptr, nbytes, stream):
-            del self.blocks[ptr]
-
-    return Plain()
-
-
-def external():
-    arena = gpumem.Arena("host")
-    held = {}
-
-    def alloc(nbytes):
-        buffer = arena.allocate(nbytes)
-        held[buffer.ptr] = buffer
-        return buffer.ptr
-
-    return gpumem.ExternalAllocator(alloc, lambda ptr: held.pop(ptr).close(), memory="host")
-
-
-RESOURCES = {
-    "arena": lambda: gpumem.Arena("host", REGIONS),
-    "paged arena": lambda: gpumem.Arena("host", {"backing": "virtual"}),
-    "passed through": lambda: gpumem.Arena("host", {"enable": False}),
-    "pinned": lambda: gpumem.Arena("host/host_accessible"),
-    "pool": lambda: gpumem.DriverPool("host"),
-    "external": external,
-    "user": user_resource,
-    "adaptor": lambda: gpumem.limit(gpumem.track(gpumem.Arena("host")), 1 << 20),
-}
 
 
 @pytest.mark.parametrize("make", RESOURCES.values(), ids=RESOURCES)
@@ -650,7 +606,7 @@ def test_a_trace_takes_one_memory_of_several(make_arena, tmp_path):
         pinned.allocate(100).close()
     assert load_trace(path).allocs == 3
     assert [load_trace(path, device=d).allocs for d in (0, 1)] == [3, 1]
-    with pytest.raises(gpumem.replay.TraceError, match=r"accepted is 0\.\.1"):
+    with pytest.raises(TraceError, match=r"accepted is 0\.\.1"):
         load_trace(path, device=2)
 
 

@@ -39,6 +39,7 @@ LAYERS = [
     ["bindings"],
     ["session_graph"],
     ["session", "accounting*", "planning*"],
+    ["observe._*", "observe.events", "observe.resources", "observe.snapshot*", "observe.torch*"],
     [""],  # the package itself
     ["replay*", "samples", "observe*", "interop*"],
     ["integrations*"],

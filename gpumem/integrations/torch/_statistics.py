@@ -14,12 +14,11 @@ under ``all``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 from types import ModuleType
 from typing import Any
 
 from gpumem.integrations.torch import _hooks
-from gpumem.stats import BlockInfo
+from gpumem.observe.torch_format import segments_of
 
 __all__ = ["Statistics"]
 
@@ -132,7 +131,7 @@ class Statistics:
         segments = [
             segment
             for device, arena in sorted(_hooks.arenas().items())
-            for segment in _segments(device, arena.blocks())
+            for segment in segments_of(device, arena.snapshot().resources[0].iter_blocks())
         ]
         return {
             "segments": segments,
@@ -144,44 +143,3 @@ class Statistics:
 
 def _pooled(figures: dict[str, int]) -> dict[str, dict[str, int]]:
     return {"all": dict(figures), "small_pool": dict(_NOTHING), "large_pool": dict(_NOTHING)}
-
-
-def _segments(device: int, blocks: list[BlockInfo]) -> list[dict[str, Any]]:
-    ordered = sorted(blocks, key=lambda block: (block.region, block.address))
-    return [
-        _segment(device, list(inside))
-        for _, inside in groupby(ordered, key=lambda block: block.region)
-    ]
-
-
-def _segment(device: int, blocks: list[BlockInfo]) -> dict[str, Any]:
-    used = [block for block in blocks if block.used]
-    return {
-        "device": device,
-        "address": blocks[0].address,
-        "total_size": sum(block.nbytes for block in blocks),
-        "allocated_size": sum(block.nbytes for block in used),
-        "active_size": sum(block.nbytes for block in blocks if block.used or block.parked),
-        "requested_size": sum(block.requested for block in used),
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": [],
-        "blocks": [
-            {
-                "address": block.address,
-                "size": block.nbytes,
-                "requested_size": block.requested if block.used else 0,
-                "state": _state(block),
-                "frames": [],
-            }
-            for block in blocks
-        ],
-    }
-
-
-def _state(block: BlockInfo) -> str:
-    if block.used:
-        return "active_allocated"
-    return "active_awaiting_free" if block.parked else "inactive"

@@ -1,0 +1,146 @@
+"""What it costs to watch: a recorded event, a snapshot, and what both take from other threads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import gpumem
+from gpumem import observe
+
+PAIRS = 50_000  # of one timed run
+ROUNDS = 11
+LIVE = 100_000
+SNAPSHOTS = 9
+STACKS = (0.0, 0.01, 1.0)
+GOAL_EVENT_NS = 100
+GOAL_HELD_MS = 10
+
+
+def observed(rounds: int = ROUNDS, live: int = LIVE) -> dict[str, Any]:
+    """Measure everything here and now; plain values."""
+    return {
+        "events": events(rounds),
+        "snapshots": {backing: snapshots(backing, live) for backing in ("regions", "virtual")},
+    }
+
+
+def events(rounds: int) -> dict[str, float]:
+    """Nanoseconds that one event adds, by where it goes; medians of interleaved rounds."""
+    arena = gpumem.Arena("host")
+    samples: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events"
+        for _ in range(rounds):
+            plain = _pair_ns(arena)
+            for name, into in (("ring", None), ("file", path)):
+                for stacks in STACKS:
+                    with observe.record(arena, into, stacks=stacks):
+                        added = (_pair_ns(arena) - plain) / 2
+                    samples.setdefault(f"{name}, stacks {stacks:g}", []).append(added)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def snapshots(backing: str, live: int) -> dict[str, float]:
+    """Milliseconds of a snapshot with so many live blocks, and for which others stood still."""
+    rng = random.Random(1)
+    with gpumem.Arena("host", {"backing": backing}) as arena:
+        blocks = [arena.allocate(rng.randrange(1, 4096)) for _ in range(2 * live)]
+        rng.shuffle(blocks)
+        del blocks[live:]
+        worst = _Worst(arena)
+        held, took = [], []
+        for _ in range(SNAPSHOTS):
+            begin = time.perf_counter()
+            taken = arena.snapshot()
+            took.append((time.perf_counter() - begin) * 1e3)
+            held.append(taken.held / 1e6)
+            time.sleep(0.01)
+        figures = {
+            "live": len(blocks),
+            "took_ms": statistics.median(took),
+            "held_ms": statistics.median(held),
+            "least_held_ms": min(held),
+            "longest_held_ms": max(held),
+            "longest_call_of_another_thread_ms": worst.end(),
+            "json_ms": _milliseconds(taken.to_json),
+        }
+        blocks.clear()
+    return figures
+
+
+class _Worst:
+    """A thread that allocates all the time, and remembers its longest call."""
+
+    def __init__(self, arena: gpumem.Arena) -> None:
+        self._arena = arena
+        self._ended = threading.Event()
+        self._longest = 0
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        clock = time.perf_counter_ns
+        while not self._ended.is_set():
+            begin = clock()
+            self._arena.allocate(1000).close()
+            self._longest = max(self._longest, clock() - begin)
+
+    def end(self) -> float:
+        self._ended.set()
+        self._thread.join()
+        return self._longest / 1e6
+
+
+def _pair_ns(arena: gpumem.Arena) -> float:
+    allocate = arena.allocate
+    begin = time.perf_counter_ns()
+    for _ in range(PAIRS):
+        allocate(4096)
+    return (time.perf_counter_ns() - begin) / PAIRS
+
+
+def _milliseconds(call: Any) -> float:
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.observe", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    report = observed()
+    if parser.parse_args(arguments).json:
+        json.dump(report, sys.stdout, indent=1)
+        print()
+        return 0
+    table = Table(title=f"one event adds (goal: {GOAL_EVENT_NS} ns without stacks)")
+    table.add_column("into")
+    table.add_column("ns", justify="right")
+    for name, ns in report["events"].items():
+        table.add_row(name, f"{ns:.0f}")
+    Console().print(table)
+    table = Table(title=f"a snapshot (goal: held for {GOAL_HELD_MS} ms at most)")
+    table.add_column("")
+    for backing in report["snapshots"]:
+        table.add_column(backing, justify="right")
+    for row in report["snapshots"]["regions"]:
+        table.add_row(row, *(f"{found[row]:.4g}" for found in report["snapshots"].values()))
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+from typing import Any
+
+import numpy as np
+
+STATES: tuple[str, ...]
+BLOCK: np.dtype[np.void]
+REGION: np.dtype[np.void]
+PAGE: np.dtype[np.void]
+REGION_KINDS: tuple[str, ...]
+
+def now() -> int: ...
+def all_of_them() -> list[dict[str, Any]]: ...
+def describe(resource: object) -> dict[str, Any]: ...
+def key_of(resource: object) -> int: ...

@@ -1,0 +1,469 @@
+"""Resources as columns of numbers: what snapshots are made of."""
+
+import numpy as np
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, realloc
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from gpumem._adaptor cimport Adaptor
+from gpumem._arena cimport arena_drop, arena_retain_live
+from gpumem._arena_copy cimport ArenaCopy, TableCopy, arena_copy, arena_copy_free
+from gpumem._arena_recorded cimport block_note
+from gpumem._arena_types cimport ArenaCore, BlockNote, STATE_SUSPENDED
+from gpumem._bfc cimport (
+    CHUNK_HOLE,
+    CHUNK_KEPT,
+    CHUNK_PARKED,
+    CHUNK_UNUSED,
+    CHUNK_USED,
+    Chunk,
+    LANE_RELEASED,
+    NIL,
+)
+from gpumem._buffer cimport MemoryResource
+from gpumem._core cimport Arena
+from gpumem._core_capture cimport GraphPool
+from gpumem._direct cimport (
+    DirectBlock,
+    DirectCore,
+    DirectResource,
+    direct_counters,
+    direct_drop,
+    direct_stream_at,
+    lock_acquire,
+    lock_release,
+)
+from gpumem._driver cimport Place, place_is_dead, process
+from gpumem._outlets cimport outlets_blocks
+from gpumem._raw cimport RawBlock, RawBooks
+from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, Tap, taps_visit
+
+from gpumem.errors import ClosedError
+
+cdef extern from *:
+    """
+    static inline int gm_snapshot_retain(int32_t *count) {
+        int32_t seen = __atomic_load_n(count, __ATOMIC_RELAXED);
+        while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen + 1, 1, __ATOMIC_ACQ_REL,
+                                                        __ATOMIC_RELAXED)) {
+        }
+        return seen > 0;
+    }
+    """
+    bint retain_live "gm_snapshot_retain"(int32_t* count) noexcept nogil
+
+# The order is the number in `state`.
+STATES = ("free", "used", "kept", "parked", "hole")
+
+cdef enum State:
+    FREE = 0
+    USED = 1
+    KEPT = 2
+    PARKED = 3
+    HOLE = 4
+
+cdef packed struct BlockRow:
+    uint64_t address
+    uint64_t nbytes
+    uint64_t requested
+    uint64_t stream
+    uint64_t generation         # tells blocks at one address apart
+    uint64_t number             # of the allocation in its recording
+    uint64_t time               # ns, of the monotonic clock; 0: not recorded
+    uint32_t region
+    uint16_t thread
+    uint16_t tag
+    uint16_t stack
+    uint8_t framework
+    uint8_t state
+
+BLOCK = np.dtype([
+    ("address", "<u8"), ("nbytes", "<u8"), ("requested", "<u8"), ("stream", "<u8"),
+    ("generation", "<u8"), ("number", "<u8"), ("time", "<u8"), ("region", "<u4"),
+    ("thread", "<u2"), ("tag", "<u2"), ("stack", "<u2"), ("framework", "u1"), ("state", "u1"),
+])
+REGION = np.dtype([("address", "<u8"), ("nbytes", "<u8"), ("kind", "u1")])
+PAGE = np.dtype([("address", "<u8"), ("nbytes", "<u8")])
+
+# The order is the number in `kind`.
+REGION_KINDS = ("region", "persistent", "range")
+
+
+def now():
+    """Return the monotonic clock's nanoseconds, which `time` of blocks counts."""
+    cdef timespec at
+    clock_gettime(CLOCK_MONOTONIC, &at)
+    return at.tv_sec * 1000000000 + at.tv_nsec
+
+
+# ---- which ---------------------------------------------------------------------------------------
+
+cdef struct Found:
+    Tap* taps
+    uint32_t count
+    uint32_t capacity
+    bint failed
+
+
+cdef void collect(Tap* tap, void* context) noexcept nogil:
+    # Under the taps' lock, which whoever ends a resource takes first: the owner is still there.
+    cdef Found* found = <Found*>context
+    cdef Tap* larger
+    if found.count == found.capacity:
+        larger = <Tap*>realloc(found.taps, (2 * found.capacity + 64) * sizeof(Tap))
+        if larger == NULL:
+            found.failed = True
+            return
+        found.taps = larger
+        found.capacity = 2 * found.capacity + 64
+    if tap.owner_is == TAP_ARENA:
+        if not arena_retain_live(<ArenaCore*>tap.owner):
+            return
+    elif tap.owner_is == TAP_DIRECT:
+        if not retain_live(&(<DirectCore*>tap.owner).references):
+            return
+    elif not keeps_books(<PyObject*>tap.owner):
+        return
+    found.taps[found.count] = tap[0]
+    found.count += 1
+
+
+cdef bint keeps_books(PyObject* books) noexcept nogil:
+    return gm_incref_live(books)
+
+
+cdef extern from *:
+    """
+    /* With the interpreter lock. An object whose last reference is gone is on its way out. */
+    static inline int gm_incref_live(PyObject *object) {
+        if (Py_REFCNT(object) <= 0) return 0;
+        Py_INCREF(object);
+        return 1;
+    }
+    """
+    bint gm_incref_live(PyObject* object) noexcept nogil
+    void Py_DecRef(PyObject* object)
+
+
+def all_of_them():
+    """Describe every live resource of this process, the oldest first; see `describe`."""
+    cdef Found found
+    cdef uint32_t i
+    found.taps = NULL
+    found.count = 0
+    found.capacity = 0
+    found.failed = False
+    taps_visit(collect, &found)
+    try:
+        if found.failed:
+            raise MemoryError("no host memory for a list of resources")
+        return [describe_tap(&found.taps[i]) for i in reversed(range(found.count))]
+    finally:
+        for i in range(found.count):
+            let_go(&found.taps[i])
+        free(found.taps)
+
+
+cdef void let_go(const Tap* tap) noexcept:
+    if tap.owner_is == TAP_ARENA:
+        arena_drop(<ArenaCore*>tap.owner)
+    elif tap.owner_is == TAP_DIRECT:
+        direct_drop(<DirectCore*>tap.owner)
+    else:
+        Py_DecRef(<PyObject*>tap.owner)
+
+
+def describe(resource):
+    """Return what is in a resource, as a dict of plain values and columns.
+
+    Keys: ``key`` (tells it from others), ``name``, ``kind``, ``memory``, ``parent`` (a key),
+    ``upstreams`` (keys), ``backing``, ``limit``, ``counts``, ``regions``, ``pages``, ``blocks``
+    (arrays of REGION, PAGE, BLOCK) and ``held`` (ns).
+
+    Raises
+    ------
+    TypeError
+        It is no resource of gpumem's, or was never initialised.
+    ClosedError
+        It belongs to the parent of a fork.
+    """
+    require_own(resource)
+    if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
+        return describe_tap(&(<GraphPool>resource).core.tap)
+    if isinstance(resource, Arena):
+        return describe_tap(&(<Arena>resource).core.tap)
+    if isinstance(resource, DirectResource) and (<DirectResource>resource).core != NULL:
+        return describe_tap(&(<DirectResource>resource).core.tap)
+    if isinstance(resource, Adaptor) and (<Adaptor>resource).upstreams is not None:
+        return describe_adaptor(resource)
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).raw is not None:
+        return describe_tap(&(<MemoryResource>resource).raw.tap)
+    raise TypeError(f"{resource!r} is not a resource, or was never initialised")
+
+
+cdef int require_own(resource) except -1:
+    cdef Place* place = NULL
+    if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
+        place = (<GraphPool>resource).core.place
+    elif isinstance(resource, MemoryResource) and (<MemoryResource>resource).place is not None:
+        place = &(<MemoryResource>resource).place.place
+    if place != NULL and place.generation != process.generation:
+        raise ClosedError(f"{resource!r} belongs to the parent process")
+    return 0
+
+
+def key_of(resource):
+    """Return the key that `describe` gives a resource."""
+    if isinstance(resource, GraphPool):
+        return <uintptr_t>(<GraphPool>resource).core
+    if isinstance(resource, Arena):
+        return <uintptr_t>(<Arena>resource).core
+    if isinstance(resource, DirectResource):
+        return <uintptr_t>(<DirectResource>resource).core
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).raw is not None:
+        return <uintptr_t><PyObject*>(<MemoryResource>resource).raw
+    return id(resource)
+
+
+cdef dict describe_tap(const Tap* tap):
+    if tap.owner_is == TAP_ARENA:
+        found = describe_arena(<ArenaCore*>tap.owner)
+    elif tap.owner_is == TAP_DIRECT:
+        found = describe_direct(<DirectCore*>tap.owner)
+    else:
+        found = describe_raw(<RawBooks><object><PyObject*>tap.owner)
+    found["key"] = <uintptr_t>tap.owner
+    found["name"] = (<bytes>tap.name).decode("utf-8", "replace")
+    found["kind"] = (<bytes>tap.kind).decode()
+    found["memory"] = (<bytes>tap.memory).decode()
+    return found
+
+
+cdef dict described(dict counts, blocks):
+    return {"parent": None, "upstreams": [], "backing": None, "limit": 0, "counts": counts,
+            "regions": np.empty(0, REGION), "pages": np.empty(0, PAGE), "blocks": blocks,
+            "held": 0}
+
+
+# ---- arenas --------------------------------------------------------------------------------------
+
+cdef dict describe_arena(ArenaCore* arena):
+    cdef ArenaCopy copy
+    cdef bint copied
+    with nogil:
+        copied = not place_is_dead(arena.place) and arena_copy(arena, &copy)
+    if not copied:
+        return described({}, np.empty(0, BLOCK))
+    try:
+        blocks = block_rows(arena, &copy)
+        note_frameworks(arena, blocks)
+        found = described(arena_counts(&copy, blocks), blocks)
+        found["backing"] = "virtual" if arena.settings.paged else "regions"
+        found["limit"] = copy.limit
+        found["regions"] = region_rows(&copy)
+        found["pages"] = page_rows(&copy)
+        found["held"] = copy.held
+        if arena.parent != NULL:
+            found["parent"] = <uintptr_t>arena.parent
+        return found
+    finally:
+        arena_copy_free(&copy)
+
+
+cdef object block_rows(const ArenaCore* arena, const ArenaCopy* copy):
+    cdef uint32_t total = count_chunks(&copy.tables[0]) + count_chunks(&copy.tables[1])
+    rows = np.zeros(total, BLOCK)
+    cdef BlockRow[::1] view
+    cdef uint32_t at = 0
+    if total:
+        view = rows
+        with nogil:
+            at = fill_rows(arena, copy, 0, 0, &view[0], 0)
+            at = fill_rows(arena, copy, 1, copy.tables[0].region_count, &view[0], at)
+    return rows[:at]
+
+
+cdef uint32_t count_chunks(const TableCopy* table) noexcept nogil:
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(table.count):
+        count += table.chunks[i].state != CHUNK_UNUSED
+    return count
+
+
+cdef uint32_t fill_rows(const ArenaCore* arena, const ArenaCopy* copy, bint small,
+                        uint32_t first_region, BlockRow* rows, uint32_t at) noexcept nogil:
+    # Region by region, in the order of addresses within each.
+    cdef const TableCopy* table = &copy.tables[small]
+    cdef uint32_t region, index
+    for region in range(table.region_count):
+        index = NIL if table.regions[region].size == 0 else table.regions[region].first
+        while index != NIL:
+            fill_row(copy, &table.chunks[index], first_region, &rows[at])
+            if rows[at].state == USED:
+                add_note(arena, small, index, &rows[at])
+            at += 1
+            index = table.chunks[index].next
+    return at
+
+
+cdef void fill_row(const ArenaCopy* copy, const Chunk* chunk, uint32_t first_region,
+                   BlockRow* row) noexcept nogil:
+    row.address = chunk.address
+    row.nbytes = chunk.size
+    row.region = chunk.region + first_region
+    row.generation = chunk.generation
+    row.state = state_of(chunk.state)
+    if row.state == USED:
+        row.requested = chunk.requested
+    if row.state != HOLE and (row.state == USED or chunk.lane != LANE_RELEASED):
+        row.stream = copy.streams[chunk.lane]
+
+
+cdef inline State state_of(uint32_t state) noexcept nogil:
+    if state == CHUNK_USED:
+        return USED
+    if state == CHUNK_KEPT:
+        return KEPT
+    if state == CHUNK_PARKED:
+        return PARKED
+    return HOLE if state == CHUNK_HOLE else FREE
+
+
+cdef inline void add_note(const ArenaCore* arena, bint small, uint32_t index,
+                          BlockRow* row) noexcept nogil:
+    cdef BlockNote note
+    if not block_note(arena, small, index, <uint32_t>row.generation, &note):
+        return
+    row.number = note.number
+    row.time = note.time
+    row.framework = <uint8_t>(note.seal >> 8)
+    row.thread = <uint16_t>(note.seal >> 16)
+    row.tag = <uint16_t>(note.seal >> 32)
+    row.stack = <uint16_t>(note.seal >> 48)
+
+
+cdef int note_frameworks(const ArenaCore* arena, blocks) except -1:
+    # What came through an outlet is known by its address, recorded or not.
+    cdef uint64_t count = outlets_blocks(arena, NULL, NULL, 0) + 64
+    addresses = np.empty(count, np.uint64)
+    frameworks = np.empty(count, np.uint8)
+    cdef uint64_t[::1] at = addresses
+    cdef uint8_t[::1] who = frameworks
+    count = min(outlets_blocks(arena, &at[0], &who[0], count), count)
+    if count:
+        order = np.argsort(addresses[:count])
+        known, who_sorted = addresses[:count][order], frameworks[:count][order]
+        place = np.minimum(np.searchsorted(known, blocks["address"]), count - 1)
+        hit = (known[place] == blocks["address"]) & (blocks["state"] == <int>USED)
+        blocks["framework"][hit] = who_sorted[place[hit]]
+    return 0
+
+
+cdef dict arena_counts(const ArenaCopy* copy, blocks):
+    free_, used, kept, parked, holes = [
+        int(blocks["nbytes"][blocks["state"] == state].sum()) for state in range(len(STATES))]
+    of_free = blocks["nbytes"][blocks["state"] == <int>FREE]
+    marked = blocks["nbytes"][(blocks["state"] == <int>FREE) & (blocks["stream"] != 0)]
+    return {
+        "in_use": used,
+        "requested_in_use": int(blocks["requested"].sum()),
+        "reserved": copy.reserved,
+        "free": free_,
+        "cached": kept,
+        "parked": parked,
+        "waiting": int(marked.sum()),
+        "holes": holes,
+        "largest_free": int(of_free.max(initial=0)),
+        "max_in_use": max(copy.stats.max_in_use, used),
+        "max_reserved": copy.stats.max_reserved,
+        "num_allocs": copy.stats.num_allocs,
+        "num_frees": copy.stats.num_frees,
+        "suspended": copy.closed == STATE_SUSPENDED,
+    }
+
+
+cdef object region_rows(const ArenaCopy* copy):
+    # In the order of their numbers in `region` of blocks; one that is unused has no bytes.
+    cdef uint32_t table, i
+    rows = []
+    for table in range(2):
+        for i in range(copy.tables[table].region_count):
+            region = &copy.tables[table].regions[i]
+            rows.append((region.address, region.size,
+                         2 if region.is_range else 1 if region.persistent else 0))
+    return np.array(rows, REGION)
+
+
+cdef object page_rows(const ArenaCopy* copy):
+    cdef uint32_t i
+    return np.array([(copy.pages[i].address, copy.pages[i].nbytes)
+                     for i in range(copy.page_count)], PAGE)
+
+
+# ---- others --------------------------------------------------------------------------------------
+
+cdef dict describe_direct(DirectCore* core):
+    cdef uint64_t most, count = 0
+    cdef DirectBlock* block
+    cdef BlockRow[::1] view
+    if place_is_dead(core.place):
+        return described({}, np.empty(0, BLOCK))
+    now = direct_counters(core)
+    most = now.live + 64
+    rows = np.zeros(most, BLOCK)
+    view = rows
+    with nogil:
+        lock_acquire(&core.lock)
+        block = core.newest
+        while block != NULL and count < most:
+            view[count].address = block.base
+            view[count].nbytes = block.size
+            view[count].requested = block.requested
+            view[count].generation = block.number
+            view[count].stream = block.slot         # its handle follows: that takes the lock
+            view[count].state = USED
+            count += 1
+            block = block.older
+        lock_release(&core.lock)
+    for i in range(count):
+        view[i].stream = <uint64_t>direct_stream_at(core, <uint32_t>view[i].stream)
+    return described({
+        "in_use": now.in_use, "requested_in_use": now.requested,
+        "reserved": now.in_use + now.waiting, "waiting": now.waiting,
+        "max_in_use": now.max_in_use, "max_reserved": now.max_held,
+        "num_allocs": now.num_allocs, "num_frees": now.num_frees,
+    }, rows[:count])
+
+
+cdef dict describe_raw(RawBooks books):
+    # All of it is under the interpreter lock.
+    cdef RawBlock* block = books.newest
+    rows = []
+    while block != NULL:
+        rows.append((block.base, block.size, block.requested, books.streams[block.slot].ptr,
+                     block.number, 0, 0, 0, 0, 0, 0, 0, <int>USED))
+        block = block.older
+    return described({
+        "in_use": books.in_use, "requested_in_use": books.requested, "reserved": books.in_use,
+        "max_in_use": books.max_in_use, "max_reserved": books.max_in_use,
+        "num_allocs": books.num_allocs, "num_frees": books.num_frees,
+    }, np.array(rows, BLOCK))
+
+
+cdef dict describe_adaptor(Adaptor adaptor):
+    current, blocks, peak, _, _, total = adaptor._counts()
+    rows = [(address, nbytes, nbytes, 0, 0, 0, 0, 0, 0, 0, 0, 0, <int>USED)
+            for address, nbytes, _ in adaptor._live()]
+    found = described({
+        "in_use": current, "requested_in_use": current, "max_in_use": peak,
+        "num_allocs": total, "num_frees": total - blocks,
+    }, np.array(rows, BLOCK))
+    found["key"] = id(adaptor)
+    found["name"] = adaptor.name
+    found["kind"] = type(adaptor).__name__
+    found["memory"] = str(adaptor.memory)
+    found["upstreams"] = [key_of(upstream) for upstream in adaptor.upstreams]
+    return found
