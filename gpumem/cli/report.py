@@ -34,8 +34,9 @@ def report(
 ) -> None:
     """Show FILE as a page: bytes over time, addresses, streams, owners, leaks, policies.
 
-    FILE is a recording of gpumem.observe, a trace (.npz), a PyTorch memory snapshot, an RMM log or
-    a bundled trace's name. The page is one file that opens in any browser, without a network.
+    FILE is a recording or a snapshot (JSON) of gpumem.observe, a trace (.npz), a PyTorch memory
+    snapshot, an RMM log, or a bundled trace's name. The page is one file that opens in any
+    browser, without a network.
     """
     page = Path(f"{Path(file).stem}.html") if output is None else output
     try:

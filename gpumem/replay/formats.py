@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from gpumem.replay import npz, recordings, rmm_log, torch_snapshot
+from gpumem.replay import npz, recordings, rmm_log, snapshots, torch_snapshot
 from gpumem.replay.trace import Trace, TraceError
 from gpumem.samples import samples
 
@@ -19,9 +19,10 @@ MAX_FILE_BYTES = 1 << 32
 def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> Trace:
     """Load a trace from a file or from the samples that come with the package.
 
-    Reads four formats: files of `gpumem.observe.record`, ``.npz`` archives (see
+    Reads five formats: files of `gpumem.observe.record`, ``.npz`` archives (see
     ``gpumem/samples/README.md``), PyTorch memory snapshots (``torch.cuda.memory._dump_snapshot``;
-    nothing in the pickle is run) and the CSV logs of RMM's ``LoggingResourceAdaptor``.
+    nothing in the pickle is run), the CSV logs of RMM's ``LoggingResourceAdaptor``, and gpumem's
+    own snapshots in JSON, of which the trace only allocates what they show in use.
 
     Parameters
     ----------
@@ -29,8 +30,8 @@ def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> 
         A file, or the name of a sample (``gpumem.samples.samples()`` lists them). A file of
         that name is preferred.
     device : int, optional
-        Which device of a PyTorch snapshot, or which memory of a recording, to take; without it,
-        the busiest one. The other formats hold one device and accept only 0.
+        Which device of a PyTorch snapshot, or which memory of a recording or of gpumem's snapshot,
+        to take; without it, the busiest one. The other formats hold one device and accept only 0.
 
     Returns
     -------
@@ -88,6 +89,8 @@ def _read(file: IO[bytes], name: str, device: int | None) -> Trace:
         return torch_snapshot.read_torch_snapshot(file, name, device)
     if start.startswith(recordings.MAGIC):
         return recordings.read_recording(file, name, device)
+    if start.startswith(snapshots.MAGIC):
+        return snapshots.read_snapshot(file, name, device)
     if device not in (None, 0):
         raise TraceError(
             f"device is {device}, accepted is 0 (only snapshots and recordings hold more)"
@@ -98,6 +101,6 @@ def _read(file: IO[bytes], name: str, device: int | None) -> Trace:
     if first_line.strip().lower() == rmm_log.HEADER.lower():
         return rmm_log.read_rmm_log(file, name)
     raise TraceError(
-        f"not a trace: neither a recording, nor an .npz archive, nor a PyTorch memory snapshot, "
-        f"nor an RMM log (header {rmm_log.HEADER})"
+        f"not a trace: neither a recording, nor an .npz archive, nor a snapshot of PyTorch's or "
+        f"gpumem's, nor an RMM log (header {rmm_log.HEADER})"
     )

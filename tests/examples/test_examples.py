@@ -19,12 +19,12 @@ needs_vulkan = pytest.mark.skipif(
 )
 
 
-def run(*command):
-    """Run Python in this tree's folder; returns the lines it printed."""
+def run(*command, folder=ROOT):
+    """Run Python with this tree's package; returns the lines it printed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-W", "error", *command],
-        cwd=ROOT,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -68,12 +68,13 @@ STATUS = gpumem.driver_status()
 needs_gpu = pytest.mark.skipif(not STATUS.available, reason=f"needs a CUDA device: {STATUS.reason}")
 
 
-def test_what_the_readme_shows_runs():
+def test_what_the_readme_shows_runs(tmp_path):
     """One block after the other, as a reader would type them; Vulkan's where it is there."""
     assert len(BLOCKS) >= 3
     shown = [block for block in BLOCKS if block not in OTHERS.values()]
     shown = [block for block in shown if AVAILABLE or "vulkan" not in block]
-    printed = run("-c", "\n".join(shown))
+    printed = run("-c", "\n".join(shown), folder=tmp_path)
+    assert (tmp_path / "run.html").exists()
     for value in re.findall(r"print\(.*\)  # ([\d.]+)$", "\n".join(shown), re.M):
         assert value in printed
 

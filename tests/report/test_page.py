@@ -11,7 +11,7 @@ from helpers.runs import MIB, million_events, small_run
 import gpumem
 from gpumem import observe
 from gpumem.observe.report import write_report
-from gpumem.replay import load_trace
+from gpumem.replay import Trace, load_trace
 from gpumem.samples import samples
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -217,8 +217,6 @@ def test_names_from_a_file_are_text_and_never_markup(open_page, tmp_path):
 
 
 def test_a_run_without_blocks_makes_a_page_that_says_so(open_page, tmp_path):
-    from gpumem.replay import Trace
-
     empty = Trace(action=[0], block=[0], size=[0], stream=[0], time_us=[0])
     write_report(empty, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
@@ -242,3 +240,12 @@ def test_a_recording_is_shown_with_its_own_addresses_owners_and_what_was_held(op
     assert page.rows("#leaks")[0][:2] == ["3 MiB", "weights"]
     assert page.rows("#leaks")[0][3] == f"{address:#x}"
     assert page.rows("#policies")[0][0] == "as recorded"
+
+
+def test_a_log_without_times_is_shown_by_its_events(open_page, tmp_path):
+    run = small_run()
+    columns = (run.action, run.block, run.size, run.stream)
+    write_report(Trace(*columns, time_us=[0] * 6), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert "event 0 to event 5" in page.text("#shown")
+    assert drawn(page, "timeline") > 500

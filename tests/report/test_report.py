@@ -101,6 +101,13 @@ def test_a_replay_places_no_two_live_blocks_over_each_other(rng):
         live[number] = begin, end
 
 
+def test_what_a_replay_holds_changes_at_the_event_that_asks_for_it():
+    trace = Trace([0, 1, 0, 2, 0], [0, 0, 1, 0, 2], [5, 5, 1 << 30, 5, 3 << 30], [0] * 5, [0] * 5)
+    held = place(trace, {"backing": "regions"}).held
+    assert held.at.tolist() == [0, 2, 4]
+    assert held.by_event(5).tolist()[1::2] == held.nbytes.tolist()[:2]
+
+
 def test_every_free_belongs_to_the_allocation_before_it_of_that_number(rng):
     trace = random_run(rng)
     blocks = blocks_of(trace)
@@ -150,17 +157,21 @@ def test_of_too_many_blocks_the_smallest_are_only_in_the_sums(rng, monkeypatch):
 
 def test_of_too_many_owners_those_of_the_fewest_bytes_are_together(monkeypatch):
     monkeypatch.setattr(blocks_module, "MOST_OWNERS", 3)
-    sizes = [100, 7, 300, 9, 200]
-    trace = Trace([0] * 5, range(5), sizes, [0] * 5, [0] * 5)
+    sizes = np.array([100, 7, 300, 9, 200])
+    details = Details(np.zeros(5, np.uint64), np.arange(5), tuple("abcde"), ("default",))
+    trace = Trace([0] * 5, range(5), sizes, [0] * 5, [0] * 5, details=details)
+    owner, names, named = owners_of(trace, blocks_of(trace))
+    assert named
+    assert [names[o] for o in owner] == ["3 others", "3 others", "c", "3 others", "e"]
+
+
+def test_blocks_of_too_many_sizes_are_grouped_by_powers_of_two(monkeypatch):
+    monkeypatch.setattr(blocks_module, "MOST_OWNERS", 10)
+    sizes = range(256, 268)
+    trace = Trace([0] * 12, range(12), sizes, [0] * 12, [0] * 12)
     owner, names, named = owners_of(trace, blocks_of(trace))
     assert not named
-    assert [names[o] for o in owner] == [
-        "3 others",
-        "3 others",
-        "300 bytes",
-        "3 others",
-        "200 bytes",
-    ]
+    assert {names[o] for o in owner} == {"256 to 512 bytes"}
 
 
 # ------------------------------------------------------------------------------ what a log told
@@ -251,6 +262,76 @@ def test_a_log_of_rmm_tells_addresses_and_threads(tmp_path):
     assert details.streams == ("default", "per-thread default")
     assert details.failures == ((2, 99),)
     assert write_report(path, tmp_path / "page.html").failed_allocs == 1
+
+
+SNAPSHOT = {
+    "format": "gpumem.snapshot",
+    "version": 1,
+    "time": 10**18,
+    "process": 1,
+    "stacks": [[["train.py", 3, "step"]]],
+    "resources": [
+        {
+            "key": 1,
+            "name": "weights",
+            "memory": "cuda:0",
+            "upstreams": [],
+            "counts": {"reserved": 8 * MIB},
+            "blocks": [
+                {"address": 4096, "nbytes": 512, "state": "free", "stream": 0},
+                {"address": 8192, "nbytes": 512, "requested": 500, "state": "used", "stream": 7}
+                | {"age_ns": 2_000_000, "tag": "optimizer", "stack": 0},
+                {"address": 12288, "nbytes": MIB, "requested": MIB, "state": "used", "stream": 0}
+                | {"age_ns": 5_000_000, "stack": 0},
+                {"address": 1 << 30, "nbytes": 256, "requested": 1, "state": "used", "stream": 0},
+            ],
+        },
+        {
+            "key": 2,
+            "name": "limit",
+            "memory": "cuda:0",
+            "upstreams": [1],
+            "counts": {"reserved": 8 * MIB},
+            "blocks": [],
+        },
+    ],
+}
+
+
+def test_a_snapshot_is_a_run_that_allocates_what_is_in_use_the_oldest_first(tmp_path):
+    path = tmp_path / "moment.json"
+    path.write_text(json.dumps(SNAPSHOT))
+    trace = load_trace(path)
+    assert trace.size.tolist() == [MIB, 1, 500]
+    assert trace.time_us.tolist() == [0, 0, 3000]
+    assert trace.details.address.tolist() == [12288, 1 << 30, 8192]
+    owners = [trace.details.owners[owner] for owner in trace.details.owner]
+    assert owners == ["step (train.py:3)", "weights", "optimizer"]
+    data = page_data(trace, [recorded_policy(trace)])
+    assert (data["moment"], data["endedUs"]) == (True, 5000)
+    report = write_report(path, tmp_path / "page.html")
+    assert report.policies[0]["peak_reserved_bytes"] == 8 * MIB
+    assert report.never_freed_blocks == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "x"}, "its format is not"),
+        ({"version": 2}, "a snapshot of version 2"),
+        ({"resources": []}, "nothing in use"),
+        ({"resources": [{"upstreams": []}]}, "KeyError"),
+        ({"stacks": []}, "IndexError"),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_in_words(tmp_path, change, words):
+    path = tmp_path / "moment.json"
+    path.write_text(json.dumps(SNAPSHOT | change))
+    with pytest.raises(TraceError, match=words):
+        load_trace(path)
+    path.write_text("{")
+    with pytest.raises(TraceError, match="not a snapshot"):
+        load_trace(path)
 
 
 # ------------------------------------------------------------------------- columns and addresses

@@ -78,7 +78,7 @@ def write_report(
     ----------
     source : Trace, str or path
         A trace, or a file that `gpumem.replay.load_trace` reads: a recording of
-        `gpumem.observe.record`, a trace, a PyTorch memory snapshot, an RMM log.
+        `gpumem.observe.record`, a trace, a snapshot of gpumem's or PyTorch's, an RMM log.
     path : str or path
         The page. It is written whole or not at all, and replaces what is there.
     title : str, optional

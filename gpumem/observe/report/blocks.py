@@ -103,9 +103,11 @@ def owners_of(trace: Trace, blocks: Blocks) -> tuple[NDArray[np.int64], list[str
         By number; the fewest bytes are together under the last, if there are too many.
     named : bool
         Whether the log named anybody. If not, blocks of exactly one size are one owner: what one
-        place in a program allocates again and again is mostly of one size.
+        place in a program allocates again and again is mostly of one size. Where sizes are too
+        many, those between two powers of two are.
     """
     details = trace.details
+    names: list[str]
     named = details is not None and any(details.owners)
     if named and details is not None:
         owner = details.owner[blocks.allocation].astype(np.int64)
@@ -113,6 +115,10 @@ def owners_of(trace: Trace, blocks: Blocks) -> tuple[NDArray[np.int64], list[str
     else:
         sizes, owner = np.unique(blocks.size, return_inverse=True)
         names = [f"{size:,} bytes" for size in sizes.tolist()]
+        if len(names) > MOST_OWNERS:  # hardly two blocks are alike: powers of two
+            powers = np.floor(np.log2(sizes)).astype(np.int64)
+            owner = powers[owner]
+            names = [f"{1 << n:,} to {2 << n:,} bytes" for n in range(int(powers.max()) + 1)]
     if len(names) > MOST_OWNERS:
         total = np.bincount(owner, blocks.size.astype(np.float64), len(names))
         kept = np.argsort(-total, kind="stable")[: MOST_OWNERS - 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,8 @@ def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
         "owners": names,
         "ownersNamed": named,
         "placed": placed,
+        "moment": bool(trace.meta.get("moment", False)),
+        "endedUs": max(int(np.max(trace.time_us, initial=0)), _plain_int(trace.meta, "ended_us")),
         "ranges": [[f"{base:#x}", place, extent] for base, place, extent in drawn.ranges],
         "meta": {key: value for key, value in trace.meta.items() if _is_plain(value)},
         "failures": _failures(trace, moving),
@@ -167,6 +169,11 @@ def _policy_facts(each: Policy, moving: NDArray[np.int64]) -> dict[str, Any]:
         "at": column(at[last], rising=True),
         "held": column(np.maximum(each.held.nbytes[last], 0)),
     }
+
+
+def _plain_int(meta: Mapping[str, Any], key: str) -> int:
+    value = meta.get(key)
+    return value if isinstance(value, int) and 0 <= value < 1 << 53 else 0
 
 
 def _is_plain(value: object) -> bool:

@@ -22,6 +22,7 @@ function horizontal(app) {
     ticks: { stroke: () => app.theme.color("grid"), width: 1, size: 5 },
     font: FONT,
     space: 90,
+    size: 34,
     values: (_, splits) => splits.map((value, i) => {
       if (app.view.axis === "event") return count(value);
       return seconds(value, splits.length > 1 ? splits[1] - splits[0] : undefined, app.view.x1);

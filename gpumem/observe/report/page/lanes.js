@@ -6,7 +6,7 @@ const LANE_HEIGHT = 44;
 function lanesChart(app) {
   const shown = busiestStreams(app.run);
   const chart = windowChart(app, "lanes", {
-    height: shown.length * LANE_HEIGHT + 42,
+    height: shown.length * LANE_HEIGHT + 44,
     scales: { y: { range: () => [0, shown.length] } },
     axes: [vertical(app, {
       splits: () => shown.map((_, lane) => shown.length - lane - 0.5),

@@ -7,6 +7,7 @@ class App {
     this.theme = new Theme(() => this.later());
     this.rankOwners();
     this.fillChoices();
+    this.startAxis();
     this.showAll();
     this.charts = [timelineChart, mapChart, lanesChart, sizesChart].map((chart) => chart(this));
     this.listen();
@@ -60,6 +61,14 @@ class App {
   move(share) {
     const { x0, x1 } = this.view;
     this.show(x0 + share * (x1 - x0), x1 + share * (x1 - x0));
+  }
+
+  // A log without times is shown by its events.
+  startAxis() {
+    const [first, last] = this.run.extent("time");
+    if (last - first > 1.5e-6) return;
+    this.view.axis = "event";
+    document.querySelector("input[name=axis][value=event]").checked = true;
   }
 
   chooseAxis(axis) {
@@ -177,11 +186,11 @@ function showFigures(app) {
   const { figures, policies } = app.run.facts;
   const first = policies[0];
   const entries = [
-    ["Peak live", bytes(figures.peak_live_bytes), `${count(figures.peak_live_bytes)} bytes as requested`],
+    ["Peak live", bytes(figures.peak_live_bytes), `${count(figures.peak_live_bytes)} bytes`],
     ["Peak reserved", bytes(first.peak_reserved_bytes), `${first.name}, ${first.how}`],
     ["Reserved / live", first.fragmentation.toFixed(3), "1 is no fragmentation at all"],
     ["Allocations", count(figures.allocations), `${count(figures.events)} events, ${plural(figures.streams, "stream")}`],
-    ["Never freed", bytes(figures.never_freed_bytes), plural(figures.never_freed_blocks, "block")],
+    [app.run.facts.moment ? "Live blocks" : "Never freed", bytes(figures.never_freed_bytes), plural(figures.never_freed_blocks, "block")],
   ];
   if (figures.failed_allocs) entries.push(["Refused", count(figures.failed_allocs), "out of memory", "alarm"]);
   element("figures").replaceChildren(...entries.map(([name, value, note, className = ""]) =>
@@ -201,8 +210,16 @@ function showNotes(app) {
     ? "By what they hold at the highest point shown."
     : "The file names no owners, so blocks of exactly one size stand together: one place in a program mostly asks for one size.";
   element("policies-note").textContent = "Replayed: a real arena of the host device did it. Modelled: as PyTorch's allocator and the driver place blocks, without their limits.";
+  if (facts.moment) showMoment();
   element("notes").textContent = "Live bytes count as they were requested. Fragmented bytes are reserved and not live."
     + (facts.kept < facts.blocks ? ` Of ${count(facts.blocks)} blocks the ${count(facts.kept)} largest are shown one by one; the others are in the sums.` : "");
+}
+
+// What is said otherwise of a snapshot, which shows one moment.
+function showMoment() {
+  element("leaks-title").textContent = "Live blocks";
+  element("placed").textContent = "Each block where it lies, from when it was allocated. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.";
+  element("policies-note").textContent = `For the live blocks alone, allocated in the order of their age. ${element("policies-note").textContent}`;
 }
 
 async function start() {

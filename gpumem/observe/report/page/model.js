@@ -82,7 +82,7 @@ class Run {
   extent(axis) {
     if (!this.moves) return [0, 1];
     if (axis === "event") return [0, this.moves];
-    const [first, last] = [this.time[0] / 1e6, this.time[this.moves - 1] / 1e6];
+    const first = this.time[0] / 1e6, last = Math.max(this.time[this.moves - 1], this.facts.endedUs) / 1e6;
     return last > first ? [first, last + (last - first) * 1e-6] : [first, first + 1e-6];
   }
 

@@ -87,7 +87,9 @@ function leaksTable(app) {
   const { run } = app;
   const named = run.facts.ownersNamed;
   const { found, sum } = run.neverFreed(app.stop);
-  element("leaks-hint").textContent = found.length
+  element("leaks-hint").textContent = found.length && run.facts.moment
+    ? `${plural(found.length, "block")} of ${bytes(sum)} that ${found.length === 1 ? "was" : "were"} allocated up to here.`
+    : found.length
     ? `${plural(found.length, "block")} of ${bytes(sum)} allocated up to here ${found.length === 1 ? "is" : "are"} still live at the end of the file.`
     : "Everything that was allocated up to here was freed.";
   const shown = app.allLeaks ? found.slice(0, 500) : found.slice(0, FEW);
