@@ -274,6 +274,7 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
     CUresult result = stream->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : host_capture_forbids_pool(stream);
     if (result == CUDA_SUCCESS && host_misuse()) host_pooled_touch(stream, (uintptr_t)pointer);
+    if (result == CUDA_SUCCESS && kind == RANGE_IMPORTED) host_import_forget((uintptr_t)pointer);
     if (result == CUDA_SUCCESS)
         result = kind == RANGE_IMPORTED || kind == RANGE_DEVICE
                      ? release_push(stream, (uintptr_t)pointer)

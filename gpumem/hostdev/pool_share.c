@@ -100,6 +100,15 @@ static const Range *already_here(const Range *at, const PointerNote *note) {
     return found ? found : already_here(at->right, note);
 }
 
+/* From the call that frees it on, though the stream may come to it much later: who imports the
+ * pointer again gets another mapping, not one that is about to go. */
+void host_import_forget(uintptr_t address) {
+    pthread_rwlock_wrlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, address);
+    if (range && range->kind == RANGE_IMPORTED) range->file = 0;
+    pthread_rwlock_unlock(&host.map_lock);
+}
+
 /* The same pointer again is the same address, which one free ends: whoever shares it
  * counts for itself. */
 CUresult host_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool handle, CUmemPoolPtrExportData *data) {

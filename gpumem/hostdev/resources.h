@@ -103,6 +103,8 @@ typedef struct Semaphore {
 void host_external_build(void *memory);
 void host_semaphore_build(void *semaphore);
 CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer);
+/* Of an imported pointer that is being freed: an import of it from now on is a mapping of its own. */
+void host_import_forget(uintptr_t address);
 
 /* ---- Windows' handles, rehearsed (windows.c) ---- */
 bool host_windows(void);
