@@ -58,7 +58,8 @@ def trace_of(events: Events, name: str, device: int | None = None) -> Trace:
     for row in records.tolist():
         _record_event(recorder, owners, row)
     if not len(recorder):
-        raise TraceError("the recording holds no allocations")
+        of = f" in {memories[device]}" if device is not None else ""
+        raise TraceError(f"the recording holds no allocations{of}")
     meta = {
         "source": "gpumem",
         "memory": memories[device or 0] if memories else "",

@@ -388,8 +388,6 @@ def test_a_refusal_of_any_call_of_the_source_leaves_nothing_behind(refused):
 
 # ---- C functions ---------------------------------------------------------------------------------
 
-LIBC = ctypes.CDLL(None)
-
 
 def test_c_functions_are_called_by_their_addresses(make_arena):
     held = {}
@@ -414,10 +412,22 @@ def test_c_functions_are_called_by_their_addresses(make_arena):
         arena.allocate(3 * MIB)
 
 
-def test_memory_of_malloc_is_not_aligned_enough(make_arena):
-    pair = tuple(ctypes.cast(one, ctypes.c_void_p).value for one in (LIBC.malloc, LIBC.free))
+def test_memory_aligned_as_malloc_aligns_it_is_refused(make_arena):
+    memory = gpumem.DriverPool("host").allocate(2 * MIB + 256)
+    freed = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
+    def allocate(nbytes):
+        return memory.ptr + 16
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
+    def free(address, nbytes):
+        freed.append(address)
+
+    pair = tuple(ctypes.cast(one, ctypes.c_void_p).value for one in (allocate, free))
     with pytest.raises(gpumem.SourceError, match="no multiple of 256"):
         make_arena(source=pair).allocate(10)
+    assert freed == [memory.ptr + 16]
 
 
 # ---- another resource ----------------------------------------------------------------------------
