@@ -10,6 +10,22 @@ import pytest
 import gpumem
 from gpumem import _host
 
+FIRST = "core/test_sanitized.py"  # builds the package: the other processes have time meanwhile
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest."""
+    items.sort(key=lambda item: FIRST not in item.nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep a file's tests in one process, in order: what their module builds is built once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
+
 
 @pytest.fixture
 def host():

@@ -327,7 +327,9 @@ def test_callbacks_may_use_the_allocator_themselves(heap):
 
 
 @pytest.mark.parametrize(
-    ("alloc", "free", "missing"), [(None, FREE, "alloc"), (MALLOC, None, "free"), (None, None, "")]
+    ("alloc", "free", "missing"),
+    [(None, FREE, "alloc"), (MALLOC, None, "free"), (None, None, "")],
+    ids=["free", "alloc", "neither"],
 )
 def test_callbacks_that_are_half_given_are_refused(alloc, free, missing):
     with pytest.raises(gpumem.ConfigError, match=f"{missing}.* = None .* come together"):

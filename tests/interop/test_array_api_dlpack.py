@@ -7,6 +7,7 @@ it in rank, emptiness, read-only memory and layouts.
 """
 
 import itertools
+from enum import Enum
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
           "float32", "float64", "complex64", "complex128"]  # fmt: skip
 SHAPES = [(), (0,), (1,), (7,), (3, 0, 2), (2, 3, 4), (1, 1, 1, 1, 1)]
 DEVICE_TYPES = {1, 2, 3, 4, 7, 8, 9, 10, 13, 14}  # that the suite accepts
-ABSENT = object()
+ABSENT = Enum("Keyword", ["ABSENT"]).ABSENT  # which, unlike an object(), names itself in tests' ids
 COPIES = [ABSENT, True, False, None]
 VERSIONS = [ABSENT, (0, 0), (1, 0), (2, 0)]
 DEVICES = [ABSENT, (1, 0)]
