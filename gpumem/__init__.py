@@ -3,6 +3,7 @@
 Importing it needs no driver, no GPU and no framework: the host is a device too.
 """
 
+from gpumem import _live as _live  # publishes, if GPUMEM_TOP=1 asks for it
 from gpumem._budget import Budget
 from gpumem._buffer import Buffer, MemoryResource, set_snapshot
 from gpumem._core import Arena

@@ -31,6 +31,7 @@ cdef extern from "atomics.h" nogil:
 
 
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:
+    pool.tap.budget = arena.tap.budget
     if arena.held_account != NULL:
         pool.held_account = account_beside(arena.held_account)
         return pool.held_account != NULL

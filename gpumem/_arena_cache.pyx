@@ -36,6 +36,7 @@ cdef extern from "lines.h" nogil:
     void* lines_alloc(size_t nbytes)
 
 cdef extern from "atomics.h" nogil:
+    void publish64(uint64_t* word, uint64_t value)
     void store64(uint64_t* word, uint64_t value)
 
 cdef extern from "owner_lock.h" nogil:
@@ -54,6 +55,8 @@ cdef extern from "thread_cache.h" nogil:
 
 cdef extern from *:
     """
+    /* Who only looks walks the list without its lock: a cache is complete before it is on it. */
+    #define gm_list(list, cache) __atomic_store_n(list, cache, __ATOMIC_RELEASE)
     static inline uint64_t gm_take_all(uint64_t *list) {
         return __atomic_exchange_n(list, 0, __ATOMIC_ACQUIRE);
     }
@@ -62,6 +65,7 @@ cdef extern from *:
                                            __ATOMIC_RELAXED);
     }
     """
+    void gm_list(ThreadCache** list, ThreadCache* cache) noexcept nogil
     uint64_t gm_take_all(uint64_t* list) noexcept nogil
     bint gm_swap(uint64_t* list, uint64_t* seen, uint64_t wanted) noexcept nogil
 
@@ -350,13 +354,18 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cache.least_kept = 0
     arena.table.requested_in_use += cache.requested
     arena.small.requested_in_use += cache.requested_small
-    arena.stats.num_allocs += cache.allocs
-    arena.stats.num_frees += cache.frees
     cache.requested = 0
     cache.requested_small = 0
-    cache.allocs = 0
-    cache.frees = 0
+    move_count(&cache.allocs, &arena.stats.num_allocs)
+    move_count(&cache.frees, &arena.stats.num_frees)
     lock_release(&arena.lock)
+
+
+cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
+    # Gone first: who adds them up without a lock, the whole first, counts nothing twice.
+    cdef uint64_t count = part[0]
+    store64(part, 0)
+    publish64(whole, whole[0] + count)
 
 
 cdef void flush_stacks(Bfc* table, Stacks* stacks) noexcept nogil:
@@ -413,7 +422,7 @@ cdef ThreadCache* add_cache(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
     mark_retain(mark)
     cache.owner = mark
     cache.next = arena.caches
-    arena.caches = cache
+    gm_list(&arena.caches, cache)
     return cache
 
 

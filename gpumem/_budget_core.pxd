@@ -26,6 +26,7 @@ cdef extern from "budget.h" nogil:
         BudgetCore* parent
         uint32_t crossed
         uint32_t depth
+        uint64_t serial
         uint64_t pending
         int32_t references
         bint is_account
@@ -58,6 +59,14 @@ cdef void budget_drop(BudgetCore* level) noexcept nogil
 # Of a whole path: the lowest limit, and the level that leaves the least room.
 cdef uint64_t budget_ceiling(const BudgetCore* level) noexcept nogil
 cdef BudgetCore* budget_tightest(BudgetCore* level) noexcept nogil
+
+# Serial of the level that an account charges; 0: there is no account.
+cdef inline uint64_t budget_charged(const BudgetCore* account) noexcept nogil:
+    return 0 if account == NULL else account.parent.serial
+
+# Calls `visit` for each level that is no account, the newest first, while none can go.
+cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) noexcept nogil,
+                        void* context) noexcept nogil
 
 # What the children hold, the youngest first; holdings_free ends it. NULL: no host memory.
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil

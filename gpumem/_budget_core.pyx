@@ -39,6 +39,7 @@ cdef extern from *:
 # The lock of the trees: every link between levels, and the list of all.
 cdef Lock trees
 cdef BudgetCore* all_levels = NULL
+cdef uint64_t levels_made = 0   # so far
 cdef uint32_t crossings = 0     # some level may be crossed (atomic)
 
 tell_crossed = NULL
@@ -88,7 +89,9 @@ cdef void budget_drop(BudgetCore* level) noexcept nogil:
 
 
 cdef void link(BudgetCore* level) noexcept nogil:
-    global all_levels
+    global all_levels, levels_made
+    levels_made += 1
+    level.serial = levels_made
     level.next = all_levels
     if all_levels != NULL:
         all_levels.previous = level
@@ -160,6 +163,18 @@ cdef BudgetCore* budget_tightest(BudgetCore* level) noexcept nogil:
             tightest = level
         level = level.parent
     return tightest
+
+
+cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) noexcept nogil,
+                        void* context) noexcept nogil:
+    cdef const BudgetCore* level
+    lock_acquire(&trees)
+    level = all_levels
+    while level != NULL:
+        if not level.is_account:
+            visit(level, context)
+        level = level.next
+    lock_release(&trees)
 
 
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil:

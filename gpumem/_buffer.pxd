@@ -60,6 +60,9 @@ cdef class Buffer:
     cdef bint being_read                # reads were queued since
     cdef Lease* shared                  # NULL until something shares the memory
 
+# Called when a resource is made, if not NULL; _live puts itself there.
+cdef int (*on_resource)() except -1
+
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1
 # Makes an adaptor look like what it is around.
 cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1

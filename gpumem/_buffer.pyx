@@ -55,6 +55,8 @@ from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError
 from gpumem.stats import ShrinkReport
 
+on_resource = NULL
+
 cdef char* BYTES_FORMAT = "B"
 
 # Makes snapshots; the package sets it, since what does is above this module.
@@ -418,6 +420,8 @@ cdef int resource_init(MemoryResource resource, object memory, object name) exce
     resource.cpu_can_read = resource.memory.host_accessible
     resource.dl_device = dlpack_device_of(resource.memory)
     resource.streams = {}
+    if on_resource != NULL:
+        on_resource()
     return 0
 
 

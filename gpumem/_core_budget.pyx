@@ -13,7 +13,7 @@ from gpumem._budget cimport (
     raise_exceeded,
     tell_errors,
 )
-from gpumem._budget_core cimport BUDGET_UNLIMITED, BudgetCore, budget_ceiling
+from gpumem._budget_core cimport BUDGET_UNLIMITED, BudgetCore, budget_ceiling, budget_charged
 from gpumem._buffer cimport MemoryResource
 
 cdef extern from "atomics.h" nogil:
@@ -24,6 +24,7 @@ cdef int join_budget(MemoryResource arena, ArenaCore* core, object budget, objec
     cdef bint in_use = False
     cdef BudgetCore* account = account_of(budget, count, arena.name, &in_use)
     arena.budget = budget
+    core.tap.budget = budget_charged(account)
     if in_use:
         core.in_use_account = account
         core.detour = True

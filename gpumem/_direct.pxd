@@ -58,6 +58,7 @@ cdef struct DirectCore:
     Place* place
     Lock lock
     bint closed
+    uint64_t limit          # bytes that it may hold; 0: it sets none
     DirectCounters counters
     BudgetCore* account     # that blocks are charged to, owned; NULL: none
     bint counts_in_use      # a charge ends when the user gives the block back

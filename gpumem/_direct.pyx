@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from gpumem._budget cimport account_of, admit_or_raise
-from gpumem._budget_core cimport budget_drop, budget_room, budget_uncharge
+from gpumem._budget_core cimport budget_charged, budget_drop, budget_room, budget_uncharge
 from gpumem._buffer cimport (
     ABSURD,
     Buffer,
@@ -232,6 +232,7 @@ cdef class DirectResource(MemoryResource):
             self.streams[DEFAULT_SLOT] = default_stream
         tap_name(&core.tap, str(self.memory).encode(), type(self).__name__.encode(),
                  self.name.encode("utf-8", "replace"))
+        core.tap.budget = budget_charged(core.account)
         tap_open(&core.tap, core, TAP_DIRECT)
         return 0
 

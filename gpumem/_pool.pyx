@@ -157,6 +157,7 @@ cdef class DriverPool(DirectResource):
         else:
             core.pool = <CUmemoryPool><uintptr_t>given
             self.config = config_of(self)
+        core.direct.limit = self.config.max_size
 
     @staticmethod
     def default(device, *, default_stream=None, name=None):

@@ -9,7 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._budget cimport account_of, admit_or_raise
-from gpumem._budget_core cimport budget_drop, budget_uncharge
+from gpumem._budget_core cimport budget_charged, budget_drop, budget_uncharge
 from gpumem._deferred cimport Deferred, defer, report_unraisable
 from gpumem._driver cimport CUstream, DriverDevice, place_is_dead, process
 from gpumem._lease cimport Lease, lease_create
@@ -46,6 +46,7 @@ cdef RawBooks raw_books(DriverDevice place, object memory, dict streams, str nam
     books.slots = {(0, 0): DEFAULT_SLOT}
     books.threads = {}
     tap_name(&books.tap, str(memory).encode(), b"user", name.encode("utf-8", "replace"))
+    books.tap.budget = budget_charged(books.account)
     tap_open(&books.tap, <void*>books, TAP_RAW)
     return books
 

@@ -59,8 +59,12 @@ cdef extern from "recorder_types.h" nogil:
         uint32_t generation
         uint16_t number
         char[32] memory
-        char[16] kind
+        char[24] kind
         char[64] name
+        uint64_t serial
+        uint64_t budget
+        uint64_t told_allocs
+        uint64_t told_frees
 
     ctypedef struct RecEvent:
         uint32_t kind

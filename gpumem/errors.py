@@ -26,6 +26,7 @@ __all__ = [
     "MissingFrameworkError",
     "NoAllocatorError",
     "NonMonotonicError",
+    "NotPublishedError",
     "OutOfBoundsError",
     "OutOfMemoryError",
     "PoolFallbackWarning",
@@ -174,6 +175,10 @@ class GraphError(GpumemError, ValueError):
 
 class ConcurrentRunError(GpumemError, RuntimeError):
     """A run of a session while another is going on and both would use one stream."""
+
+
+class NotPublishedError(GpumemError, LookupError):
+    """A process whose counters cannot be read: it publishes none, or is another user's."""
 
 
 class InvalidFreeError(GpumemError, ValueError):

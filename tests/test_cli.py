@@ -81,7 +81,7 @@ def python(*arguments, **options):
 def test_without_a_command_the_help_names_every_command(gpumem_command):
     code, out, err = gpumem_command()
     assert (code, err) == (0, "")
-    for name in ("info", "replay", "report", "plan", "bench", "demo", "completion"):
+    for name in ("info", "replay", "report", "plan", "top", "bench", "demo", "completion"):
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
 
 

@@ -37,11 +37,17 @@ static inline void store64(uint64_t *word, uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
-/* A word that says how much of a table is filled: who sees it sees what it counts. */
+/* A word that says how much of a table is filled, or a sum: who sees it sees what was done before. */
 static inline uint32_t published32(const uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 static inline void publish32(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static inline uint64_t published64(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static inline void publish64(uint64_t *word, uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 

@@ -35,7 +35,8 @@ typedef struct BudgetCore {
     struct BudgetCore *parent; /* a reference; NULL: a root */
     uint32_t crossed; /* `used` has passed `soft`, and nobody was told yet (atomic) */
     uint32_t depth;   /* levels above it */
-    uint64_t padding[2];
+    uint64_t serial;  /* of the level in its process, from 1; never used again */
+    uint64_t padding;
     uint64_t pending; /* of `used`: in reservations that are not committed (atomic) */
     int32_t references; /* (atomic) */
     int is_account; /* a resource's: no limit of its own */

@@ -71,6 +71,7 @@ typedef struct RecHeader {
 static __thread RecThread *rec_own;
 static RecThread *rec_threads; /* every one that there ever was; reused once its thread has ended */
 static Tap *rec_taps;
+static uint64_t rec_taps_opened; /* so far */
 static Recorder *rec_for_all; /* what taps that open get; NULL: nothing */
 static Lock rec_lock;         /* the two lists, which recorder is attached to which tap */
 static uint32_t rec_generation;
@@ -334,6 +335,7 @@ static void rec_tap_name(Tap *tap, const char *memory, const char *kind, const c
 static void rec_tap_open(Tap *tap) {
     rec_lock_acquire();
     tap->generation = *rec_process;
+    tap->serial = ++rec_taps_opened;
     tap->older = rec_taps;
     tap->newer = NULL;
     if (rec_taps != NULL) rec_taps->newer = tap;

@@ -66,8 +66,12 @@ typedef struct Tap {
     uint32_t generation; /* of the process that opened it */
     uint16_t number;     /* of the resource in the recorder's file */
     char memory[32];
-    char kind[16];
+    char kind[24];
     char name[64];
+    uint64_t serial; /* of the resource in its process, from 1; never used again */
+    uint64_t budget; /* serial of the level that it charges; 0: none */
+    uint64_t told_allocs; /* counts that whoever watches has been told: they never fall */
+    uint64_t told_frees;
 } Tap;
 
 typedef struct RecEvent {

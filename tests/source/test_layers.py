@@ -30,6 +30,7 @@ LAYERS = [
     ["_adaptor"],
     ["_graph"],
     ["_core", "_core_*", "_pool", "_pool_*", "_direct", "_external"],
+    ["_look", "_live"],
     ["adaptors*", "factory"],
     ["_defaults", "resources"],
     ["_order", "_foreign", "_hold", "_exports", "_fill", "_copy", "_copy_*"],

@@ -1,0 +1,399 @@
+"""This process's page for `gpumem top`: made, refreshed by a thread, removed.
+
+Its layout is in include/live_page.h. The thread is the process's own, not the interpreter's, and
+takes no lock of an allocator: numbers stay true while a thread sits in a system call, or keeps the
+interpreter lock. What it takes are the locks of the lists of resources and of budgets, so that none
+goes while it is looked at.
+
+Published is what `start` asks for, or GPUMEM_TOP=1 with the first resource, so that processes which
+have none are not listed. In a fork's child it is the same again with the child's first resource.
+"""
+
+import atexit
+import fcntl
+import os
+import warnings
+
+from libc.errno cimport EEXIST, errno
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from gpumem cimport _buffer
+from gpumem._budget_core cimport BudgetCore, budget_load, budgets_visit
+from gpumem._driver cimport process_is_exiting
+from gpumem._look cimport look_at
+from gpumem._recorder cimport Tap, taps_visit
+
+from gpumem._forks import ForkLock
+from gpumem.errors import ConfigWarning
+
+cdef extern from "live_page.h" nogil:
+    const char* LIVE_MAGIC
+    enum:
+        LIVE_VERSION
+        LIVE_HEADER_BYTES
+        LIVE_RESOURCES
+        LIVE_BUDGETS
+        LIVE_COPY_BYTES
+        LIVE_FILE_BYTES
+    ctypedef struct LiveHeader:
+        char[8] magic
+        uint32_t version
+        uint32_t header_bytes
+        uint32_t copy_bytes
+        uint32_t resource_bytes
+        uint32_t budget_bytes
+        uint32_t period_ms
+        uint64_t process
+    ctypedef struct LiveResource:
+        uint64_t id
+        uint64_t budget
+        char[32] memory
+        char[24] kind
+        char[64] name
+        uint64_t* counters
+    ctypedef struct LiveBudget:
+        uint64_t id
+        uint64_t parent
+        char[64] name
+        uint64_t used
+        uint64_t limit
+        uint64_t soft
+        uint64_t peak
+    ctypedef struct LiveCopy:
+        uint32_t bytes
+        uint64_t number
+        uint64_t time
+        uint64_t clock
+        uint32_t resources
+        uint32_t budgets
+        uint32_t resources_left_out
+        uint32_t budgets_left_out
+    void live_seal(LiveCopy* copy)
+
+cdef extern from "ticker.h" nogil:
+    int ticker_start(void (*tick)() noexcept nogil, uint64_t period)
+    void ticker_stop()
+    void ticker_set_period(uint64_t period)
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum:
+        PROT_READ
+        PROT_WRITE
+        MAP_SHARED
+    void* MAP_FAILED
+    void* mmap(void* address, size_t size, int access, int flags, int fd, long offset)
+    int munmap(void* address, size_t size)
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil)
+
+cdef extern from "<unistd.h>" nogil:
+    int c_close "close"(int fd)
+
+cdef extern from *:
+    """
+    #include <stdio.h>
+    #include <time.h>
+    static uint64_t gm_live_now(int clock) {
+        struct timespec now;
+        clock_gettime(clock, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    }
+    /* Also where the text fills its field to the end. */
+    #define gm_live_text(to, from) snprintf(to, sizeof(to), "%s", from)
+    """
+    enum:
+        CLOCK_REALTIME
+        CLOCK_MONOTONIC
+    uint64_t gm_live_now(int clock) noexcept nogil
+    void gm_live_text(char* to, const char* text) noexcept nogil
+
+# The fields of Stats that LIVE_COUNTERS are, in their order.
+COUNTERS = (
+    "limit", "in_use", "requested_in_use", "reserved", "max_in_use", "max_reserved", "num_allocs",
+    "num_frees", "num_reserves", "num_extensions", "num_shrinkages", "max_alloc_size",
+    "pages_moved", "driver_calls", "suspended_bytes",
+)
+
+FOLDER = "/dev/shm"
+PERIOD = 0.1                    # seconds between updates where nobody says
+
+cdef char* page = NULL          # this process's, mapped; NULL: nothing is published
+cdef int lock_file = -1         # its file, locked as long as it is open
+cdef uint64_t updates = 0       # of the page
+cdef object wanted = None       # seconds between updates, also of a fork's child; None: off
+cdef object published = None    # the file's path
+cdef object changing = ForkLock()   # whether anything is published
+
+
+# ---- writing, without the interpreter ------------------------------------------------------------
+
+# A copy that is being written, and how many records it has room for.
+cdef struct Writing:
+    LiveCopy* copy
+    uint32_t most_resources
+    uint32_t most_budgets
+
+
+cdef void write_copy(Writing* writing, uint64_t number) noexcept nogil:
+    cdef LiveCopy* copy = writing.copy
+    copy.number = number
+    copy.time = gm_live_now(CLOCK_REALTIME)
+    copy.clock = gm_live_now(CLOCK_MONOTONIC)
+    copy.resources = 0
+    copy.budgets = 0
+    copy.resources_left_out = 0
+    copy.budgets_left_out = 0
+    copy.bytes = sizeof(LiveCopy)
+    taps_visit(add_resource, writing)
+    budgets_visit(add_budget, writing)
+
+
+cdef void add_resource(Tap* tap, void* context) noexcept nogil:
+    cdef LiveCopy* copy = (<Writing*>context).copy
+    cdef LiveResource* entry = <LiveResource*>(<char*>copy + copy.bytes)
+    if copy.resources == (<Writing*>context).most_resources:
+        copy.resources_left_out += 1
+        return
+    if not look_at(tap, <uint64_t*>entry.counters):
+        return
+    entry.id = tap.serial
+    entry.budget = tap.budget
+    memcpy(entry.memory, tap.memory, sizeof(entry.memory))
+    memcpy(entry.kind, tap.kind, sizeof(entry.kind))
+    memcpy(entry.name, tap.name, sizeof(entry.name))
+    copy.resources += 1
+    copy.bytes += sizeof(LiveResource)
+
+
+cdef void add_budget(const BudgetCore* level, void* context) noexcept nogil:
+    cdef LiveCopy* copy = (<Writing*>context).copy
+    cdef LiveBudget* entry = <LiveBudget*>(<char*>copy + copy.bytes)
+    if copy.budgets == (<Writing*>context).most_budgets:
+        copy.budgets_left_out += 1
+        return
+    entry.id = level.serial
+    entry.parent = 0 if level.parent == NULL else level.parent.serial
+    memset(entry.name, 0, sizeof(entry.name))
+    gm_live_text(entry.name, level.name)
+    entry.used = budget_load(&level.used)
+    entry.limit = budget_load(&level.limit)
+    entry.soft = budget_load(&level.soft)
+    entry.peak = budget_load(&level.peak)
+    copy.budgets += 1
+    copy.bytes += sizeof(LiveBudget)
+
+
+cdef void update() noexcept nogil:
+    # By turns, so that the copy before is whole whatever happens to this one.
+    global updates
+    cdef Writing writing
+    updates += 1
+    writing.copy = <LiveCopy*>(page + LIVE_HEADER_BYTES + (updates & 1) * LIVE_COPY_BYTES)
+    writing.most_resources = LIVE_RESOURCES
+    writing.most_budgets = LIVE_BUDGETS
+    write_copy(&writing, updates)
+    live_seal(writing.copy)
+
+
+cdef void write_header(uint64_t process, uint32_t period_ms) noexcept nogil:
+    cdef LiveHeader* header = <LiveHeader*>page
+    memcpy(header.magic, LIVE_MAGIC, sizeof(header.magic))
+    header.version = LIVE_VERSION
+    header.header_bytes = LIVE_HEADER_BYTES
+    header.copy_bytes = LIVE_COPY_BYTES
+    header.resource_bytes = sizeof(LiveResource)
+    header.budget_bytes = sizeof(LiveBudget)
+    header.period_ms = period_ms
+    header.process = process
+
+
+cdef void after_fork_in_child() noexcept nogil:
+    # The page and its thread are the parent's; the child's own begins with its first resource.
+    global page, lock_file
+    if page == NULL:
+        return
+    munmap(page, LIVE_FILE_BYTES)
+    c_close(lock_file)
+    page = NULL
+    lock_file = -1
+
+
+pthread_atfork(NULL, NULL, after_fork_in_child)
+
+
+# ---- publishing ----------------------------------------------------------------------------------
+
+def start(period):
+    """Publish, refreshed every `period` seconds; returns the file's path.
+
+    Raises
+    ------
+    OSError
+        There is no room in memory for the file or its thread, or the file is another user's.
+    """
+    global wanted
+    cdef uint32_t period_ms = max(1, round(period * 1000))
+    with changing:
+        if page == NULL:
+            make_file(period_ms)
+        else:
+            (<LiveHeader*>page).period_ms = period_ms
+            ticker_set_period(<uint64_t>period_ms * 1000000)
+        wanted = period
+        return published
+
+
+cdef int make_file(uint32_t period_ms) except -1:
+    global published, lock_file
+    target = f"{FOLDER}/gpumem-{os.getuid()}-{os.getpid()}"
+    made = f"{target}.new"
+    remove_left(made)
+    remove_left(target)
+    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        # All of it now: a page that the file system cannot give later would end the process.
+        os.posix_fallocate(descriptor, 0, LIVE_FILE_BYTES)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        begin_page(descriptor, period_ms)
+        os.rename(made, target)     # whoever sees the file sees it complete and locked
+    except BaseException:
+        end_page()
+        os.unlink(made)
+        os.close(descriptor)
+        raise
+    lock_file = descriptor
+    published = target
+    _buffer.on_resource = NULL
+    return 0
+
+
+cdef int remove_left(str path) except -1:
+    # What a dead process with this id left goes. A living one's stays, as does another user's.
+    if not os.path.lexists(path):
+        return 0
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileExistsError(
+            EEXIST, "a process of this id, in another PID namespace, publishes there", path
+        ) from None
+    finally:
+        os.close(descriptor)
+    os.unlink(path)
+    return 0
+
+
+cdef int begin_page(int descriptor, uint32_t period_ms) except -1:
+    global page, updates
+    cdef void* mapped = mmap(NULL, LIVE_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
+                             0)
+    cdef int code
+    if mapped == MAP_FAILED:
+        raise OSError(errno, os.strerror(errno))
+    page = <char*>mapped
+    updates = 0
+    write_header(os.getpid(), period_ms)
+    update()
+    code = ticker_start(update, <uint64_t>period_ms * 1000000)
+    if code != 0:
+        munmap(page, LIVE_FILE_BYTES)
+        page = NULL
+        raise OSError(code, f"no thread to publish with: {os.strerror(code)}")
+    return 0
+
+
+cdef void end_page() except *:
+    global page, lock_file, published
+    if page == NULL:
+        return
+    with nogil:
+        ticker_stop()
+        munmap(page, LIVE_FILE_BYTES)
+    page = NULL
+    if lock_file >= 0:
+        remove_own(lock_file, published)
+        c_close(lock_file)
+    lock_file = -1
+    published = None
+
+
+cdef int remove_own(int descriptor, str path) except -1:
+    # Unless somebody has removed it, and another file has the name now.
+    try:
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    return 0
+
+
+@atexit.register
+def stop():
+    """Publish no more. Idempotent."""
+    global wanted
+    with changing:
+        wanted = None
+        _buffer.on_resource = NULL
+        end_page()
+
+
+def path():
+    """Return the file's path, or None where nothing is published."""
+    return published if page != NULL else None
+
+
+def copy_now():
+    """Return a copy as it would be written into the page now, but of everything and unsealed."""
+    cdef Writing writing
+    cdef bytearray room
+    writing.most_resources = LIVE_RESOURCES
+    writing.most_budgets = LIVE_BUDGETS
+    while True:
+        room = bytearray(sizeof(LiveCopy) + writing.most_resources * sizeof(LiveResource)
+                         + writing.most_budgets * sizeof(LiveBudget))
+        writing.copy = <LiveCopy*><char*>room
+        with nogil:
+            write_copy(&writing, 1)
+        if not writing.copy.resources_left_out and not writing.copy.budgets_left_out:
+            return bytes(room[:writing.copy.bytes])
+        writing.most_resources += writing.copy.resources_left_out
+        writing.most_budgets += writing.copy.budgets_left_out
+
+
+# ---- with the first resource ---------------------------------------------------------------------
+
+cdef int begin_with_resource() except -1:
+    # That nothing can be published is no reason for an allocator to fail.
+    _buffer.on_resource = NULL
+    if process_is_exiting():
+        return 0
+    try:
+        start(wanted)
+    except OSError as error:
+        warnings.warn(f"gpumem top will not see this process: {error}", RuntimeWarning,
+                      stacklevel=2)
+    return 0
+
+
+def _wait_for_a_resource():
+    if wanted is not None:
+        _buffer.on_resource = begin_with_resource
+
+
+def _read_environment():
+    global wanted
+    value = os.environ.get("GPUMEM_TOP", "")
+    if value not in ("", "0", "1"):
+        warnings.warn(f"GPUMEM_TOP={value!r} is not accepted and has no effect: it takes 0 or 1",
+                      ConfigWarning, stacklevel=2)
+    wanted = PERIOD if value == "1" else None
+    _wait_for_a_resource()
+
+
+os.register_at_fork(after_in_child=_wait_for_a_resource)
+_read_environment()

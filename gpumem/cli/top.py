@@ -1,0 +1,146 @@
+"""``gpumem top``: the counters of a running process, which notices nothing of it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+from rich.live import Live
+
+from gpumem.cli.output import json_option, print_json, stdout, table
+from gpumem.cli.sizes import format_size
+from gpumem.cli.top_view import command_of, state_of, view
+from gpumem.errors import NotPublishedError
+from gpumem.observe import LivePage, LiveResource, page_of, published
+
+__all__ = ["top"]
+
+
+def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Offer the processes that publish."""
+    facts = [(str(page.process), command_of(page.process)) for page in _readable()[0] if page.alive]
+    return [CompletionItem(name, help=text) for name, text in facts if name.startswith(begun)]
+
+
+@click.command()
+@click.argument(
+    "process",
+    metavar="[PID]",
+    required=False,
+    type=click.IntRange(1, (1 << 31) - 1),
+    shell_complete=_complete_process,
+)
+@click.option("--once", is_flag=True, help="Show it once, as where stdout is no terminal.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds from one look to the next.",
+)
+@json_option
+def top(process: int | None, once: bool, interval: float, as_json: bool) -> None:
+    """Watch the memory of process PID, or list the processes that can be watched.
+
+    Those started with GPUMEM_TOP=1, or that called gpumem.observe.publish().
+    """
+    if process is None:
+        pages, left_out = _readable()
+        _list(pages, as_json)
+        for why in left_out:
+            click.echo(f"gpumem: {why}", err=True)
+        return
+    try:
+        page = page_of(process)
+    except NotPublishedError as error:
+        raise click.BadParameter(str(error), param_hint="PID") from None
+    if as_json:
+        print_json(_facts(page))
+    elif once or not page.alive or not stdout().is_interactive:
+        console = stdout()
+        console.print(view(page, None, console.width))
+    else:
+        _watch(page, interval)
+
+
+# --------------------------------------------------------------------------------------- looking
+
+
+def _watch(page: LivePage, interval: float) -> None:
+    """Look again and again, until the process ends or the user has seen enough."""
+    before: LivePage | None = None
+    console = stdout()
+    first = view(page, before, console.width)
+    with Live(first, console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while page.alive:
+                time.sleep(interval)
+                before, page = page, page_of(page.process)
+                live.update(view(page, before, console.width), refresh=True)
+        except NotPublishedError:
+            pass  # it has taken its page back
+        except KeyboardInterrupt:
+            return
+    console.print(view(page, before, console.width))
+    click.echo(f"gpumem: process {page.process} publishes no more", err=True)
+
+
+def _readable() -> tuple[tuple[LivePage, ...], list[str]]:
+    """Read all pages; with what is to say of those that cannot be read."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pages = published()
+    return pages, [str(one.message) for one in told]
+
+
+# ------------------------------------------------------------------------------------------ JSON
+
+
+def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
+    if as_json:
+        print_json({"processes": [_facts(page) for page in pages]})
+        return
+    console = stdout()
+    if not pages:
+        console.print(
+            "no process of this user publishes its counters: start one with GPUMEM_TOP=1, "
+            "or call gpumem.observe.publish() in it"
+        )
+        return
+    rows = table("process", "state", "command", "resources", "in use", "reserved", numbers=3)
+    for page in pages:
+        rows.add_row(
+            str(page.process),
+            state_of(page),
+            _shortened(command_of(page.process)),
+            str(len(page.resources)),
+            format_size(page.total("in_use")),
+            format_size(page.total("reserved")),
+        )
+    console.print(rows)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 50 else f"{text[:47]}..."
+
+
+def _facts(page: LivePage) -> dict[str, Any]:
+    return {
+        "process": page.process,
+        "command": command_of(page.process),
+        "state": state_of(page),
+        "time": page.time,
+        "age_seconds": page.age,
+        "period_seconds": page.period,
+        "resources": [_resource_facts(one) for one in page.resources],
+        "budgets": [vars(one) for one in page.budgets],
+        "left_out": page.left_out,
+    }
+
+
+def _resource_facts(one: LiveResource) -> dict[str, Any]:
+    facts = {key: value for key, value in vars(one).items() if key != "counters"}
+    return facts | dict(one.counters)

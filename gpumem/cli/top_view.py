@@ -1,0 +1,158 @@
+"""What ``gpumem top`` shows of a process: its resources and its budgets, in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+
+from gpumem.cli.output import table
+from gpumem.cli.sizes import format_size
+from gpumem.observe import LiveBudget, LivePage, LiveResource
+
+__all__ = ["command_of", "state_of", "view"]
+
+LATE_PERIODS = 10  # without an update, after which a process is said to stand still
+STATES = {"R": "running", "S": "sleeping", "D": "in a system call", "T": "stopped", "t": "stopped"}
+NAME_WIDTH = 12  # that is left for names at least; longer ones are folded
+GAP = 3  # between columns
+
+
+def view(page: LivePage, before: LivePage | None, width: int) -> RenderableType:
+    """Make what is shown of a process, with rates since the look `before`."""
+    parts: list[RenderableType] = [_title(page), _resource_table(page, before, width)]
+    if page.budgets:
+        parts.append(_budget_table(page))
+    if page.left_out:
+        parts.append(f"and {page.left_out} more, for which the page has no room")
+    return Group(*parts)
+
+
+# ----------------------------------------------------------------------------------- the process
+
+
+def _title(page: LivePage) -> str:
+    title = f"process {page.process}, {state_of(page)}: {command_of(page.process)}".rstrip(": ")
+    moment = datetime.fromtimestamp(page.time).strftime("%H:%M:%S")
+    late = page.age > LATE_PERIODS * max(page.period, 0.1)
+    return f"{title}\nat {moment}" + (f", {page.age:.0f} s ago" if late else "")
+
+
+def command_of(process: int) -> str:
+    """Return a process's command line; empty if it is gone, or in another namespace."""
+    try:
+        words = Path("/proc", str(process), "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(word.decode("utf-8", "replace") for word in words).strip()
+
+
+def state_of(page: LivePage) -> str:
+    """Tell what the system says of a page's process."""
+    if not page.alive:
+        return "ended"
+    try:
+        stat = Path("/proc", str(page.process), "stat").read_text(errors="replace")
+    except OSError:
+        return "unknown"  # its id means nothing in this namespace
+    return STATES.get(stat.rpartition(")")[2].split()[0], "unknown")
+
+
+# ------------------------------------------------------------------------------------- resources
+
+
+class _Column(NamedTuple):
+    title: str
+    cell: Callable[[LiveResource], str]
+    number: bool = False
+    dispensable: int = 0  # the higher, the sooner it is left out on a narrow terminal
+
+
+def _resource_table(page: LivePage, before: LivePage | None, width: int) -> RenderableType:
+    """Make a row of each resource, of the columns that say something and fit."""
+    shown = _fitting(_columns(page, before), page.resources, width)
+    rows = table(*(each.title for each in shown), numbers=sum(each.number for each in shown))
+    for one in page.resources:
+        rows.add_row(*(each.cell(one) for each in shown))
+    return rows
+
+
+def _columns(page: LivePage, before: LivePage | None) -> list[_Column]:
+    return [
+        _Column("resource", lambda one: one.name),
+        _Column("memory", lambda one: one.memory, dispensable=4),
+        _Column("kind", lambda one: one.kind, dispensable=7),
+        _Column("in use", _size("in_use"), True),
+        _Column("peak", _size("max_in_use"), True, 3),
+        _Column("reserved", _size("reserved"), True),
+        _Column("peak", _size("max_reserved"), True, 5),
+        _Column("limit", lambda one: _size("limit")(one) if one.counters["limit"] else "", True, 2),
+        _Column("blocks", _blocks, True, 6),
+        _Column("blocks/s", lambda one: _rate(one, page, before), True, 1),
+    ]
+
+
+def _fitting(
+    columns: list[_Column], resources: tuple[LiveResource, ...], width: int
+) -> list[_Column]:
+    """Leave out columns that say nothing, then the dispensable ones until the others fit."""
+    widths = {each: max((len(each.cell(one)) for one in resources), default=1) for each in columns}
+    shown = [each for each in columns if widths[each]]
+    for last in sorted(shown, key=lambda each: each.dispensable, reverse=True):
+        need = sum(max(len(each.title), widths[each]) + GAP for each in shown[1:]) + NAME_WIDTH
+        if need <= width or not last.dispensable:
+            break
+        shown.remove(last)
+    return shown
+
+
+def _size(counter: str) -> Callable[[LiveResource], str]:
+    return lambda one: format_size(one.counters[counter])
+
+
+def _blocks(one: LiveResource) -> str:
+    return f"{max(0, one.counters['num_allocs'] - one.counters['num_frees']):,}"
+
+
+def _rate(one: LiveResource, page: LivePage, before: LivePage | None) -> str:
+    """Tell how many blocks were handed out per second since the look before."""
+    if before is None or page.clock <= before.clock:
+        return ""
+    earlier = {each.id: each.counters["num_allocs"] for each in before.resources}
+    count = one.counters["num_allocs"] - earlier.get(one.id, 0)
+    return f"{count / (page.clock - before.clock):,.0f}"
+
+
+# --------------------------------------------------------------------------------------- budgets
+
+
+def _budget_table(page: LivePage) -> RenderableType:
+    rows = table("budget", "used", "peak", "soft limit", "limit", numbers=4)
+    for depth, one in _tree(page.budgets):
+        rows.add_row(
+            "  " * depth + one.name,
+            format_size(one.used),
+            format_size(one.peak),
+            "" if one.soft is None else format_size(one.soft),
+            "" if one.limit is None else format_size(one.limit),
+        )
+    return rows
+
+
+def _tree(budgets: tuple[LiveBudget, ...]) -> list[tuple[int, LiveBudget]]:
+    """Order budgets so that each comes behind its parent; with their depths."""
+    known = {one.id for one in budgets}
+    found: list[tuple[int, LiveBudget]] = []
+
+    def add(parents: set[int | None], depth: int) -> None:
+        for one in budgets:
+            if one.parent in parents:
+                found.append((depth, one))
+                add({one.id}, depth + 1)
+
+    # Roots, and those whose parent has no room in the page.
+    add({one.parent for one in budgets} - known | {None}, 0)
+    return found

@@ -1,0 +1,88 @@
+/* A thread that calls a function again and again, and belongs to nobody else: it knows no
+ * interpreter, takes no signal, and ends when it is told to. One per process; in a fork's child
+ * there is none, and it may be started there.
+ */
+#ifndef GPUMEM_TICKER_H
+#define GPUMEM_TICKER_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <time.h>
+
+enum { TICKER_STACK_BYTES = 256 << 10 };
+
+static struct {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    int ending;
+    uint64_t period; /* ns */
+    void (*tick)(void);
+} ticker;
+
+static void *ticker_run(void *nothing) {
+    struct timespec next;
+    clock_gettime(CLOCK_MONOTONIC, &next);
+    pthread_mutex_lock(&ticker.lock);
+    while (!ticker.ending) {
+        uint64_t ns = (uint64_t)next.tv_nsec + ticker.period;
+        next.tv_sec += (time_t)(ns / 1000000000u);
+        next.tv_nsec = (long)(ns % 1000000000u);
+        while (!ticker.ending &&
+               pthread_cond_timedwait(&ticker.ended, &ticker.lock, &next) != ETIMEDOUT) {}
+        if (ticker.ending) break;
+        pthread_mutex_unlock(&ticker.lock);
+        ticker.tick();
+        clock_gettime(CLOCK_MONOTONIC, &next); /* a process that was stopped catches nothing up */
+        pthread_mutex_lock(&ticker.lock);
+    }
+    pthread_mutex_unlock(&ticker.lock);
+    return nothing;
+}
+
+/* Returns an errno. */
+static int ticker_start(void (*tick)(void), uint64_t period) {
+    pthread_condattr_t clock;
+    pthread_attr_t small;
+    sigset_t all, before;
+    int code;
+    ticker.tick = tick;
+    ticker.period = period;
+    ticker.ending = 0;
+    pthread_mutex_init(&ticker.lock, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&ticker.ended, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, TICKER_STACK_BYTES);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    code = pthread_create(&ticker.thread, &small, ticker_run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&small);
+    if (code == 0) pthread_setname_np(ticker.thread, "gpumem-top");
+    return code;
+}
+
+/* From the next call on. */
+static void ticker_set_period(uint64_t period) {
+    pthread_mutex_lock(&ticker.lock);
+    ticker.period = period;
+    pthread_mutex_unlock(&ticker.lock);
+}
+
+/* When it returns the function is not called any more. */
+static void ticker_stop(void) {
+    pthread_mutex_lock(&ticker.lock);
+    ticker.ending = 1;
+    pthread_cond_signal(&ticker.ended);
+    pthread_mutex_unlock(&ticker.lock);
+    pthread_join(ticker.thread, NULL);
+    pthread_cond_destroy(&ticker.ended);
+    pthread_mutex_destroy(&ticker.lock);
+}
+
+#endif

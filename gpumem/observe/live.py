@@ -1,0 +1,404 @@
+"""Counters of running processes, read from the pages that they publish; see include/live_page.h."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import struct
+import time
+import warnings
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumem import _live
+from gpumem.errors import GpumemError, NotPublishedError
+
+__all__ = [
+    "LiveBudget",
+    "LivePage",
+    "LiveResource",
+    "page_of",
+    "publish",
+    "published",
+    "unpublish",
+]
+
+FOLDER = Path(_live.FOLDER)
+VERSION = 1
+PERIODS = (0.001, 3600.0)  # seconds, least and most
+
+_NAME = re.compile(r"gpumem-(\d+)-(\d+)", re.ASCII)  # user, process
+_UNLIMITED = 1 << 63
+_READS = 5  # of one page; two updates in a row would have to meet each of them
+# Little-endian, as in include/live_page.h.
+_HEADER = struct.Struct("<8sIIIIIIQ")
+_COPY = struct.Struct("<IIQQQIIII")
+_RESOURCE = struct.Struct(f"<QQ32s24s64s{len(_live.COUNTERS)}Q")
+_BUDGET = struct.Struct("<QQ64s4Q")
+
+
+@dataclass(frozen=True)
+class LiveResource:
+    """What a resource told of itself; sizes in bytes.
+
+    Attributes
+    ----------
+    id : int
+        Of the resource in its process, never used again.
+    name, memory, kind : str
+        Cut to 63, 31 and 23 bytes; `kind` is "arena", "graph pool", "user", or a class's name.
+    budget : int or None
+        `LiveBudget.id` of the budget that it charges.
+    counters : Mapping of str to int
+        Named as in `Stats`: limit (0: none), in_use, requested_in_use, reserved, max_in_use,
+        max_reserved, num_allocs, num_frees, num_reserves, num_extensions, num_shrinkages,
+        max_alloc_size, pages_moved, driver_calls, suspended_bytes. `reserved` of a driver's pool is
+        what its blocks take.
+    """
+
+    id: int
+    name: str
+    memory: str
+    kind: str
+    budget: int | None
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class LiveBudget:
+    """What a budget told of itself; bytes, and None for no limit.
+
+    Attributes
+    ----------
+    id : int
+        Of the budget in its process, never used again.
+    name : str
+        Cut to 63 bytes.
+    parent : int or None
+        `id` of the level above.
+    used, peak : int
+        Charged now; the most so far.
+    limit, soft : int or None
+    """
+
+    id: int
+    name: str
+    parent: int | None
+    used: int
+    limit: int | None
+    soft: int | None
+    peak: int
+
+
+@dataclass(frozen=True)
+class LivePage:
+    """What a process told of its resources, at one moment.
+
+    Attributes
+    ----------
+    process : int
+        Its id.
+    alive : bool
+        False: the process has ended without taking its page back. These are its last numbers, and
+        the page is gone now.
+    time : float
+        When the numbers were taken, in seconds since 1970.
+    clock : float
+        The same in seconds of the machine's monotonic clock, for rates.
+    period : float
+        Seconds between two updates.
+    resources : tuple of LiveResource
+        Those that are not closed, the newest first.
+    budgets : tuple of LiveBudget
+        The newest first.
+    left_out : int
+        Resources and budgets for which the page has no room.
+    """
+
+    process: int
+    alive: bool
+    time: float
+    clock: float
+    period: float
+    resources: tuple[LiveResource, ...]
+    budgets: tuple[LiveBudget, ...]
+    left_out: int
+
+    @property
+    def age(self) -> float:
+        """Seconds since the numbers were taken; beyond `period` only if the process stands still.
+
+        A process that is stopped, or gets no processor, changes none of its numbers either.
+        """
+        return time.monotonic() - self.clock
+
+    def total(self, counter: str) -> int:
+        """Sum a counter of all resources."""
+        return sum(resource.counters[counter] for resource in self.resources)
+
+
+# ---- this process --------------------------------------------------------------------------------
+
+
+def publish(*, period: float = _live.PERIOD) -> Path:
+    """Let ``gpumem top`` see this process's resources.
+
+    Writes their counters into a file in memory that only this user may read. A thread of its own
+    refreshes it, which needs neither the interpreter lock nor any lock of an allocator: the numbers
+    stay true while all of Python waits. Allocating costs nothing more for it.
+
+    The same as GPUMEM_TOP=1 in the environment, which begins with the first resource. In a fork's
+    child it begins again with the child's first resource. Ends at exit, or with `unpublish`. The
+    file has room for the 256 newest resources and the 128 newest budgets, and counts the others.
+
+    Parameters
+    ----------
+    period : float
+        Seconds between two updates, 0.001 to 3600. A later call may change it.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `period` is not accepted.
+    OSError
+        The file or the thread cannot be made, as where shared memory is full or /dev/shm absent.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe, os
+    >>> path = gpumem.observe.publish()
+    >>> arena = gpumem.Arena("host", name="weights")
+    >>> buffer = arena.allocate(4096)
+    >>> import time; time.sleep(0.5)
+    >>> page = gpumem.observe.page_of(os.getpid())
+    >>> [r.counters["in_use"] for r in page.resources if r.name == "weights"]
+    [4096]
+    >>> gpumem.observe.unpublish()
+    """
+    if isinstance(period, bool) or not isinstance(period, int | float):
+        raise TypeError(f"period must be a number of seconds, not {type(period).__name__}")
+    least, most = PERIODS
+    if not least <= period <= most:
+        raise ValueError(f"period = {period!r} is not accepted: it takes {least} to {most} seconds")
+    return Path(_live.start(period))
+
+
+def unpublish() -> None:
+    """Take this process's page back. Idempotent."""
+    _live.stop()
+
+
+# ---- every process -------------------------------------------------------------------------------
+
+
+def published() -> tuple[LivePage, ...]:
+    """Read the page of every process of this user, in the order of process ids.
+
+    Pages of processes that have ended are among them this once: they are removed.
+
+    Returns
+    -------
+    tuple of LivePage
+        Empty where there is no /dev/shm.
+
+    Warns
+    -----
+    RuntimeWarning
+        A page is left out, since it is damaged or of another version of gpumem.
+
+    Examples
+    --------
+    >>> import gpumem.observe
+    >>> pages = gpumem.observe.published()
+    >>> held = sum(page.total("reserved") for page in pages)
+    """
+    mine = str(os.getuid())
+    names = os.listdir(FOLDER) if FOLDER.is_dir() else []
+    found = (_NAME.fullmatch(name) for name in names)
+    numbers = sorted(int(match[2]) for match in found if match and match[1] == mine)
+    pages = []
+    for number in numbers:
+        try:
+            pages.append(page_of(number))
+        except NotPublishedError:  # it ended just now
+            continue
+        except GpumemError as error:
+            warnings.warn(f"left out: {error}", RuntimeWarning, stacklevel=2)
+    return tuple(pages)
+
+
+def page_of(process: int) -> LivePage:
+    """Read what a process publishes, without touching the process.
+
+    Parameters
+    ----------
+    process : int
+        Its id.
+
+    Returns
+    -------
+    LivePage
+        With ``alive`` False if the process has ended; its page is removed then.
+
+    Raises
+    ------
+    NotPublishedError
+        It publishes nothing, does not exist, or is another user's.
+    GpumemError
+        The page is damaged, or of another version of gpumem.
+
+    Examples
+    --------
+    >>> import gpumem.observe
+    >>> try:
+    ...     gpumem.observe.page_of(2**31)
+    ... except gpumem.observe.NotPublishedError as error:
+    ...     print(error)
+    process 2147483648 does not exist
+    """
+    path = FOLDER / f"gpumem-{os.getuid()}-{process}"
+    try:
+        # Anybody may leave a pipe of this name; to open it must not wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise NotPublishedError(_why_not(process)) from error
+    try:
+        header = _header(descriptor, path)
+        alive = not _is_deserted(descriptor)
+        if not alive:
+            _remove(descriptor, path)
+        start, stride, period = _layout(header, path)
+        return decode_copy(_newest_copy(descriptor, path, start, stride), process, alive, period)
+    finally:
+        os.close(descriptor)
+
+
+def _why_not(process: int) -> str:
+    others = [path for path in FOLDER.glob(f"gpumem-*-{process}") if _NAME.fullmatch(path.name)]
+    if others:
+        return f"process {process} is another user's: only that user can watch it"
+    if not Path("/proc", str(process)).exists():
+        return f"process {process} does not exist"
+    return (
+        f"process {process} publishes nothing: start it with GPUMEM_TOP=1, "
+        "or call gpumem.observe.publish() in it"
+    )
+
+
+def _is_deserted(descriptor: int) -> bool:
+    """Tell whether nobody holds the lock that a page's process holds as long as it lives."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove(descriptor: int, path: Path) -> None:
+    """Remove the page if it is still this file that has the name."""
+    try:
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+            path.unlink()
+    except FileNotFoundError:
+        pass
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def _header(descriptor: int, path: Path) -> bytes:
+    file = os.fstat(descriptor)
+    if file.st_uid != os.getuid():
+        raise NotPublishedError(f"{path} is not this user's: it is not read")
+    header = os.pread(descriptor, _HEADER.size, 0) if stat.S_ISREG(file.st_mode) else b""
+    if len(header) < _HEADER.size or not header.startswith(b"gpumemTP"):
+        raise GpumemError(f"{path} is no page of gpumem's")
+    return header
+
+
+def _layout(header: bytes, path: Path) -> tuple[int, int, float]:
+    """Return where the copies begin, bytes from one to the next, and seconds between updates."""
+    _, version, start, stride, resource_bytes, budget_bytes, period_ms, _ = _HEADER.unpack(header)
+    if (version, resource_bytes, budget_bytes) != (VERSION, _RESOURCE.size, _BUDGET.size):
+        raise GpumemError(f"{path} has version {version}: this gpumem reads version {VERSION}")
+    return start, stride, period_ms / 1000
+
+
+def _newest_copy(descriptor: int, path: Path, start: int, stride: int) -> bytes:
+    for _ in range(_READS):
+        copies = [_whole_copy(os.pread(descriptor, stride, start + i * stride)) for i in (0, 1)]
+        newest = max(copies, key=_number)
+        if newest:
+            return newest
+    raise GpumemError(f"{path} is damaged: neither copy has the CRC that it should have")
+
+
+def _whole_copy(data: bytes) -> bytes:
+    """Cut a copy behind its last record; empty if it is none, or half of one."""
+    if len(data) < _COPY.size:
+        return b""
+    crc, length = struct.unpack_from("<II", data)
+    if not _COPY.size <= length <= len(data) or zlib.crc32(data[4:length]) != crc:
+        return b""
+    return data[:length]
+
+
+def _number(copy: bytes) -> int:
+    return int(_COPY.unpack_from(copy)[2]) if copy else 0
+
+
+def decode_copy(copy: bytes, process: int, alive: bool, period: float) -> LivePage:
+    """Read a copy of include/live_page.h that is known to be whole."""
+    _, _, _, time_ns, clock_ns, count, levels, unseen, unseen_levels = _COPY.unpack_from(copy)
+    behind = _COPY.size + count * _RESOURCE.size
+    return LivePage(
+        process=process,
+        alive=alive,
+        time=time_ns / 1e9,
+        clock=clock_ns / 1e9,
+        period=period,
+        resources=tuple(map(_resource, _RESOURCE.iter_unpack(copy[_COPY.size : behind]))),
+        budgets=tuple(
+            map(_budget, _BUDGET.iter_unpack(copy[behind : behind + levels * _BUDGET.size]))
+        ),
+        left_out=unseen + unseen_levels,
+    )
+
+
+def _resource(words: tuple[int | bytes, ...]) -> LiveResource:
+    number, budget, memory, kind, name, *counters = words
+    return LiveResource(
+        id=int(number),
+        name=_text(name),
+        memory=_text(memory),
+        kind=_text(kind),
+        budget=int(budget) or None,
+        counters=dict(zip(_live.COUNTERS, map(int, counters), strict=True)),
+    )
+
+
+def _budget(words: tuple[int | bytes, ...]) -> LiveBudget:
+    number, parent, name, used, limit, soft, peak = words
+    return LiveBudget(
+        id=int(number),
+        name=_text(name),
+        parent=int(parent) or None,
+        used=int(used),
+        limit=None if limit == _UNLIMITED else int(limit),
+        soft=None if soft == _UNLIMITED else int(soft),
+        peak=int(peak),
+    )
+
+
+def _text(field: int | bytes) -> str:
+    assert isinstance(field, bytes)
+    return field.split(b"\0", 1)[0].decode("utf-8", "ignore")
