@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 
-from gpumem.cli import main
+from gpumem import observe
+from gpumem.cli import commands, main
 
 SHELLS = ("bash", "zsh", "fish")
 ASK = """
@@ -96,3 +98,22 @@ def test_commands_options_devices_and_traces_are_offered():
     assert ("plain", "host:0") in completed("replay", "--device", "h")
     assert completed("replay", "multi")[-1] == ("plain", "multistream_train")
     assert ("file", "./x") in completed("replay", "./x")
+
+
+@pytest.mark.parametrize("name", sorted(commands.commands))
+def test_every_command_completes_its_argument_and_prints_json(name):
+    command = commands.commands[name]
+    context = click.Context(command)
+    for each in command.params:
+        if isinstance(each, click.Argument):
+            assert each.name == "process" or each.shell_complete(context, "")
+    assert "--json" in [option for each in command.params for option in each.opts]
+
+
+def test_processes_that_publish_are_offered():
+    observe.publish()
+    try:
+        assert ("plain", str(os.getpid())) in completed("top", str(os.getpid())[:1])
+        assert str(os.getpid()) not in str(completed("top", "x"))
+    finally:
+        observe.unpublish()

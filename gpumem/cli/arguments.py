@@ -9,8 +9,9 @@ import gpumem
 from gpumem.cli.sizes import parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
+from gpumem.samples import samples
 
-__all__ = ["complete_device", "present_device", "size"]
+__all__ = ["complete_device", "complete_trace", "present_device", "size"]
 
 
 def present_device(_: click.Context, __: click.Parameter, name: str | None) -> Device | None:
@@ -35,6 +36,12 @@ def complete_device(_: click.Context, __: click.Parameter, begun: str) -> list[C
     """Offer the devices that are there."""
     names = map(str, gpumem.devices())
     return [CompletionItem(name) for name in names if name.startswith(begun)]
+
+
+def complete_trace(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Offer files and the bundled traces; bash offers files where no trace fits."""
+    names = [CompletionItem(name) for name in samples() if name.startswith(begun)]
+    return [CompletionItem(begun, type="file"), *names]
 
 
 def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
+from gpumem.cli.arguments import complete_device
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import format_size, parse_size
 from gpumem.errors import ConfigError, GraphError
@@ -37,6 +38,7 @@ MOST_ROWS = 40  # of one table for people; --json and -o have everything
     "devices",
     multiple=True,
     default=DEVICES,
+    shell_complete=complete_device,
     metavar="DEVICE",
     help="In order of preference; need not be present. [default: cuda:0, host]",
 )

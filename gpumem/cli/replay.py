@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
-from click.shell_completion import CompletionItem
 
 from gpumem import replay as replaying
-from gpumem.cli.arguments import complete_device, present_device, size
+from gpumem.cli.arguments import complete_device, complete_trace, present_device, size
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import format_size, is_size_with_unit, parse_size
 from gpumem.device import Device
@@ -21,14 +20,8 @@ __all__ = ["replay"]
 MOST_LAG_US = 1 << 40
 
 
-def _complete_trace(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Offer files and the bundled traces; bash offers files where no trace fits."""
-    names = [CompletionItem(name) for name in samples() if name.startswith(begun)]
-    return [CompletionItem(begun, type="file"), *names]
-
-
 @click.command()
-@click.argument("trace", required=False, shell_complete=_complete_trace)
+@click.argument("trace", required=False, shell_complete=complete_trace)
 @click.option("--list", "list_samples", is_flag=True, help="List the bundled traces.")
 @click.option(
     "--device",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gpumem.cli.arguments import complete_trace
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import format_size
 from gpumem.observe.report import Report, write_report
@@ -14,7 +15,7 @@ __all__ = ["report"]
 
 
 @click.command()
-@click.argument("file")
+@click.argument("file", shell_complete=complete_trace)
 @click.option(
     "-o",
     "--output",
