@@ -14,6 +14,7 @@ leaves the upstream open, and the upstream cannot be closed while blocks of the 
 
 from __future__ import annotations
 
+from gpumem.adaptors.annotations import AnnotateAdaptor, annotate
 from gpumem.adaptors.failures import FailureAdaptor, on_failure
 from gpumem.adaptors.fallbacks import FallbackAdaptor, fallback
 from gpumem.adaptors.limits import LimitAdaptor, limit
@@ -21,6 +22,7 @@ from gpumem.adaptors.logs import LogAdaptor, MemoryEvent, log
 from gpumem.adaptors.tracking import Outstanding, TrackAdaptor, TrackCounts, track
 
 __all__ = [
+    "AnnotateAdaptor",
     "FailureAdaptor",
     "FallbackAdaptor",
     "LimitAdaptor",
@@ -29,6 +31,7 @@ __all__ = [
     "Outstanding",
     "TrackAdaptor",
     "TrackCounts",
+    "annotate",
     "fallback",
     "limit",
     "log",

@@ -26,7 +26,13 @@ def quiet(*_):
     return False
 
 
+def annotated(resource):
+    pytest.importorskip("nvtx", reason="nvtx is not installed")
+    return gpumem.annotate(resource)
+
+
 AROUND = {
+    "annotate": annotated,
     "limit": lambda resource: gpumem.limit(resource, 64 * MIB),
     "log": lambda resource: gpumem.log(resource, lambda event: None),
     "on_failure": lambda resource: gpumem.on_failure(resource, quiet),

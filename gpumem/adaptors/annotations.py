@@ -1,0 +1,86 @@
+"""Ranges on a profiler's timeline: NVTX, by the package nvtx."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gpumem._adaptor import Adaptor, serve_from
+from gpumem._buffer import Buffer, MemoryResource
+from gpumem.errors import MissingFrameworkError
+from gpumem.stats import ShrinkReport
+
+__all__ = ["AnnotateAdaptor", "annotate"]
+
+
+class AnnotateAdaptor(Adaptor):
+    """A resource whose calls a profiler shows; see `annotate`."""
+
+    def __init__(
+        self, resource: MemoryResource, *, domain: str = "gpumem", name: str | None = None
+    ) -> None:
+        if not isinstance(domain, str):
+            raise TypeError(f"domain must be a str, not {type(domain).__name__}")
+        try:
+            import nvtx
+        except ImportError as error:
+            raise MissingFrameworkError(
+                f"annotate needs the package nvtx (pip install 'gpumem[nvtx]'): {error}",
+                name="nvtx",
+            ) from error
+        super().__init__((resource,), name=name, tells=True)
+        self._range = functools.partial(nvtx.annotate, domain=domain)
+        self._mark = functools.partial(nvtx.mark, domain=domain)
+
+    def _serve(self, nbytes: int, stream: Any, options: dict[str, Any], persistent: bool) -> Buffer:
+        with self._range("allocate_persistent" if persistent else "allocate", payload=nbytes):
+            return serve_from(self.upstreams[0], nbytes, stream, options, persistent)
+
+    def _taken_back(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
+        self._mark("free", payload=nbytes)
+
+    def shrink(self) -> ShrinkReport:
+        """Shrink the upstream, within a range; see its ``shrink``."""
+        with self._range("shrink"):
+            return self.upstreams[0].shrink()
+
+
+def annotate(
+    resource: MemoryResource, *, domain: str = "gpumem", name: str | None = None
+) -> AnnotateAdaptor:
+    """Show a resource's calls on a profiler's timeline, such as that of Nsight Systems.
+
+    Each ``allocate``, ``allocate_persistent`` and ``shrink`` is an NVTX range of its name on the
+    calling thread, with the bytes asked for as payload; each free is a mark with the block's. A
+    range lasts as long as the call: a block that is at hand is a point, growing and waiting for
+    streams are long. Without a profiler that listens, nvtx does nothing.
+
+    Only what goes through this adaptor is shown. A resource that nobody wrapped pays nothing.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        The upstream.
+    domain : str, optional
+        NVTX's domain, by which profilers group and filter.
+    name : str, optional
+        For people; the upstream's by default.
+
+    Returns
+    -------
+    AnnotateAdaptor
+
+    Raises
+    ------
+    MissingFrameworkError
+        The package nvtx is not installed.
+    TypeError
+        `resource` is no MemoryResource, or `domain` no str.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.annotate(gpumem.Arena("host"), domain="loader")
+    >>> buffer = arena.allocate(1000)
+    """
+    return AnnotateAdaptor(resource, domain=domain, name=name)

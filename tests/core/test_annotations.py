@@ -1,0 +1,102 @@
+"""Ranges for profilers: what of a resource is shown, under which names."""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+import types
+
+import pytest
+from helpers.resources import Plain
+
+import gpumem
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What a profiler would be shown: ("begin" | "end" | "mark", message, domain, payload)."""
+    told = []
+
+    class Annotate:
+        def __init__(self, message=None, color=None, domain=None, category=None, payload=None):
+            self.facts = message, domain, payload
+
+        def __enter__(self):
+            told.append(("begin", *self.facts))
+
+        def __exit__(self, *_):
+            told.append(("end", *self.facts))
+
+    def mark(message=None, color=None, domain=None, category=None, payload=None):
+        told.append(("mark", message, domain, payload))
+
+    nvtx = types.ModuleType("nvtx")
+    nvtx.annotate, nvtx.mark = Annotate, mark
+    monkeypatch.setitem(sys.modules, "nvtx", nvtx)
+    return told
+
+
+def test_blocks_are_ranges_and_frees_are_marks(shown):
+    with gpumem.Arena("host") as arena:
+        annotated = gpumem.annotate(arena)
+        annotated.allocate(1000).close()
+        annotated.allocate_persistent(5000).close()
+        annotated.shrink()
+    assert shown == [
+        ("begin", "allocate", "gpumem", 1000),
+        ("end", "allocate", "gpumem", 1000),
+        ("mark", "free", "gpumem", 1000),
+        ("begin", "allocate_persistent", "gpumem", 5000),
+        ("end", "allocate_persistent", "gpumem", 5000),
+        ("mark", "free", "gpumem", 5000),
+        ("begin", "shrink", "gpumem", None),
+        ("end", "shrink", "gpumem", None),
+    ]
+
+
+def test_a_range_contains_what_the_call_waits_for(shown):
+    def make_room(nbytes, attempt):
+        shown.append("waiting")
+        return False
+
+    small = gpumem.on_failure(gpumem.limit(gpumem.Arena("host"), MIB), make_room)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        gpumem.annotate(small, domain="loader").allocate(2 * MIB)
+    assert shown == [
+        ("begin", "allocate", "loader", 2 * MIB),
+        "waiting",
+        ("end", "allocate", "loader", 2 * MIB),
+    ]
+
+
+def test_what_is_no_domain_or_no_resource_is_refused(shown):
+    with pytest.raises(TypeError, match="domain must be a str, not int"):
+        gpumem.annotate(Plain(), domain=1)
+    with pytest.raises(TypeError, match="MemoryResource"):
+        gpumem.annotate("host")
+
+
+def test_without_the_package_the_error_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(gpumem.errors.MissingFrameworkError, match=r"gpumem\[nvtx\]") as caught:
+        gpumem.annotate(gpumem.Arena("host"))
+    assert caught.value.name == "nvtx"
+
+
+def test_the_package_is_called_as_it_wants_to_be():
+    if importlib.util.find_spec("nvtx") is None:
+        pytest.skip("nvtx is not installed")
+    import nvtx
+
+    inspect.signature(nvtx.annotate).bind("allocate", domain="gpumem", payload=1000)
+    inspect.signature(nvtx.mark).bind("free", domain="gpumem", payload=1000)
+    annotated = gpumem.annotate(gpumem.Arena("host"))
+    annotated.allocate(1000).close()
+    assert annotated.shrink().released_bytes > 0
+
+
+def test_nobody_who_does_not_ask_imports_it():
+    script = "import gpumem, sys; gpumem.Arena('host').allocate(8); sys.exit('nvtx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
