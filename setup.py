@@ -34,7 +34,7 @@ if DEBUG:
     MACROS.append(("GPUMEM_DEBUG", "1"))
 if SANITIZE not in ("", "0"):
     kinds = "thread" if SANITIZE == "thread" else "address,undefined"
-    # Races want speed to show; a wrong address shows at any, and the compiler takes a quarter as long.
+    # Races want speed to show; a wrong address shows at any, and compiles in a quarter of the time.
     COMPILE += ["-O1" if SANITIZE == "thread" else "-O0", "-g1"]
     COMPILE += ["-fno-omit-frame-pointer", f"-fsanitize={kinds}"]
     LINK.append(f"-fsanitize={kinds}")
