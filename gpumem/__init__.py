@@ -24,6 +24,7 @@ from gpumem.adaptors import (
     track,
 )
 from gpumem.config import ArenaConfig, PoolConfig
+from gpumem.debugging import HeapBlock, HeapOptions, HeapReport
 from gpumem.device import (
     Capability,
     Device,
@@ -47,6 +48,8 @@ from gpumem.errors import (
     DriverError,
     GpumemError,
     GraphError,
+    HeapCorruptionError,
+    HeapWarning,
     InUseError,
     InvalidFreeError,
     NoAllocatorError,
@@ -102,6 +105,11 @@ __all__ = [
     "GraphError",
     "GraphPool",
     "Handle",
+    "HeapBlock",
+    "HeapCorruptionError",
+    "HeapOptions",
+    "HeapReport",
+    "HeapWarning",
     "InUseError",
     "InvalidFreeError",
     "KeptRegion",

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._arena_heap_types cimport DebugHeap
 from gpumem._arena_types cimport ArenaCore, ArenaSettings, Block
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Chunk
@@ -38,6 +39,9 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil
 cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The highest of bytes in use and reserved are what they are now.
 cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil
+
+# Puts a debug heap in front of an arena that has handed nothing out; takes a reference.
+cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil
 # Copies every chunk that names memory, region by region in address order; the caller frees it.

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from gpumem._arena_books cimport check_tables, hand_out, take_back
-from gpumem._arena_budget cimport count_in, count_out, counted_bytes
+from gpumem._arena_budget cimport count_in, count_out, counted_bytes, Taker
 from gpumem._arena_cache cimport (
     cache_find,
     cache_give,
@@ -21,6 +21,7 @@ from gpumem._arena_cache cimport (
 from gpumem._arena_growth cimport (
     add_own_region,
     grow,
+    memory_is_out,
     release_idle,
     release_one,
     release_retired,
@@ -28,6 +29,18 @@ from gpumem._arena_growth cimport (
     take,
     take_unfinished,
 )
+from gpumem._arena_heap cimport (
+    heap_allocate,
+    heap_allocate_bare,
+    heap_attach,
+    heap_detach,
+    heap_drain,
+    heap_flush,
+    heap_free,
+    heap_pump,
+)
+from gpumem._arena_heap_books cimport heap_counts
+from gpumem._arena_heap_types cimport DebugHeap
 from gpumem._arena_pages cimport prepare_pages, trim_pages
 from gpumem._arena_parked cimport park, unpark_all
 from gpumem._arena_recorded cimport (
@@ -50,7 +63,6 @@ from gpumem._arena_types cimport (
     ARENA_CAPTURING,
     ARENA_CLOSED,
     ARENA_DEAD,
-    ARENA_DRIVER_REFUSED,
     ARENA_IN_USE,
     ARENA_MISS,
     ARENA_OK,
@@ -101,7 +113,6 @@ from gpumem._bfc cimport (
 )
 from gpumem._budget_core cimport budget_drop
 from gpumem._driver cimport (
-    CUDA_ERROR_OUT_OF_MEMORY,
     CUgraph,
     CUstream,
     CUstreamCaptureMode,
@@ -160,7 +171,7 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         return ARENA_DEAD
     if not arena.detour:
         status = allocate_fast(arena, nbytes, stream, block)
-    elif arena.settings.passthrough or load32(&arena.closed):
+    elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):
         return ARENA_MISS
     else:
         status = count_in(arena, nbytes, stream, block, allocate_fast, give_block)
@@ -205,21 +216,22 @@ cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     cdef int status = arena_allocate_fast(arena, nbytes, stream, block)
     if status != ARENA_MISS:
         return status
+    if arena.heap != NULL:
+        heap_pump(arena)
     return arena_allocate_slow(arena, nbytes, stream, block)
 
 
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
     cdef uint64_t counted
     cdef int status
-    if arena.tap.recorder != NULL:
+    if arena.tap.recorder != NULL and arena.heap == NULL:
         note_given(arena, handle, stream)       # before: the next owner's event comes after it
     if not arena.detour:
         return give_block(arena, handle, stream)
+    if arena.heap != NULL:
+        return heap_free(arena, handle, stream, NULL)
     counted = counted_bytes(arena, handle)
-    if arena.settings.passthrough:
-        status = free_through(arena, handle, stream)
-    else:
-        status = give_block(arena, handle, stream)
+    status = give_any(arena, handle, stream)
     if status == ARENA_OK:
         count_out(arena, counted)
     return status
@@ -244,7 +256,10 @@ cdef inline int give_block(ArenaCore* arena, uint64_t handle, uint32_t stream) n
 cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
                          Uses* uses) noexcept nogil:
     cdef bint parked
-    cdef uint64_t counted = counted_bytes(arena, handle)
+    cdef uint64_t counted
+    if arena.heap != NULL:
+        return heap_free(arena, handle, stream, uses)
+    counted = counted_bytes(arena, handle)
     lock_acquire(&arena.lock)
     parked = park(arena, handle, stream, uses)
     lock_release(&arena.lock)
@@ -259,7 +274,9 @@ cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil:
     cdef int status
-    if arena.in_use_account == NULL:
+    if arena.heap != NULL:
+        status = heap_allocate(arena, nbytes, stream, allocate_for_heap, block)
+    elif arena.in_use_account == NULL:
         status = allocate_slow(arena, nbytes, stream, block)
     else:
         status = count_in(arena, nbytes, stream, block, allocate_slow, give_any)
@@ -277,7 +294,7 @@ cdef void note_outcome(ArenaCore* arena, uint64_t nbytes, uint32_t stream, const
 
 
 cdef int give_any(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    # Of a counted arena, a block that was never counted.
+    # Of a counted arena, a block that is not counted.
     if arena.settings.passthrough:
         return free_through(arena, handle, stream)
     return give_block(arena, handle, stream)
@@ -294,12 +311,6 @@ cdef int allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     while memory_is_out(arena, nbytes, status) and wait_for_streams(arena, stream, &until):
         status = allocate_now(arena, nbytes, stream, block)
     return status
-
-
-cdef inline bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil:
-    if status == ARENA_DRIVER_REFUSED and arena.last_code != CUDA_ERROR_OUT_OF_MEMORY:
-        return False
-    return shrink_may_help(arena, nbytes, status)
 
 
 cdef int allocate_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
@@ -360,6 +371,8 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     cdef CUstreamCaptureMode mode
     if place_is_dead(arena.place):
         return ARENA_DEAD
+    if arena.heap != NULL:
+        heap_flush(arena)
     mode = place_relax(arena.place)
     arena_reap()
     caches_flush(arena)
@@ -408,7 +421,11 @@ cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t s
     if place_is_dead(arena.place):
         return ARENA_DEAD
     arena_reap()
-    if arena.in_use_account == NULL:
+    if arena.heap != NULL and shareable:
+        status = heap_allocate_bare(arena, nbytes, stream, shareable_for_heap, block)
+    elif arena.heap != NULL:
+        status = heap_allocate(arena, nbytes, stream, persistent_for_heap, block)
+    elif arena.in_use_account == NULL:
         status = allocate_own(arena, nbytes, stream, shareable, block)
     else:
         status = count_in(arena, nbytes, stream, block,
@@ -493,6 +510,50 @@ cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexce
     return status
 
 
+# ---- a debug heap in front -----------------------------------------------------------------------
+
+cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil:
+    heap_attach(arena, heap, give_from_heap)
+
+
+cdef int give_from_heap(void* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    return give_any(<ArenaCore*>arena, handle, stream)
+
+
+cdef int allocate_for_heap(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                           Block* block) noexcept nogil:
+    return take_counted(arena, nbytes, stream, block,
+                        allocate_through if arena.settings.passthrough else allocate_now)
+
+
+cdef int persistent_for_heap(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                             Block* block) noexcept nogil:
+    return take_counted(arena, nbytes, stream, block, own_now)
+
+
+cdef int shareable_for_heap(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                            Block* block) noexcept nogil:
+    return take_counted(arena, nbytes, stream, block, shareable_now)
+
+
+cdef int take_counted(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block,
+                      Taker taker) noexcept nogil:
+    # Without a wait: the heap waits, for what it keeps back, too.
+    if arena.in_use_account == NULL:
+        return taker(arena, nbytes, stream, block)
+    return count_in(arena, nbytes, stream, block, taker, give_any)
+
+
+cdef int own_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                 Block* block) noexcept nogil:
+    return persistent_now(arena, nbytes, stream, False, block)
+
+
+cdef int shareable_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+                       Block* block) noexcept nogil:
+    return persistent_now(arena, nbytes, stream, True, block)
+
+
 # ---- life and death ------------------------------------------------------------------------------
 
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
@@ -538,6 +599,8 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
     cdef uint32_t i
     tap_close(&arena.tap)
     notes_free(arena)
+    if arena.heap != NULL:
+        heap_detach(arena)
     forget_backing(arena)
     for i in range(SPACES):
         space_destroy(&arena.spaces[i], place)
@@ -602,6 +665,8 @@ cdef void arena_reap() noexcept nogil:
     while arena != NULL:
         following = arena.next_retired
         if not place_is_dead(arena.place):
+            if arena.heap != NULL:
+                heap_drain(arena)
             release_memory(arena)
             destroy_events(arena)
             destroy_events(arena)       # what the driver refused is asked once more
@@ -615,6 +680,8 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         arena.closed = STATE_CLOSED
         return ARENA_OK
     arena_reap()
+    if arena.heap != NULL and heap_counts(arena.heap).live == 0:
+        heap_drain(arena)
     lock_acquire(&arena.grow_lock)
     caches_flush(arena)
     lock_acquire(&arena.lock)

@@ -21,6 +21,8 @@ cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil
 cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil
 # Is it worth giving idle memory back and trying again?
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
+# Is memory out, so that others' memory, once it is free, may serve the block?
+cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # A region of exactly this block.
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
                         Block* block) noexcept nogil

@@ -276,6 +276,12 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
     return status == ARENA_DRIVER_REFUSED
 
 
+cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil:
+    if status == ARENA_DRIVER_REFUSED and arena.last_code != CUDA_ERROR_OUT_OF_MEMORY:
+        return False
+    return shrink_may_help(arena, nbytes, status)
+
+
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
                         Block* block) noexcept nogil:
     # With the grow lock: a region of exactly this block, as far as the backing can.

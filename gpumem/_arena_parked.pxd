@@ -4,7 +4,7 @@ At the free, `Uses` of the block becomes a list of (stream, running epoch) and t
 neither in use nor free. An epoch counts as done when an event behind it has completed or its stream
 was reset. When all are done the block becomes free in the lane of the stream it was freed on.
 
-Every function with the arena lock held.
+Every function with the arena lock held, but for `let_go`.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -16,6 +16,8 @@ from gpumem._lease cimport Uses
 # Parks a live block that is freed on `stream` and takes `uses` over. False, with `uses` let go, if
 # there is nothing to wait for or the block is a stranger: it is to be freed as any other.
 cdef bint park(ArenaCore* arena, uint64_t handle, uint32_t stream, Uses* uses) noexcept nogil
+# Ends recorded uses of a block that nothing waits for any more. Needs no lock.
+cdef void let_go(ArenaCore* arena, Uses* uses) noexcept nogil
 # Frees what waits for nothing any more; was there anything?
 cdef bint unpark_done(ArenaCore* arena) noexcept nogil
 # Frees everything, done or not: no block is handed out any more.

@@ -14,6 +14,9 @@ cdef void note_taken(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                      const Block* block) noexcept nogil
 # A block is about to be given back on a stream; a stale handle is told to nobody.
 cdef void note_given(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
+# The same of a block of a debug heap, by what its user knows of it.
+cdef void note_given_at(ArenaCore* arena, uint64_t address, uint64_t nbytes, uint64_t block,
+                        uint32_t stream) noexcept nogil
 # Locked: it is about to be parked; it is about to be free.
 cdef void note_parked(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
 cdef void note_unparked(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil

@@ -81,6 +81,11 @@ cdef void note_given(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcep
     note_end(arena, REC_FREE, handle, stream, True)
 
 
+cdef void note_given_at(ArenaCore* arena, uint64_t address, uint64_t nbytes, uint64_t block,
+                        uint32_t stream) noexcept nogil:
+    note(arena, REC_FREE, address, nbytes, block, stream, True)
+
+
 cdef void note_parked(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
     note_chunk(arena, REC_FREE_REQUESTED, table_of(arena, handle), index_of(handle), stream, False)
 

@@ -23,11 +23,13 @@ parked block, no recorded use, and no epoch that may have work left. Epochs go o
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
+from gpumem._arena_heap_types cimport DebugHeap
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport Bfc, load32, store32
 from gpumem._budget_core cimport BudgetCore
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Claims, Uses
+from gpumem._lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 from gpumem._page_budget cimport MoveBudget
 from gpumem._pages cimport Space
 from gpumem._recorder cimport Tap
@@ -55,14 +57,6 @@ cdef extern from "owner_lock.h" nogil:
         pass
     void owner_enter(OwnerLock* lock)
     void owner_leave(OwnerLock* lock)
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        int32_t state
-    void lock_init(Lock* lock)
-    void lock_acquire(Lock* lock)
-    void lock_release(Lock* lock)
-    int lock_try(Lock* lock)
 
 cdef enum:
     # Bytes; blocks below it have their own range, so that long-lived small ones do not pin large
@@ -201,7 +195,8 @@ cdef struct ArenaCore:
     uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     ArenaSettings settings
     uint32_t closed         # ArenaState: unless 0, nothing is handed out
-    bint detour             # blocks are passed through, or counted one by one
+    bint detour             # passed through, counted one by one, or there is a debug heap
+    DebugHeap* heap         # a reference; NULL: none
     Tap tap                 # where a recorder is attached
     BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
     uint64_t padding[8]

@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._arena_types cimport ArenaCore, Block
 from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._core_capture cimport Captures, GraphPool
+from gpumem._core_heap cimport Heap
 from gpumem._core_source cimport Source
 from gpumem._stream cimport Stream
 
@@ -23,6 +24,7 @@ cdef class Arena(MemoryResource):
     cdef list stale                     # stream objects let go, until nothing is under way
     cdef Captures captures              # None until a graph is captured
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
+    cdef Heap heap                      # None without debug
     cdef Source source                  # where regions come from instead of the driver; or None
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
@@ -41,3 +43,5 @@ cdef class Arena(MemoryResource):
 cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream)
 # The same for the device's legacy default stream, which cannot capture.
 cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes)
+# Somebody freed an address that it does not have out: raises what a debug heap knows of that.
+cdef int arena_bad_free(Arena arena, uint64_t address) except -1

@@ -6,6 +6,7 @@ from gpumem._buffer import Buffer, MemoryResource
 from gpumem._core_capture import Capture, GraphPool
 from gpumem._stream import _StreamLike
 from gpumem.config import ArenaConfig
+from gpumem.debugging import HeapBlock, HeapOptions, HeapReport
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import BlockInfo, ShrinkReport, Stats
 
@@ -27,6 +28,7 @@ class Arena(MemoryResource):
         budget: Budget | None = None,
         count: _Count = "reserved",
         default_stream: _StreamLike = None,
+        debug: bool | HeapOptions | Mapping[str, object] | None = None,
         name: str | None = None,
     ) -> Self: ...
     def __init__(
@@ -38,6 +40,7 @@ class Arena(MemoryResource):
         budget: Budget | None = None,
         count: _Count = "reserved",
         default_stream: _StreamLike = None,
+        debug: bool | HeapOptions | Mapping[str, object] | None = None,
         name: str | None = None,
     ) -> None: ...
     def allocate(
@@ -63,6 +66,10 @@ class Arena(MemoryResource):
     def stats(self) -> Stats: ...
     def blocks(self) -> list[BlockInfo]: ...
     def validate(self) -> None: ...
+    def check(self, *, wait: bool = True) -> tuple[HeapReport, ...]: ...
+    def outstanding(self) -> list[HeapBlock]: ...
+    @property
+    def debug(self) -> HeapOptions | None: ...
     @property
     def backing(self) -> str: ...
     @property

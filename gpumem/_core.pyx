@@ -25,6 +25,8 @@ from gpumem._arena cimport (
 )
 from gpumem._arena_books cimport invariant_text
 from gpumem._arena_cache cimport caches_flush
+from gpumem._arena_heap cimport heap_check, heap_suspend
+from gpumem._arena_heap_books cimport HeapCounts, heap_counts
 from gpumem._arena_slots cimport (
     arena_record,
     arena_reset_stream,
@@ -48,6 +50,7 @@ from gpumem._arena_types cimport (
     LARGE_SPACE,
     SMALL_SPACE,
     STATE_CLOSED,
+    STATE_OPEN,
     STATE_SUSPENDED,
     arena_in_use,
     arena_reserved,
@@ -77,6 +80,7 @@ from gpumem._core_budget cimport (
     under_pressure,
 )
 from gpumem._core_capture cimport Captures, GraphPool, make_pool
+from gpumem._core_heap cimport make_heap
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
 from gpumem._core_source cimport make_source, source_keep
@@ -134,6 +138,11 @@ cdef class Arena(MemoryResource):
         2 MiB mostly, and does not say so: that is not counted.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
+    debug : bool, HeapOptions or Mapping, optional
+        True, or settings of `gpumem.debugging.HeapOptions`: a debug heap finds writes beyond
+        blocks, before them and after their free, bad frees, and what was never freed, each with the
+        places of allocation and free. It costs some microseconds and driver calls per block; reads
+        it cannot see. None asks the environment for ``GPUMEM_DEBUG_HEAP``. See `check`.
     name : str, optional
         For people.
 
@@ -163,7 +172,7 @@ cdef class Arena(MemoryResource):
     """
 
     def __cinit__(self, memory, config=None, *, source=None, budget=None, count="reserved",
-                  default_stream=None, name=None):
+                  default_stream=None, debug=None, name=None):
         cdef ArenaSettings settings
         cdef Backing backing
         resource_init(self, memory, name)
@@ -189,6 +198,7 @@ cdef class Arena(MemoryResource):
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
         open_tap(self)
+        self.heap = make_heap(self.core, debug, self)
         self.default_slot = LEGACY_SLOT
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
@@ -196,7 +206,7 @@ cdef class Arena(MemoryResource):
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
-                 default_stream=None, name=None):
+                 default_stream=None, debug=None, name=None):
         pass        # __cinit__ has made it
 
     def __dealloc__(self):
@@ -269,6 +279,8 @@ cdef class Arena(MemoryResource):
             return self.take_captured(pool, nbytes, slot, alignment)
         if extra:
             block.address = (block.address + extra) & ~extra
+            if self.heap is not None:
+                self.heap.narrow(self.core, &block, size, slot)
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
 
     cdef Buffer obtain(self, uint64_t nbytes):
@@ -342,13 +354,19 @@ cdef class Arena(MemoryResource):
         cdef int status
         self.require_outside_source()
         slot_claim(self.core, slot)     # other threads run: it must keep its stream
-        with nogil:
-            if region == REGION_OF_MANY:
-                status = arena_allocate_slow(self.core, nbytes, slot, block)
-            else:
-                status = arena_allocate_persistent(self.core, nbytes, slot,
-                                                   region == SHARED_REGION, block)
+        try:
+            if self.heap is not None:
+                self.heap.before(self.core)
+            with nogil:
+                if region == REGION_OF_MANY:
+                    status = arena_allocate_slow(self.core, nbytes, slot, block)
+                else:
+                    status = arena_allocate_persistent(self.core, nbytes, slot,
+                                                       region == SHARED_REGION, block)
+        finally:
             slot_unclaim(self.core, slot)
+            if self.heap is not None:
+                self.heap.after()
         if budget_has_crossed():
             tell_of_crossings()
         return status
@@ -450,6 +468,8 @@ cdef class Arena(MemoryResource):
             status = arena_shrink(self.core, &released)
         if status != ARENA_OK:
             raise_status(self, self.core, 0, 0, self.default_slot, status)
+        if self.heap is not None:
+            self.heap.tell()
         return ShrinkReport(released, kept_regions(self.core))
 
     def set_limit(self, nbytes):
@@ -539,7 +559,10 @@ cdef class Arena(MemoryResource):
             raise InUseError(f"arena {self.name!r} cannot be suspended: {views} views of its "
                              "blocks are alive, and the CPU could read them")
         with nogil:
-            status = arena_suspend(self.core)
+            if self.core.heap != NULL:
+                status = heap_suspend(self.core)
+            else:
+                status = arena_suspend(self.core)
         if status != ARENA_OK:
             raise_status(self, self.core, self.stats().in_use, 0, self.default_slot, status)
         return held
@@ -641,7 +664,7 @@ cdef class Arena(MemoryResource):
         config = replace(self.config, backing="regions", split_rule="tight", enable=True,
                          stream_reuse="never", max_mem=0, oom_wait_ms=0)
         inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
-                      name=f"{self.name}, graph pool")
+                      debug=False, name=f"{self.name}, graph pool")
         return make_pool(self, self.core, inner, inner.core)
 
     def _serve(self, stream, GraphPool pool not None):
@@ -764,6 +787,7 @@ cdef class Arena(MemoryResource):
         """Return the counters of this moment as `Stats`."""
         cdef ArenaCore* core = self.core
         cdef ArenaCore seen
+        cdef HeapCounts heap
         cdef uint64_t largest
         self._require_own()
         caches_flush(core)
@@ -771,16 +795,19 @@ cdef class Arena(MemoryResource):
         seen = core[0]
         largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
         lock_release(&core.lock)
+        heap = HeapCounts(0, seen.table.requested_in_use + seen.small.requested_in_use, 0, 0)
+        if core.heap != NULL:
+            heap = heap_counts(core.heap)
         return Stats(
             limit=seen.settings.max_mem,
-            in_use=arena_in_use(&seen),
-            requested_in_use=seen.table.requested_in_use + seen.small.requested_in_use,
+            in_use=arena_in_use(&seen) - min(heap.held_bytes, arena_in_use(&seen)),
+            requested_in_use=heap.live_bytes,
             reserved=(seen.shareable.mapped_bytes if seen.closed == STATE_SUSPENDED
                       else arena_reserved(&seen)),
             max_in_use=seen.stats.max_in_use,
             max_reserved=seen.stats.max_reserved,
             num_allocs=seen.stats.num_allocs,
-            num_frees=seen.stats.num_frees,
+            num_frees=seen.stats.num_frees + heap.held,
             num_reserves=seen.stats.num_reserves,
             num_extensions=seen.stats.num_extensions,
             num_regions=regions_held(&seen),
@@ -816,6 +843,93 @@ cdef class Arena(MemoryResource):
             raise GpumemError(f"arena {self.name!r} is corrupt: it does not hold that "
                               f"{invariant_text(broken).decode()} (invariant {broken})")
 
+    def check(self, *, wait=True):
+        """Look for writes where nobody may write, in every block that the debug heap knows.
+
+        That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
+        happens to each block when it is freed and before its memory is used again, once the streams
+        that it was freed on and recorded for are done; there what was wrong is told by the next
+        call that may raise. Each wrong byte is told once. Blocks of graph pools have no guards and
+        are not looked at, nor is anything while the arena is suspended.
+
+        Parameters
+        ----------
+        wait : bool
+            Wait for all work that is queued on the device first, so that nothing is missed. False
+            looks at what is there now; blocks whose streams are not done are left for later.
+
+        Returns
+        -------
+        tuple of HeapReport
+            What was found and told now, where `HeapOptions.on_error` is not "raise".
+
+        Raises
+        ------
+        HeapCorruptionError, InvalidFreeError
+            What was found, under "raise".
+        ConfigError
+            The arena has no debug heap.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+        DriverError
+            The driver refused to wait, or to copy.
+
+        Examples
+        --------
+        >>> import gpumem, ctypes
+        >>> arena = gpumem.Arena("host", debug=True)
+        >>> buffer = arena.allocate(100)
+        >>> _ = ctypes.memset(buffer.ptr + 100, 7, 1)
+        >>> try:
+        ...     arena.check()
+        ... except gpumem.HeapCorruptionError as error:
+        ...     found = error.reports[0]
+        >>> found.kind, found.offset, found.found[:2].hex(" ")
+        ('overrun', 100, '07 fd')
+        """
+        require_heap(self)
+        self._require_own()
+        self._require_open()
+        self.require_outside_source()
+        return self.heap.check(self.core, wait)
+
+    def outstanding(self):
+        """Return the live blocks of an arena with a debug heap, the oldest first.
+
+        Returns
+        -------
+        list of HeapBlock
+            Address, size, number and the place of allocation of each.
+
+        Raises
+        ------
+        ConfigError
+            The arena has no debug heap. `gpumem.track` knows the blocks of any resource.
+        ClosedError
+            The arena belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> arena = Arena("host", debug=True)
+        >>> buffer = arena.allocate(100)
+        >>> [(block.nbytes, block.number) for block in arena.outstanding()]
+        [(100, 1)]
+        """
+        require_heap(self)
+        self._require_own()
+        return self.heap.outstanding()
+
+    @property
+    def debug(self):
+        """The `HeapOptions` of its debug heap; None without one."""
+        return None if self.heap is None else self.heap.options
+
+    def _look(self):
+        # At the process's end: without a wait, without telling.
+        if self.core.closed == STATE_OPEN and not place_is_dead(&self.place.place):
+            with nogil:
+                heap_check(self.core)
+
     @property
     def backing(self):
         """What backs it: "virtual" or "regions"; where the setting is "auto", what that chose."""
@@ -837,7 +951,10 @@ cdef class Arena(MemoryResource):
         Raises
         ------
         InUseError
-            A buffer, or a view of one, is still alive; nothing is changed.
+            A buffer, or a view of one, is still alive; nothing is changed. With a debug heap the
+            message names the places of allocation.
+        HeapCorruptionError, InvalidFreeError
+            What a debug heap found, if it is to raise; the arena is closed nevertheless.
         """
         cdef int status
         if self.core.closed == STATE_CLOSED:
@@ -851,10 +968,13 @@ cdef class Arena(MemoryResource):
             stats = self.stats()
             raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
                              f"{stats.num_allocs - stats.num_frees} blocks are in use, and "
-                             f"{self.core.graphs} graphs use its graph pools")
+                             f"{self.core.graphs} graphs use its graph pools"
+                             + (self.heap.live_text() if self.heap is not None else ""))
         self.streams.clear()
         self.last_stream = None
         self.stale = []
+        if self.heap is not None:
+            self.heap.tell()
 
     def _require_open(self):
         if self.core.closed == STATE_CLOSED:
@@ -922,6 +1042,17 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
     if pool is not None:
         return arena.take_captured(pool, nbytes, slot, None)
     return buffer_of(arena, block.address, nbytes, block.size, block.handle, slot)
+
+
+cdef int require_heap(Arena arena) except -1:
+    if arena.heap is None:
+        raise ConfigError(f"arena {arena.name!r} has no debug heap: it takes Arena(..., "
+                          "debug=True), or GPUMEM_DEBUG_HEAP=1 in the environment")
+    return 0
+
+
+cdef int arena_bad_free(Arena arena, uint64_t address) except -1:
+    return arena.heap.bad_free(address) if arena.heap is not None else 0
 
 
 cdef Captures captures_of(Arena arena):

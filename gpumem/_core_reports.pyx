@@ -1,9 +1,13 @@
 """Reports and exceptions of an arena; see _core_reports.pxd."""
 
+from dataclasses import replace
+
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 
 from gpumem._arena cimport arena_copy_chunks
+from gpumem._arena_heap_books cimport heap_copy
+from gpumem._arena_heap_types cimport DebugHeap, HEAP_LIVE, HeapBlock
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
     ARENA_DEAD,
@@ -35,10 +39,11 @@ cdef list block_list(ArenaCore* core):
     if chunks == NULL:
         raise MemoryError("no host memory for a copy of the arena's books")
     try:
-        return sorted((block_info(core, &chunks[i]) for i in range(count)),
-                      key=lambda block: block.address)
+        blocks = sorted((block_info(core, &chunks[i]) for i in range(count)),
+                        key=lambda block: block.address)
     finally:
         free(chunks)
+    return blocks if core.heap == NULL else as_users_have_them(core.heap, blocks)
 
 
 cdef object block_info(ArenaCore* core, const Chunk* chunk):
@@ -49,6 +54,28 @@ cdef object block_info(ArenaCore* core, const Chunk* chunk):
         stream = <uintptr_t>core.streams[chunk.lane].handle
     return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
                      used=used, region=chunk.region, stream=stream, parked=parked)
+
+
+cdef list as_users_have_them(DebugHeap* heap, list blocks):
+    # What a debug heap keeps back is in use for the arena alone.
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    cdef HeapBlock* known = heap_copy(heap, True, &count)
+    if known == NULL:
+        raise MemoryError("no host memory for a copy of a debug heap's books")
+    try:
+        at = {known[i].base: (known[i].asked, known[i].state == HEAP_LIVE) for i in range(count)}
+    finally:
+        free(known)
+    return [as_its_user_has_it(block, at.get(block.address)) if block.used else block
+            for block in blocks]
+
+
+cdef object as_its_user_has_it(object block, tuple known):
+    if known is None:           # it went back to the arena meanwhile, or came from it
+        return block
+    asked, live = known
+    return replace(block, requested=asked if live else 0, used=live, parked=not live)
 
 
 cdef tuple kept_regions(ArenaCore* core):
@@ -136,8 +163,10 @@ cdef int raise_source_error(MemoryResource arena, object failure) except -1:
 
 cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t asked,
                              uint64_t extra, uint32_t slot, int status, object cause) except -1:
+    cdef uint64_t rounded = round_to_quantum(asked + extra)
     stats = (<object>arena).stats()
-    rounded = round_to_quantum(asked + extra)
+    if core.heap != NULL:
+        rounded += 2 * core.heap.settings.guard
     if status == ARENA_NO_COPY:
         advice = "the host has no memory for a copy of the live bytes: free some there"
     elif rounded >= ABSURD:

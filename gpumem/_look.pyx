@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
+from gpumem._arena_heap_types cimport DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_RESTING
 from gpumem._arena_types cimport (
     LARGE_SPACE,
     SMALL_SPACE,
@@ -80,6 +81,8 @@ cdef void look_at_arena(const ArenaCore* arena, uint64_t* counters) noexcept nog
     counters[<int>LIVE_NUM_ALLOCS] = published64(&arena.stats.num_allocs)
     counters[<int>LIVE_NUM_FREES] = published64(&arena.stats.num_frees)
     subtract_caches(arena, counters)
+    if arena.heap != NULL:
+        show_users_part(arena.heap, counters)
     counters[<int>LIVE_RESERVED] = reserved(arena)
     counters[<int>LIVE_MAX_IN_USE] = max(load64(&arena.stats.max_in_use),
                                          counters[<int>LIVE_IN_USE])
@@ -113,6 +116,16 @@ cdef void subtract_caches(const ArenaCore* arena, uint64_t* counters) noexcept n
     # Sums of different moments: neither may wrap below zero.
     counters[<int>LIVE_IN_USE] -= min(kept, counters[<int>LIVE_IN_USE])
     counters[<int>LIVE_REQUESTED_IN_USE] = min(requested, counters[<int>LIVE_IN_USE])
+
+
+cdef void show_users_part(const DebugHeap* heap, uint64_t* counters) noexcept nogil:
+    # What a debug heap keeps back is in use for the arena alone.
+    cdef uint64_t held = load64(&heap.held[<int>HEAP_FREED]) + load64(&heap.held[<int>HEAP_RESTING])
+    counters[<int>LIVE_IN_USE] -= min(held, counters[<int>LIVE_IN_USE])
+    counters[<int>LIVE_REQUESTED_IN_USE] = min(load64(&heap.asked[<int>HEAP_LIVE]),
+                                               counters[<int>LIVE_IN_USE])
+    counters[<int>LIVE_NUM_FREES] += (load64(&heap.count[<int>HEAP_FREED])
+                                      + load64(&heap.count[<int>HEAP_RESTING]))
 
 
 cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:

@@ -12,6 +12,7 @@ from gpumem._arena cimport (
     arena_free_used,
     arena_retain,
 )
+from gpumem._arena_heap cimport heap_bad_free
 from gpumem._arena_slots cimport arena_claim_stream, arena_record, slot_unclaim
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
@@ -252,7 +253,10 @@ cdef int outlet_free(uint64_t address) noexcept nogil:
     if found != NULL:
         take_out(shard, found, &entry)
     lock_release(&shard.lock)
-    return give(&entry, entry.slot, False) if found != NULL else ARENA_STALE
+    if found == NULL:
+        heap_bad_free(address)
+        return ARENA_STALE
+    return give(&entry, entry.slot, False)
 
 
 cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil:
@@ -269,6 +273,8 @@ cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil:
     if status == ARENA_OK:
         take_out(shard, found, &entry)
     lock_release(&shard.lock)
+    if found == NULL:
+        heap_bad_free(address)
     return give(&entry, slot, claimed) if status == ARENA_OK else status
 
 

@@ -109,6 +109,7 @@ class _Settings:
     _OF: ClassVar[str]
     _PARSERS: ClassVar[Mapping[str, Parser]]
     _ALIASES: ClassVar[Mapping[str, str]] = {}
+    _NONE: ClassVar[str] = "nearest"  # how None is written; of ArenaConfig's numa_node
     _IMPLIED: ClassVar[Mapping[str, Parser]] = {}  # keys that say what the class says already
 
     def __post_init__(self) -> None:
@@ -197,13 +198,17 @@ class _Settings:
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""
-        return {f"arena.{field.name}": _text(getattr(self, field.name)) for field in fields(self)}
+        return {f"arena.{field.name}": self._text_of(field.name) for field in fields(self)}
 
     def to_text(self) -> str:
         """Return all settings in one string; `from_text` reads it back."""
-        return ",".join(
-            f"{field.name}={_text(getattr(self, field.name))}" for field in fields(self)
-        )
+        return ",".join(f"{field.name}={self._text_of(field.name)}" for field in fields(self))
+
+    def _text_of(self, name: str) -> str:
+        value = getattr(self, name)
+        if value is None:
+            return self._NONE
+        return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _must_be_true(key: str, value: object) -> bool:
@@ -453,9 +458,3 @@ class PoolConfig(_Settings):
             reuse_allow_opportunistic=config.stream_reuse != "never",
             reuse_allow_internal_dependencies=config.stream_reuse == "wait",
         )
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "nearest"  # of numa_node, the only setting without a value
-    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -7,6 +7,8 @@ so that a program can act on them and a person can read them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "AlignmentError",
     "BadHandleError",
@@ -19,6 +21,8 @@ __all__ = [
     "DriverError",
     "GpumemError",
     "GraphError",
+    "HeapCorruptionError",
+    "HeapWarning",
     "InUseError",
     "IntegrationError",
     "InvalidDescriptorError",
@@ -181,8 +185,39 @@ class NotPublishedError(GpumemError, LookupError):
     """A process whose counters cannot be read: it publishes none, or is another user's."""
 
 
-class InvalidFreeError(GpumemError, ValueError):
-    """A free of something that this allocator did not hand out, or already took back."""
+class _ReportedError(GpumemError):
+    """What a debug heap found; `reports` is () where none says more."""
+
+    def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
+        super().__init__(message)
+        self.reports = tuple(reports)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.args[0], self.reports))
+
+
+class InvalidFreeError(_ReportedError, ValueError):
+    """A free of something that this allocator did not hand out, or already took back.
+
+    Attributes
+    ----------
+    reports : tuple of HeapReport
+        What a debug heap knows of it; empty without one.
+    """
+
+
+class HeapCorruptionError(_ReportedError, RuntimeError):
+    """Memory of a debugged arena that was written where nobody may write it.
+
+    Attributes
+    ----------
+    reports : tuple of HeapReport
+        All that was found since the last error, the first one first.
+    """
+
+
+class HeapWarning(UserWarning):
+    """What a debug heap found, where its `on_error` is "warn", or where nobody can be raised at."""
 
 
 class InUseError(GpumemError, BufferError):

@@ -141,7 +141,8 @@ class BlockInfo:
     stream : int
         Handle of the stream it belongs to or was last freed on; 0 if it is free for everyone.
     parked : bool
-        Freed, and held back until streams recorded by `Buffer.record_stream` are done with it.
+        Freed, and held back until streams recorded by `Buffer.record_stream` are done with it,
+        or by a debug heap.
     """
 
     address: int

@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from gpumem._buffer cimport Buffer, MemoryResource
-from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
+from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._deferred cimport report_unraisable
 from gpumem._stream cimport Stream
 
@@ -84,6 +84,8 @@ cdef class Blocks:
             return
         buffer = self.live.pop(address, None)
         if buffer is None:
+            if type(self.source()) is Arena:
+                arena_bad_free(<Arena>self.found, address)
             raise InvalidFreeError(f"no block of {self.source()!r} begins at {address:#x}")
         try:
             named = self.stream_of(buffer.resource, stream)

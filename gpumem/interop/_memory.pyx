@@ -351,7 +351,8 @@ cdef class ExternalMemory:
         slices = Slices(self, grow, keeper)
         settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
             config, ArenaConfig) else config
-        return Arena(self.memory, slices.settings(settings), source=slices,
+        # Whoever shares the memory may write all of it: no guards there.
+        return Arena(self.memory, slices.settings(settings), source=slices, debug=False,
                      name=title)
 
     def close(self, *, timeout=None):

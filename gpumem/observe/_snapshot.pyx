@@ -10,6 +10,14 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from gpumem._adaptor cimport Adaptor
 from gpumem._arena cimport arena_drop, arena_retain_live
 from gpumem._arena_copy cimport ArenaCopy, TableCopy, arena_copy, arena_copy_free
+from gpumem._arena_heap_books cimport heap_copy
+from gpumem._arena_heap_types cimport (
+    DebugHeap,
+    HEAP_FREED,
+    HEAP_LIVE,
+    HeapBlock,
+    HeapState,
+)
 from gpumem._arena_recorded cimport block_note
 from gpumem._arena_types cimport ArenaCore, BlockNote, STATE_SUSPENDED
 from gpumem._bfc cimport (
@@ -258,8 +266,11 @@ cdef dict describe_arena(ArenaCore* arena):
         return described({}, np.empty(0, BLOCK))
     try:
         blocks = block_rows(arena, &copy)
-        note_frameworks(arena, blocks)
+        begins = blocks["address"].copy()
+        freed = 0 if arena.heap == NULL else show_heap(arena.heap, blocks, begins)
+        note_frameworks(arena, blocks, begins)
         found = described(arena_counts(&copy, blocks), blocks)
+        found["counts"]["num_frees"] += freed
         found["backing"] = "virtual" if arena.settings.paged else "regions"
         found["limit"] = copy.limit
         found["regions"] = region_rows(&copy)
@@ -345,7 +356,42 @@ cdef inline void add_note(const ArenaCore* arena, bint small, uint32_t index,
     row.stack = <uint16_t>(note.seal >> 48)
 
 
-cdef int note_frameworks(const ArenaCore* arena, blocks) except -1:
+cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
+    # A debugged arena's blocks as users have them: `begins` becomes their addresses, and what the
+    # heap keeps back is parked while streams use it, then kept. Returns how many those are.
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    cdef HeapBlock* known = heap_copy(heap, True, &count)
+    if known == NULL:
+        raise MemoryError("no host memory for a copy of a debug heap's books")
+    try:
+        rows = np.array([(known[i].base, known[i].address, heap_state(known[i].state),
+                          known[i].asked if known[i].state == HEAP_LIVE else 0)
+                         for i in range(count)], np.uint64).reshape(-1, 4)
+    finally:
+        free(known)
+    rows = rows[rows[:, 0].argsort()]
+    place, hit = matched(rows[:, 0], blocks["address"])
+    hit &= blocks["state"] == <int>USED
+    begins[hit] = rows[place[hit], 1]
+    blocks["state"][hit] = rows[place[hit], 2]
+    blocks["requested"][hit] = rows[place[hit], 3]
+    return int((blocks["state"][hit] != <int>USED).sum())
+
+
+cdef inline State heap_state(HeapState state) noexcept:
+    return USED if state == HEAP_LIVE else PARKED if state == HEAP_FREED else KEPT
+
+
+cdef tuple matched(known, addresses):
+    """Return the place of each address in sorted ones, and whether it is there."""
+    if len(known) == 0:
+        return np.zeros(len(addresses), np.intp), np.zeros(len(addresses), bool)
+    place = np.minimum(np.searchsorted(known, addresses), len(known) - 1)
+    return place, known[place] == addresses
+
+
+cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
     # What came through an outlet is known by its address, recorded or not.
     cdef uint64_t count = outlets_blocks(arena, NULL, NULL, 0) + 64
     addresses = np.empty(count, np.uint64)
@@ -353,12 +399,10 @@ cdef int note_frameworks(const ArenaCore* arena, blocks) except -1:
     cdef uint64_t[::1] at = addresses
     cdef uint8_t[::1] who = frameworks
     count = min(outlets_blocks(arena, &at[0], &who[0], count), count)
-    if count:
-        order = np.argsort(addresses[:count])
-        known, who_sorted = addresses[:count][order], frameworks[:count][order]
-        place = np.minimum(np.searchsorted(known, blocks["address"]), count - 1)
-        hit = (known[place] == blocks["address"]) & (blocks["state"] == <int>USED)
-        blocks["framework"][hit] = who_sorted[place[hit]]
+    order = np.argsort(addresses[:count])
+    place, hit = matched(addresses[:count][order], begins)
+    hit &= blocks["state"] == <int>USED
+    blocks["framework"][hit] = frameworks[:count][order][place[hit]]
     return 0
 
 

@@ -435,6 +435,6 @@ cdef Arena block_arena(MemoryResource upstream, plan, stream_reuse):
     if default is None:
         default = upstream.stream_at(slot)
     arena = Arena(upstream.memory, config, source=upstream, default_stream=default,
-                  name=f"{upstream.name}, planned")
+                  debug=False, name=f"{upstream.name}, planned")
     arena.allocate(nbytes).close()
     return arena

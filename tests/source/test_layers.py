@@ -13,7 +13,7 @@ PACKAGE = ROOT / "gpumem"
 
 # From the bottom. A module imports from its own row and from rows above it in this list only.
 LAYERS = [
-    ["errors", "_seal", "_forks"],
+    ["errors", "_seal", "_forks", "_lock"],
     ["_bfc", "_bfc_*"],
     ["_driver"],
     ["_cuda", "_host"],
@@ -22,7 +22,8 @@ LAYERS = [
     ["_lease", "_budget_core"],
     ["_arena", "_arena_*"],
     ["_outlets"],
-    ["config", "stats", "device", "_handle", "replay.trace", "replay.recorder", "replay.details"],
+    ["config", "debugging", "stats", "device", "_handle"],
+    ["replay.trace", "replay.recorder", "replay.details"],
     ["_deferred", "_budget"],
     ["_stream", "_dlpack", "_element", "_layout", "_indexing"],
     ["_raw"],

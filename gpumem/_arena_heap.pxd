@@ -1,0 +1,53 @@
+"""The debug heap beneath an arena: guards, patterns, quarantine; _arena_heap_types has the rules.
+
+Between the arena's own functions and whoever calls them, so that Python's buffers, leases and the
+hooks of other libraries go through it alike. Functions that are given an arena want one that has
+a heap. What is found is kept until `heap_findings` of _arena_heap_books takes it.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._arena_heap_types cimport DebugHeap, HeapHooks, HeapSettings
+from gpumem._arena_types cimport ArenaCore, Block
+from gpumem._driver cimport CUresult
+from gpumem._lease cimport Uses
+
+# How the arena finds room for a block; an ArenaStatus.
+ctypedef int (*HeapTake)(ArenaCore* arena, uint64_t nbytes, uint32_t slot,
+                         Block* block) noexcept nogil
+
+# NULL: no host memory. Everybody who got a reference drops it.
+cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil
+cdef void heap_drop(DebugHeap* heap) noexcept nogil
+# Of an arena that has handed nothing out; takes a reference of its own. `give` gives back one of
+# its blocks; its first argument is the arena.
+cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
+                      int (*give)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil
+# The arena ends: nobody uses it any more.
+cdef void heap_detach(ArenaCore* arena) noexcept nogil
+
+# A block between guards. May wait, as the arena's slow path; empties the quarantine before memory
+# is out.
+cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
+                       Block* block) noexcept nogil
+# The same of a block that other processes may be given: without guards.
+cdef int heap_allocate_bare(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
+                            Block* block) noexcept nogil
+# Of a live block only this part is the user's; the rest becomes guard.
+cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
+                          uint64_t nbytes) noexcept nogil
+# Takes `uses` over; NULL: none. No driver call, no wait.
+cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses) noexcept nogil
+# Somebody freed an address where no block of an outlet begins: which heap knows it?
+cdef void heap_bad_free(uint64_t address) noexcept nogil
+
+# Examines what its streams have finished with, and gives back what is beyond the quarantine.
+cdef void heap_pump(ArenaCore* arena) noexcept nogil
+# The same without a quarantine. Returns bytes given back.
+cdef uint64_t heap_flush(ArenaCore* arena) noexcept nogil
+# Waits for the device, and leaves nothing freed in the heap.
+cdef void heap_drain(ArenaCore* arena) noexcept nogil
+# Examines every block now; waits for nothing. The driver's code if it refused.
+cdef CUresult heap_check(ArenaCore* arena) noexcept nogil
+# Drains, then suspends the arena; an ArenaStatus.
+cdef int heap_suspend(ArenaCore* arena) noexcept nogil

@@ -1,0 +1,472 @@
+"""Blocks of a debug heap, from their allocation out of the quarantine; see _arena_heap.pxd."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+
+from gpumem._arena_budget cimport count_out, counted_bytes
+from gpumem._arena_growth cimport memory_is_out
+from gpumem._arena_heap_books cimport (
+    finding_of,
+    list_add,
+    list_remove,
+    note_finding,
+    site_here,
+    table_add,
+    table_create,
+    table_find,
+)
+from gpumem._arena_heap_rest cimport drain, holds_any, look_at, turn_over
+from gpumem._arena_heap_types cimport (
+    DebugHeap,
+    HEAP_DOUBLE_FREE,
+    HEAP_FREED,
+    HEAP_INVALID_FREE,
+    HEAP_LIVE,
+    HEAP_RESTING,
+    HEAP_STATES,
+    HeapBlock,
+    HeapFinding,
+    HeapHooks,
+    HeapSettings,
+    HeapSite,
+    HeapState,
+)
+from gpumem._arena_heap_zones cimport block_prepare, zones_end
+from gpumem._arena_parked cimport let_go
+from gpumem._arena_recorded cimport note_given_at
+from gpumem._arena_slots cimport slot_claim, slot_unclaim
+from gpumem._arena_suspend cimport arena_suspend
+from gpumem._arena_types cimport (
+    ARENA_DRIVER_REFUSED,
+    ARENA_NO_METADATA,
+    ARENA_OK,
+    ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT,
+    ARENA_STALE,
+    ArenaCore,
+    Block,
+    Lock,
+    STATE_OPEN,
+    lock_acquire,
+    lock_init,
+    lock_release,
+    stamp_free,
+)
+from gpumem._arena_wait cimport clock, sleep, wait_for_streams
+from gpumem._bfc cimport QUANTUM
+from gpumem._driver cimport CUDA_SUCCESS, CUresult, place_is_dead, process
+from gpumem._lease cimport Uses
+
+cdef extern from "atomics.h" nogil:
+    int32_t count_add(int32_t* count, int32_t by)
+    void store64(uint64_t* word, uint64_t value)
+
+cdef enum:
+    ABSURD = 281474976710656    # bytes: more than any machine has
+    LOOK_AGAIN = 100000         # ns between two looks at blocks whose streams are not done
+
+# Heaps whose arena lives, for addresses that nobody claims. `heaps_lock` comes before a heap's.
+cdef DebugHeap* heaps = NULL
+cdef Lock heaps_lock
+cdef uint32_t heaps_generation = process.generation
+lock_init(&heaps_lock)
+
+
+# ---- life ----------------------------------------------------------------------------------------
+
+cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil:
+    cdef DebugHeap* heap = <DebugHeap*>calloc(1, sizeof(DebugHeap))
+    if heap == NULL:
+        return NULL
+    if not table_create(heap):
+        free(heap)
+        return NULL
+    heap.settings = settings[0]
+    heap.hooks = hooks[0]
+    heap.references = 1
+    lock_init(&heap.turn)
+    lock_init(&heap.lock)
+    return heap
+
+
+cdef void heap_drop(DebugHeap* heap) noexcept nogil:
+    cdef HeapFinding* finding
+    if count_add(&heap.references, -1) != 0:
+        return
+    while heap.findings != NULL:
+        finding = heap.findings
+        heap.findings = finding.next
+        free(finding)
+    free(heap.table)
+    free(heap)
+
+
+cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
+                      int (*give)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil:
+    global heaps
+    count_add(&heap.references, 1)
+    heap.give = give
+    arena.heap = heap
+    arena.detour = True
+    forget_parents_heaps()
+    lock_acquire(&heaps_lock)
+    heap.next = heaps
+    heaps = heap
+    lock_release(&heaps_lock)
+
+
+cdef void heap_detach(ArenaCore* arena) noexcept nogil:
+    # Blocks that are left are those that a dead place keeps.
+    global heaps
+    cdef DebugHeap* heap = arena.heap
+    cdef DebugHeap** link = &heaps
+    cdef HeapBlock* block
+    cdef int state
+    forget_parents_heaps()
+    lock_acquire(&heaps_lock)
+    while link[0] != NULL and link[0] != heap:
+        link = &link[0].next
+    if link[0] != NULL:
+        link[0] = heap.next
+    lock_release(&heaps_lock)
+    for state in range(HEAP_STATES):
+        while heap.first[state] != NULL:
+            block = heap.first[state]
+            list_remove(heap, block)
+            free(block)
+    if not place_is_dead(arena.place):
+        zones_end(heap, arena.place)
+    heap.gone = True
+    heap_drop(heap)
+
+
+cdef void forget_parents_heaps() noexcept nogil:
+    # In a fork's child they are the parent's, and another thread may have held the lock.
+    global heaps, heaps_generation
+    if heaps_generation != process.generation:
+        heaps_generation = process.generation
+        heaps = NULL
+        lock_init(&heaps_lock)
+
+
+# ---- allocating ----------------------------------------------------------------------------------
+
+cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
+                       Block* block) noexcept nogil:
+    cdef uint64_t guards = 2 * arena.heap.settings.guard
+    cdef HeapBlock* made
+    cdef int status
+    if nbytes > ABSURD - QUANTUM - guards:
+        return ARENA_OVER_LIMIT
+    made = make(arena, nbytes, slot, True)
+    if made == NULL:
+        return ARENA_NO_METADATA
+    lock_acquire(&arena.heap.turn)
+    status = find_room(arena, nbytes + guards, slot, take, block)
+    if status == ARENA_OK:
+        status = hand_out_guarded(arena, made, block)
+    lock_release(&arena.heap.turn)
+    if status != ARENA_OK:
+        unmake(arena, made)
+    return status
+
+
+cdef int heap_allocate_bare(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
+                            Block* block) noexcept nogil:
+    cdef HeapBlock* made = make(arena, nbytes, slot, False)
+    cdef int status
+    if made == NULL:
+        return ARENA_NO_METADATA
+    lock_acquire(&arena.heap.turn)
+    status = find_room(arena, nbytes, slot, take, block)
+    if status == ARENA_OK:
+        enter(arena.heap, made, block, block.address)
+    lock_release(&arena.heap.turn)
+    if status != ARENA_OK:
+        unmake(arena, made)
+    return status
+
+
+cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t slot,
+                     bint guarded) noexcept nogil:
+    cdef HeapBlock* made = <HeapBlock*>calloc(1, sizeof(HeapBlock))
+    if made == NULL:
+        return NULL
+    site_here(arena.heap, &made.taken)
+    made.asked = nbytes
+    made.guarded = guarded
+    made.slot = slot
+    made.stream = <uint64_t>arena.streams[slot].handle
+    slot_claim(arena, slot)
+    return made
+
+
+cdef void unmake(ArenaCore* arena, HeapBlock* made) noexcept nogil:
+    slot_unclaim(arena, made.slot)
+    free(made)
+
+
+cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
+                   Block* block) noexcept nogil:
+    # What rests goes before memory is out, and before a budget's callbacks are asked.
+    cdef uint64_t until = 0
+    cdef int status = take(arena, nbytes, slot, block)
+    while (memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET) and (
+            turn_over(arena, 0, False) or wait_for_room(arena, slot, &until)):
+        status = take(arena, nbytes, slot, block)
+    return status
+
+
+cdef bint wait_for_room(ArenaCore* arena, uint32_t slot, uint64_t* until) noexcept nogil:
+    # Others have their turn meanwhile.
+    cdef bint found
+    lock_release(&arena.heap.turn)
+    found = wait_for_streams(arena, slot, until)
+    while not found and holds_any(arena.heap) and clock() < until[0]:
+        sleep(LOOK_AGAIN)
+        found = heap_flush(arena) != 0
+    lock_acquire(&arena.heap.turn)
+    return found
+
+
+cdef int hand_out_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexcept nogil:
+    cdef CUresult code
+    made.address = block.address + arena.heap.settings.guard
+    code = block_prepare(arena.heap, arena.place, made)
+    if code != CUDA_SUCCESS:
+        count_out(arena, counted_bytes(arena, block.handle))
+        arena.heap.give(arena, block.handle, made.slot)
+        arena.last_code = <int32_t>code
+        arena.last_call = "cuMemsetD8Async"
+        return ARENA_DRIVER_REFUSED
+    enter(arena.heap, made, block, made.address)
+    block.address = made.address
+    return ARENA_OK
+
+
+cdef void enter(DebugHeap* heap, HeapBlock* made, const Block* block,
+                uint64_t address) noexcept nogil:
+    made.handle = block.handle
+    made.base = block.address
+    made.size = block.size
+    made.address = made.told_address = address
+    made.told_bytes = made.asked
+    lock_acquire(&heap.lock)
+    heap.numbers += 1
+    made.number = heap.numbers
+    table_add(heap, made)
+    list_add(heap, made, HEAP_LIVE)
+    lock_release(&heap.lock)
+
+
+cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
+                          uint64_t nbytes) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapBlock* block
+    cdef CUresult code = CUDA_SUCCESS
+    lock_acquire(&heap.turn)
+    lock_acquire(&heap.lock)
+    block = table_find(heap, handle)
+    if block != NULL:
+        store64(&heap.asked[<int>block.state], heap.asked[<int>block.state] - block.asked + nbytes)
+        block.address = address
+        block.asked = nbytes
+    lock_release(&heap.lock)
+    if block != NULL and block.guarded:
+        code = block_prepare(heap, arena.place, block)
+    lock_release(&heap.turn)
+    return code
+
+
+# ---- freeing -------------------------------------------------------------------------------------
+
+cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapBlock* block
+    cdef HeapSite site
+    cdef uint64_t counted = 0
+    cdef bint live
+    site_here(heap, &site)
+    if arena.tap.recorder != NULL:
+        tell_recorder(arena, handle, slot)      # before: the next owner's event comes after it
+    lock_acquire(&heap.lock)
+    block = table_find(heap, handle)
+    live = block != NULL and block.state == HEAP_LIVE
+    if live:
+        counted = counted_bytes(arena, handle)
+        note_freed(arena, block, slot, uses)
+        block.freed = site
+        list_remove(heap, block)
+        list_add(heap, block, HEAP_FREED)
+    elif block != NULL:
+        note_finding(heap, finding_of(block, HEAP_DOUBLE_FREE, block.address, &site))
+    lock_release(&heap.lock)
+    if live:
+        count_out(arena, counted)       # what rests is not in use
+        return ARENA_OK
+    if uses != NULL:
+        let_go(arena, uses)
+    heap.hooks.found()
+    return ARENA_STALE
+
+
+cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t slot) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapBlock* block
+    cdef uint64_t address, nbytes, held
+    cdef bint live
+    lock_acquire(&heap.lock)
+    block = table_find(heap, handle)
+    live = block != NULL and block.state == HEAP_LIVE
+    if live:
+        address, nbytes, held = block.told_address, block.told_bytes, block.size
+    lock_release(&heap.lock)
+    if live:
+        note_given_at(arena, address, nbytes, held, slot)
+
+
+cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t slot,
+                     Uses* uses) noexcept nogil:
+    # What is queued on its streams now may still use it.
+    cdef uint32_t i
+    cdef bint recorded = slot == block.slot
+    slot_claim(arena, slot)
+    block.freed_slot = slot
+    block.freed_stream = <uint64_t>arena.streams[slot].handle
+    block.freed_epoch = stamp_free(&arena.streams[slot])
+    block.epoch = stamp_free(&arena.streams[block.slot])
+    block.uses = uses
+    if uses != NULL:
+        for i in range(uses.count):
+            uses.at[i].until = stamp_free(&arena.streams[uses.at[i].slot])
+            recorded = recorded or uses.at[i].slot == block.slot
+    block.strayed = not recorded
+
+
+cdef void heap_bad_free(uint64_t address) noexcept nogil:
+    cdef HeapSite site
+    cdef DebugHeap* heap
+    forget_parents_heaps()
+    if heaps == NULL:
+        return
+    lock_acquire(&heaps_lock)
+    heap = heaps
+    while heap != NULL and not knows(heap, address):
+        heap = heap.next
+    if heap != NULL:
+        count_add(&heap.references, 1)
+    lock_release(&heaps_lock)
+    if heap == NULL:
+        return
+    site_here(heap, &site)
+    lock_acquire(&heap.lock)
+    note_bad_free(heap, address, &site)
+    lock_release(&heap.lock)
+    heap.hooks.found()
+    heap_drop(heap)
+
+
+cdef bint knows(DebugHeap* heap, uint64_t address) noexcept nogil:
+    cdef bint known
+    lock_acquire(&heap.lock)
+    known = block_around(heap, address) != NULL
+    lock_release(&heap.lock)
+    return known
+
+
+cdef HeapBlock* block_around(DebugHeap* heap, uint64_t address) noexcept nogil:
+    cdef HeapBlock* block
+    cdef int state
+    for state in range(HEAP_STATES):
+        block = heap.first[state]
+        while block != NULL:
+            if block.address <= address < block.address + block.asked:
+                return block
+            block = block.after
+    return NULL
+
+
+cdef void note_bad_free(DebugHeap* heap, uint64_t address, const HeapSite* site) noexcept nogil:
+    cdef HeapBlock* block = block_around(heap, address)
+    if block == NULL:
+        return
+    if block.state != HEAP_LIVE and block.address == address:
+        note_finding(heap, finding_of(block, HEAP_DOUBLE_FREE, address, site))
+    else:
+        note_finding(heap, finding_of(block, HEAP_INVALID_FREE, address, site))
+
+
+# ---- looking at everything -----------------------------------------------------------------------
+
+cdef void heap_pump(ArenaCore* arena) noexcept nogil:
+    if place_is_dead(arena.place):
+        return
+    lock_acquire(&arena.heap.turn)
+    turn_over(arena, arena.heap.settings.quarantine, False)
+    lock_release(&arena.heap.turn)
+
+
+cdef uint64_t heap_flush(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t released
+    if place_is_dead(arena.place):
+        return 0
+    lock_acquire(&arena.heap.turn)
+    released = turn_over(arena, 0, False)
+    lock_release(&arena.heap.turn)
+    return released
+
+
+cdef void heap_drain(ArenaCore* arena) noexcept nogil:
+    if place_is_dead(arena.place):
+        return
+    lock_acquire(&arena.heap.turn)
+    drain(arena)
+    lock_release(&arena.heap.turn)
+
+
+cdef int heap_suspend(ArenaCore* arena) noexcept nogil:
+    cdef int status
+    lock_acquire(&arena.heap.turn)
+    if arena.closed == STATE_OPEN:
+        drain(arena)
+    status = arena_suspend(arena)
+    lock_release(&arena.heap.turn)
+    return status
+
+
+cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef CUresult code = CUDA_SUCCESS
+    if place_is_dead(arena.place):
+        return code
+    lock_acquire(&heap.turn)
+    turn_over(arena, heap.settings.quarantine, False)
+    if arena.closed == STATE_OPEN:
+        code = look_at_all(arena, HEAP_RESTING)
+    if arena.closed == STATE_OPEN and code == CUDA_SUCCESS:
+        code = look_at_all(arena, HEAP_LIVE)
+    lock_release(&heap.turn)
+    return code
+
+
+cdef CUresult look_at_all(ArenaCore* arena, HeapState state) noexcept nogil:
+    # A block that is freed meanwhile moves to another list, but stays a block.
+    cdef DebugHeap* heap = arena.heap
+    cdef CUresult code = CUDA_SUCCESS
+    cdef HeapBlock* block
+    cdef HeapBlock** found
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    lock_acquire(&heap.lock)
+    found = <HeapBlock**>malloc((heap.count[<int>state] + 1) * sizeof(HeapBlock*))
+    block = heap.first[<int>state]
+    while found != NULL and block != NULL:
+        found[count] = block
+        count += 1
+        block = block.after
+    lock_release(&heap.lock)
+    for i in range(count):
+        if code == CUDA_SUCCESS:
+            code = look_at(arena, found[i])
+    free(found)
+    return code

@@ -1,0 +1,297 @@
+"""The debug heap's settings and its reports.
+
+``Arena(memory, debug=True)`` puts guards before and behind every block, fills fresh and freed
+memory with patterns, and keeps freed blocks back for a while; what was written where nobody may
+write is found when a block is freed, when its memory is used again, at `Arena.check` and at the
+end. Set ``GPUMEM_DEBUG_HEAP=1``, or to settings such as ``"guard_bytes=512,on_error=warn"``, for
+every arena that does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from gpumem.config import MAX_BYTES, Parser, _bad, _boolean, _choice, _integer, _Settings
+from gpumem.errors import ConfigError
+
+__all__ = ["HeapBlock", "HeapOptions", "HeapReport", "Site"]
+
+VARIABLE = "GPUMEM_DEBUG_HEAP"
+GRAIN = 256  # bytes: blocks begin at multiples of it, and so must what follows a guard
+MOST_GUARD = 1 << 20
+
+
+def _guard(key: str, value: object) -> int:
+    accepted = f"a multiple of {GRAIN} from 0 to {MOST_GUARD}"
+    try:
+        nbytes: int = _integer(0, MOST_GUARD)(key, value)
+    except ConfigError:
+        raise _bad(key, value, accepted) from None
+    if nbytes % GRAIN:
+        raise _bad(key, value, accepted)
+    return nbytes
+
+
+def _pattern(key: str, value: object) -> int | None:
+    if value is None or value == "none":
+        return None
+    try:
+        return int(_integer(0, 255)(key, value))
+    except ConfigError:
+        raise _bad(key, value, 'a byte from 0 to 255, or "none"') from None
+
+
+def _on_error(key: str, value: Any) -> Any:
+    if callable(value):
+        return value
+    try:
+        return _choice(**{"raise": "", "warn": ""})(key, value)
+    except ConfigError:
+        raise _bad(key, value, 'one of "raise", "warn", or a function of one report') from None
+
+
+@dataclass(frozen=True)
+class HeapOptions(_Settings):
+    """What a debug heap does; see `gpumem.Arena`.
+
+    Attributes
+    ----------
+    guard_bytes : int
+        Bytes before and behind each block that nobody may write: a multiple of 256, up to 1 MiB.
+    guard_byte : int
+        What they hold.
+    fresh_byte : int, optional
+        What every byte of a new block holds, so that memory that was never written shows: with the
+        default every floating point number there is NaN. None (as text "none") leaves it be.
+    freed_byte : int, optional
+        What every byte of a block in quarantine holds. None: such blocks are not filled, and of a
+        late write only what hits the guards is found.
+    quarantine_bytes : int
+        How much freed memory is kept back, guards and padding included; the oldest goes first, and
+        all of it before memory is out. More finds later writes. A block that is larger than this is
+        watched until its streams are done and the arena is called again.
+    stack_depth : int
+        Calls that are kept of the Python stack of each allocation and free; 0: no stack, and no
+        native one where there is no Python.
+    stack_every : int
+        Of how many allocations and frees one keeps its stack: 1 is each.
+    on_error : {"raise", "warn"} or callable
+        "raise": the next call that may raise, an allocation, `Arena.check`, `Arena.shrink` or
+        `Arena.close`, raises `HeapCorruptionError`, or `InvalidFreeError` for a bad free; a free
+        never does. "warn": a `HeapWarning` for each report. A function is called with each
+        `HeapReport`, without any lock, on a thread that runs Python.
+    leaks : bool
+        Whether blocks that are in use when the process ends are reported, on stderr or, where
+        `on_error` is a function, to that.
+
+    Examples
+    --------
+    >>> HeapOptions.from_mapping({"guard_bytes": "512", "on_error": "warn"}).guard_bytes
+    512
+    """
+
+    guard_bytes: int = 256
+    guard_byte: int = 0xFD
+    fresh_byte: int | None = 0xFF
+    freed_byte: int | None = 0xDD
+    quarantine_bytes: int = 64 << 20
+    stack_depth: int = 16
+    stack_every: int = 1
+    on_error: str | Callable[[HeapReport], object] = "raise"
+    leaks: bool = True
+
+    _OF: ClassVar[str] = "a debug heap"
+    _NONE: ClassVar[str] = "none"
+    _PARSERS: ClassVar[Mapping[str, Parser]] = {
+        "guard_bytes": _guard,
+        "guard_byte": _integer(0, 255),
+        "fresh_byte": _pattern,
+        "freed_byte": _pattern,
+        "quarantine_bytes": _integer(0, MAX_BYTES),
+        "stack_depth": _integer(0, 1000),
+        "stack_every": _integer(1, 1 << 31),
+        "on_error": _on_error,
+        "leaks": _boolean,
+    }
+
+
+def options_of(debug: object) -> HeapOptions | None:
+    """Return what an arena's ``debug`` asks for; None asks the environment, and may mean none."""
+    if debug is None:
+        return _options_of_environment()
+    if isinstance(debug, bool):
+        return HeapOptions() if debug else None
+    if isinstance(debug, HeapOptions):
+        return debug
+    if isinstance(debug, Mapping):
+        return HeapOptions.from_mapping(debug)
+    raise TypeError(
+        f"debug takes True, False, None, HeapOptions or a mapping, not {type(debug).__name__}"
+    )
+
+
+def _options_of_environment() -> HeapOptions | None:
+    text = os.environ.get(VARIABLE, "")
+    if text.lower() in ("", "0", "false"):
+        return None
+    if text.lower() in ("1", "true"):
+        return HeapOptions()
+    try:
+        return HeapOptions.from_text(text)
+    except ConfigError as error:
+        raise ConfigError(f"{VARIABLE} = {text!r}: {error}") from None
+
+
+Stack: TypeAlias = traceback.StackSummary
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where and on what a block was allocated or freed.
+
+    Attributes
+    ----------
+    thread : int
+        As ``threading.get_ident`` has it.
+    stream : int
+        Native handle of the stream that the block was allocated for, or freed on; 0 where a call
+        names none.
+    stack : traceback.StackSummary or None
+        Python's calls, the innermost last; None where the thread did not hold the interpreter
+        lock, or stacks are not kept.
+    native : tuple of str
+        Where there is no Python stack: the calling functions, the innermost first, as library and
+        symbol.
+    """
+
+    thread: int
+    stream: int
+    stack: Stack | None
+    native: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The innermost place outside gpumem, as ``file:line``, or as library and symbol."""
+        if self.stack:
+            inside = os.path.dirname(__file__) + os.sep
+            outside = [frame for frame in self.stack if not frame.filename.startswith(inside)]
+            frame = outside[-1] if outside else self.stack[-1]
+            return f"{frame.filename}:{frame.lineno}"
+        return next((name for name in self.native if "gpumem/_" not in name), "an unknown place")
+
+    def __str__(self) -> str:
+        head = f"on thread {self.thread:#x}"
+        if self.stream:
+            head += f", stream {self.stream:#x}"
+        if self.stack:
+            return f"{head}:\n{''.join(self.stack.format())}"
+        return "\n".join([f"{head}:", *(f"  {name}" for name in self.native)]) + "\n"
+
+
+@dataclass(frozen=True)
+class HeapBlock:
+    """A live block of a debug heap.
+
+    Attributes
+    ----------
+    ptr, nbytes : int
+        Its address, and the bytes asked for.
+    number : int
+        Of the allocation in its arena, from 1.
+    allocated : Site
+    """
+
+    ptr: int
+    nbytes: int
+    number: int
+    allocated: Site
+
+
+@dataclass(frozen=True)
+class HeapReport:
+    """One thing that a debug heap found.
+
+    Attributes
+    ----------
+    kind : str
+        "overrun", "underrun": a byte behind or before a block was written. "use_after_free": a byte
+        of a freed block. "wrong_stream": the same of a block that was freed on a stream that was
+        neither its own nor recorded, so that nothing waited for the work of its own stream.
+        "double_free", "invalid_free": of a block that is free, of an address where none begins.
+        "stream_gone": a stream that a freed block has to wait for was destroyed. "leak": in use
+        at the end of the process.
+    arena, memory : str
+        Names of the arena and its memory.
+    ptr, nbytes : int
+        The block's address, and the bytes asked for.
+    number : int
+        Of its allocation in the arena, from 1.
+    allocated, freed : Site
+        `freed` is None of a live block.
+    again : Site or None
+        Of a bad free: where that was.
+    address : int
+        Of a bad free: what was freed; of a stream that is gone, its handle; else of the first wrong
+        byte.
+    offset : int
+        Of the first wrong byte from the block's first; may be negative.
+    expected : int or None
+        The byte that should be there; None where none was read.
+    found : bytes
+        What is there instead, at most 16 bytes from the first wrong one on.
+    wrong_bytes : int
+        How many bytes are wrong in the guard or block.
+    """
+
+    kind: str
+    arena: str
+    memory: str
+    ptr: int
+    nbytes: int
+    number: int
+    allocated: Site
+    freed: Site | None = None
+    again: Site | None = None
+    address: int = 0
+    offset: int = 0
+    expected: int | None = None
+    found: bytes = b""
+    wrong_bytes: int = 0
+    _texts: ClassVar[Mapping[str, str]] = {
+        "overrun": "memory behind it was written",
+        "underrun": "memory before it was written",
+        "use_after_free": "it was written after it was freed",
+        "wrong_stream": "it was written after it was freed on a stream that was neither its own "
+        "nor recorded, and that nothing ordered behind the writer",
+        "double_free": "it was freed again",
+        "leak": "it is in use at the end",
+    }
+
+    @property
+    def message(self) -> str:
+        """What was found, in one line."""
+        block = f"block {self.number} of arena {self.arena!r} on {self.memory} ({self.nbytes} "
+        block += f"bytes at {self.ptr:#x}, allocated at {self.allocated.where}"
+        block += f", freed at {self.freed.where})" if self.freed else ")"
+        if self.kind == "invalid_free":
+            what = f"{self.address:#x} was freed, where no block begins that this call may free"
+        elif self.kind == "stream_gone":
+            what = f"stream {self.address:#x}, which it has to wait for, was destroyed before"
+        else:
+            what = self._texts[self.kind]
+        if self.expected is not None:
+            what += f": {self.wrong_bytes} bytes are wrong, the first at offset {self.offset}"
+            what += f", which holds {self.found.hex(' ')} instead of {self.expected:02x}"
+        return f"{self.kind}: {block}: {what}"
+
+    def __str__(self) -> str:
+        text = f"{self.message}\nallocated {self.allocated}"
+        if self.freed is not None:
+            text += f"freed {self.freed}"
+        if self.again is not None:
+            text += f"{'freed again' if self.kind == 'double_free' else 'then'} {self.again}"
+        return text

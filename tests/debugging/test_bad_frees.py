@@ -1,0 +1,113 @@
+"""Frees of what is free, or was never a block: by address, as other libraries' hooks free."""
+
+import pytest
+from helpers.heap import found_by, line_of
+from helpers.torch_caller import Caller
+
+import gpumem
+from gpumem.errors import InvalidFreeError
+from gpumem.integrations._blocks import Blocks
+from gpumem.integrations.torch import _hooks
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory):
+    return Caller.built_in(tmp_path_factory.mktemp("caller"))
+
+
+@pytest.fixture
+def arena():
+    """An arena with a debug heap that serves device 0; a plain one takes over after the test."""
+    arena = gpumem.Arena("host", debug=True)
+    _hooks.serve(0, arena)
+    yield arena
+    _hooks.serve(0, gpumem.Arena("host"))
+    arena.validate()
+
+
+def test_a_hooks_block_lies_between_guards(caller, arena, write):
+    address = caller.alloc(1000)
+    write(address + 1000)
+    write(address - 1)
+    caller.free(address)
+    found = found_by(arena.check)
+    assert {report.kind for report in found} == {"overrun", "underrun"}
+    assert arena.stats().in_use == 0
+
+
+def test_a_hooks_block_that_was_freed_is_watched(caller, arena, write):
+    address = caller.alloc(1000)
+    caller.free(address)
+    arena.check()
+    write(address + 5)
+    assert found_by(arena.check)[0].kind == "use_after_free"
+
+
+def test_a_double_free_names_three_places(caller, arena, capfd):
+    address = caller.alloc(1000)
+    caller.free(address)
+    caller.free(address)  # refused, as without a debug heap
+    (report,) = found_by(arena.check, InvalidFreeError)
+    assert (report.kind, report.ptr, report.address) == ("double_free", address, address)
+    # A call through ctypes holds no interpreter lock, so the stacks are the machine's.
+    for site in (report.allocated, report.freed, report.again):
+        assert site.stack is None
+        assert any("torch_caller.so" in name for name in site.native)
+    assert "refused with status" in capfd.readouterr().err
+
+
+def test_a_free_in_the_middle_of_a_block_names_the_block(caller, arena, capfd):
+    address = caller.alloc(1000)
+    caller.free(address + 256)
+    (report,) = found_by(arena.check, InvalidFreeError)
+    assert (report.kind, report.ptr, report.address) == ("invalid_free", address, address + 256)
+    assert report.freed is None
+    caller.free(address)
+    assert arena.check() == ()
+
+
+def test_a_hooks_free_of_a_buffers_block_is_refused(caller, arena, capfd):
+    buffer = arena.allocate(100)
+    caller.free(buffer.ptr)
+    assert found_by(arena.check, InvalidFreeError)[0].kind == "invalid_free"
+    buffer.close()
+
+
+def test_findings_in_hooks_are_told_to_functions_without_a_call_of_the_arena(caller):
+    told = []
+    arena = gpumem.Arena("host", debug={"on_error": told.append})
+    _hooks.serve(0, arena)
+    address = caller.alloc(100)
+    caller.free(address)
+    caller.free(address)
+    for _ in range(1000):  # between two of its steps the interpreter does what was left for it
+        if told:
+            break
+    assert [report.kind for report in told] == ["double_free"]
+    _hooks.serve(0, gpumem.Arena("host"))
+
+
+def test_callers_that_free_by_address_are_told_both_stacks(make_arena):
+    arena = make_arena(debug=True)
+    blocks, stream = Blocks(lambda: arena), gpumem.Stream("host")
+    address = blocks.take(100, stream)  # taken by address
+    blocks.give(address, stream)  # given once
+    (report,) = found_by(lambda: blocks.give(address, stream), InvalidFreeError)  # given twice
+    assert report.allocated.where == line_of("taken by address")
+    assert report.freed.where == line_of("given once")
+    assert report.again.where == line_of("given twice")
+
+
+def test_an_address_that_no_heap_knows_is_refused_without_a_report(make_arena):
+    arena = make_arena(debug=True)
+    with pytest.raises(InvalidFreeError) as caught:
+        Blocks(lambda: arena).give(4096, gpumem.Stream("host"))
+    assert caught.value.reports == ()
+
+
+def test_closing_a_buffer_twice_is_no_double_free(make_arena):
+    arena = make_arena(debug=True)
+    buffer = arena.allocate(100)
+    buffer.close()
+    buffer.close()
+    assert arena.check() == ()

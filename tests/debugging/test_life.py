@@ -1,0 +1,434 @@
+"""The debug heap through an arena's life: quarantine, memory out, suspend, capture, close."""
+
+import gc
+import threading
+import warnings
+
+import pytest
+from helpers.heap import found_by, line_of, number_at_rest
+
+import gpumem
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def give_dropped_arenas_back():
+    assert gpumem.Device("host").free_bytes > 0
+    for _ in range(1000):  # between two of its steps the interpreter does what was left for it
+        pass
+
+
+# ---- the quarantine ------------------------------------------------------------------------------
+
+
+def test_a_freed_block_is_not_handed_out_while_it_rests(make_arena, memory):
+    arena = make_arena(memory=memory, debug={"quarantine_bytes": 64 * KIB})
+    resting = []
+    for _ in range(100):
+        buffer = arena.allocate(4096)
+        assert buffer.ptr not in resting[-14:]  # 4096 and two guards each
+        resting.append(buffer.ptr)
+        buffer.close()
+        arena.check()
+    assert len(set(resting)) <= 20
+
+
+def test_the_quarantine_is_bounded_by_what_blocks_hold_not_by_what_was_asked(make_arena):
+    arena = make_arena(debug={"quarantine_bytes": 64 * KIB})
+    for _ in range(2000):
+        arena.allocate(1).close()
+    kept = [block for block in arena.blocks() if block.parked]
+    assert 64 * KIB - 2048 < sum(block.nbytes for block in kept) <= 64 * KIB + 2048
+
+
+def test_without_a_quarantine_memory_is_used_again_at_once(make_arena, memory):
+    arena = make_arena(memory=memory, debug={"quarantine_bytes": 0})
+    addresses = set()
+    for _ in range(10):
+        buffer = arena.allocate(4096)
+        addresses.add(buffer.ptr)
+        buffer.close()
+        arena.check()
+    assert len(addresses) == 1
+
+
+def test_a_block_larger_than_the_quarantine_drives_nothing_out_of_it(make_arena):
+    arena = make_arena(debug={"quarantine_bytes": MIB})
+    small = arena.allocate(1000)
+    small.close()
+    arena.check()
+    assert number_at_rest(arena) == 1
+    arena.allocate(2 * MIB).close()
+    arena.check()
+    assert number_at_rest(arena) == 1
+    assert arena.stats().in_use == 0
+
+
+def test_statistics_count_what_is_handed_out(make_arena):
+    arena = make_arena(debug=True)
+    buffers = [arena.allocate(1000) for _ in range(3)]
+    buffers.pop().close()
+    stats = arena.stats()
+    assert stats.requested_in_use == 2000
+    assert (stats.num_allocs, stats.num_frees) == (3, 1)
+    arena.check()
+    assert arena.stats().in_use == stats.in_use
+    for buffer in buffers:
+        buffer.close()
+    assert arena.stats().in_use == arena.stats().requested_in_use == 0
+
+
+@pytest.mark.parametrize("backing", ["regions", "virtual"])
+def test_memory_that_rests_is_used_before_memory_is_out(make_arena, backing):
+    arena = make_arena({"max_mem": 4 * MIB, "backing": backing}, debug=True)
+    for _ in range(20):
+        arena.allocate(3 * MIB).close()
+    assert arena.check() == ()
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(4 * MIB)  # with guards it is too large
+    arena.allocate(3 * MIB).close()
+
+
+def test_memory_that_unfinished_work_holds_is_waited_for(make_arena, host, driver, streams):
+    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug=True)
+    host.set_lag(20_000_000)
+    for _ in range(3):
+        buffer = arena.allocate(3 * MIB, streams[0])
+        driver.fill(buffer, 1, streams[0])
+        buffer.close()
+    assert arena.check() == ()
+
+
+def test_others_have_their_turn_while_one_waits_for_memory(make_arena, streams, driver):
+    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug=True)
+    buffer, got = arena.allocate(3 * MIB, streams[0]), []
+    with driver.block(streams[0]):
+        buffer.close()
+        waits = threading.Thread(target=lambda: got.append(arena.allocate(3 * MIB, streams[1])))
+        waits.start()
+        for _ in range(20):
+            arena.allocate(1000, streams[2]).close()
+            assert arena.check(wait=False) == ()
+        assert got == []
+    waits.join()
+    assert got.pop().nbytes == 3 * MIB
+
+
+def test_a_reset_stream_holds_nothing_back(make_arena, streams):
+    arena = make_arena(debug={"quarantine_bytes": 0})
+    buffer = arena.allocate(5000, streams[0])
+    address = buffer.ptr
+    streams[0].synchronize()
+    buffer.close()
+    arena.reset_stream(streams[0])
+    again = arena.allocate(5000, streams[1])
+    assert again.ptr == address
+    again.close()
+
+
+def test_out_of_memory_leaves_the_heap_as_it_was(make_arena, streams, driver, memory):
+    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 0}, memory=memory, debug=True)
+    buffer = arena.allocate(3 * MIB, streams[0])
+    with driver.block(streams[0]):
+        buffer.close()
+        before = arena.stats()
+        with pytest.raises(gpumem.OutOfMemoryError):
+            arena.allocate(3 * MIB)
+        assert arena.stats().in_use == before.in_use
+    streams[0].synchronize()
+    arena.allocate(3 * MIB).close()
+    assert arena.outstanding() == []
+
+
+def test_a_shrink_gives_back_what_rests(make_arena, memory):
+    arena = make_arena(memory=memory, debug=True)
+    for _ in range(8):
+        arena.allocate(MIB).close()
+    arena.check()
+    report = arena.shrink()
+    assert report.released_bytes >= 8 * MIB
+    assert report.kept == ()
+    assert arena.stats().reserved == 0
+
+
+def test_a_shrink_tells_what_it_found(make_arena, write):
+    arena = make_arena(debug=True)
+    buffer = arena.allocate(MIB)
+    address = buffer.ptr
+    buffer.close()
+    arena.check()
+    write(address)
+    assert found_by(arena.shrink)[0].kind == "use_after_free"
+
+
+# ---- suspend -------------------------------------------------------------------------------------
+
+
+def test_suspend_and_resume_keep_guards_and_let_frees_wait(make_arena, write):
+    arena = make_arena(debug=True)
+    kept, dropped, rested = (arena.allocate(MIB) for _ in range(3))
+    memoryview(kept)[:4] = b"here"
+    rested.close()
+    arena.suspend()
+    assert arena.check() == ()  # there is nothing to look at
+    dropped.close()
+    with pytest.raises(gpumem.SuspendedError):
+        arena.allocate(1)
+    arena.resume()
+    assert arena.check() == ()
+    assert bytes(memoryview(kept)[:4]) == b"here"
+    write(kept.ptr + MIB)
+    assert found_by(arena.check)[0].kind == "overrun"
+    kept.close()
+
+
+def test_an_arena_with_frees_is_closed_or_dropped_while_suspended():
+    for end in ("close", "drop"):
+        arena = gpumem.Arena("host", debug=True)
+        buffer = arena.allocate(MIB)
+        arena.suspend()
+        buffer.close()
+        del buffer
+        if end == "close":
+            arena.close()
+        del arena
+        gc.collect()
+        give_dropped_arenas_back()
+
+
+# ---- graphs --------------------------------------------------------------------------------------
+
+
+def test_blocks_of_graph_pools_have_no_guards(make_arena, streams):
+    arena, stream = make_arena(debug=True), streams[0]
+    with arena.capture(stream) as pool:
+        buffer = arena.allocate(4096, stream)
+        assert pool.stats().in_use == 4096
+    assert arena.outstanding() == []
+    buffer.close()
+    pool.close()
+
+
+def test_other_threads_arenas_work_while_a_stream_captures(make_arena, memory, streams, driver):
+    import ctypes
+
+    arena, stream = make_arena(memory=memory, debug=True), streams[0]
+    buffer = arena.allocate(4096, stream)
+    driver.call("cuStreamBeginCapture", stream.ptr, 0)
+    buffer.close()
+    other = arena.allocate(4096, streams[1])
+    other.close()
+    arena.check(wait=False)
+    graph = ctypes.c_uint64()
+    driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
+    driver.call("cuGraphDestroy", graph)
+    assert arena.check() == ()
+
+
+# ---- the end of an arena -------------------------------------------------------------------------
+
+
+def test_a_close_that_is_refused_names_the_places_of_allocation(make_arena):
+    arena = make_arena(debug=True)
+    buffers = [arena.allocate(100) for _ in range(12)]  # still in use
+    with pytest.raises(gpumem.InUseError) as caught:
+        arena.close()
+    assert line_of("still in use") in str(caught.value)
+    assert "and 2 more" in str(caught.value)
+    assert [block.ptr for block in arena.outstanding()] == [buffer.ptr for buffer in buffers]
+    for buffer in buffers:
+        buffer.close()
+
+
+def test_a_close_tells_what_it_found_and_closes(write, memory):
+    arena = gpumem.Arena(memory, debug=True)
+    buffer = arena.allocate(100)
+    write(buffer.ptr + 100)
+    buffer.close()
+    assert found_by(arena.close)[0].kind == "overrun"
+    assert arena.closed
+    arena.close()
+
+
+def test_what_is_found_when_a_dropped_arena_ends_is_a_warning(write):
+    arena = gpumem.Arena("host", debug=True)
+    buffer = arena.allocate(100)
+    write(buffer.ptr + 100)
+    del buffer, arena
+    gc.collect()
+    with pytest.warns(gpumem.HeapWarning, match="overrun"):
+        give_dropped_arenas_back()
+
+
+# ---- who is told ---------------------------------------------------------------------------------
+
+
+def test_a_warning_for_each_report(make_arena, write):
+    arena = make_arena(debug={"on_error": "warn"})
+    buffer = arena.allocate(100)
+    write(buffer.ptr + 100)
+    with pytest.warns(gpumem.HeapWarning, match="overrun") as caught:
+        (report,) = arena.check()
+    assert len(caught) == 1
+    assert report.kind == "overrun"
+    buffer.close()
+
+
+def test_a_function_is_called_with_each_report_and_may_call_the_arena(make_arena, write):
+    told = []
+
+    def tell(report):
+        arena.check()
+        told.append(report.kind)
+
+    arena = make_arena(debug={"on_error": tell})
+    buffer = arena.allocate(100)
+    write(buffer.ptr + 100)
+    write(buffer.ptr - 1)
+    arena.check()
+    assert sorted(told) == ["overrun", "underrun"]
+    buffer.close()
+
+
+def test_what_a_function_raises_reaches_the_caller_after_all_were_told(make_arena, write):
+    told = []
+
+    def tell(report):
+        told.append(report)
+        raise RuntimeError("told")
+
+    arena = make_arena(debug={"on_error": tell})
+    buffer = arena.allocate(100)
+    write(buffer.ptr + 100)
+    write(buffer.ptr - 1)
+    with pytest.raises(RuntimeError, match="told"):
+        arena.check()
+    assert len(told) == 2
+    buffer.close()
+
+
+def test_an_allocation_that_raises_takes_nothing(make_arena, write):
+    arena = make_arena(debug=True)
+    buffer = arena.allocate(100)
+    write(buffer.ptr + 100)
+    buffer.close()
+    found_by(lambda: arena.allocate(100))
+    assert arena.outstanding() == []
+    assert arena.stats().num_allocs == 1
+    arena.allocate(100).close()
+
+
+# ---- the driver refuses --------------------------------------------------------------------------
+
+
+def test_a_refused_guard_gives_the_block_back(make_arena, host, streams):
+    arena = make_arena(memory="host/host_accessible", debug=True)
+    before = arena.stats().in_use
+    host.fail("cuMemsetD8Async", 1, 999)
+    try:
+        with pytest.raises(gpumem.DriverError, match="cuMemsetD8Async"):
+            arena.allocate(100, streams[0])
+    finally:
+        host.clear_faults()
+    assert arena.outstanding() == []
+    assert arena.stats().in_use == before
+    arena.allocate(100).close()
+
+
+def test_a_refused_look_is_an_error_of_the_check(make_arena, host):
+    arena = make_arena(memory="host/host_accessible", debug=True)
+    buffer = arena.allocate(100)
+    host.fail("cuMemcpyDtoHAsync", 1, 999)
+    try:
+        with pytest.raises(gpumem.DriverError):
+            arena.check()
+    finally:
+        host.clear_faults()
+    assert arena.check() == ()
+    buffer.close()
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def test_shareable_blocks_are_cleared_and_known_but_not_guarded(make_arena):
+    arena = make_arena(debug=True)
+    buffer = arena.allocate(5000, shareable=True)
+    assert bytes(buffer) == bytes(5000)
+    assert [block.nbytes for block in arena.outstanding()] == [5000]
+    buffer.close()
+    arena.check()
+    assert arena.stats().in_use == 0
+
+
+def test_an_arena_without_a_debug_heap_says_how_to_get_one(make_arena):
+    arena = make_arena(debug=False)
+    assert arena.debug is None
+    for call in (arena.check, arena.outstanding):
+        with pytest.raises(gpumem.ConfigError, match="debug=True"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guard_bytes": 100}, "guard_bytes = 100 .* multiple of 256"),
+        ({"guard_bytes": 2 << 20}, "guard_bytes"),
+        ({"guard_byte": 256}, "guard_byte"),
+        ({"fresh_byte": -1}, 'fresh_byte = -1 .* "none"'),
+        ({"quarantine_bytes": -1}, "quarantine_bytes"),
+        ({"stack_depth": "deep"}, "stack_depth"),
+        ({"stack_every": 0}, "stack_every"),
+        ({"on_error": "abort"}, "on_error = 'abort' .* \"warn\""),
+        ({"colour": 1}, "unknown key 'colour'"),
+    ],
+)
+def test_bad_settings_are_refused_by_name_and_range(options, message):
+    with pytest.raises(gpumem.ConfigError, match=message):
+        gpumem.Arena("host", debug=options)
+
+
+@pytest.mark.parametrize("debug", [1, "yes", [("guard_bytes", 256)], object()])
+def test_other_things_than_settings_are_type_errors(debug):
+    with pytest.raises(TypeError, match="debug takes"):
+        gpumem.Arena("host", debug=debug)
+
+
+@pytest.mark.parametrize(
+    ("text", "guard"), [("1", 256), ("true", 256), ("guard_bytes=512,on_error=warn", 512)]
+)
+def test_the_environment_asks_for_it(monkeypatch, make_arena, text, guard):
+    monkeypatch.setenv("GPUMEM_DEBUG_HEAP", text)
+    assert make_arena().debug.guard_bytes == guard
+    assert make_arena(debug=False).debug is None
+    monkeypatch.setenv("GPUMEM_DEBUG_HEAP", "0")
+    assert make_arena().debug is None
+    monkeypatch.setenv("GPUMEM_DEBUG_HEAP", "guard=1")
+    with pytest.raises(gpumem.ConfigError, match="GPUMEM_DEBUG_HEAP"):
+        gpumem.Arena("host")
+
+
+def test_settings_are_written_as_they_are_read():
+    options = gpumem.HeapOptions(fresh_byte=None, guard_bytes=512, leaks=False)
+    assert gpumem.HeapOptions.from_text(options.to_text()) == options
+
+
+def test_a_report_survives_pickling(make_arena, write):
+    import pickle
+
+    arena = make_arena(debug=True)
+    buffer = arena.allocate(100)
+    write(buffer.ptr + 100)
+    with pytest.raises(gpumem.HeapCorruptionError) as caught:
+        arena.check()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again.reports[0]) == str(caught.value.reports[0])
+    buffer.close()
+
+
+def test_no_warning_is_given_where_nothing_is_wrong(make_arena):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        arena = make_arena(debug={"on_error": "warn"})
+        arena.allocate(100).close()
+        arena.check()

@@ -1,0 +1,93 @@
+"""Every driver call of a debugged arena's life fails once: books, blocks and guards stay whole."""
+
+import gc
+
+import pytest
+from helpers.threads import in_a_thread
+
+import gpumem
+from gpumem import _core
+
+MIB = 1 << 20
+OUT_OF_MEMORY, INVALID_VALUE = 2, 1
+ERRORS = (gpumem.OutOfMemoryError, gpumem.DriverError)
+
+
+class Life:
+    """Allocations and frees on two streams, a check and an end; refusals are counted."""
+
+    def __init__(self, memory, streams):
+        self.arena = gpumem.Arena(memory, debug={"quarantine_bytes": MIB})
+        self.streams = streams
+        self.live: list = []
+        self.refused = 0
+
+    def attempt(self, call, *arguments):
+        try:
+            return call(*arguments)
+        except ERRORS:
+            self.refused += 1
+        finally:
+            self.arena.validate()
+            known = sorted(block.nbytes for block in self.arena.outstanding())
+            assert known == sorted(buffer.nbytes for buffer in self.live)
+
+    def take(self, nbytes, stream):
+        try:
+            self.live.append(self.arena.allocate(nbytes, stream))
+        except ERRORS:
+            self.refused += 1
+
+    def run(self):
+        first, second, _ = self.streams
+        for nbytes in (100, 300_000, 700_000):
+            self.take(nbytes, first)
+        self.attempt(first.synchronize)
+        if self.live:
+            self.live.pop().close()
+        self.attempt(self.arena.check)
+        self.take(2 * MIB, second)
+        while self.live:
+            buffer = self.live.pop()
+            buffer.record_stream(first)
+            buffer.close()
+        self.attempt(self.arena.check)
+        self.attempt(self.arena.shrink)
+
+    def end(self):
+        assert self.arena.check() == ()  # nothing was accused
+        assert self.arena.stats().in_use == 0
+        self.arena.close()
+
+
+def alive(host):
+    # What a heap makes. A pinned region that the driver refuses to take back is the backing's.
+    _core.reap()
+    return {name: host.live()[name] for name in ("streams", "events")}
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, INVALID_VALUE])
+def test_every_driver_call_may_fail_once(host, streams, error):
+    memory = "host/host_accessible"  # filled and looked at by the driver
+    gc.collect()  # what earlier tests left in cycles goes now, not in the middle
+    before = alive(host)
+    life = Life(memory, streams)
+    calls = host.call_count()
+    life.run()
+    total = host.call_count() - calls
+    life.end()
+    assert life.refused == 0
+    refused = 0
+    for number in range(1, total + 1):
+        life = Life(memory, streams)
+        host.fail(None, number, error)
+        print(f"driver call {number} of {total}")
+        try:
+            in_a_thread(life.run)  # a pop that fails leaves its context on the thread's stack
+        finally:
+            host.clear_faults()
+        refused += life.refused
+        life.end()
+        del life
+        assert alive(host) == before
+    assert refused > 10, "hardly a call mattered"

@@ -1,0 +1,128 @@
+"""Places of calls: whose stack is kept, of which thread, and how many reports wait to be told."""
+
+import threading
+import warnings
+
+import pytest
+from helpers.heap import found_by, line_of
+
+import gpumem
+
+
+def test_equal_code_of_two_files_is_told_apart(make_arena):
+    arena, held = make_arena(debug=True), []
+    source = "def take(arena):\n    return arena.allocate(1)"
+    for path in ("one.py", "two.py"):
+        names: dict = {}
+        exec(compile(source, path, "exec"), names)
+        held.append(names["take"](arena))
+    places = [block.allocated.where for block in arena.outstanding()]
+    assert places == ["one.py:2", "two.py:2"]
+    held.clear()
+
+
+def test_the_same_call_again_and_again_is_one_stack(make_arena):
+    arena = make_arena(debug=True)
+    held = [arena.allocate(1) for _ in range(100)]
+    stacks = {str(block.allocated.stack) for block in arena.outstanding()}
+    assert len(stacks) == 1
+    held.clear()
+
+
+def test_stacks_may_be_short_few_or_none(make_arena):
+    def inner(arena):
+        return arena.allocate(1)
+
+    none = make_arena(debug={"stack_depth": 0})
+    short = make_arena(debug={"stack_depth": 1})
+    few = make_arena(debug={"stack_every": 4})
+    held = [inner(arena) for arena in (none, short, *[few] * 8)]
+    assert none.outstanding()[0].allocated.stack is None
+    assert [frame.name for frame in short.outstanding()[0].allocated.stack] == ["inner"]
+    assert sum(block.allocated.stack is not None for block in few.outstanding()) == 2
+    assert none.outstanding()[0].allocated.native == ()
+    del held
+
+
+def test_an_allocation_that_is_refused_leaves_its_place_to_nobody(make_arena, write, host):
+    arena = make_arena({"max_mem": 1 << 20}, debug=True)
+    buffer = arena.allocate(100)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate(2 << 20)
+    with pytest.raises(gpumem.OutOfMemoryError):
+        arena.allocate((1 << 48) - 512)  # before the heap makes a note of it
+    buffer.close()  # the free
+    arena.check()
+    write(buffer_address(arena))
+    assert found_by(arena.check)[0].freed.where == line_of("the free")
+
+
+def buffer_address(arena):
+    (rests,) = [block for block in arena.blocks() if block.parked]
+    return rests.address + 256
+
+
+def test_each_place_names_its_thread(make_arena, write):
+    arena = make_arena(debug=True)
+    buffers, threads = [], []
+
+    def take():
+        threads.append(threading.get_ident())
+        buffers.append(arena.allocate(100))
+
+    worker = threading.Thread(target=take)
+    worker.start()
+    worker.join()
+    address = buffers[0].ptr
+    buffers.pop().close()
+    arena.check()
+    write(address)
+    (report,) = found_by(arena.check)
+    assert (report.allocated.thread, report.freed.thread) == (threads[0], threading.get_ident())
+
+
+def test_a_free_that_a_finalizer_makes_during_an_exception_has_its_place(make_arena, write):
+    arena = make_arena(debug=True)
+
+    def fail():
+        buffer = arena.allocate(100)
+        address = buffer.ptr
+        try:
+            raise KeyError(address)
+        finally:
+            del buffer  # while it is on its way
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    arena.check()
+    write(caught.value.args[0])
+    assert found_by(arena.check)[0].freed.where == line_of("while it is on its way")
+
+
+def test_more_reports_than_are_kept_are_counted(make_arena, write):
+    arena = make_arena(debug={"quarantine_bytes": 16 << 20})
+    buffers = [arena.allocate(1) for _ in range(1100)]
+    for buffer in buffers:
+        write(buffer.ptr + 1)
+    with pytest.raises(gpumem.HeapCorruptionError, match="and 100 that were not kept") as caught:
+        arena.check()
+    assert len(caught.value.reports) == 1000
+    assert arena.check() == ()
+    for buffer in buffers:
+        buffer.close()
+
+
+def test_more_reports_than_are_kept_are_a_warning_where_nothing_is_raised(make_arena, write):
+    told = []
+    arena = make_arena(debug={"on_error": told.append})
+    buffers = [arena.allocate(1) for _ in range(1100)]
+    for buffer in buffers:
+        write(buffer.ptr + 1)
+    with pytest.warns(gpumem.HeapWarning, match="100 more reports"):
+        arena.check()
+    assert len(told) == 1000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert arena.check() == ()
+    for buffer in buffers:
+        buffer.close()
