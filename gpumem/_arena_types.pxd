@@ -196,7 +196,6 @@ cdef struct ArenaCore:
     ArenaSettings settings
     uint32_t closed         # ArenaState: unless 0, nothing is handed out
     bint detour             # passed through, counted one by one, or there is a debug heap
-    DebugHeap* heap         # a reference; NULL: none
     Tap tap                 # where a recorder is attached
     BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
     uint64_t padding[8]
@@ -237,6 +236,7 @@ cdef struct ArenaCore:
     int32_t last_code       # CUresult of the driver's last refusal
     const char* last_call   # the call that was refused; NULL: the backing's own
     ArenaCore* next_retired  # list of arenas that nobody refers to any more
+    DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
 
 cdef inline Bfc* table_for(ArenaCore* arena, uint64_t size) noexcept nogil:
     return &arena.small if size < arena.small_below else &arena.table
