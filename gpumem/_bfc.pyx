@@ -14,32 +14,40 @@ cdef extern from "reserved.h" nogil:
 
 cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t lane,
                        int* status) noexcept nogil:
-    # The stream's own blocks first: they are warm and need no question. Then those that anybody
-    # may have (lane 0), then the lanes of other streams as far as they have settled.
-    cdef uint32_t index, other
-    index = bfc_take_from(table, size, requested, lane, <uint64_t>ANY_EPOCH, lane, status)
-    if index != NIL or status[0] != BFC_OK:
-        return index
-    for other in range(table.lane_count):
+    # The best fit among what costs no question: the stream's own blocks, which are warm, and those
+    # that everybody may have (lane 0). Then the lanes of other streams as far as they have settled.
+    cdef uint32_t other
+    cdef uint32_t index = lane_find(table, table.lanes[lane], size, <uint64_t>ANY_EPOCH)
+    if index == NIL or table.chunks[index].size != size:
+        other = lane_find(table, table.lanes[0], size, <uint64_t>ANY_EPOCH)
+        if other != NIL and (index == NIL or table.chunks[other].size < table.chunks[index].size):
+            index = other
+    if index != NIL:
+        return take_found(table, index, size, requested, lane, status)
+    for other in range(1, table.lane_count):
         if other != lane and table.lanes[other].levels != 0:
             index = bfc_take_from(table, size, requested, other, table.lanes[other].settled, lane,
                                   status)
             if index != NIL or status[0] != BFC_OK:
                 return index
+    status[0] = BFC_OK
     return NIL
 
 
 cdef uint32_t bfc_take_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
                             uint64_t settled, uint32_t lane, int* status) noexcept nogil:
     cdef uint32_t index = lane_find(table, table.lanes[source], size, settled)
-    cdef bint split
     status[0] = BFC_OK
-    if index == NIL:
-        return NIL
-    split = split_leaves(table, table.chunks[index].size, size)
+    return NIL if index == NIL else take_found(table, index, size, requested, lane, status)
+
+
+cdef inline uint32_t take_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
+                                uint32_t lane, int* status) noexcept nogil:
+    cdef bint split = split_leaves(table, table.chunks[index].size, size)
     if split and not slot_ready(table):
         status[0] = BFC_NO_METADATA
         return NIL
+    status[0] = BFC_OK
     bin_remove(table, index)
     if split:
         chunk_split(table, index, size)
