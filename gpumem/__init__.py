@@ -1,11 +1,16 @@
 """One memory layer beneath every Python GPU library.
 
-Importing it needs no driver, no GPU and no framework: the host is a device too.
+Importing it needs no driver, no GPU and no framework: the host is a device too. The packages in it
+(`gpumem.observe`, `gpumem.planning` and their like) are imported when they are first named.
 """
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from gpumem import _live as _live  # publishes, if GPUMEM_TOP=1 asks for it
 from gpumem._budget import Budget
-from gpumem._buffer import Buffer, MemoryResource, set_snapshot
+from gpumem._buffer import Buffer, MemoryResource, set_observers
 from gpumem._core import Arena
 from gpumem._core_capture import GraphPool
 from gpumem._external import ExternalAllocator
@@ -79,6 +84,8 @@ from gpumem.tensor import (
 )
 
 __version__ = "0.1.0"
+
+_PACKAGES = ("accounting", "adaptors", "integrations", "interop", "observe", "planning", "replay")
 
 __all__ = [
     "Arena",
@@ -166,4 +173,18 @@ def _snapshot(resource: object) -> object:
     return snapshot(resource)
 
 
-set_snapshot(_snapshot)
+def _report(resource: MemoryResource, path: str, title: str | None) -> object:
+    """Write a page of a resource's snapshot."""
+    write = import_module(f"{__name__}.observe.report").write_report
+    return write(_snapshot(resource), path, title=title or resource.name)
+
+
+set_observers(_snapshot, _report)
+
+if not TYPE_CHECKING:  # a checker would take every name for one of the module's
+
+    def __getattr__(name: str) -> ModuleType:
+        """Import a package of gpumem when it is first named."""
+        if name in _PACKAGES:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,6 +21,7 @@ from gpumem._lease cimport Lease, Uses, lease_create, lease_drop
 from gpumem._stream cimport stream_handle
 
 from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
+from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport
 
 cdef extern from *:
     """
@@ -324,14 +325,11 @@ cdef int require_own(Adaptor adaptor) except -1:
 
 cdef int raise_over_limit(Adaptor adaptor, uint64_t size) except -1:
     cdef Counts now = counts_of(&adaptor.ledger)
-    limit = adaptor.ledger.limit
-    advice = "free buffers of this adaptor, or raise its limit"
-    raise OutOfMemoryError(
-        f"{adaptor.memory} is out of memory: {size} bytes and the {now.current_bytes} in use pass "
-        f"the limit of {limit} bytes; {advice}",
-        asked=size, rounded=size, in_use=now.current_bytes, reserved=now.current_bytes,
-        limit=limit, largest_free=limit - now.current_bytes, device=str(adaptor.memory),
-        advice=advice)
+    limit = LimitInForce("limit", adaptor.ledger.limit, now.current_bytes)
+    raise OutOfMemoryError.of(OutOfMemoryReport(
+        str(adaptor.memory), size, size, adaptor.name, limits=(limit,), in_use=now.current_bytes,
+        reserved=now.current_bytes, largest_free=limit.limit - now.current_bytes,
+        remedies=("free buffers of this adaptor, or raise its limit",)))
 
 
 # ---- a block's way through the ledger ------------------------------------------------------------

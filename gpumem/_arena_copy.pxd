@@ -33,6 +33,6 @@ cdef struct ArenaCopy:
     uint32_t closed
     uint64_t held           # ns for which other threads could not allocate here
 
-# False: no host memory. Ends with arena_copy_free, also then.
+# False: no host memory, and nothing to free; else arena_copy_free ends it.
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
 cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil

@@ -29,6 +29,7 @@ cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     while not enough:
         arena_copy_free(copy)
         if not make_room(arena, copy):
+            arena_copy_free(copy)
             return False
         room = copy[0]
         begin = clock()
@@ -125,7 +126,8 @@ cdef void copy_books(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
 cdef void copy_table(const Bfc* table, TableCopy* copy) noexcept nogil:
     copy.count = table.count
     copy.region_count = table.region_count
-    memcpy(copy.chunks, table.chunks, <size_t>table.count * sizeof(Chunk))
+    if table.count:
+        memcpy(copy.chunks, table.chunks, <size_t>table.count * sizeof(Chunk))
     if table.region_count:
         memcpy(copy.regions, table.regions, <size_t>table.region_count * sizeof(Region))
 

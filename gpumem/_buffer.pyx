@@ -352,15 +352,20 @@ cdef class MemoryResource:
         return 0
 
 
-def set_snapshot(function):
-    """Say who makes snapshots."""
-    global snapshot_of
-    snapshot_of = function
+def set_observers(snapshot, report):
+    """Say who makes snapshots, and who pages of them."""
+    global snapshot_of, report_of
+    snapshot_of, report_of = snapshot, report
 
 
 def take_snapshot(resource):
     """Return a resource's snapshot; what else has a method of this name calls it, too."""
     return snapshot_of(resource)
+
+
+def write_page(resource, path, title):
+    """Write a page of a resource's snapshot."""
+    return report_of(resource, path, title)
 
 
 cdef int require_hooks(object cls) except -1:

@@ -90,6 +90,7 @@ from gpumem._pages cimport Space
 from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
 from gpumem._stream cimport Stream, stream_handle
 
+from gpumem._buffer import write_page
 from gpumem._core_capture import Capture
 from gpumem.config import ArenaConfig
 from gpumem.device import _reapers
@@ -825,6 +826,39 @@ cdef class Arena(MemoryResource):
         """Return every block, used and free, as a list of `BlockInfo` in address order."""
         self._require_own()
         return block_list(self.core)
+
+    def report(self, path, *, title=None):
+        """Write a page of HTML that shows what is in use now; see `gpumem.observe.write_report`.
+
+        Blocks have ages, tags and stacks if they were allocated while something recorded.
+
+        Parameters
+        ----------
+        path : str or path
+            The page.
+        title : str, optional
+            Its heading; the arena's name if left out.
+
+        Returns
+        -------
+        gpumem.observe.Report
+
+        Raises
+        ------
+        TraceError
+            Nothing is in use.
+        OSError
+            The page cannot be written.
+
+        Examples
+        --------
+        >>> import os, tempfile, gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> weights = arena.allocate(1000)
+        >>> arena.report(os.path.join(tempfile.mkdtemp(), "arena.html")).peak_live_bytes
+        1000
+        """
+        return write_page(self, path, title)
 
     def validate(self):
         """Check every invariant of the arena's books.

@@ -1,6 +1,6 @@
 """An arena's budget, where the interpreter is; see _core_budget.pxd."""
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ARENA_OVER_BUDGET, ArenaCore
 from gpumem._bfc cimport round_to_quantum
@@ -15,6 +15,7 @@ from gpumem._budget cimport (
 )
 from gpumem._budget_core cimport BUDGET_UNLIMITED, BudgetCore, budget_ceiling, budget_charged
 from gpumem._buffer cimport MemoryResource
+from gpumem._core_memory cimport report_of
 
 cdef extern from "atomics.h" nogil:
     uint64_t load64(const uint64_t* word)
@@ -72,8 +73,9 @@ cdef int under_pressure(MemoryResource arena, ArenaCore* core,
 
 cdef int raise_over_budget(MemoryResource arena, ArenaCore* core, uint64_t asked, uint64_t extra,
                            uint32_t slot, list errors) except -1:
-    stats = (<object>arena).stats()
+    rounded = round_to_quantum(asked + extra)
+    report = report_of(arena, core, asked, rounded, slot, "budget")
     raise_exceeded(account(core), load64(&core.over_budget), errors, {
-        "asked": asked, "rounded": round_to_quantum(asked + extra), "in_use": stats.in_use,
-        "reserved": stats.reserved, "largest_free": stats.largest_free,
-        "device": str(arena.memory), "stream": <uintptr_t>core.streams[slot].handle})
+        "asked": asked, "rounded": rounded, "in_use": report.in_use, "reserved": report.reserved,
+        "largest_free": report.largest_free, "device": report.memory, "stream": report.stream,
+        "report": report})

@@ -23,6 +23,7 @@ from gpumem._arena_types cimport (
 from gpumem._bfc cimport CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
 from gpumem._buffer cimport ABSURD, MemoryResource
 from gpumem._core_budget cimport raise_over_budget
+from gpumem._core_memory cimport report_of
 from gpumem._core_source cimport source_error
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
 
@@ -164,26 +165,14 @@ cdef int raise_source_error(MemoryResource arena, object failure) except -1:
 cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t asked,
                              uint64_t extra, uint32_t slot, int status, object cause) except -1:
     cdef uint64_t rounded = round_to_quantum(asked + extra)
-    stats = (<object>arena).stats()
     if core.heap != NULL:
         rounded += 2 * core.heap.settings.guard
+    reason = "driver"
     if status == ARENA_NO_COPY:
-        advice = "the host has no memory for a copy of the live bytes: free some there"
+        reason = "copy"
     elif rounded >= ABSURD:
-        advice = "no machine has that much memory: check the size"
-    elif status == ARENA_OVER_LIMIT and not stats.limit:
-        advice = "no range of addresses holds such a block: take smaller ones"
-    elif status == ARENA_OVER_LIMIT and rounded > stats.limit:
-        advice = "the block alone is larger than max_mem: raise max_mem"
+        reason = "absurd"
     elif status == ARENA_OVER_LIMIT:
-        advice = "free buffers, or raise max_mem"
-    else:
-        advice = "free buffers, or memory that others hold on the device"
-    limit = f"limit {stats.limit}" if stats.limit else "no limit"
-    raise OutOfMemoryError(
-        f"{arena.memory} is out of memory: asked for {asked} bytes ({rounded} rounded); "
-        f"in use {stats.in_use}, reserved {stats.reserved}, {limit}, largest free block "
-        f"{stats.largest_free}; {advice}",
-        asked=asked, rounded=rounded, in_use=stats.in_use, reserved=stats.reserved,
-        limit=stats.limit, largest_free=stats.largest_free, device=str(arena.memory),
-        stream=<uintptr_t>core.streams[slot].handle, advice=advice) from cause
+        reason = "limit" if core.settings.max_mem or core.parent != NULL else "addresses"
+    raise OutOfMemoryError.of(
+        report_of(arena, core, asked, rounded, slot, reason)) from cause

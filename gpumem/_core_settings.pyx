@@ -43,16 +43,17 @@ cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) excep
         return False
     if config.backing == "auto" and (not config.suits_pages or limit < _PAGED_FROM):
         return False
-    problem = ""
-    if arena.memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
-        problem = "it takes a device's own memory"
-    else:
-        capability = arena.memory.device.capabilities["virtual_memory"]
-        if not capability:
-            problem = capability.reason
+    problem = pages_problem(arena.memory)
     if problem and config.backing == "virtual":
         raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: {problem}")
     return not problem
+
+
+cdef str pages_problem(object memory):
+    if memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
+        return "it takes a device's own memory"
+    capability = memory.device.capabilities["virtual_memory"]
+    return "" if capability else capability.reason
 
 
 cdef uint64_t alignment_of(object alignment) except? 0:

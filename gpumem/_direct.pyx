@@ -35,6 +35,7 @@ from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.device import _reapers
 from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
+from gpumem.out_of_memory import absurd
 
 cdef extern from *:
     """
@@ -260,10 +261,9 @@ cdef class DirectResource(MemoryResource):
         if alignment > self.granule:
             size += alignment - self.granule
         if size >= ABSURD:
-            raise OutOfMemoryError(
-                f"{self.memory} is out of memory: no machine has {requested} bytes; check the size",
-                asked=requested, rounded=size, device=str(self.memory),
-                stream=self.stream_at(slot), advice="check the size")
+            raise OutOfMemoryError.of(absurd(
+                str(self.memory), requested, size, resource=self.name,
+                stream=self.stream_at(slot)))
         block = self.claim(requested, size, slot, persistent)
         try:
             self.charge(block)

@@ -39,6 +39,7 @@ from gpumem._driver cimport (
 
 from gpumem.device import _reapers
 from gpumem.errors import ConfigError, OutOfMemoryError
+from gpumem.out_of_memory import OutOfMemoryReport
 from gpumem.stats import ShrinkReport, Stats
 
 cdef extern from *:
@@ -296,13 +297,11 @@ def number_of(what, value, int low):
 
 cdef int raise_out_of_memory(ExternalAllocator allocator, DirectBlock* block) except -1:
     cdef DirectCounters now = direct_counters(allocator.core)
-    advice = "free buffers, or ask the external allocator why"
-    raise OutOfMemoryError(
-        f"{allocator.memory} is out of memory: alloc has no {block.size} bytes; in use "
-        f"{now.in_use} in {now.num_allocs - now.num_frees} blocks; {advice}",
-        asked=block.requested, rounded=block.size, in_use=now.in_use,
-        reserved=now.in_use + now.waiting, device=str(allocator.memory),
-        stream=<uintptr_t>direct_stream_at(block.core, block.slot), advice=advice)
+    raise OutOfMemoryError.of(OutOfMemoryReport(
+        str(allocator.memory), block.requested, block.size, allocator.name,
+        <uintptr_t>direct_stream_at(block.core, block.slot), in_use=now.in_use,
+        reserved=now.in_use + now.waiting, waiting=now.waiting,
+        remedies=("free buffers, or ask the external allocator why",)))
 
 
 # ---- giving back ---------------------------------------------------------------------------------

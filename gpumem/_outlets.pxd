@@ -62,6 +62,8 @@ cdef uint64_t outlet_size(uint64_t address) noexcept nogil
 # Copies address and framework of up to `most` live blocks of an arena; returns how many there are.
 cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
                              uint64_t most) noexcept nogil
+# Adds the bytes asked for of an arena's live blocks to the sums of their callers' frameworks.
+cdef void outlets_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil
 # The arena's slot of a stream, for reports.
 cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* slot) noexcept nogil
 cdef OutletCounts outlet_counts(const Outlet* outlet) noexcept nogil

@@ -346,6 +346,21 @@ cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_
     return count
 
 
+cdef void outlets_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil:
+    cdef uint64_t i
+    cdef uint32_t number
+    cdef Shard* shard
+    for number in range(SHARDS):
+        shard = &shards[number]
+        if shard.generation != process.generation:
+            continue
+        lock_acquire(&shard.lock)
+        for i in range(shard.mask + 1 if shard.entries != NULL else 0):
+            if shard.entries[i].address != 0 and shard.entries[i].outlet.arena == arena:
+                by_framework[shard.entries[i].outlet.framework] += shard.entries[i].nbytes
+        lock_release(&shard.lock)
+
+
 # ---- the book ------------------------------------------------------------------------------------
 
 cdef inline uint64_t hash_of(uint64_t address) noexcept nogil:

@@ -2,6 +2,7 @@
 
 import os
 import struct
+from dataclasses import replace
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -9,6 +10,7 @@ from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport Buffer
+from gpumem._device_memory cimport device_figures
 from gpumem._direct cimport (
     DEFAULT_SLOT,
     DirectBlock,
@@ -60,6 +62,7 @@ from gpumem.config import PoolConfig
 from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
 from gpumem._handle import Handle
+from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport, find_remedies
 from gpumem.stats import PoolStats, ShrinkReport
 
 cdef enum:
@@ -558,18 +561,14 @@ cdef int raise_out_of_memory(DriverPool pool, DirectBlock* block) except -1:
     cdef DirectCounters now = direct_counters(pool.core)
     cdef uint64_t reserved = pool_attribute(pool_core(pool.core),
                                             CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-    limit = pool.config.max_size
-    advice = "free buffers, or memory that others hold on the device"
-    if limit:
-        advice = "free buffers, or raise max_size"
-    raise OutOfMemoryError(
-        f"{pool.memory} is out of memory: cuMemAllocFromPoolAsync has no {block.size} bytes; in "
-        f"use {now.in_use}, reserved {reserved}, "
-        + (f"limit {limit}" if limit else "no limit") + f"; {advice}",
-        asked=block.requested, rounded=block.size, in_use=now.in_use, reserved=reserved,
-        limit=limit, device=str(pool.memory),
-        stream=<uintptr_t>direct_stream_at(pool.core, block.slot),
-        advice=advice)
+    report = OutOfMemoryReport(
+        str(pool.memory), block.requested, block.size, pool.name,
+        <uintptr_t>direct_stream_at(pool.core, block.slot),
+        (LimitInForce("max_size", pool.config.max_size, reserved),) if pool.config.max_size else (),
+        in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
+        waiting=now.waiting, **device_figures(pool, &pool.place.place, pool.core))
+    remedies = find_remedies(report, "limit" if pool.config.max_size else "driver")
+    raise OutOfMemoryError.of(replace(report, remedies=remedies))
 
 
 cdef tuple read_note(object data):

@@ -28,6 +28,7 @@ from gpumem._recorder cimport (
 from gpumem._stream cimport Stream, stream_handle
 
 from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
+from gpumem.out_of_memory import absurd
 from gpumem.stats import Stats
 
 cdef enum:
@@ -69,10 +70,9 @@ cdef class RawBooks:
         if alignment > promised:
             size += alignment - promised
         if size >= RAW_ABSURD:
-            raise OutOfMemoryError(
-                f"{self.memory} is out of memory: no machine has {requested} bytes; check the size",
-                asked=requested, rounded=size, in_use=self.in_use, reserved=self.in_use,
-                device=str(self.memory), stream=self.streams[slot].ptr, advice="check the size")
+            raise OutOfMemoryError.of(absurd(
+                str(self.memory), requested, size, stream=self.streams[slot].ptr,
+                in_use=self.in_use, reserved=self.in_use))
         block = <RawBlock*>calloc(1, sizeof(RawBlock))
         if block == NULL:
             raise MemoryError("no host memory for a block's books")

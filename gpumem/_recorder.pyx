@@ -28,6 +28,11 @@ cdef extern from "recorder.h" nogil:
     uint16_t (*rec_stack)() noexcept nogil
     int32_t* rec_thread_ids
 
+# What numbers in events mean: tags by the order in which they were first named, frameworks by that
+# of include/recorder_types.h. 0 is none.
+tag_texts = [""]
+FRAMEWORKS = ("", "torch", "cupy", "numba", "jax", "rmm", "cuda.core")
+
 if rec_init(&process.generation) != 0:
     raise MemoryError("the process has no thread-specific key left")
 

@@ -8,6 +8,9 @@ so that a program can act on them and a person can read them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
+
+from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport
 
 __all__ = [
     "AlignmentError",
@@ -70,6 +73,9 @@ class OutOfMemoryError(GpumemError, MemoryError):
         Handle of the stream the block was asked for.
     advice : str
         The remedy that fits these numbers.
+    report : OutOfMemoryReport
+        These numbers and more, for programs: who holds what, what is cached, parked or movable,
+        what others hold on the device. Its `as_dict` can be written as JSON.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class OutOfMemoryError(GpumemError, MemoryError):
         device: str = "",
         stream: int = 0,
         advice: str = "",
+        report: OutOfMemoryReport | None = None,
     ) -> None:
         super().__init__(message)
         self.asked = asked
@@ -96,6 +103,34 @@ class OutOfMemoryError(GpumemError, MemoryError):
         self.device = device
         self.stream = stream
         self.advice = advice
+        self.report = report or OutOfMemoryReport(
+            device,
+            asked,
+            rounded,
+            stream=stream,
+            limits=(LimitInForce("limit", limit, in_use),) if limit else (),
+            in_use=in_use,
+            reserved=reserved,
+            largest_free=largest_free,
+            remedies=(advice,) if advice else (),
+        )
+
+    @classmethod
+    def of(cls, report: OutOfMemoryReport) -> Self:
+        """Make the error that a report describes, with its text as the message."""
+        return cls(
+            report.text(),
+            asked=report.asked,
+            rounded=report.rounded,
+            in_use=report.in_use,
+            reserved=report.reserved,
+            limit=report.limit,
+            largest_free=report.largest_free or 0,
+            device=report.memory,
+            stream=report.stream,
+            advice="; or ".join(report.remedies),
+            report=report,
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), self.args, self.__dict__)
@@ -135,6 +170,7 @@ class BudgetExceededError(OutOfMemoryError):
         device: str = "",
         stream: int = 0,
         advice: str = "",
+        report: OutOfMemoryReport | None = None,
     ) -> None:
         super().__init__(
             message,
@@ -147,7 +183,9 @@ class BudgetExceededError(OutOfMemoryError):
             device=device,
             stream=stream,
             advice=advice,
+            report=report,
         )
+        self.report = self.report.under(path, advice)
         self.budget = budget
         self.missing = missing
         self.path = path

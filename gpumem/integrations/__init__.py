@@ -13,3 +13,17 @@ behave alike:
 - A library that is missing, too old, or that cannot switch (back) now is an
   `gpumem.errors.IntegrationError` that says why, and nothing is changed.
 """
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+_LIBRARIES = ("cuda_core", "cupy", "jax", "numba", "rmm", "torch")
+
+if not TYPE_CHECKING:  # a checker would take every name for one of the module's
+
+    def __getattr__(name: str) -> ModuleType:
+        """Import the module for a library when it is first named."""
+        if name in _LIBRARIES:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

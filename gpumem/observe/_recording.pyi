@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FRAMEWORKS: tuple[str, ...]
+tag_texts: list[str]
 
 def set_tag(tag: str | None) -> int: ...
 def restore_tag(number: int) -> None: ...
@@ -18,7 +19,7 @@ def describe_frames(frames: tuple[tuple[Any, int], ...]) -> str: ...
 
 @final
 class Names:
-    def __init__(self, what: int) -> None: ...
+    def __init__(self, what: int, texts: list[str]) -> None: ...
 
 @final
 class RecorderHandle:

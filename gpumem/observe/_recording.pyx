@@ -36,6 +36,7 @@ from gpumem._recorder cimport (
     thread_set_tag,
 )
 
+from gpumem._recorder import FRAMEWORKS, tag_texts
 from gpumem.errors import InUseError
 
 cdef extern from "Python.h":
@@ -59,9 +60,6 @@ cdef enum:
     MOST_FRAMES = 32            # of one stack, innermost first
     OWN_FRAMES = 4              # native frames between an allocator and backtrace()
 
-# The order is the number; 0 is none.
-FRAMEWORKS = ("", "torch", "cupy", "numba", "jax", "rmm", "cuda.core")
-
 # Recordings under way; whoever adds a name tells each of them, under the lock.
 cdef object lock = Lock()
 cdef list active = []
@@ -75,10 +73,10 @@ cdef class Names:
     cdef dict numbers
     cdef list texts
 
-    def __init__(self, what):
+    def __init__(self, what, texts):
         self.what = what
         self.numbers = {}
-        self.texts = [""]
+        self.texts = texts
 
     cdef uint16_t number(self, object key, object describe) except? 0:
         """Return the number of `key`, known to whatever records now; 0 if none is left."""
@@ -94,8 +92,8 @@ cdef class Names:
         return 0 if found is None else found
 
 
-cdef Names tags = Names(REC_TAGS)
-cdef Names stacks = Names(REC_STACKS)
+cdef Names tags = Names(REC_TAGS, tag_texts)
+cdef Names stacks = Names(REC_STACKS, [""])
 cdef bint native_frames = False
 
 

@@ -311,7 +311,7 @@ def test_a_limit_is_reached_and_not_passed(make_arena):
     limited = gpumem.limit(make_arena(), 1000)
     first = limited.allocate(600)
     assert (limited.limit, limited.used, limited.free) == (1000, 600, 400)
-    with pytest.raises(gpumem.OutOfMemoryError, match="limit of 1000") as raised:
+    with pytest.raises(gpumem.OutOfMemoryError, match="limit 1000") as raised:
         limited.allocate(401)
     assert (raised.value.asked, raised.value.in_use, raised.value.limit) == (401, 600, 1000)
     assert raised.value.largest_free == 400
@@ -522,7 +522,7 @@ def test_a_callback_frees_room_and_the_request_is_served(make_arena):
 def test_giving_up_raises_the_upstreams_error(make_arena):
     limited = gpumem.limit(make_arena(), 1000)
     resource = gpumem.on_failure(limited, lambda nbytes, attempt: attempt < 3)
-    with pytest.raises(gpumem.OutOfMemoryError, match="limit of 1000"):
+    with pytest.raises(gpumem.OutOfMemoryError, match="limit 1000"):
         resource.allocate(1001)
     assert limited.used == 0
 
@@ -609,9 +609,9 @@ def test_only_a_lack_of_memory_falls_back(make_arena):
 
 def test_when_none_has_the_memory_every_reason_is_told(make_arena):
     both = gpumem.fallback(gpumem.limit(make_arena(), 10), gpumem.limit(make_arena(), 20))
-    with pytest.raises(gpumem.OutOfMemoryError, match="limit of 20") as raised:
+    with pytest.raises(gpumem.OutOfMemoryError, match="limit 20,") as raised:
         both.allocate(30)
-    assert "limit of 10" in raised.value.__notes__[0]
+    assert "limit 10," in raised.value.__notes__[0]
     assert both.served == (0, 0)
 
 

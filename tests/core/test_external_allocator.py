@@ -208,7 +208,7 @@ def test_no_memory_empties_the_cache_once_and_asks_again(heap):
             1500,
         )
         assert (error.device, error.stream) == ("host:0", 0)
-        assert "1500 in 1 blocks" in str(error)
+        assert "in use 1500" in str(error)
         assert allocator.stats().num_allocs == 1
         held.clear()
 

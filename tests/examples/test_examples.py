@@ -56,6 +56,19 @@ def test_torch_reads_what_vulkan_produces():
     ]
 
 
+def test_fragmentation_is_found_from_an_out_of_memory_error_in_three_steps():
+    lines = run("examples/find_fragmentation.py")
+    assert [line.split()[0] for line in lines] == ["1.", "free:", "backing=\"virtual\",", "2.",
+                                                   "3.", "3.", "with"]  # fmt: skip
+    asked, free, largest = (
+        float(re.search(rf"{words} ([\d.]+) MiB", "\n".join(lines))[1])
+        for words in ("asked for", "free:", "the largest piece")
+    )
+    assert largest < asked < free
+    assert re.fullmatch(r"2\. \d+ free pieces, between them \d+ blocks of 'caches'", lines[3])
+    assert lines[-1].startswith("with virtual the server runs to its end in ")
+
+
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
 
 

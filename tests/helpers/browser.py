@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -59,6 +61,7 @@ class Browser:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(read_by_it)
         os.close(written_by_it)
@@ -150,19 +153,18 @@ class Browser:
         return base64.b64decode(shot["data"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and those that it started."""
         try:
-            self._session = ""
-            self._send("Browser.close")
-        except (OSError, AssertionError):
+            # Nobody waits for its answer, which may not come.
+            os.write(self._writes, b'{"id": 0, "method": "Browser.close"}\0')
+            self._process.wait(timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
             pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         os.close(self._writes)
         os.close(self._reads)
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _send(self, method: str, **parameters):
         self._number += 1

@@ -249,3 +249,16 @@ def test_a_log_without_times_is_shown_by_its_events(open_page, tmp_path):
     page = open_page(tmp_path / "page.html")
     assert "event 0 to event 5" in page.text("#shown")
     assert drawn(page, "timeline") > 500
+
+
+def test_a_snapshot_is_shown_as_live_blocks(open_page, tmp_path, arena):
+    with observe.record(arena), observe.tag("weights"):
+        kept = [arena.allocate((n + 1) * MIB) for n in range(3)]
+    arena.report(tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert page.text("#leaks-title") == "Live blocks"
+    assert [row[0] for row in page.rows("#leaks")] == ["3 MiB", "2 MiB", "1 MiB"]
+    assert page.rows("#leaks")[0][3] == f"{kept[2].ptr:#x}"
+    assert sum(page.colors("map").values()) > 10_000
+    for buffer in kept:
+        buffer.close()

@@ -314,6 +314,29 @@ def test_a_snapshot_is_a_run_that_allocates_what_is_in_use_the_oldest_first(tmp_
     assert report.never_freed_blocks == 3
 
 
+def test_an_arena_reports_what_is_in_use_now(tmp_path):
+    arena = gpumem.Arena("host", name="weights")
+    with pytest.raises(TraceError, match="nothing in use"):
+        arena.report(tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+    with observe.record(arena), observe.tag("layer 1"):
+        first = arena.allocate(MIB)
+    second = arena.allocate(3000)
+    report = arena.report(tmp_path / "page.html")
+    assert report.peak_live_bytes == MIB + 3000
+    assert report.never_freed_blocks == 2
+    assert report.policies[0]["peak_reserved_bytes"] == arena.stats().reserved
+    arena.snapshot().save(tmp_path / "moment.json")
+    trace = load_trace(tmp_path / "moment.json")
+    owners = [trace.details.owners[owner] for owner in trace.details.owner]
+    assert dict(zip(trace.details.address.tolist(), owners, strict=True)) == {
+        first.ptr: "layer 1",
+        second.ptr: "weights",
+    }
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -45,3 +45,33 @@ assert not missing, missing
 undocumented = [name for name in gpumem.__all__ if not getattr(gpumem, name).__doc__]
 assert not undocumented, undocumented
 """)
+
+
+def test_packages_are_imported_when_they_are_first_named():
+    child.run_quietly("""
+import sys
+import gpumem
+packages = {f"gpumem.{name}" for name in
+            ("accounting", "adaptors", "integrations", "interop", "observe", "planning", "replay")}
+assert not packages - {"gpumem.adaptors"} & set(sys.modules)
+gpumem.observe.record, gpumem.planning.plan, gpumem.accounting.ResourceCount
+gpumem.interop.attach, gpumem.replay.load_trace
+libraries = [getattr(gpumem.integrations, name).enable
+             for name in ("cuda_core", "cupy", "jax", "numba", "rmm", "torch")]
+assert packages <= set(sys.modules)
+assert not {"torch", "cupy", "jax", "rmm"} & set(sys.modules)
+""")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    child.run_quietly("""
+import gpumem
+import gpumem.integrations
+for module in (gpumem, gpumem.integrations):
+    try:
+        module.nothing
+    except AttributeError as error:
+        assert "has no attribute 'nothing'" in str(error)
+    else:
+        raise AssertionError
+""")

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "gpumem"
 
 # From the bottom. A module imports from its own row and from rows above it in this list only.
 LAYERS = [
+    ["out_of_memory", "_nvml"],
     ["errors", "_seal", "_forks", "_lock"],
     ["_bfc", "_bfc_*"],
     ["_driver"],
@@ -30,7 +31,7 @@ LAYERS = [
     ["_buffer"],
     ["_adaptor"],
     ["_graph"],
-    ["_core", "_core_*", "_pool", "_pool_*", "_direct", "_external"],
+    ["_core", "_core_*", "_device_memory", "_pool", "_pool_*", "_direct", "_external"],
     ["_look", "_live"],
     ["adaptors*", "factory"],
     ["_defaults", "resources"],
@@ -48,7 +49,7 @@ LAYERS = [
     ["cli*", "__main__"],
 ]
 FRAMEWORKS = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes"}
-FRAMEWORKS |= {"vulkan"}
+FRAMEWORKS |= {"vulkan", "pynvml"}
 COMMAND_LINE = {"click", "rich"}
 CYTHON_IMPORT = re.compile(r"^(\s*)(?:from\s+([\w.]+)\s+c?import\s+(\(?[^#]*)|c?import\s+([\w.]+))")
 

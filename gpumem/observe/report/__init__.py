@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpumem.observe.snapshots import Snapshot
     from gpumem.replay.trace import Trace
 
 __all__ = ["Report", "write_report"]
@@ -61,7 +62,7 @@ class Report:
 
 
 def write_report(
-    source: Trace | str | os.PathLike[str],
+    source: Trace | Snapshot | str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
@@ -76,9 +77,10 @@ def write_report(
 
     Parameters
     ----------
-    source : Trace, str or path
-        A trace, or a file that `gpumem.replay.load_trace` reads: a recording of
-        `gpumem.observe.record`, a trace, a snapshot of gpumem's or PyTorch's, an RMM log.
+    source : Trace, Snapshot, str or path
+        A trace; a snapshot, of which the memory is shown of which most is in use; or a file that
+        `gpumem.replay.load_trace` reads: a recording of `gpumem.observe.record`, a trace, a
+        snapshot of gpumem's or PyTorch's, an RMM log.
     path : str or path
         The page. It is written whole or not at all, and replaces what is there.
     title : str, optional
@@ -113,10 +115,14 @@ def write_report(
     from gpumem.observe.report.blocks import blocks_of
     from gpumem.observe.report.data import figures_of, page_data, recorded_policy
     from gpumem.observe.report.page import page
+    from gpumem.observe.snapshots import Snapshot
     from gpumem.replay import load_trace
     from gpumem.replay.policies import policies
+    from gpumem.replay.snapshots import trace_of_snapshot
     from gpumem.replay.trace import Trace
 
+    if isinstance(source, Snapshot):
+        source = trace_of_snapshot(source.as_dict(), "snapshot")
     doing(f"reading {getattr(source, 'name', source)}")
     trace = source if isinstance(source, Trace) else load_trace(source, device=device)
     recorded = recorded_policy(trace)

@@ -1,0 +1,2 @@
+FRAMEWORKS: tuple[str, ...]
+tag_texts: list[str]

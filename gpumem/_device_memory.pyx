@@ -1,0 +1,69 @@
+"""The driver's word on a device's memory, next to what is held here; see _device_memory.pxd."""
+
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy, strcmp
+
+from gpumem._arena_types cimport arena_in_use, ArenaCore, arena_reserved
+from gpumem._buffer cimport MemoryResource
+from gpumem._direct cimport DirectCore, DirectCounters, direct_counters
+from gpumem._driver cimport CUDA_SUCCESS, Place, place_enter, place_leave
+from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, Tap, taps_visit
+
+from gpumem._nvml import processes_on
+
+cdef struct Held:
+    const void* owner
+    char[32] memory
+    uint64_t here           # bytes that this process's resources hold
+    uint64_t idle           # of them, what others than the owner hold and nobody uses
+
+
+cdef dict device_figures(MemoryResource resource, Place* place, const void* owner):
+    cdef size_t free_bytes = 0
+    cdef size_t total = 0
+    cdef bint known = False
+    cdef Held held
+    cdef bytes memory = str(resource.memory).encode()[:sizeof(held.memory) - 1]
+    held.owner = owner
+    held.here = 0
+    held.idle = 0
+    memcpy(held.memory, <const char*>memory, len(memory) + 1)
+    taps_visit(add_held, &held)
+    with nogil:
+        if place_enter(place) == CUDA_SUCCESS:
+            known = place.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS
+            place_leave(place)
+    return {
+        "device_total": total if known else None,
+        "device_free": free_bytes if known else None,
+        "held_here": held.here,
+        "idle_elsewhere": held.idle,
+        "held_by_others": max(0, <object>total - free_bytes - held.here) if known else None,
+        "processes": () if place.is_host else processes_on(resource.memory.device.uuid),
+    }
+
+
+cdef void add_held(Tap* tap, void* context) noexcept nogil:
+    # Without the resources' locks: a moment's figures. Under the taps' lock no resource can go.
+    cdef Held* held = <Held*>context
+    if strcmp(tap.memory, held.memory) == 0:
+        if tap.owner_is == TAP_ARENA:
+            add_arena(<const ArenaCore*>tap.owner, held)
+        elif tap.owner_is == TAP_DIRECT:
+            add_blocks(<DirectCore*>tap.owner, held)
+
+
+cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
+    cdef uint64_t reserved = arena_reserved(arena)
+    cdef uint64_t in_use = arena_in_use(arena)
+    if arena.backing.source != NULL:
+        return              # what is under it counts, where it is ours
+    held.here += reserved
+    if arena != held.owner and reserved > in_use:
+        held.idle += reserved - in_use
+
+
+cdef void add_blocks(DirectCore* core, Held* held) noexcept nogil:
+    # What a driver's pool keeps beyond its blocks only the driver knows.
+    cdef DirectCounters now = direct_counters(core)
+    held.here += now.in_use + now.waiting

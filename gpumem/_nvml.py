@@ -1,0 +1,32 @@
+"""What NVML knows of a GPU's processes, where the package ``nvidia-ml-py`` is installed."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["processes_on"]
+
+
+def processes_on(uuid: str) -> tuple[tuple[int, int], ...]:
+    """Return (process id, bytes) of the other processes on a GPU, the most first.
+
+    Empty where NVML is not to be had, or does not tell.
+
+    Parameters
+    ----------
+    uuid : str
+        The device's, as `Device.uuid` has it.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        device = pynvml.nvmlDeviceGetHandleByUUID(name)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+    except pynvml.NVMLError:
+        return ()
+    found = [(int(one.pid), int(one.usedGpuMemory or 0)) for one in running]
+    return tuple(sorted((one for one in found if one[0] != os.getpid()), key=lambda one: -one[1]))

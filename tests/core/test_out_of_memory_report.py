@@ -1,0 +1,270 @@
+"""What an out-of-memory error tells: who holds what, what could be had, and what would help."""
+
+import json
+import pickle
+
+import pytest
+from helpers.driver import HostDriver
+
+import gpumem
+from gpumem import observe
+from gpumem.adaptors import LimitAdaptor
+from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport, find_remedies, readable
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+TIGHT = {"split_rule": "tight"}
+GIVEN = {"max_mem": 4 * MIB, "initial_chunk_size_bytes": 4 * MIB}  # one region, which all share
+LAG = 30_000_000  # ns
+
+
+def report_of(resource, nbytes, stream=None) -> OutOfMemoryReport:
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        resource.allocate(nbytes, stream)
+    assert str(caught.value) == caught.value.report.text() or caught.type is not (
+        gpumem.OutOfMemoryError
+    )
+    return caught.value.report
+
+
+# ---- what an arena knows -------------------------------------------------------------------------
+
+
+def test_bytes_in_use_are_told_by_tag_and_by_nobody_s(make_arena):
+    arena = make_arena(TIGHT | {"max_mem": 4 * MIB})
+    with observe.record(arena):
+        with observe.tag("weights"):
+            weights = [arena.allocate(MIB), arena.allocate(MIB // 2)]
+        with observe.tag("caches"):
+            caches = arena.allocate(MIB // 4)
+        rest = arena.allocate(MIB // 8)
+        report = report_of(arena, 4 * MIB)
+    assert report.by_owner == {
+        "weights": 3 * MIB // 2,
+        "caches": MIB // 4,
+        "untagged": MIB // 8,
+    }
+    assert list(report.by_owner) == ["weights", "caches", "untagged"]
+    assert report.in_use == sum(report.by_owner.values())
+    assert "in use by weights 1.5 MiB, caches 256 KiB, untagged 128 KiB" in report.text()
+    for buffer in (*weights, caches, rest):
+        buffer.close()
+
+
+def test_without_a_recording_everything_is_untagged_and_left_out_of_the_text(make_arena):
+    arena = make_arena(TIGHT | {"max_mem": MIB})
+    with arena.allocate(MIB // 2):
+        report = report_of(arena, MIB)
+    assert report.by_owner == {"untagged": MIB // 2}
+    assert "untagged" not in report.text()
+
+
+def test_free_bytes_are_told_by_why_they_cannot_be_had(make_arena, virtual_clock):
+    one, two = gpumem.Stream("host"), gpumem.Stream("host")
+    arena = make_arena(TIGHT | GIVEN | {"oom_wait_ms": 0})
+    queued, parked, pin = (arena.allocate(n * MIB, one) for n in (1, 1, 2))
+    virtual_clock.set_lag(LAG)
+    driver = HostDriver()
+    driver.fill(queued, 1, one)
+    driver.fill(parked, 1, two)
+    parked.record_stream(two)
+    queued.close()
+    parked.close()
+    seen = {stream: report_of(arena, 2 * MIB, stream) for stream in (one, two)}
+    assert [seen[s].waiting for s in (one, two)] == [0, MIB]
+    assert [seen[s].parked for s in (one, two)] == [MIB, MIB]
+    assert [seen[s].stream for s in (one, two)] == [one.ptr, two.ptr]
+    assert "1 MiB free, 1 MiB parked for other streams" in seen[two].text()
+    assert seen[two].remedies[0].startswith("wait for streams, whose unfinished work holds 2 MiB")
+    assert seen[one].remedies == ("free buffers, or raise max_mem",)
+    virtual_clock.advance_clock(LAG)
+    pin.close()
+
+
+def test_memory_at_rest_in_threads_caches_is_told(make_arena):
+    arena = make_arena({"max_mem": 2 * MIB})
+    arena.allocate(256).close()
+    report = report_of(arena, 1 << 60)  # for which nobody empties a cache
+    assert report.in_use == 0
+    assert report.cached == 256
+    assert report.reserved == report.free + report.cached
+    assert "256 bytes in threads' caches" in report.text()
+
+
+def test_pages_that_could_go_elsewhere_are_told(make_arena):
+    arena = make_arena({"backing": "virtual"})
+    held = [arena.allocate(32 * MIB) for _ in range(8)]
+    for buffer in held[::2]:
+        buffer.close()
+    report = report_of(arena, 1 << 60)
+    assert report.free == report.movable >= 64 * MIB
+    assert report.largest_free == 32 * MIB
+    for buffer in held[1::2]:
+        buffer.close()
+
+
+# ---- the device ----------------------------------------------------------------------------------
+
+
+def test_what_the_device_has_and_who_holds_it_is_told(make_arena, leave_room, host):
+    arena, other = make_arena(TIGHT), make_arena(TIGHT)
+    held = [arena.allocate(2 * MIB), other.allocate(3 * MIB)]
+    before = report_of(arena, 1 << 60)
+    pool = gpumem.DriverPool("host")
+    held.append(pool.allocate(MIB))
+    leave_room(MIB // 2)
+    report = report_of(arena, 64 * MIB)
+    assert report.device_total == host.capacity(0)
+    assert report.device_free == MIB // 2
+    assert report.held_here - before.held_here == MIB
+    assert report.held_here >= arena.stats().reserved + other.stats().reserved + MIB
+    assert report.held_by_others == max(
+        0, report.device_total - report.device_free - report.held_here
+    )
+    assert "the device: 512 KiB of" in report.text()
+    for buffer in held:
+        buffer.close()
+
+
+def test_an_arena_inside_another_resource_is_not_counted_twice(make_arena):
+    below = make_arena(TIGHT)
+    alone = report_of(below, 1 << 60).held_here
+    above = make_arena(TIGHT, source=below)
+    with above.allocate(MIB):
+        report = report_of(below, 1 << 60)
+        assert report.held_here - alone == below.stats().reserved
+    above.close()
+
+
+def test_memory_that_lies_idle_in_another_arena_is_the_first_remedy(make_arena, leave_room):
+    region = {"backing": "regions", "initial_chunk_size_bytes": 64 * MIB}
+    arena, other = make_arena(TIGHT), make_arena(TIGHT | region)
+    with other.allocate(8 * MIB):
+        leave_room(0)
+        report = report_of(arena, 16 * MIB)
+    assert report.idle_elsewhere >= 32 * MIB
+    assert report.remedies[0].startswith("shrink() other arenas of this process: ")
+
+
+def test_a_block_larger_than_the_device_is_told_so(make_arena, host):
+    host.set_capacity(0, 8 * GIB)
+    report = report_of(make_arena(), 9 * GIB)
+    assert report.remedies == ("host:0 has 8 GiB in all: take smaller blocks",)
+
+
+def test_a_driver_that_does_not_tell_is_left_out(make_arena, host):
+    arena = make_arena({"max_mem": MIB})
+    host.fail("cuMemGetInfo", 1, 999)
+    report = report_of(arena, 2 * MIB)
+    assert (report.device_total, report.device_free, report.held_by_others) == (None, None, None)
+    assert "the device" not in report.text()
+
+
+# ---- remedies ------------------------------------------------------------------------------------
+
+
+def test_a_block_that_fits_but_for_the_pieces_is_answered_with_pages_that_move(make_arena):
+    arena = make_arena(TIGHT | GIVEN)
+    held = [arena.allocate(MIB) for _ in range(4)]
+    held[0].close()
+    held[2].close()
+    report = report_of(arena, 2 * MIB)
+    assert (report.free, report.largest_free) == (2 * MIB, MIB)
+    assert report.remedies == (
+        'backing="virtual", whose pages move: enough is free here, but in pieces',
+        "free buffers, or raise max_mem",
+    )
+    for buffer in held[1::2]:
+        buffer.close()
+
+
+def test_pinned_memory_is_not_answered_with_pages_that_move(make_arena):
+    arena = make_arena(TIGHT | GIVEN, memory="host/host_accessible")
+    held = [arena.allocate(MIB) for _ in range(4)]
+    held[0].close()
+    held[2].close()
+    assert report_of(arena, 2 * MIB).remedies == ("free buffers, or raise max_mem",)
+    for buffer in held[1::2]:
+        buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason", "remedy"),
+    [
+        (
+            {"held_by_others": 8 * GIB},
+            "driver",
+            "free memory that others hold on the device, 8 GiB",
+        ),
+        ({"held_here": GIB}, "driver", "free buffers, or memory that others hold on the device"),
+        ({}, "absurd", "no machine has that much memory: check the size"),
+        ({}, "addresses", "no range of addresses holds such a block: take smaller ones"),
+        ({}, "copy", "the host has no memory for a copy of the live bytes: free some there"),
+        (
+            {"limits": (LimitInForce("max_size", MIB, 0),)},
+            "limit",
+            "the block alone is larger than max_size: raise max_size",
+        ),
+    ],
+)
+def test_the_remedy_fits_the_numbers(numbers, reason, remedy):
+    report = OutOfMemoryReport("cuda:0", 5 * MIB, 5 * MIB, **numbers)
+    assert find_remedies(report, reason) == (remedy,)
+
+
+# ---- for programs --------------------------------------------------------------------------------
+
+
+def test_a_report_is_plain_values_and_survives_a_pickle(make_arena):
+    arena = make_arena({"max_mem": MIB})
+    with pytest.raises(gpumem.OutOfMemoryError) as caught:
+        arena.allocate(2 * MIB)
+    report = caught.value.report
+    plain = json.loads(json.dumps(report.as_dict()))
+    assert plain["limits"] == [{"what": "max_mem", "limit": MIB, "used": 0}]
+    assert plain["asked"] == plain["rounded"] == 2 * MIB
+    assert plain["remedies"] == list(report.remedies)
+    assert pickle.loads(pickle.dumps(caught.value)).report == report
+
+
+def test_a_budget_s_levels_come_before_the_arena_s_own_limit(make_arena):
+    team = gpumem.Budget(8 * MIB, name="team")
+    budget = gpumem.Budget(2 * MIB, parent=team, name="session")
+    arena = make_arena(TIGHT | {"max_mem": 64 * MIB}, budget=budget)
+    with arena.allocate(MIB):
+        report = report_of(arena, 4 * MIB)
+        assert report.in_use == MIB
+    assert [(one.what, one.limit) for one in report.limits] == [
+        ("session", 2 * MIB),
+        ("team", 8 * MIB),
+        ("max_mem", 64 * MIB),
+    ]
+    assert report.limit == 2 * MIB
+    assert report.remedies == ("free some of what 'session' holds, or raise its limit",)
+
+
+@pytest.mark.parametrize("nbytes", [64 * MIB, 1 << 60])
+def test_every_kind_of_resource_reports(nbytes):
+    pool = gpumem.DriverPool("host", gpumem.PoolConfig(max_size=MIB))
+    adaptor = LimitAdaptor(gpumem.Arena("host"), MIB)
+    external = gpumem.ExternalAllocator(lambda n: 0, lambda p: None, memory="host")
+    for resource in (pool, adaptor, external):
+        report = report_of(resource, nbytes)
+        assert report.memory == "host:0"
+        assert report.asked == nbytes
+        assert report.rounded >= nbytes
+        assert report.remedies
+        assert report.resource == resource.name
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1536, "1.5 KiB"),
+        (GIB, "1 GiB"),
+        (5 << 50, "5120 TiB"),
+    ],
+)
+def test_sizes_are_written_for_people(nbytes, text):
+    assert readable(nbytes) == text
