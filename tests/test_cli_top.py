@@ -96,7 +96,8 @@ def test_people_get_tables_of_resources_and_budgets(arena, top):
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
     (row,) = (line for line in lines if line[:1] == ["weights"])
-    assert row[1:5] == ["host:0", "arena", "3.0", "MiB"]
+    assert row[1] == "host:0"
+    assert "3.0 MiB" in " ".join(row)  # other columns are shown where they differ by row
     assert out.index("process ") < out.index("\n   tenant ")  # below its parent, and further in
 
 
