@@ -1,4 +1,4 @@
-"""What it costs to watch: a recorded event, a snapshot, and what both take from other threads."""
+"""What it costs to watch: events, snapshots, what both take from other threads, a debug heap."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ ROUNDS = 11
 LIVE = 100_000
 SNAPSHOTS = 9
 STACKS = (0.0, 0.01, 1.0)
+DEBUGGED = (4 << 10, 1 << 20)  # bytes of a block
+DEBUG_PAIRS = 200
 GOAL_EVENT_NS = 100
 GOAL_HELD_MS = 10
 
@@ -33,6 +35,7 @@ def observed(rounds: int = ROUNDS, live: int = LIVE) -> dict[str, Any]:
     return {
         "events": events(rounds),
         "snapshots": {backing: snapshots(backing, live) for backing in ("regions", "virtual")},
+        "debug": {size: debugged(size, rounds) for size in DEBUGGED},
     }
 
 
@@ -80,6 +83,23 @@ def snapshots(backing: str, live: int) -> dict[str, float]:
     return figures
 
 
+def debugged(nbytes: int, rounds: int) -> dict[str, float]:
+    """Microseconds of a block and its free with and without a debug heap; medians."""
+    candidates = {
+        "without": gpumem.Arena("host"),
+        "debug": gpumem.Arena("host", debug=True),
+        "without stacks": gpumem.Arena("host", debug={"stack_depth": 0}),
+        "pinned": gpumem.Arena("host/host_accessible", debug=True),
+    }
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, arena in candidates.items():
+            times[name].append(_pair_ns(arena, nbytes, DEBUG_PAIRS) / 1e3)
+    for arena in candidates.values():
+        arena.close()
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
 class _Worst:
     """A thread that allocates all the time, and remembers its longest call."""
 
@@ -103,12 +123,12 @@ class _Worst:
         return self._longest / 1e6
 
 
-def _pair_ns(arena: gpumem.Arena) -> float:
+def _pair_ns(arena: gpumem.Arena, nbytes: int = 4096, pairs: int = PAIRS) -> float:
     allocate = arena.allocate
     begin = time.perf_counter_ns()
-    for _ in range(PAIRS):
-        allocate(4096)
-    return (time.perf_counter_ns() - begin) / PAIRS
+    for _ in range(pairs):
+        allocate(nbytes)
+    return (time.perf_counter_ns() - begin) / pairs
 
 
 def _milliseconds(call: Any) -> float:
@@ -138,6 +158,13 @@ def main(arguments: list[str] | None = None) -> int:
         table.add_column(backing, justify="right")
     for row in report["snapshots"]["regions"]:
         table.add_row(row, *(f"{found[row]:.4g}" for found in report["snapshots"].values()))
+    Console().print(table)
+    table = Table(title="a block and its free with a debug heap, us")
+    table.add_column("")
+    for nbytes in report["debug"]:
+        table.add_column(f"{nbytes} bytes", justify="right")
+    for row in report["debug"][DEBUGGED[0]]:
+        table.add_row(row, *(f"{found[row]:.3g}" for found in report["debug"].values()))
     Console().print(table)
     return 0
 
