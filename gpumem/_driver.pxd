@@ -68,9 +68,6 @@ cdef extern from "driver_table.h" nogil:
         CU_MEMHOSTREGISTER_READ_ONLY
         CU_MEM_ATTACH_GLOBAL
 
-    enum:
-        CU_MEMORYTYPE_DEVICE
-
     ctypedef enum CUpointer_attribute:
         CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         CU_POINTER_ATTRIBUTE_DEVICE_POINTER

@@ -38,6 +38,7 @@ cdef extern from "hostdev.h" nogil:
         uint64_t graphs
     void hostdev_live(HostdevLive* live)
     int hostdev_fail(const char* function, uint64_t call, uint64_t times, int error)
+    int hostdev_fail_here(const char* function, uint64_t call, uint64_t times, int error)
     int hostdev_delay_record(uint64_t record, uint64_t nanoseconds)
     int hostdev_lose_device(int ordinal, int error)
     void hostdev_clear_faults()
@@ -180,15 +181,16 @@ def live():
 
 # ---- faults and costs ----
 
-def fail(str function, uint64_t call, int error, uint64_t times=1):
+def fail(str function, uint64_t call, int error, uint64_t times=1, *, bint this_thread=False):
     """Let call number `call` from now (1: the next) of a driver function answer `error`.
 
     `function` is a name like "cuMemAlloc", or None for any; `times` calls in a row fail, 0:
-    all from there on. A call that fails does nothing else.
+    all from there on. A call that fails does nothing else. `this_thread`: only calls of the calling
+    thread count.
     """
     name = None if function is None else function.encode()
     cdef const char* chars = NULL if name is None else <const char*>name
-    if hostdev_fail(chars, call, times, error):
+    if (hostdev_fail_here if this_thread else hostdev_fail)(chars, call, times, error):
         raise ValueError(f"no such fault: {function!r}, call {call}, error {error}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 
@@ -16,6 +17,12 @@ FIRST = "core/test_sanitized.py"  # builds the package: the other processes have
 def pytest_collection_modifyitems(items):
     """Begin with what takes longest."""
     items.sort(key=lambda item: FIRST not in item.nodeid)
+
+
+def pytest_collection_finish(session):
+    """Leave what is there by now out of later collections, which many tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

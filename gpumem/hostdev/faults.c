@@ -11,6 +11,8 @@ typedef struct Rule {
     uint64_t seen;        /* calls that the rule has counted */
     uint64_t first, last; /* of those, which fail */
     CUresult error;
+    bool of_thread;       /* only calls of `thread` count */
+    pthread_t thread;
 } Rule;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; everything below */
@@ -52,6 +54,7 @@ void host_spend(Call call, size_t handles) {
 static bool rule_applies(Rule *rule, Call call) {
     bool text = call == HOST_CALL_GetErrorName || call == HOST_CALL_GetErrorString;
     if (rule->call == ANY_CALL ? text : rule->call != (int)call) return false;
+    if (rule->of_thread && !pthread_equal(rule->thread, pthread_self())) return false;
     rule->seen++;
     return rule->seen >= rule->first && rule->seen <= rule->last;
 }
@@ -70,16 +73,24 @@ static void rearm(void) { /* locked */
     atomic_store(&host_faults_armed, rule_count > 0 || records_to_delay > 0 || atomic_load(&costs_on));
 }
 
-int hostdev_fail(const char *function, uint64_t call, uint64_t times, int error) {
+static int add_rule(const char *function, uint64_t call, uint64_t times, int error, bool of_thread) {
     int number = function ? host_call_number(function) : ANY_CALL;
     if (call == 0 || error == CUDA_SUCCESS || (function && number < 0)) return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     bool room = rule_count < RULES;
     uint64_t last = times == 0 || times > UINT64_MAX - call ? UINT64_MAX : call + times - 1;
-    if (room) rules[rule_count++] = (Rule){number, 0, call, last, (CUresult)error};
+    if (room) rules[rule_count++] = (Rule){number, 0, call, last, (CUresult)error, of_thread, pthread_self()};
     rearm();
     pthread_mutex_unlock(&lock);
     return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+int hostdev_fail(const char *function, uint64_t call, uint64_t times, int error) {
+    return add_rule(function, call, times, error, false);
+}
+
+int hostdev_fail_here(const char *function, uint64_t call, uint64_t times, int error) {
+    return add_rule(function, call, times, error, true);
 }
 
 /* ---- late events, lost devices ---- */

@@ -81,6 +81,8 @@ HOSTDEV_API void hostdev_live(HostdevLive *live);
  * one from there on). Any number of rules up to 32; the first that applies wins. Counting
  * excludes hostdev_* and, for "any", cuGetErrorName and cuGetErrorString. */
 HOSTDEV_API int hostdev_fail(const char *function, uint64_t call, uint64_t times, int error);
+/* The same of calls that this thread makes. */
+HOSTDEV_API int hostdev_fail_here(const char *function, uint64_t call, uint64_t times, int error);
 /* The `record`-th cuEventRecord from now (1: the next) completes that much later. */
 HOSTDEV_API int hostdev_delay_record(uint64_t record, uint64_t nanoseconds);
 /* The device is lost: every call in its context answers `error` until the context is

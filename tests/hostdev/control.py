@@ -20,6 +20,7 @@ SIGNATURES = {
     "hostdev_live": (None, [ctypes.c_void_p]),
     "hostdev_shutdown": (None, []),
     "hostdev_fail": (ctypes.c_int, [ctypes.c_char_p, U64, U64, ctypes.c_int]),
+    "hostdev_fail_here": (ctypes.c_int, [ctypes.c_char_p, U64, U64, ctypes.c_int]),
     "hostdev_delay_record": (ctypes.c_int, [U64, U64]),
     "hostdev_lose_device": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
     "hostdev_clear_faults": (None, []),

@@ -42,6 +42,26 @@ def test_a_call_can_be_made_to_fail(run):
     )
 
 
+def test_a_thread_s_fault_waits_for_a_call_of_that_thread(run):
+    run(
+        """
+        import threading
+        device = gpumem.Device("host")
+        device.synchronize()
+        _host.fail("cuEventCreate", 1, 2, this_thread=True)
+        other = threading.Thread(target=gpumem.Event, args=("host",))
+        other.start()
+        other.join()
+        try:
+            gpumem.Event("host")
+        except gpumem.errors.DriverError as error:
+            assert "cuEventCreate" in str(error)
+        else:
+            raise AssertionError("nothing failed")
+        """
+    )
+
+
 @pytest.mark.parametrize(
     "call",
     [
