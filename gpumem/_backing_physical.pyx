@@ -13,6 +13,7 @@ from gpumem._backing cimport (
     backing_init,
     backing_note,
     mapped_add,
+    mapped_find,
     mapped_take,
 )
 from gpumem._driver cimport (
@@ -132,29 +133,33 @@ cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcep
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # Unmapping does not wait for the device, so it is waited for here.
-    cdef Mapped* mapped
     cdef CUresult code = place_enter(self.place)
     if code != CUDA_SUCCESS:
         return code
     code = backing_note(self, "cuCtxSynchronize", self.place.table.cuCtxSynchronize())
     if code == CUDA_SUCCESS:
-        mapped = mapped_take(self, address)
-        if mapped != NULL:
-            code = empty(self, mapped)
-            free(mapped)
+        code = unmap(self, address)
     place_leave(self.place)
     return code
 
 
-cdef CUresult empty(Backing* self, const Mapped* mapped) noexcept nogil:
-    # Addresses whose memory would not be unmapped stay taken.
-    cdef CUresult code = backing_note(self, "cuMemUnmap", self.place.table.cuMemUnmap(
-        mapped.address, mapped.nbytes))
+cdef CUresult unmap(Backing* self, uint64_t address) noexcept nogil:
+    # While the driver refuses, memory, addresses and their record stay. Once unmapped, nobody may
+    # use the addresses again, whatever the driver says to the rest.
+    cdef const Mapped* found = mapped_find(self, address)
+    cdef Mapped* mapped
+    cdef CUresult code
+    if found == NULL:
+        return CUDA_SUCCESS
+    code = backing_note(self, "cuMemUnmap",
+                        self.place.table.cuMemUnmap(address, found.nbytes))
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemRelease", self.place.table.cuMemRelease(mapped.memory))
-    self.place.table.cuMemAddressFree(mapped.address, mapped.nbytes)
-    return code
+    mapped = mapped_take(self, address)
+    backing_note(self, "cuMemRelease", self.place.table.cuMemRelease(mapped.memory))
+    self.place.table.cuMemAddressFree(address, mapped.nbytes)
+    free(mapped)
+    return CUDA_SUCCESS
 
 
 # ---- memory to be shared -------------------------------------------------------------------------

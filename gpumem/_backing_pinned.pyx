@@ -17,6 +17,7 @@ from gpumem._backing cimport (
     host_release,
     host_reserve,
     mapped_add,
+    mapped_find,
     mapped_take,
 )
 from gpumem._backing_pages cimport HUGE_PAGE, pages_map, pages_round, pages_unmap
@@ -111,18 +112,19 @@ cdef CUresult register_pages(Backing* self, uint64_t pages, uint64_t nbytes) noe
 
 
 cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    cdef CUresult code = place_enter(self.place)
+    # While the driver refuses, the device may still write there: pages and their record stay.
+    cdef CUresult code = CUDA_SUCCESS
     cdef Mapped* mapped
+    if mapped_find(self, address) == NULL:
+        return host_release(self, address, size)
+    code = place_enter(self.place)
     if code != CUDA_SUCCESS:
         return code
-    mapped = mapped_take(self, address)
-    if mapped == NULL:
-        place_leave(self.place)
-        return host_release(self, address, size)
     code = backing_note(self, "cuMemHostUnregister",
                         self.place.table.cuMemHostUnregister(<void*>address))
     place_leave(self.place)
-    if code == CUDA_SUCCESS:        # else the device may still write there: the pages stay
+    if code == CUDA_SUCCESS:
+        mapped = mapped_take(self, address)
         pages_unmap(address, mapped.nbytes)
-    free(mapped)
+        free(mapped)
     return code

@@ -82,6 +82,22 @@ def test_a_refusing_driver_is_asked_for_less_in_whole_granules(make_arena, fault
     buffer.close()
 
 
+@pytest.mark.parametrize("call", ["cuCtxSynchronize", "cuMemUnmap"])
+def test_a_region_whose_give_back_was_refused_goes_back_later(make_arena, faults, call):
+    before = parts(faults)
+    arena = make_arena({"numa_node": 0})
+    arena.allocate(3 * MIB).close()
+    held = parts(faults)
+    faults.fail(call, 1, UNKNOWN, 0)
+    arena.shrink()
+    faults.clear_faults()
+    assert parts(faults) == held
+    with arena.allocate(3 * MIB) as buffer:
+        np.frombuffer(buffer, np.uint8)[:] = 1
+    arena.shrink()
+    assert (parts(faults), arena.stats().reserved) == (before, 0)
+
+
 def test_a_node_that_is_not_there_is_refused_with_the_drivers_words():
     with pytest.raises(gpumem.ConfigError, match=r"numa_node = 1023 .* CUDA_ERROR_INVALID_VALUE"):
         gpumem.Arena("host", {"numa_node": 1023})

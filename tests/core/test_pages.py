@@ -226,7 +226,7 @@ def test_a_move_threshold_out_of_range_is_refused(value):
 def test_the_books_are_whole_while_another_thread_gives_pages_back(make_arena, host):
     arena = make_arena(VIRTUAL)
     halfway = 0
-    for _ in range(20):  # until a look fell between the first call to the driver and the last
+    for _ in range(200):  # until a look fell between the first call to the driver and the last
         for block in [arena.allocate(2 * MIB) for _ in range(200)]:
             block.close()
         unmapped = host.call_count("cuMemUnmap")

@@ -132,6 +132,20 @@ def test_a_refused_registration_leaves_no_page(make_arena, faults):
     assert arena.stats().reserved == 0
 
 
+def test_a_region_whose_give_back_was_refused_goes_back_later(make_arena, faults):
+    before = held(faults)
+    arena = make_arena(EXACT, PINNED)
+    arena.allocate(8 * MIB).close()
+    faults.fail("cuMemHostUnregister", 1, UNKNOWN)
+    arena.shrink()
+    assert arena.stats().reserved == 8 * MIB
+    with arena.allocate(8 * MIB) as buffer:  # it is as good as before
+        np.frombuffer(buffer, np.uint8)[:] = 1
+    arena.shrink()
+    assert arena.stats().reserved == 0
+    assert held(faults) == before
+
+
 def test_more_than_the_machine_has_is_refused_before_a_page_is_made(make_arena):
     arena = make_arena(EXACT, PINNED)
     with pytest.raises(gpumem.OutOfMemoryError):
