@@ -105,18 +105,14 @@ def test_the_exact_search_finds_what_trying_everything_finds(blocks):
 
 
 def test_the_exact_search_beats_the_fast_orders_where_they_fail():
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    rng = random.Random(seed)
-    for _ in range(2000):
-        blocks = []
-        for _ in range(8):
-            first = rng.randrange(8)
-            blocks.append(Block(rng.randrange(1, 8) * 256, first, first + rng.randrange(6)))
-        fast = min(assign_offsets(blocks, name).peak for name in STRATEGIES[1:])
-        if assign_offsets(blocks).peak < fast:
-            return
-    pytest.fail("no case was found")
+    """One of 149 such cases among 3000 random ones."""
+    rows = [(1, 0, 0), (6, 4, 8), (4, 5, 8), (4, 5, 5), (3, 1, 5), (1, 7, 9), (7, 3, 7), (6, 7, 9)]
+    blocks = [Block(256 * size, first, last) for size, first, last in rows]
+    orders = ("greedy_by_size", "greedy_by_lifetime", "best_fit_by_time")
+    assert min(assign_offsets(blocks, name).peak for name in orders) == 26 * 256
+    exact = assign_offsets(blocks, "exact")
+    assert exact.peak == assign_offsets(blocks).peak == lower_bound(blocks) == 24 * 256
+    assert_apart(blocks, exact.offsets)
 
 
 def test_thousands_of_blocks_come_near_the_bound():
