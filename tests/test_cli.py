@@ -118,6 +118,32 @@ def test_a_reader_that_leaves_early_causes_no_traceback(options):
         assert child.wait(timeout=60) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", "gpt2_varlen_train", "--json"),
+        ("replay", "--list"),
+        ("info",),
+        ("info", "--json"),
+        ("completion", "bash"),
+        ("--version",),
+        (),
+    ],
+)
+def test_a_stdout_that_cannot_be_written_is_one_line_and_exit_code_1(arguments):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpumem", *arguments], stdout=full, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (1, b"gpumem: stdout: No space left on device\n")
+
+
+def test_a_stdout_that_is_closed_is_one_line_and_exit_code_1():
+    script = f"exec {sys.executable} -m gpumem info --json >&-"
+    done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"gpumem: stdout: it is closed\n")
+
+
 def test_tables_can_be_written_where_only_ascii_is_possible():
     done = python(
         "-m", "gpumem", "replay", "--list", env={**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -347,7 +373,8 @@ def test_a_bad_trace_is_one_line_on_stderr_and_exit_code_2(
         (["replay", "TRACE", "--max-mem", "-1"], "size '-1' is not accepted"),
         (["replay", "TRACE", "--max-mem", "2XB"], "size '2XB' is not accepted"),
         (["replay", "TRACE", "--lag-us", "-1"], "--lag-us"),
-        (["replay", "TRACE", "--lag-us", "soon"], "--lag-us"),
+        (["replay", "TRACE", "--lag-us", "soon"], "valid integer from 0 to 1099511627776"),
+        (["report", "TRACE", "--device", "x"], "valid integer of 0 or more"),
         (["replay", "TRACE", "--config", "max_mem"], "it takes KEY=VALUE"),
         (["replay", "TRACE", "--config", "=1"], "it takes KEY=VALUE"),
         (["replay", "TRACE", "--config", "nope=1"], "unknown key 'nope'"),

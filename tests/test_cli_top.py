@@ -101,6 +101,27 @@ def test_people_get_tables_of_resources_and_budgets(arena, top):
     assert out.index("process ") < out.index("\n   tenant ")  # below its parent, and further in
 
 
+def test_names_of_another_process_reach_the_terminal_as_they_can_be_read(top):
+    rogue = "\x1b[2J[red]x\r\n\u202e"
+    budget = gpumem.Budget(1 << 30, name=rogue)
+    with gpumem.Arena("host", name=rogue, budget=budget):
+        observe.publish(period=0.01)
+        wait_for_an_update()
+        code, out, err = top(os.getpid(), "--once")
+        observe.unpublish()
+    assert (code, err) == (0, "")
+    shown = "".join(out.split())  # long names are folded
+    assert shown.count("[2J[red]x") == 2  # of the arena and of the budget, markup and all
+    assert all(c.isprintable() for c in out.replace("\n", ""))
+
+
+def test_a_command_line_of_another_process_is_shown_as_it_can_be_read(arena, top, monkeypatch):
+    monkeypatch.setattr(top_view, "command_of", lambda process: "a\x1b]0;b\x07")
+    monkeypatch.setattr(top_module, "command_of", lambda process: "a\x1b]0;b\x07")
+    for arguments in ((), (os.getpid(), "--once")):
+        assert r"a\x1b]0;b\x07" in top(*arguments)[1]
+
+
 def test_nobody_publishes(top, monkeypatch):
     monkeypatch.setattr(top_module, "published", tuple)
     assert told(top("--json")) == {"processes": []}
@@ -136,13 +157,14 @@ def test_a_dead_process_is_shown_once_and_gone_then(arena, top):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["x"], "not a valid integer"),
+        (["x"], "not a valid integer from 1 to 2147483647"),
         (["0"], "not in the range"),
         (["-1"], "No such option"),
         (["1", "2"], "unexpected extra argument"),
         ([2**31 - 1], "does not exist"),
         ([1], "process 1 "),
         ([1, "--interval", "0"], "not in the range"),
+        ([1, "--interval", "x"], "not a valid number from 0.1 to 3600"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(top, arguments, complaint):

@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpumem 0.1.0
     0
     """
+    if sys.stdout is None:  # its descriptor was closed before the process began
+        return _fail("stdout: it is closed", FAILED)
     try:
         result = commands.main(arguments, prog_name="gpumem", standalone_mode=False)
         sys.stdout.flush()
@@ -78,10 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader has left; what the interpreter flushes at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()  # the reader has left, and wants to hear nothing
         return FAILED
+    except OSError as error:
+        # Commands name the files that they open; what has no name is what they print to.
+        _abandon_stdout()
+        return _fail(f"{error.filename or 'stdout'}: {error.strerror or error}", FAILED)
     return result if isinstance(result, int) else 0
+
+
+def _abandon_stdout() -> None:
+    """Let what the interpreter flushes at exit not fail again."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import click
 from click.shell_completion import CompletionItem
 
@@ -11,7 +13,16 @@ from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.samples import samples
 
-__all__ = ["complete_device", "complete_trace", "present_device", "size"]
+__all__ = ["complete_device", "complete_trace", "present_device", "size", "within"]
+
+Range = TypeVar("Range", click.IntRange, click.FloatRange)
+
+
+def within(what: str, bounds: Range) -> Range:
+    """Let a range say its bounds also of what is no number; click says them of numbers alone."""
+    low, high = bounds.min, bounds.max
+    bounds.name = f"{what} of {low} or more" if high is None else f"{what} from {low} to {high}"
+    return bounds
 
 
 def present_device(_: click.Context, __: click.Parameter, name: str | None) -> Device | None:

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["json_option", "pairs", "print_json", "progress", "stdout", "table"]
+__all__ = ["json_option", "pairs", "print_json", "progress", "stdout", "table", "visible"]
 
 # Columns where stdout is no terminal that has a width of its own.
 _WIDTH_OF_A_FILE = 120
@@ -32,6 +32,11 @@ def stdout() -> Console:
     """Make a console for what a command has to say."""
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=width)
+
+
+def visible(text: str) -> str:
+    """Write what a terminal would obey or not show, such as others' names, as Python does."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def table(*columns: str, numbers: int = 0, title: str = "") -> Table:

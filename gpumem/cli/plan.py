@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
-from gpumem.cli.arguments import complete_device
+from gpumem.cli.arguments import complete_device, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import format_size, parse_size
 from gpumem.errors import ConfigError, GraphError
@@ -48,7 +48,8 @@ MOST_ROWS = 40  # of one table for people; --json and -o have everything
 @click.option("--stats", type=click.Path(path_type=Path), help="Costs of nodes: a statistics file.")
 @click.option(
     "--percent",
-    type=click.IntRange(100, 10_000),
+    type=within("integer", click.IntRange(100, 10_000)),
+    metavar="N",
     help="What known bytes of a node count as, without --stats. [default: 150]",
 )
 @click.option(
@@ -98,11 +99,11 @@ def plan(
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def _targets(devices: tuple[str, ...]) -> list[Target]:
+def _targets(devices: tuple[str, ...], option: str = "--device") -> list[Target]:
     try:
         return [Target.of(name) for name in devices]
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--device") from None
+        raise click.BadParameter(str(error), param_hint=option) from None
 
 
 def _limits(budgets: tuple[str, ...], targets: list[Target]) -> dict[Any, int]:
@@ -110,7 +111,7 @@ def _limits(budgets: tuple[str, ...], targets: list[Target]) -> dict[Any, int]:
     limits: dict[Any, int] = {}
     for text in budgets:
         name, equals, size = text.rpartition("=")
-        (target,) = _targets((name,)) if equals else targets[:1]
+        (target,) = _targets((name,), "--budget") if equals else targets[:1]
         if target.device not in [one.device for one in targets]:
             raise ConfigError(f"--budget {text}: {target.device} is not among the devices")
         if limits.setdefault(target.device, parse_size(size)) != parse_size(size):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from gpumem import replay as replaying
-from gpumem.cli.arguments import complete_device, complete_trace, present_device, size
+from gpumem.cli.arguments import complete_device, complete_trace, present_device, size, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import format_size, is_size_with_unit, parse_size
 from gpumem.device import Device
@@ -45,7 +45,8 @@ MOST_LAG_US = 1 << 40
 )
 @click.option(
     "--lag-us",
-    type=click.IntRange(0, MOST_LAG_US),
+    type=within("integer", click.IntRange(0, MOST_LAG_US)),
+    metavar="N",
     default=0,
     help="Let every stream finish its work this many microseconds late (host devices).",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpumem.cli.arguments import complete_trace
+from gpumem.cli.arguments import complete_trace, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import format_size
 from gpumem.observe.report import Report, write_report
@@ -25,7 +25,7 @@ __all__ = ["report"]
 @click.option("--title", help="Heading of the page.")
 @click.option(
     "--device",
-    type=click.IntRange(0),
+    type=within("integer", click.IntRange(0)),
     metavar="N",
     help="Which memory of several in FILE; the busiest if left out.",
 )

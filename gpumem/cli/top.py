@@ -10,7 +10,8 @@ import click
 from click.shell_completion import CompletionItem
 from rich.live import Live
 
-from gpumem.cli.output import json_option, print_json, stdout, table
+from gpumem.cli.arguments import within
+from gpumem.cli.output import json_option, print_json, stdout, table, visible
 from gpumem.cli.sizes import format_size
 from gpumem.cli.top_view import command_of, state_of, view
 from gpumem.errors import NotPublishedError
@@ -21,7 +22,11 @@ __all__ = ["top"]
 
 def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
     """Offer the processes that publish."""
-    facts = [(str(page.process), command_of(page.process)) for page in _readable()[0] if page.alive]
+    facts = [
+        (str(page.process), visible(command_of(page.process)))
+        for page in _readable()[0]
+        if page.alive
+    ]
     return [CompletionItem(name, help=text) for name, text in facts if name.startswith(begun)]
 
 
@@ -30,13 +35,14 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
     "process",
     metavar="[PID]",
     required=False,
-    type=click.IntRange(1, (1 << 31) - 1),
+    type=within("integer", click.IntRange(1, (1 << 31) - 1)),
     shell_complete=_complete_process,
 )
 @click.option("--once", is_flag=True, help="Show it once, as where stdout is no terminal.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=within("number", click.FloatRange(0.1, 3600)),
+    metavar="SECONDS",
     default=1.0,
     show_default=True,
     help="Seconds from one look to the next.",
@@ -51,7 +57,7 @@ def top(process: int | None, once: bool, interval: float, as_json: bool) -> None
         pages, left_out = _readable()
         _list(pages, as_json)
         for why in left_out:
-            click.echo(f"gpumem: {why}", err=True)
+            click.echo(f"gpumem: {visible(why)}", err=True)
         return
     try:
         page = page_of(process)
@@ -115,7 +121,7 @@ def _list(pages: tuple[LivePage, ...], as_json: bool) -> None:
         rows.add_row(
             str(page.process),
             state_of(page),
-            _shortened(command_of(page.process)),
+            _shortened(visible(command_of(page.process))),
             str(len(page.resources)),
             format_size(page.total("in_use")),
             format_size(page.total("reserved")),

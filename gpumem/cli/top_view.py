@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 
-from gpumem.cli.output import table
+from gpumem.cli.output import table, visible
 from gpumem.cli.sizes import format_size
 from gpumem.observe import LiveBudget, LivePage, LiveResource
 
@@ -35,7 +35,9 @@ def view(page: LivePage, before: LivePage | None, width: int) -> RenderableType:
 
 
 def _title(page: LivePage) -> str:
-    title = f"process {page.process}, {state_of(page)}: {command_of(page.process)}".rstrip(": ")
+    title = f"process {page.process}, {state_of(page)}: {visible(command_of(page.process))}".rstrip(
+        ": "
+    )
     moment = datetime.fromtimestamp(page.time).strftime("%H:%M:%S")
     late = page.age > LATE_PERIODS * max(page.period, 0.1)
     return f"{title}\nat {moment}" + (f", {page.age:.0f} s ago" if late else "")
@@ -82,9 +84,9 @@ def _resource_table(page: LivePage, before: LivePage | None, width: int) -> Rend
 
 def _columns(page: LivePage, before: LivePage | None) -> list[_Column]:
     return [
-        _Column("resource", lambda one: one.name),
-        _Column("memory", lambda one: one.memory, dispensable=4),
-        _Column("kind", lambda one: one.kind, dispensable=7),
+        _Column("resource", lambda one: visible(one.name)),
+        _Column("memory", lambda one: visible(one.memory), dispensable=4),
+        _Column("kind", lambda one: visible(one.kind), dispensable=7),
         _Column("in use", _size("in_use"), True),
         _Column("peak", _size("max_in_use"), True, 3),
         _Column("reserved", _size("reserved"), True),
@@ -133,7 +135,7 @@ def _budget_table(page: LivePage) -> RenderableType:
     rows = table("budget", "used", "peak", "soft limit", "limit", numbers=4)
     for depth, one in _tree(page.budgets):
         rows.add_row(
-            "  " * depth + one.name,
+            "  " * depth + visible(one.name),
             format_size(one.used),
             format_size(one.peak),
             "" if one.soft is None else format_size(one.soft),

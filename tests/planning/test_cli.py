@@ -141,6 +141,8 @@ def test_costs_are_measured_ones_with_statistics(command, model, tmp_path):
         (["--dim", "depth=3"], "no input of the model"),
         (["--stats", "none.csv"], "cannot be read"),
         (["--percent", "10"], "10"),
+        (["--percent", "x"], "valid integer from 100 to 10000"),
+        (["--budget", "=5"], "--budget: unknown device ''"),
         (["--strategy", "lucky"], "lucky"),
     ],
 )
