@@ -247,6 +247,12 @@ cdef class MemoryResource:
         Returns
         -------
         ShrinkReport
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.limit(gpumem.Arena("host"), 1 << 20).shrink()
+        ShrinkReport(released_bytes=0, kept=())
         """
         open_books(self)
         return ShrinkReport(0, ())
@@ -280,6 +286,14 @@ cdef class MemoryResource:
         ------
         ClosedError
             It belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host", name="cache")
+        >>> buffer = arena.allocate(1000)
+        >>> [(each.name, len(each.live)) for each in arena.snapshot().resources]
+        [('cache', 1)]
         """
         return take_snapshot(self)
 
@@ -498,6 +512,18 @@ cdef class Buffer:
     Made by `Arena.allocate`. Dropping the last reference, `close`, or leaving a ``with`` block
     frees it; views made through NumPy, DLPack or the buffer protocol keep the memory until they
     are gone too.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> buffer = arena.allocate(1000)
+    >>> view = memoryview(buffer)
+    >>> del buffer                       # the view has the memory now
+    >>> view[999] = 7
+    >>> view.release()
+    >>> arena.stats().in_use
+    0
     """
 
     def __init__(self):
@@ -564,6 +590,16 @@ cdef class Buffer:
         ------
         TypeError, ValueError
             `stream` is no stream, or one of another device; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+        >>> buffer = arena.allocate(1000)
+        >>> stream.wait(buffer.stream.record())      # behind the work that used the block
+        >>> buffer.close(stream)
+        >>> buffer.closed, arena.stats().in_use
+        (True, 0)
         """
         if self.is_closed:
             return

@@ -253,6 +253,14 @@ cdef class Arena(MemoryResource):
             `shareable`, of managed memory, of an arena with a source, or while a graph is captured.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+        >>> with arena.allocate(1000, stream, alignment=4096) as buffer:
+        ...     buffer.nbytes, buffer.ptr % 4096, buffer.stream == stream
+        (1000, 0, True)
         """
         cdef Block block
         cdef uint32_t slot = self.default_slot
@@ -306,6 +314,16 @@ cdef class Arena(MemoryResource):
         ------
         TypeError, ValueError, OutOfMemoryError, ClosedError
             As `allocate`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> weights, scratch = arena.allocate_persistent(1 << 20), arena.allocate(1 << 20)
+        >>> scratch.close()
+        >>> report = arena.shrink()      # takes what `scratch` left, and not the weights
+        >>> arena.stats().num_reserves, arena.stats().reserved >= weights.nbytes
+        (1, True)
         """
         cdef Block block
         cdef GraphPool pool
@@ -325,7 +343,16 @@ cdef class Arena(MemoryResource):
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
 
     def reserve(self, nbytes):
-        """Alias of `allocate_persistent`, ONNX Runtime's name."""
+        """Alias of `allocate_persistent`, ONNX Runtime's name.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> weights = arena.reserve(1 << 20)
+        >>> arena.stats().as_ort()["NumReserves"]
+        '1'
+        """
         return self.allocate_persistent(nbytes)
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
@@ -460,6 +487,17 @@ cdef class Arena(MemoryResource):
         ------
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host", {"backing": "regions"})
+        >>> buffer = arena.allocate(1000)
+        >>> [block.requested for region in arena.shrink().kept for block in region.blocks]
+        [1000]
+        >>> buffer.close()
+        >>> arena.shrink().released_bytes > 0, arena.stats().reserved
+        (True, 0)
         """
         cdef uint64_t released = 0
         cdef int status
@@ -504,7 +542,18 @@ cdef class Arena(MemoryResource):
             arena_set_limit(self.core, limit)
 
     def reset_peaks(self):
-        """Begin to look for the highest `max_in_use` and `max_reserved` anew, from what is now."""
+        """Begin to look for the highest `max_in_use` and `max_reserved` anew, from what is now.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> arena.allocate(1 << 20).close()
+        >>> peak = arena.stats().max_in_use
+        >>> arena.reset_peaks()
+        >>> peak, arena.stats().max_in_use
+        (1048576, 0)
+        """
         self._require_own()
         with nogil:
             arena_reset_peaks(self.core)
@@ -580,6 +629,18 @@ cdef class Arena(MemoryResource):
             and this can be tried again.
         ConfigError, ClosedError
             As `suspend`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> with memoryview(buffer) as view:
+        ...     view[0] = 7
+        >>> address, _ = buffer.ptr, arena.suspend()
+        >>> arena.resume()
+        >>> buffer.ptr == address, memoryview(buffer)[0]
+        (True, 7)
         """
         cdef int status
         self._require_awake_or_asleep()
@@ -774,6 +835,18 @@ cdef class Arena(MemoryResource):
             `stream` is no stream, or one of another device.
         ClosedError
             The arena is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena, stream = gpumem.Arena("host", {"stream_reuse": "never"}), gpumem.Stream("host")
+        >>> arena.allocate(1000, stream).close()
+        >>> {block.stream == stream.ptr for block in arena.blocks()}
+        {True}
+        >>> stream.synchronize()
+        >>> arena.reset_stream(stream)
+        >>> {block.stream for block in arena.blocks()}
+        {0}
         """
         cdef uint32_t slot
         self._require_open()
@@ -785,7 +858,17 @@ cdef class Arena(MemoryResource):
     # ---- looking at it ---------------------------------------------------------------------------
 
     def stats(self):
-        """Return the counters of this moment as `Stats`."""
+        """Return the counters of this moment as `Stats`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> stats = arena.stats()
+        >>> stats.requested_in_use, stats.in_use, stats.reserved >= stats.in_use
+        (1000, 1024, True)
+        """
         cdef ArenaCore* core = self.core
         cdef ArenaCore seen
         cdef HeapCounts heap
@@ -823,7 +906,16 @@ cdef class Arena(MemoryResource):
         )
 
     def blocks(self):
-        """Return every block, used and free, as a list of `BlockInfo` in address order."""
+        """Return every block, used and free, as a list of `BlockInfo` in address order.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> [(block.nbytes, block.requested) for block in arena.blocks() if block.used]
+        [(1024, 1000)]
+        """
         self._require_own()
         return block_list(self.core)
 
@@ -868,6 +960,14 @@ cdef class Arena(MemoryResource):
         GpumemError
             Naming the first invariant that does not hold. A defect of gpumem, or memory that
             something else overwrote.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffers = [arena.allocate(nbytes) for nbytes in (100, 5000, 1 << 20)]
+        >>> del buffers[1]
+        >>> arena.validate()         # returns: the books agree
         """
         cdef int broken
         self._require_own()
@@ -989,6 +1089,19 @@ cdef class Arena(MemoryResource):
             message names the places of allocation.
         HeapCorruptionError, InvalidFreeError
             What a debug heap found, if it is to raise; the arena is closed nevertheless.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> try:
+        ...     arena.close()
+        ... except gpumem.InUseError:
+        ...     buffer.close()
+        ...     arena.close()
+        >>> arena.closed
+        True
         """
         cdef int status
         if self.core.closed == STATE_CLOSED:

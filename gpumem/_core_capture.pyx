@@ -35,6 +35,15 @@ cdef class GraphPool:
     ----------
     arena : Arena
         The arena it belongs to.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+    >>> with arena.capture(stream) as pool:
+    ...     arena.allocate(4096, stream).close()     # the graph may write it at every launch
+    >>> arena.allocate(4096, stream).ptr in [block.address for block in pool.blocks()]
+    False
     """
 
     def __init__(self):
@@ -71,6 +80,18 @@ cdef class GraphPool:
         ------
         InUseError
             The stream is served already, or this pool serves no capture now.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> stream, side = gpumem.Stream("host"), gpumem.Stream("host")
+        >>> with arena.capture(stream) as pool:
+        ...     side.wait(stream.record())
+        ...     pool.add_stream(side)
+        ...     buffer = arena.allocate(1000, side)
+        >>> pool.stats().requested_in_use
+        1000
         """
         required(self)
         if not self.serving:
@@ -125,6 +146,18 @@ cdef class GraphPool:
         ------
         InUseError
             A buffer is alive, a graph retains the pool, or a capture is under way.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+        >>> with arena.capture(stream) as pool:
+        ...     arena.allocate(4096, stream).close()
+        >>> pool.stats().reserved > 0
+        True
+        >>> pool.close()
+        >>> pool.closed, pool.stats().reserved
+        (True, 0)
         """
         if not required(self).closed:
             require_idle(self)

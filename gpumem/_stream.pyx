@@ -85,6 +85,14 @@ cdef class Stream:
             The native handle; 0 and 1 are the legacy default stream, 2 the calling thread's.
         owner : object, optional
             Kept alive as long as this object.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> made_elsewhere = gpumem.Stream("host")
+        >>> stream = gpumem.Stream.from_handle("host", made_elsewhere.ptr, owner=made_elsewhere)
+        >>> stream == made_elsewhere
+        True
         """
         cdef Stream stream = Stream.__new__(Stream)
         number = -1
@@ -142,7 +150,17 @@ cdef class Stream:
         check(self.place.place.table, code, "cuStreamSynchronize")
 
     def record(self):
-        """Record an event behind everything queued so far and return it."""
+        """Record an event behind everything queued so far and return it.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> stream = gpumem.Stream("host")
+        >>> event = stream.record()
+        >>> event.synchronize()
+        >>> event.query()
+        True
+        """
         cdef Event event = Event(self.device)
         cdef CUresult code = enter_open(self.place)
         if code == CUDA_SUCCESS:
@@ -166,6 +184,15 @@ cdef class Stream:
             It is neither.
         ValueError
             An event of another device. What a point raises is its timeline's.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> loader, trainer = gpumem.Stream("host"), gpumem.Stream("host")
+        >>> trainer.wait(loader.record())    # what `trainer` is given now follows what `loader` has
+        >>> trainer.synchronize()
+        >>> loader.query()
+        True
         """
         if isinstance(event, Event):
             self._wait_event(event)
@@ -205,6 +232,15 @@ cdef class Event:
     Parameters
     ----------
     device : Device or str
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> event = gpumem.Event("host")
+    >>> event.query()                    # never recorded: nothing to wait for
+    True
+    >>> event = gpumem.Stream("host").record()
+    >>> event.synchronize()              # waits for that point, not for what was queued later
     """
 
     def __init__(self, device):

@@ -210,6 +210,15 @@ cdef class Tensor:
             The bytes cannot be divided so.
         TypeError
             No dtype.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.full((2, 3), 1.0, "float32", memory="host")
+        >>> [hex(bits) for bits in tensor.view("uint32").numpy()[0]]
+        ['0x3f800000', '0x3f800000', '0x3f800000']
+        >>> tensor.view("uint8").shape
+        (2, 12)
         """
         cdef ElementType element = element_of(dtype)
         cdef Layout layout
@@ -234,6 +243,15 @@ cdef class Tensor:
         """Return a view that consumers are told not to write.
 
         NumPy and the buffer protocol enforce it; PyTorch ignores DLPack's flag.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros(3, "int8", memory="host")
+        >>> shown = tensor.as_read_only()
+        >>> tensor.numpy()[0] = 7            # the owner still writes
+        >>> shown.numpy().flags.writeable, shown.numpy().tolist()
+        (False, [7, 0, 0])
         """
         cdef Tensor made = tensor_whole(self)
         made.is_read_only = True
@@ -280,6 +298,16 @@ cdef class Tensor:
         ----------
         stream : stream, optional
             Where the copy is queued, and what its buffer belongs to; None is the resource's own.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros((4, 6), "int16", memory="host")
+        >>> column = tensor[:, 2]
+        >>> column.strides, column.contiguous().strides
+        ((12,), (2,))
+        >>> tensor.contiguous() is tensor
+        True
         """
         if layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize):
             return self
@@ -307,6 +335,16 @@ cdef class Tensor:
         -----
         Returns once the copy is queued, or done where it cannot be asynchronous; `numpy` and
         other consumers wait for it.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros(3, "float32", memory="host/managed")
+        >>> tensor.to("host") is tensor      # the host reads managed memory as it is
+        True
+        >>> copied = tensor.to("host", copy=True)
+        >>> str(copied.memory), copied.ptr == tensor.ptr
+        ('host:0', False)
         """
         return tensor_to(self, memory, stream, copy)
 
@@ -329,6 +367,16 @@ cdef class Tensor:
         ------
         BufferError
             The CPU cannot read the memory, or may not write it as asked.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros(3, "float32", memory="host")
+        >>> array = tensor.numpy()
+        >>> array[1] = 7                     # the tensor's own bytes
+        >>> del tensor                       # which the array keeps
+        >>> array
+        array([0., 7., 0.], dtype=float32)
         """
         cdef int64_t low = 0
         cdef int64_t high = 0

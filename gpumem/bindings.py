@@ -26,6 +26,14 @@ class CopyDecision(NamedTuple):
         The work uses the bound memory itself, or memory of the device and a copy.
     why : str
         The reason.
+
+    Examples
+    --------
+    >>> import gpumem, numpy as np
+    >>> with gpumem.Session("host") as session:
+    ...     session.bind_input("x", np.arange(3.0))
+    ...     session.copy_plan()["x"]
+    CopyDecision(action='alias', why='host:0 uses host:0 as it is')
     """
 
     action: str
@@ -77,6 +85,20 @@ class RunContext:
         Where work is queued; inputs are ready for work on it.
     allocator : MemoryResource
         Serves the device's memory, for scratch space.
+
+    Examples
+    --------
+    >>> import gpumem, numpy as np
+    >>> def half(ctx):
+    ...     x = ctx.inputs["x"]
+    ...     with ctx.allocator.allocate(x.nbytes, ctx.stream):       # scratch
+    ...         np.divide(x.numpy(), 2, out=ctx.output("y", x.shape, x.dtype).numpy())
+    >>> with gpumem.Session("host") as session:
+    ...     session.bind_input("x", np.array([2.0, 4.0]))
+    ...     session.bind_output("y")
+    ...     session.run(half)
+    ...     session.outputs()["y"].numpy()
+    array([1., 2.])
     """
 
     def __init__(
@@ -118,6 +140,16 @@ class RunContext:
         ValueError
             The bound array has another shape or dtype, or the output was asked for before with
             others.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> given = np.zeros(3)
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y", given)
+        ...     session.run(lambda ctx: ctx.output("y", 3, "float64").numpy().fill(7))
+        >>> given                            # the work wrote to the bound array itself
+        array([7., 7., 7.])
         """
         bound = self._bound.get(name)
         if bound is None:

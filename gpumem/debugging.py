@@ -203,6 +203,15 @@ class HeapBlock:
     number : int
         Of the allocation in its arena, from 1.
     allocated : Site
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", debug=True)
+    >>> buffer = arena.allocate(100)
+    >>> (block,) = arena.outstanding()
+    >>> block.ptr == buffer.ptr, block.number, block.allocated.stack[-1].name
+    (True, 1, '<module>')
     """
 
     ptr: int
@@ -245,6 +254,17 @@ class HeapReport:
         What is there instead, at most 16 bytes from the first wrong one on.
     wrong_bytes : int
         How many bytes are wrong in the guard or block.
+
+    Examples
+    --------
+    >>> import ctypes, gpumem
+    >>> reports = []
+    >>> arena = gpumem.Arena("host", debug={"on_error": reports.append})
+    >>> buffer = arena.allocate(100)
+    >>> _ = ctypes.memset(buffer.ptr - 1, 7, 1)
+    >>> _ = arena.check()
+    >>> [(report.kind, report.offset, report.found[:1].hex()) for report in reports]
+    [('underrun', -1, '07')]
     """
 
     kind: str

@@ -37,7 +37,14 @@ _DEVICE = re.compile(r"(cuda|host)(?::([0-9]{1,4}))?\Z")
 
 @dataclass(frozen=True)
 class Capability:
-    """Whether something is supported and, if not, why; its truth value is the answer."""
+    """Whether something is supported and, if not, why; its truth value is the answer.
+
+    Examples
+    --------
+    >>> answer = Capability(False, "the driver has no cuMemPoolCreate")
+    >>> answer.reason if not answer else "supported"
+    'the driver has no cuMemPoolCreate'
+    """
 
     supported: bool
     reason: str = ""
@@ -47,7 +54,15 @@ class Capability:
 
 
 class MemoryKind(enum.Enum):
-    """Who can reach a memory, and how."""
+    """Who can reach a memory, and how.
+
+    Examples
+    --------
+    >>> MemoryInfo("cuda:0").kind, MemoryInfo("host").kind
+    (<MemoryKind.DEVICE: 'device'>, <MemoryKind.HOST: 'host'>)
+    >>> str(MemoryInfo("cuda:1", MemoryKind.MANAGED))
+    'cuda:1/managed'
+    """
 
     DEVICE = "device"
     """A GPU's own memory; the CPU cannot read it."""
@@ -130,7 +145,15 @@ class Device:
         return _Capabilities(self)
 
     def synchronize(self) -> None:
-        """Wait until everything queued on the device has finished."""
+        """Wait until everything queued on the device has finished.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.zeros(1000, "int8", memory="host").buffer.closed
+        False
+        >>> gpumem.Device("host").synchronize()      # the fill above is done
+        """
         self._open().synchronize()
 
     def _open(self) -> DriverDevice:
@@ -250,6 +273,15 @@ def devices_are_memory_compatible(
     Equal memory; both CPU memory; CPU and HOST_ACCESSIBLE or MANAGED of any device;
     HOST_ACCESSIBLE or MANAGED and DEVICE of the same device. Alignment plays no part. Says
     nothing about who may dereference what: see `can_access`.
+
+    Examples
+    --------
+    >>> devices_are_memory_compatible("host", "cuda:0/host_accessible")
+    True
+    >>> devices_are_memory_compatible("cuda:0", "cuda:0/managed")
+    True
+    >>> devices_are_memory_compatible("cuda:0", "cuda:1")
+    False
     """
     x, y = MemoryInfo.parse(a), MemoryInfo.parse(b)
     if (x.device, x.kind) == (y.device, y.kind):
@@ -264,6 +296,13 @@ def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
 
     The CPU (a host device) reads everything but DEVICE memory; a GPU reads its own memory and
     the HOST_ACCESSIBLE and MANAGED memory that carries its index.
+
+    Examples
+    --------
+    >>> can_access("host", "cuda:0/managed"), can_access("host", "cuda:0")
+    (True, False)
+    >>> can_access("cuda:0", "cuda:0/host_accessible"), can_access("cuda:0", "host")
+    (True, False)
     """
     who, what = Device(reader), MemoryInfo.parse(memory)
     if who.type == "host":
@@ -312,6 +351,11 @@ def devices() -> list[Device]:
     """Return the devices present: CUDA devices first, then host devices.
 
     Never raises for want of a driver; `driver_status` says why CUDA is missing.
+
+    Examples
+    --------
+    >>> devices()[-1].type       # a host device is always there
+    'host'
     """
     return [Device(f"{kind}:{i}") for kind in ("cuda", "host") for i in range(_count(kind))]
 
@@ -321,7 +365,13 @@ def _count(device_type: str) -> int:
 
 
 def default_device() -> Device:
-    """Return cuda:0 where a driver and a GPU answer, else host:0."""
+    """Return cuda:0 where a driver and a GPU answer, else host:0.
+
+    Examples
+    --------
+    >>> default_device() == devices()[0]
+    True
+    """
     return devices()[0]
 
 
@@ -334,6 +384,12 @@ def set_host_device_count(n: int) -> None:
         `n` out of range (1 to 64).
     ConfigError
         A host device was used already.
+
+    Examples
+    --------
+    >>> set_host_device_count(2)         # first of all, before a host device is used
+    >>> [str(device) for device in devices() if device.type == "host"]
+    ['host:0', 'host:1']
     """
     from gpumem import _host
 
@@ -359,6 +415,12 @@ class DriverStatus:
         The CUDA version that the driver speaks, such as 13000; 0 if it did not answer.
     missing : tuple of str
         Driver functions that gpumem knows and this driver does not have.
+
+    Examples
+    --------
+    >>> status = DriverStatus(False, "libcuda.so.1 cannot be opened", 0, ())
+    >>> "on the GPU" if status.available else f"on the host: {status.reason}"
+    'on the host: libcuda.so.1 cannot be opened'
     """
 
     available: bool
@@ -368,7 +430,16 @@ class DriverStatus:
 
 
 def driver_status() -> DriverStatus:
-    """Ask for the CUDA driver, opening it on the first call. Never raises."""
+    """Ask for the CUDA driver, opening it on the first call. Never raises.
+
+    Examples
+    --------
+    >>> status = driver_status()
+    >>> status.available == any(device.type == "cuda" for device in devices())
+    True
+    >>> bool(status.reason) is not status.available      # why not, wherever it does not
+    True
+    """
     from gpumem import _cuda
 
     reason = _cuda.load()

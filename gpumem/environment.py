@@ -74,6 +74,15 @@ class Environment:
     ConfigWarning
         An allocator is made for which only keys under the other prefix exist: they have no effect
         on it.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> with gpumem.Environment({"ep_factory.host.arena.max_mem": 1 << 30}) as environment:
+    ...     arena = environment.register("host")
+    ...     with gpumem.Session("host", environment=environment) as session:
+    ...         session.allocator() is arena, arena.stats().limit
+    (True, 1073741824)
     """
 
     def __init__(self, config: Settings | None = None) -> None:
@@ -110,6 +119,15 @@ class Environment:
             The allocator cannot be made, or is of another memory; what was registered stays.
         ClosedError
             The environment is closed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Environment() as environment, gpumem.Arena("host") as mine:
+        ...     made = environment.register("host", {"max_mem": 1 << 20})
+        ...     _ = environment.register("host", mine)       # in its place; `made` is closed
+        ...     made.closed, environment.shared_allocator("host") is mine
+        (True, True)
         """
         info = MemoryInfo.parse(memory)
         made_here = not isinstance(config, MemoryResource)
@@ -138,7 +156,18 @@ class Environment:
                 self._drop(before)
 
     def shared_allocator(self, memory: Memory) -> MemoryResource | None:
-        """Return the allocator registered for exactly this memory, its kind included, or None."""
+        """Return the allocator registered for exactly this memory, its kind included, or None.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Environment() as environment:
+        ...     arena = environment.register("host")
+        ...     environment.shared_allocator("host:0") is arena
+        ...     environment.shared_allocator("host/managed") is None
+        True
+        True
+        """
         entry = self._entries.get(_key(MemoryInfo.parse(memory)))
         return None if entry is None else entry.resource
 
@@ -149,6 +178,15 @@ class Environment:
         ------
         NoAllocatorError
             None is registered.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Environment() as environment:
+        ...     arena = environment.register("host")
+        ...     arena is environment.acquire("host"), environment.references(arena)
+        ...     environment.release(arena)
+        (True, 2)
         """
         info = MemoryInfo.parse(memory)
         with self._lock:
@@ -171,6 +209,15 @@ class Environment:
         ------
         NoAllocatorError
             There is no such allocator, or no reference to it is left.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> environment = gpumem.Environment()
+        >>> arena = environment.register("host")
+        >>> environment.release(arena)       # the last reference: an arena made here is closed
+        >>> arena.closed, environment.memories()
+        (True, [])
         """
         with self._lock:
             self._drop(self._entry_of(allocator))
@@ -237,6 +284,13 @@ class Environment:
         -----
         ConfigWarning
             Keys for this memory exist under the other prefix only.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> environment = gpumem.Environment({"arena.max_mem": 1000, "ep.host.arena.max_mem": 2000})
+        >>> [environment.settings_for(memory, "ep").max_mem for memory in ("host", "cuda:0")]
+        [2000, 1000]
         """
         if isinstance(more, ArenaConfig):
             return more
@@ -260,6 +314,20 @@ class Environment:
         ------
         InUseError
             A session still holds an allocator; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> environment = gpumem.Environment()
+        >>> arena = environment.register("host")
+        >>> session = gpumem.Session("host", environment=environment)
+        >>> try:
+        ...     environment.close()
+        ... except gpumem.InUseError:
+        ...     session.close()
+        ...     environment.close()
+        >>> arena.closed
+        True
         """
         with self._lock:
             if self._closed:

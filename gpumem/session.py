@@ -84,6 +84,15 @@ class Session:
     -----
     Safe to use from many threads, and many sessions at once. Without a unified stream, runs of one
     session may overlap, each on a stream of its own; they write to the same bound arrays then.
+
+    Examples
+    --------
+    >>> import gpumem, numpy as np
+    >>> with gpumem.Session("host", {"arena": {"max_mem": 1 << 20}}) as session:
+    ...     session.bind_output("y", "host")
+    ...     session.run(lambda ctx: ctx.output("y", 2, "int8").numpy().fill(7))
+    ...     session.outputs()["y"].numpy()
+    array([7, 7], dtype=int8)
     """
 
     def __init__(
@@ -236,6 +245,13 @@ class Session:
         ------
         NoAllocatorError
             The environment has none.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Session("host", {"private_arena": True}) as session:
+        ...     session.allocator() is gpumem.get_default_resource("host")
+        False
         """
         info = self.memory if memory is None else MemoryInfo.parse(memory)
         if (info.device, info.kind) == (self.device, self.memory.kind):
@@ -265,6 +281,16 @@ class Session:
             `x` shares no memory.
         ValueError
             `name` is an output.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> x = np.zeros(2)
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_input("x", x)
+        ...     x[:] = 3, 4                  # before the run, so the run sees it
+        ...     session.run(lambda ctx: print(ctx.inputs["x"].numpy()))
+        [3. 4.]
         """
         tensor = x if isinstance(x, Tensor) else asarray(x)
         bound = BoundInput(tensor, decide(self.device, tensor.memory))
@@ -291,6 +317,15 @@ class Session:
             `memory` is none of these, or an array that cannot be written; `name` is an input.
         NoAllocatorError
             The environment has no allocator for the memory.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("made", "host/host_accessible")      # a new tensor in each run
+        ...     session.bind_output("given", np.zeros((2, 3)))           # always this array
+        ...     list(session.copy_plan())
+        ['made', 'given']
         """
         bound = self._bound_output(memory)
         with self._lock:
@@ -311,7 +346,16 @@ class Session:
         return BoundOutput(given.memory, decide(self.device, given.memory), None, given)
 
     def copy_plan(self) -> dict[str, CopyDecision]:
-        """Return what a run does with every input and output: "alias" or "copy", and why."""
+        """Return what a run does with every input and output: "alias" or "copy", and why.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_input("x", np.zeros(4))
+        ...     {name: decision.action for name, decision in session.copy_plan().items()}
+        {'x': 'alias'}
+        """
         with self._lock:
             return {name: bound.decision for name, bound in self._inputs.items()} | {
                 name: bound.decision for name, bound in self._outputs.items()
@@ -353,6 +397,17 @@ class Session:
         that they were; what `fn` allocated while it was captured lives as long as the graph. A
         function that queues nothing on the stream is called every time. Where the caller
         captures the user's stream, `fn` is called and becomes a part of the caller's graph.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y")
+        ...     def fill(ctx):
+        ...         ctx.output("y", (2, 2), "int8").numpy().fill(7)
+        ...     session.run(fill)
+        ...     session.outputs()["y"].numpy().tolist()
+        [[7, 7], [7, 7]]
         """
         stream, inputs, outputs, bound = self._begin()
         try:
@@ -427,6 +482,16 @@ class Session:
         """Return the outputs of the run that ended last, by name, in the order of binding.
 
         Those in memory that the CPU can read have NumPy views without a copy (`Tensor.numpy`).
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y")
+        ...     session.run(lambda ctx: ctx.output("y", 3, "int8").numpy().fill(1))
+        ...     kept = session.outputs()["y"]
+        >>> kept.numpy()                     # outlives the session
+        array([1, 1, 1], dtype=int8)
         """
         with self._lock:
             return {name: self._results[name] for name in self._outputs if name in self._results}
@@ -435,6 +500,14 @@ class Session:
         """Return the device whose memory each output lives in, in the order of binding.
 
         None: an output in ordinary host memory, which is no accelerator's, of a session on a GPU.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y", "host/managed")
+        ...     session.device_for_outputs()
+        [Device("host:0")]
         """
         with self._lock:
             memories = [bound.memory for bound in self._outputs.values()]
@@ -457,6 +530,15 @@ class Session:
         ------
         ConcurrentRunError
             A run is going on; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> session = gpumem.Session("host", {"private_arena": True})
+        >>> arena = session.allocator()
+        >>> session.close()
+        >>> arena.closed                     # nobody else had it
+        True
         """
         with self._lock:
             if self._closed:

@@ -45,6 +45,15 @@ class Stats:
         Pages made although idle ones could have moved, because `page_move_budget` was used up.
     suspended_bytes : int
         Bytes of live blocks that wait on the host while the arena is suspended.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> buffer = arena.allocate(1000)
+    >>> stats = arena.stats()
+    >>> stats.in_use - stats.requested_in_use        # padding
+    24
     """
 
     limit: int
@@ -77,6 +86,14 @@ class Stats:
         Two mean something else there than here: ``Limit`` is 2**63 - 1 where there is none, and
         ``NumArenaExtensions`` falls with every region that a shrink gives back, so that it is the
         number of regions held for ordinary blocks, while `num_extensions` never falls.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host", {"max_mem": 1 << 30})
+        >>> ort = arena.stats().as_ort()
+        >>> ort["Limit"], ort["NumAllocs"]
+        ('1073741824', '0')
         """
         values = {
             "Limit": self.limit or (1 << 63) - 1,
@@ -106,6 +123,15 @@ class PoolStats(Stats):
     pool_used, max_pool_used : int
         Bytes in use in the whole pool as the driver counts them, whoever took them. A driver may
         count a freed block until its stream has come to the free, and longer.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> pool = gpumem.DriverPool("host")
+    >>> buffer = pool.allocate(1000)
+    >>> stats = pool.stats()
+    >>> stats.requested_in_use, stats.pool_used >= 1000
+    (1000, True)
     """
 
     pool_used: int
@@ -143,6 +169,15 @@ class BlockInfo:
     parked : bool
         Freed, and held back until streams recorded by `Buffer.record_stream` are done with it,
         or by a debug heap.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> buffer = arena.allocate(1000)
+    >>> block = next(block for block in arena.blocks() if block.used)
+    >>> block.address == buffer.ptr, block.nbytes, block.requested
+    (True, 1024, 1000)
     """
 
     address: int
@@ -166,6 +201,15 @@ class KeptRegion:
         Why it stayed.
     blocks : tuple of BlockInfo
         The live blocks that hold it, then those that other streams still use.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", {"backing": "regions"})
+    >>> buffer = arena.allocate(1000)
+    >>> (region,) = arena.shrink().kept
+    >>> [block.address == buffer.ptr for block in region.blocks]     # who holds it
+    [True]
     """
 
     address: int
@@ -184,6 +228,16 @@ class ShrinkReport:
         Bytes given back to the driver.
     kept : tuple of KeptRegion
         Every region that stayed, and why.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", {"backing": "regions"})
+    >>> arena.allocate(1 << 20).close()
+    >>> held = arena.stats().reserved
+    >>> report = arena.shrink()
+    >>> report.released_bytes == held, report.kept
+    (True, ())
     """
 
     released_bytes: int
@@ -201,6 +255,19 @@ class BudgetLevel(NamedTuple):
         What is charged to it and to those below it.
     limit : int or None
         None: it has no limit of its own.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> job = gpumem.Budget(1 << 30, name="job")
+    >>> arena = gpumem.Arena("host", budget=gpumem.Budget(1 << 20, name="cache", parent=job))
+    >>> try:
+    ...     arena.allocate(1 << 22)
+    ... except gpumem.BudgetExceededError as error:
+    ...     for level in error.path:
+    ...         print(level)
+    BudgetLevel(name='cache', used=0, limit=1048576)
+    BudgetLevel(name='job', used=0, limit=1073741824)
     """
 
     name: str

@@ -14,7 +14,15 @@ __all__ = ["AnnotateAdaptor", "annotate"]
 
 
 class AnnotateAdaptor(Adaptor):
-    """A resource whose calls a profiler shows; see `annotate`."""
+    """A resource whose calls a profiler shows; see `annotate`.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> marked = AnnotateAdaptor(gpumem.Arena("host"), domain="loader")
+    >>> marked.allocate(1000).nbytes     # a range and a mark, if a profiler listens
+    1000
+    """
 
     def __init__(
         self, resource: MemoryResource, *, domain: str = "gpumem", name: str | None = None

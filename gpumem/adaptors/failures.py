@@ -12,7 +12,23 @@ __all__ = ["FailureAdaptor", "on_failure"]
 
 
 class FailureAdaptor(Adaptor):
-    """A resource that asks a callback before it gives up; see `on_failure`."""
+    """A resource that asks a callback before it gives up; see `on_failure`.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> asked = []
+    >>> small = gpumem.limit(gpumem.Arena("host"), 1000)
+    >>> def again(nbytes, attempt):
+    ...     asked.append(attempt)
+    ...     return attempt < 3
+    >>> patient = FailureAdaptor(small, again)
+    >>> try:
+    ...     patient.allocate(2000)
+    ... except gpumem.OutOfMemoryError:
+    ...     asked
+    [1, 2, 3]
+    """
 
     def __init__(
         self,

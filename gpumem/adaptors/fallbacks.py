@@ -14,7 +14,17 @@ __all__ = ["FallbackAdaptor", "fallback"]
 
 
 class FallbackAdaptor(Adaptor):
-    """Several resources of one device, asked one after another; see `fallback`."""
+    """Several resources of one device, asked one after another; see `fallback`.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> fast, large = gpumem.limit(gpumem.Arena("host"), 1000), gpumem.Arena("host/managed")
+    >>> either = FallbackAdaptor(fast, large)
+    >>> buffer = either.allocate(2000)
+    >>> either.served_by(buffer) is large, either.served
+    (True, (0, 1))
+    """
 
     def __init__(self, *resources: MemoryResource, name: str | None = None) -> None:
         if len(resources) < 2:

@@ -12,7 +12,16 @@ _MAX_LIMIT = (1 << 63) - 1
 
 
 class LimitAdaptor(Adaptor):
-    """A resource with a limit of its own; see `limit`."""
+    """A resource with a limit of its own; see `limit`.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> small = LimitAdaptor(gpumem.Arena("host"), 1000)
+    >>> buffer = small.allocate(600)
+    >>> small.used, small.free
+    (600, 400)
+    """
 
     def __init__(
         self, resource: MemoryResource, nbytes: int | Budget, *, name: str | None = None

@@ -42,6 +42,18 @@ class MemoryEvent:
         It was asked for with ``allocate_persistent``. False of a free.
     error : str
         Of a failure: the exception.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> events = []
+    >>> logged = gpumem.log(gpumem.limit(gpumem.Arena("host"), 1000), events.append)
+    >>> try:
+    ...     logged.allocate(2000)
+    ... except gpumem.OutOfMemoryError:
+    ...     event = events[-1]
+    >>> event.action, event.nbytes, event.error.partition(":")[0]
+    ('failure', 2000, 'OutOfMemoryError')
     """
 
     action: str
@@ -66,7 +78,16 @@ _CSV_ACTIONS = {"allocate": "allocate", "free": "free", "failure": "allocate fai
 
 
 class LogAdaptor(Adaptor):
-    """A resource that tells a sink of every allocation and free; see `log`."""
+    """A resource that tells a sink of every allocation and free; see `log`.
+
+    Examples
+    --------
+    >>> import gpumem, io
+    >>> file = io.StringIO()
+    >>> LogAdaptor(gpumem.Arena("host"), file).allocate(1000).close()
+    >>> [line.split(",")[2] for line in file.getvalue().splitlines()]
+    ['Action', 'allocate', 'free']
+    """
 
     def __init__(self, resource: MemoryResource, sink: Sink, *, name: str | None = None) -> None:
         self._sink = _function_of(sink)

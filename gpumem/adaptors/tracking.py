@@ -24,6 +24,15 @@ class TrackCounts:
         The highest so far.
     total_bytes, total_blocks : int
         Handed out since the start.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> tracked = gpumem.track(gpumem.Arena("host"))
+    >>> tracked.allocate(1000).close()
+    >>> counts = tracked.counts()
+    >>> counts.current_bytes, counts.peak_bytes, counts.total_blocks
+    (0, 1000, 1)
     """
 
     current_bytes: int
@@ -44,6 +53,16 @@ class Outstanding:
         Its address, and the bytes asked for.
     stack : traceback.StackSummary or None
         Where it was asked for, the innermost call last; None without ``stacks=True``.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> tracked = gpumem.track(gpumem.Arena("host"), stacks=True)
+    >>> def load():
+    ...     return tracked.allocate(1000)
+    >>> buffer = load()
+    >>> tracked.outstanding()[0].stack[-1].name
+    'load'
     """
 
     ptr: int
@@ -52,7 +71,16 @@ class Outstanding:
 
 
 class TrackAdaptor(Adaptor):
-    """A resource that knows its live blocks; see `track`."""
+    """A resource that knows its live blocks; see `track`.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> tracked = TrackAdaptor(gpumem.Arena("host"))
+    >>> buffers = [tracked.allocate(nbytes) for nbytes in (100, 2000)]
+    >>> [line.split(" at ")[0] for line in tracked.report().splitlines()]
+    ['2000 bytes', '100 bytes']
+    """
 
     def __init__(
         self, resource: MemoryResource, *, stacks: bool = False, name: str | None = None

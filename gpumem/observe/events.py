@@ -287,7 +287,7 @@ def read(path: str | os.PathLike[str]) -> Events:
     >>> with gpumem.observe.record(path=path):
     ...     gpumem.Arena("host").allocate(1000).close()
     >>> [(event.action, event.nbytes) for event in gpumem.observe.read(path)
-    ...  if event.address and event.action != "reserve"]
+    ...  if event.action in ("alloc", "free")]
     [('alloc', 1000), ('free', 1000)]
     """
     with open(path, "rb") as file:

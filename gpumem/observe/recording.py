@@ -249,7 +249,8 @@ def record(
     >>> arena = gpumem.Arena("host")
     >>> with gpumem.observe.record(arena) as recording:
     ...     with gpumem.observe.tag("weights"):
-    ...         arena.allocate(1000).close()
+    ...         buffer = arena.allocate(1000)
+    ...     buffer.close()
     >>> [(event.action, event.nbytes, event.tag) for event in recording.events()
     ...  if event.action != "reserve"]
     [('alloc', 1000, 'weights'), ('free', 1000, None)]

@@ -1,0 +1,92 @@
+"""Every example in a docstring does what it says, on a machine without a GPU."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+from helpers import child
+
+import gpumem
+
+# They must come before anything else that a process does with the host device.
+FIRST_OF_ALL = {"gpumem.device.set_host_device_count"}
+PARTS = ("adaptors",)
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(gpumem.__path__, "gpumem.")
+    # gpumem.__main__ runs the command line.
+    return ["gpumem", *(module.name for module in found if module.name != "gpumem.__main__")]
+
+
+def documented(name: str, owner: object) -> Iterator[tuple[str, str]]:
+    """Give names and docstrings of a class or function and of what is in it, compiled or not."""
+    for key, member in vars(owner).items() if isinstance(owner, type) else ():
+        if isinstance(member, type) or callable(member) or hasattr(member, "__get__"):
+            yield from documented(f"{name}.{key}", getattr(member, "__func__", member))
+    if isinstance(doc := inspect.getdoc(owner), str):
+        yield name, doc
+
+
+def examples_of(module) -> Iterator[tuple[str, str]]:
+    if module.__doc__:
+        yield module.__name__, module.__doc__
+    for key, member in vars(module).items():
+        if getattr(member, "__module__", None) == module.__name__ and callable(member):
+            yield from documented(f"{module.__name__}.{key}", member)
+
+
+def run(module, name: str, doc: str) -> str:
+    """Run the examples of a docstring; returns what did not come out as it says."""
+    said: list[str] = []
+    test = doctest.DocTestParser().get_doctest(doc, dict(vars(module)), name, module.__file__, 0)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=said.append)
+    return "".join(said)
+
+
+@pytest.mark.parametrize("module_name", modules())
+def test_the_examples_of_a_module_come_out_as_they_say(module_name):
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gpumem"):
+            raise
+        pytest.skip(f"{module_name} needs {error.name}")
+    found = dict(examples_of(module))
+    wrong = [
+        run(module, name, doc)
+        for name, doc in found.items()
+        if ">>>" in doc and name not in FIRST_OF_ALL
+    ]
+    assert not any(wrong), "".join(wrong)
+
+
+@pytest.mark.parametrize("name", sorted(FIRST_OF_ALL))
+def test_an_example_for_a_fresh_process_comes_out_as_it_says(name):
+    module, _, function = name.rpartition(".")
+    child.run_quietly(f"""
+import doctest
+import {module} as module
+doctest.run_docstring_examples(module.{function}, vars(module))
+""")
+
+
+def without_example(module) -> list[str]:
+    """Name the public classes and functions that show nobody how to use them."""
+    return [
+        f"{module.__name__}.{name}"
+        for name in module.__all__
+        if callable(shown := getattr(module, name))
+        and not (isinstance(shown, type) and issubclass(shown, BaseException))
+        and inspect.isroutine(shown) | isinstance(shown, type)
+        and ">>>" not in (shown.__doc__ or "")
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpumem", *(f"gpumem.{part}" for part in PARTS)])
+def test_every_public_class_and_function_has_an_example(name):
+    assert not without_example(importlib.import_module(name))
