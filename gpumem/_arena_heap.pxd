@@ -36,7 +36,8 @@ cdef int heap_allocate_bare(ArenaCore* arena, uint64_t nbytes, uint32_t slot, He
 # Of a live block only this part is the user's; the rest becomes guard.
 cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
                           uint64_t nbytes) noexcept nogil
-# Takes `uses` over; NULL: none. No driver call, no wait.
+# Takes `uses` over; NULL: none. Where its streams are done the block rests at once, and the driver
+# may be called for that; nothing is waited for that a thread may hold up.
 cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses) noexcept nogil
 # Somebody freed an address where no block of an outlet begins: which heap knows it?
 cdef void heap_bad_free(uint64_t address) noexcept nogil

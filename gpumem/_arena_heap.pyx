@@ -50,6 +50,7 @@ from gpumem._arena_types cimport (
     lock_acquire,
     lock_init,
     lock_release,
+    lock_try,
     stamp_free,
 )
 from gpumem._arena_wait cimport clock, sleep, wait_for_streams
@@ -137,6 +138,8 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
     if not place_is_dead(arena.place):
         zones_end(heap, arena.place)
     heap.gone = True
+    if heap.findings != NULL:
+        heap.hooks.found()      # no call of the arena comes any more that might raise them
     heap_drop(heap)
 
 
@@ -303,11 +306,21 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses)
     lock_release(&heap.lock)
     if live:
         count_out(arena, counted)       # what rests is not in use
+        rest_now(arena)
         return ARENA_OK
     if uses != NULL:
         let_go(arena, uses)
     heap.hooks.found()
     return ARENA_STALE
+
+
+cdef void rest_now(ArenaCore* arena) noexcept nogil:
+    # So that the very next write is late. Whoever has the turn may wait for work that waits for
+    # this thread; then the block rests with the next call of the arena.
+    if place_is_dead(arena.place) or not lock_try(&arena.heap.turn):
+        return
+    turn_over(arena, arena.heap.settings.quarantine, False)
+    lock_release(&arena.heap.turn)
 
 
 cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t slot) noexcept nogil:

@@ -7,7 +7,8 @@ A block of a debugged arena lies between two guards:
 
 Its states, each change of which is one function of _arena_heap or _arena_heap_rest:
   live      handed out; guards are written and the user's bytes hold the fresh pattern
-  freed     given back, by a finalizer perhaps; nothing was looked at since
+  freed     given back, by a finalizer perhaps; nothing was looked at since, for streams were not
+            done or another thread had the turn
   resting   in quarantine: its stream came to the free, so did recorded ones; guards were examined,
             and the user's bytes hold the freed pattern
 A resting block goes to the arena once its own stream, too, came to the free, and its bytes and
@@ -16,7 +17,7 @@ resting block writes what was freed.
 
 Locks: `turn` comes before every lock of the arena, and is waited for without the interpreter lock;
 who holds it touches memory, and moves blocks to rest and out of the heap. `lock`, the last of all,
-is for the lists and the table: a free takes only that one.
+is for the lists and the table: a free takes only that one, and the turn if nobody has it.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t

@@ -53,8 +53,7 @@ def test_a_write_after_the_free_is_found(debugged, write):
     buffer = debugged.allocate(5000)  # used after free
     address = buffer.ptr
     buffer.close()  # freed and used
-    debugged.check()
-    write(address + 4321, nbytes=3)
+    write(address + 4321, nbytes=3)  # the very next thing that happens
     (report,) = found_by(debugged.check)
     assert (report.kind, report.offset, report.wrong_bytes) == ("use_after_free", 4321, 3)
     assert report.allocated.where == line_of("used after free")
@@ -96,6 +95,18 @@ def test_a_block_freed_on_a_stream_that_does_not_wait_for_its_own(debugged, writ
     assert (report.allocated.stream, report.freed.stream) == (own.ptr, other.ptr)
     assert report.allocated.where == line_of("of one stream")
     assert report.freed.where == line_of("on another")
+
+
+def test_a_free_elsewhere_of_what_is_still_written_is_found_without_another_call(
+    debugged, write, streams, driver
+):
+    own, other = streams[:2]
+    buffer = debugged.allocate(5000, own)
+    with driver.block(own):
+        write(buffer.ptr + 40, nbytes=2, stream=own)
+        buffer.close(other)
+    own.synchronize()
+    assert found_by(debugged.check)[0].kind == "wrong_stream"
 
 
 def test_a_block_freed_on_another_stream_behind_its_own_is_right(debugged, write, streams, driver):
