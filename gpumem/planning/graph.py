@@ -238,7 +238,11 @@ class Graph:
 
     @classmethod
     def from_onnx(
-        cls, model: str | os.PathLike[str] | Any, *, dims: Mapping[str, int] | None = None
+        cls,
+        model: str | os.PathLike[str] | Any,
+        *,
+        dims: Mapping[str, int] | None = None,
+        strict: bool = True,
     ) -> Graph:
         """Read an ONNX model.
 
@@ -252,6 +256,11 @@ class Graph:
             The model; a ModelProto is not changed.
         dims : Mapping, optional
             Lengths for dimensions that the model names, such as ``{"batch": 8}``.
+        strict : bool, optional
+            Refuse operators that ONNX does not know in its own domains, nodes without an attribute
+            that they need or with too many inputs, and shapes and types that disagree with what is
+            inferred. False: where they disagree the model is believed, and only what no graph can
+            be made of is refused.
 
         Raises
         ------
@@ -264,7 +273,11 @@ class Graph:
         """
         from gpumem.planning.onnx_models import describe_model
 
-        return _built(describe_model(model, dims or {}), None)
+        described, trouble = describe_model(model, dims or {})
+        graph = _built(described, None)
+        if strict and trouble:
+            raise GraphError(trouble)
+        return graph
 
 
 class GraphBuilder:

@@ -41,13 +41,20 @@ class GraphDescription(NamedTuple):
     outputs: list[str]
 
 
-def describe_model(model: Any, dims: Mapping[str, int]) -> GraphDescription:
-    """Read a model as `Graph.from_onnx` says, errors included."""
+def describe_model(model: Any, dims: Mapping[str, int]) -> tuple[GraphDescription, str]:
+    """Read a model as `Graph.from_onnx` says, errors included.
+
+    Returns
+    -------
+    GraphDescription, str
+        And what a strict reader has against the model; empty: nothing.
+    """
     proto = _load(model)
     if not proto.HasField("graph"):
         raise GraphError(f"{_named(model)} is no ONNX model: it holds no graph")
     _bind(proto.graph, dims)
-    return _describe(_inferred(proto))
+    proto = _inlined(proto)
+    return _describe(_inferred(proto)), _trouble(proto)
 
 
 def _load(model: Any) -> Any:
@@ -72,16 +79,74 @@ def _named(model: object) -> str:
     return repr(os.fspath(model)) if isinstance(model, str | os.PathLike) else "the model"
 
 
-def _inferred(proto: Any) -> Any:
-    """Return the graph with functions inlined and shapes inferred."""
+def _inlined(proto: Any) -> Any:
+    """Return the model without functions of its own."""
     import onnx.inliner
 
+    if not proto.functions:
+        return proto
     try:
-        if proto.functions:
-            proto = onnx.inliner.inline_local_functions(proto)
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+        return onnx.inliner.inline_local_functions(proto)
     except Exception as error:  # its C++ raises errors of several bases
         raise GraphError(f"the model is malformed: {error}") from error
+
+
+def _inferred(proto: Any) -> Any:
+    """Return the graph with what of its shapes can be inferred."""
+    import onnx
+
+    try:
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    except Exception as error:
+        raise GraphError(f"the model is malformed: {error}") from error
+
+
+# ---- what a strict reader asks -------------------------------------------------------------------
+
+
+def _trouble(proto: Any) -> str:
+    """Say what is wrong with nodes, or which shapes and types disagree."""
+    import onnx
+
+    versions = {one.domain: one.version for one in proto.opset_import}
+    try:
+        _check_nodes(proto.graph, versions | {"": versions.get("", versions.get("ai.onnx", 1))})
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as error:
+        return f"the model is malformed: {error}"
+    return ""
+
+
+def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
+    """Check operators, attributes and numbers of inputs and outputs, in the bodies of nodes too.
+
+    Unlike ONNX's checker it asks neither for shapes of outputs nor for weights in files, which
+    models may leave out.
+    """
+    import onnx
+
+    for node in graph.node:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        try:
+            schema = onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
+        except onnx.defs.SchemaError:
+            if domain in ("", "ai.onnx.ml"):
+                raise
+            continue  # others' operators are not known here
+        given = {attribute.name for attribute in node.attribute}
+        lacking = {name for name, found in schema.attributes.items() if found.required} - given
+        problem = f"without {', '.join(sorted(lacking))}" if lacking else ""
+        for what, count, least, most in (
+            ("inputs", len(node.input), schema.min_input, schema.max_input),
+            ("outputs", len(node.output), schema.min_output, schema.max_output),
+        ):
+            if not least <= count <= most:
+                problem = f"of {count} {what}, where {least} to {most} are accepted"
+        if problem:
+            raise GraphError(f"node {node.name!r} is a {node.op_type} {problem}")
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+                _check_nodes(body, versions)
 
 
 def _bind(graph: Any, dims: Mapping[str, int]) -> None:

@@ -223,6 +223,45 @@ def test_a_malformed_model_is_refused_by_name(make, names):
         Graph.from_onnx(make())
 
 
+def one_node(op_type, inputs, output, **attributes):
+    """Make a model of one node, of inputs (dtype, shape) and an output of the same kind."""
+    infos = [
+        helper.make_tensor_value_info(f"x{n}", dtype, shape)
+        for n, (dtype, shape) in enumerate(inputs)
+    ]
+    node = helper.make_node(op_type, [info.name for info in infos], ["y"], **attributes)
+    result = helper.make_tensor_value_info("y", *output)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    graph = helper.make_graph([node], "one", infos, [result])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+PAIR, TRIPLE = (F32, [2]), (F32, [3])
+
+
+@pytest.mark.parametrize(
+    ("proto", "words"),
+    [
+        (one_node("Relu", [PAIR], (F32, [5])), r"Relu.*shape"),
+        (one_node("Add", [PAIR, TRIPLE], (F32, ["n"])), "Add.*Incompatible dimensions"),
+        (one_node("Relu", [PAIR], (TensorProto.INT64, [2])), "Relu.*type"),
+        (one_node("Blorp", [PAIR], PAIR), "Blorp"),
+        (one_node("Concat", [PAIR, PAIR], (F32, [4])), "Concat without axis"),
+        (one_node("Relu", [PAIR, PAIR], PAIR), "Relu of 2 inputs, where 1 to 1"),
+    ],
+    ids=["shape", "dimensions", "type", "operator", "attribute", "inputs"],
+)
+def test_a_model_that_contradicts_itself_is_refused_unless_it_is_to_be_believed(proto, words):
+    with pytest.raises(GraphError, match=f"(?s){words}"):
+        Graph.from_onnx(proto)
+    assert len(Graph.from_onnx(proto, strict=False).nodes) == 1
+
+
+def test_operators_of_others_and_outputs_without_a_shape_are_accepted():
+    Graph.from_onnx(one_node("Blorp", [PAIR], (F32, None), domain="com.example"))
+    Graph.from_onnx(one_node("Relu", [PAIR], (F32, None)))
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     path = tmp_path / "m.onnx"
     for content in (b"not a model", b"\xff" * 100, b""):
