@@ -983,8 +983,8 @@ cdef class Arena(MemoryResource):
         That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
         happens to each block when it is freed and before its memory is used again, once the streams
         that it was freed on and recorded for are done; there what was wrong is told by the next
-        call that may raise. Each wrong byte is told once. Blocks of graph pools have no guards and
-        are not looked at, nor is anything while the arena is suspended.
+        call that may raise. Each wrong byte is told once. Blocks of graph pools and shareable
+        ones have no guards and are not looked at, nor is anything while the arena is suspended.
 
         Parameters
         ----------

@@ -76,7 +76,7 @@ class OutOfMemoryReport:
         Of that, what other arenas hold and nobody uses.
     held_by_others : int or None
         The rest that the device does not have free: other processes, other libraries of this one,
-        the driver itself.
+        and the driver, with what its pools keep and what it rounds up.
     processes : tuple of (int, int)
         Process ids and bytes on the device as NVML tells them, if the package ``nvidia-ml-py`` is
         installed; else empty.
@@ -155,7 +155,7 @@ class OutOfMemoryReport:
         return (
             f"the device: {readable(self.device_free)} of {readable(self.device_total)} free, "
             f"{readable(self.held_here)} held by gpumem in this process, "
-            f"{readable(self.held_by_others)} by others"
+            f"{readable(self.held_by_others)} by others and the driver"
             + "".join(f", process {pid} {readable(n)}" for pid, n in self.processes[:MOST_NAMED])
         )
 
