@@ -327,6 +327,16 @@ cdef class Reservation:
     Attributes
     ----------
     budget : Budget
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> budget = gpumem.Budget(1 << 20)
+    >>> with budget.reserve(1000) as reservation:
+    ...     budget.used          # held while the other library allocates
+    1000
+    >>> budget.used              # it was not committed
+    0
     """
 
     def __cinit__(self):

@@ -53,6 +53,19 @@ class Accountant(abc.ABC):
     Notes
     -----
     Not for use by several threads at once: one partition has it at a time.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder
+    >>> class PerNode(Accountant):
+    ...     def _own_bytes(self, node):
+    ...         return 100
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (4,))
+    >>> first, second = builder.node("Relu", [x], ["a"]), builder.node("Relu", ["a"], ["b"])
+    >>> accountant = PerNode(threshold=150)
+    >>> accountant.account(first), accountant.account(second), accountant.stop_requested
+    (ResourceCount.from_bytes(100), None, True)
     """
 
     def __init__(self, threshold: ResourceCount | int | None = None) -> None:
@@ -124,6 +137,17 @@ class Accountant(abc.ABC):
         ------
         OverflowError
             More than 2**64 - 1 bytes; nothing has changed.
+
+        Examples
+        --------
+        >>> from gpumem.accounting import AdHocAccountant
+        >>> from gpumem.planning import GraphBuilder
+        >>> builder = GraphBuilder()
+        >>> x = builder.input("x", "uint8", (100,))
+        >>> node = builder.node("Relu", [x], [builder.value("y", "uint8", (100,))])
+        >>> accountant = AdHocAccountant(percent=100)
+        >>> accountant.account(node), accountant.pending, accountant.consumed
+        (ResourceCount.from_bytes(100), ResourceCount.from_bytes(100), ResourceCount.from_bytes(0))
         """
         prices = self._prices(nodes_of(node))
         cost = ResourceCount.from_bytes(_sum_of(prices.values()))

@@ -9,7 +9,18 @@ __all__ = ["CostedNode", "CostedValue", "NodeOrGroup", "key_of", "nodes_of"]
 
 
 class CostedValue(Protocol):
-    """A value: hashed by identity, so equal names in two scopes stay two values."""
+    """A value: hashed by identity, so equal names in two scopes stay two values.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, eq=False)        # hashed by identity
+    ... class Weight:
+    ...     name: str
+    ...     nbytes: int
+    ...     is_initializer: bool = True
+    >>> value: CostedValue = Weight("w", 4096)
+    """
 
     @property
     def name(self) -> str:
@@ -25,7 +36,16 @@ class CostedValue(Protocol):
 
 
 class CostedNode(Protocol):
-    """A node; a place that an optional input or output leaves empty is None."""
+    """A node; a place that an optional input or output leaves empty is None.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> from gpumem.accounting import unique_node_name
+    >>> node = SimpleNamespace(name="relu", op_type="Relu", inputs=[], outputs=[], bodies=[])
+    >>> unique_node_name(node)       # anything of this shape will do
+    'relu_0'
+    """
 
     @property
     def name(self) -> str:

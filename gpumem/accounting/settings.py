@@ -127,6 +127,12 @@ def accountants_from_setting(
     ConfigError
         Not two fields, a limit that is not a number or above 2**64 - 1 bytes, or a file that
         cannot be read.
+
+    Examples
+    --------
+    >>> accountants = accountants_from_setting("1024,")          # 1 MiB, costs from the graph
+    >>> accountants["cuda:0"].threshold
+    ResourceCount.from_bytes(1048576)
     """
     if setting is None or not setting.strip():
         return Accountants()

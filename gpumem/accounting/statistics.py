@@ -39,6 +39,14 @@ class NodeStats:
         Outputs.
     temporary_bytes : int
         What it allocated beside, while it ran.
+
+    Examples
+    --------
+    >>> first, second = NodeStats(8, 0, 8, 100), NodeStats(16, 0, 4)
+    >>> first.largest(second)
+    NodeStats(input_bytes=16, initializer_bytes=0, dynamic_bytes=8, temporary_bytes=100)
+    >>> first.total_bytes
+    116
     """
 
     input_bytes: int = 0
@@ -71,6 +79,15 @@ def unique_node_name(node: CostedNode) -> str:
     Its name, or its operator if it has none; then ``_`` and, in decimal, the low 64 bits of a
     MurmurHash3 (x86, 128 bits) over the names of its inputs and outputs in order. Each name is
     hashed with the low 32 bits of the hash before it as seed. A place left empty is an empty name.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (2,))
+    >>> names = [unique_node_name(builder.node("Relu", [x], [y], name="relu")) for y in ("a", "b")]
+    >>> names[0].startswith("relu_"), names[0] == names[1]       # what they make differs
+    (True, False)
     """
     digest = bytes(16)
     for value in (*node.inputs, *node.outputs):
@@ -83,7 +100,7 @@ def unique_node_name(node: CostedNode) -> str:
 
 
 def read_stats(path: FilePath) -> dict[str, NodeStats]:
-    """Read a statistics file.
+    r"""Read a statistics file.
 
     Returns
     -------
@@ -95,6 +112,15 @@ def read_stats(path: FilePath) -> dict[str, NodeStats]:
     ------
     ConfigError
         The file cannot be read, or a line is not a name and four numbers from 0 to 2**64 - 1.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "stats.csv")
+    >>> with open(path, "w") as file:
+    ...     _ = file.write("#name,input,initializers,dynamic,temporary\nrelu_7,8,0,8,100\n")
+    >>> read_stats(path)["relu_7"].total_bytes
+    116
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

@@ -49,6 +49,16 @@ cdef class DriverTimeline(Timeline):
     `value` is refused there, while `wait` and `signal` go through a stream of the timeline's own;
     on the host device, whose timelines are pages of memory, the CPU does all of it itself.
     Dead after fork.
+
+    Examples
+    --------
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType, importer_for
+    >>> made = HostTimeline.create()             # stands for one of Vulkan's
+    >>> descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)
+    >>> timeline = importer_for("host").import_semaphore(descriptor)
+    >>> timeline.signal(3)
+    >>> isinstance(timeline, DriverTimeline), made.value()
+    (True, 3)
     """
 
     def export(self):

@@ -92,6 +92,16 @@ cdef class Timeline:
 
     Safe to use from many threads. One that is dropped while streams still use it is given back by
     a later call of gpumem.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.interop import HostTimeline
+    >>> timeline, stream = HostTimeline.create(), gpumem.Stream("host")
+    >>> timeline.enqueue_signal(stream, 1)       # behind what the stream has
+    >>> timeline.wait(1)
+    >>> timeline.value()
+    1
     """
 
     def __init__(self):

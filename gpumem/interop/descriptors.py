@@ -27,7 +27,16 @@ MAX_BYTES = (1 << 63) - 1
 
 
 class MemoryHandleType(enum.Enum):
-    """What kind of handle stands for memory. The first five have ONNX Runtime's numbers."""
+    """What kind of handle stands for memory. The first five have ONNX Runtime's numbers.
+
+    Examples
+    --------
+    >>> from gpumem.interop import importer_for
+    >>> MemoryHandleType(3)              # by ONNX Runtime's number
+    <MemoryHandleType.OPAQUE_FD: 3>
+    >>> bool(importer_for("host").can_import_memory(MemoryHandleType.SHM_NAME))
+    True
+    """
 
     D3D12_RESOURCE = 0
     """NT handle or name of a committed Direct3D 12 resource; always dedicated."""
@@ -56,7 +65,16 @@ class MemoryHandleType(enum.Enum):
 
 
 class SemaphoreType(enum.Enum):
-    """What kind of handle stands for a timeline. The first three have ONNX Runtime's numbers."""
+    """What kind of handle stands for a timeline. The first three have ONNX Runtime's numbers.
+
+    Examples
+    --------
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, importer_for
+    >>> handle = HostTimeline.create().export()
+    >>> importer = importer_for("host")
+    >>> importer.import_semaphore(SemaphoreDescriptor(handle, SemaphoreType.HOST_TIMELINE)).value()
+    0
+    """
 
     D3D12_FENCE = 0
     """NT handle or name of a Direct3D 12 fence."""
@@ -97,6 +115,13 @@ class Capability(_Capability):
         ``"as_exporter"``: what the exporter allocated it with.
     offset_alignment : int
         What `MemoryDescriptor.offset` has to be a multiple of, in bytes.
+
+    Examples
+    --------
+    >>> from gpumem.interop import MemoryHandleType, importer_for
+    >>> answer = importer_for("host").can_import_memory(MemoryHandleType.MEMFD)
+    >>> bool(answer), answer.dedicated
+    (True, 'forbidden')
     """
 
     dedicated: Literal["required", "forbidden", "as_exporter"] = "forbidden"
@@ -198,6 +223,16 @@ class SemaphoreDescriptor:
         `type` is no SemaphoreType.
     InvalidDescriptorError
         Another value is not accepted.
+
+    Examples
+    --------
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, importer_for
+    >>> timeline = HostTimeline.create()
+    >>> descriptor = SemaphoreDescriptor(timeline.export(), SemaphoreType.HOST_TIMELINE)
+    >>> there = importer_for("host").import_semaphore(descriptor)
+    >>> timeline.signal(3)
+    >>> there.value()
+    3
     """
 
     handle: Any

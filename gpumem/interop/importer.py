@@ -194,6 +194,13 @@ def register_importer(
         Unknown type of device.
     TypeError
         The factory is not callable.
+
+    Examples
+    --------
+    >>> register_importer("host", lambda device: None)       # no device of the type can import
+    >>> importer_for("host"), importer_reason("host")
+    (None, 'its registered importer declines')
+    >>> register_importer("host", None)
     """
     if device_type not in ("cuda", "host"):
         raise ValueError(f'unknown type of device {device_type!r}: it takes "cuda" or "host"')
@@ -210,6 +217,12 @@ def importer_for(device: Device | str) -> Importer | ImporterLike | None:
     """Return an importer for a device; None if it cannot import at all.
 
     `importer_reason` says why. Never raises for a well-formed device.
+
+    Examples
+    --------
+    >>> importer = importer_for("host")
+    >>> importer.device
+    Device("host:0")
     """
     where = Device(device)
     factory = _factories.get(where.type)
@@ -219,7 +232,13 @@ def importer_for(device: Device | str) -> Importer | ImporterLike | None:
 
 
 def importer_reason(device: Device | str) -> str:
-    """Say why a device has no importer; empty if it has one."""
+    """Say why a device has no importer; empty if it has one.
+
+    Examples
+    --------
+    >>> importer_reason("host")      # it has one
+    ''
+    """
     where = Device(device)
     factory = _factories.get(where.type)
     if factory is not None:

@@ -48,6 +48,15 @@ class Contents:
     read_only : bool
     pool_pointer : bytes or None
         Of a driver's pool: which block.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem import interop
+    >>> buffer = gpumem.Arena("host").allocate(4096, shareable=True)
+    >>> handle = interop.export(gpumem.from_dlpack(buffer)[1024:])
+    >>> handle.contents.size, handle.contents.offset, handle.contents.shape
+    (4096, 1024, (3072,))
     """
 
     memory: MemoryInfo
@@ -173,6 +182,17 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
         The device that it lies on is not here, or is not `device`.
     UnsupportedHandleTypeError, BadHandleError, DriverError
         As `Importer.import_memory`.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem import interop
+    >>> buffer = gpumem.Arena("host").allocate(4096, shareable=True)
+    >>> with interop.export(buffer) as handle:           # it goes to the other process; there:
+    ...     tensor = interop.attach(handle)
+    >>> tensor.numpy()[0] = 7
+    >>> memoryview(buffer)[0]
+    7
     """
     if isinstance(handle, Handle) and handle.kind is SemaphoreType.HOST_TIMELINE:
         return HostTimeline.from_fd(handle, device=device)

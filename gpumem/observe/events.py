@@ -122,7 +122,20 @@ class EventFileError(GpumemError, ValueError):
 
 
 class Frame(NamedTuple):
-    """One frame of a stack; a native one has line 0."""
+    """One frame of a stack; a native one has line 0.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> def load():
+    ...     return arena.allocate(1000)
+    >>> with gpumem.observe.record(arena, stacks=1.0) as recording:
+    ...     buffer = load()
+    >>> event = next(event for event in recording.events() if event.action == "alloc")
+    >>> "load" in [frame.name for frame in event.stack]
+    True
+    """
 
     filename: str
     line: int
@@ -141,6 +154,15 @@ class RecordedResource:
         ``"arena"``, ``"graph pool"``, ``"DriverPool"``, ``"ExternalAllocator"`` or ``"user"``.
     name : str
         The resource's name, up to 63 bytes of it.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host", name="cache")
+    >>> with gpumem.observe.record(arena) as recording:
+    ...     arena.allocate(1000).close()
+    >>> {event.resource for event in recording.events()}
+    {RecordedResource(memory='host:0', kind='arena', name='cache')}
     """
 
     memory: str
@@ -176,6 +198,16 @@ class Event:
         Which library asked, such as ``"torch"``.
     stack : tuple of Frame
         Where it was asked for, the innermost first; empty unless it was sampled.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> with gpumem.observe.record(arena) as recording:
+    ...     buffer = arena.allocate(1000)
+    >>> event = recording.events()[-1]
+    >>> event.action, event.nbytes, event.block_nbytes, event.address == buffer.ptr
+    ('alloc', 1000, 1024, True)
     """
 
     action: str
@@ -215,6 +247,16 @@ class Events:
     lost : int
         Events that a ring no longer had room for, or that found no room in the file, as far as
         that is known.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> with gpumem.observe.record(arena) as recording:
+    ...     buffers = [arena.allocate(1000) for _ in range(3)]
+    >>> events = recording.events()
+    >>> int(events.records["nbytes"][events.records["kind"] == 1].sum())     # 1: alloc
+    3000
     """
 
     records: NDArray[np.void]

@@ -58,6 +58,13 @@ class LiveResource:
         max_reserved, num_allocs, num_frees, num_reserves, num_extensions, num_shrinkages,
         max_alloc_size, pages_moved, driver_calls, suspended_bytes. `reserved` of a driver's pool is
         what its blocks take.
+
+    Examples
+    --------
+    >>> counters = {"in_use": 0, "reserved": 4096}
+    >>> resource = LiveResource(7, "cache", "host:0", "arena", None, counters)
+    >>> resource.counters["reserved"] - resource.counters["in_use"]      # idle
+    4096
     """
 
     id: int
@@ -83,6 +90,12 @@ class LiveBudget:
     used, peak : int
         Charged now; the most so far.
     limit, soft : int or None
+
+    Examples
+    --------
+    >>> budget = LiveBudget(3, "job", None, used=900, limit=1000, soft=800, peak=950)
+    >>> budget.soft is not None and budget.used > budget.soft       # under pressure
+    True
     """
 
     id: int
@@ -117,6 +130,15 @@ class LivePage:
         The newest first.
     left_out : int
         Resources and budgets for which the page has no room.
+
+    Examples
+    --------
+    >>> import os, gpumem.observe
+    >>> path = gpumem.observe.publish()
+    >>> page = gpumem.observe.page_of(os.getpid())
+    >>> page.process == os.getpid(), page.alive
+    (True, True)
+    >>> gpumem.observe.unpublish()
     """
 
     process: int
@@ -193,7 +215,16 @@ def publish(*, period: float = _live.PERIOD) -> Path:
 
 
 def unpublish() -> None:
-    """Take this process's page back. Idempotent."""
+    """Take this process's page back. Idempotent.
+
+    Examples
+    --------
+    >>> import os, gpumem.observe
+    >>> path = gpumem.observe.publish()
+    >>> gpumem.observe.unpublish()
+    >>> os.path.exists(path)
+    False
+    """
     _live.stop()
 
 

@@ -34,6 +34,16 @@ class Recording:
     ----------
     path : Path or None
         The file; None of a ring.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> recording = gpumem.observe.record(arena)
+    >>> arena.allocate(1000).close()
+    >>> recording.stop()
+    >>> recording.running, recording.lost, recording.trace().events     # one came, one went
+    (False, 0, 2)
     """
 
     def __init__(

@@ -39,6 +39,16 @@ class Block:
     tag, stack, thread, number, age
         What was recorded of its allocation: the tag, the frames, the system's id of the thread, its
         number in the recording, and nanoseconds since. None, or no frames, if nothing was.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> with gpumem.observe.record(arena), gpumem.observe.tag("weights"):
+    ...     buffer = arena.allocate(1000)
+    ...     (block,) = arena.snapshot().resources[0].live
+    >>> block.address == buffer.ptr, block.nbytes, block.owner
+    (True, 1024, 'weights')
     """
 
     address: int
@@ -70,6 +80,14 @@ class Region:
     kind : str
         ``"region"``; ``"persistent"``: of one block alone; ``"range"``: addresses whose memory is
         pages.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", {"backing": "regions"})
+    >>> weights = arena.allocate_persistent(1 << 20)
+    >>> [region.kind for region in arena.snapshot().resources[0].regions]
+    ['persistent']
     """
 
     address: int
@@ -118,6 +136,15 @@ class ResourceSnapshot:
         ``number``, ``time``, ``region``, ``thread``, ``tag``, ``stack``, ``framework``, ``state``.
     held : int
         Nanoseconds for which other threads could not allocate from it.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> buffers = [arena.allocate(nbytes) for nbytes in (1000, 2000)]
+    >>> (found,) = arena.snapshot().resources
+    >>> found.counts["requested_in_use"], found.by_owner()
+    (3000, {'untagged': 3072})
     """
 
     key: int

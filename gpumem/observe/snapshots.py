@@ -46,6 +46,16 @@ class SnapshotDiff:
     added, removed : tuple of (str, Block)
         Blocks that are used in the later one only, and in the earlier one only, with the name of
         their resource. A block that was freed and handed out anew in between is in both.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", name="cache")
+    >>> before = arena.snapshot()
+    >>> buffer = arena.allocate(1000)
+    >>> change = before.diff(arena.snapshot())
+    >>> [(name, block.requested) for name, block in change.added], change.removed_bytes
+    ([('cache', 1000)], 0)
     """
 
     counts: Mapping[str, Mapping[str, int]]
@@ -82,6 +92,16 @@ class Snapshot:
         Nanoseconds since 1970.
     process : int
         Process id.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", name="cache")
+    >>> buffer = arena.allocate(1000)
+    >>> snapshot = arena.snapshot()
+    >>> again = Snapshot.from_dict(snapshot.as_dict())
+    >>> again.resource("cache").live == snapshot.resource("cache").live
+    True
     """
 
     resources: tuple[ResourceSnapshot, ...]

@@ -38,6 +38,19 @@ class IterationReport:
         Allocations after the mismatch, which the upstream served.
     mismatch : str or None
         How the iteration first differed from the plan. None: it did not.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.planning import PlannedResource, Recording, plan
+    >>> arena = gpumem.Arena("host")
+    >>> recording = Recording(arena)
+    >>> recording.resource.allocate(1000).close()
+    >>> planned = PlannedResource(plan(recording.trace()), arena)
+    >>> with planned.iteration():
+    ...     planned.allocate(5000).close()       # not what was recorded
+    >>> planned.report.planned, planned.report.online, planned.report.mismatch is None
+    (0, 1, False)
     """
 
     planned: int

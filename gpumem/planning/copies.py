@@ -32,6 +32,18 @@ class PlannedCopy:
         for the caller behind the last one; -1 for weights, which are copied once, before any run.
     why : str
         The reason.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> builder = GraphBuilder()
+    >>> w = builder.initializer("w", "int8", (100,))
+    >>> for name, device in (("a", "cuda:0"), ("b", "cuda:1")):
+    ...     node = builder.node("Relu", [w], [builder.value(name, "int8", (100,))])
+    >>> first = Target("cuda:0", supports=lambda node: node.outputs[0].name == "a")
+    >>> copies = plan_copies(partition(builder.build(["a", "b"]), [first, "cuda:1"])).copies
+    >>> [(copy.value.name, str(copy.destination), copy.step, copy.nbytes) for copy in copies]
+    [('w', 'cuda:1', -1, 100)]
     """
 
     value: Value
@@ -56,6 +68,17 @@ class CopyPlan:
         Where each value is made, is given to the graph, or is given back.
     copies : tuple of PlannedCopy
         In the order in which they are made.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (4,))
+    >>> node = builder.node("Relu", [x], [builder.value("y", "float32", (4,))])
+    >>> target = Target("cuda:0", host_accessible=False)
+    >>> plan = plan_copies(partition(builder.build(["y"]), [target]))
+    >>> plan, str(plan.memory_for(x, Device("cuda:0")))
+    (<gpumem.CopyPlan: 2 copies, 32 bytes>, 'cuda:0')
     """
 
     def __init__(

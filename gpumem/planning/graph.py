@@ -37,6 +37,13 @@ class Node:
         Of the operator; empty for ONNX's own.
     bodies : Mapping[str, Graph], optional
         Graphs that it holds, by attribute, such as the branches of an If.
+
+    Examples
+    --------
+    >>> x, y = Value("x", "float32", (4,)), Value("y", "float32", (4,))
+    >>> node = Node("Clip", [x, None, None], [y], name="clip")       # its bounds are left out
+    >>> node.inputs[1:], [value.name for value in node.reads]
+    ((None, None), ['x'])
     """
 
     __slots__ = ("_body_graphs", "_domain", "_inputs", "_name", "_op_type", "_outputs")

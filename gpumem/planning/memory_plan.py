@@ -36,6 +36,19 @@ class MemoryPlan(Places):
         Values that begin in the bytes of another one: in place, or as a view.
     unplanned : tuple of str
         Values without a place, because their size is only known when the graph runs.
+
+    Examples
+    --------
+    >>> import gpumem, numpy as np
+    >>> from gpumem.planning import GraphBuilder, partition, plan_memory
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (3,))
+    >>> node = builder.node("Neg", [x], [builder.value("y", "float32", (3,))])
+    >>> plan = plan_memory(partition(builder.build(["y"]), ["host"]))
+    >>> def kernel(node, reads, writes):
+    ...     np.negative(reads[0].numpy(), out=writes[0].numpy())
+    >>> plan.run(kernel, {"x": np.ones(3, "float32")}, gpumem.Arena("host"))["y"].numpy()
+    array([-1., -1., -1.], dtype=float32)
     """
 
     @property

@@ -74,6 +74,16 @@ def partition(
     ConfigError
         No device, a device named twice, an accountant of none of them or of two, an unknown
         strategy.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "uint8", (100,))
+    >>> _ = builder.node("Relu", [x], [builder.value("y", "uint8", (100,))])
+    >>> tight = AdHocAccountant(threshold=99, percent=100)
+    >>> partition(builder.build(["y"]), ["cuda:0", "host"], {"cuda:0": tight})
+    <gpumem.Placement of 1 nodes: 0 on cuda:0, 1 on host:0>
     """
     targets = _checked_targets(devices)
     known = _checked_accountants(accountants, targets)

@@ -18,7 +18,13 @@ __all__ = ["Assignment", "Placement", "Refusal", "Step", "in_steps"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """A device that did not take a node, and why."""
+    """A device that did not take a node, and why.
+
+    Examples
+    --------
+    >>> Refusal(Device("cuda:0"), "it has no kernel for Einsum").why
+    'it has no kernel for Einsum'
+    """
 
     device: Device
     why: str
@@ -39,6 +45,15 @@ class Assignment:
         Nodes of one number run as one; None: it runs alone.
     refusals : tuple of Refusal
         The devices before, in order of preference.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> builder = GraphBuilder()
+    >>> node = builder.node("Relu", [builder.input("x", "int8", (4,))], ["y"])
+    >>> placement = partition(builder.build(["y"]), ["cuda:0", "host"])
+    >>> placement[node].device, placement[node].refusals
+    (Device("cuda:0"), ())
     """
 
     node: Node
@@ -58,7 +73,16 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Step:
-    """Nodes that run as one, on one device; mostly it is one node."""
+    """Nodes that run as one, on one device; mostly it is one node.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition
+    >>> builder = GraphBuilder()
+    >>> node = builder.node("Relu", [builder.input("x", "int8", (4,))], ["y"])
+    >>> [(step.device, step.nodes) for step in partition(builder.build(["y"]), ["cuda:1"]).steps]
+    [(Device("cuda:1"), (Node(Relu -> y),))]
+    """
 
     nodes: tuple[Node, ...]
     device: Device
@@ -81,6 +105,18 @@ class Placement:
         What was committed by this partition, of devices that have an accountant.
     gains : Mapping[Device, str]
         For ``strategy="best"``: what further search gained over the greedy order, in words.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "int8", (4,))
+    >>> nodes = builder.node("Relu", [x], ["y"]), builder.node("Relu", ["y"], ["z"])
+    >>> placement = partition(builder.build(["z"]), ["cuda:0", "host"])
+    >>> placement
+    <gpumem.Placement of 2 nodes: 2 on cuda:0, 0 on host:0>
+    >>> placement.device_of(nodes[1])
+    Device("cuda:0")
     """
 
     def __init__(

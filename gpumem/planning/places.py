@@ -29,6 +29,16 @@ class Place:
         Of the value.
     first, last : int
         Steps between which its bytes are taken, both included, by it or by what shares them.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition, plan_memory
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "int8", (1000,))
+    >>> node = builder.node("Softmax", [x], [builder.value("y", "int8", (1000,))])
+    >>> plan = plan_memory(partition(builder.build(["y"]), ["host"]), in_place=False)
+    >>> sorted(place.offset for place in plan.places.values())       # both live at one step
+    [0, 1024]
     """
 
     memory: MemoryInfo
@@ -50,6 +60,16 @@ class MemoryBlock:
         The most bytes that live at one step, each value rounded up to the alignment.
     strategy : str
         What found the offsets.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition, plan_memory
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "int8", (1000,))
+    >>> node = builder.node("Softmax", [x], [builder.value("y", "int8", (1000,))])
+    >>> plan = plan_memory(partition(builder.build(["y"]), ["host"]), in_place=False)
+    >>> [(str(memory), block.peak_bytes) for memory, block in plan.blocks.items()]
+    [('host:0', 2048)]
     """
 
     peak_bytes: int

@@ -62,6 +62,13 @@ class IterationPlan:
     ------
     ConfigError
         Arrays of different lengths or out of range.
+
+    Examples
+    --------
+    >>> both = IterationPlan(sizes=[1000, 1000], streams=[0, 0], offsets=[0, 1024], first=[0, 1],
+    ...                      last=[2, 3])
+    >>> len(both), both.peak_bytes, both.verify()
+    (2, 2048, True)
     """
 
     def __init__(

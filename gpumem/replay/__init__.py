@@ -50,6 +50,12 @@ class ReplayResult:
         Driver calls made on behalf of the arena.
     pages_moved : int
         Physical pages moved to another address.
+
+    Examples
+    --------
+    >>> result = replay("multistream_train", "host")
+    >>> result.peak_requested_bytes <= result.peak_in_use_bytes <= result.peak_reserved_bytes
+    True
     """
 
     device: str

@@ -42,6 +42,15 @@ class Report:
     policies : tuple of dict
         What was held and would have been: ``name``, ``how`` ("recorded", "at least", "replayed"
         or "modelled"), ``peak_reserved_bytes`` and ``fragmentation``, reserved by live.
+
+    Examples
+    --------
+    >>> import os, tempfile, gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> buffer = arena.allocate(1000)
+    >>> report = arena.report(os.path.join(tempfile.mkdtemp(), "now.html"))
+    >>> report.never_freed_bytes, report.nbytes == report.path.stat().st_size
+    (1000, True)
     """
 
     path: Path
