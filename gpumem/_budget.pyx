@@ -31,6 +31,7 @@ from gpumem._budget_core cimport (
 from gpumem._deferred cimport report_unraisable
 from gpumem._driver cimport process, process_is_exiting
 
+from gpumem._arguments import require
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
 from gpumem.stats import BudgetLevel
@@ -75,8 +76,8 @@ cdef class Budget:
     limit : int or None
         Bytes, 0 to 2**63 - 1, that are never passed. None: only the levels above limit it.
     soft : int, optional
-        Bytes from which on `on_pressure` is asked to free some, once each time that `used` passes
-        them; nothing fails for that.
+        Bytes, `limit` at most, from which on `on_pressure` is asked to free some, once each time
+        that `used` passes them; nothing fails for that.
     parent : Budget, optional
         The level above.
     name : str, optional
@@ -131,7 +132,8 @@ cdef class Budget:
 
     def __cinit__(self, limit, *, soft=None, parent=None, name=None, on_pressure=None):
         cdef uint64_t most = bytes_of("limit", limit)
-        cdef uint64_t gentle = bytes_of("soft", soft)
+        cdef uint64_t gentle = soft_of(soft, most)
+        require("name", name, (str, type(None)), "a str or None")
         if parent is not None and not isinstance(parent, Budget):
             raise TypeError(f"parent must be a Budget, not {type(parent).__name__}")
         self.parent = parent
@@ -141,7 +143,7 @@ cdef class Budget:
                              f"above it: a tree has up to {BUDGET_DEPTH - 1}")
         self.pressure = callback_of(on_pressure)
         self.pressing = set()
-        title = ("budget" if name is None else str(name)).encode()
+        title = ("budget" if name is None else name).encode()
         self.core = budget_make(NULL if parent is None else self.parent.core, title, most, gentle,
                                 False)
         if self.core == NULL:
@@ -218,13 +220,13 @@ cdef class Budget:
     def soft(self):
         """Bytes from which on `on_pressure` is asked to free some; None: it is not.
 
-        May be set; it counts for what is charged from then on.
+        May be set, up to `limit`; it counts for what is charged from then on.
         """
         return or_none(budget_load(&self.core.soft))
 
     @soft.setter
     def soft(self, value):
-        store64(&self.core.soft, bytes_of("soft", value))
+        store64(&self.core.soft, soft_of(value, budget_load(&self.core.limit)))
 
     @property
     def on_pressure(self):
@@ -420,6 +422,13 @@ cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint6
     if not 0 <= number < 1 << 63:
         raise ValueError(f"{what} = {number} is not accepted: it takes 0 to {(1 << 63) - 1} bytes")
     return number
+
+
+cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
+    cdef uint64_t soft = bytes_of("soft", value)
+    if soft > limit and value is not None:
+        raise ValueError(f"soft = {soft} is not accepted: it takes 0 to the limit, {limit} bytes")
+    return soft
 
 
 cdef object or_none(uint64_t value):

@@ -51,6 +51,7 @@ from gpumem._raw cimport (
 )
 from gpumem._stream cimport Stream, stream_handle
 
+from gpumem._arguments import require
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError
 from gpumem.stats import ShrinkReport
@@ -394,6 +395,7 @@ cdef int require_hooks(object cls) except -1:
 
 
 cdef int refuse_shareable(MemoryResource resource, object shareable) except -1:
+    require("shareable", shareable, bool, "True or False")
     if shareable:
         raise ConfigError(f"shareable = True is not accepted by {resource!r}: an Arena makes "
                           "memory that other processes may be given")
@@ -433,6 +435,7 @@ cdef Buffer raw_buffer(MemoryResource resource, uint64_t size, object stream, ui
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1:
     """Fill in what every resource has; opens the device."""
+    require("name", name, (str, type(None)), "a str or None")
     resource.memory = MemoryInfo.parse(memory)
     resource.name = str(resource.memory) if name is None else name
     resource.place = resource.memory.device._open()
@@ -447,6 +450,7 @@ cdef int resource_init(MemoryResource resource, object memory, object name) exce
 cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1:
     if upstream.memory is None:
         raise TypeError(f"this {type(upstream).__name__} was never initialised")
+    require("name", name, (str, type(None)), "a str or None")
     resource.memory = upstream.memory
     resource.name = upstream.name if name is None else name
     resource.place = upstream.place

@@ -33,7 +33,7 @@ cdef class Arena(MemoryResource):
                        Block* block) except -1
     cdef int take_under_pressure(self, uint64_t asked, uint64_t extra, uint32_t slot,
                                  Region region, Block* block) except -1
-    cdef int require_shareable(self) except -1
+    cdef int require_shareable(self, object asked) except -1
     cdef int require_outside_source(self) except -1
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment)

@@ -90,6 +90,7 @@ from gpumem._pages cimport Space
 from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
 from gpumem._stream cimport Stream, stream_handle
 
+from gpumem._arguments import require
 from gpumem._buffer import write_page
 from gpumem._core_capture import Capture
 from gpumem.config import ArenaConfig
@@ -275,7 +276,7 @@ cdef class Arena(MemoryResource):
         if size == 0:
             return empty_block(self, slot)
         if shareable:
-            self.require_shareable()
+            self.require_shareable(shareable)
         pool = None
         if self.captures is not None:
             pool = self.captures.pool_of(self, self.core, slot, False)
@@ -416,9 +417,10 @@ cdef class Arena(MemoryResource):
         tell_errors(errors)
         return status
 
-    cdef int require_shareable(self) except -1:
+    cdef int require_shareable(self, object asked) except -1:
         """Make the backing of shareable blocks with the first of them, or raise ConfigError."""
         cdef Backing backing
+        require("shareable", asked, bool, "True or False")
         if self.core.shareable.reserve != NULL:
             return 0
         reason = why_not_shareable(self, self.config, self.source)

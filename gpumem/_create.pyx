@@ -9,6 +9,7 @@ from gpumem._indexing cimport shape_from
 from gpumem._layout cimport MAX_RANK
 from gpumem._tensor cimport Tensor, tensor_allocate, tensor_fill
 
+from gpumem._arguments import refuse
 from gpumem.device import MemoryInfo
 from gpumem.errors import NoAllocatorError
 
@@ -67,6 +68,8 @@ cdef MemoryResource chosen_resource(object memory, object resource, object envir
     if resource is not None and environment is not None:
         raise ValueError("resource and environment are both given: name one of them")
     if environment is not None:
+        if not hasattr(environment, "shared_allocator"):
+            refuse("environment", environment, "an Environment or None")
         info = serving(memory).memory if memory is None else MemoryInfo.parse(memory)
         resource = environment.shared_allocator(info)
         if resource is None:

@@ -43,6 +43,7 @@ from gpumem._layout cimport (
 from gpumem._order cimport order_settled, order_written
 from gpumem._tensor cimport Tensor, tensor_new, tensor_to, tensor_whole
 
+from gpumem._arguments import require
 from gpumem.device import Device, MemoryInfo, MemoryKind, _count, driver_status
 
 cdef enum:
@@ -76,7 +77,7 @@ def from_dlpack(x, *, device=None, copy=None):
     Raises
     ------
     TypeError
-        `x` is no DLPack producer.
+        `x` is no DLPack producer, or `copy` is not accepted.
     BufferError
         The producer refuses; its dtype, device or version is not one that gpumem holds; what it
         describes cannot be; or ``copy=False`` and a copy is needed. Its memory is left to it.
@@ -89,6 +90,8 @@ def from_dlpack(x, *, device=None, copy=None):
     True
     """
     cdef Tensor tensor
+    if copy is not None:
+        require("copy", copy, bool, "True, False or None")
     target = None if device is None else MemoryInfo.parse(device)
     if isinstance(x, Tensor):
         tensor = tensor_whole(x)

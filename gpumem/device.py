@@ -8,11 +8,13 @@ device. CUDA devices come from the installed driver, host devices from the host 
 from __future__ import annotations
 
 import enum
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpumem._arguments import refuse, require
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -177,6 +179,9 @@ class Device:
         return (Device, (str(self),))
 
 
+_MOST_ALIGNMENT = 1 << 30
+
+
 @dataclass(frozen=True)
 class MemoryInfo:
     """One kind of memory of one device.
@@ -188,7 +193,7 @@ class MemoryInfo:
     kind : MemoryKind
         Defaults to HOST on the host device and to DEVICE elsewhere.
     alignment : int
-        Bytes; a power of two. Plays no part in compatibility.
+        Bytes; a power of two up to 2**30. Plays no part in compatibility.
     name : str, optional
         For people.
 
@@ -219,8 +224,8 @@ class MemoryInfo:
         if device.type == "host" and kind is MemoryKind.DEVICE:
             # The host device's own memory is host memory.
             object.__setattr__(self, "kind", MemoryKind.HOST)
-        if self.alignment < 1 or self.alignment & (self.alignment - 1):
-            raise ValueError(f"alignment {self.alignment!r} is not a power of two")
+        object.__setattr__(self, "alignment", _checked_alignment(self.alignment))
+        require("name", self.name, (str, type(None)), "a str or None")
 
     @classmethod
     def parse(cls, memory: MemoryInfo | Device | str) -> MemoryInfo:
@@ -252,6 +257,15 @@ class MemoryInfo:
     def __str__(self) -> str:
         default = MemoryKind.HOST if self.device.type == "host" else MemoryKind.DEVICE
         return str(self.device) if self.kind is default else f"{self.device}/{self.kind.value}"
+
+
+def _checked_alignment(given: object) -> int:
+    if isinstance(given, bool) or not hasattr(type(given), "__index__"):
+        refuse("alignment", given, "a power of two from 1 to 2**30")
+    number = operator.index(given)  # type: ignore[arg-type]
+    if not 1 <= number <= _MOST_ALIGNMENT or number & (number - 1):
+        raise ValueError(f"alignment {given!r} is not a power of two from 1 to 2**30")
+    return number
 
 
 def _kind_named(name: object) -> MemoryKind:

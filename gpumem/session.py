@@ -29,6 +29,7 @@ from gpumem._external import ExternalAllocator
 from gpumem._forks import ForkLock
 from gpumem._pool import DriverPool
 from gpumem._stream import Stream, _native_handle
+from gpumem._transfer import _seen
 from gpumem.bindings import BoundInput, BoundOutput, CopyDecision, RunContext, decide
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
@@ -340,7 +341,7 @@ class Session:
         if memory is None or isinstance(memory, MemoryInfo | Device | str):
             resource = self.allocator(memory)
             return BoundOutput(resource.memory, decide(self.device, resource.memory), resource)
-        given = memory if isinstance(memory, Tensor) else asarray(memory)
+        given = _seen(memory, "memory")
         if given.read_only:
             raise BufferError("a bound output cannot be written: it takes a writable array")
         return BoundOutput(given.memory, decide(self.device, given.memory), None, given)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
+from gpumem._arguments import refuse
+
 __all__ = ["CostedNode", "CostedValue", "NodeOrGroup", "key_of", "nodes_of"]
 
 
@@ -73,9 +75,11 @@ NodeOrGroup: TypeAlias = CostedNode | Iterable[CostedNode]
 
 def nodes_of(given: NodeOrGroup) -> list[CostedNode]:
     """Return the nodes of a fused group, or the one node that was given alone."""
-    if isinstance(given, Iterable):
-        return list(given)
-    return [given]
+    nodes = list(given) if isinstance(given, Iterable) else [given]
+    for node in nodes:
+        if not hasattr(node, "inputs") or not hasattr(node, "outputs"):
+            refuse("node", node, "a node of a graph, or an iterable of them")
+    return nodes
 
 
 def key_of(node: CostedNode) -> Hashable:

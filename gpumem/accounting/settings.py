@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from gpumem._arguments import require
 from gpumem.accounting.accountant import Accountant, AdHocAccountant
 from gpumem.accounting.counts import MOST_BYTES
 from gpumem.accounting.statistics import StatsAccountant
@@ -48,6 +49,8 @@ class Accountants(Mapping[DeviceName, Accountant]):
 
     Raises
     ------
+    TypeError
+        `accountants` is no Mapping, or of something else.
     ConfigError
         Two names of one device have different accountants.
     ValueError
@@ -62,6 +65,8 @@ class Accountants(Mapping[DeviceName, Accountant]):
     """
 
     def __init__(self, accountants: Mapping[DeviceName, Accountant] | None = None) -> None:
+        accepted = "a Mapping of accountants by device"
+        require("accountants", accountants, (Mapping, type(None)), accepted)
         self._by_device: dict[Device, Accountant] = {}
         for name, accountant in (accountants or {}).items():
             if not isinstance(accountant, Accountant):
@@ -124,6 +129,8 @@ def accountants_from_setting(
 
     Raises
     ------
+    TypeError
+        `setting` is neither.
     ConfigError
         Not two fields, a limit that is not a number or above 2**64 - 1 bytes, or a file that
         cannot be read.
@@ -134,6 +141,7 @@ def accountants_from_setting(
     >>> accountants["cuda:0"].threshold
     ResourceCount.from_bytes(1048576)
     """
+    require("setting", setting, (str, type(None)), "a str or None")
     if setting is None or not setting.strip():
         return Accountants()
     fields = [field.strip() for field in setting.split(",")]

@@ -338,8 +338,13 @@ def read(path: str | os.PathLike[str]) -> Events:
 
 def parse(data: bytes) -> Events:
     """Make `Events` of a file's bytes; see `read`."""
-    if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
+    if not data or not data.startswith(MAGIC[: len(data)]):
         raise EventFileError("not a file of recorded events: it does not begin with gpumemEV")
+    if len(data) < HEADER_BYTES:
+        raise EventFileError(
+            f"a file of recorded events that is torn within its header: it has {len(data)} of "
+            f"{HEADER_BYTES} bytes"
+        )
     version, slot_bytes = (int.from_bytes(data[at : at + 4], "little") for at in (8, 12))
     if version != VERSION or slot_bytes != SLOT_BYTES:
         raise EventFileError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from gpumem._arguments import require
 from gpumem._buffer import MemoryResource
 from gpumem._core_capture import GraphPool
 from gpumem.errors import ConfigError, InUseError
@@ -240,7 +241,7 @@ def record(
     Raises
     ------
     TypeError
-        `resource` is no resource.
+        `resource` is no resource, or `native` no bool.
     ConfigError
         `capacity` or `stacks` is out of range.
     InUseError
@@ -273,6 +274,7 @@ def record(
         raise ConfigError(f"capacity = {capacity!r} is not accepted: it takes 1 to {MOST_EVENTS}")
     if isinstance(stacks, bool) or not isinstance(stacks, int | float) or not 0 <= stacks <= 1:
         raise ConfigError(f"stacks = {stacks!r} is not accepted: it takes 0.0 to 1.0")
+    require("native", native, bool, "True or False")
     resources = None if resource is None else _recording.resources_below(resource)
     _recording.set_native_frames(native)
     file = None if path is None else Path(path)

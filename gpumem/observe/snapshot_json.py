@@ -7,11 +7,29 @@ from typing import Any
 
 import numpy as np
 
+from gpumem._arguments import require
 from gpumem.observe import _recording, _snapshot
 from gpumem.observe.events import Frame
 from gpumem.observe.resources import Block, Names, ResourceSnapshot, resource_of
 
 __all__ = ["resources_as_dict", "resources_from_dict"]
+
+# What the keys of a resource hold; numpy would take others for them.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "key": (int,),
+    "name": (str,),
+    "kind": (str,),
+    "memory": (str,),
+    "parent": (int, type(None)),
+    "upstreams": (list,),
+    "backing": (str, type(None)),
+    "limit": (int,),
+    "held_ns": (int,),
+    "counts": (dict,),
+    "regions": (list,),
+    "pages": (list,),
+    "blocks": (list,),
+}
 
 
 def resources_as_dict(resources: Sequence[ResourceSnapshot]) -> dict[str, Any]:
@@ -23,6 +41,11 @@ def resources_as_dict(resources: Sequence[ResourceSnapshot]) -> dict[str, Any]:
 
 def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
     """Make resources of the same; any exception of a malformed dict goes out as it is."""
+    for key in ("stacks", "resources"):
+        require(key, plain[key], list, "list")
+    for found in plain["resources"]:
+        for key, kinds in _KINDS.items():
+            require(key, found[key], kinds, " or ".join(kind.__name__ for kind in kinds))
     taken = int(plain["time"])
     rows = _Rows(taken, len(plain["stacks"]))
     columns = [

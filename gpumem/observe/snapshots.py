@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._arguments import require
 from gpumem.errors import GpumemError
 from gpumem.observe import _recording, _snapshot
 from gpumem.observe.events import Events, stack_of
@@ -213,6 +214,11 @@ class Snapshot:
     def diff(self, other: Snapshot) -> SnapshotDiff:
         """Return what changed from this one to a later one.
 
+        Raises
+        ------
+        TypeError
+            `other` is no Snapshot.
+
         Examples
         --------
         >>> import gpumem
@@ -222,6 +228,7 @@ class Snapshot:
         >>> [(name, block.requested) for name, block in before.diff(arena.snapshot()).added]
         [('host:0', 1000)]
         """
+        require("other", other, Snapshot, "a Snapshot")
         before = {found.key: found for found in self.resources}
         after = {found.key: found for found in other.resources}
         counts: dict[str, dict[str, int]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gpumem._arguments import require
 from gpumem.bindings import decide
 from gpumem.device import Device, MemoryInfo
 from gpumem.planning.placement import Placement
@@ -122,6 +123,11 @@ def plan_copies(placement: Placement) -> CopyPlan:
     -------
     CopyPlan
 
+    Raises
+    ------
+    TypeError
+        `placement` is none.
+
     Examples
     --------
     >>> from gpumem.planning import GraphBuilder, Target, partition
@@ -136,6 +142,7 @@ def plan_copies(placement: Placement) -> CopyPlan:
     >>> [(copy.value.name, str(copy.source), str(copy.destination)) for copy in plan.copies]
     [('x', 'host:0', 'cuda:0'), ('y', 'cuda:0', 'host:0')]
     """
+    require("placement", placement, Placement, "a Placement, which partition gives")
     uses = uses_of(placement)
     homes = {value: _home(placement, value, users) for value, users in uses.items()}
     copies = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpumem._arguments import require
 from gpumem.errors import ConfigError
 from gpumem.planning.copies import CopyPlan, plan_copies
 from gpumem.planning.graph import Node
@@ -216,6 +217,8 @@ def plan_memory(
 
     Raises
     ------
+    TypeError
+        `placement` is neither.
     ConfigError
         A strategy or an alignment that is not accepted.
 
@@ -233,6 +236,8 @@ def plan_memory(
     >>> plan.offsets
     {'x': 0, 'a': 4096, 'b': 0, 'c': 4096, 'd': 0}
     """
+    accepted = "a Placement, which partition gives, or a CopyPlan"
+    require("placement", placement, (Placement, CopyPlan), accepted)
     is_power = isinstance(alignment, int) and alignment > 0 and not alignment & (alignment - 1)
     if isinstance(alignment, bool) or not is_power or alignment > MOST_ALIGNMENT:
         raise ConfigError(f"alignment {alignment!r} is not a power of two from 1 to 2**30")

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from gpumem._arguments import refuse, require
 from gpumem.accounting.accountant import Accountant, AdHocAccountant
 from gpumem.accounting.counts import ResourceCount
 from gpumem.accounting.nodes import key_of
@@ -68,6 +70,8 @@ def partition(
 
     Raises
     ------
+    TypeError
+        `graph` is no Graph, `devices` no iterable of devices, or `accountants` no Mapping.
     GraphError
         A node that no device takes; a proposal that is no group of nodes on offer, or cannot run as
         one. Nothing is committed.
@@ -85,6 +89,7 @@ def partition(
     >>> partition(builder.build(["y"]), ["cuda:0", "host"], {"cuda:0": tight})
     <gpumem.Placement of 1 nodes: 0 on cuda:0, 1 on host:0>
     """
+    require("graph", graph, Graph, "a Graph")
     targets = _checked_targets(devices)
     known = _checked_accountants(accountants, targets)
     if strategy not in STRATEGIES:
@@ -108,6 +113,8 @@ def partition(
 
 
 def _checked_targets(devices: Iterable[Target | Device | str]) -> list[Target]:
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        refuse("devices", devices, 'an iterable of devices, such as ["cuda:0", "host"]')
     targets = [Target.of(given) for given in devices]
     names = [target.device for target in targets]
     if not targets or len(set(names)) < len(names):
@@ -229,7 +236,8 @@ class _Partition:
 def _checked_groups(target: Target, supported: Sequence[Node]) -> list[Proposal]:
     if target.fuse is None:
         return []
-    groups = [tuple(group) for group in target.fuse(tuple(supported))]
+    proposed = target.fuse(tuple(supported))
+    groups = [_checked_group(target, group) for group in _listed(target, "groups", proposed)]
     offered = set(supported)
     for node in (node for group in groups for node in group):
         if node not in offered:
@@ -238,6 +246,22 @@ def _checked_groups(target: Target, supported: Sequence[Node]) -> list[Proposal]
             )
         offered.remove(node)
     return [group for group in groups if group]
+
+
+def _checked_group(target: Target, group: object) -> Proposal:
+    nodes = _listed(target, "nodes", group)
+    for node in nodes:
+        if not isinstance(node, Node):
+            raise GraphError(f"{target.device} proposes {node!r:.80}, which is no Node")
+    return tuple(nodes)
+
+
+def _listed(target: Target, what: str, given: object) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise GraphError(
+            f"{target.device} proposes {given!r:.80}: fuse gives an iterable of {what}"
+        )
+    return list(given)
 
 
 def _in_order(nodes: Sequence[Node], groups: Sequence[Proposal]) -> list[Proposal]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpumem._arguments import require
 from gpumem.errors import ConfigError, GraphError
 from gpumem.planning.bodies import rounded
 from gpumem.planning.offsets import Block, assign_offsets, lower_bound
@@ -211,6 +212,8 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
 
     Raises
     ------
+    TypeError
+        `trace` is no Trace.
     ConfigError
         The recording has no such step, or the strategy is not accepted.
 
@@ -226,6 +229,7 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
     >>> iteration.peak_bytes / iteration.requested_bytes < 1.001
     True
     """
+    require("trace", trace, Trace, "a Trace, which load_trace or a Recording gives")
     begin, end = _bounds(trace, step)
     rows = list(_blocks(trace, begin, end))
     sizes = [size for size, *_ in rows]

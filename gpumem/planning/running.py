@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpumem._arguments import refuse
 from gpumem._buffer import MemoryResource
 from gpumem.device import MemoryInfo, devices_are_memory_compatible
 from gpumem.errors import ConfigError, GraphError
@@ -63,6 +64,9 @@ def _source_for(needed: MemoryInfo, memory: Any) -> Any:
         if not found:
             raise ConfigError(f"the plan needs memory of {needed}, and nothing is given for it")
         source = found[0]
+    if not isinstance(source, MemoryResource) and not hasattr(source, "tensor"):
+        accepted = "a MemoryResource, an ExternalMemory, or a Mapping of them by memory"
+        refuse("memory", source, accepted)
     if not devices_are_memory_compatible(source.memory, needed):
         raise ConfigError(f"the plan needs memory of {needed}, and is given {source.memory}")
     return source
@@ -79,9 +83,6 @@ def _block_of(plan: Places, memory: MemoryInfo, source: Any, stream: Any) -> Ten
         whole = empty(nbytes + plan.alignment - 1, "uint8", resource=source, stream=stream)
         skipped = -whole.ptr % plan.alignment
         return whole[skipped : skipped + nbytes]
-    if not hasattr(source, "tensor"):
-        kind = type(source).__name__
-        raise TypeError(f"memory must be a MemoryResource or an ExternalMemory, not {kind}")
     block: Tensor = source.tensor(nbytes, "uint8", offset=-source.ptr % plan.alignment)
     return block
 

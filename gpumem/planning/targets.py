@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gpumem._arguments import refuse, require
 from gpumem.accounting.settings import device_named
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.planning.graph import Graph, Node
@@ -51,6 +52,12 @@ class Target:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", device_named(self.device))
+        for name in ("supports", "fuse", "relayout"):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                refuse(name, given, "a callable or None")
+        accepted = "True, False or None"
+        require("host_accessible", self.host_accessible, (bool, type(None)), accepted)
 
     @classmethod
     def of(cls, given: Target | Device | MemoryInfo | str) -> Target:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
@@ -39,7 +39,8 @@ class Value:
     Raises
     ------
     GraphError
-        An empty name, a negative length, or a weight whose bytes are not known.
+        An empty name, a shape that is no sequence, a negative length, or a weight whose bytes are
+        not known.
 
     Examples
     --------
@@ -61,6 +62,8 @@ class Value:
             raise GraphError(f"a value's name is a string that is not empty, not {name!r}")
         self._name = name
         self._dtype = None if dtype is None else np.dtype(dtype)
+        if shape is not None and (isinstance(shape, str) or not isinstance(shape, Iterable)):
+            raise GraphError(f"shape {shape!r:.80} of {name!r} is no sequence of lengths, or None")
         self._shape = None if shape is None else tuple(_length(name, one) for one in shape)
         self._is_initializer = is_initializer
         if is_initializer and self.nbytes is None and self._dtype != np.dtype(object):

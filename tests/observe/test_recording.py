@@ -417,7 +417,7 @@ def test_a_slot_that_was_never_finished_is_counted_and_skipped(make_arena, tmp_p
     [
         (b"", "does not begin"),
         (b"hello" * 100, "does not begin"),
-        (b"gpumemEV", "does not begin"),
+        (b"gpumemEV", "torn within its header"),
         (b"gpumemEV" + (2).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(99), "2"),
     ],
 )

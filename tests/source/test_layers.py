@@ -14,7 +14,7 @@ PACKAGE = ROOT / "gpumem"
 # From the bottom. A module imports from its own row and from rows above it in this list only.
 LAYERS = [
     ["out_of_memory", "_nvml"],
-    ["errors", "_seal", "_forks", "_lock"],
+    ["errors", "_arguments", "_seal", "_forks", "_lock"],
     ["_bfc", "_bfc_*"],
     ["_driver"],
     ["_cuda", "_host"],

@@ -1,0 +1,153 @@
+"""Arguments of a wrong type or out of range: an error that names the value, and nothing changed."""
+
+import numpy as np
+import pytest
+
+import gpumem
+from gpumem import MemoryInfo, observe, planning
+from gpumem.accounting import Accountants, AdHocAccountant, accountants_from_setting
+from gpumem.errors import GraphError
+from gpumem.observe import EventFileError, Snapshot, SnapshotError
+from gpumem.observe.events import HEADER_BYTES
+from gpumem.planning import GraphBuilder, Target, partition, plan_copies, plan_memory
+
+
+def small_graph():
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", (4,))
+    builder.node("Relu", [x], [builder.value("y", "float32", (4,))])
+    return builder.build(["y"])
+
+
+GRAPH = small_graph()
+ACCOUNTANT = AdHocAccountant(1000)
+PLAN = plan_memory(partition(GRAPH, ["host"]))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: gpumem.empty(3, "f4", environment=5), "environment = 5 .* an Environment"),
+        (lambda: observe.snapshot().diff(5), "other = 5 .* a Snapshot"),
+        (lambda: planning.plan(5), "trace = 5 .* a Trace"),
+        (lambda: plan_memory(5), "placement = 5 .* a Placement.* or a CopyPlan"),
+        (lambda: plan_copies(5), "placement = 5 .* a Placement"),
+        (lambda: PLAN.tensors(5), "memory = 5 .* a MemoryResource, an ExternalMemory"),
+        (lambda: ACCOUNTANT.cost(5), "node = 5 .* a node"),
+        (lambda: ACCOUNTANT.account(None), "node = None .* a node"),
+        (lambda: ACCOUNTANT.commit([*GRAPH, "x"]), "node = 'x' .* a node"),
+        (lambda: accountants_from_setting(5), "setting = 5 .* a str or None"),
+        (lambda: Accountants(5), "accountants = 5 .* a Mapping"),
+        (lambda: partition(GRAPH, ["host"], [ACCOUNTANT]), "accountants = .* a Mapping"),
+        (lambda: partition(5, ["host"]), "graph = 5 .* a Graph"),
+        (lambda: partition(GRAPH, "host"), "devices = 'host' .* iterable of devices"),
+        (lambda: partition(GRAPH, 5), "devices = 5 .* iterable of devices"),
+        (lambda: Target("host", supports=5), "supports = 5 .* a callable or None"),
+        (lambda: Target("host", fuse=5), "fuse = 5 .* a callable or None"),
+        (lambda: Target("host", relayout=5), "relayout = 5 .* a callable or None"),
+        (lambda: Target("host", host_accessible="x"), "host_accessible = 'x' .* True, False"),
+        (lambda: MemoryInfo("host", alignment="x"), "alignment = 'x' .* a power of two"),
+        (lambda: MemoryInfo("host", alignment=True), "alignment = True .* a power of two"),
+        (lambda: MemoryInfo("host", name=5), "name = 5 .* a str"),
+        (lambda: gpumem.Arena("host", name=5), "name = 5 .* a str"),
+        (lambda: gpumem.limit(gpumem.Arena("host"), 9, name=5), "name = 5 .* a str"),
+        (lambda: gpumem.Budget(1, name=5), "name = 5 .* a str"),
+        (lambda: gpumem.from_dlpack(np.ones(3), copy="yes"), "copy = 'yes' .* True, False or None"),
+        (lambda: observe.record(native="x"), "native = 'x' .* True or False"),
+    ],
+)
+def test_a_wrong_type_is_told_with_the_value_and_what_is_accepted(call, told):
+    with pytest.raises(TypeError, match=told):
+        call()
+    assert (ACCOUNTANT.pending, ACCOUNTANT.consumed) == (0, 0)
+
+
+def test_a_refused_recording_leaves_nothing_recorded():
+    arena = gpumem.Arena("host")
+    with pytest.raises(TypeError, match=r"native"):
+        observe.record(arena, native=1)
+    observe.record(arena).stop()  # nobody else records it
+
+
+def test_shareable_takes_a_bool(arena):
+    before = arena.stats()
+    pool = gpumem.DriverPool("host")
+    for resource in (arena, pool):
+        with pytest.raises(TypeError, match=r"shareable = 'x' .* True or False"):
+            resource.allocate(10, shareable="x")
+    assert arena.stats() == before
+
+
+def test_an_alignment_is_a_power_of_two_up_to_1_gib():
+    assert MemoryInfo("host", alignment=np.int64(1 << 30)).alignment == 1 << 30
+    with pytest.raises(ValueError, match=r"alignment \d+ is not a power of two from 1 to 2\*\*30"):
+        MemoryInfo("host", alignment=1 << 70)
+
+
+def test_a_soft_limit_is_not_above_the_hard_one():
+    with pytest.raises(ValueError, match=r"soft = 200 .* 0 to the limit, 100 bytes"):
+        gpumem.Budget(100, soft=200)
+    budget = gpumem.Budget(100, soft=100)
+    with pytest.raises(ValueError, match=r"soft = 101 .* 0 to the limit, 100 bytes"):
+        budget.soft = 101
+    assert budget.soft == 100
+    budget.soft = None
+    assert (budget.soft, gpumem.Budget(None, soft=200).soft) == (None, 200)
+
+
+def test_an_output_is_bound_to_something_that_shares_its_memory():
+    with gpumem.Session("host") as session:
+        for nothing in (5, [1.0, 2.0]):
+            with pytest.raises(TypeError, match=r"memory of type .* is no array: it takes"):
+                session.bind_output("y", nothing)
+        assert session.copy_plan() == {}
+
+
+@pytest.mark.parametrize("given", [None, 5, [5], [[5]], ["Relu"]])
+def test_what_fuse_gives_must_be_groups_of_nodes(given):
+    with pytest.raises(GraphError, match=r"host:0 proposes"):
+        partition(GRAPH, [Target("host", fuse=lambda nodes: given)])
+
+
+@pytest.mark.parametrize("shape", ["abc", 5])
+def test_a_shape_is_a_sequence_of_lengths(shape):
+    builder = GraphBuilder()
+    with pytest.raises(GraphError, match=rf"shape {shape!r} of 'x' is no sequence"):
+        builder.input("x", "f4", shape)
+    assert builder.input("x", "f4", ("batch", 3)).shape == ("batch", 3)
+
+
+@pytest.mark.parametrize("kept", [3, 10, 63, 64, HEADER_BYTES - 1])
+def test_a_recording_cut_in_its_header_is_told_to_be_torn(tmp_path, kept):
+    path = tmp_path / "events"
+    observe.record(path=path).stop()
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(EventFileError, match=rf"torn within its header: it has {kept} of"):
+        observe.read(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"gpx", b"no events"])
+def test_a_short_file_of_something_else_is_not_told_to_be_torn(tmp_path, data):
+    path = tmp_path / "events"
+    path.write_bytes(data)
+    with pytest.raises(EventFileError, match=r"does not begin with gpumemEV"):
+        observe.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda plain: plain.update(resources={}), "resources = {} .* list"),
+        (lambda plain: plain.update(stacks={}), "stacks = {} .* list"),
+        (lambda plain: plain["resources"][0].update(name=5), "name = 5 .* str"),
+        (lambda plain: plain["resources"][0].update(key="x"), "key = 'x' .* int"),
+        (lambda plain: plain["resources"][0].update(parent="x"), "parent = 'x' .* int or None"),
+        (lambda plain: plain["resources"][0].update(blocks={}), "blocks = {} .* list"),
+    ],
+)
+def test_a_snapshot_with_a_key_of_another_kind_is_refused_by_its_name(change, told):
+    plain = gpumem.Arena("host").snapshot().as_dict()
+    Snapshot.from_dict(plain)
+    change(plain)
+    with pytest.raises(SnapshotError, match=told):
+        Snapshot.from_dict(plain)
