@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import itertools
 import os
 import re
@@ -28,6 +29,7 @@ def folder(monkeypatch, tmp_path):
     """A folder of the test's own for pages: other tests run at the same time, and clear up."""
     monkeypatch.setattr(_live, "FOLDER", str(tmp_path))
     monkeypatch.setattr(live, "FOLDER", tmp_path)
+    gc.collect()  # what earlier tests left in cycles, of the same names perhaps
     yield tmp_path
     observe.unpublish()
 
