@@ -323,30 +323,29 @@ cdef uint64_t outlet_size(uint64_t address) noexcept nogil:
     return nbytes
 
 
+# Where what is seen of an arena's live blocks goes.
+cdef struct Seen:
+    uint64_t* addresses         # of the first `most`, with their frameworks; NULL: not wanted
+    uint8_t* frameworks
+    uint64_t most
+    uint64_t count
+    uint64_t* by_framework      # sums of bytes; NULL: not wanted
+
+
 cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
                              uint64_t most) noexcept nogil:
-    # One shard at a time: each block is seen as it was at some moment of the call.
-    cdef uint64_t count = 0
-    cdef uint64_t i
-    cdef uint32_t number
-    cdef Shard* shard
-    for number in range(SHARDS):
-        shard = &shards[number]
-        if shard.generation != process.generation:
-            continue
-        lock_acquire(&shard.lock)
-        for i in range(shard.mask + 1 if shard.entries != NULL else 0):
-            if shard.entries[i].address == 0 or shard.entries[i].outlet.arena != arena:
-                continue
-            if count < most:
-                addresses[count] = shard.entries[i].address
-                frameworks[count] = shard.entries[i].outlet.framework
-            count += 1
-        lock_release(&shard.lock)
-    return count
+    cdef Seen seen = Seen(addresses, frameworks, most, 0, NULL)
+    see_blocks(arena, &seen)
+    return seen.count
 
 
 cdef void outlets_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil:
+    cdef Seen seen = Seen(NULL, NULL, 0, 0, by_framework)
+    see_blocks(arena, &seen)
+
+
+cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
+    # One shard at a time: each block is seen as it was at some moment of the call.
     cdef uint64_t i
     cdef uint32_t number
     cdef Shard* shard
@@ -357,8 +356,17 @@ cdef void outlets_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept
         lock_acquire(&shard.lock)
         for i in range(shard.mask + 1 if shard.entries != NULL else 0):
             if shard.entries[i].address != 0 and shard.entries[i].outlet.arena == arena:
-                by_framework[shard.entries[i].outlet.framework] += shard.entries[i].nbytes
+                see(&shard.entries[i], seen)
         lock_release(&shard.lock)
+
+
+cdef inline void see(const Entry* entry, Seen* seen) noexcept nogil:
+    if seen.count < seen.most:
+        seen.addresses[seen.count] = entry.address
+        seen.frameworks[seen.count] = entry.outlet.framework
+    if seen.by_framework != NULL:
+        seen.by_framework[entry.outlet.framework] += entry.nbytes
+    seen.count += 1
 
 
 # ---- the book ------------------------------------------------------------------------------------
