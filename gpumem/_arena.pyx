@@ -586,6 +586,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         forget(arena)
         return NULL
     if settings.paged:
+        arena.table.packs = True
         space_create(&arena.spaces[LARGE_SPACE], &arena.table, LARGE_RANGE, True)
         space_create(&arena.spaces[SMALL_SPACE], &arena.small, SMALL_RANGE, False)
         space_create(&arena.spaces[PERSISTENT_SPACE], &arena.persistent, LARGE_RANGE, True)

@@ -85,7 +85,9 @@ cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, u
     owner_enter(&cache.lock)
     if size <= KEPT_BYTES and pop(arena, cache, slot, size, block):
         reuse(arena, cache, kept_table(arena), requested, block)
-    elif cache.last_size == size and cache.last_slot == slot:
+    elif (cache.last_size == size and cache.last_slot == slot
+          and (size <= LAST_BYTES or not arena.table.packs
+               or load32(&arena.table.lanes_filled) > 1)):
         take_last(arena, cache, requested, block)
     elif size <= KEPT_BYTES and load64(&cache.remote):
         collect(arena, cache)

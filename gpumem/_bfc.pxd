@@ -20,6 +20,11 @@ bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the 
 the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
 free runs over more than SCAN_LIMIT chunks. Free merges with both neighbours at once.
 
+A table that *packs* takes the lowest of the PACK_LIMIT smallest that fit: long lives gather at low
+addresses, and what is free above them stays in one piece (serving with caches that grow, nothing
+moved: 1.05 of what is asked for instead of 1.19). While other streams hold unfinished memory it
+takes the smallest: low places are theirs as much as ours, and to mix them keeps both from merging.
+
 A small block that was given back may rest in a thread's cache (_arena_cache) before it comes
 here: such a chunk is *kept*. To the table it is still used; it counts in `in_use`, and only the
 cache's owner touches it.
@@ -38,6 +43,7 @@ cdef enum:
     STEPS = 32
     LEVELS = 36             # sizes below 2**48 bytes
     SCAN_LIMIT = 8          # chunks looked at in one bin
+    PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
     LANE_RELEASED = 0       # free for everyone
     REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
     MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
@@ -113,8 +119,10 @@ cdef struct Bfc:
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of lane 0 join its neighbour's lane?
-    uint64_t padding[7]
+    bint packs              # takes the lowest of the smallest, not the smallest
+    uint64_t padding[6]
     uint32_t unused         # head of the list of unused slots
+    uint32_t lanes_filled   # lanes, but lane 0, that have free chunks
     # cached sums, recomputed and compared by _bfc_check; used here means used or kept
     uint64_t in_use         # bytes of used chunks, padding included
     uint64_t requested_in_use   # what caches changed is folded in when they are flushed
@@ -142,6 +150,10 @@ cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
 cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
     # Of a chunk that may be used: its owner may turn used into kept, and back, without the lock.
     return load32(&table.chunks[index].state)
+
+cdef inline bint packs_low(const Bfc* table, uint32_t lane) noexcept nogil:
+    # Does a block for this lane go to a low place: is no other stream's memory unfinished?
+    return table.packs and table.lanes_filled <= (table.lanes[lane].levels != 0)
 
 # Changes of state that the slow paths over address ranges share (_bfc_holes, _bfc_places).
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil

@@ -14,14 +14,18 @@ cdef extern from "reserved.h" nogil:
 
 cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t lane,
                        int* status) noexcept nogil:
-    # The best fit among what costs no question: the stream's own blocks, which are warm, and those
-    # that everybody may have (lane 0). Then the lanes of other streams as far as they have settled.
+    # From what costs no question: the stream's own blocks, which are warm, and those that everybody
+    # may have (lane 0). Then the lanes of other streams as far as they have settled.
     cdef uint32_t other
-    cdef uint32_t index = lane_find(table, table.lanes[lane], size, <uint64_t>ANY_EPOCH)
-    if index == NIL or table.chunks[index].size != size:
-        other = lane_find(table, table.lanes[0], size, <uint64_t>ANY_EPOCH)
-        if other != NIL and (index == NIL or table.chunks[other].size < table.chunks[index].size):
-            index = other
+    cdef uint32_t index
+    if packs_low(table, lane):
+        index = lower_of(table, lane_lowest(table, table.lanes[lane], size),
+                         lane_lowest(table, table.lanes[0], size))
+    else:
+        index = lane_find(table, table.lanes[lane], size, <uint64_t>ANY_EPOCH)
+        if index == NIL or table.chunks[index].size != size:
+            index = smaller_of(table, index, lane_find(table, table.lanes[0], size,
+                                                       <uint64_t>ANY_EPOCH))
     if index != NIL:
         return take_found(table, index, size, requested, lane, status)
     for other in range(1, table.lane_count):
@@ -96,6 +100,47 @@ cdef inline uint32_t lane_find(const Bfc* table, const Lane* lane, uint64_t size
     return bin_best(table, lane.head[level][gm_low_bit32(steps)], size, settled)
 
 
+cdef inline uint32_t smaller_of(const Bfc* table, uint32_t a, uint32_t b) noexcept nogil:
+    if a == NIL or b == NIL:
+        return b if a == NIL else a
+    return b if table.chunks[b].size < table.chunks[a].size else a
+
+
+cdef inline uint32_t lower_of(const Bfc* table, uint32_t a, uint32_t b) noexcept nogil:
+    if a == NIL or b == NIL:
+        return b if a == NIL else a
+    return b if table.chunks[b].address < table.chunks[a].address else a
+
+
+cdef uint32_t lane_lowest(const Bfc* table, const Lane* lane, uint64_t size) noexcept nogil:
+    # The lowest of up to PACK_LIMIT chunks that fit, from the smallest bin upward. In the request's
+    # own bin SCAN_LIMIT are looked at, of the later bins every chunk fits.
+    cdef uint32_t level, step, steps, index
+    cdef uint64_t levels
+    cdef uint32_t lowest = NIL
+    cdef int fitting = 0
+    cdef int looked = 0
+    bin_of(size, &level, &step)
+    steps = lane.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFF << step)
+    levels = lane.levels & (<uint64_t>-2 << level)
+    while True:
+        while steps != 0:
+            index = lane.head[level][gm_low_bit32(steps)]
+            steps &= steps - 1
+            looked = 0
+            while index != NIL and looked < SCAN_LIMIT and fitting < PACK_LIMIT:
+                if table.chunks[index].size >= size:
+                    lowest = lower_of(table, lowest, index)
+                    fitting += 1
+                looked += 1
+                index = table.chunks[index].bin_next
+        if levels == 0 or fitting == PACK_LIMIT:
+            return lowest
+        level = <uint32_t>gm_low_bit64(levels)
+        levels &= levels - 1
+        steps = lane.steps[level]
+
+
 cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
                               uint64_t settled) noexcept nogil:
     # The smallest chunk that fits among the first SCAN_LIMIT of a bin, the lower address if equal.
@@ -125,6 +170,8 @@ cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint32_t level, step, head
     bin_of(chunk.size, &level, &step)
     head = lane.head[level][step]
+    if lane.levels == 0 and chunk.lane != LANE_RELEASED:
+        store32(&table.lanes_filled, table.lanes_filled + 1)
     chunk.bin_prev = NIL
     chunk.bin_next = head
     if head != NIL:
@@ -151,6 +198,8 @@ cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
             lane.steps[level] &= ~(<uint32_t>1 << step)
             if lane.steps[level] == 0:
                 lane.levels &= ~(<uint64_t>1 << level)
+                if lane.levels == 0 and chunk.lane != LANE_RELEASED:
+                    store32(&table.lanes_filled, table.lanes_filled - 1)
     lane.free_bytes -= chunk.size
     lane.free_chunks -= 1
 

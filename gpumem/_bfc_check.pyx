@@ -12,6 +12,7 @@ from gpumem._bfc cimport (
     CHUNK_UNUSED,
     CHUNK_USED,
     Chunk,
+    LANE_RELEASED,
     LEVELS,
     Lane,
     NIL,
@@ -39,6 +40,7 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
     cdef int broken
     cdef uint64_t binned = 0
     cdef uint64_t unused = 0
+    cdef uint32_t filled = 0
     cdef uint32_t index = table.unused
     memset(&sum, 0, sizeof(sum))
     for region in range(table.region_count):
@@ -50,6 +52,9 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
         broken = check_lane(table, lane, &binned)
         if broken:
             return broken
+        filled += lane != LANE_RELEASED and table.lanes[lane].levels != 0
+    if filled != table.lanes_filled:
+        return 25
     broken = check_holes(table, &binned)
     if broken:
         return broken
@@ -223,6 +228,8 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
         return "a bin is linked both ways and holds free chunks of its lane"
     if number == 24:
         return "a lane's free_bytes and free_chunks are the sums over its bins"
+    if number == 25:
+        return "lanes_filled counts the lanes, but lane 0, that have free chunks"
     if number == 30:
         return "a cache's stack holds kept chunks of its size and stream, and counts them"
     return "unknown invariant"

@@ -182,11 +182,11 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
     cdef uint32_t chosen
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
         return plan_create(space, plan, at, granules, demand)
-    chosen = longest_idle(space, wanted, begin, end)
-    if chosen != NIL and demand.spare_moves and (
+    if demand.spare_moves and (
             demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
         space.spared += 1
         return plan_create(space, plan, at, granules, demand)
+    chosen = longest_idle(space, wanted, begin, end)
     if chosen != NIL:
         return plan_move(space, plan, chosen, at, demand)
     while granules > 1:
@@ -302,6 +302,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
 cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand) noexcept nogil:
     cdef Page* page = &space.page[index]
     cdef Action* action = action_add(plan, ACTION_RELEASE, index)
+    plan.moves += 1         # with the page that is made instead it costs as much
     action.origin = page.active
     action.unmap[0] = page.dormant
     action.unmap[1] = page.active

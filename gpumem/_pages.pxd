@@ -72,7 +72,7 @@ cdef struct Space:
     uint64_t moved
     uint64_t swapped            # dormant views made active again, without a driver call
     uint64_t released
-    uint64_t spared             # pages made although idle ones could have moved
+    uint64_t spared             # pages made without a look for idle ones: no time left to move
     uint64_t* orphans           # memory without a view that the driver refused to take back
     uint32_t orphan_count
 
@@ -108,7 +108,7 @@ cdef struct Plan:
     uint32_t capacity
     bint over_limit             # not to be carried out: it needs more than the hard limit
     uint32_t creates            # how many of the actions make a page
-    uint32_t moves              # how many move one
+    uint32_t moves              # how many move or release one
     uint64_t move_ns            # what those took at the driver
     const char* refused         # the driver's call that failed
 

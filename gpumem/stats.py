@@ -42,7 +42,8 @@ class Stats:
     driver_calls : int
         Driver calls made on behalf of this arena.
     moves_refused : int
-        Pages made although idle ones could have moved, because `page_move_budget` was used up.
+        Pages made without a look for idle ones that could move, because `page_move_budget` was
+        used up.
     suspended_bytes : int
         Bytes of live blocks that wait on the host while the arena is suspended.
 

@@ -10,7 +10,7 @@ from bench.workloads.allocators import is_exhaustion
 from bench.workloads.workload import rest, run
 
 
-def largest_that_fits(fits: Callable[[int], bool], first: int, resolution: float = 0.01) -> int:
+def largest_that_fits(fits: Callable[[int], bool], first: int, resolution: float = 0.0025) -> int:
     """Search by doubling from `first`, then by halves of what is left; 0 if nothing fits.
 
     Stops when the answer is known to `resolution` of itself, or to one. `fits` is taken to hold up

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -12,10 +13,11 @@ from helpers.driver import HostDriver
 from helpers.torch_caller import Caller, Refused
 
 import gpumem
-from gpumem import Arena, Stream
+from gpumem import Arena, Device, Stream
 from gpumem.accounting import Budget
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch import _hooks
+from gpumem.integrations.torch._words import out_of_memory
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,34 @@ def test_exhaustion_throws_by_the_function_that_was_given_for_it(caller, arena):
         assert not refused.value.out_of_memory  # it is not memory that is missing
     finally:
         _hooks.set_thrower(0)
+
+
+def test_exhaustion_begins_with_the_words_that_programs_search_for(caller, arena):
+    arena.set_limit(1 << 20)
+    with pytest.raises(Refused) as refused:
+        caller.alloc(2 << 20)
+    first, report, *_ = str(refused.value).split("\n")
+    total, free = re.fullmatch(
+        r"CUDA out of memory\. Tried to allocate 2\.00 MiB\. "
+        r"GPU 0 has a total capacity of (\S+) GiB of which (\S+) GiB is free\.",
+        first,
+    ).groups()
+    assert float(total) == pytest.approx(Device("host").total_bytes / 2**30, abs=0.006)
+    assert float(free) <= float(total)
+    assert report.startswith("gpumem: host:0 is out of memory: asked for 2097152 bytes")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "said"),
+    [
+        (1024, "1024 bytes"),
+        (1536, "1.50 KiB"),
+        (20 << 20, "20.00 MiB"),
+        (8 * 10**8 << 30, "800000000.00 GiB"),
+    ],
+)
+def test_sizes_in_its_words_are_in_pytorchs_units(nbytes, said):
+    assert out_of_memory(0, nbytes, None) == f"CUDA out of memory. Tried to allocate {said}."
 
 
 def test_a_segment_that_cannot_be_had_is_null(caller, arena):
@@ -349,6 +379,7 @@ late = []
 atexit.register(lambda: late[0]())     # runs after what gpumem registers
 import gpumem
 from gpumem.integrations.torch import _hooks
+from gpumem.integrations.torch._words import out_of_memory
 from helpers.torch_caller import Caller
 caller = Caller({caller.path!r})
 _hooks.serve(0, gpumem.Arena("host"))

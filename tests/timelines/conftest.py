@@ -43,12 +43,17 @@ def windows():
 @pytest.fixture
 def faults(host):
     """Faults of driver calls; none is left over, nor does an earlier test's end take one."""
+    end_earlier_tests()
+    yield host
+    host.clear_faults()
+
+
+def end_earlier_tests() -> None:
+    """Give back what earlier tests dropped: in cycles, or put off while a stream used it."""
     gc.collect()
     device = gpumem.Device("host")
     device.synchronize()
-    device.free_bytes  # noqa: B018  # gives back what earlier tests dropped
-    yield host
-    host.clear_faults()
+    device.free_bytes  # noqa: B018
 
 
 def open_files() -> int:
@@ -58,7 +63,7 @@ def open_files() -> int:
 @pytest.fixture
 def same_files():
     """Nothing is opened that is not closed again, nor mapped, registered or imported."""
-    gpumem.Device("host").free_bytes  # noqa: B018  # gives back what earlier tests dropped
+    end_earlier_tests()
     files, live, maps = open_files(), _host.live(), timeline_maps()
     yield
     gpumem.Device("host").free_bytes  # noqa: B018

@@ -46,6 +46,7 @@ from gpumem._outlets cimport (
 from gpumem._recorder cimport FRAMEWORK_TORCH
 
 from gpumem.errors import ConfigError
+from gpumem.integrations.torch._words import out_of_memory
 
 cdef extern from "hooks.h" nogil:
     enum:
@@ -212,7 +213,8 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
     except MemoryError as error:
         failures[device] = failures.get(device, 0) + 1
         is_memory[0] = True
-        return c_string(f"gpumem: {error}")
+        words = out_of_memory(device, nbytes, getattr(error, "report", None))
+        return c_string(f"{words}\ngpumem: {error}")
     except Exception as error:
         return c_string(f"gpumem: {error}")
     return NULL

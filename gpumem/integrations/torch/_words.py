@@ -1,0 +1,29 @@
+"""An out-of-memory error in PyTorch's words, which programs search for to retry with less.
+
+Accelerate and Lightning look for "CUDA out of memory." before they take a smaller batch, others
+read the size off "Tried to allocate".
+"""
+
+from __future__ import annotations
+
+from gpumem.out_of_memory import OutOfMemoryReport
+
+__all__ = ["out_of_memory"]
+
+
+def out_of_memory(device: int, nbytes: int, report: OutOfMemoryReport | None) -> str:
+    """Return what PyTorch's allocator would say first."""
+    said = f"CUDA out of memory. Tried to allocate {_size(nbytes)}."
+    if report is None or report.device_total is None or report.device_free is None:
+        return said
+    return (
+        f"{said} GPU {device} has a total capacity of {_size(report.device_total)} "
+        f"of which {_size(report.device_free)} is free."
+    )
+
+
+def _size(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes > unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

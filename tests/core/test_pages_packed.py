@@ -1,0 +1,81 @@
+"""Where a block of an arena of pages goes: low, so that what is free stays in one piece."""
+
+from __future__ import annotations
+
+import itertools
+
+from helpers.driver import HostDriver
+
+from gpumem import Stream
+
+MIB = 1 << 20
+VIRTUAL = {"backing": "virtual"}
+
+
+def row(arena, *sizes):
+    """Take blocks of so many MiB, which lie one behind the other."""
+    blocks = [arena.allocate(int(size * MIB)) for size in sizes]
+    for before, after in itertools.pairwise(blocks):
+        assert after.ptr == before.ptr + before.nbytes
+    return blocks
+
+
+def test_a_block_goes_to_a_low_place_rather_than_to_a_tight_one(make_arena):
+    arena = make_arena(VIRTUAL)
+    low, _a, tight, _b = row(arena, 8, 2, 4, 2)
+    place = low.ptr
+    tight.close()
+    low.close()
+    assert arena.allocate(4 * MIB).ptr == place
+
+
+def test_it_does_not_go_where_the_last_block_of_its_size_was(make_arena):
+    arena = make_arena(VIRTUAL)
+    low, _a, last, _b = row(arena, 4, 2, 4, 2)
+    place = low.ptr
+    low.close()
+    last.close()
+    assert arena.allocate(4 * MIB).ptr == place
+
+
+def test_a_megabyte_goes_where_the_last_one_was(make_arena):
+    arena = make_arena(VIRTUAL)
+    low, _a, last, _b = row(arena, 1, 2, 1, 2)
+    place = last.ptr
+    low.close()
+    last.close()
+    assert arena.allocate(MIB).ptr == place
+
+
+def test_regions_take_the_tight_place(make_arena):
+    arena = make_arena({"backing": "regions", "initial_chunk_size_bytes": 64 * MIB})
+    low, _a, tight, _b = row(arena, 8, 2, 4, 2)
+    place = tight.ptr
+    tight.close()
+    low.close()
+    assert arena.allocate(4 * MIB).ptr == place
+
+
+def test_beside_another_streams_unfinished_memory_it_takes_the_tight_place(make_arena):
+    arena = make_arena(VIRTUAL)
+    stream = Stream("host")
+    other = arena.allocate(4 * MIB, stream=stream)
+    low, _a, tight, _b, small, _c = row(arena, 8, 2, 4, 2, 2, 2)
+    places = [small.ptr, tight.ptr]
+    for block in (tight, low, small):
+        block.close()
+    with HostDriver().block(stream):
+        other.close()
+        taken = [arena.allocate(size * MIB) for size in (2, 4)]
+        assert [block.ptr for block in taken] == places
+
+
+def test_no_more_than_sixteen_places_are_looked_at(make_arena):
+    arena = make_arena(VIRTUAL)
+    sizes = [64] + [4 + i / 8 for i in range(16)]  # of which each has a bin of its own
+    blocks = [block for size in sizes for block in row(arena, size, 2)]
+    lowest = blocks[0].ptr
+    second = blocks[2].ptr
+    for block in blocks[::2]:
+        block.close()
+    assert arena.allocate(4 * MIB).ptr == second != lowest
