@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 REFERENCE = "native"
 GOAL_MEDIAN, GOAL_WORST, GOAL_RESERVED = 1.01, 1.03, 1.03
-WARMUP = -1  # the round whose times do not count
+WARMUP = -1  # the round whose times and peaks do not count: all configurations at once
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
@@ -47,14 +47,15 @@ def rows(records: Sequence[Record]) -> list[Row]:
 def _row(records: Sequence[Record], configuration: str) -> Row:
     mine = [record for record in records if record["configuration"] == configuration]
     good = [record for record in mine if "error" not in record]
+    counted = [record for record in good if record["round"] != WARMUP]
     theirs = [record for record in records if record["configuration"] == REFERENCE]
     reference = [record for record in theirs if "error" not in record]
     error = next((record["error"] for record in mine if "error" in record), None)
-    reserved = max((record["reserved"] for record in good), default=None)
+    reserved = max((record["reserved"] for record in counted), default=None)
     requested = max((record["requested"] or 0 for record in reference), default=0) or None
     return {
         "configuration": configuration,
-        "rounds": sum(record["round"] != WARMUP for record in good),
+        "rounds": len(counted),
         "step_ms": _step_ms(good),
         "ratio": _ratio(good, reference),
         "by_step": _by_step(good, reference),

@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes held from the device, and asked for by tensors, at their highest so far.
+    """Bytes held from the device, and asked for by tensors, at their highest since the last reset.
 
     What tensors ask for does not depend on who allocates, so PyTorch's own count serves all;
     `requested` is None where PyTorch does not count.
@@ -25,12 +25,18 @@ class Allocator(ABC):
     @abstractmethod
     def peaks(self) -> Peaks: ...
 
+    @abstractmethod
+    def reset_peaks(self) -> None: ...
+
 
 class Cpu(Allocator):
     """A machine without a GPU: nothing to choose, nothing counted."""
 
     def peaks(self) -> Peaks:
         return Peaks(0, None)
+
+    def reset_peaks(self) -> None:
+        pass
 
 
 class Native(Allocator):
@@ -44,6 +50,9 @@ class Native(Allocator):
         stats = torch.cuda.memory_stats()
         return Peaks(stats["reserved_bytes.all.peak"], stats["requested_bytes.all.peak"])
 
+    def reset_peaks(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
 
 class Full(Allocator):
     """An arena in place of PyTorch's allocator."""
@@ -53,6 +62,9 @@ class Full(Allocator):
 
     def peaks(self) -> Peaks:
         return Peaks(self.arena.stats().max_reserved, None)
+
+    def reset_peaks(self) -> None:
+        self.arena.reset_peaks()
 
 
 class Pool(Allocator):
@@ -67,6 +79,10 @@ class Pool(Allocator):
         native, arena = self.native.peaks(), self.arena.stats()
         above = max(0, arena.max_reserved - arena.max_in_use)
         return Peaks(native.reserved + above, native.requested)
+
+    def reset_peaks(self) -> None:
+        self.native.reset_peaks()
+        self.arena.reset_peaks()
 
 
 def enabled(mode: str, limit: int) -> Any:

@@ -20,7 +20,7 @@ import torch
 from bench.harness import net_nanoseconds
 from bench.workloads import CONFIGURATIONS, allocators
 from bench.workloads.limits import largest_scale
-from bench.workloads.workload import be_deterministic, run
+from bench.workloads.workload import be_deterministic, rest, run
 
 EMPTY_BYTES = 1 << 20
 
@@ -60,6 +60,8 @@ def commands_over(
     allocator: allocators.Allocator, device: torch.device
 ) -> dict[str, Callable[..., Any]]:
     def steps(workload: str, size: str, **options: int) -> dict[str, Any]:
+        rest(device)
+        allocator.reset_peaks()
         return asdict(run(workload, size, device, **options)) | asdict(allocator.peaks())
 
     def limit(workload: str, size: str, **options: int) -> dict[str, Any]:

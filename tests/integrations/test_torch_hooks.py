@@ -158,6 +158,7 @@ def test_exhaustion_begins_with_the_words_that_programs_search_for(caller, arena
         (1536, "1.50 KiB"),
         (20 << 20, "20.00 MiB"),
         (8 * 10**8 << 30, "800000000.00 GiB"),
+        ((1 << 60) + 1, "more than 1EB memory"),
     ],
 )
 def test_sizes_in_its_words_are_in_pytorchs_units(nbytes, said):

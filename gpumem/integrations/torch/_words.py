@@ -10,9 +10,13 @@ from gpumem.out_of_memory import OutOfMemoryReport
 
 __all__ = ["out_of_memory"]
 
+_ABSURD = 1152921504606846976  # bytes; from there PyTorch names no size
+
 
 def out_of_memory(device: int, nbytes: int, report: OutOfMemoryReport | None) -> str:
     """Return what PyTorch's allocator would say first."""
+    if nbytes > _ABSURD:
+        return "CUDA out of memory. Tried to allocate more than 1EB memory."
     said = f"CUDA out of memory. Tried to allocate {_size(nbytes)}."
     if report is None or report.device_total is None or report.device_free is None:
         return said
