@@ -1,6 +1,6 @@
 """Real training and inference steps under PyTorch's allocator and under gpumem.
 
-Each configuration runs in a process of its own, in turn, round after round: time of the steps,
+Each configuration runs in a process of its own; they take turns at each step: time of the steps,
 peaks of memory, and whether what was computed is the same bit for bit. With --limit also the
 largest batch that fits.
 """
@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -100,25 +100,62 @@ def configurations_of(name: str, configurations: Sequence[str]) -> list[str]:
 
 
 def rounds(plan: Plan, name: str, children: list[Child], clock: Clock) -> Iterator[dict[str, Any]]:
-    """Run one workload in every configuration, in turn, after a first run of all at once.
+    """Run one workload in every configuration, after a first run of all at once.
 
     That one loads the libraries and plans the kernels of every shape that will come.
     """
-    request = {"do": "steps", "workload": name, "size": plan.size, "seed": plan.seed}
-    request |= {"steps": plan.steps, "warmup": plan.warmup}
     for number in range(tables.WARMUP, plan.rounds):
         if clock.left < 0:
             clock.tell(f"{name}: round {number} and what follows left out, the time is up")
             return
-        ask = ask_all if number == tables.WARMUP else ask_in_turn
-        answers = ask(children, request)
+        answers = one_round(
+            plan, name, children, ask_all if number == tables.WARMUP else ask_in_turn
+        )
         for configuration, answer in answers.items():
             yield {"workload": name, "configuration": configuration, "round": number} | answer
         said = ", ".join(
             f"{configuration} {brief(answers[configuration])}" for configuration in answers
         )
         clock.tell(f"{name}, {'warm-up' if number == tables.WARMUP else f'round {number}'}: {said}")
+
+
+def one_round(
+    plan: Plan,
+    name: str,
+    children: list[Child],
+    ask: Callable[[list[Child], Mapping[str, Any]], dict[str, Answer]],
+) -> dict[str, Answer]:
+    """Run one workload; the configurations take turns at each step.
+
+    So what the machine does meanwhile, for whole seconds at times, falls on all of them alike.
+    """
+    begin = {"do": "begin", "workload": name, "size": plan.size, "seed": plan.seed}
+    begun = ask(children, begin)
+    steps: list[dict[str, Answer]] = []
+    for _ in range(plan.warmup + plan.steps):
+        steps.append(ask(children, {"do": "step"}))
         children = children[1:] + children[:1]  # nobody is always behind the same one
+    ended = ask(children, {"do": "end"})
+    return {
+        configuration: summed(
+            plan,
+            begun[configuration],
+            [step[configuration] for step in steps],
+            ended[configuration],
+        )
+        for configuration in begun
+    }
+
+
+def summed(plan: Plan, begun: Answer, steps: list[Answer], ended: Answer) -> Answer:
+    """Return a run's record: the first error, or its steps' times and values, and its peaks."""
+    for answer in (begun, *steps, ended):
+        if "error" in answer:
+            return answer
+    return ended | {
+        "seconds": [step["seconds"] for step in steps[plan.warmup :]],
+        "values": [step["value"] for step in steps],
+    }
 
 
 def brief(answer: Answer) -> str:

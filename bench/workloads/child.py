@@ -20,7 +20,7 @@ import torch
 from bench.harness import net_nanoseconds
 from bench.workloads import CONFIGURATIONS, allocators
 from bench.workloads.limits import largest_scale
-from bench.workloads.workload import be_deterministic, rest, run
+from bench.workloads.workload import Run, be_deterministic, rest
 
 EMPTY_BYTES = 1 << 20
 
@@ -59,10 +59,22 @@ def own_output() -> Any:
 def commands_over(
     allocator: allocators.Allocator, device: torch.device
 ) -> dict[str, Callable[..., Any]]:
-    def steps(workload: str, size: str, **options: int) -> dict[str, Any]:
+    run = Run()
+
+    def begin(workload: str, size: str, seed: int) -> dict[str, Any]:
         rest(device)
         allocator.reset_peaks()
-        return asdict(run(workload, size, device, **options)) | asdict(allocator.peaks())
+        run.begin(workload, size, device, seed)
+        return {}
+
+    def step() -> dict[str, Any]:
+        seconds, value = run.step()
+        return {"seconds": seconds, "value": value}
+
+    def end() -> dict[str, Any]:
+        shapes = run.workload.shapes if run.workload is not None else []
+        run.end()
+        return {"shapes": shapes} | asdict(allocator.peaks())
 
     def limit(workload: str, size: str, **options: int) -> dict[str, Any]:
         return {"scale": largest_scale(workload, size, device, **options)}
@@ -72,7 +84,7 @@ def commands_over(
     def empties(count: int) -> dict[str, Any]:
         return {"nanoseconds": net_nanoseconds(empty, count)}
 
-    return {"steps": steps, "limit": limit, "empty": empties}
+    return {"begin": begin, "step": step, "end": end, "limit": limit, "empty": empties}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from bench.workloads.allocators import is_exhaustion
-from bench.workloads.workload import rest, run
+from bench.workloads.workload import Run
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int, resolution: float = 0.0025) -> int:
@@ -34,8 +34,11 @@ def largest_scale(
     """Search the largest scale at which `steps` steps of a workload find their memory."""
 
     def fits(scale: int) -> bool:
+        run = Run()
         try:
-            run(name, size, device, seed=seed, steps=steps, scale=scale)
+            run.begin(name, size, device, seed, scale)
+            for _ in range(steps):
+                run.step()
         except (RuntimeError, MemoryError) as error:
             if not is_exhaustion(error):
                 raise
@@ -43,7 +46,7 @@ def largest_scale(
         else:
             exhausted = False
         # Only here the error is gone, and with it the frames that held the step's tensors.
-        rest(device)
+        run.end()
         return not exhausted
 
     return largest_that_fits(fits, first)

@@ -6,7 +6,6 @@ import gc
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
@@ -73,58 +72,43 @@ class Workload(ABC):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu)
 
 
-@dataclass(frozen=True)
 class Run:
-    """What one run was.
+    """One workload from its making until nothing of it is left.
 
     Attributes
     ----------
-    seconds : list of float
-        Wall time of each step after the warm-up, from a device at rest to a device at rest.
-    values : list of str
-        What each step returned, warm-up included: floats in hex, so that equal means bit for bit.
-    shapes : list of tuple of int
-        What each step drew, warm-up included.
+    workload : Workload or None
+        None before `begin` and after `end`.
     """
 
-    seconds: list[float]
-    values: list[str]
-    shapes: list[tuple[int, ...]]
+    def __init__(self) -> None:
+        self.workload: Workload | None = None
 
-
-def run(
-    name: str,
-    size: str,
-    device: torch.device,
-    *,
-    seed: int,
-    steps: int,
-    warmup: int = 0,
-    scale: int | None = None,
-) -> Run:
-    """Make a workload, step it, leave nothing of it behind."""
-    rest(device)
-    gc.disable()  # a collection in one step of one allocator would be taken for its cost
-    try:
-        workload = workloads.make(name, size, device, seed, scale)
-        timed = [timed_step(workload) for _ in range(warmup + steps)]
-        return Run(
-            [seconds for seconds, _ in timed[warmup:]],
-            [value.hex() for _, value in timed],
-            workload.shapes,
-        )
-    finally:
-        workload = None
-        gc.enable()
+    def begin(
+        self, name: str, size: str, device: torch.device, seed: int, scale: int | None = None
+    ) -> None:
+        """Make it on a device at rest."""
         rest(device)
+        gc.disable()  # a collection in one step of one allocator would be taken for its cost
+        self.device = device
+        self.workload = workloads.make(name, size, device, seed, scale)
 
+    def step(self) -> tuple[float, str]:
+        """Return a step's wall time in seconds, from a device at rest to a device at rest.
 
-def timed_step(workload: Workload) -> tuple[float, float]:
-    synchronize(workload.device)
-    begin = perf_counter()
-    value = workload.step()
-    synchronize(workload.device)
-    return perf_counter() - begin, float(value)
+        And what it returned, in hex, so that equal means bit for bit.
+        """
+        assert self.workload is not None
+        synchronize(self.device)
+        begin = perf_counter()
+        value = self.workload.step()
+        synchronize(self.device)
+        return perf_counter() - begin, float(value).hex()
+
+    def end(self) -> None:
+        self.workload = None
+        gc.enable()
+        rest(self.device)
 
 
 def synchronize(device: torch.device) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from bench.workloads.allocators import is_exhaustion  # noqa: E402
 from bench.workloads.limits import largest_scale, largest_that_fits  # noqa: E402
-from bench.workloads.workload import be_deterministic, run  # noqa: E402
+from bench.workloads.workload import Run, be_deterministic  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -34,16 +34,24 @@ def deterministic():
     torch.backends.cuda.enable_mem_efficient_sdp(True)
 
 
+def steps(name, seed, count):
+    """Return the shapes, times and values of a tiny run."""
+    run = Run()
+    run.begin(name, "tiny", CPU, seed)
+    seconds, values = zip(*(run.step() for _ in range(count)), strict=True)
+    shapes = run.workload.shapes
+    run.end()
+    return shapes, seconds, values
+
+
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_the_same_seed_gives_the_same_shapes_and_bits(name):
-    first, again = (run(name, "tiny", CPU, seed=3, steps=4, warmup=1) for _ in range(2))
-    assert first.shapes == again.shapes
-    assert first.values == again.values
-    assert len(first.seconds) == 4
-    assert len(first.values) == 5
-    assert len(set(first.values)) == 5, "steps do not differ"
-    other = run(name, "tiny", CPU, seed=4, steps=5)
-    assert other.values != first.values
+    (shapes, seconds, values), (shapes_again, _, values_again) = (steps(name, 3, 5) for _ in "12")
+    assert shapes == shapes_again
+    assert values == values_again
+    assert min(seconds) > 0
+    assert len(set(values)) == 5, "steps do not differ"
+    assert steps(name, 4, 5)[2] != values
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
@@ -62,7 +70,7 @@ def test_weights_and_data_come_from_the_seed(name):
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_shapes_change_from_step_to_step(name):
-    assert len(set(run(name, "tiny", CPU, seed=1, steps=6).shapes)) > 2
+    assert len(set(steps(name, 1, 6)[0])) > 2
 
 
 def test_training_learns_what_can_be_learned():
@@ -133,22 +141,29 @@ def test_nothing_fits_is_zero():
 def test_only_exhaustion_ends_a_search_quietly(monkeypatch):
     from bench.workloads import limits
 
-    def fails(*args, scale, **options):
-        if scale > 40:
-            raise torch.OutOfMemoryError("no more")
-
     in_flight = []
-    monkeypatch.setattr(limits, "run", fails)
-    monkeypatch.setattr(limits, "rest", lambda device: in_flight.append(sys.exception()))
+
+    class Fails:
+        def begin(self, name, size, device, seed, scale):
+            self.scale = scale
+
+        def step(self):
+            if self.scale > 40:
+                raise torch.OutOfMemoryError("no more")
+
+        def end(self):
+            in_flight.append(sys.exception())
+
+    monkeypatch.setattr(limits, "Run", Fails)
     assert largest_scale("w", "tiny", CPU, seed=0, steps=1, first=8) == 40
     # An error holds the frames of the step that failed, and they its tensors.
     assert len(in_flight) > 3
     assert not any(in_flight)
 
-    def breaks(*args, **options):
+    def breaks(self):
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(limits, "run", breaks)
+    monkeypatch.setattr(Fails, "step", breaks)
     with pytest.raises(RuntimeError, match="shapes"):
         largest_scale("w", "tiny", CPU, seed=0, steps=1, first=8)
 
@@ -161,11 +176,14 @@ def test_exhaustion_is_told_from_other_failures():
 
 
 def test_a_process_answers_and_says_what_went_wrong():
-    request = {"do": "steps", "workload": "gpt2_train", "size": "tiny"}
-    request |= {"seed": 3, "steps": 2, "warmup": 0}
+    request = {"do": "begin", "workload": "gpt2_train", "size": "tiny", "seed": 3}
     with Child("native", "cpu") as child:
-        answer = child.ask(request)
-        assert answer["values"] == run("gpt2_train", "tiny", CPU, seed=3, steps=2).values
+        assert child.ask(request) == {}
+        values = [child.ask({"do": "step"})["value"] for _ in range(2)]
+        shapes = child.ask({"do": "end"})["shapes"]
+        expected = steps("gpt2_train", 3, 2)
+        assert (tuple(values), [tuple(shape) for shape in shapes]) == (expected[2], expected[0])
+        assert "AssertionError" in child.ask({"do": "step"})["error"]  # nothing has begun
         assert "KeyError" in child.ask(request | {"workload": "no such"})["error"]
         assert child.ask({"do": "empty", "count": 10})["nanoseconds"] > 0
         child._process.kill()
