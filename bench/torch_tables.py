@@ -1,9 +1,15 @@
-"""Tables of what `bench.torch_steps` measured; plain values in, plain values and Markdown out."""
+"""Tables of what `bench.torch_steps` measured; plain values in, plain values and Markdown out.
+
+Run as a program it makes one table of several runs, as if their rounds had been one run's.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench import markdown
@@ -30,8 +36,9 @@ def rows(records: Sequence[Record]) -> list[Row]:
     -------
     list of dict
         With ``step_ms`` (median over rounds of the mean step), ``ratio`` to the reference's time in
-        the same round (median), ``by_step`` (a step's time is its median over rounds; their sum to
-        the reference's: what happens in the same step of every round stays, hiccups go),
+        the same round (median), ``by_step`` (each step's time to that of the reference's same step,
+        median over rounds, and of these the mean, each weighed by the step's time: what happens in
+        the same step of every round stays, hiccups go),
         ``reserved`` and ``requested`` (highest), ``waste`` (their ratio; what tensors request is
         the reference's count), ``same`` (every value of every round equals the reference's, bit
         for bit) and ``error``. What cannot be said is None.
@@ -93,13 +100,20 @@ def _ratio(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
 
 
 def _by_step(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
-    ours, theirs = _steady(mine), _steady(reference)
-    return sum(ours) / sum(theirs) if ours and theirs else None
+    ours, theirs = _seconds(mine), _seconds(reference)
+    rounds = sorted(ours.keys() & theirs.keys())
+    if not rounds:
+        return None
+    weighed = total = 0.0
+    for step in range(len(theirs[rounds[0]])):
+        usual = statistics.median(theirs[number][step] for number in rounds)
+        ratio = statistics.median(ours[number][step] / theirs[number][step] for number in rounds)
+        weighed, total = weighed + ratio * usual, total + usual
+    return weighed / total
 
 
-def _steady(records: Sequence[Record]) -> list[float]:
-    timed = [record["seconds"] for record in records if record["round"] != WARMUP]
-    return [statistics.median(step) for step in zip(*timed, strict=True)]
+def _seconds(records: Sequence[Record]) -> dict[int, list[float]]:
+    return {r["round"]: r["seconds"] for r in records if r["round"] != WARMUP}
 
 
 def _same(mine: Sequence[Record], reference: Sequence[Record]) -> bool:
@@ -216,3 +230,30 @@ def _number(value: float | None, form: str, factor: float = 1) -> str:
 
 def _yes(value: bool | None) -> str:
     return {None: "", True: "yes", False: "NO"}[value]
+
+
+# ---- several runs together -----------------------------------------------------------------------
+
+
+def together(runs: Sequence[Sequence[Record]]) -> list[Record]:
+    """Put the records of several runs into one, as further rounds."""
+    records: list[Record] = []
+    for run in runs:
+        after = 1 + max((record["round"] for record in records), default=WARMUP)  # first free one
+        records += [
+            record if record["round"] == WARMUP else {**record, "round": record["round"] + after}
+            for record in run
+        ]
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.torch_tables", description=__doc__)
+    parser.add_argument("results", type=Path, nargs="+", help="torch_steps.json of each run")
+    files = parser.parse_args().results
+    made = rows(together([json.loads(path.read_text())["records"] for path in files]))
+    print(steps_table(made), overall_table(overall(made)), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

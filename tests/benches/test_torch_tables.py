@@ -50,6 +50,39 @@ def test_by_step_a_hiccup_goes_and_what_recurs_stays():
     assert by_configuration(records)["full"]["by_step"] == 1.25
 
 
+def test_by_step_compares_what_ran_next_to_each_other():
+    """A machine that is slow for a round is slow for all of them."""
+    rounds = {
+        "native": [[1.0, 2.0], [3.0, 6.0], [9.0, 2.0]],
+        "full": [[1.1, 2.2], [3.3, 6.6], [9.9, 2.2]],
+    }
+    records = [
+        record("w", configuration, number, seconds)
+        for configuration, of in rounds.items()
+        for number, seconds in enumerate(of)
+    ]
+    assert by_configuration(records)["full"]["by_step"] == pytest.approx(1.1)
+
+
+def test_several_runs_are_as_many_rounds_of_one():
+    run = [
+        record("w", name, number, [seconds * (number + 2)])
+        for name, seconds in (("native", 1.0), ("full", 1.5))
+        for number in (tables.WARMUP, 0, 1)
+    ]
+    merged = tables.together([run, run])
+    assert sorted(r["round"] for r in merged if r["configuration"] == "full") == [
+        -1,
+        -1,
+        0,
+        1,
+        2,
+        3,
+    ]
+    row = by_configuration(merged)["full"]
+    assert (row["rounds"], row["ratio"], row["by_step"]) == (4, 1.5, 1.5)
+
+
 def test_the_warm_up_counts_for_values_but_not_for_time_nor_memory():
     records = [
         record("w", "native", tables.WARMUP, [100.0]),
