@@ -20,10 +20,11 @@ bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the 
 the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
 free runs over more than SCAN_LIMIT chunks. Free merges with both neighbours at once.
 
-A table that *packs* takes the lowest of the PACK_LIMIT smallest that fit: long lives gather at low
-addresses, and what is free above them stays in one piece (serving with caches that grow, nothing
-moved: 1.05 of what is asked for instead of 1.19). While other streams hold unfinished memory it
-takes the smallest: low places are theirs as much as ours, and to mix them keeps both from merging.
+A table that *packs* takes for blocks above PACK_BYTES the lowest of the PACK_LIMIT smallest that
+fit: long lives gather at low addresses, and what is free above them stays in one piece (serving
+with caches that grow, nothing moved: 1.05 of what is asked for instead of 1.19). While other
+streams hold unfinished memory it takes the smallest: low places are theirs as much as ours, and to
+mix them keeps both from merging.
 
 A small block that was given back may rest in a thread's cache (_arena_cache) before it comes
 here: such a chunk is *kept*. To the table it is still used; it counts in `in_use`, and only the
@@ -44,6 +45,7 @@ cdef enum:
     LEVELS = 36             # sizes below 2**48 bytes
     SCAN_LIMIT = 8          # chunks looked at in one bin
     PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
+    PACK_BYTES = 1048576    # up to so many a block's place does not matter enough to look for it
     LANE_RELEASED = 0       # free for everyone
     REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
     MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
@@ -119,7 +121,7 @@ cdef struct Bfc:
     SplitRule split_rule
     uint64_t max_dead       # bytes, for SPLIT_ORT
     bint merge_released     # may a chunk of lane 0 join its neighbour's lane?
-    bint packs              # takes the lowest of the smallest, not the smallest
+    bint packs              # takes the lowest of the smallest for large blocks
     uint64_t padding[6]
     uint32_t unused         # head of the list of unused slots
     uint32_t lanes_filled   # lanes, but lane 0, that have free chunks
@@ -151,9 +153,10 @@ cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
     # Of a chunk that may be used: its owner may turn used into kept, and back, without the lock.
     return load32(&table.chunks[index].state)
 
-cdef inline bint packs_low(const Bfc* table, uint32_t lane) noexcept nogil:
-    # Does a block for this lane go to a low place: is no other stream's memory unfinished?
-    return table.packs and table.lanes_filled <= (table.lanes[lane].levels != 0)
+cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t lane) noexcept nogil:
+    # Does such a block for this lane go to a low place: is no other stream's memory unfinished?
+    return (size > PACK_BYTES and table.packs
+            and table.lanes_filled <= (table.lanes[lane].levels != 0))
 
 # Changes of state that the slow paths over address ranges share (_bfc_holes, _bfc_places).
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil

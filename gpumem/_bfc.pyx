@@ -18,7 +18,7 @@ cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t l
     # may have (lane 0). Then the lanes of other streams as far as they have settled.
     cdef uint32_t other
     cdef uint32_t index
-    if packs_low(table, lane):
+    if packs_low(table, size, lane):
         index = lower_of(table, lane_lowest(table, table.lanes[lane], size),
                          lane_lowest(table, table.lanes[0], size))
     else:
