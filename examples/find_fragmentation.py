@@ -20,13 +20,17 @@ from tempfile import TemporaryDirectory
 
 import gpumem
 from gpumem.observe import Snapshot, record, tag
-from gpumem.out_of_memory import OutOfMemoryReport, readable
+from gpumem.out_of_memory import OutOfMemoryReport
 from gpumem.replay import load_trace, replay
 
 MIB = 1 << 20
 CONVERSATIONS = 16
 TURNS = 40
 LIMIT = 640 * MIB
+
+
+def mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.4g} MiB"
 
 
 def serve(arena: gpumem.Arena) -> None:
@@ -58,11 +62,9 @@ def pieces(moment: Snapshot) -> tuple[int, dict[str, int]]:
 
 def explain(report: OutOfMemoryReport, moment: Snapshot) -> None:
     """Print what the error knows, and what stands between the pieces."""
-    owners = ", ".join(f"{owner} {readable(held)}" for owner, held in report.by_owner.items())
-    print(f"1. asked for {readable(report.asked)}; in use: {owners}")
-    print(
-        f"   free: {readable(report.free)}, the largest piece {readable(report.largest_free or 0)}"
-    )
+    owners = ", ".join(f"{owner} {mib(held)}" for owner, held in report.by_owner.items())
+    print(f"1. asked for {mib(report.asked)}; in use: {owners}")
+    print(f"   free: {mib(report.free)}, the largest piece {mib(report.largest_free or 0)}")
     print(f"   {report.remedies[0]}")
     count, between = pieces(moment)
     blocks = ", ".join(f"{number} blocks of {owner!r}" for owner, number in between.items())
@@ -87,11 +89,11 @@ def main() -> None:
         recorded = load_trace(events)
     for backing in ("regions", "virtual"):
         needed = replay(recorded, device, config={"backing": backing}).peak_reserved_bytes
-        print(f"3. what ran so far needs {readable(needed)} with {backing}")
+        print(f"3. what ran so far needs {mib(needed)} with {backing}")
     with gpumem.Arena(device, settings | {"backing": "virtual"}) as better:
         serve(better)
         held = better.stats().max_reserved
-        print(f"with virtual the server runs to its end in {readable(held)}")
+        print(f"with virtual the server runs to its end in {mib(held)}")
 
 
 if __name__ == "__main__":

@@ -203,7 +203,8 @@ cdef class Budget:
         """Bytes that are never passed; None: only the levels above limit it.
 
         May be set. Below what is used, nothing more is charged until that much has gone back;
-        `on_pressure` is called once with the bytes above the new limit.
+        `on_pressure` is called once with the bytes above the new limit. Below `soft`, that one is
+        not reached any more.
         """
         return or_none(budget_load(&self.core.limit))
 

@@ -48,6 +48,7 @@ from gpumem._layout cimport (
 from gpumem._order cimport order_host, own_stream
 from gpumem._seal cimport seal
 
+from gpumem._arguments import require
 from gpumem.device import MemoryInfo, can_access, devices_are_memory_compatible
 
 
@@ -330,6 +331,8 @@ cdef class Tensor:
         ------
         BufferError
             ``copy=False`` and a copy is needed.
+        TypeError
+            `copy` is none of these.
 
         Notes
         -----
@@ -346,6 +349,8 @@ cdef class Tensor:
         >>> str(copied.memory), copied.ptr == tensor.ptr
         ('host:0', False)
         """
+        if copy is not None:
+            require("copy", copy, bool, "True, False or None")
         return tensor_to(self, memory, stream, copy)
 
     # ---- NumPy and the buffer protocol -----------------------------------------------------------

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-__all__ = ["LimitInForce", "OutOfMemoryReport", "absurd", "find_remedies", "readable"]
+from gpumem._sizes import format_size
+
+__all__ = ["LimitInForce", "OutOfMemoryReport", "absurd", "find_remedies"]
 
 MOST_NAMED = 3  # owners and processes that a message names
 
@@ -136,9 +138,9 @@ class OutOfMemoryReport:
         if not set(self.by_owner) - {"untagged"}:
             return ""
         ordered = sorted(self.by_owner.items(), key=lambda item: -item[1])
-        named = [f"{owner} {readable(nbytes)}" for owner, nbytes in ordered[:MOST_NAMED]]
+        named = [f"{owner} {format_size(nbytes)}" for owner, nbytes in ordered[:MOST_NAMED]]
         rest = sum(nbytes for _, nbytes in ordered[MOST_NAMED:])
-        return "in use by " + ", ".join(named + ([f"others {readable(rest)}"] if rest else []))
+        return "in use by " + ", ".join(named + ([f"others {format_size(rest)}"] if rest else []))
 
     def _states(self) -> str:
         states = (
@@ -146,17 +148,18 @@ class OutOfMemoryReport:
             (self.cached, "in threads' caches"),
             (self.parked, "parked for other streams"),
         )
-        shown = [f"{readable(nbytes)} {words}" for nbytes, words in states if nbytes]
+        shown = [f"{format_size(nbytes)} {words}" for nbytes, words in states if nbytes]
         return "reserved, and not in use: " + ", ".join(shown) if shown else ""
 
     def _device(self) -> str:
         if self.device_total is None or self.device_free is None or self.held_by_others is None:
             return ""
         return (
-            f"the device: {readable(self.device_free)} of {readable(self.device_total)} free, "
-            f"{readable(self.held_here)} held by gpumem in this process, "
-            f"{readable(self.held_by_others)} by others and the driver"
-            + "".join(f", process {pid} {readable(n)}" for pid, n in self.processes[:MOST_NAMED])
+            f"the device: {format_size(self.device_free)} of "
+            f"{format_size(self.device_total)} free, "
+            f"{format_size(self.held_here)} held by gpumem in this process, "
+            f"{format_size(self.held_by_others)} by others and the driver"
+            + "".join(f", process {pid} {format_size(n)}" for pid, n in self.processes[:MOST_NAMED])
         )
 
     def under(
@@ -193,13 +196,15 @@ def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = 
         what = report.limits[0].what
         return (f"the block alone is larger than {what}: raise {what}",)
     if reason == "driver" and report.device_total and report.rounded > report.device_total:
-        return (f"{report.memory} has {readable(report.device_total)} in all: take smaller blocks",)
+        return (
+            f"{report.memory} has {format_size(report.device_total)} in all: take smaller blocks",
+        )
     found = []
     if reason == "driver" and report.idle_elsewhere >= report.rounded:
-        idle = readable(report.idle_elsewhere)
+        idle = format_size(report.idle_elsewhere)
         found.append(f"shrink() other arenas of this process: {idle} lie idle there")
     if report.waiting + report.parked >= report.rounded:
-        amount = readable(report.waiting + report.parked)
+        amount = format_size(report.waiting + report.parked)
         found.append(f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)")
     room = {"limit": report.limit - report.reserved, "driver": report.device_free or 0}
     if could_move and report.rounded <= report.free + room.get(reason, 0):
@@ -214,15 +219,5 @@ def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = 
 def _against_the_driver(report: OutOfMemoryReport) -> str:
     others = report.held_by_others or 0
     if others >= max(report.rounded, report.held_here):
-        return f"free memory that others hold on the device, {readable(others)}"
+        return f"free memory that others hold on the device, {format_size(others)}"
     return "free buffers, or memory that others hold on the device"
-
-
-def readable(nbytes: int) -> str:
-    """Write bytes for people, rounded: ``1.5 GiB``."""
-    amount = float(nbytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{nbytes} bytes" if unit == "bytes" else f"{amount:.4g} {unit}"
-        amount /= 1024
-    return f"{amount:.4g} TiB"

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 import gpumem
+from gpumem._sizes import format_size
 from gpumem.cli.output import json_option, pairs, print_json, stdout, table
-from gpumem.cli.sizes import format_size
 from gpumem.device import Device
 from gpumem.errors import GpumemError
 

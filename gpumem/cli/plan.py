@@ -10,10 +10,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from gpumem._sizes import format_size
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
 from gpumem.cli.arguments import complete_device, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
-from gpumem.cli.sizes import format_size, parse_size
+from gpumem.cli.sizes import parse_size
 from gpumem.errors import ConfigError, GraphError
 from gpumem.planning import Assignment, Graph, MemoryPlan, Placement, Target, partition, plan_memory
 from gpumem.planning.passes import STRATEGIES

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import click
 
 from gpumem import replay as replaying
+from gpumem._sizes import format_size
 from gpumem.cli.arguments import complete_device, complete_trace, present_device, size, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
-from gpumem.cli.sizes import format_size, is_size_with_unit, parse_size
+from gpumem.cli.sizes import is_size_with_unit, parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.replay import ReplayResult, Trace, load_trace

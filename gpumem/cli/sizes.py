@@ -1,4 +1,4 @@
-"""Sizes as people write and read them."""
+"""Sizes as people write them; how they are shown is in gpumem._sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from gpumem.errors import ConfigError
 
-__all__ = ["format_size", "is_size_with_unit", "parse_size"]
+__all__ = ["is_size_with_unit", "parse_size"]
 
 MOST = (1 << 63) - 1
 
@@ -65,17 +65,3 @@ def is_size_with_unit(text: str) -> bool:
     """Tell whether `text` is a number with a unit of size behind it."""
     match = _SIZE.fullmatch(text.strip())
     return match is not None and match[2].lower() in _UNITS and match[2] != ""
-
-
-def format_size(nbytes: int) -> str:
-    """Write bytes for people, in powers of 1024 and four digits or less.
-
-    Examples
-    --------
-    >>> format_size(0), format_size(1023), format_size(1536), format_size(12_024_970_848)
-    ('0 B', '1023 B', '1.5 KiB', '11.2 GiB')
-    """
-    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while abs(size) >= 1023.95 and len(units) > 1:  # 1023.95 would print as 1024.0
-        size, units = size / 1024, units[1:]
-    return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -10,9 +10,9 @@ import click
 from click.shell_completion import CompletionItem
 from rich.live import Live
 
+from gpumem._sizes import format_size
 from gpumem.cli.arguments import within
 from gpumem.cli.output import json_option, print_json, stdout, table, visible
-from gpumem.cli.sizes import format_size
 from gpumem.cli.top_view import command_of, state_of, view
 from gpumem.errors import NotPublishedError
 from gpumem.observe import LivePage, LiveResource, page_of, published

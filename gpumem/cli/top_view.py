@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 
+from gpumem._sizes import format_size
 from gpumem.cli.output import table, visible
-from gpumem.cli.sizes import format_size
 from gpumem.observe import LiveBudget, LivePage, LiveResource
 
 __all__ = ["command_of", "state_of", "view"]

@@ -32,6 +32,10 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
         (lambda: planning.plan(5), "trace = 5 .* a Trace"),
         (lambda: plan_memory(5), "placement = 5 .* a Placement.* or a CopyPlan"),
         (lambda: plan_copies(5), "placement = 5 .* a Placement"),
+        (
+            lambda: gpumem.zeros(3, "float32").to("host", copy="x"),
+            "copy = 'x' .* True, False or None",
+        ),
         (lambda: PLAN.tensors(5), "memory = 5 .* a MemoryResource, an ExternalMemory"),
         (lambda: ACCOUNTANT.cost(5), "node = 5 .* a node"),
         (lambda: ACCOUNTANT.account(None), "node = None .* a node"),

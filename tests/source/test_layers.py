@@ -13,6 +13,7 @@ PACKAGE = ROOT / "gpumem"
 
 # From the bottom. A module imports from its own row and from rows above it in this list only.
 LAYERS = [
+    ["_sizes"],
     ["out_of_memory", "_nvml"],
     ["errors", "_arguments", "_seal", "_forks", "_lock"],
     ["_bfc", "_bfc_*"],
