@@ -30,6 +30,7 @@ LIMIT = 640 * MIB
 
 
 def mib(nbytes: int) -> str:
+    """Write bytes for people."""
     return f"{nbytes / 2**20:.4g} MiB"
 
 
