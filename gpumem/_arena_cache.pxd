@@ -6,8 +6,8 @@ merge, and no lock that other threads wait for. Each stack holds up to KEPT_DEPT
 
 What is larger, or does not fit, is kept too, but only the last one: it goes to the table under the
 lock of the next allocation that cannot use it, so that a free and an allocation lock once. Where a
-table packs (_bfc), with one stream's memory in it, large blocks are not taken again that way: where
-the last one happened to lie is no place for one that lives long.
+table packs (_bfc), with one stream's memory in it, blocks above 1 MiB are not taken again that way:
+where the last one happened to lie is no place for one that lives long.
 
 A block that another thread frees is pushed onto its cache's `remote` list without a lock (a
 Treiber stack that is only ever emptied whole, so that no entry can come back unnoticed: R. K.
@@ -51,6 +51,7 @@ cdef enum:
     KEPT_QUANTA = 256           # blocks of up to so many quanta, 64 KiB, are kept
     KEPT_BYTES = 65536
     KEPT_DEPTH = 32             # of each size and stream
+    LAST_BYTES = 1048576        # up to so many the last one is taken again wherever it lies
     REMOTE_DEPTH = 64           # freed by other threads and not yet collected
 
 # The calling thread's cache; NULL if it has none yet.

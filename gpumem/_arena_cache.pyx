@@ -25,7 +25,6 @@ from gpumem._bfc cimport (
     CHUNK_USED,
     Chunk,
     LANE_RELEASED,
-    PACK_BYTES,
     QUANTUM_BITS,
     bfc_give,
     handle_of,
@@ -87,7 +86,7 @@ cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, u
     if size <= KEPT_BYTES and pop(arena, cache, slot, size, block):
         reuse(arena, cache, kept_table(arena), requested, block)
     elif (cache.last_size == size and cache.last_slot == slot
-          and (size <= PACK_BYTES or not arena.table.packs
+          and (size <= LAST_BYTES or not arena.table.packs
                or load32(&arena.table.lanes_filled) > 1)):
         take_last(arena, cache, requested, block)
     elif size <= KEPT_BYTES and load64(&cache.remote):

@@ -45,7 +45,7 @@ cdef enum:
     LEVELS = 36             # sizes below 2**48 bytes
     SCAN_LIMIT = 8          # chunks looked at in one bin
     PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
-    PACK_BYTES = 1048576    # up to so many a block's place does not matter enough to look for it
+    PACK_BYTES = 65536      # up to so many a block's place does not matter enough to look for it
     LANE_RELEASED = 0       # free for everyone
     REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
     MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
