@@ -18,7 +18,8 @@ Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with 
 fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
 bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the own bin, take
 the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
-free runs over more than SCAN_LIMIT chunks. Free merges with both neighbours at once.
+free runs over more than SCAN_LIMIT chunks, or PACK_LIMIT more where the table packs. Free merges
+with both neighbours at once.
 
 A table that *packs* takes for blocks above PACK_BYTES the lowest of the PACK_LIMIT smallest that
 fit: long lives gather at low addresses, and what is free above them stays in one piece (serving

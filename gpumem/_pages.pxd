@@ -16,7 +16,8 @@ unmapped only after the epoch in which it fell dormant has settled, because an u
 
 Growing means building a window for the block: a run of free chunks and holes. What is missing
 in it is supplied by new pages while reserved memory stays within a share of the live peak; beyond
-that by the idle pages that were longest not used; only when none is idle is the share passed.
+that by the idle pages that were longest not used; only when none is idle, or the time for moving
+is used up, is the share passed.
 
 Everything here is called with the arena's grow lock. Planning also holds the arena lock and changes
 the books at once; the driver calls come after, without it.

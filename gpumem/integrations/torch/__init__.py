@@ -16,9 +16,9 @@ Under ``"full"``:
 
 - ``record_stream`` is honoured, ``empty_cache`` is the arenas' `shrink`,
   ``set_per_process_memory_fraction`` bounds them, CUDA graphs capture into graph pools.
-- Out of memory raises ``torch.OutOfMemoryError`` with the arena's report where a small function
-  can be compiled against the installed PyTorch, else RuntimeError with the same report; `status`
-  tells which.
+- Out of memory raises ``torch.OutOfMemoryError`` where a small function can be compiled against
+  the installed PyTorch, else RuntimeError; `status` tells which. The text is PyTorch's own
+  ("CUDA out of memory. Tried to allocate ..."), by which programs know it, and the arena's report.
 - ``memory_stats``, ``memory_allocated``, ``max_memory_reserved``, ``memory_summary``,
   ``memory_snapshot``, ``reset_peak_memory_stats`` and so on answer from gpumem.
 - What PyTorch refuses under any pluggable allocator stays refused: recording memory history,
