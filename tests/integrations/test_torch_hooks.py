@@ -15,7 +15,7 @@ from helpers.torch_caller import Caller, Refused
 import gpumem
 from gpumem import Arena, Device, Stream
 from gpumem.accounting import Budget
-from gpumem.errors import ConfigError
+from gpumem.errors import ConfigError, OutOfMemoryError
 from gpumem.integrations.torch import _hooks
 from gpumem.integrations.torch._words import out_of_memory
 
@@ -149,6 +149,19 @@ def test_exhaustion_begins_with_the_words_that_programs_search_for(caller, arena
     assert float(total) == pytest.approx(Device("host").total_bytes / 2**30, abs=0.006)
     assert float(free) <= float(total)
     assert report.startswith("gpumem: host:0 is out of memory: asked for 2097152 bytes")
+
+
+def test_exhaustion_tells_what_pytorch_holds_of_an_arena_that_others_share(caller, arena):
+    address = caller.alloc(3 << 20)
+    mine = arena.allocate(1 << 20)
+    arena.set_limit(arena.stats().reserved)
+    with pytest.raises(OutOfMemoryError) as caught:
+        arena.allocate(64 << 20)
+    assert caught.value.report.by_framework == {"torch": 3 << 20}
+    with pytest.raises(Refused, match=r"in use by torch 3\.0 MiB"):
+        caller.alloc(64 << 20)
+    caller.free(address)
+    mine.close()
 
 
 @pytest.mark.parametrize(
