@@ -54,7 +54,7 @@ from gpumem._arena_types cimport (
     stamp_free,
 )
 from gpumem._arena_wait cimport clock, sleep, wait_for_streams
-from gpumem._bfc cimport QUANTUM
+from gpumem._bfc cimport ABSURD, QUANTUM
 from gpumem._driver cimport CUDA_SUCCESS, CUresult, place_is_dead, process
 from gpumem._lease cimport Uses
 
@@ -63,7 +63,6 @@ cdef extern from "atomics.h" nogil:
     void store64(uint64_t* word, uint64_t value)
 
 cdef enum:
-    ABSURD = 281474976710656    # bytes: more than any machine has
     LOOK_AGAIN = 100000         # ns between two looks at blocks whose streams are not done
 
 # Heaps whose arena lives, for addresses that nobody claims. `heaps_lock` comes before a heap's.

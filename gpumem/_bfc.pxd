@@ -51,6 +51,10 @@ cdef enum:
     REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
     MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
 
+cdef enum:
+    # Bytes: more than any machine has or a bin takes, and far from where sums of sizes overflow.
+    ABSURD = 281474976710656
+
 cdef enum ChunkState:
     CHUNK_UNUSED = 0        # a slot of the array that names no memory
     CHUNK_FREE = 1

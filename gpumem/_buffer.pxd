@@ -8,10 +8,6 @@ from gpumem._driver cimport CUstream, DriverDevice
 from gpumem._lease cimport Lease, Uses, lease_drop
 from gpumem._raw cimport RawBooks
 
-cdef enum:
-    # Bytes: more than any machine has, and far from where sums of sizes overflow.
-    ABSURD = 281474976710656
-
 # What a Buffer needs of where it came from. A *slot* is a resource's own number for a stream.
 cdef class MemoryResource:
     cdef readonly object memory         # MemoryInfo

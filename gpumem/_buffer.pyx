@@ -6,6 +6,7 @@ from cpython.long cimport PyLong_AsSsize_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._backing_managed cimport HOST_SIDE, managed_advise, managed_prefetch
+from gpumem._bfc cimport ABSURD
 from gpumem._deferred cimport run_deferred
 from gpumem._dlpack cimport (
     DL_CPU,

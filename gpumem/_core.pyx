@@ -58,9 +58,8 @@ from gpumem._arena_types cimport (
     lock_release,
 )
 from gpumem._backing cimport Backing
-from gpumem._bfc cimport QUANTUM, bfc_largest_free
+from gpumem._bfc cimport ABSURD, QUANTUM, bfc_largest_free
 from gpumem._buffer cimport (
-    ABSURD,
     Buffer,
     MemoryResource,
     buffer_of,

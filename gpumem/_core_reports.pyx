@@ -20,8 +20,8 @@ from gpumem._arena_types cimport (
     ArenaCore,
     STATE_SUSPENDED,
 )
-from gpumem._bfc cimport CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
-from gpumem._buffer cimport ABSURD, MemoryResource
+from gpumem._bfc cimport ABSURD, CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
+from gpumem._buffer cimport MemoryResource
 from gpumem._core_budget cimport raise_over_budget
 from gpumem._core_memory cimport report_of
 from gpumem._core_source cimport source_error

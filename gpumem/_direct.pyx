@@ -4,10 +4,10 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
+from gpumem._bfc cimport ABSURD
 from gpumem._budget cimport account_of, admit_or_raise
 from gpumem._budget_core cimport budget_charged, budget_drop, budget_room, budget_uncharge
 from gpumem._buffer cimport (
-    ABSURD,
     Buffer,
     MemoryResource,
     buffer_of,

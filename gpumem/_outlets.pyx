@@ -29,6 +29,7 @@ from gpumem._arena_types cimport (
     lock_init,
     lock_release,
 )
+from gpumem._bfc cimport ABSURD
 from gpumem._driver cimport CUstream, place_is_dead, process
 from gpumem._lease cimport Uses
 from gpumem._recorder cimport thread_set_framework
@@ -55,7 +56,6 @@ cdef enum:
     SHARDS = 64
     FIRST_ENTRIES = 64          # of a shard; a power of two
     PER_THREAD_STREAM = 2       # means another stream in each thread: never remembered
-    ABSURD = 281474976710656    # bytes: more than any machine has
 
 cdef struct Entry:
     uint64_t address            # 0: free

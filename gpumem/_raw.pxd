@@ -15,8 +15,6 @@ from gpumem._recorder cimport Tap
 
 cdef enum:
     DEFAULT_SLOT = 0        # of the device's legacy default stream
-    # Bytes: more than any machine has, and far from where sums of sizes overflow.
-    RAW_ABSURD = 281474976710656
 
 cdef struct RawBlock:
     Deferred deferred       # first: a pointer to one is a pointer to the other

@@ -8,6 +8,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
+from gpumem._bfc cimport ABSURD
 from gpumem._budget cimport account_of, admit_or_raise
 from gpumem._budget_core cimport budget_charged, budget_drop, budget_uncharge
 from gpumem._deferred cimport Deferred, defer, report_unraisable
@@ -69,7 +70,7 @@ cdef class RawBooks:
         cdef RawBlock* block
         if alignment > promised:
             size += alignment - promised
-        if size >= RAW_ABSURD:
+        if size >= ABSURD:
             raise OutOfMemoryError.of(absurd(
                 str(self.memory), requested, size, stream=self.streams[slot].ptr,
                 in_use=self.in_use, reserved=self.in_use))
