@@ -7,9 +7,13 @@ import os
 import random
 
 import pytest
+from hypothesis import settings
 
 import gpumem
 from gpumem import _host
+
+settings.register_profile("untimed", deadline=None)  # no test asserts a time
+settings.load_profile("untimed")
 
 FIRST = "core/test_sanitized.py"  # builds the package: the other processes have time meanwhile
 

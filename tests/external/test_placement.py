@@ -149,7 +149,7 @@ class Extents:
         return max(start + itemsize for start in starts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     shape=st.lists(st.integers(1, 4), max_size=3),
     data=st.data(),
