@@ -20,9 +20,9 @@ import gpumem
 from bench import markdown
 from gpumem import _host
 from gpumem.planning import (
-    Graph,
     GraphBuilder,
     IterationPlan,
+    ModelGraph,
     PlannedResource,
     partition,
     plan,
@@ -61,7 +61,7 @@ def model_rows(interpreter: str | None) -> list[list[str]]:
 
 
 def _model_row(model: Any, interpreter: str | None) -> list[str]:
-    placement = partition(Graph.from_onnx(model), ["host"])
+    placement = partition(ModelGraph.from_onnx(model), ["host"])
     seconds, made = _timed(lambda: plan_memory(placement))
     made.verify()
     peak = made.peak_bytes

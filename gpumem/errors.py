@@ -23,7 +23,6 @@ __all__ = [
     "DeviceMismatchError",
     "DriverError",
     "GpumemError",
-    "GraphError",
     "HeapCorruptionError",
     "HeapWarning",
     "InUseError",
@@ -31,6 +30,7 @@ __all__ = [
     "InvalidDescriptorError",
     "InvalidFreeError",
     "MissingFrameworkError",
+    "ModelGraphError",
     "NoAllocatorError",
     "NonMonotonicError",
     "NotPublishedError",
@@ -211,7 +211,7 @@ class ConfigWarning(UserWarning):
     """Settings that are well-formed and have no effect on what is made here."""
 
 
-class GraphError(GpumemError, ValueError):
+class ModelGraphError(GpumemError, ValueError):
     """A model or graph that contradicts itself, or a placement that its graph cannot have."""
 
 

@@ -43,7 +43,7 @@ from gpumem.environment import (
 from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError, NoAllocatorError
 from gpumem.factory import make_resource
 from gpumem.resources import get_default_resource
-from gpumem.session_graph import Replay
+from gpumem.session_graph import CapturedRun
 from gpumem.session_options import SessionOptions
 from gpumem.tensor import Tensor, asarray, copy, empty
 
@@ -124,7 +124,9 @@ class Session:
         self._own_memory = self._choose_allocator()
         if self.options.enable_cuda_graph:
             self._require_no_pool()
-        self._replay = Replay(self._own_memory) if self.options.enable_cuda_graph else None
+        self._captured_run = (
+            CapturedRun(self._own_memory) if self.options.enable_cuda_graph else None
+        )
         self._closed = False
 
     # ---- streams ---------------------------------------------------------------------------------
@@ -421,10 +423,10 @@ class Session:
                 _require_all(context, outputs)
                 return context
 
-            if self._replay is None or stream.capturing:
+            if self._captured_run is None or stream.capturing:
                 context = call(self._own_memory)
             else:
-                context = self._replay.run((fn, bound), stream, call)
+                context = self._captured_run.run((fn, bound), stream, call)
             self._finish(context)
             if synchronize and not stream.capturing:
                 stream.synchronize()
@@ -549,7 +551,7 @@ class Session:
             self._closed = True
         self._inputs, self._outputs, self._results = {}, {}, {}
         self._idle = []
-        self._replay = None
+        self._captured_run = None
         self._give_back()
 
     def _give_back(self) -> None:

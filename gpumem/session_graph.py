@@ -11,12 +11,12 @@ from gpumem._graph import Graph, Leases
 from gpumem._stream import Stream
 from gpumem.bindings import RunContext
 
-__all__ = ["Replay"]
+__all__ = ["CapturedRun"]
 
 Call = Callable[[MemoryResource], RunContext]
 
 
-class Replay:
+class CapturedRun:
     """The graph of one session, of what was run and bound last.
 
     The first run of anything is an ordinary one: it loads code, makes the outputs and warms caches,

@@ -15,8 +15,16 @@ from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAcc
 from gpumem.cli.arguments import complete_device, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
 from gpumem.cli.sizes import parse_size
-from gpumem.errors import ConfigError, GraphError
-from gpumem.planning import Assignment, Graph, MemoryPlan, Placement, Target, partition, plan_memory
+from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.planning import (
+    Assignment,
+    MemoryPlan,
+    ModelGraph,
+    Placement,
+    Target,
+    partition,
+    plan_memory,
+)
 from gpumem.planning.passes import STRATEGIES
 
 __all__ = ["plan"]
@@ -135,11 +143,11 @@ def _accountant(
     return StatsAccountant(stats, limit)
 
 
-def _read(model: Path, dims: tuple[str, ...]) -> Graph:
+def _read(model: Path, dims: tuple[str, ...]) -> ModelGraph:
     """Read the model; what is wrong with it is bad input."""
     try:
-        return Graph.from_onnx(model, dims=dict(map(_dim, dims)))
-    except GraphError as error:
+        return ModelGraph.from_onnx(model, dims=dict(map(_dim, dims)))
+    except ModelGraphError as error:
         raise ConfigError(str(error)) from error
     except OSError as error:
         raise ConfigError(f"{model}: {error.strerror or error}") from error

@@ -42,9 +42,9 @@ class IterationReport:
     Examples
     --------
     >>> import gpumem
-    >>> from gpumem.planning import PlannedResource, Recording, plan
+    >>> from gpumem.planning import PlannedResource, IterationRecording, plan
     >>> arena = gpumem.Arena("host")
-    >>> recording = Recording(arena)
+    >>> recording = IterationRecording(arena)
     >>> recording.resource.allocate(1000).close()
     >>> planned = PlannedResource(plan(recording.trace()), arena)
     >>> with planned.iteration():
@@ -104,7 +104,7 @@ cdef class PlannedResource(MemoryResource):
     ------
     ConfigError
         A plan without an allocation, or `stream_reuse` is not accepted.
-    GraphError
+    ModelGraphError
         The plan does not hold: blocks lie on each other.
     OutOfMemoryError
         The upstream has no room for the block.
@@ -112,14 +112,14 @@ cdef class PlannedResource(MemoryResource):
     Examples
     --------
     >>> import gpumem
-    >>> from gpumem.planning import PlannedResource, Recording, plan
+    >>> from gpumem.planning import PlannedResource, IterationRecording, plan
     >>> def step(resource):
     ...     a = resource.allocate(1000)
     ...     b = resource.allocate(500)
     ...     a.close()
     ...     c = resource.allocate(1000)
     >>> arena = gpumem.Arena("host")
-    >>> recording = Recording(arena)
+    >>> recording = IterationRecording(arena)
     >>> step(recording.resource)
     >>> planned = PlannedResource(plan(recording.trace()), arena)
     >>> with planned.iteration():
@@ -402,7 +402,7 @@ cdef class PlannedResource(MemoryResource):
 
     def __repr__(self):
         state = ", closed" if self.closed else ""
-        return f"<gpumem.PlannedResource of {self.plan!r} around {self.upstream!r}{state}>"
+        return f"<gpumem.planning.PlannedResource of {self.plan!r} around {self.upstream!r}{state}>"
 
     cdef int require_open(self) except -1:
         if self.closed:

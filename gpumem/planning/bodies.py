@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumem.planning.graph import Graph, Node
+from gpumem.planning.graph import ModelGraph, Node
 from gpumem.planning.offsets import Block, assign_offsets
 from gpumem.planning.values import Value
 
@@ -25,11 +25,11 @@ def scratch_of(node: Node, alignment: int) -> Value | None:
     return Value(f"{node.makes[0].name if node.makes else node.name}/bodies", "uint8", (nbytes,))
 
 
-def _peak_of(graph: Graph, alignment: int) -> int:
+def _peak_of(graph: ModelGraph, alignment: int) -> int:
     return assign_offsets(list(_blocks_of(graph, alignment))).peak
 
 
-def _blocks_of(graph: Graph, alignment: int) -> Iterator[Block]:
+def _blocks_of(graph: ModelGraph, alignment: int) -> Iterator[Block]:
     number = {node: step for step, node in enumerate(graph)}
     captured = set(graph.captures)
     for value in graph.values.values():

@@ -79,7 +79,7 @@ class CopyPlan:
     >>> target = Target("cuda:0", host_accessible=False)
     >>> plan = plan_copies(partition(builder.build(["y"]), [target]))
     >>> plan, str(plan.memory_for(x, Device("cuda:0")))
-    (<gpumem.CopyPlan: 2 copies, 32 bytes>, 'cuda:0')
+    (<gpumem.planning.CopyPlan: 2 copies, 32 bytes>, 'cuda:0')
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CopyPlan:
         return own if (value, own) in self._copied else self.homes[value]
 
     def __repr__(self) -> str:
-        return f"<gpumem.CopyPlan: {len(self.copies)} copies, {self.copied_bytes} bytes>"
+        return f"<gpumem.planning.CopyPlan: {len(self.copies)} copies, {self.copied_bytes} bytes>"
 
 
 def plan_copies(placement: Placement) -> CopyPlan:

@@ -1,6 +1,6 @@
 """Graphs of a model as memory sees them: who makes which bytes, and who reads them.
 
-A graph is checked when it is made and does not change. `Graph.from_onnx` reads a model,
+A graph is checked when it is made and does not change. `ModelGraph.from_onnx` reads a model,
 `GraphBuilder` writes one by hand.
 """
 
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from gpumem.errors import GraphError
+from gpumem.errors import ModelGraphError
 from gpumem.planning.values import Value
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gpumem.planning.onnx_models import GraphDescription
 
-__all__ = ["Graph", "GraphBuilder", "Node"]
+__all__ = ["GraphBuilder", "ModelGraph", "Node"]
 
 
 @final
@@ -35,7 +35,7 @@ class Node:
         May be empty.
     domain : str
         Of the operator; empty for ONNX's own.
-    bodies : Mapping[str, Graph], optional
+    bodies : Mapping[str, ModelGraph], optional
         Graphs that it holds, by attribute, such as the branches of an If.
 
     Examples
@@ -56,10 +56,12 @@ class Node:
         *,
         name: str = "",
         domain: str = "",
-        bodies: Mapping[str, Graph] | None = None,
+        bodies: Mapping[str, ModelGraph] | None = None,
     ) -> None:
         if not isinstance(op_type, str) or not op_type:
-            raise GraphError(f"a node's operator is a string that is not empty, not {op_type!r}")
+            raise ModelGraphError(
+                f"a node's operator is a string that is not empty, not {op_type!r}"
+            )
         self._op_type = op_type
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
@@ -93,7 +95,7 @@ class Node:
         return self._outputs
 
     @property
-    def body_graphs(self) -> Mapping[str, Graph]:
+    def body_graphs(self) -> Mapping[str, ModelGraph]:
         """Graphs that it holds, by attribute."""
         return dict(self._body_graphs)
 
@@ -119,7 +121,7 @@ class Node:
 
 
 @final
-class Graph:
+class ModelGraph:
     """Nodes in the order in which they run, and the values between them.
 
     Parameters
@@ -135,16 +137,16 @@ class Graph:
 
     Raises
     ------
-    GraphError
+    ModelGraphError
         A value is made twice, read before it is made, or given back and never made; two values
         have one name.
 
     Examples
     --------
     >>> x, y = Value("x", "float32", (4,)), Value("y", "float32", (4,))
-    >>> graph = Graph([Node("Relu", [x], [y])], inputs=[x], outputs=[y])
+    >>> graph = ModelGraph([Node("Relu", [x], [y])], inputs=[x], outputs=[y])
     >>> graph, graph.producer(y), graph.consumers(x)
-    (<gpumem.Graph of 1 node, 2 values>, Node(Relu -> y), (Node(Relu -> y),))
+    (<gpumem.planning.ModelGraph of 1 node, 2 values>, Node(Relu -> y), (Node(Relu -> y),))
     """
 
     def __init__(
@@ -168,20 +170,20 @@ class Graph:
 
     def _check(self) -> None:
         for value in (*self._captures, *self._inputs):
-            self._enter(value, "is given to the graph")
+            self._enter(value, "another input of the graph")
         for node in self._nodes:
             for value in node.reads:
                 self._read(value, f"{node!r} reads it")
                 self._consumers.setdefault(value, []).append(node)
             for value in node.makes:
-                self._enter(value, f"{node!r} makes it")
+                self._enter(value, repr(node))
                 self._producers[value] = node
         for value in self._outputs:
             self._read(value, "it is an output of the graph")
 
-    def _enter(self, value: Value, why: str) -> None:
+    def _enter(self, value: Value, who: str) -> None:
         if value.name in self._values:
-            raise GraphError(f"value {value.name!r} is there already, and {why} again")
+            raise ModelGraphError(f"value {value.name!r} is already defined; {who} redefines it")
         self._values[value.name] = value
 
     def _read(self, value: Value, why: str) -> None:
@@ -189,9 +191,9 @@ class Graph:
         if known is value:
             return
         if known is not None:
-            raise GraphError(f"two values are named {value.name!r}: {known!r}, {value!r}")
+            raise ModelGraphError(f"two values are named {value.name!r}: {known!r}, {value!r}")
         if not value.is_initializer:
-            raise GraphError(f"{why}, but nothing before makes value {value.name!r}")
+            raise ModelGraphError(f"{why}, but nothing before makes value {value.name!r}")
         self._values[value.name] = value
 
     @property
@@ -241,7 +243,7 @@ class Graph:
     def __repr__(self) -> str:
         nodes, values = len(self._nodes), len(self._values)
         plural = "" if nodes == 1 else "s"
-        return f"<gpumem.Graph of {nodes} node{plural}, {values} values>"
+        return f"<gpumem.planning.ModelGraph of {nodes} node{plural}, {values} values>"
 
     @classmethod
     def from_onnx(
@@ -250,7 +252,7 @@ class Graph:
         *,
         dims: Mapping[str, int] | None = None,
         strict: bool = True,
-    ) -> Graph:
+    ) -> ModelGraph:
         """Read an ONNX model.
 
         Shapes are inferred; weights in files beside the model are not loaded. ``Constant`` nodes
@@ -271,7 +273,7 @@ class Graph:
 
         Raises
         ------
-        GraphError
+        ModelGraphError
             No ONNX model, or a malformed one; `dims` has a name that the model's inputs lack.
         OSError
             The file cannot be read.
@@ -283,7 +285,7 @@ class Graph:
         described, trouble = describe_model(model, dims or {})
         graph = _built(described, None)
         if strict and trouble:
-            raise GraphError(trouble)
+            raise ModelGraphError(trouble)
         return graph
 
 
@@ -305,7 +307,7 @@ class GraphBuilder:
     >>> product = builder.node("MatMul", [x, w], [builder.value("product", "float32", (8, 4))])
     >>> result = builder.node("Relu", ["product"], [builder.value("y", "float32", (8, 4))])
     >>> builder.build(outputs=["y"])
-    <gpumem.Graph of 2 nodes, 4 values>
+    <gpumem.planning.ModelGraph of 2 nodes, 4 values>
     """
 
     def __init__(self, name: str = "", *, outer: GraphBuilder | None = None) -> None:
@@ -337,7 +339,7 @@ class GraphBuilder:
     ) -> Value:
         """Describe what a node will make."""
         if name in self._described:
-            raise GraphError(f"value {name!r} is described already")
+            raise ModelGraphError(f"value {name!r} is already described")
         value = self._described[name] = Value(name, dtype, shape)
         return value
 
@@ -349,7 +351,7 @@ class GraphBuilder:
         *,
         name: str = "",
         domain: str = "",
-        bodies: Mapping[str, Graph] | None = None,
+        bodies: Mapping[str, ModelGraph] | None = None,
     ) -> Node:
         """Add a node behind those before.
 
@@ -366,7 +368,7 @@ class GraphBuilder:
 
         Raises
         ------
-        GraphError
+        ModelGraphError
             An input that nothing has made, or an output that is there already.
         """
         who = f"node {name or op_type!r} reads it"
@@ -381,10 +383,10 @@ class GraphBuilder:
         self._nodes.append(node)
         return node
 
-    def build(self, outputs: Sequence[Value | str]) -> Graph:
-        """Return the graph; GraphError as `Graph`."""
+    def build(self, outputs: Sequence[Value | str]) -> ModelGraph:
+        """Return the graph; ModelGraphError as `ModelGraph`."""
         results = [self._known(given, "it is an output of the graph") for given in outputs]
-        return Graph(
+        return ModelGraph(
             self._nodes,
             inputs=self._inputs,
             outputs=filter(None, results),
@@ -394,7 +396,7 @@ class GraphBuilder:
 
     def _enter(self, value: Value) -> Value:
         if value.name in self._values:
-            raise GraphError(f"value {value.name!r} is there already")
+            raise ModelGraphError(f"value {value.name!r} is already defined")
         self._values[value.name] = value
         return value
 
@@ -404,7 +406,7 @@ class GraphBuilder:
         name = given if isinstance(given, str) else given.name
         known = self._values.get(name) or self._captured(name)
         if known is None or (known is not given and not isinstance(given, str)):
-            raise GraphError(f"{why}, but nothing before makes value {name!r}")
+            raise ModelGraphError(f"{why}, but nothing before makes value {name!r}")
         return known
 
     def _captured(self, name: str) -> Value | None:
@@ -422,7 +424,7 @@ class GraphBuilder:
         return self._described.get(given) or Value(given)
 
 
-def _built(described: GraphDescription, outer: GraphBuilder | None) -> Graph:
+def _built(described: GraphDescription, outer: GraphBuilder | None) -> ModelGraph:
     """Build the graph that a description of a model says."""
     builder = GraphBuilder(described.name, outer=outer)
     for weight in described.weights:

@@ -85,7 +85,7 @@ class MemoryPlan(Places):
 
         Raises
         ------
-        GraphError
+        ModelGraphError
             A value is overwritten while it is needed, or lies where it may not; it says which.
         """
         return verify_plan(self)
@@ -144,7 +144,7 @@ class MemoryPlan(Places):
 
         Raises
         ------
-        GraphError
+        ModelGraphError
             The plan has values without a place, or an input or a weight is missing.
         """
         return run_plan(self, kernel, inputs, memory, weights or {}, stream)
@@ -180,8 +180,8 @@ class MemoryPlan(Places):
 
     def __repr__(self) -> str:
         return (
-            f"<gpumem.MemoryPlan of {len(self.places)} values: peak {self.peak_bytes} bytes, "
-            f"lower bound {self.lower_bound_bytes}>"
+            f"<gpumem.planning.MemoryPlan of {len(self.places)} values: "
+            f"peak {self.peak_bytes} bytes, lower bound {self.lower_bound_bytes}>"
         )
 
 

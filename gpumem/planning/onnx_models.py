@@ -1,4 +1,4 @@
-"""ONNX models, described in plain values: what `Graph.from_onnx` builds a graph of."""
+"""ONNX models, described in plain values: what `ModelGraph.from_onnx` builds a graph of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpumem.errors import GraphError
+from gpumem.errors import ModelGraphError
 
 __all__ = ["GraphDescription", "NodeDescription", "ValueDescription", "describe_model"]
 
@@ -42,7 +42,7 @@ class GraphDescription(NamedTuple):
 
 
 def describe_model(model: Any, dims: Mapping[str, int]) -> tuple[GraphDescription, str]:
-    """Read a model as `Graph.from_onnx` says, errors included.
+    """Read a model as `ModelGraph.from_onnx` says, errors included.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def describe_model(model: Any, dims: Mapping[str, int]) -> tuple[GraphDescriptio
     """
     proto = _load(model)
     if not proto.HasField("graph"):
-        raise GraphError(f"{_named(model)} is no ONNX model: it holds no graph")
+        raise ModelGraphError(f"{_named(model)} is no ONNX model: it holds no graph")
     _bind(proto.graph, dims)
     proto = _inlined(proto)
     return _describe(_inferred(proto)), _trouble(proto)
@@ -72,7 +72,7 @@ def _load(model: Any) -> Any:
     try:
         return onnx.load(os.fspath(model), load_external_data=False)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise GraphError(f"{_named(model)} is no ONNX model: {error}") from error
+        raise ModelGraphError(f"{_named(model)} is no ONNX model: {error}") from error
 
 
 def _named(model: object) -> str:
@@ -88,7 +88,7 @@ def _inlined(proto: Any) -> Any:
     try:
         return onnx.inliner.inline_local_functions(proto)
     except Exception as error:  # its C++ raises errors of several bases
-        raise GraphError(f"the model is malformed: {error}") from error
+        raise ModelGraphError(f"the model is malformed: {error}") from error
 
 
 def _inferred(proto: Any) -> Any:
@@ -98,7 +98,7 @@ def _inferred(proto: Any) -> Any:
     try:
         return onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
     except Exception as error:
-        raise GraphError(f"the model is malformed: {error}") from error
+        raise ModelGraphError(f"the model is malformed: {error}") from error
 
 
 # ---- what a strict reader asks -------------------------------------------------------------------
@@ -143,7 +143,7 @@ def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
             if not least <= count <= most:
                 problem = f"of {count} {what}, where {least} to {most} are accepted"
         if problem:
-            raise GraphError(f"node {node.name!r} is a {node.op_type} {problem}")
+            raise ModelGraphError(f"node {node.name!r} is a {node.op_type} {problem}")
         for attribute in node.attribute:
             for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
                 _check_nodes(body, versions)
@@ -153,10 +153,12 @@ def _bind(graph: Any, dims: Mapping[str, int]) -> None:
     """Give dimensions that the model names their lengths, wherever they are named."""
     for name, length in dims.items():
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 1 << 63:
-            raise GraphError(f"length {length!r} of {name!r} is not an integer from 0 to 2**63 - 1")
+            raise ModelGraphError(
+                f"length {length!r} of {name!r} is not an integer from 0 to 2**63 - 1"
+            )
     lacking = set(dims) - {dim.dim_param for info in graph.input for dim in _dims_of(info)}
     if lacking:
-        raise GraphError(f"no input of the model has a dimension named {sorted(lacking)}")
+        raise ModelGraphError(f"no input of the model has a dimension named {sorted(lacking)}")
     for info in (*graph.input, *graph.output, *graph.value_info):
         for dim in _dims_of(info):
             if dim.dim_param in dims:
@@ -220,7 +222,9 @@ def _dtype_of(element: int, name: str) -> Any:
     try:
         return onnx.helper.tensor_dtype_to_np_dtype(element)
     except KeyError:
-        raise GraphError(f"value {name!r} has elements of the unknown type {element}") from None
+        raise ModelGraphError(
+            f"value {name!r} has elements of the unknown type {element}"
+        ) from None
 
 
 def _weights_of(graph: Any) -> Iterator[ValueDescription]:
@@ -246,7 +250,7 @@ def _is_constant(node: Any) -> bool:
 
 def _constant(node: Any) -> ValueDescription:
     if len(node.output) != 1 or len(node.attribute) != 1:
-        raise GraphError(f"constant {node.name!r} has not one output and one value")
+        raise ModelGraphError(f"constant {node.name!r} has not one output and one value")
     name, attribute = node.output[0], node.attribute[0]
     plain: dict[str, tuple[Any, list[int | str | None]]] = {
         "value_float": ("float32", []),
@@ -264,7 +268,7 @@ def _constant(node: Any) -> ValueDescription:
     if attribute.name == "sparse_value":
         tensor = attribute.sparse_tensor
         return _weight(name, tensor.values, tensor.dims)
-    raise GraphError(f"constant {name!r} has the unknown attribute {attribute.name!r}")
+    raise ModelGraphError(f"constant {name!r} has the unknown attribute {attribute.name!r}")
 
 
 def _bodies(node: Any) -> Iterator[tuple[str, Any]]:

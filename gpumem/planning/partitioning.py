@@ -29,8 +29,8 @@ from gpumem.accounting.counts import ResourceCount
 from gpumem.accounting.nodes import key_of
 from gpumem.accounting.settings import Accountants, DeviceName
 from gpumem.device import Device
-from gpumem.errors import ConfigError, GraphError
-from gpumem.planning.graph import Graph, Node
+from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.planning.graph import ModelGraph, Node
 from gpumem.planning.passes import STRATEGIES, Outcome, Proposal
 from gpumem.planning.placement import Assignment, Placement, Refusal
 from gpumem.planning.targets import Target
@@ -39,7 +39,7 @@ __all__ = ["partition"]
 
 
 def partition(
-    graph: Graph,
+    graph: ModelGraph,
     devices: Iterable[Target | Device | str],
     accountants: Mapping[DeviceName, Accountant] | None = None,
     strategy: str = "greedy",
@@ -52,7 +52,7 @@ def partition(
 
     Parameters
     ----------
-    graph : Graph
+    graph : ModelGraph
     devices : iterable of Target, Device or str
         In order of preference.
     accountants : Mapping, optional
@@ -71,8 +71,8 @@ def partition(
     Raises
     ------
     TypeError
-        `graph` is no Graph, `devices` no iterable of devices, or `accountants` no Mapping.
-    GraphError
+        `graph` is no ModelGraph, `devices` no iterable of devices, or `accountants` no Mapping.
+    ModelGraphError
         A node that no device takes; a proposal that is no group of nodes on offer, or cannot run as
         one. Nothing is committed.
     ConfigError
@@ -87,9 +87,9 @@ def partition(
     >>> _ = builder.node("Relu", [x], [builder.value("y", "uint8", (100,))])
     >>> tight = AdHocAccountant(threshold=99, percent=100)
     >>> partition(builder.build(["y"]), ["cuda:0", "host"], {"cuda:0": tight})
-    <gpumem.Placement of 1 nodes: 0 on cuda:0, 1 on host:0>
+    <gpumem.planning.Placement of 1 nodes: 0 on cuda:0, 1 on host:0>
     """
-    require("graph", graph, Graph, "a Graph")
+    require("graph", graph, ModelGraph, "a ModelGraph")
     targets = _checked_targets(devices)
     known = _checked_accountants(accountants, targets)
     if strategy not in STRATEGIES:
@@ -147,7 +147,7 @@ class _Taken:
 class _Partition:
     """What the devices that were asked so far took and refused; nodes go by what they make."""
 
-    graph: Graph
+    graph: ModelGraph
     strategy: str
     taken: dict[Hashable, _Taken] = field(default_factory=dict)
     refusals: dict[Hashable, list[Refusal]] = field(default_factory=dict)
@@ -188,7 +188,9 @@ class _Partition:
         accountant.reset_for_new_pass()
         now = {key_of(node): node for node in self.graph}
         if gone := self.taken.keys() - now.keys():
-            raise GraphError(f"the layout change of {target.device} drops others' nodes: {gone}")
+            raise ModelGraphError(
+                f"the layout change of {target.device} drops others' nodes: {gone}"
+            )
         survivors = [_still_there(proposal, now) for proposal in first.accepted]
         fresh = [node for key, node in now.items() if key not in before]
         proposals = [proposal for proposal in survivors if proposal]
@@ -219,7 +221,7 @@ class _Partition:
             refusals = tuple(self.refusals.get(key, ()))
             if key not in self.taken:
                 why = "; ".join(f"{one.device}: {one.why}" for one in refusals)
-                raise GraphError(f"no device takes {node!r}: {why}")
+                raise ModelGraphError(f"no device takes {node!r}: {why}")
             taken = self.taken[key]
             cost = taken.cost if taken.device in accountants else ResourceCount.none()
             assignments.append(Assignment(node, taken.device, cost, taken.group, refusals))
@@ -241,7 +243,7 @@ def _checked_groups(target: Target, supported: Sequence[Node]) -> list[Proposal]
     offered = set(supported)
     for node in (node for group in groups for node in group):
         if node not in offered:
-            raise GraphError(
+            raise ModelGraphError(
                 f"{target.device} proposes {node!r}, which is not on offer or twice so"
             )
         offered.remove(node)
@@ -252,13 +254,13 @@ def _checked_group(target: Target, group: object) -> Proposal:
     nodes = _listed(target, "nodes", group)
     for node in nodes:
         if not isinstance(node, Node):
-            raise GraphError(f"{target.device} proposes {node!r:.80}, which is no Node")
+            raise ModelGraphError(f"{target.device} proposes {node!r:.80}, which is no Node")
     return tuple(nodes)
 
 
 def _listed(target: Target, what: str, given: object) -> list[Any]:
     if not isinstance(given, Iterable):
-        raise GraphError(
+        raise ModelGraphError(
             f"{target.device} proposes {given!r:.80}: fuse gives an iterable of {what}"
         )
     return list(given)
@@ -272,14 +274,16 @@ def _in_order(nodes: Sequence[Node], groups: Sequence[Proposal]) -> list[Proposa
     return [tuple(sorted(proposal, key=position.__getitem__)) for proposal in found]
 
 
-def _checked_layout(target: Target, graph: Graph, nodes: Sequence[Node]) -> Graph:
+def _checked_layout(target: Target, graph: ModelGraph, nodes: Sequence[Node]) -> ModelGraph:
     assert target.relayout is not None
     changed = target.relayout(graph, tuple(nodes))
-    if not isinstance(changed, Graph):
+    if not isinstance(changed, ModelGraph):
         kind = type(changed).__name__
-        raise GraphError(f"the layout change of {target.device} must return a Graph, not {kind}")
+        raise ModelGraphError(
+            f"the layout change of {target.device} must return a ModelGraph, not {kind}"
+        )
     if (changed.inputs, changed.outputs) != (graph.inputs, graph.outputs):
-        raise GraphError(f"the layout change of {target.device} has other inputs or outputs")
+        raise ModelGraphError(f"the layout change of {target.device} has other inputs or outputs")
     return changed
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gpumem.accounting.counts import ResourceCount
 from gpumem.accounting.nodes import key_of
 from gpumem.device import Device
-from gpumem.errors import GraphError
-from gpumem.planning.graph import Graph, Node
+from gpumem.errors import ModelGraphError
+from gpumem.planning.graph import ModelGraph, Node
 from gpumem.planning.targets import Target
 
 __all__ = ["Assignment", "Placement", "Refusal", "Step", "in_steps"]
@@ -93,7 +93,7 @@ class Placement:
 
     Attributes
     ----------
-    graph : Graph
+    graph : ModelGraph
         What is to run: the graph that was given, or what layout changes made of it.
     targets : tuple of Target
         The devices, in order of preference.
@@ -114,14 +114,14 @@ class Placement:
     >>> nodes = builder.node("Relu", [x], ["y"]), builder.node("Relu", ["y"], ["z"])
     >>> placement = partition(builder.build(["z"]), ["cuda:0", "host"])
     >>> placement
-    <gpumem.Placement of 2 nodes: 2 on cuda:0, 0 on host:0>
+    <gpumem.planning.Placement of 2 nodes: 2 on cuda:0, 0 on host:0>
     >>> placement.device_of(nodes[1])
     Device("cuda:0")
     """
 
     def __init__(
         self,
-        graph: Graph,
+        graph: ModelGraph,
         targets: Sequence[Target],
         assignments: Sequence[Assignment],
         consumed: Mapping[Device, ResourceCount],
@@ -159,15 +159,15 @@ class Placement:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(self.nodes_on(t.device))} on {t.device}" for t in self.targets)
-        return f"<gpumem.Placement of {len(self.assignments)} nodes: {counts}>"
+        return f"<gpumem.planning.Placement of {len(self.assignments)} nodes: {counts}>"
 
 
-def in_steps(graph: Graph, assignments: Sequence[Assignment]) -> tuple[Step, ...]:
+def in_steps(graph: ModelGraph, assignments: Sequence[Assignment]) -> tuple[Step, ...]:
     """Order what runs as one after what it reads; as near to the graph's order as that allows.
 
     Raises
     ------
-    GraphError
+    ModelGraphError
         A group needs what is only made from its own results, so it cannot run as one.
     """
     members: dict[Hashable, list[Assignment]] = {}
@@ -184,7 +184,7 @@ def in_steps(graph: Graph, assignments: Sequence[Assignment]) -> tuple[Step, ...
 
 
 def _needs(
-    graph: Graph, unit: Hashable, members: list[Assignment], unit_of: Mapping[Node, Hashable]
+    graph: ModelGraph, unit: Hashable, members: list[Assignment], unit_of: Mapping[Node, Hashable]
 ) -> set[Hashable]:
     producers = (graph.producer(value) for one in members for value in one.node.reads)
     return {unit_of[producer] for producer in producers if producer is not None} - {unit}
@@ -210,4 +210,6 @@ def _sorted(waits: Mapping[Hashable, set[Hashable]]) -> Iterator[Hashable]:
                 heapq.heappush(ready, order[reader])
     if done < len(units):
         stuck = [unit for unit in units if missing[unit] and isinstance(unit, int)]
-        raise GraphError(f"groups {stuck} cannot run as one: they need what they make themselves")
+        raise ModelGraphError(
+            f"groups {stuck} cannot run as one: they need what they make themselves"
+        )

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpumem._arguments import require
-from gpumem.errors import ConfigError, GraphError
+from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning.bodies import rounded
 from gpumem.planning.offsets import Block, assign_offsets, lower_bound
 from gpumem.replay.trace import ALLOC, FREE_COMPLETED, Trace
@@ -141,7 +141,7 @@ class IterationPlan:
 
         Raises
         ------
-        GraphError
+        ModelGraphError
             Two blocks do; it says which.
         """
         placed = list(self._placed())
@@ -157,7 +157,7 @@ class IterationPlan:
             at = bisect.bisect(live, entry)
             for other in live[max(at - 1, 0) : at + 1]:
                 if other[0] < entry[1] and entry[0] < other[1]:
-                    raise GraphError(f"allocations {other[2]} and {number} lie on each other")
+                    raise ModelGraphError(f"allocations {other[2]} and {number} lie on each other")
             live.insert(at, entry)
         return True
 
@@ -181,14 +181,14 @@ class IterationPlan:
         made = cls(**given)
         try:
             made.verify()
-        except GraphError as error:
+        except ModelGraphError as error:
             raise ConfigError(str(error)) from error
         return made
 
     def __repr__(self) -> str:
         return (
-            f"<gpumem.IterationPlan of {len(self)} allocations: peak {self.peak_bytes} bytes, "
-            f"lower bound {self.lower_bound_bytes}>"
+            f"<gpumem.planning.IterationPlan of {len(self)} allocations: "
+            f"peak {self.peak_bytes} bytes, lower bound {self.lower_bound_bytes}>"
         )
 
 
@@ -198,7 +198,7 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
     Parameters
     ----------
     trace : Trace
-        The recording, of `gpumem.replay.load_trace` or a `Recording`.
+        The recording, of `gpumem.replay.load_trace` or a `IterationRecording`.
     step : int, optional
         Which of the iterations that ``trace.step_start`` marks, from 0; None: the whole recording
         is one. What the iteration did not allocate itself has no place. The first one of a
@@ -229,7 +229,7 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
     >>> iteration.peak_bytes / iteration.requested_bytes < 1.001
     True
     """
-    require("trace", trace, Trace, "a Trace, which load_trace or a Recording gives")
+    require("trace", trace, Trace, "a Trace, which load_trace or an IterationRecording gives")
     begin, end = _bounds(trace, step)
     rows = list(_blocks(trace, begin, end))
     sizes = [size for size, *_ in rows]

@@ -7,10 +7,10 @@ from gpumem.adaptors import MemoryEvent, log
 from gpumem.replay.recorder import Recorder
 from gpumem.replay.trace import Trace
 
-__all__ = ["Recording"]
+__all__ = ["IterationRecording"]
 
 
-class Recording:
+class IterationRecording:
     """Records what is allocated through its `resource`, from the beginning to `trace`.
 
     Persistent blocks and those of 0 bytes are left out: a plan has no place for them.
@@ -34,7 +34,7 @@ class Recording:
     --------
     >>> import gpumem
     >>> from gpumem.planning import plan
-    >>> recording = Recording(gpumem.Arena("host"))
+    >>> recording = IterationRecording(gpumem.Arena("host"))
     >>> for nbytes in (1000, 2000):
     ...     recording.resource.allocate(nbytes).close()
     >>> plan(recording.trace()).peak_bytes

@@ -8,7 +8,7 @@ from typing import Any
 from gpumem._arguments import refuse
 from gpumem._buffer import MemoryResource
 from gpumem.device import MemoryInfo, devices_are_memory_compatible
-from gpumem.errors import ConfigError, GraphError
+from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning.copies import HOST, PlannedCopy
 from gpumem.planning.graph import Node
 from gpumem.planning.lifetimes import Tenant
@@ -116,11 +116,11 @@ def run_plan(
 def _check_given(plan: Places, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     graph = plan.placement.graph
     if plan.unplanned:
-        raise GraphError(f"values of unknown size have no place: {', '.join(plan.unplanned)}")
+        raise ModelGraphError(f"values of unknown size have no place: {', '.join(plan.unplanned)}")
     for values, given in ((graph.inputs, inputs), (graph.initializers, weights)):
         missing = [value.name for value in values if value.name not in given]
         if missing:
-            raise GraphError(f"nothing is given for {', '.join(missing)}")
+            raise ModelGraphError(f"nothing is given for {', '.join(missing)}")
 
 
 class _Run:

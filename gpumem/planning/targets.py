@@ -9,13 +9,13 @@ from typing import TypeAlias
 from gpumem._arguments import refuse, require
 from gpumem.accounting.settings import device_named
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.planning.graph import Graph, Node
+from gpumem.planning.graph import ModelGraph, Node
 
 __all__ = ["Target"]
 
 Supports: TypeAlias = Callable[[Node], bool]
 Fuse: TypeAlias = Callable[[Sequence[Node]], Iterable[Sequence[Node]]]
-Relayout: TypeAlias = Callable[[Graph, Sequence[Node]], Graph]
+Relayout: TypeAlias = Callable[[ModelGraph, Sequence[Node]], ModelGraph]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
-from gpumem.errors import GraphError
+from gpumem.errors import ModelGraphError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,7 +38,7 @@ class Value:
 
     Raises
     ------
-    GraphError
+    ModelGraphError
         An empty name, a shape that is no sequence, a negative length, or a weight whose bytes are
         not known.
 
@@ -59,15 +59,17 @@ class Value:
         is_initializer: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise GraphError(f"a value's name is a string that is not empty, not {name!r}")
+            raise ModelGraphError(f"a value's name is a string that is not empty, not {name!r}")
         self._name = name
         self._dtype = None if dtype is None else np.dtype(dtype)
         if shape is not None and (isinstance(shape, str) or not isinstance(shape, Iterable)):
-            raise GraphError(f"shape {shape!r:.80} of {name!r} is no sequence of lengths, or None")
+            raise ModelGraphError(
+                f"shape {shape!r:.80} of {name!r} is no sequence of lengths, or None"
+            )
         self._shape = None if shape is None else tuple(_length(name, one) for one in shape)
         self._is_initializer = is_initializer
         if is_initializer and self.nbytes is None and self._dtype != np.dtype(object):
-            raise GraphError(f"weight {name!r} has no known size: {self!r}")
+            raise ModelGraphError(f"weight {name!r} has no known size: {self!r}")
 
     @property
     def name(self) -> str:
@@ -109,8 +111,8 @@ def _length(name: str, length: object) -> int | str | None:
     if length is None or isinstance(length, str):
         return length or None
     if isinstance(length, bool) or not hasattr(type(length), "__index__"):
-        raise GraphError(f"length {length!r} of {name!r} is not an integer, a name or None")
+        raise ModelGraphError(f"length {length!r} of {name!r} is not an integer, a name or None")
     number = operator.index(length)  # type: ignore[arg-type]
     if number < 0:
-        raise GraphError(f"length {number} of {name!r} is negative")
+        raise ModelGraphError(f"length {number} of {name!r} is negative")
     return number

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpumem.device import MemoryInfo
-from gpumem.errors import GraphError
+from gpumem.errors import ModelGraphError
 from gpumem.planning.copies import HOST, PlannedCopy
 from gpumem.planning.lifetimes import Tenant
 from gpumem.planning.placement import Step
@@ -35,9 +35,11 @@ def verify_plan(plan: Places) -> bool:
 def _check_bounds(plan: Places, tenant: Tenant) -> None:
     place, block = plan.places[tenant], plan.blocks[tenant.memory]
     if place.offset < 0 or place.offset + place.nbytes > block.peak_bytes:
-        raise GraphError(f"{tenant.value!r} lies outside of its block of {block.peak_bytes} bytes")
+        raise ModelGraphError(
+            f"{tenant.value!r} lies outside of its block of {block.peak_bytes} bytes"
+        )
     if place.offset % plan.alignment:
-        raise GraphError(
+        raise ModelGraphError(
             f"{tenant.value!r} lies at {place.offset}, not aligned to {plan.alignment}"
         )
 
@@ -123,6 +125,6 @@ class _Replay:
     def _read(self, tenants: Iterable[Tenant]) -> None:
         for tenant in tenants:
             if tenant in self._plan.places and tenant not in self._whole.get(tenant.memory, {}):
-                raise GraphError(
+                raise ModelGraphError(
                     f"{tenant.value!r} is not whole in {tenant.memory} when it is needed"
                 )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpumem.accounting import AdHocAccountant, NodeStats, ResourceCount, StatsAccountant
 from gpumem.accounting.statistics import unique_node_name
 from gpumem.errors import ConfigError
-from gpumem.planning import Graph, GraphBuilder, Node, Value
+from gpumem.planning import GraphBuilder, ModelGraph, Node, Value
 
 
 def chain(*lengths, shared=100):
@@ -163,7 +163,9 @@ def test_a_body_and_the_outer_weights_it_uses_count():
     outer = Value("w", "uint8", (100,), is_initializer=True)
     inner = Value("inner", "uint8", (10,), is_initializer=True)
     mid, end = Value("mid", "uint8", (3,)), Value("end", "uint8", (5,))
-    body = Graph([Node("Op", [outer, inner], [mid])], inputs=[], outputs=[mid], captures=[outer])
+    body = ModelGraph(
+        [Node("Op", [outer, inner], [mid])], inputs=[], outputs=[mid], captures=[outer]
+    )
     node = Node("If", [], [end], bodies={"then_branch": body, "else_branch": body})
     accountant = exact()
     assert accountant.account(node) == 100 + 10 + 3 + 3 + 5

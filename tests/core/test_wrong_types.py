@@ -6,7 +6,7 @@ import pytest
 import gpumem
 from gpumem import MemoryInfo, observe, planning
 from gpumem.accounting import Accountants, AdHocAccountant, accountants_from_setting
-from gpumem.errors import GraphError
+from gpumem.errors import ModelGraphError
 from gpumem.observe import EventFileError, Snapshot, SnapshotError
 from gpumem.observe.events import HEADER_BYTES
 from gpumem.planning import GraphBuilder, Target, partition, plan_copies, plan_memory
@@ -43,7 +43,7 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
         (lambda: accountants_from_setting(5), "setting = 5 .* a str or None"),
         (lambda: Accountants(5), "accountants = 5 .* a Mapping"),
         (lambda: partition(GRAPH, ["host"], [ACCOUNTANT]), "accountants = .* a Mapping"),
-        (lambda: partition(5, ["host"]), "graph = 5 .* a Graph"),
+        (lambda: partition(5, ["host"]), "graph = 5 .* a ModelGraph"),
         (lambda: partition(GRAPH, "host"), "devices = 'host' .* iterable of devices"),
         (lambda: partition(GRAPH, 5), "devices = 5 .* iterable of devices"),
         (lambda: Target("host", supports=5), "supports = 5 .* a callable or None"),
@@ -109,14 +109,14 @@ def test_an_output_is_bound_to_something_that_shares_its_memory():
 
 @pytest.mark.parametrize("given", [None, 5, [5], [[5]], ["Relu"]])
 def test_what_fuse_gives_must_be_groups_of_nodes(given):
-    with pytest.raises(GraphError, match=r"host:0 proposes"):
+    with pytest.raises(ModelGraphError, match=r"host:0 proposes"):
         partition(GRAPH, [Target("host", fuse=lambda nodes: given)])
 
 
 @pytest.mark.parametrize("shape", ["abc", 5])
 def test_a_shape_is_a_sequence_of_lengths(shape):
     builder = GraphBuilder()
-    with pytest.raises(GraphError, match=rf"shape {shape!r} of 'x' is no sequence"):
+    with pytest.raises(ModelGraphError, match=rf"shape {shape!r} of 'x' is no sequence"):
         builder.input("x", "f4", shape)
     assert builder.input("x", "f4", ("batch", 3)).shape == ("batch", 3)
 

@@ -9,7 +9,7 @@ from planning.models import DATA
 
 from gpumem.accounting import AdHocAccountant, StatsRecorder
 from gpumem.cli import main
-from gpumem.planning import Graph, partition, plan_memory
+from gpumem.planning import ModelGraph, partition, plan_memory
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def named(tmp_path):
 
 
 def half_of(model):
-    return AdHocAccountant().cost(Graph.from_onnx(model).nodes).total_bytes // 2
+    return AdHocAccountant().cost(ModelGraph.from_onnx(model).nodes).total_bytes // 2
 
 
 def test_json_says_what_the_library_says(command, model):
@@ -51,7 +51,7 @@ def test_json_says_what_the_library_says(command, model):
     accountants = {
         name: AdHocAccountant(limit) for name, limit in (("cuda", budget), ("host", None))
     }
-    placement = partition(Graph.from_onnx(model), ["cuda:0", "host"], accountants)
+    placement = partition(ModelGraph.from_onnx(model), ["cuda:0", "host"], accountants)
     gpu, cpu = told["devices"]
     assert (gpu["device"], gpu["budget_bytes"], cpu["budget_bytes"]) == ("cuda:0", budget, None)
     assert 0 < gpu["nodes"] < len(placement.assignments), "a part of it"
@@ -113,7 +113,7 @@ def test_every_device_can_have_a_budget_and_be_filled_further(command, model):
 
 def test_costs_are_measured_ones_with_statistics(command, model, tmp_path):
     recorder = StatsRecorder()
-    for node in Graph.from_onnx(model):
+    for node in ModelGraph.from_onnx(model):
         recorder.record(node, temporary_bytes=1000)
     recorder.save(tmp_path / "stats.csv")
     told = json.loads(command(model, "--stats", tmp_path / "stats.csv", "--json")[1])
@@ -125,7 +125,7 @@ def test_costs_are_measured_ones_with_statistics(command, model, tmp_path):
     assert "--percent is not accepted with --stats" in err
     exact = json.loads(command(model, "--percent", 100, "--json")[1])
     assert exact["devices"][0]["committed_bytes"] == AdHocAccountant(percent=100).cost(
-        Graph.from_onnx(model).nodes
+        ModelGraph.from_onnx(model).nodes
     )
 
 

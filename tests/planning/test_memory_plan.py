@@ -17,10 +17,10 @@ from planning.models import MODELS, inputs_of, shipped
 import gpumem
 from gpumem import interop
 from gpumem.accounting import AdHocAccountant
-from gpumem.errors import ConfigError, GraphError, OutOfMemoryError
+from gpumem.errors import ConfigError, ModelGraphError, OutOfMemoryError
 from gpumem.planning import (
-    Graph,
     GraphBuilder,
+    ModelGraph,
     Target,
     partition,
     plan_copies,
@@ -228,7 +228,7 @@ def test_nothing_is_shared_inside_a_group():
 
 
 def test_weights_have_places_if_they_are_asked_for():
-    graph = Graph.from_onnx(shipped("resnet"))
+    graph = ModelGraph.from_onnx(shipped("resnet"))
     without, plan = on_host(graph), on_host(graph, weights=True)
     names = {value.name for value in graph.initializers}
     assert not names & set(without.offsets)
@@ -245,7 +245,7 @@ def test_values_of_unknown_size_are_named():
     assert plan.unplanned == ("y",)
     assert set(plan.offsets) == {"x"}
     assert plan.verify()
-    with pytest.raises(GraphError, match="unknown size have no place: y"):
+    with pytest.raises(ModelGraphError, match="unknown size have no place: y"):
         plan.run(None, {"x": np.zeros(8, np.uint8)}, gpumem.Arena("host"))
 
 
@@ -306,7 +306,7 @@ def moved(plan, name, offset):
 def test_a_plan_that_does_not_hold_is_found_out(name, offset, message):
     plan = on_host(chain("Softmax", "Softmax", "Softmax"))
     assert plan.offsets == {"x": 0, "v0": 1024, "v1": 0, "v2": 1024}
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(ModelGraphError, match=message):
         moved(plan, name, offset).verify()
 
 
@@ -317,7 +317,7 @@ def test_a_value_that_is_overwritten_before_its_last_reader_is_found_out():
         builder.node("Op", list(reads), [builder.value(name, "uint8", (256,))])
     plan = on_host(builder.build(["y"]))
     assert plan.verify()
-    with pytest.raises(GraphError, match=r"Value.a:"):
+    with pytest.raises(ModelGraphError, match=r"Value.a:"):
         moved(plan, "c", plan.offsets["a"]).verify()
 
 
@@ -352,7 +352,7 @@ def test_every_plan_holds_whatever_the_placement(graph, strategy, fused, limited
         placement = partition(
             graph, [gpu, "cuda:1", "host"], {name: AdHocAccountant(limit) for name in limited}
         )
-    except GraphError:
+    except ModelGraphError:
         assert fused
         return
     plan = plan_memory(plan_copies(placement), strategy=strategy)
@@ -392,7 +392,7 @@ def evaluator_of(model):
 @pytest.mark.parametrize("options", [{}, {"in_place": False}, {"strategy": "best_fit_by_time"}])
 def test_a_planned_run_gives_what_an_unplanned_one_gives(name, options):
     model = shipped(name)
-    graph = Graph.from_onnx(model)
+    graph = ModelGraph.from_onnx(model)
     inputs = inputs_of(model)
     expected = ReferenceEvaluator(model).run(None, inputs)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -408,7 +408,7 @@ def test_a_planned_run_gives_what_an_unplanned_one_gives(name, options):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_of_models_come_near_the_bound(name):
-    plan = on_host(Graph.from_onnx(shipped(name)))
+    plan = on_host(ModelGraph.from_onnx(shipped(name)))
     assert plan.peak_bytes <= 1.02 * plan.lower_bound_bytes
 
 
@@ -417,7 +417,7 @@ def test_plans_of_models_come_near_the_bound(name):
     ("share", "is_partial"), [(None, False), (2.0, False), (0.5, True), (0.2, True), (0, None)]
 )
 def test_models_are_placed_under_budgets_to_the_byte(name, share, is_partial):
-    graph = Graph.from_onnx(shipped(name))
+    graph = ModelGraph.from_onnx(shipped(name))
     whole = AdHocAccountant().cost(graph.nodes).total_bytes
     accountant = AdHocAccountant(None if share is None else int(whole * share))
     placement = partition(graph, ["cuda:0", "host"], {"cuda:0": accountant})
@@ -472,7 +472,7 @@ def test_memory_of_another_kind_or_too_little_of_it_is_refused():
     with pytest.raises(TypeError, match="MemoryResource"):
         on_host(chain("Softmax")).tensors(type("Other", (), {"memory": arena.memory})())
     assert arena.stats().in_use == 0
-    with pytest.raises(GraphError, match="given for x"):
+    with pytest.raises(ModelGraphError, match="given for x"):
         on_host(chain("Softmax")).run(None, {}, arena)
 
 

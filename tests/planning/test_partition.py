@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gpumem import Device
 from gpumem.accounting import AdHocAccountant, NodeStats, StatsAccountant
 from gpumem.accounting.statistics import unique_node_name
-from gpumem.errors import ConfigError, GraphError
-from gpumem.planning import Graph, GraphBuilder, Node, Target, Value, partition
+from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.planning import GraphBuilder, ModelGraph, Node, Target, Value, partition
 
 
 def chain(*lengths):
@@ -109,7 +109,7 @@ def test_a_group_is_placed_whole_or_not_at_all():
 def test_a_group_that_needs_its_own_results_is_refused_and_nothing_is_committed():
     accountant = budget()
     target = Target("cuda:0", fuse=lambda nodes: [(nodes[0], nodes[2])])
-    with pytest.raises(GraphError, match="cannot run as one"):
+    with pytest.raises(ModelGraphError, match="cannot run as one"):
         partition(chain(100, 100, 100), [target], {"cuda:0": accountant})
     assert accountant.consumed == accountant.pending == 0
 
@@ -134,7 +134,7 @@ def test_a_group_runs_after_what_it_reads():
     ],
 )
 def test_a_proposal_of_what_is_not_on_offer_is_refused(fuse):
-    with pytest.raises(GraphError, match="not on offer"):
+    with pytest.raises(ModelGraphError, match="not on offer"):
         partition(chain(100, 100, 100), [Target("cuda:0", fuse=fuse)])
 
 
@@ -149,7 +149,7 @@ def with_transposes(graph, nodes, cost):
             changed.append(Node("Transpose", [first], [moved], name=f"t_{node.name}"))
             node = Node(node.op_type, [moved, *rest], node.outputs, name=node.name)
         changed.append(node)
-    return Graph(changed, inputs=graph.inputs, outputs=graph.outputs)
+    return ModelGraph(changed, inputs=graph.inputs, outputs=graph.outputs)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_nodes_that_a_layout_change_removes_are_not_committed():
     def relayout(graph, nodes):
         first, _, last = graph.nodes
         kept = Node("Op", [first.outputs[0], last.inputs[1]], last.outputs, name="n2")
-        return Graph([first, kept], inputs=graph.inputs, outputs=graph.outputs)
+        return ModelGraph([first, kept], inputs=graph.inputs, outputs=graph.outputs)
 
     accountant = budget(1000)
     partition(chain(100, 100, 100), [Target("cuda:0", relayout=relayout)], {"cuda:0": accountant})
@@ -181,18 +181,18 @@ def test_nodes_that_a_layout_change_removes_are_not_committed():
 
 def test_a_layout_change_may_not_change_what_the_graph_takes_and_gives():
     def relayout(graph, nodes):
-        return Graph(graph.nodes[:1], inputs=graph.inputs, outputs=graph.nodes[0].outputs)
+        return ModelGraph(graph.nodes[:1], inputs=graph.inputs, outputs=graph.nodes[0].outputs)
 
     for bad in (relayout, lambda graph, nodes: None):
         accountant = budget()
-        with pytest.raises(GraphError, match="layout change of cuda:0"):
+        with pytest.raises(ModelGraphError, match="layout change of cuda:0"):
             partition(chain(10, 10), [Target("cuda:0", relayout=bad)], {"cuda:0": accountant})
         assert accountant.consumed == accountant.pending == 0
 
 
 def test_what_no_device_takes_is_an_error_with_the_reasons_and_nothing_is_committed():
     accountants = {"cuda:0": budget(110), "host": budget(50)}
-    with pytest.raises(GraphError, match=r"n1.*cuda:0: needs 110 .*host:0: needs 110"):
+    with pytest.raises(ModelGraphError, match=r"n1.*cuda:0: needs 110 .*host:0: needs 110"):
         partition(chain(100, 100), ["cuda:0", "host"], accountants)
     assert all(one.consumed == one.pending == 0 for one in accountants.values())
 

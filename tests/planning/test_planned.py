@@ -19,7 +19,13 @@ from gpumem.errors import (
     InUseError,
     OutOfMemoryError,
 )
-from gpumem.planning import IterationPlan, IterationReport, PlannedResource, Recording, plan
+from gpumem.planning import (
+    IterationPlan,
+    IterationRecording,
+    IterationReport,
+    PlannedResource,
+    plan,
+)
 
 KIB = 1 << 10
 LAG = 1_000_000  # ns
@@ -99,7 +105,7 @@ def test_a_recorded_iteration_is_followed(follow, make_arena, rng):
                 drop += 0.2
 
     arena = make_arena()
-    recording = Recording(arena)
+    recording = IterationRecording(arena)
     step(recording.resource)
     planned = follow(plan(recording.trace()), arena)
     for _ in range(4):
@@ -341,7 +347,7 @@ def test_no_byte_is_anothers_whatever_a_program_does_with_a_plan(make_arena, rng
 
     patterns, held = Patterns(HostDriver(), 1), []
     arena = make_arena({"stream_reuse": reuse})
-    recording = Recording(arena)
+    recording = IterationRecording(arena)
     step(recording.resource, 0)
     while held:
         end(held.pop(), 0)
@@ -468,7 +474,7 @@ def test_what_is_no_plan_or_has_no_room_is_refused_and_nothing_is_held(make_aren
         PlannedResource(THREE, None)
     with pytest.raises(ConfigError, match="no allocation"):
         PlannedResource(IterationPlan([], [], [], [], []), arena)
-    with pytest.raises(gpumem.GraphError, match="lie on each other"):
+    with pytest.raises(gpumem.ModelGraphError, match="lie on each other"):
         PlannedResource(planned_as((1, 0, 0, 1), (1, 0, 1, 1)), arena)
     with pytest.raises(ConfigError, match="stream_reuse"):
         PlannedResource(THREE, arena, stream_reuse="sometimes")

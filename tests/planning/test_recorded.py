@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpumem
-from gpumem.errors import ConfigError, GraphError
-from gpumem.planning import IterationPlan, Recording, plan
+from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.planning import IterationPlan, IterationRecording, plan
 from gpumem.planning.recorded import ALIGNMENT
 from gpumem.replay import Trace, load_trace
 
@@ -148,7 +148,7 @@ def test_what_is_no_plan_is_refused(change, message):
 def test_a_block_that_is_moved_onto_another_is_found_out():
     made = small()
     columns = {**made.as_dict(), "offsets": [256, 0, 0]}
-    with pytest.raises(GraphError, match="allocations 1 and 2"):
+    with pytest.raises(ModelGraphError, match="allocations 1 and 2"):
         IterationPlan(**columns).verify()
 
 
@@ -162,7 +162,7 @@ def test_the_columns_cannot_be_changed():
 
 def test_a_recording_has_what_was_allocated_through_it(arena):
     stream = gpumem.Stream("host")
-    recording = Recording(arena)
+    recording = IterationRecording(arena)
     outside = arena.allocate(1 << 20)
     kept = recording.resource.allocate(300, stream)
     recording.resource.allocate_persistent(1 << 20).close()
@@ -179,7 +179,7 @@ def test_a_recording_has_what_was_allocated_through_it(arena):
 
 
 def test_a_recording_holds_a_free_that_was_told_after_its_bytes_were_given_out_again(arena):
-    recording = Recording(arena)
+    recording = IterationRecording(arena)
     first = recording.resource.allocate(256)
     first.close()
     recording.resource.allocate(256).close()
@@ -191,4 +191,4 @@ def test_a_recording_holds_a_free_that_was_told_after_its_bytes_were_given_out_a
 
 def test_only_a_resource_is_recorded():
     with pytest.raises(TypeError, match="MemoryResource"):
-        Recording("host")
+        IterationRecording("host")
