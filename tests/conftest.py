@@ -15,7 +15,7 @@ from gpumem import _host
 settings.register_profile("untimed", deadline=None)  # no test asserts a time
 settings.load_profile("untimed")
 
-FIRST = "core/test_sanitized.py"  # builds the package: the other processes have time meanwhile
+FIRST = "sanitizers/test_sanitized.py"  # builds the package while the others have time
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,6 @@
 """What the sanitized build runs: every way in and out of the arena, in a process of its own.
 
-No test module: tests/core/test_sanitized.py starts it. Everything is driven from a seed that is
+No test module: test_sanitized.py beside it starts it. Everything is driven from a seed that is
 its argument, and the last line says that the end was reached.
 """
 
