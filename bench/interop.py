@@ -13,7 +13,7 @@ import numpy as np
 
 import gpumem
 from bench.harness import Candidate, Timing, interleave
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for, vulkan
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType, vulkan
 
 NBYTES = 1 << 20
 WORDS = NBYTES // 4
@@ -73,7 +73,7 @@ def by_mmap(number: int, start: int) -> Candidate:
 
 
 def imported(device: str, descriptor: MemoryDescriptor) -> Candidate:
-    importer = importer_for(device)
+    importer = Importer.for_device(device)
 
     def run() -> None:
         memory = importer.import_memory(descriptor)
@@ -125,7 +125,7 @@ def hand_overs() -> Timing:
         vulkan.VulkanDevice("cuda:0") as engine,
         engine.allocate(NBYTES) as buffer,
         engine.timeline() as clock,
-        importer_for("cuda:0") as importer,
+        Importer.for_device("cuda:0") as importer,
         importer.import_memory(buffer.descriptor(), consume=True) as memory,
         importer.import_semaphore(clock.descriptor(), consume=True) as timeline,
         recorded_fill(engine, buffer, clock) as submit,

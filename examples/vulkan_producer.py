@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gpumem
-from gpumem.interop import ExternalMemory, HostTimeline, Importer, importer_for, vulkan
+from gpumem.interop import ExternalMemory, HostTimeline, Importer, vulkan
 
 HEIGHT, WIDTH = 480, 640
 GREY = 0x3E800000  # 0.25 as a 32-bit float; one more in its exponent is twice as much
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     with ExitStack() as stack:
         engine = stack.enter_context(vulkan.VulkanDevice(chosen.device))
-        importer = stack.enter_context(importer_for(chosen.device))
+        importer = stack.enter_context(Importer.for_device(chosen.device))
         frame = stack.enter_context(engine.allocate(4 * HEIGHT * WIDTH))
         memory = stack.enter_context(importer.import_memory(frame.descriptor(), consume=True))
         drawn, seen = stack.enter_context(engine.timeline()), stack.enter_context(engine.timeline())

@@ -4,53 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gpumem._buffer import MemoryResource
 from gpumem._stream import Stream
-from gpumem.device import Device, MemoryInfo, can_access, devices_are_memory_compatible
+from gpumem.device import CopyDecision, MemoryInfo
 from gpumem.tensor import Tensor, empty
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["BoundInput", "BoundOutput", "CopyDecision", "RunContext", "decide"]
-
-
-class CopyDecision(NamedTuple):
-    """What a run does with one input or output.
-
-    Attributes
-    ----------
-    action : {"alias", "copy"}
-        The work uses the bound memory itself, or memory of the device and a copy.
-    why : str
-        The reason.
-
-    Examples
-    --------
-    >>> import gpumem, numpy as np
-    >>> with gpumem.Session("host") as session:
-    ...     session.bind_input("x", np.arange(3.0))
-    ...     session.copy_plan()["x"]
-    CopyDecision(action='alias', why='host:0 uses host:0 as it is')
-    """
-
-    action: str
-    why: str
-
-
-def decide(device: Device, memory: MemoryInfo) -> CopyDecision:
-    """Decide whether work on a device uses a memory as it is.
-
-    Both must hold: the device's memory and this one are one, and the device may dereference it.
-    """
-    own = MemoryInfo(device)
-    if not devices_are_memory_compatible(own, memory):
-        return CopyDecision("copy", f"{memory} and {own} do not share memory")
-    if not can_access(device, memory):
-        return CopyDecision("copy", f"{device} cannot access {memory}")
-    return CopyDecision("alias", f"{device} uses {memory} as it is")
+__all__ = ["BoundInput", "BoundOutput", "RunContext"]
 
 
 @dataclass

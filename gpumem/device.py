@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumem._arguments import refuse, require
 from gpumem.errors import ConfigError
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Capability",
+    "CopyDecision",
     "Device",
     "DriverStatus",
     "MemoryInfo",
     "MemoryKind",
     "can_access",
+    "decide",
     "default_device",
     "devices",
     "devices_are_memory_compatible",
@@ -461,6 +463,42 @@ def driver_status() -> DriverStatus:
         return DriverStatus(False, reason, 0, ())
     version = _open_device(Device("cuda:0")).version()
     return DriverStatus(True, "", version, _cuda.missing_functions())
+
+
+class CopyDecision(NamedTuple):
+    """What a run does with one input or output.
+
+    Attributes
+    ----------
+    action : {"alias", "copy"}
+        The work uses the bound memory itself, or memory of the device and a copy.
+    why : str
+        The reason.
+
+    Examples
+    --------
+    >>> import gpumem, numpy as np
+    >>> with gpumem.Session("host") as session:
+    ...     session.bind_input("x", np.arange(3.0))
+    ...     session.copy_plan()["x"]
+    CopyDecision(action='alias', why='host:0 uses host:0 as it is')
+    """
+
+    action: str
+    why: str
+
+
+def decide(device: Device, memory: MemoryInfo) -> CopyDecision:
+    """Decide whether work on a device uses a memory as it is.
+
+    Both must hold: the device's memory and this one are one, and the device may dereference it.
+    """
+    own = MemoryInfo(device)
+    if not devices_are_memory_compatible(own, memory):
+        return CopyDecision("copy", f"{memory} and {own} do not share memory")
+    if not can_access(device, memory):
+        return CopyDecision("copy", f"{device} cannot access {memory}")
+    return CopyDecision("alias", f"{device} uses {memory} as it is")
 
 
 # What a device may be able to do: the functions it takes, and the attribute that must be set.

@@ -30,7 +30,7 @@ from gpumem._forks import ForkLock
 from gpumem._pool import DriverPool
 from gpumem._stream import Stream, _native_handle
 from gpumem._transfer import _seen
-from gpumem.bindings import BoundInput, BoundOutput, CopyDecision, RunContext, decide
+from gpumem.bindings import BoundInput, BoundOutput, RunContext
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
 from gpumem.environment import (

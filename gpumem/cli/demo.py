@@ -28,7 +28,7 @@ TRACES = ("gpt2_varlen_train", "multistream_train")
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyResult:
     """One way to serve the trace: what it holds from the device, and what a call costs.
 
     Bytes of plain driver calls and of the caching policy are modelled; times and driver calls
@@ -89,14 +89,14 @@ def _trace_that_fits(device: Device) -> tuple[Trace, Device]:
     return trace, Device("host")
 
 
-def _policies(trace: Trace, device: Device) -> list[Policy]:
+def _policies(trace: Trace, device: Device) -> list[PolicyResult]:
     arena = replaying.replay(trace, device)
     plain = replaying.replay(trace, device, config={"enable": False})
     plain_bytes = plain_driver_reserved(trace)
     caching_bytes = caching_allocator_reserved(trace)
     requested = trace.peak_requested
     return [
-        Policy(
+        PolicyResult(
             "gpumem",
             arena.peak_reserved_bytes,
             arena.fragmentation,
@@ -104,8 +104,8 @@ def _policies(trace: Trace, device: Device) -> list[Policy]:
             arena.driver_calls,
             arena.failed_allocs,
         ),
-        Policy("PyTorch-like caching", caching_bytes, caching_bytes / requested, None, None, 0),
-        Policy(
+        PolicyResult("PyTorch-like caching", caching_bytes, caching_bytes / requested, None, None, 0),
+        PolicyResult(
             "plain driver calls",
             plain_bytes,
             plain_bytes / requested,
@@ -204,7 +204,7 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
     console.print(f"{facts['seconds']:.1f} s")
 
 
-def _raise_what_failed(policies: list[Policy], views: list[View]) -> None:
+def _raise_what_failed(policies: list[PolicyResult], views: list[View]) -> None:
     failures = [f"{p.name}: {p.failed_allocs} failed allocations" for p in policies]
     failures = [text for text, p in zip(failures, policies, strict=True) if p.failed_allocs]
     failures += [f"{view.library}: {view.detail}" for view in views if not view.zero_copy]

@@ -6,23 +6,23 @@ from gpumem.interop._host_timeline import HostTimeline
 from gpumem.interop._memory import ExternalMemory
 from gpumem.interop._timeline import Timeline, TimelinePoint
 from gpumem.interop.descriptors import (
-    Capability,
+    InteropCapability,
     MemoryDescriptor,
     MemoryHandleType,
     SemaphoreDescriptor,
     SemaphoreType,
 )
-from gpumem.interop.importer import Importer, importer_for, importer_reason, register_importer
+from gpumem.interop.importer import Importer
 from gpumem.interop.sharing import Contents, attach, export
 
 __all__ = [
-    "Capability",
     "Contents",
     "DriverTimeline",
     "ExternalMemory",
     "Handle",
     "HostTimeline",
     "Importer",
+    "InteropCapability",
     "MemoryDescriptor",
     "MemoryHandleType",
     "SemaphoreDescriptor",
@@ -31,7 +31,4 @@ __all__ = [
     "TimelinePoint",
     "attach",
     "export",
-    "importer_for",
-    "importer_reason",
-    "register_importer",
 ]

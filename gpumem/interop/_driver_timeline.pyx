@@ -52,10 +52,10 @@ cdef class DriverTimeline(Timeline):
 
     Examples
     --------
-    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType, importer_for
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType, Importer
     >>> made = HostTimeline.create()             # stands for one of Vulkan's
     >>> descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)
-    >>> timeline = importer_for("host").import_semaphore(descriptor)
+    >>> timeline = Importer.for_device("host").import_semaphore(descriptor)
     >>> timeline.signal(3)
     >>> isinstance(timeline, DriverTimeline), made.value()
     (True, 3)

@@ -35,9 +35,7 @@ from gpumem._core import Arena
 from gpumem.config import ArenaConfig
 from gpumem.device import _reapers
 from gpumem.errors import ClosedError, ConfigError, InUseError, InvalidDescriptorError
-from gpumem.interop.layouts import place_tensor
-from gpumem.interop.readiness import point_of
-from gpumem.interop.slices import Slices
+from gpumem.interop.layouts import Slices, place_tensor, point_of
 
 cdef enum:
     LEGACY_STREAM = 1
@@ -160,10 +158,10 @@ cdef class ExternalMemory:
     Examples
     --------
     >>> import os
-    >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+    >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
     >>> fd = os.memfd_create("pixels")
     >>> os.truncate(fd, 4096)
-    >>> importer = importer_for("host")
+    >>> importer = Importer.for_device("host")
     >>> memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096),
     ...                                 consume=True)
     >>> tensor = memory.tensor((3, 4), "float32", offset=256)
@@ -335,10 +333,10 @@ cdef class ExternalMemory:
         Examples
         --------
         >>> import os
-        >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+        >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
         >>> fd = os.memfd_create("heap")
         >>> os.truncate(fd, 1 << 20)
-        >>> memory = importer_for("host").import_memory(
+        >>> memory = Importer.for_device("host").import_memory(
         ...     MemoryDescriptor(fd, MemoryHandleType.MEMFD, 1 << 20), consume=True)
         >>> arena = memory.resource()
         >>> with arena.allocate(1000) as buffer:

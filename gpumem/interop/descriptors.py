@@ -2,21 +2,28 @@
 
 Descriptors are plain values. A helper (`gpumem.interop.vulkan`) fills them, and so can any program
 that has a file descriptor, a name or an address to give.
+
+The driver takes ownership of a file descriptor when an import succeeds, and some drivers also when
+it fails. It is therefore given a duplicate; the caller's own is closed last, and only if asked for.
 """
 
 from __future__ import annotations
 
 import enum
+import errno
+import fcntl
+import os
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Literal
 from uuid import UUID
 
-from gpumem.device import Capability as _Capability
-from gpumem.errors import InvalidDescriptorError
+from gpumem._handle import Handle
+from gpumem.device import Capability
+from gpumem.errors import BadHandleError, InvalidDescriptorError
 
 __all__ = [
-    "Capability",
+    "InteropCapability",
     "MemoryDescriptor",
     "MemoryHandleType",
     "SemaphoreDescriptor",
@@ -31,10 +38,10 @@ class MemoryHandleType(enum.Enum):
 
     Examples
     --------
-    >>> from gpumem.interop import importer_for
+    >>> from gpumem.interop import Importer
     >>> MemoryHandleType(3)              # by ONNX Runtime's number
     <MemoryHandleType.OPAQUE_FD: 3>
-    >>> bool(importer_for("host").can_import_memory(MemoryHandleType.SHM_NAME))
+    >>> bool(Importer.for_device("host").can_import_memory(MemoryHandleType.SHM_NAME))
     True
     """
 
@@ -69,9 +76,9 @@ class SemaphoreType(enum.Enum):
 
     Examples
     --------
-    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, importer_for
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, Importer
     >>> handle = HostTimeline.create().export()
-    >>> importer = importer_for("host")
+    >>> importer = Importer.for_device("host")
     >>> importer.import_semaphore(SemaphoreDescriptor(handle, SemaphoreType.HOST_TIMELINE)).value()
     0
     """
@@ -102,7 +109,7 @@ NAMED_TYPES = frozenset(WINDOWS_TYPES - {MemoryHandleType.CUDA_VMM_WIN32}) | {
 
 
 @dataclass(frozen=True)
-class Capability(_Capability):
+class InteropCapability(Capability):
     """Whether a kind of handle can be imported and, if not, why; its truth value is the answer.
 
     Attributes
@@ -118,8 +125,8 @@ class Capability(_Capability):
 
     Examples
     --------
-    >>> from gpumem.interop import MemoryHandleType, importer_for
-    >>> answer = importer_for("host").can_import_memory(MemoryHandleType.MEMFD)
+    >>> from gpumem.interop import MemoryHandleType, Importer
+    >>> answer = Importer.for_device("host").can_import_memory(MemoryHandleType.MEMFD)
     >>> bool(answer), answer.dedicated
     (True, 'forbidden')
     """
@@ -226,10 +233,10 @@ class SemaphoreDescriptor:
 
     Examples
     --------
-    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, importer_for
+    >>> from gpumem.interop import HostTimeline, SemaphoreDescriptor, Importer
     >>> timeline = HostTimeline.create()
     >>> descriptor = SemaphoreDescriptor(timeline.export(), SemaphoreType.HOST_TIMELINE)
-    >>> there = importer_for("host").import_semaphore(descriptor)
+    >>> there = Importer.for_device("host").import_semaphore(descriptor)
     >>> timeline.signal(3)
     >>> there.value()
     3
@@ -318,3 +325,45 @@ def _uuid(value: object) -> str | None:
     except ValueError:
         pass
     raise InvalidDescriptorError(f"device_uuid {value!r} is not 16 bytes or 32 hexadecimal digits")
+
+
+# ---- who owns a handle ---------------------------------------------------------------------------
+
+
+def duplicate(handle: Any) -> Handle:
+    """Return a descriptor of our own for what `handle` is one of; close-on-exec.
+
+    Raises
+    ------
+    BadHandleError
+        It is not open, or no more can be.
+    """
+    number = handle if isinstance(handle, int) else handle.fileno()
+    if not 0 <= number < 1 << 31:
+        raise BadHandleError(errno.EBADF, f"descriptor {number} is not from 0 to 2**31 - 1")
+    try:
+        return Handle(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 0))
+    except OSError as error:
+        raise BadHandleError(error.errno, f"descriptor {number}: {error.strerror}") from None
+
+
+def require_consumable(handle: Any, consume: bool, *, is_address: bool = False) -> None:
+    """Raise InvalidDescriptorError for a handle that cannot be taken over: a name, an address."""
+    if not isinstance(consume, bool):
+        raise TypeError(f"consume {consume!r} is not True or False")
+    if consume and (is_address or not _is_descriptor(handle)):
+        raise InvalidDescriptorError(
+            f"consume = True is not accepted with {handle!r}: only descriptors are taken over"
+        )
+
+
+def consume(handle: Any) -> None:
+    """Close what the caller gave, after everything succeeded."""
+    if isinstance(handle, int):
+        os.close(handle)
+    else:
+        handle.close()
+
+
+def _is_descriptor(handle: Any) -> bool:
+    return isinstance(handle, int) or (hasattr(handle, "fileno") and hasattr(handle, "close"))

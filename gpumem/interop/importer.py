@@ -11,7 +11,7 @@ from gpumem.errors import ClosedError
 from gpumem.interop._memory import ExternalMemory
 from gpumem.interop._timeline import Timeline
 from gpumem.interop.descriptors import (
-    Capability,
+    InteropCapability,
     MemoryDescriptor,
     MemoryHandleType,
     SemaphoreDescriptor,
@@ -20,7 +20,10 @@ from gpumem.interop.descriptors import (
 from gpumem.interop.memories import import_memory, memory_capability
 from gpumem.interop.semaphores import import_semaphore, semaphore_capability
 
-__all__ = ["Importer", "importer_for", "importer_reason", "register_importer"]
+__all__ = ["Importer"]
+
+_lock = threading.Lock()
+_factories: dict[str, Callable[[Device], ImporterLike | None]] = {}
 
 
 class Importer:
@@ -34,8 +37,8 @@ class Importer:
 
     Examples
     --------
-    >>> from gpumem.interop import MemoryHandleType, importer_for
-    >>> importer = importer_for("host")
+    >>> from gpumem.interop import Importer, MemoryHandleType
+    >>> importer = Importer.for_device("host")
     >>> bool(importer.can_import_memory(MemoryHandleType.MEMFD))
     True
     >>> importer.can_import_memory(MemoryHandleType.D3D12_HEAP).reason
@@ -46,7 +49,77 @@ class Importer:
         self.device = Device(device)
         self._closed = False
 
-    def can_import_memory(self, handle_type: MemoryHandleType) -> Capability:
+    @classmethod
+    def for_device(cls, device: Device | str) -> Importer | ImporterLike | None:
+        """Return an importer for a device, or None if the device cannot import at all.
+
+        `unavailable_reason` gives the reason. A well-formed device never raises.
+
+        Examples
+        --------
+        >>> Importer.for_device("host").device
+        Device("host:0")
+        """
+        where = Device(device)
+        factory = _factories.get(where.type)
+        if factory is not None:
+            return factory(where)
+        return None if cls.unavailable_reason(where) else cls(where)
+
+    @staticmethod
+    def unavailable_reason(device: Device | str) -> str:
+        """Return why a device has no importer, or an empty string if it has one.
+
+        Examples
+        --------
+        >>> Importer.unavailable_reason("host")      # the host has one
+        ''
+        """
+        where = Device(device)
+        factory = _factories.get(where.type)
+        if factory is not None:
+            declines = factory(where) is None
+            return "the registered importer does not support this device" if declines else ""
+        able = where.capabilities["external_memory"]
+        return "" if able else able.reason
+
+    @staticmethod
+    def register(device_type: str, factory: Callable[[Device], ImporterLike | None] | None) -> None:
+        """Let a factory make the importers that `for_device` returns for a type of device.
+
+        Parameters
+        ----------
+        device_type : str
+            ``"cuda"`` or ``"host"``.
+        factory : callable or None
+            Takes a Device and returns an importer, or None if that device cannot import. None
+            restores gpumem's own `Importer` for the type.
+
+        Raises
+        ------
+        ValueError
+            Unknown type of device.
+        TypeError
+            The factory is not callable.
+
+        Examples
+        --------
+        >>> Importer.register("host", lambda device: None)       # no host device can import
+        >>> Importer.for_device("host"), Importer.unavailable_reason("host")
+        (None, 'the registered importer does not support this device')
+        >>> Importer.register("host", None)
+        """
+        if device_type not in ("cuda", "host"):
+            raise ValueError(f'unknown type of device {device_type!r}: expected "cuda" or "host"')
+        if factory is not None and not callable(factory):
+            raise TypeError(f"factory {factory!r} is not callable")
+        with _lock:
+            if factory is None:
+                _factories.pop(device_type, None)
+            else:
+                _factories[device_type] = factory
+
+    def can_import_memory(self, handle_type: MemoryHandleType) -> InteropCapability:
         """Tell whether memory can be imported by this kind of handle and, if not, why.
 
         Raises
@@ -93,7 +166,7 @@ class Importer:
         self._require_open()
         return import_memory(self.device, descriptor, consume=consume)
 
-    def can_import_semaphore(self, type: SemaphoreType) -> Capability:
+    def can_import_semaphore(self, type: SemaphoreType) -> InteropCapability:
         """Tell whether timelines can be imported by this kind of handle and, if not, why.
 
         Raises
@@ -161,87 +234,11 @@ class Importer:
 
 
 class ImporterLike(Protocol):
-    """What a factory given to `register_importer` makes; `Importer` says what each does."""
+    """What a factory given to `Importer.register` makes; `Importer` documents the methods."""
 
-    def can_import_memory(self, handle_type: MemoryHandleType) -> Capability: ...
-    def can_import_semaphore(self, type: SemaphoreType) -> Capability: ...
+    def can_import_memory(self, handle_type: MemoryHandleType) -> InteropCapability: ...
+    def can_import_semaphore(self, type: SemaphoreType) -> InteropCapability: ...
     def import_memory(self, descriptor: MemoryDescriptor, *, consume: bool = False) -> object: ...
     def import_semaphore(
         self, descriptor: SemaphoreDescriptor, *, consume: bool = False
     ) -> object: ...
-
-
-_lock = threading.Lock()
-_factories: dict[str, Callable[[Device], ImporterLike | None]] = {}
-
-
-def register_importer(
-    device_type: str, factory: Callable[[Device], ImporterLike | None] | None
-) -> None:
-    """Let a factory make the importers of a type of device.
-
-    Parameters
-    ----------
-    device_type : str
-        ``"cuda"`` or ``"host"``.
-    factory : callable or None
-        Takes a Device and returns an importer, or None if that device cannot import. None gives
-        the type back to gpumem's own `Importer`.
-
-    Raises
-    ------
-    ValueError
-        Unknown type of device.
-    TypeError
-        The factory is not callable.
-
-    Examples
-    --------
-    >>> register_importer("host", lambda device: None)       # no device of the type can import
-    >>> importer_for("host"), importer_reason("host")
-    (None, 'its registered importer declines')
-    >>> register_importer("host", None)
-    """
-    if device_type not in ("cuda", "host"):
-        raise ValueError(f'unknown type of device {device_type!r}: it takes "cuda" or "host"')
-    if factory is not None and not callable(factory):
-        raise TypeError(f"factory {factory!r} is not callable")
-    with _lock:
-        if factory is None:
-            _factories.pop(device_type, None)
-        else:
-            _factories[device_type] = factory
-
-
-def importer_for(device: Device | str) -> Importer | ImporterLike | None:
-    """Return an importer for a device; None if it cannot import at all.
-
-    `importer_reason` says why. Never raises for a well-formed device.
-
-    Examples
-    --------
-    >>> importer = importer_for("host")
-    >>> importer.device
-    Device("host:0")
-    """
-    where = Device(device)
-    factory = _factories.get(where.type)
-    if factory is not None:
-        return factory(where)
-    return None if importer_reason(where) else Importer(where)
-
-
-def importer_reason(device: Device | str) -> str:
-    """Say why a device has no importer; empty if it has one.
-
-    Examples
-    --------
-    >>> importer_reason("host")      # it has one
-    ''
-    """
-    where = Device(device)
-    factory = _factories.get(where.type)
-    if factory is not None:
-        return "" if factory(where) is not None else "its registered importer declines"
-    able = where.capabilities["external_memory"]
-    return "" if able else able.reason

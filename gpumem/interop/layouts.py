@@ -1,20 +1,33 @@
-"""Where a tensor lies in imported memory: every bound is checked here, in numbers without limit."""
+"""What is made of imported memory: a tensor at an offset, what it waits for, regions of an arena.
+
+Every bound is checked here, in Python's integers, which do not overflow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
-from gpumem.errors import AlignmentError, InvalidDescriptorError, OutOfBoundsError
+from gpumem.config import ArenaConfig
+from gpumem.device import Device
+from gpumem.errors import (
+    AlignmentError,
+    ConfigError,
+    DeviceMismatchError,
+    InvalidDescriptorError,
+    OutOfBoundsError,
+)
 from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor
 
-__all__ = ["Placement", "place_tensor"]
+__all__ = ["PlacedTensor", "Slices", "place_tensor", "point_of"]
+
+QUANTUM = 256  # bytes; the alignment of an arena's regions
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedTensor:
     """A tensor that fits: shape, strides in bytes, and its bytes in the memory."""
 
     shape: tuple[int, ...]
@@ -35,7 +48,7 @@ def place_tensor(
     row_pitch: int | None,
     read_only: bool | None,
     most_dimensions: int,
-) -> Placement:
+) -> PlacedTensor:
     """Check a tensor against the memory that begins at `address`, and lay it out.
 
     Raises
@@ -69,7 +82,7 @@ def place_tensor(
             f"shape {lengths} with strides {steps} counts more than 2**63 - 1 bytes"
         )
     _check_alignment(address + start, lengths, steps, dtype)
-    return Placement(lengths, steps, start, extent, count, _access(memory.read_only, read_only))
+    return PlacedTensor(lengths, steps, start, extent, count, _access(memory.read_only, read_only))
 
 
 def _shape(shape: Any, most: int) -> tuple[int, ...]:
@@ -149,3 +162,91 @@ def _number(value: Any, name: str) -> int:
     if not 0 <= number <= MAX_BYTES:
         raise InvalidDescriptorError(f"{name} {value!r} is not an integer from 0 to 2**63 - 1")
     return number
+
+
+# ---- what a tensor waits for ---------------------------------------------------------------------
+
+
+def point_of(device: Device, timeline: Any, value: int | None, timeout: float | None) -> Any:
+    """Return what tensors on a device wait for: an object with wait() and enqueue_wait(stream)."""
+    point = timeline
+    if value is not None:
+        if not hasattr(timeline, "point"):
+            raise TypeError(f"{timeline!r} is no timeline, and a point has its value already")
+        point = timeline.point(value)
+    elif not hasattr(timeline, "enqueue_wait") or not hasattr(timeline, "timeline"):
+        raise TypeError(f"{timeline!r} is no point of a timeline: a timeline takes a value with it")
+    belongs = getattr(point.timeline, "device", None)
+    if belongs is not None and belongs != device:
+        raise DeviceMismatchError(f"the timeline belongs to {belongs}, and the memory to {device}")
+    return point if timeout is None else _Patience(point, timeout)
+
+
+class _Patience:
+    """A point that the CPU waits for no longer than it is told to."""
+
+    def __init__(self, point: Any, timeout: float) -> None:
+        if not timeout >= 0:
+            raise ValueError(f"timeout {timeout!r} is not a number of seconds from 0")
+        self.timeline, self.value = point.timeline, point.value
+        self.enqueue_wait = point.enqueue_wait
+        self._point, self._timeout = point, timeout
+
+    def wait(self) -> None:
+        """Wait as long as allowed."""
+        self._point.wait(self._timeout)
+
+
+# ---- memory of an arena --------------------------------------------------------------------------
+
+
+class Slices:
+    """The source of one arena. `keep` returns a buffer over all of a memory, which keeps it."""
+
+    def __init__(
+        self,
+        memory: Any,
+        grow: Callable[[int], Any] | None,
+        keep: Callable[[Any], Any],
+    ) -> None:
+        if grow is not None and not callable(grow):
+            raise TypeError(f"grow {grow!r} is not callable")
+        self._first, self._grow, self._keep = memory, grow, keep
+        self._given: dict[int, Any] = {}  # address of a region -> what keeps its memory
+        self._start: int = -(-memory.ptr // QUANTUM) * QUANTUM
+        end = memory.ptr + memory.nbytes
+        self.room = max(0, (end - self._start) // QUANTUM * QUANTUM)
+        if self.room == 0:
+            raise ConfigError(
+                f"imported memory of {memory.nbytes} bytes at {memory.ptr:#x} is too small: needs "
+                f"at least {QUANTUM} bytes, {QUANTUM}-byte aligned"
+            )
+
+    def settings(self, config: ArenaConfig) -> ArenaConfig:
+        """Return the arena's settings: the whole memory is its first region."""
+        if self._grow is None and (config.max_mem == 0 or config.max_mem > self.room):
+            config = replace(config, max_mem=self.room)
+        return replace(config, initial_chunk_size_bytes=self.room)
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Return a region of the memory, or of another that the exporter gives."""
+        if nbytes <= self.room and self._start not in self._given:
+            self._given[self._start] = self._keep(self._first)
+            return self._start
+        memory = None if self._grow is None else self._grow(nbytes)
+        if memory is None:
+            return None
+        if memory.memory != self._first.memory or memory.nbytes < nbytes or memory.read_only:
+            raise ValueError(
+                f"grow({nbytes}) gave {memory!r}: it takes writable memory of "
+                f"{self._first.memory} with at least so many bytes"
+            )
+        address: int = memory.ptr
+        if address in self._given or address == self._start:
+            raise ValueError(f"grow({nbytes}) gave {memory!r}, which the arena has already")
+        self._given[address] = self._keep(memory)
+        return address
+
+    def free(self, address: int, nbytes: int) -> None:
+        """Let go of a region."""
+        self._given.pop(address).close()

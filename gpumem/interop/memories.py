@@ -24,9 +24,14 @@ from gpumem.errors import (
 )
 from gpumem.interop import _maps
 from gpumem.interop._memory import ExternalMemory, reap
-from gpumem.interop.descriptors import Capability, MemoryDescriptor, MemoryHandleType
-from gpumem.interop.ownership import consume as consume_handle
-from gpumem.interop.ownership import duplicate, require_consumable
+from gpumem.interop.descriptors import (
+    InteropCapability,
+    MemoryDescriptor,
+    MemoryHandleType,
+    duplicate,
+    require_consumable,
+)
+from gpumem.interop.descriptors import consume as consume_handle
 
 __all__ = ["import_memory", "memory_capability"]
 
@@ -58,12 +63,12 @@ class Wanted:
 class Kind:
     """How one kind of handle is imported."""
 
-    capability: Callable[[Device], Capability]
+    capability: Callable[[Device], InteropCapability]
     open: Callable[[Wanted], ExternalMemory]
     host_pages: bool = False
 
 
-def memory_capability(device: Device, handle_type: MemoryHandleType) -> Capability:
+def memory_capability(device: Device, handle_type: MemoryHandleType) -> InteropCapability:
     """Tell whether the device imports memory by this kind of handle. Never raises for one."""
     if not isinstance(handle_type, MemoryHandleType):
         raise TypeError(f"handle_type must be a MemoryHandleType, not {handle_type!r}")
@@ -107,13 +112,15 @@ def _memory_of(kind: Kind, device: Device) -> MemoryInfo:
     return MemoryInfo.parse(device)
 
 
-def _dedicated(descriptor: MemoryDescriptor, capability: Capability) -> bool:
+def _dedicated(descriptor: MemoryDescriptor, capability: InteropCapability) -> bool:
     if descriptor.dedicated is None:
         return capability.dedicated == "required"
     return descriptor.dedicated
 
 
-def _check_against(descriptor: MemoryDescriptor, capability: Capability, device: Device) -> None:
+def _check_against(
+    descriptor: MemoryDescriptor, capability: InteropCapability, device: Device
+) -> None:
     name = descriptor.handle_type.name
     forced = {"required": True, "forbidden": False}.get(capability.dedicated)
     if descriptor.dedicated is not None and forced is not None and descriptor.dedicated != forced:
@@ -133,25 +140,25 @@ def _check_against(descriptor: MemoryDescriptor, capability: Capability, device:
 # ---- capabilities --------------------------------------------------------------------------------
 
 
-def _no(reason: str) -> Capability:
-    return Capability(False, reason)
+def _no(reason: str) -> InteropCapability:
+    return InteropCapability(False, reason)
 
 
-def _by(feature: str, **details: Any) -> Callable[[Device], Capability]:
+def _by(feature: str, **details: Any) -> Callable[[Device], InteropCapability]:
     """Return an answer that depends on one of the device's capabilities."""
 
-    def answer(device: Device) -> Capability:
+    def answer(device: Device) -> InteropCapability:
         able = device.capabilities[feature]
-        return Capability(able.supported, able.reason, **details)
+        return InteropCapability(able.supported, able.reason, **details)
 
     return answer
 
 
-def _on_windows(dedicated: Any) -> Callable[[Device], Capability]:
-    def answer(device: Device) -> Capability:
+def _on_windows(dedicated: Any) -> Callable[[Device], InteropCapability]:
+    def answer(device: Device) -> InteropCapability:
         if not speaks_windows(device):
             return _no("NT handles exist on Windows, and gpumem runs on Linux")
-        return Capability(True, dedicated=dedicated)
+        return InteropCapability(True, dedicated=dedicated)
 
     return answer
 
@@ -165,31 +172,31 @@ def speaks_windows(device: Device) -> bool:
     return _host.windows_rehearsed()
 
 
-def _lavapipe(device: Device) -> Capability:
+def _lavapipe(device: Device) -> InteropCapability:
     if device.type != "host":
         return _no("its memory is the CPU's: import it on a host device")
     return _by("external_memory", dedicated="as_exporter")(device)
 
 
-def _dmabuf(device: Device) -> Capability:
+def _dmabuf(device: Device) -> InteropCapability:
     if device.type == "host":
-        return Capability(True)
+        return InteropCapability(True)
     if not device._open().attribute(_INTEGRATED):
         return _no("CUDA imports dma-bufs on integrated devices (Tegra from Thor on) only")
     return _by("external_memory")(device)
 
 
-def _host_pages(device: Device) -> Capability:
+def _host_pages(device: Device) -> InteropCapability:
     if device.type == "cuda" and not device._open().attribute(_HOST_POINTER_IS_DEVICES):
         return _no("the device sees registered host memory at another address than the CPU")
     return _by("host_register")(device)
 
 
-def _pool(device: Device) -> Capability:
+def _pool(device: Device) -> InteropCapability:
     able = device.capabilities["memory_pools"]
     if able and not device._open().attribute(_POOL_HANDLE_TYPES) & _POSIX_FD:
         return _no("the device's pools cannot be shared by descriptor")
-    return Capability(able.supported, able.reason)
+    return InteropCapability(able.supported, able.reason)
 
 
 # ---- imports -------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from gpumem.device import Device
 from gpumem.errors import DeviceMismatchError, UnsupportedHandleTypeError
-from gpumem.interop import ownership
+from gpumem.interop import descriptors
 from gpumem.interop._driver_timeline import import_fd, import_windows
 from gpumem.interop._host_timeline import HostTimeline
 from gpumem.interop.descriptors import (
     WINDOWS_TYPES,
-    Capability,
+    InteropCapability,
     SemaphoreDescriptor,
     SemaphoreType,
 )
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DRIVER_TYPES = {SemaphoreType.D3D12_FENCE: 4, SemaphoreType.TIMELINE_WIN32: 10}
 
 
-def semaphore_capability(device: Device | str, kind: SemaphoreType) -> Capability:
+def semaphore_capability(device: Device | str, kind: SemaphoreType) -> InteropCapability:
     """Tell whether a device can import a kind of timeline and, if not, why.
 
     Parameters
@@ -34,7 +34,7 @@ def semaphore_capability(device: Device | str, kind: SemaphoreType) -> Capabilit
 
     Returns
     -------
-    Capability
+    InteropCapability
 
     Raises
     ------
@@ -45,12 +45,12 @@ def semaphore_capability(device: Device | str, kind: SemaphoreType) -> Capabilit
         raise TypeError(f"kind must be a SemaphoreType, not {kind!r}")
     where = Device(device)
     if kind in WINDOWS_TYPES and not speaks_windows(where):
-        return Capability(False, "NT handles exist on Windows, and gpumem runs on Linux")
+        return InteropCapability(False, "NT handles exist on Windows, and gpumem runs on Linux")
     name = "timeline_semaphores"
     if kind is SemaphoreType.HOST_TIMELINE and where.type != "host":
         name = "stream_memory_operations"
     asked = where.capabilities[name]
-    return Capability(asked.supported, asked.reason)
+    return InteropCapability(asked.supported, asked.reason)
 
 
 def import_semaphore(
@@ -94,13 +94,13 @@ def import_semaphore(
         raise UnsupportedHandleTypeError(able.reason)
     _check_device(where, descriptor)
     handle = descriptor.handle
-    ownership.require_consumable(handle, consume)
+    descriptors.require_consumable(handle, consume)
     if isinstance(handle, str):
         return import_windows(where, _DRIVER_TYPES[descriptor.type], handle)
-    with ownership.duplicate(handle) as own:
+    with descriptors.duplicate(handle) as own:
         timeline = _import_number(where, descriptor.type, own.fileno())
     if consume:
-        ownership.consume(handle)
+        descriptors.consume(handle)
     return timeline
 
 

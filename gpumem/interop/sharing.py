@@ -18,7 +18,7 @@ from gpumem.interop._export import export_block, not_shareable
 from gpumem.interop._host_timeline import HostTimeline
 from gpumem.interop._timeline import Timeline
 from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType, SemaphoreType
-from gpumem.interop.importer import importer_for, importer_reason
+from gpumem.interop.importer import Importer
 from gpumem.tensor import Tensor, from_dlpack
 
 if TYPE_CHECKING:
@@ -200,9 +200,11 @@ def attach(handle: Handle, *, device: Device | str | None = None) -> Any:
         raise TypeError(f"attach takes a Handle of exported memory or a timeline, not {handle!r}")
     contents = handle.contents
     where = _device_of(contents) if device is None else Device(device)
-    importer = importer_for(where)
+    importer = Importer.for_device(where)
     if importer is None:
-        raise UnsupportedHandleTypeError(f"{where} imports nothing: {importer_reason(where)}")
+        raise UnsupportedHandleTypeError(
+            f"{where} imports nothing: {Importer.unavailable_reason(where)}"
+        )
     memory: Any = importer.import_memory(
         MemoryDescriptor(
             handle,

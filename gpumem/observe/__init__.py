@@ -10,7 +10,7 @@ of others; `prometheus_text` writes them for Prometheus.
 
 from gpumem.errors import NotPublishedError
 from gpumem.observe.events import (
-    Event,
+    AllocationEvent,
     EventFileError,
     Events,
     Frame,
@@ -35,7 +35,7 @@ from gpumem.observe.snapshots import Snapshot, SnapshotDiff, SnapshotError, snap
 __all__ = [
     "CONTENT_TYPE",
     "Block",
-    "Event",
+    "AllocationEvent",
     "EventFileError",
     "Events",
     "Frame",

@@ -18,7 +18,7 @@ class asked_by:
 def describe_frames(frames: tuple[tuple[Any, int], ...]) -> str: ...
 
 @final
-class Names:
+class NameTable:
     def __init__(self, what: int, texts: list[str]) -> None: ...
 
 @final

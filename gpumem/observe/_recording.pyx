@@ -66,7 +66,7 @@ cdef list active = []
 
 
 @cython.final
-cdef class Names:
+cdef class NameTable:
     """Numbers for texts, for the life of the process."""
 
     cdef uint32_t what
@@ -92,8 +92,8 @@ cdef class Names:
         return 0 if found is None else found
 
 
-cdef Names tags = Names(REC_TAGS, tag_texts)
-cdef Names stacks = Names(REC_STACKS, [""])
+cdef NameTable tags = NameTable(REC_TAGS, tag_texts)
+cdef NameTable stacks = NameTable(REC_STACKS, [""])
 cdef bint native_frames = False
 
 

@@ -67,7 +67,7 @@ from gpumem.errors import GpumemError
 
 __all__ = [
     "ACTIONS",
-    "Event",
+    "AllocationEvent",
     "EventFileError",
     "Events",
     "Frame",
@@ -171,7 +171,7 @@ class RecordedResource:
 
 
 @dataclass(frozen=True)
-class Event:
+class AllocationEvent:
     """One recorded event.
 
     Attributes
@@ -225,7 +225,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Events:
-    """Events in the order in which they were written; a sequence of `Event`.
+    """Events in the order in which they were written; a sequence of `AllocationEvent`.
 
     Attributes
     ----------
@@ -273,19 +273,19 @@ class Events:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, index: int) -> Event:
+    def __getitem__(self, index: int) -> AllocationEvent:
         return self._event(self.records[index].item())
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[AllocationEvent]:
         for row in self.records.tolist():
             yield self._event(row)
 
     def __repr__(self) -> str:
         return f"<Events: {len(self)} of {len(self.resources)} resources>"
 
-    def _event(self, row: tuple[Any, ...]) -> Event:
+    def _event(self, row: tuple[Any, ...]) -> AllocationEvent:
         time, address, nbytes, block, stream, kind, framework, thread, tag, stack, resource = row
-        return Event(
+        return AllocationEvent(
             ACTIONS.get(kind, f"kind {kind}"),
             time,
             self.resources.get(resource, _UNKNOWN_RESOURCE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumem.planning.graph import ModelGraph, Node
-from gpumem.planning.offsets import Block, assign_offsets
+from gpumem.planning.offsets import BlockLifetime, assign_offsets
 from gpumem.planning.values import Value
 
 __all__ = ["rounded", "scratch_of"]
@@ -29,7 +29,7 @@ def _peak_of(graph: ModelGraph, alignment: int) -> int:
     return assign_offsets(list(_blocks_of(graph, alignment))).peak
 
 
-def _blocks_of(graph: ModelGraph, alignment: int) -> Iterator[Block]:
+def _blocks_of(graph: ModelGraph, alignment: int) -> Iterator[BlockLifetime]:
     number = {node: step for step, node in enumerate(graph)}
     captured = set(graph.captures)
     for value in graph.values.values():
@@ -40,11 +40,11 @@ def _blocks_of(graph: ModelGraph, alignment: int) -> Iterator[Block]:
         last = max((number[node] for node in graph.consumers(value)), default=first)
         if value in graph.outputs:
             last = len(graph)
-        yield Block(rounded(value.nbytes, alignment), first, last)
+        yield BlockLifetime(rounded(value.nbytes, alignment), first, last)
     for node, step in number.items():
         inside = scratch_of(node, alignment)
         if inside is not None:
-            yield Block(rounded(inside.nbytes or 0, alignment), step, step)
+            yield BlockLifetime(rounded(inside.nbytes or 0, alignment), step, step)
 
 
 def rounded(nbytes: int, alignment: int) -> int:

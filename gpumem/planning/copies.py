@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpumem._arguments import require
-from gpumem.bindings import decide
-from gpumem.device import Device, MemoryInfo
+from gpumem.device import Device, MemoryInfo, decide
 from gpumem.planning.placement import Placement
 from gpumem.planning.values import Value
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from gpumem.errors import ConfigError
 
-__all__ = ["EXACT_LIMIT", "STRATEGIES", "Block", "Layout", "assign_offsets", "lower_bound"]
+__all__ = ["EXACT_LIMIT", "STRATEGIES", "BlockLifetime", "Layout", "assign_offsets", "lower_bound"]
 
 EXACT_LIMIT = 16  # blocks
 EXACT_BRANCHES = 100_000  # looked at before the search gives what it has
@@ -31,7 +31,7 @@ SEARCH_WORK = 4_000  # blocks placed anew while an order is improved
 MOST = (1 << 62) - 1
 
 
-class Block(NamedTuple):
+class BlockLifetime(NamedTuple):
     """Bytes, a multiple of the alignment, and the first and the last step at which they live."""
 
     nbytes: int
@@ -48,7 +48,7 @@ class Layout:
     strategy: str
 
 
-def lower_bound(blocks: Iterable[Block]) -> int:
+def lower_bound(blocks: Iterable[BlockLifetime]) -> int:
     """Return the most bytes that live at one step: no layout needs less."""
     change: dict[int, int] = {}
     for block in blocks:
@@ -62,13 +62,13 @@ def lower_bound(blocks: Iterable[Block]) -> int:
 
 
 def assign_offsets(
-    blocks: Sequence[Block], strategy: str = "auto", work: int = SEARCH_WORK
+    blocks: Sequence[BlockLifetime], strategy: str = "auto", work: int = SEARCH_WORK
 ) -> Layout:
     """Lay blocks out.
 
     Parameters
     ----------
-    blocks : sequence of Block
+    blocks : sequence of BlockLifetime
     strategy : str
         A name of `STRATEGIES`; ``"auto"`` stops at the first that reaches the lower bound, and
         takes the best else.
@@ -110,13 +110,13 @@ def _names_for(count: int, work: int) -> list[str]:
     return names
 
 
-def _laid_out(blocks: Sequence[Block], name: str, work: int) -> Layout:
+def _laid_out(blocks: Sequence[BlockLifetime], name: str, work: int) -> Layout:
     is_search = name == "hill_climbing"
     offsets = hill_climbing(blocks, work) if is_search else STRATEGIES[name](blocks)
     return Layout(offsets, peak_of(blocks, offsets), name)
 
 
-def peak_of(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
+def peak_of(blocks: Sequence[BlockLifetime], offsets: Sequence[int]) -> int:
     """Return the highest end."""
     ends = (offset + block.nbytes for block, offset in zip(blocks, offsets, strict=True))
     return max(ends, default=0)
@@ -125,17 +125,17 @@ def peak_of(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
 # ---- by an order of blocks -----------------------------------------------------------------------
 
 
-def greedy_by_size(blocks: Sequence[Block]) -> list[int]:
+def greedy_by_size(blocks: Sequence[BlockLifetime]) -> list[int]:
     """Place the largest first; of equal ones that which lives longer."""
     return _placed(blocks, _by_size(blocks))
 
 
-def greedy_by_lifetime(blocks: Sequence[Block]) -> list[int]:
+def greedy_by_lifetime(blocks: Sequence[BlockLifetime]) -> list[int]:
     """Place what lives longest first; of equal ones the larger."""
     return _placed(blocks, _by_lifetime(blocks))
 
 
-def hill_climbing(blocks: Sequence[Block], work: int = SEARCH_WORK) -> list[int]:
+def hill_climbing(blocks: Sequence[BlockLifetime], work: int = SEARCH_WORK) -> list[int]:
     """Begin with the better greedy order and improve it by moves, as long as work allows.
 
     A move takes a block of the peak, or one that lives beside such a block, and places it before
@@ -151,7 +151,7 @@ def hill_climbing(blocks: Sequence[Block], work: int = SEARCH_WORK) -> list[int]
 class _Climb:
     """An order of blocks, the offsets that it gives, and how many blocks may still be placed."""
 
-    def __init__(self, blocks: Sequence[Block], work: int) -> None:
+    def __init__(self, blocks: Sequence[BlockLifetime], work: int) -> None:
         self._blocks = blocks
         self._left = work
         self._random = random.Random(len(blocks))
@@ -191,7 +191,7 @@ class _Climb:
         return self._random.choice(before) if before else position
 
 
-def _by_size(blocks: Sequence[Block]) -> list[int]:
+def _by_size(blocks: Sequence[BlockLifetime]) -> list[int]:
     def rank(i: int) -> tuple[int, int, int]:
         block = blocks[i]
         return -block.nbytes, block.first - block.last, block.first
@@ -199,7 +199,7 @@ def _by_size(blocks: Sequence[Block]) -> list[int]:
     return sorted(range(len(blocks)), key=rank)
 
 
-def _by_lifetime(blocks: Sequence[Block]) -> list[int]:
+def _by_lifetime(blocks: Sequence[BlockLifetime]) -> list[int]:
     def rank(i: int) -> tuple[int, int]:
         return blocks[i].first - blocks[i].last, -blocks[i].nbytes
 
@@ -207,7 +207,7 @@ def _by_lifetime(blocks: Sequence[Block]) -> list[int]:
 
 
 def _placed(
-    blocks: Sequence[Block], order: Sequence[int], known: Sequence[int] = (), begin: int = 0
+    blocks: Sequence[BlockLifetime], order: Sequence[int], known: Sequence[int] = (), begin: int = 0
 ) -> list[int]:
     """Place blocks in this order, each into the smallest hole that fits.
 
@@ -232,14 +232,14 @@ class _Placed:
         self._table = np.zeros((4, room), np.int64)  # first, last, offset, end
         self._count = 0
 
-    def add(self, block: Block) -> int:
+    def add(self, block: BlockLifetime) -> int:
         first, last, offset, end = self._table[:, : self._count]
         beside = np.flatnonzero((first <= block.last) & (last >= block.first))
         place = _smallest_hole(offset[beside], end[beside], block.nbytes)
         self.keep(block, place)
         return place
 
-    def keep(self, block: Block, place: int) -> None:
+    def keep(self, block: BlockLifetime, place: int) -> None:
         self._table[:, self._count] = block.first, block.last, place, place + block.nbytes
         self._count += 1
 
@@ -261,7 +261,7 @@ def _smallest_hole(offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], 
 # ---- by time -------------------------------------------------------------------------------------
 
 
-def best_fit_by_time(blocks: Sequence[Block]) -> list[int]:
+def best_fit_by_time(blocks: Sequence[BlockLifetime]) -> list[int]:
     """Place in the order of first steps, of one step the largest first; free behind the last."""
     offsets = [0] * len(blocks)
     holes: list[tuple[int, int]] = []  # (offset, end), in order, never adjacent
@@ -309,7 +309,7 @@ def _freed(holes: list[tuple[int, int]], top: int, offset: int, nbytes: int) -> 
 # ---- exactly -------------------------------------------------------------------------------------
 
 
-def exact(blocks: Sequence[Block]) -> list[int]:
+def exact(blocks: Sequence[BlockLifetime]) -> list[int]:
     """Search all layouts in which no block can be lowered, in the order of offsets.
 
     Some layout of the least peak is among them: lower its blocks, the lowest first. The search ends
@@ -326,10 +326,10 @@ def exact(blocks: Sequence[Block]) -> list[int]:
 
 
 class _Search:
-    def __init__(self, blocks: Sequence[Block], start: list[int]) -> None:
+    def __init__(self, blocks: Sequence[BlockLifetime], start: list[int]) -> None:
         self._blocks = blocks
         self._bound = lower_bound(blocks)
-        self._placed: list[tuple[Block, int]] = []
+        self._placed: list[tuple[BlockLifetime, int]] = []
         self._offsets = [0] * len(blocks)
         self._branches = EXACT_BRANCHES
         self.best = start
@@ -354,13 +354,13 @@ class _Search:
             self.descend([other for other in left if other != i], place, max(peak, end))
             self._placed.pop()
 
-    def _lowest_place(self, block: Block) -> int:
+    def _lowest_place(self, block: BlockLifetime) -> int:
         """Return the end of what lives beside it: what comes later lies no lower."""
         beside = (e for o, e in self._placed if o.first <= block.last and o.last >= block.first)
         return max(beside, default=0)
 
 
-STRATEGIES: dict[str, Callable[[Sequence[Block]], list[int]]] = {
+STRATEGIES: dict[str, Callable[[Sequence[BlockLifetime]], list[int]]] = {
     "greedy_by_size": greedy_by_size,
     "greedy_by_lifetime": greedy_by_lifetime,
     "best_fit_by_time": best_fit_by_time,

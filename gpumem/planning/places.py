@@ -10,7 +10,7 @@ from gpumem.planning.bodies import rounded
 from gpumem.planning.copies import CopyPlan
 from gpumem.planning.graph import Node
 from gpumem.planning.lifetimes import Lifetimes, Reuse, Storage, Tenant
-from gpumem.planning.offsets import Block, assign_offsets, lower_bound
+from gpumem.planning.offsets import BlockLifetime, assign_offsets, lower_bound
 from gpumem.planning.values import Value
 
 __all__ = ["MemoryBlock", "Place", "Places"]
@@ -96,7 +96,7 @@ class Places:
 
     def _lay_out(self, memory: MemoryInfo, all_storages: list[Storage], strategy: str) -> None:
         storages = [storage for storage in all_storages if storage.memory == memory]
-        blocks = [Block(rounded(s.nbytes, self.alignment), s.first, s.last) for s in storages]
+        blocks = [BlockLifetime(rounded(s.nbytes, self.alignment), s.first, s.last) for s in storages]
         layout = assign_offsets(blocks, strategy)
         self.blocks[memory] = MemoryBlock(layout.peak, lower_bound(blocks), layout.strategy)
         for storage, offset in zip(storages, layout.offsets, strict=True):

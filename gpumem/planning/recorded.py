@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from gpumem._arguments import require
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning.bodies import rounded
-from gpumem.planning.offsets import Block, assign_offsets, lower_bound
+from gpumem.planning.offsets import BlockLifetime, assign_offsets, lower_bound
 from gpumem.replay.trace import ALLOC, FREE_COMPLETED, Trace
 
 __all__ = ["IterationPlan", "plan"]
@@ -124,12 +124,12 @@ class IterationPlan:
     def requested_bytes(self) -> int:
         """The most that lives at once, as it was asked for."""
         spans = zip(self.sizes.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
-        return lower_bound(Block(*span) for span in spans)
+        return lower_bound(BlockLifetime(*span) for span in spans)
 
-    def _placed(self) -> Iterator[tuple[Block, int]]:
+    def _placed(self) -> Iterator[tuple[BlockLifetime, int]]:
         columns = (self.sizes, self.first, self.last, self.offsets)
         for nbytes, first, last, offset in zip(*(c.tolist() for c in columns), strict=True):
-            yield Block(rounded(nbytes, ALIGNMENT), first, last), offset
+            yield BlockLifetime(rounded(nbytes, ALIGNMENT), first, last), offset
 
     def verify(self) -> bool:
         """Replay the iteration and prove that no two blocks lie on each other while they live.
@@ -233,7 +233,7 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
     begin, end = _bounds(trace, step)
     rows = list(_blocks(trace, begin, end))
     sizes = [size for size, *_ in rows]
-    blocks = [Block(rounded(size, ALIGNMENT), first, last) for size, _, first, last in rows]
+    blocks = [BlockLifetime(rounded(size, ALIGNMENT), first, last) for size, _, first, last in rows]
     layout = assign_offsets(blocks, strategy, SEARCH_WORK)
     numbers: dict[int, int] = {}
     return IterationPlan(

@@ -20,13 +20,13 @@ from gpumem.replay.details import Curve
 from gpumem.replay.staging import settings_of, stage
 from gpumem.replay.trace import ALLOC, FREE_REQUESTED, UNKNOWN_BLOCK, Trace
 
-__all__ = ["Placement", "place"]
+__all__ = ["BlockAddresses", "place"]
 
 _ALLOC, _FREE, _FREE_REQUESTED, _FREE_COMPLETED, _FAILURE, _RESERVE, _RELEASE = range(1, 8)
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class BlockAddresses:
     """Where each block lay, and what was held.
 
     Attributes
@@ -41,7 +41,7 @@ class Placement:
     held: Curve
 
 
-def place(trace: Trace, config: Mapping[str, object] | None = None) -> Placement:
+def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddresses:
     """Replay a trace on a fresh arena of the host and record it.
 
     No memory is read or written, so any trace fits.
@@ -96,7 +96,7 @@ def place(trace: Trace, config: Mapping[str, object] | None = None) -> Placement
         return _placement(trace, parse(file.read()).records)
 
 
-def _placement(trace: Trace, records: NDArray[np.void]) -> Placement:
+def _placement(trace: Trace, records: NDArray[np.void]) -> BlockAddresses:
     """Match recorded events with the trace's; both are in order, a refused block has one too."""
     kind = records["kind"]
     moving = np.flatnonzero(
@@ -114,4 +114,4 @@ def _placement(trace: Trace, records: NDArray[np.void]) -> Placement:
     change = change[events_before[change] < moving.size]
     sign = np.where(kind[change] == _RESERVE, 1, -1)
     held = np.cumsum(sign * records["nbytes"][change].astype(np.int64))
-    return Placement(address, Curve(moving[events_before[change]], held))
+    return BlockAddresses(address, Curve(moving[events_before[change]], held))

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumem.replay.caching_model import caching_allocator_curve, plain_driver_curve
 from gpumem.replay.details import Curve
-from gpumem.replay.placement import Placement, place
+from gpumem.replay.placement import BlockAddresses, place
 from gpumem.replay.trace import Trace
 
 __all__ = ["PAGES", "Policy", "policies"]
@@ -40,7 +40,7 @@ class Policy:
         Bytes held.
     fragmentation : float
         The most that is held, by the most that is live; 1.0 of an empty trace.
-    placement : Placement or None
+    placement : BlockAddresses or None
         Where blocks lay, of a replay.
     """
 
@@ -48,7 +48,7 @@ class Policy:
     how: str
     held: Curve
     fragmentation: float
-    placement: Placement | None = None
+    placement: BlockAddresses | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as a plain dict."""
@@ -83,7 +83,7 @@ def policies(trace: Trace) -> Iterator[Policy]:
 
 
 def policy(
-    trace: Trace, name: str, how: str, held: Curve, placement: Placement | None = None
+    trace: Trace, name: str, how: str, held: Curve, placement: BlockAddresses | None = None
 ) -> Policy:
     """Make a policy of what it holds."""
     live = trace.peak_requested

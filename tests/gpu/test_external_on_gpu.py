@@ -20,7 +20,7 @@ from gpumem.errors import (
     OutOfBoundsError,
     UnsupportedHandleTypeError,
 )
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 torch = pytest.importorskip("torch", reason="needs torch as the other side")
 
@@ -30,7 +30,7 @@ ROUNDS = 1000
 
 @pytest.fixture
 def importer():
-    return importer_for("cuda:0")
+    return Importer.for_device("cuda:0")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from helpers.counted import SYNCHRONISATIONS, counted
 
 import gpumem
-from gpumem.interop import MemoryHandleType, SemaphoreType, importer_for, vulkan
+from gpumem.interop import Importer, MemoryHandleType, SemaphoreType, vulkan
 
 DEVICE = "cuda:0"
 AVAILABLE = vulkan.availability(DEVICE)
@@ -27,7 +27,7 @@ def engine():
 
 @pytest.fixture
 def importer():
-    with importer_for(DEVICE) as importer:
+    with Importer.for_device(DEVICE) as importer:
         yield importer
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from gpumem.interop import importer_for, vulkan
+from gpumem.interop import Importer, vulkan
 
 
 def read_and_answer(connection: Connection) -> None:
     """Import the memory that arrives, send its first word back and write the next one."""
     descriptor = connection.recv()
-    memory = importer_for("host").import_memory(descriptor, consume=True)
+    memory = Importer.for_device("host").import_memory(descriptor, consume=True)
     words = memory.tensor(memory.nbytes // 4, "uint32").numpy()
     connection.send((int(words.min()), int(words.max())))
     words[...] = words[0] + 1

@@ -9,7 +9,7 @@ import pytest
 from helpers.descriptors import open_descriptors
 
 import gpumem
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 NBYTES = 1 << 16
 ALWAYS_THERE = {"workers", "streams", "events", "handles", "mappings", "reservations"}
@@ -24,7 +24,7 @@ def things_alive(host) -> dict[str, int]:
 
 @pytest.fixture
 def importer():
-    return importer_for("host")
+    return Importer.for_device("host")
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_shareable_memory_is_cleared_alone_and_stays(shared):
         np.from_dlpack(buffer)[:] = 255
     with interop.export(buffers[0]) as handle:
         whole = np.frombuffer(
-            interop.importer_for("host").import_memory(
+            interop.Importer.for_device("host").import_memory(
                 MemoryDescriptor(handle, handle.kind, handle.contents.size)
             ).tensor(handle.contents.size, "u1").numpy(), "u1",
         )  # fmt: skip
@@ -190,7 +190,7 @@ def test_what_is_given_away_to_be_read_cannot_be_written(arena):
         assert tensor.read_only
         assert (tensor.numpy() == 6).all()
         with pytest.raises(BadHandleError, match="to write"):
-            interop.importer_for("host").import_memory(
+            interop.Importer.for_device("host").import_memory(
                 MemoryDescriptor(handle, handle.kind, handle.contents.size)
             )
     with interop.export(gpumem.from_dlpack(buffer).as_read_only()) as handle:

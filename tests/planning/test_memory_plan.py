@@ -27,7 +27,7 @@ from gpumem.planning import (
     plan_memory,
 )
 from gpumem.planning.lifetimes import Tenant
-from gpumem.planning.offsets import Block, assign_offsets, lower_bound
+from gpumem.planning.offsets import BlockLifetime, assign_offsets, lower_bound
 
 STRATEGIES = [
     "auto",
@@ -56,7 +56,7 @@ def chain(*ops, nbytes=1000):
 
 BLOCKS = st.lists(
     st.tuples(st.integers(0, 20), st.integers(0, 12), st.integers(0, 6)).map(
-        lambda t: Block(t[0] * 256, t[1], t[1] + t[2])
+        lambda t: BlockLifetime(t[0] * 256, t[1], t[1] + t[2])
     ),
     max_size=9,
 )
@@ -107,7 +107,7 @@ def test_the_exact_search_finds_what_trying_everything_finds(blocks):
 def test_the_exact_search_beats_the_fast_orders_where_they_fail():
     """One of 149 such cases among 3000 random ones."""
     rows = [(1, 0, 0), (6, 4, 8), (4, 5, 8), (4, 5, 5), (3, 1, 5), (1, 7, 9), (7, 3, 7), (6, 7, 9)]
-    blocks = [Block(256 * size, first, last) for size, first, last in rows]
+    blocks = [BlockLifetime(256 * size, first, last) for size, first, last in rows]
     orders = ("greedy_by_size", "greedy_by_lifetime", "best_fit_by_time")
     assert min(assign_offsets(blocks, name).peak for name in orders) == 26 * 256
     exact = assign_offsets(blocks, "exact")
@@ -120,7 +120,7 @@ def test_thousands_of_blocks_come_near_the_bound():
     blocks = []
     for first in range(3000):
         last = first + min(int(rng.expovariate(0.1)), 200)
-        blocks.append(Block(rng.choice([1, 2, 4, 8, 16, 64]) * 4096, first, last))
+        blocks.append(BlockLifetime(rng.choice([1, 2, 4, 8, 16, 64]) * 4096, first, last))
     layout = assign_offsets(blocks)
     assert layout.peak <= 1.1 * lower_bound(blocks)
     assert_apart(blocks[:400], layout.offsets[:400])
@@ -130,9 +130,9 @@ def test_strategies_and_sizes_that_are_not_accepted():
     with pytest.raises(ConfigError, match="best_fit_by_time"):
         assign_offsets([], "lucky")
     with pytest.raises(ConfigError, match="16 values"):
-        assign_offsets([Block(1, 0, 0)] * 17, "exact")
+        assign_offsets([BlockLifetime(1, 0, 0)] * 17, "exact")
     with pytest.raises(OverflowError):
-        assign_offsets([Block(1 << 61, 0, 0)] * 2)
+        assign_offsets([BlockLifetime(1 << 61, 0, 0)] * 2)
 
 
 # ---- plans ---------------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def test_imported_memory_gives_the_block():
     file = os.memfd_create("plan")
     os.truncate(file, 1 << 16)
     described = interop.MemoryDescriptor(file, interop.MemoryHandleType.MEMFD, 1 << 16, offset=4096)
-    with interop.importer_for("host").import_memory(described) as memory:
+    with interop.Importer.for_device("host").import_memory(described) as memory:
         tensors = plan.tensors(memory)
         tensors["v1"].numpy()[:] = 7
         assert os.pread(file, 1000, 4096 + plan.offsets["v1"]) == b"\7" * 1000

@@ -62,3 +62,15 @@ def test_no_source_includes_another_as_text():
             assert not re.search(r"^include\b", path.read_text(), re.MULTILINE), path
         elif path.suffix in (".c", ".h"):
             assert not re.search(r'#include "[^"]+\.c"', path.read_text()), path
+
+
+CLASS = re.compile(r"^(?:cdef\s+)?class\s+([A-Za-z]\w*)", re.MULTILINE)
+
+
+def test_no_two_modules_define_a_class_of_the_same_name():
+    modules: dict[str, list[str]] = {}
+    for path in tracked():
+        if path.suffix in (".py", ".pyx") and ROOT / "gpumem" in path.parents:
+            for name in CLASS.findall(path.read_text()):
+                modules.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: found for name, found in modules.items() if len(found) > 1}

@@ -85,10 +85,11 @@ class VulkanDevice(LogicalDevice):
 
     Examples
     --------
-    >>> from gpumem.interop import importer_for, vulkan
+    >>> from gpumem.interop import Importer, vulkan
     >>> if vulkan.availability("host"):
     ...     with vulkan.VulkanDevice("host") as device, device.allocate(1 << 20) as buffer:
-    ...         memory = importer_for("host").import_memory(buffer.descriptor(), consume=True)
+    ...         importer = Importer.for_device("host")
+    ...         memory = importer.import_memory(buffer.descriptor(), consume=True)
     ...         _ = device.fill(buffer, 0x40490FDB)
     ...         device.synchronize()
     ...         assert memory.tensor(1 << 18, "float32").numpy()[-1] > 3.14

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpumem.replay.trace import ALLOC, FREE_REQUESTED, UNKNOWN_BLOCK, Trace
 
-__all__ = ["MOST_BLOCKS", "Blocks", "blocks_of"]
+__all__ = ["MOST_BLOCKS", "BlockTable", "blocks_of"]
 
 MOST_BLOCKS = 1 << 20
 """Most blocks that a page holds one by one; beyond, the smallest are only part of the sums."""
@@ -18,7 +18,7 @@ MOST_OWNERS = 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class BlockTable:
     """Allocations and completed frees of blocks that have bytes.
 
     Attributes
@@ -65,7 +65,7 @@ class Blocks:
         return kept
 
 
-def blocks_of(trace: Trace) -> Blocks:
+def blocks_of(trace: Trace) -> BlockTable:
     """Sort out which events of a trace are about which block."""
     moves = (trace.action != FREE_REQUESTED) & (trace.block != UNKNOWN_BLOCK) & (trace.size > 0)
     moving = np.flatnonzero(moves)
@@ -81,7 +81,7 @@ def blocks_of(trace: Trace) -> Blocks:
     begun = moving[is_alloc]
     freed = np.zeros(begun.size, np.bool_)
     freed[block[~is_alloc]] = True
-    return Blocks(
+    return BlockTable(
         moving=moving,
         block=block,
         is_alloc=is_alloc,
@@ -93,7 +93,7 @@ def blocks_of(trace: Trace) -> Blocks:
     )
 
 
-def owners_of(trace: Trace, blocks: Blocks) -> tuple[NDArray[np.int64], list[str], bool]:
+def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list[str], bool]:
     """Say who owns each block.
 
     Returns

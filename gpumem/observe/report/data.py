@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumem.observe.report.addresses import draw_together
-from gpumem.observe.report.blocks import MOST_BLOCKS, Blocks, blocks_of, owners_of
+from gpumem.observe.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, owners_of
 from gpumem.observe.report.columns import column
 from gpumem.replay.details import Curve
 from gpumem.replay.policies import PAGES, Policy, policy
@@ -47,7 +47,7 @@ class Figures:
     failed_allocs: int
 
 
-def figures_of(trace: Trace, blocks: Blocks) -> Figures:
+def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
     """Count what a trace did."""
     return Figures(
         name=trace.name,
@@ -121,7 +121,7 @@ def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
 
 
 def _addresses(
-    trace: Trace, blocks: Blocks, served: Sequence[Policy]
+    trace: Trace, blocks: BlockTable, served: Sequence[Policy]
 ) -> tuple[NDArray[np.uint64], str]:
     """Give where blocks lay: as the log tells, or else where the default policy puts them."""
     if trace.details is not None:
@@ -132,7 +132,7 @@ def _addresses(
     return np.zeros(blocks.count, np.uint64), "unknown"
 
 
-def _back(blocks: Blocks, kept: NDArray[np.bool_], shown: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _back(blocks: BlockTable, kept: NDArray[np.bool_], shown: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Write moves as small numbers: 0 allocates the next block, n frees the n-th last one."""
     number = np.cumsum(kept) - 1
     block, is_alloc = number[blocks.block[shown]], blocks.is_alloc[shown]
@@ -140,7 +140,7 @@ def _back(blocks: Blocks, kept: NDArray[np.bool_], shown: NDArray[np.bool_]) -> 
     return back
 
 
-def _rest(blocks: Blocks, shown: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _rest(blocks: BlockTable, shown: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Give the bytes of blocks that are not kept, at each move of those that are; or nothing."""
     if shown.all():
         return np.empty(0, np.int64)

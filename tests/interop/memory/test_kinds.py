@@ -20,7 +20,7 @@ from gpumem.errors import (
     InvalidDescriptorError,
     UnsupportedHandleTypeError,
 )
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -285,11 +285,11 @@ def test_what_cannot_be_imported_is_refused_with_the_capabilitys_reason(importer
 
 
 def test_a_device_that_is_not_there_has_no_importer_and_a_reason():
-    assert importer_for("host:63") is None
-    assert "host:63" in interop.importer_reason("host:63")
-    assert interop.importer_reason("host") == ""
+    assert Importer.for_device("host:63") is None
+    assert "host:63" in interop.Importer.unavailable_reason("host:63")
+    assert interop.Importer.unavailable_reason("host") == ""
     with pytest.raises(ValueError, match="unknown device"):
-        importer_for("vulkan:0")
+        Importer.for_device("vulkan:0")
 
 
 def test_memory_of_another_device_is_refused(importer, describe):
@@ -303,22 +303,22 @@ def test_a_registered_factory_makes_the_importers(importer):
     class Mine:
         pass
 
-    interop.register_importer("host", lambda device: Mine() if device.index == 0 else None)
+    interop.Importer.register("host", lambda device: Mine() if device.index == 0 else None)
     try:
-        assert isinstance(importer_for("host"), Mine)
-        assert importer_for("host:1") is None
-        assert interop.importer_reason("host:1")
+        assert isinstance(Importer.for_device("host"), Mine)
+        assert Importer.for_device("host:1") is None
+        assert interop.Importer.unavailable_reason("host:1")
     finally:
-        interop.register_importer("host", None)
-    assert isinstance(importer_for("host"), interop.Importer)
+        interop.Importer.register("host", None)
+    assert isinstance(Importer.for_device("host"), interop.Importer)
     with pytest.raises(ValueError, match="vulkan"):
-        interop.register_importer("vulkan", Mine)
+        interop.Importer.register("vulkan", Mine)
     with pytest.raises(TypeError, match="callable"):
-        interop.register_importer("host", 5)
+        interop.Importer.register("host", 5)
 
 
 def test_an_importer_may_be_closed_before_what_it_imported(describe):
-    with importer_for("host") as importer:
+    with Importer.for_device("host") as importer:
         memory = importer.import_memory(describe())
     with pytest.raises(ClosedError):
         importer.import_memory(describe())

@@ -182,11 +182,11 @@ IN_A_FORKS_CHILD = """
 import os
 import gpumem
 from gpumem.errors import ClosedError
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
 
 fd = os.memfd_create("test")
 os.truncate(fd, 4096)
-importer = importer_for("host")
+importer = Importer.for_device("host")
 pages = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096))
 drivers = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.OPAQUE_FD, 4096))
 tensor = pages.tensor(4, "u1")
@@ -219,17 +219,17 @@ def test_in_a_forks_child_pages_live_and_the_drivers_objects_do_not():
 AT_THE_END = """
 import os, sys
 import gpumem
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
 
 fd = os.memfd_create("test")
 os.truncate(fd, 4096)
 kept = []
 for kind in (MemoryHandleType.MEMFD, MemoryHandleType.OPAQUE_FD):
-    memory = importer_for("host").import_memory(MemoryDescriptor(fd, kind, 4096))
+    memory = Importer.for_device("host").import_memory(MemoryDescriptor(fd, kind, 4096))
     kept.append((memory, memory.tensor(4, "f4").numpy(), memory.resource()))
 sys.kept = kept                         # outlives the modules
 cycle = []
-cycle.append((cycle, importer_for("host").import_memory(
+cycle.append((cycle, Importer.for_device("host").import_memory(
     MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096)).tensor(4, "f4")))
 """
 

@@ -111,12 +111,13 @@ REFUSED_CLOSE = """
 import os, sys
 import gpumem
 from gpumem import _host
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, importer_for
+from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
 
 kind, call = sys.argv[1:]
 fd = os.memfd_create("test")
 os.truncate(fd, 4096)
-memory = importer_for("host").import_memory(MemoryDescriptor(fd, MemoryHandleType[kind], 4096))
+importer = Importer.for_device("host")
+memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType[kind], 4096))
 _host.fail(call, 1, 304)
 try:
     memory.close()

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpumem.interop import importer_for, vulkan
+from gpumem.interop import Importer, vulkan
 
 AVAILABLE = vulkan.availability("host")
 
@@ -32,7 +32,7 @@ def device():
 
 @pytest.fixture
 def importer():
-    with importer_for("host") as importer:
+    with Importer.for_device("host") as importer:
         yield importer
 
 

@@ -5,7 +5,7 @@ from helpers import engine as application
 
 import gpumem
 from gpumem.errors import ConfigError, DeviceMismatchError, InvalidDescriptorError
-from gpumem.interop import importer_for
+from gpumem.interop import Importer
 from gpumem.interop.vulkan import VulkanDevice, physical_device_for, physical_devices
 
 NAMES = ("instance", "physical_device", "logical_device", "queue", "queue_family")
@@ -145,7 +145,7 @@ def test_an_importer_of_another_device_refuses_the_descriptor(device, monkeypatc
         described = buffer.descriptor()
         monkeypatch.setattr(gpumem.Device, "uuid", property(lambda self: "cd" * 16))
         with (
-            importer_for("host") as importer,
+            Importer.for_device("host") as importer,
             pytest.raises(DeviceMismatchError, match=f"{'cd' * 16}"),
         ):
             importer.import_memory(described, consume=True)
