@@ -28,7 +28,6 @@ __all__ = [
     "MemoryInfo",
     "MemoryKind",
     "can_access",
-    "decide",
     "default_device",
     "devices",
     "devices_are_memory_compatible",
@@ -488,7 +487,7 @@ class CopyDecision(NamedTuple):
     why: str
 
 
-def decide(device: Device, memory: MemoryInfo) -> CopyDecision:
+def decide_copy(device: Device, memory: MemoryInfo) -> CopyDecision:
     """Decide whether work on a device uses a memory as it is.
 
     Both must hold: the device's memory and this one are one, and the device may dereference it.

@@ -32,7 +32,7 @@ from gpumem._stream import Stream, _native_handle
 from gpumem._transfer import _seen
 from gpumem.bindings import BoundInput, BoundOutput, RunContext
 from gpumem.config import ArenaConfig
-from gpumem.device import Device, MemoryInfo
+from gpumem.device import CopyDecision, Device, MemoryInfo, decide_copy
 from gpumem.environment import (
     PRIVATE,
     Environment,
@@ -296,7 +296,7 @@ class Session:
         [3. 4.]
         """
         tensor = x if isinstance(x, Tensor) else asarray(x)
-        bound = BoundInput(tensor, decide(self.device, tensor.memory))
+        bound = BoundInput(tensor, decide_copy(self.device, tensor.memory))
         with self._lock:
             self._require_open()
             _require_name(name, self._outputs, "an output")
@@ -339,14 +339,14 @@ class Session:
 
     def _bound_output(self, memory: Any) -> BoundOutput:
         if isinstance(memory, MemoryResource):
-            return BoundOutput(memory.memory, decide(self.device, memory.memory), memory)
+            return BoundOutput(memory.memory, decide_copy(self.device, memory.memory), memory)
         if memory is None or isinstance(memory, MemoryInfo | Device | str):
             resource = self.allocator(memory)
-            return BoundOutput(resource.memory, decide(self.device, resource.memory), resource)
+            return BoundOutput(resource.memory, decide_copy(self.device, resource.memory), resource)
         given = _seen(memory, "memory")
         if given.read_only:
             raise BufferError("a bound output cannot be written: it takes a writable array")
-        return BoundOutput(given.memory, decide(self.device, given.memory), None, given)
+        return BoundOutput(given.memory, decide_copy(self.device, given.memory), None, given)
 
     def copy_plan(self) -> dict[str, CopyDecision]:
         """Return what a run does with every input and output: "alias" or "copy", and why.

@@ -104,7 +104,9 @@ def _policies(trace: Trace, device: Device) -> list[PolicyResult]:
             arena.driver_calls,
             arena.failed_allocs,
         ),
-        PolicyResult("PyTorch-like caching", caching_bytes, caching_bytes / requested, None, None, 0),
+        PolicyResult(
+            "PyTorch-like caching", caching_bytes, caching_bytes / requested, None, None, 0
+        ),
         PolicyResult(
             "plain driver calls",
             plain_bytes,

@@ -34,8 +34,8 @@ from gpumem.observe.snapshots import Snapshot, SnapshotDiff, SnapshotError, snap
 
 __all__ = [
     "CONTENT_TYPE",
-    "Block",
     "AllocationEvent",
+    "Block",
     "EventFileError",
     "Events",
     "Frame",

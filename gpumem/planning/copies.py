@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpumem._arguments import require
-from gpumem.device import Device, MemoryInfo, decide
+from gpumem.device import Device, MemoryInfo, decide_copy
 from gpumem.planning.placement import Placement
 from gpumem.planning.values import Value
 
@@ -198,7 +198,7 @@ def _devices(uses: Uses) -> Iterator[Device]:
 
 def _copies_of(value: Value, home: MemoryInfo, uses: Uses) -> Iterator[PlannedCopy]:
     for device, step in uses.readers.items():
-        decision = decide(device, home)
+        decision = decide_copy(device, home)
         if decision.action == "copy":
             when = -1 if value.is_initializer else step
             yield PlannedCopy(value, home, MemoryInfo(device), when, decision.why)

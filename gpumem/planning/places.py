@@ -96,7 +96,9 @@ class Places:
 
     def _lay_out(self, memory: MemoryInfo, all_storages: list[Storage], strategy: str) -> None:
         storages = [storage for storage in all_storages if storage.memory == memory]
-        blocks = [BlockLifetime(rounded(s.nbytes, self.alignment), s.first, s.last) for s in storages]
+        blocks = [
+            BlockLifetime(rounded(s.nbytes, self.alignment), s.first, s.last) for s in storages
+        ]
         layout = assign_offsets(blocks, strategy)
         self.blocks[memory] = MemoryBlock(layout.peak, lower_bound(blocks), layout.strategy)
         for storage, offset in zip(storages, layout.offsets, strict=True):

@@ -13,7 +13,7 @@ from helpers.driver import HostDriver
 from helpers.resources import Plain
 
 import gpumem
-from gpumem.bindings import decide
+from gpumem.device import decide_copy
 
 COPIES = [
     "cuMemcpyAsync",
@@ -63,14 +63,14 @@ def copies_issued(host):
     ],
 )
 def test_a_copy_is_left_out_only_if_memory_is_shared_and_accessible(device, memory, action):
-    decision = decide(gpumem.Device(device), gpumem.MemoryInfo.parse(memory))
+    decision = decide_copy(gpumem.Device(device), gpumem.MemoryInfo.parse(memory))
     assert decision.action == action
     assert memory in decision.why
 
 
 def test_compatible_memory_that_the_device_cannot_access_is_copied(monkeypatch):
-    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
-    decision = decide(gpumem.Device("host"), gpumem.MemoryInfo.parse("host"))
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
+    decision = decide_copy(gpumem.Device("host"), gpumem.MemoryInfo.parse("host"))
     assert decision.action == "copy"
     assert "cannot access" in decision.why
 
@@ -122,7 +122,7 @@ def test_a_bound_resource_makes_the_output(session):
 def test_copies_happen_where_memory_is_not_shared(session, monkeypatch):
     kinds = gpumem.MemoryKind
     monkeypatch.setattr(
-        "gpumem.bindings.can_access", lambda reader, memory: memory.kind is not kinds.MANAGED
+        "gpumem.device.can_access", lambda reader, memory: memory.kind is not kinds.MANAGED
     )
     x = gpumem.full(4, 3, "f4", memory="host/managed")
     y = gpumem.zeros(4, "f4", memory="host/managed")
@@ -143,7 +143,7 @@ def test_copies_happen_where_memory_is_not_shared(session, monkeypatch):
 
 def test_copies_on_their_own_stream_come_before_and_after_the_work(monkeypatch, host):
     driver = HostDriver()
-    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     host.set_lag(2_000_000)
     with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
         assert session.copy_stream != session.compute_stream
@@ -160,7 +160,7 @@ def test_copies_on_their_own_stream_come_before_and_after_the_work(monkeypatch, 
 
 def test_an_output_is_copied_on_the_copy_stream_only_when_the_work_is_done(monkeypatch, host):
     driver, gates = HostDriver(), []
-    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     target = gpumem.zeros(4096, "u1", memory="host")
     with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
         session.bind_output("y", target)
@@ -180,7 +180,7 @@ def test_an_output_is_copied_on_the_copy_stream_only_when_the_work_is_done(monke
 
 def test_what_follows_a_run_on_its_stream_comes_after_the_output_is_copied(monkeypatch, host):
     driver, done = HostDriver(), []
-    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
         session.bind_output("y", gpumem.zeros(4096, "u1", memory="host"))
 
@@ -196,7 +196,7 @@ def test_what_follows_a_run_on_its_stream_comes_after_the_output_is_copied(monke
 
 
 def test_copied_inputs_are_ready_for_work_on_the_stream(monkeypatch, host):
-    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     host.set_lag(5_000_000)
     seen = []
     with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:

@@ -68,7 +68,7 @@ def test_another_function_or_binding_starts_again(x):
 
 @pytest.mark.parametrize("copies", ["1", "0"])
 def test_inputs_and_outputs_are_copied_around_each_launch(x, host, monkeypatch, copies):
-    monkeypatch.setattr("gpumem.bindings.can_access", lambda reader, memory: False)
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     host.set_lag(1_000_000)
     work, array = Work(), gpumem.zeros(N, "u1", memory="host/managed")
     with session_of(x, do_copy_in_default_stream=copies) as session:

@@ -132,7 +132,9 @@ def _addresses(
     return np.zeros(blocks.count, np.uint64), "unknown"
 
 
-def _back(blocks: BlockTable, kept: NDArray[np.bool_], shown: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _back(
+    blocks: BlockTable, kept: NDArray[np.bool_], shown: NDArray[np.bool_]
+) -> NDArray[np.int64]:
     """Write moves as small numbers: 0 allocates the next block, n frees the n-th last one."""
     number = np.cumsum(kept) - 1
     block, is_alloc = number[blocks.block[shown]], blocks.is_alloc[shown]

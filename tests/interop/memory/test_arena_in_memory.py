@@ -156,7 +156,10 @@ def test_settings_are_the_arenas(memory):
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"offset": NBYTES - 200}, "too small: needs at least 256 bytes"), ({"read_only": True}, "read-only")],
+    [
+        ({"offset": NBYTES - 200}, "too small: needs at least 256 bytes"),
+        ({"read_only": True}, "read-only"),
+    ],
 )
 def test_memory_that_holds_no_block_to_write_is_refused(importer, describe, changes, says):
     memory = importer.import_memory(describe(**changes))
