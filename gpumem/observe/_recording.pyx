@@ -35,6 +35,7 @@ from gpumem._recorder cimport (
     thread_set_framework,
     thread_set_tag,
 )
+from gpumem._support.columns cimport column_of
 
 from gpumem._recorder import FRAMEWORKS, tag_texts
 from gpumem.errors import InUseError
@@ -57,6 +58,7 @@ cdef extern from "<dlfcn.h>" nogil:
 
 cdef enum:
     MOST_NUMBERS = 65535
+    WORDS = 6                   # of one event in a ring
     MOST_FRAMES = 32            # of one stack, innermost first
     OWN_FRAMES = 4              # native frames between an allocator and backtrace()
 
@@ -294,19 +296,20 @@ cdef class RecorderHandle:
             encoded = text.encode("utf-8", "replace")
             recorder_define(self.recorder, what, number, encoded, len(encoded))
 
-    def read_ring(self, uint64_t[:, ::1] rows not None):
+    def read_ring(self, rows):
         """Copy the events that a ring holds, the oldest first; returns how many.
 
         `rows` has six words for each slot of the ring.
         """
+        cdef size_t most = len(rows)
+        cdef uint64_t* row = <uint64_t*>column_of(rows, most * WORDS, sizeof(uint64_t), True)
         cdef uint64_t last = self.recorder.next
         cdef uint64_t first = max(<uint64_t>0, last - min(last, self.recorder.mask + 1))
         cdef uint64_t number
-        cdef Py_ssize_t count = 0
+        cdef size_t count = 0
         with nogil:
             for number in range(first, last):
-                if count < rows.shape[0] and recorder_read_ring(self.recorder, number,
-                                                                &rows[count, 0]):
+                if count < most and recorder_read_ring(self.recorder, number, row + count * WORDS):
                     count += 1
         return count
 

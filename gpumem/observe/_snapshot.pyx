@@ -47,6 +47,7 @@ from gpumem._driver cimport Place, place_is_dead, process
 from gpumem._outlets cimport outlets_blocks
 from gpumem._raw cimport RawBlock, RawBooks
 from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, Tap, taps_visit
+from gpumem._support.columns cimport column_of
 
 from gpumem.errors import ClosedError
 
@@ -286,13 +287,11 @@ cdef dict describe_arena(ArenaCore* arena):
 cdef object block_rows(const ArenaCore* arena, const ArenaCopy* copy):
     cdef uint32_t total = count_chunks(&copy.tables[0]) + count_chunks(&copy.tables[1])
     rows = np.zeros(total, BLOCK)
-    cdef BlockRow[::1] view
-    cdef uint32_t at = 0
-    if total:
-        view = rows
-        with nogil:
-            at = fill_rows(arena, copy, 0, 0, &view[0], 0)
-            at = fill_rows(arena, copy, 1, copy.tables[0].region_count, &view[0], at)
+    cdef BlockRow* row = <BlockRow*>column_of(rows, total, sizeof(BlockRow), True)
+    cdef uint32_t at
+    with nogil:
+        at = fill_rows(arena, copy, 0, 0, row, 0)
+        at = fill_rows(arena, copy, 1, copy.tables[0].region_count, row, at)
     return rows[:at]
 
 
@@ -396,9 +395,9 @@ cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
     cdef uint64_t count = outlets_blocks(arena, NULL, NULL, 0) + 64
     addresses = np.empty(count, np.uint64)
     frameworks = np.empty(count, np.uint8)
-    cdef uint64_t[::1] at = addresses
-    cdef uint8_t[::1] who = frameworks
-    count = min(outlets_blocks(arena, &at[0], &who[0], count), count)
+    cdef uint64_t* at = <uint64_t*>column_of(addresses, count, sizeof(uint64_t), True)
+    cdef uint8_t* who = <uint8_t*>column_of(frameworks, count, sizeof(uint8_t), True)
+    count = min(outlets_blocks(arena, at, who, count), count)
     order = np.argsort(addresses[:count])
     place, hit = matched(addresses[:count][order], begins)
     hit &= blocks["state"] == <int>USED
@@ -452,13 +451,13 @@ cdef object page_rows(const ArenaCopy* copy):
 cdef dict describe_direct(DirectCore* core):
     cdef uint64_t most, count = 0
     cdef DirectBlock* block
-    cdef BlockRow[::1] view
+    cdef BlockRow* view
     if place_is_dead(core.place):
         return described({}, np.empty(0, BLOCK))
     now = direct_counters(core)
     most = now.live + 64
     rows = np.zeros(most, BLOCK)
-    view = rows
+    view = <BlockRow*>column_of(rows, most, sizeof(BlockRow), True)
     with nogil:
         lock_acquire(&core.lock)
         block = core.newest

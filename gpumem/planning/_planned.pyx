@@ -13,6 +13,7 @@ from gpumem._buffer cimport Buffer, MemoryResource, buffer_of, resource_adapt, s
 from gpumem._core cimport Arena
 from gpumem._core_settings cimport alignment_of
 from gpumem._driver cimport place_is_dead
+from gpumem._support.columns cimport column_of
 
 from dataclasses import dataclass
 
@@ -169,26 +170,26 @@ cdef class PlannedResource(MemoryResource):
 
     cdef int read(self, plan) except -1:
         """Turn the plan's columns into what an allocation looks at."""
-        cdef const int64_t[::1] sizes = plan.sizes
-        cdef const int64_t[::1] streams = plan.streams
         ends = plan.offsets + (plan.sizes + 255) // 256 * 256
-        offsets = np.unique(np.concatenate(([0], plan.offsets, ends))).astype(np.uint64)
-        cdef const uint64_t[::1] edges = offsets
-        cdef const int64_t[::1] begins = np.searchsorted(offsets, plan.offsets.astype(np.uint64))
-        cdef const int64_t[::1] stops = np.searchsorted(offsets, ends.astype(np.uint64))
+        edges = np.unique(np.concatenate(([0], plan.offsets, ends))).astype(np.uint64)
+        rows = np.column_stack((plan.sizes, plan.streams,
+                                np.searchsorted(edges, plan.offsets.astype(np.uint64)),
+                                np.searchsorted(edges, ends.astype(np.uint64))))
+        cdef const int64_t* row = <const int64_t*>column_of(rows, 4 * len(rows), sizeof(int64_t))
+        cdef const uint64_t* edge = <const uint64_t*>column_of(edges, len(edges), sizeof(uint64_t))
         cdef uint32_t i
         self.count = len(plan)
         self.stream_count = plan.streams.max() + 1
         self.planned = <Planned*>calloc(self.count, sizeof(Planned))
         self.slots = <uint32_t*>calloc(self.stream_count, sizeof(uint32_t))
         if self.planned == NULL or self.slots == NULL or not arena_places_init(
-                self.inner.core, &self.places, &edges[0], edges.shape[0]):
+                self.inner.core, &self.places, edge, len(edges)):
             raise MemoryError("no host memory for a plan's books")
         for i in range(self.count):
-            self.planned[i].nbytes = sizes[i]
-            self.planned[i].stream = streams[i]
-            self.planned[i].begin = begins[i]
-            self.planned[i].end = stops[i]
+            self.planned[i].nbytes = row[4 * i]
+            self.planned[i].stream = row[4 * i + 1]
+            self.planned[i].begin = row[4 * i + 2]
+            self.planned[i].end = row[4 * i + 3]
         for i in range(self.stream_count):
             self.slots[i] = NIL
         return 0

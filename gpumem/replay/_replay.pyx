@@ -9,10 +9,20 @@ from gpumem._arena_slots cimport slot_claim
 from gpumem._arena_types cimport ARENA_OK, ArenaCore, Block
 from gpumem._core cimport Arena
 from gpumem._host cimport host_advance_clock
+from gpumem._support.columns cimport column_of
 
 cdef enum:
     ALLOC = 0
     FREE_COMPLETED = 2
+
+# A checked trace's columns.
+cdef struct Columns:
+    const int8_t* action
+    const int32_t* block
+    const int64_t* size     # bytes
+    const int16_t* stream   # index into the slots of the pass
+    const int64_t* time_us
+    size_t count            # of events
 
 # What one pass counts.
 cdef struct Pass:
@@ -23,9 +33,8 @@ cdef struct Pass:
     uint64_t nanoseconds
 
 
-def run(Arena arena not None, list streams, const int8_t[::1] action, const int32_t[::1] block,
-        const int64_t[::1] size, const int16_t[::1] stream, const int64_t[::1] time_us,
-        int32_t blocks, bint virtual_clock):
+def run(Arena arena not None, list streams, action, block, size, stream, time_us, int32_t blocks,
+        bint virtual_clock):
     """Replay checked arrays on an arena, once, and free what is left at the end.
 
     Parameters
@@ -47,6 +56,7 @@ def run(Arena arena not None, list streams, const int8_t[::1] action, const int3
         executed, failed, peak_requested (bytes), nanoseconds.
     """
     cdef Pass counts
+    cdef Columns columns = columns_of(action, block, size, stream, time_us)
     cdef uint64_t* handles = <uint64_t*>malloc((blocks + 1) * sizeof(uint64_t))
     cdef int64_t* sizes = <int64_t*>malloc((blocks + 1) * sizeof(int64_t))
     cdef char* live = <char*>calloc(blocks + 1, 1)
@@ -61,8 +71,7 @@ def run(Arena arena not None, list streams, const int8_t[::1] action, const int3
             arena.slot_of(streams[i], &slots[i])
             slot_claim(arena.core, slots[i])
         with nogil:
-            replay_pass(arena.core, slots, action, block, size, stream, time_us, handles, sizes,
-                        live, virtual_clock, &counts)
+            replay_pass(arena.core, slots, &columns, handles, sizes, live, virtual_clock, &counts)
             for i in range(<uint32_t>blocks):
                 if live[i]:
                     arena_free(arena.core, handles[i], slots[0])
@@ -74,12 +83,25 @@ def run(Arena arena not None, list streams, const int8_t[::1] action, const int3
     return counts.executed, counts.failed, counts.peak_requested, counts.nanoseconds
 
 
-cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const int8_t[::1] action,
-                      const int32_t[::1] block, const int64_t[::1] size,
-                      const int16_t[::1] stream, const int64_t[::1] time_us, uint64_t* handles,
-                      int64_t* sizes, char* live, bint virtual_clock, Pass* counts) noexcept nogil:
-    cdef Py_ssize_t event
+cdef Columns columns_of(action, block, size, stream, time_us) except *:
+    cdef Columns columns
+    cdef size_t count = len(action)
+    columns.count = count
+    columns.action = <const int8_t*>column_of(action, count, sizeof(int8_t))
+    columns.block = <const int32_t*>column_of(block, count, sizeof(int32_t))
+    columns.size = <const int64_t*>column_of(size, count, sizeof(int64_t))
+    columns.stream = <const int16_t*>column_of(stream, count, sizeof(int16_t))
+    columns.time_us = <const int64_t*>column_of(time_us, count, sizeof(int64_t))
+    return columns
+
+
+cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* columns,
+                      uint64_t* handles, int64_t* sizes, char* live, bint virtual_clock,
+                      Pass* counts) noexcept nogil:
+    cdef size_t event
     cdef int32_t b
+    cdef int64_t size
+    cdef uint32_t slot
     cdef int64_t now = 0
     cdef Block taken
     cdef uint64_t begin = monotonic_ns()
@@ -87,31 +109,32 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const int8_t[::1]
     counts.failed = 0
     counts.requested = 0
     counts.peak_requested = 0
-    for event in range(action.shape[0]):
-        b = block[event]
+    for event in range(columns.count):
+        b = columns.block[event]
         if b < 0:
             continue            # allocated before the recording began
-        if virtual_clock and time_us[event] > now:
-            host_advance_clock(<uint64_t>(time_us[event] - now) * 1000)
-            now = time_us[event]
-        if action[event] == ALLOC:
+        if virtual_clock and columns.time_us[event] > now:
+            host_advance_clock(<uint64_t>(columns.time_us[event] - now) * 1000)
+            now = columns.time_us[event]
+        slot = slots[columns.stream[event]]
+        if columns.action[event] == ALLOC:
+            size = columns.size[event]
             counts.executed += 1
-            counts.requested += <uint64_t>size[event]
+            counts.requested += <uint64_t>size
             if counts.requested > counts.peak_requested:
                 counts.peak_requested = counts.requested
-            sizes[b] = size[event]
-            if size[event] and arena_allocate(arena, <uint64_t>size[event], slots[stream[event]],
-                                              &taken) != ARENA_OK:
+            sizes[b] = size
+            if size and arena_allocate(arena, <uint64_t>size, slot, &taken) != ARENA_OK:
                 counts.failed += 1
-            elif size[event]:
+            elif size:
                 handles[b] = taken.handle
                 live[b] = 1
-        elif action[event] == FREE_COMPLETED:
+        elif columns.action[event] == FREE_COMPLETED:
             counts.executed += 1
             counts.requested -= <uint64_t>sizes[b]
             if live[b]:
                 live[b] = 0
-                arena_free(arena, handles[b], slots[stream[event]])
+                arena_free(arena, handles[b], slot)
     counts.nanoseconds = monotonic_ns() - begin
 
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "gpumem"
 LAYERS = [
     ["_sizes"],
     ["out_of_memory", "_nvml"],
-    ["errors", "_arguments", "_seal", "_forks", "_lock"],
+    ["errors", "_arguments", "_seal", "_forks", "_lock", "_support*"],
     ["_bfc", "_bfc_*"],
     ["_driver"],
     ["_cuda", "_host"],
