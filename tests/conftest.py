@@ -15,13 +15,6 @@ from gpumem import _host
 settings.register_profile("untimed", deadline=None)  # no test asserts a time
 settings.load_profile("untimed")
 
-FIRST = "sanitizers/test_sanitized.py"  # builds the package while the others have time
-
-
-def pytest_collection_modifyitems(items):
-    """Begin with what takes longest."""
-    items.sort(key=lambda item: FIRST not in item.nodeid)
-
 
 def pytest_collection_finish(session):
     """Leave what is there by now out of later collections, which many tests ask for."""

@@ -1,9 +1,8 @@
 """Graphs, recorded streams and frees elsewhere on a GPU: no wrong byte, no broken capture."""
 
-import time
-
 import numpy as np
 import pytest
+from helpers.resources import close_when_unused
 
 import gpumem
 
@@ -25,16 +24,6 @@ def read(driver, buffer, stream):
 def begin(driver, stream, mode):
     mode = driver.CUstreamCaptureMode(mode)
     driver.call(driver.cuStreamBeginCapture, stream.ptr, mode)
-
-
-def close_soon(arena):
-    """Close it; the driver tells of a graph's end on a thread of its own, a little later."""
-    for _ in range(1000):
-        try:
-            arena.close()
-        except gpumem.InUseError:
-            time.sleep(0.01)
-    assert arena.closed
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -82,7 +71,7 @@ def test_a_graph_that_is_launched_among_eager_work_reads_its_own_bytes(
     driver.call(driver.cuCtxSynchronize)
     del pool, context
     arena.validate()
-    close_soon(arena)
+    close_when_unused(arena)
 
 
 @pytest.mark.parametrize("policy", ["completed", "wait"])

@@ -15,8 +15,9 @@ SOURCE = Path(__file__).with_name("pingpong.c")
 def compile_players(folder: Path, *options: str) -> Path:
     """Build the program against the headers of the gpumem that is imported."""
     program = folder / "pingpong"
-    include = Path(gpumem.__file__).parent / "include"
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{include}"]
+    [header] = Path(gpumem.__file__).parent.rglob("timeline_page.h")
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror"]
+    flags += [f"-I{header.parent}"]
     subprocess.run(["gcc", *flags, *options, str(SOURCE), "-o", str(program)], check=True)
     return program
 

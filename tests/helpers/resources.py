@@ -1,8 +1,9 @@
-"""Resources written in Python, as users write them."""
+"""Resources written in Python, as users write them; the end of an arena."""
 
 from __future__ import annotations
 
 import ctypes
+import time
 
 import gpumem
 
@@ -49,3 +50,15 @@ class Answers(Plain):
             super().deallocate_raw(ptr, nbytes, stream)
         else:
             self.returned.append((ptr, nbytes, stream))
+
+
+def close_when_unused(arena: gpumem.Arena, patience_s: float = 10) -> None:
+    """Close an arena once the threads that end copies and graphs have let go of its blocks."""
+    end = time.monotonic() + patience_s
+    while not arena.closed:
+        try:
+            arena.close()
+        except gpumem.InUseError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)

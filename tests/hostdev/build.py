@@ -6,9 +6,12 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "gpumem" / "hostdev"
+PACKAGE = ROOT / "gpumem"
+[FOLDER] = PACKAGE.rglob("hostdev")
+SOURCES = sorted(FOLDER.rglob("*.c"))
+HEADERS = sorted({header.parent for header in PACKAGE.rglob("*.h")})
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC"]
-FLAGS += ["-fvisibility=hidden", f"-I{ROOT / 'gpumem' / 'include'}", f"-I{SOURCES}"]
+FLAGS += ["-fvisibility=hidden", *(f"-I{folder}" for folder in HEADERS)]
 SANITIZERS = {
     "plain": ["-O2"],
     "address": [
@@ -24,8 +27,7 @@ SANITIZERS = {
 def compile_library(folder: Path) -> Path:
     """libcuda.so.1 in `folder`, with that SONAME."""
     path = folder / "libcuda.so.1"
-    sources = sorted(str(source) for source in SOURCES.rglob("*.c"))
-    command = ["gcc", *FLAGS, "-O2", "-DHOSTDEV_SHARED_LIBRARY", "-shared", *sources]
+    command = ["gcc", *FLAGS, "-O2", "-DHOSTDEV_SHARED_LIBRARY", "-shared", *map(str, SOURCES)]
     command += ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-lpthread", "-o", str(path)]
     subprocess.run(command, check=True)
     return path
@@ -33,7 +35,7 @@ def compile_library(folder: Path) -> Path:
 
 def compile_program(folder: Path, program: Path, sanitizer: str) -> Path:
     path = folder / f"{program.stem}_{sanitizer}"
-    sources = sorted(str(source) for source in SOURCES.glob("*.c"))  # libcuda/ is the library's
+    sources = [str(source) for source in SOURCES if source.parent.name != "libcuda"]
     command = ["gcc", *FLAGS, *SANITIZERS[sanitizer], *sources, str(program), "-lpthread"]
     subprocess.run([*command, "-o", str(path)], check=True)
     return path

@@ -17,7 +17,7 @@ import pytest
 
 import gpumem
 
-INCLUDE = Path(gpumem.__file__).parent / "include"
+INCLUDE = next(Path(gpumem.__file__).parent.rglob("cuda_abi.h")).parent
 ABI = re.sub(r"/\*.*?\*/", "", (INCLUDE / "cuda_abi.h").read_text(), flags=re.DOTALL)
 TABLE = (INCLUDE / "driver_table.h").read_text()
 

@@ -1,7 +1,6 @@
-"""What the sanitized build runs: every way in and out of the arena, in a process of its own.
+"""Every way in and out of arenas and tensors: the program that run.py runs in a sanitized build.
 
-No test module: test_sanitized.py beside it starts it. Everything is driven from a seed that is
-its argument, and the last line says that the end was reached.
+Its argument is the seed that drives it; its last line says that it reached the end.
 """
 
 import ctypes
@@ -9,10 +8,10 @@ import os
 import random
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import numpy as np
+from helpers.resources import close_when_unused
 
 import gpumem
 from gpumem import _host
@@ -145,19 +144,7 @@ def tensors(rng, rounds):
             held.append(gpumem.zeros(3, "i4", resource=arena))
     del held[:], seen, src, arrays, dst
     gpumem.Device("host").synchronize()
-    close_soon(arena)
-
-
-def close_soon(arena):
-    """Close once the last copy let go of its ends, which a busy machine puts off a little."""
-    for _ in range(1000):
-        try:
-            arena.close()
-        except gpumem.InUseError:
-            time.sleep(0.01)
-        else:
-            return
-    arena.close()
+    close_when_unused(arena)
 
 
 def made(rng, arena, stream):
