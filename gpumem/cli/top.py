@@ -15,7 +15,7 @@ from gpumem.cli.arguments import within
 from gpumem.cli.output import json_option, print_json, stdout, table, visible
 from gpumem.cli.top_view import command_of, state_of, view
 from gpumem.errors import NotPublishedError
-from gpumem.observe import LivePage, LiveResource, page_of, published
+from gpumem.observe import LivePage, LiveResource
 
 __all__ = ["top"]
 
@@ -60,7 +60,7 @@ def top(process: int | None, once: bool, interval: float, as_json: bool) -> None
             click.echo(f"gpumem: {visible(why)}", err=True)
         return
     try:
-        page = page_of(process)
+        page = LivePage.of_process(process)
     except NotPublishedError as error:
         raise click.BadParameter(str(error), param_hint="PID") from None
     if as_json:
@@ -84,7 +84,7 @@ def _watch(page: LivePage, interval: float) -> None:
         try:
             while page.alive:
                 time.sleep(interval)
-                before, page = page, page_of(page.process)
+                before, page = page, LivePage.of_process(page.process)
                 live.update(view(page, before, console.width), refresh=True)
         except NotPublishedError:
             pass  # it has taken its page back
@@ -98,7 +98,7 @@ def _readable() -> tuple[tuple[LivePage, ...], list[str]]:
     """Read all pages; with what is to say of those that cannot be read."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        pages = published()
+        pages = LivePage.of_all()
     return pages, [str(one.message) for one in told]
 
 

@@ -4,9 +4,12 @@
 a file, which `read` and ``gpumem replay`` understand; `tag` names what they are for. `write_report`
 shows a recorded run as a page of HTML. `snapshot` shows every region and block as they are now.
 
-`publish` shows the counters of this process to ``gpumem top``, `published` and `page_of` read those
-of others; `prometheus_text` writes them for Prometheus.
+`publish` shows the counters of this process to ``gpumem top``, `LivePage` reads those of other
+processes; `prometheus_text` writes them for Prometheus.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from gpumem.errors import NotPublishedError
 from gpumem.observe.events import (
@@ -21,19 +24,18 @@ from gpumem.observe.live import (
     LiveBudget,
     LivePage,
     LiveResource,
-    page_of,
+    Publication,
     publish,
-    published,
-    unpublish,
 )
-from gpumem.observe.prometheus import CONTENT_TYPE, prometheus_text
+from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record, tag
-from gpumem.observe.report import Report, write_report
 from gpumem.observe.resources import Block, Region, ResourceSnapshot
 from gpumem.observe.snapshots import Snapshot, SnapshotDiff, SnapshotError, snapshot
 
+if TYPE_CHECKING:
+    from gpumem.observe.report import Report, write_report
+
 __all__ = [
-    "CONTENT_TYPE",
     "AllocationEvent",
     "Block",
     "EventFileError",
@@ -43,6 +45,7 @@ __all__ = [
     "LivePage",
     "LiveResource",
     "NotPublishedError",
+    "Publication",
     "RecordedResource",
     "Recording",
     "Region",
@@ -51,14 +54,18 @@ __all__ = [
     "Snapshot",
     "SnapshotDiff",
     "SnapshotError",
-    "page_of",
     "prometheus_text",
     "publish",
-    "published",
     "read",
     "record",
     "snapshot",
     "tag",
-    "unpublish",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the report when one of its names is first used."""
+    if name in ("Report", "write_report"):
+        return getattr(import_module("gpumem.observe.report"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

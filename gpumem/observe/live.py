@@ -13,23 +13,17 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from gpumem import _live
+from gpumem._forks import ForkLock
 from gpumem.errors import GpumemError, NotPublishedError
 
-__all__ = [
-    "LiveBudget",
-    "LivePage",
-    "LiveResource",
-    "page_of",
-    "publish",
-    "published",
-    "unpublish",
-]
+__all__ = ["LiveBudget", "LivePage", "LiveResource", "Publication", "publish"]
 
 FOLDER = Path(_live.FOLDER)
-VERSION = 1
-PERIODS = (0.001, 3600.0)  # seconds, least and most
+_VERSION = 1
+_PERIODS = (0.001, 3600.0)  # seconds, least and most
 
 _NAME = re.compile(r"gpumem-(\d+)-(\d+)", re.ASCII)  # user, process
 _UNLIMITED = 1 << 63
@@ -134,11 +128,10 @@ class LivePage:
     Examples
     --------
     >>> import os, gpumem.observe
-    >>> path = gpumem.observe.publish()
-    >>> page = gpumem.observe.page_of(os.getpid())
+    >>> with gpumem.observe.publish():
+    ...     page = gpumem.observe.LivePage.of_process(os.getpid())
     >>> page.process == os.getpid(), page.alive
     (True, True)
-    >>> gpumem.observe.unpublish()
     """
 
     process: int
@@ -149,6 +142,90 @@ class LivePage:
     resources: tuple[LiveResource, ...]
     budgets: tuple[LiveBudget, ...]
     left_out: int
+
+    @classmethod
+    def of_process(cls, process: int) -> LivePage:
+        """Read what a process publishes, without touching the process.
+
+        Parameters
+        ----------
+        process : int
+            Id of the process.
+
+        Returns
+        -------
+        LivePage
+            `alive` is False if the process has ended; its page is then removed.
+
+        Raises
+        ------
+        NotPublishedError
+            The process publishes nothing, does not exist, or belongs to another user.
+        GpumemError
+            The page is damaged, or was written by another version of gpumem.
+
+        Examples
+        --------
+        >>> import gpumem.observe
+        >>> try:
+        ...     gpumem.observe.LivePage.of_process(2**31)
+        ... except gpumem.errors.NotPublishedError as error:
+        ...     print(error)
+        process 2147483648 does not exist
+        """
+        path = FOLDER / f"gpumem-{os.getuid()}-{process}"
+        try:
+            # Any user may leave a pipe of this name; opening it must not wait.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise NotPublishedError(_why_not(process)) from error
+        try:
+            header = _header(descriptor, path)
+            alive = not _is_deserted(descriptor)
+            if not alive:
+                _remove(descriptor, path)
+            start, stride, period = _layout(header, path)
+            return decode_copy(
+                _newest_copy(descriptor, path, start, stride), process, alive, period
+            )
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def of_all(cls) -> tuple[LivePage, ...]:
+        """Read the page of every process of this user, in the order of process ids.
+
+        Pages of processes that have ended are returned this once, and removed.
+
+        Returns
+        -------
+        tuple of LivePage
+            Empty if there is no /dev/shm.
+
+        Warns
+        -----
+        RuntimeWarning
+            A page is left out, because it is damaged or of another version of gpumem.
+
+        Examples
+        --------
+        >>> import gpumem.observe
+        >>> pages = gpumem.observe.LivePage.of_all()
+        >>> held = sum(page.total("reserved") for page in pages)
+        """
+        mine = str(os.getuid())
+        names = os.listdir(FOLDER) if FOLDER.is_dir() else []
+        found = (_NAME.fullmatch(name) for name in names)
+        numbers = sorted(int(match[2]) for match in found if match and match[1] == mine)
+        pages = []
+        for number in numbers:
+            try:
+                pages.append(cls.of_process(number))
+            except NotPublishedError:  # it has just ended
+                continue
+            except GpumemError as error:
+                warnings.warn(f"left out: {error}", RuntimeWarning, stacklevel=2)
+        return tuple(pages)
 
     @property
     def age(self) -> float:
@@ -166,16 +243,75 @@ class LivePage:
 # ---- this process --------------------------------------------------------------------------------
 
 
-def publish(*, period: float = _live.PERIOD) -> Path:
+class Publication:
+    """The counters of this process in shared memory, as `publish` returns them.
+
+    A context manager: leaving it closes it. The file lives until `close`, or until the process
+    exits; dropping this object changes nothing.
+
+    Examples
+    --------
+    >>> import gpumem.observe
+    >>> with gpumem.observe.publish() as publication:
+    ...     publication.path.exists()
+    True
+    >>> publication.path.exists(), publication.closed
+    (False, True)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._closed = False
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Remove the file and stop refreshing it. Idempotent.
+
+        `publish` returns one object to all callers, so this ends it for all of them. A later
+        `publish` makes a new file.
+        """
+        global _publication
+        with _lock:
+            if self._closed:
+                return
+            self._closed = True
+            _publication = None
+            _live.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<gpumem.observe.Publication {self._path}{', closed' if self._closed else ''}>"
+
+
+_lock = ForkLock()
+_publication: Publication | None = None
+
+
+def publish(*, period: float = _live.PERIOD) -> Publication:
     """Let ``gpumem top`` see this process's resources.
 
-    Writes their counters into a file in memory that only this user may read. A thread of its own
-    refreshes it, which needs neither the interpreter lock nor any lock of an allocator: the numbers
-    stay true while all of Python waits. Allocating costs nothing more for it.
+    Writes their counters into a file in shared memory that only this user can read. A separate
+    thread refreshes the file. It needs neither the interpreter lock nor a lock of an allocator, so
+    the numbers stay current while Python is blocked. Allocating costs nothing more for it.
 
-    The same as GPUMEM_TOP=1 in the environment, which begins with the first resource. In a fork's
-    child it begins again with the child's first resource. Ends at exit, or with `unpublish`. The
-    file has room for the 256 newest resources and the 128 newest budgets, and counts the others.
+    GPUMEM_TOP=1 in the environment does the same, starting with the first resource. In a forked
+    child it starts again with the child's first resource. It ends at exit, or with
+    `Publication.close`. The file has room for the 256 newest resources and the 128 newest budgets,
+    and counts the others.
 
     Parameters
     ----------
@@ -184,133 +320,44 @@ def publish(*, period: float = _live.PERIOD) -> Path:
 
     Returns
     -------
-    pathlib.Path
-        The file.
+    Publication
+        The same object until it is closed.
 
     Raises
     ------
     TypeError, ValueError
-        `period` is not accepted.
+        Invalid `period`.
     OSError
-        The file or the thread cannot be made, as where shared memory is full or /dev/shm absent.
+        The file or the thread cannot be created, for example because shared memory is full or
+        /dev/shm does not exist.
 
     Examples
     --------
     >>> import gpumem, gpumem.observe, os
-    >>> path = gpumem.observe.publish()
+    >>> publication = gpumem.observe.publish()
     >>> arena = gpumem.Arena("host", name="weights")
     >>> buffer = arena.allocate(4096)
     >>> import time; time.sleep(0.5)
-    >>> page = gpumem.observe.page_of(os.getpid())
+    >>> page = gpumem.observe.LivePage.of_process(os.getpid())
     >>> [r.counters["in_use"] for r in page.resources if r.name == "weights"]
     [4096]
-    >>> gpumem.observe.unpublish()
+    >>> publication.close()
     """
+    global _publication
     if isinstance(period, bool) or not isinstance(period, int | float):
         raise TypeError(f"period must be a number of seconds, not {type(period).__name__}")
-    least, most = PERIODS
+    least, most = _PERIODS
     if not least <= period <= most:
-        raise ValueError(f"period = {period!r} is not accepted: it takes {least} to {most} seconds")
-    return Path(_live.start(period))
-
-
-def unpublish() -> None:
-    """Take this process's page back. Idempotent.
-
-    Examples
-    --------
-    >>> import os, gpumem.observe
-    >>> path = gpumem.observe.publish()
-    >>> gpumem.observe.unpublish()
-    >>> os.path.exists(path)
-    False
-    """
-    _live.stop()
+        raise ValueError(f"invalid period = {period!r}: expected {least} to {most} seconds")
+    with _lock:
+        path = Path(_live.start(period))
+        if _publication is None:
+            _publication = Publication(path)
+        _publication._path = path  # a forked child's file has another name
+        return _publication
 
 
 # ---- every process -------------------------------------------------------------------------------
-
-
-def published() -> tuple[LivePage, ...]:
-    """Read the page of every process of this user, in the order of process ids.
-
-    Pages of processes that have ended are among them this once: they are removed.
-
-    Returns
-    -------
-    tuple of LivePage
-        Empty where there is no /dev/shm.
-
-    Warns
-    -----
-    RuntimeWarning
-        A page is left out, since it is damaged or of another version of gpumem.
-
-    Examples
-    --------
-    >>> import gpumem.observe
-    >>> pages = gpumem.observe.published()
-    >>> held = sum(page.total("reserved") for page in pages)
-    """
-    mine = str(os.getuid())
-    names = os.listdir(FOLDER) if FOLDER.is_dir() else []
-    found = (_NAME.fullmatch(name) for name in names)
-    numbers = sorted(int(match[2]) for match in found if match and match[1] == mine)
-    pages = []
-    for number in numbers:
-        try:
-            pages.append(page_of(number))
-        except NotPublishedError:  # it ended just now
-            continue
-        except GpumemError as error:
-            warnings.warn(f"left out: {error}", RuntimeWarning, stacklevel=2)
-    return tuple(pages)
-
-
-def page_of(process: int) -> LivePage:
-    """Read what a process publishes, without touching the process.
-
-    Parameters
-    ----------
-    process : int
-        Its id.
-
-    Returns
-    -------
-    LivePage
-        With ``alive`` False if the process has ended; its page is removed then.
-
-    Raises
-    ------
-    NotPublishedError
-        It publishes nothing, does not exist, or is another user's.
-    GpumemError
-        The page is damaged, or of another version of gpumem.
-
-    Examples
-    --------
-    >>> import gpumem.observe
-    >>> try:
-    ...     gpumem.observe.page_of(2**31)
-    ... except gpumem.observe.NotPublishedError as error:
-    ...     print(error)
-    process 2147483648 does not exist
-    """
-    path = FOLDER / f"gpumem-{os.getuid()}-{process}"
-    try:
-        # Anybody may leave a pipe of this name; to open it must not wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise NotPublishedError(_why_not(process)) from error
-    try:
-        header = _header(descriptor, path)
-        alive = not _is_deserted(descriptor)
-        if not alive:
-            _remove(descriptor, path)
-        start, stride, period = _layout(header, path)
-        return decode_copy(_newest_copy(descriptor, path, start, stride), process, alive, period)
-    finally:
-        os.close(descriptor)
 
 
 def _why_not(process: int) -> str:
@@ -359,8 +406,8 @@ def _header(descriptor: int, path: Path) -> bytes:
 def _layout(header: bytes, path: Path) -> tuple[int, int, float]:
     """Return where the copies begin, bytes from one to the next, and seconds between updates."""
     _, version, start, stride, resource_bytes, budget_bytes, period_ms, _ = _HEADER.unpack(header)
-    if (version, resource_bytes, budget_bytes) != (VERSION, _RESOURCE.size, _BUDGET.size):
-        raise GpumemError(f"{path} has version {version}: this gpumem reads version {VERSION}")
+    if (version, resource_bytes, budget_bytes) != (_VERSION, _RESOURCE.size, _BUDGET.size):
+        raise GpumemError(f"{path} has version {version}: this gpumem reads version {_VERSION}")
     return start, stride, period_ms / 1000
 
 

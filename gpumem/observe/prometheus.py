@@ -8,9 +8,7 @@ from typing import NamedTuple
 from gpumem import _live
 from gpumem.observe.live import LiveBudget, LiveResource, decode_copy
 
-__all__ = ["CONTENT_TYPE", "prometheus_text"]
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["prometheus_text"]
 
 
 class _Metric(NamedTuple):
@@ -47,9 +45,10 @@ _BUDGETS = (
 def prometheus_text() -> str:
     """Write the counters of this process's resources and budgets for Prometheus.
 
-    What a web server of yours answers to ``GET /metrics``, with `CONTENT_TYPE`. It needs no
-    Prometheus library, and no lock of an allocator: scraping holds nobody up. Resources that are
-    closed are absent. `published` has the same numbers of other processes.
+    A web server returns it for ``GET /metrics``, with the content type
+    ``text/plain; version=0.0.4; charset=utf-8``. It needs no Prometheus library and takes no lock
+    of an allocator, so scraping blocks nothing. Closed resources are absent. `LivePage.of_all`
+    has the same numbers of other processes.
 
     Returns
     -------

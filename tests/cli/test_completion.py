@@ -111,9 +111,6 @@ def test_every_command_completes_its_argument_and_prints_json(name):
 
 
 def test_processes_that_publish_are_offered():
-    observe.publish()
-    try:
+    with observe.publish():
         assert ("plain", str(os.getpid())) in completed("top", str(os.getpid())[:1])
         assert str(os.getpid()) not in str(completed("top", "x"))
-    finally:
-        observe.unpublish()

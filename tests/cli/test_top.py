@@ -39,15 +39,15 @@ def arena():
     tenant = gpumem.Budget(64 * MIB, parent=process, name="tenant")
     with gpumem.Arena("host", name="weights", budget=tenant) as made:
         with made.allocate(3 * MIB):
-            observe.publish(period=0.01)
+            publication = observe.publish(period=0.01)
             wait_for_an_update()
             yield made
-        observe.unpublish()
+        publication.close()
 
 
 def wait_for_an_update():
     now, end = time.monotonic(), time.monotonic() + PROMPTLY
-    while observe.page_of(os.getpid()).clock <= now:
+    while observe.LivePage.of_process(os.getpid()).clock <= now:
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -104,11 +104,9 @@ def test_people_get_tables_of_resources_and_budgets(arena, top):
 def test_names_of_another_process_reach_the_terminal_as_they_can_be_read(top):
     rogue = "\x1b[2J[red]x\r\n\u202e"
     budget = gpumem.Budget(1 << 30, name=rogue)
-    with gpumem.Arena("host", name=rogue, budget=budget):
-        observe.publish(period=0.01)
+    with gpumem.Arena("host", name=rogue, budget=budget), observe.publish(period=0.01):
         wait_for_an_update()
         code, out, err = top(os.getpid(), "--once")
-        observe.unpublish()
     assert (code, err) == (0, "")
     shown = "".join(out.split())  # long names are folded
     assert shown.count("[2J[red]x") == 2  # of the arena and of the budget, markup and all
@@ -123,7 +121,7 @@ def test_a_command_line_of_another_process_is_shown_as_it_can_be_read(arena, top
 
 
 def test_nobody_publishes(top, monkeypatch):
-    monkeypatch.setattr(top_module, "published", tuple)
+    monkeypatch.setattr(top_module.LivePage, "of_all", tuple)
     assert told(top("--json")) == {"processes": []}
     assert "GPUMEM_TOP=1" in top()[1]
 

@@ -31,7 +31,8 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setattr(live, "FOLDER", tmp_path)
     gc.collect()  # what earlier tests left in cycles, of the same names perhaps
     yield tmp_path
-    observe.unpublish()
+    if live._publication is not None:
+        live._publication.close()
 
 
 @contextlib.contextmanager
@@ -66,7 +67,7 @@ def page_when(process, condition):
     """Read a process's page until it is as it should be."""
     end = time.monotonic() + PROMPTLY
     while True:
-        page = observe.page_of(process)
+        page = observe.LivePage.of_process(process)
         if condition(page) or time.monotonic() > end:
             assert condition(page), page
             return page
@@ -257,28 +258,40 @@ def test_counts_of_blocks_never_fall_while_caches_are_emptied():
 def test_the_file_is_this_user_s_alone_and_goes_at_the_end():
     before = os.umask(0)
     try:
-        path = observe.publish()
+        publication = observe.publish()
     finally:
         os.umask(before)
+    path = publication.path
     assert path.name == f"gpumem-{os.getuid()}-{os.getpid()}"
     assert path.stat().st_mode & 0o777 == 0o600
     assert pages_in_memory(os.getpid()) == [path.name]
-    observe.unpublish()
-    observe.unpublish()
+    publication.close()
+    publication.close()
+    assert publication.closed
     assert pages_in_memory(os.getpid()) == []
     with pytest.raises(observe.NotPublishedError, match="publishes nothing"):
-        observe.page_of(os.getpid())
+        observe.LivePage.of_process(os.getpid())
 
 
 def test_publishing_twice_changes_the_period_of_one_page():
-    path = observe.publish(period=0.5)
-    assert observe.publish(period=0.02) == path
+    first = observe.publish(period=0.5)
+    assert observe.publish(period=0.02) is first
     assert own_page().period == 0.02
+
+
+def test_a_publication_ends_with_its_with_block_and_leaves_a_later_one_alone():
+    with observe.publish() as first:
+        assert pages_in_memory(os.getpid()) == [first.path.name]
+    assert pages_in_memory(os.getpid()) == []
+    later = observe.publish()
+    first.close()
+    assert later is not first
+    assert pages_in_memory(os.getpid()) == [later.path.name]
 
 
 @pytest.mark.parametrize("period", [0, -1, 3601, float("nan"), float("inf")])
 def test_a_period_out_of_range_is_refused(period):
-    with pytest.raises(ValueError, match=re.escape("it takes 0.001 to 3600.0 seconds")):
+    with pytest.raises(ValueError, match=re.escape("expected 0.001 to 3600.0 seconds")):
         observe.publish(period=period)
     assert pages_in_memory(os.getpid()) == []
 
@@ -304,7 +317,7 @@ def test_without_room_in_memory_nothing_is_published(monkeypatch):
 def test_a_page_that_a_dead_process_of_this_id_left_is_replaced():
     left = live.FOLDER / f"gpumem-{os.getuid()}-{os.getpid()}"
     left.write_bytes(b"old")
-    assert observe.publish() == left
+    assert observe.publish().path == left
     assert own_page().alive
 
 
@@ -326,13 +339,13 @@ def test_half_an_update_is_not_read():
     target = live.FOLDER / f"gpumem-{os.getuid()}-{2**31 - 7}"
     target.write_bytes(data)
     try:
-        page = observe.page_of(2**31 - 7)
+        page = observe.LivePage.of_process(2**31 - 7)
         assert named(page, "told").memory == str(arena.memory)
         assert not page.alive
         data[start + 40] ^= 1
         target.write_bytes(data)
         with pytest.raises(gpumem.GpumemError, match="damaged"):
-            observe.page_of(2**31 - 7)
+            observe.LivePage.of_process(2**31 - 7)
     finally:
         target.unlink(missing_ok=True)
 
@@ -349,20 +362,20 @@ def stray():
 def test_what_is_no_page_is_told_and_left_alone(stray, content):
     stray.write_bytes(content)
     with pytest.raises(gpumem.GpumemError, match="no page"):
-        observe.page_of(2**31 - 8)
+        observe.LivePage.of_process(2**31 - 8)
     assert stray.exists()
 
 
 def test_a_pipe_in_a_page_s_place_holds_no_reader_up(stray):
     os.mkfifo(stray, 0o600)
     with pytest.raises(gpumem.GpumemError, match="no page"):
-        observe.page_of(2**31 - 8)
+        observe.LivePage.of_process(2**31 - 8)
 
 
 def test_a_link_in_a_page_s_place_is_not_followed(stray):
-    stray.symlink_to(observe.publish())
+    stray.symlink_to(observe.publish().path)
     with pytest.raises(observe.NotPublishedError):
-        observe.page_of(2**31 - 8)
+        observe.LivePage.of_process(2**31 - 8)
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -372,7 +385,7 @@ def test_a_page_of_another_version_is_told_and_goes_with_its_process(stray, aliv
         if alive:
             fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(gpumem.GpumemError, match="has version 2: this gpumem reads version 1"):
-            observe.page_of(2**31 - 8)
+            observe.LivePage.of_process(2**31 - 8)
         assert stray.exists() == alive
 
 
@@ -380,7 +393,7 @@ def test_a_page_that_cannot_be_read_hides_no_other(stray):
     stray.write_bytes(b"x" * 9999)
     observe.publish()
     with pytest.warns(RuntimeWarning, match="left out: .* is no page of gpumem's"):
-        pages = observe.published()
+        pages = observe.LivePage.of_all()
     assert os.getpid() in [page.process for page in pages]
 
 
@@ -389,9 +402,9 @@ def test_without_shared_memory_nothing_is_published(monkeypatch, tmp_path):
     monkeypatch.setattr(live, "FOLDER", tmp_path / "absent")
     with pytest.raises(FileNotFoundError, match="absent"):
         observe.publish()
-    assert observe.published() == ()
+    assert observe.LivePage.of_all() == ()
     with pytest.raises(observe.NotPublishedError, match="publishes nothing"):
-        observe.page_of(os.getpid())
+        observe.LivePage.of_process(os.getpid())
 
 
 def test_a_living_process_s_page_is_not_replaced(folder):
@@ -407,19 +420,20 @@ def test_a_living_process_s_page_is_not_replaced(folder):
 
 
 def test_at_the_end_only_the_own_file_is_removed():
-    path = observe.publish()
+    publication = observe.publish()
+    path = publication.path
     path.unlink()
     path.write_bytes(b"theirs")
-    observe.unpublish()
+    publication.close()
     assert path.read_bytes() == b"theirs"
 
 
 def test_another_user_s_page_is_refused(monkeypatch):
-    path = observe.publish()
+    path = observe.publish().path
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     with pytest.raises(observe.NotPublishedError, match="another user's"):
-        observe.page_of(os.getpid())
-    assert observe.published() == ()
+        observe.LivePage.of_process(os.getpid())
+    assert observe.LivePage.of_all() == ()
     assert path.exists()
 
 
@@ -440,7 +454,7 @@ def test_a_process_is_watched_while_it_allocates():
             assert page_when(process.pid, shows("growing", in_use=blocks * MIB)).alive
             process.stdin.write("more\n")
             process.stdin.flush()
-        assert process.pid in [page.process for page in observe.published()]
+        assert process.pid in [page.process for page in observe.LivePage.of_all()]
         process.stdin.close()
         assert process.wait(PROMPTLY) == 0
         assert pages_in_memory(process.pid) == []
@@ -466,30 +480,30 @@ def test_a_stopped_process_is_read_all_the_same():
         page_when(process.pid, shows("weights", num_allocs=10))
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        before = observe.page_of(process.pid)
+        before = observe.LivePage.of_process(process.pid)
         time.sleep(3 * before.period)
-        page = observe.page_of(process.pid)
+        page = observe.LivePage.of_process(process.pid)
         assert page.alive
         assert page.clock == before.clock
         assert page.age > 3 * page.period
         assert named(page, "weights").counters["in_use"] == 10 * 4096
 
 
-@pytest.mark.parametrize("how", ["page_of", "published"])
+@pytest.mark.parametrize("how", ["of_process", "of_all"])
 def test_a_killed_process_s_last_numbers_are_read_once(how):
     with child(PUBLISHES + "input()", **ON) as process:
         page_when(process.pid, shows("weights", num_allocs=10))
         process.kill()
         process.wait(PROMPTLY)
-        if how == "page_of":
-            page = observe.page_of(process.pid)
+        if how == "of_process":
+            page = observe.LivePage.of_process(process.pid)
         else:
-            (page,) = (one for one in observe.published() if one.process == process.pid)
+            (page,) = (one for one in observe.LivePage.of_all() if one.process == process.pid)
         assert not page.alive
         assert named(page, "weights").counters["in_use"] == 10 * 4096
         assert pages_in_memory(process.pid) == []
         with pytest.raises(observe.NotPublishedError, match="does not exist"):
-            observe.page_of(process.pid)
+            observe.LivePage.of_process(process.pid)
 
 
 def test_a_process_that_became_another_program_counts_as_ended():
@@ -537,10 +551,12 @@ def test_a_fork_s_child_has_its_own_page_with_its_first_resource():
         assert go_on() == "made\n"
         page = page_when(forked, shows("child's", in_use=2 * MIB))
         assert [one.name for one in page.resources] == ["child's"]
-        assert [one.name for one in observe.page_of(process.pid).resources] == ["parent's"]
+        assert [one.name for one in observe.LivePage.of_process(process.pid).resources] == [
+            "parent's"
+        ]
         assert go_on() == "0\n"
         assert pages_in_memory(forked) == []
-        assert observe.page_of(process.pid).alive
+        assert observe.LivePage.of_process(process.pid).alive
 
 
 def test_a_fork_s_child_that_lives_on_does_not_keep_a_dead_parent_s_page():
@@ -560,7 +576,7 @@ time.sleep(1000)
     with child(script, **ON) as process:
         forked = int(process.stdout.readline())
         try:
-            assert observe.page_of(process.pid).alive
+            assert observe.LivePage.of_process(process.pid).alive
             process.kill()
             process.wait(PROMPTLY)
             page_when(process.pid, lambda page: not page.alive)
@@ -610,7 +626,7 @@ def test_that_nothing_can_be_published_fails_no_allocator():
 
 def test_a_reader_holds_no_writer_up():
     """The lock that tells a dead process is asked for, never waited for."""
-    path = observe.publish(period=0.01)
+    path = observe.publish(period=0.01).path
     with open(path, "rb") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     assert own_page().alive

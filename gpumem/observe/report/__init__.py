@@ -16,32 +16,53 @@ if TYPE_CHECKING:
     from gpumem.observe.snapshots import Snapshot
     from gpumem.replay.trace import Trace
 
-__all__ = ["Report", "write_report"]
+__all__ = ["Figures", "Report", "write_report"]
 
 
 @dataclass(frozen=True)
-class Report:
-    """A page that was written, and the main figures of what it shows.
+class Figures:
+    """The main figures of a trace.
+
+    Attributes
+    ----------
+    name : str
+        Of the trace.
+    events, allocations, streams : int
+        Number of each.
+    peak_live_bytes : int
+        The most that was live at once, as requested.
+    never_freed_blocks, never_freed_bytes : int
+        What was still live at the end.
+    failed_allocs : int
+        Failed allocations, as far as the file records them.
+    """
+
+    name: str
+    events: int
+    allocations: int
+    streams: int
+    peak_live_bytes: int
+    never_freed_blocks: int
+    never_freed_bytes: int
+    failed_allocs: int
+
+
+@dataclass(frozen=True)
+class Report(Figures):
+    """A page that was written, with the main figures of the run that it shows.
 
     Attributes
     ----------
     path : Path
         The page.
     nbytes : int
-        Its size.
-    name : str
-        Of what it shows.
-    events, allocations, streams : int
-        How many there were.
-    peak_live_bytes : int
-        The most that was live at once, as requested.
-    never_freed_blocks, never_freed_bytes : int
-        What was still live at the end.
-    failed_allocs : int
-        Allocations that were refused, as far as the file tells.
+        Size of the page.
     policies : tuple of dict
-        What was held and would have been: ``name``, ``how`` ("recorded", "at least", "replayed"
-        or "modelled"), ``peak_reserved_bytes`` and ``fragmentation``, reserved by live.
+        What each policy reserved or would have reserved: ``name``, ``how`` ("recorded",
+        "at least", "replayed" or "modelled"), ``peak_reserved_bytes`` and ``fragmentation``,
+        which is reserved divided by live.
+    name : str
+        Name of the run. This and all other fields are those of `Figures`.
 
     Examples
     --------
@@ -55,14 +76,6 @@ class Report:
 
     path: Path
     nbytes: int
-    name: str
-    events: int
-    allocations: int
-    streams: int
-    peak_live_bytes: int
-    never_freed_blocks: int
-    never_freed_bytes: int
-    failed_allocs: int
     policies: tuple[dict[str, Any], ...]
 
     def as_dict(self) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem.observe.report import Figures
 from gpumem.observe.report.addresses import draw_together
 from gpumem.observe.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, owners_of
 from gpumem.observe.report.columns import column
@@ -16,35 +16,7 @@ from gpumem.replay.details import Curve
 from gpumem.replay.policies import PAGES, Policy, policy
 from gpumem.replay.trace import Trace
 
-__all__ = ["Figures", "figures_of", "page_data", "recorded_policy"]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The main figures of a trace.
-
-    Attributes
-    ----------
-    name : str
-        Of the trace.
-    events, allocations, streams : int
-        How many.
-    peak_live_bytes : int
-        The most that was live at once, as requested.
-    never_freed_blocks, never_freed_bytes : int
-        What was still live at the end.
-    failed_allocs : int
-        Allocations that were refused, as far as the file tells.
-    """
-
-    name: str
-    events: int
-    allocations: int
-    streams: int
-    peak_live_bytes: int
-    never_freed_blocks: int
-    never_freed_bytes: int
-    failed_allocs: int
+__all__ = ["figures_of", "page_data", "recorded_policy"]
 
 
 def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
