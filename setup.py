@@ -46,6 +46,8 @@ HOST_DEVICE = sorted(
     str(p) for p in Path("gpumem/hostdev").glob("*.c") if not p.name.startswith("libcuda")
 )
 
+INCLUDES = ["gpumem/_support/include", "gpumem/include", "gpumem/hostdev"]
+
 # C and C++ files that belong to a module besides its own .pyx.
 COMPANIONS = {
     "_host": HOST_DEVICE,
@@ -66,7 +68,7 @@ def extension(source: Path) -> Extension:
     return Extension(
         f"gpumem.{name}",
         [str(source), *companions],
-        include_dirs=["gpumem/include", "gpumem/hostdev", str(source.parent)],
+        include_dirs=[*INCLUDES, str(source.parent)],
         define_macros=MACROS,
         # One list serves the files of both languages, and compilers' own standards will do.
         extra_compile_args=COMPILE if is_cpp else ["-std=c11", *COMPILE],

@@ -17,13 +17,7 @@ from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._deferred cimport Deferred
 from gpumem._driver cimport Place
 from gpumem._lease cimport Lease
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        int32_t state
-    void lock_init(Lock* lock)
-    void lock_acquire(Lock* lock)
-    void lock_release(Lock* lock)
+from gpumem._support.lock cimport Lock
 
 # Bytes as they were asked for.
 cdef struct Counts:

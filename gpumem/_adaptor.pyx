@@ -19,6 +19,7 @@ from gpumem._deferred cimport Deferred, defer, report_unraisable, run_deferred
 from gpumem._driver cimport CUstream, place_is_dead
 from gpumem._lease cimport Lease, Uses, lease_create, lease_drop
 from gpumem._stream cimport stream_handle
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 
 from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
 from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport

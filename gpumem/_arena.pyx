@@ -1,6 +1,6 @@
 """Blocks, life and death of an arena; see _arena_types.pxd for locks and rules."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from gpumem._arena_books cimport check_tables, hand_out, take_back
@@ -74,15 +74,7 @@ from gpumem._arena_types cimport (
     ArenaSettings,
     Block,
     IN_SMALL,
-    LEGACY_STREAM,
     LARGE_SPACE,
-    Lock,
-    lock_acquire,
-    lock_init,
-    lock_release,
-    owner_enter,
-    owner_leave,
-    lock_try,
     PERSISTENT_SPACE,
     REUSE_NEVER,
     REUSE_WAIT,
@@ -105,7 +97,6 @@ from gpumem._bfc cimport (
     Chunk,
     CHUNK_HOLE,
     LANE_RELEASED,
-    load32,
     NIL,
     round_to_quantum,
     SPLIT_ORT,
@@ -127,26 +118,18 @@ from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_budget cimport budget_init
 from gpumem._page_space cimport space_create, space_destroy
 from gpumem._recorder cimport tap_close
-
-cdef extern from "lines.h" nogil:
-    void* lines_alloc(size_t nbytes)
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
-    void store64(uint64_t* word, uint64_t value)
-    uint64_t sum_add(uint64_t* total, uint64_t by)
-
-cdef extern from *:
-    """
-    static inline int gm_retain_live(int32_t *count) {
-        int32_t seen = __atomic_load_n(count, __ATOMIC_RELAXED);
-        while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen + 1, 1, __ATOMIC_ACQ_REL,
-                                                        __ATOMIC_RELAXED)) {
-        }
-        return seen > 0;
-    }
-    """
-    bint gm_retain_live(int32_t* count) noexcept nogil
+from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
+from gpumem._support.lock cimport (
+    Lock,
+    lock_acquire,
+    lock_init,
+    lock_release,
+    lock_try,
+    owner_enter,
+    owner_leave,
+)
+from gpumem._support.memory cimport lines_alloc
+from gpumem._support.streams cimport LEGACY_STREAM
 
 cdef enum:
     # Bytes of addresses that a paged arena reserves first, for large blocks and for small ones.
@@ -629,7 +612,7 @@ cdef void arena_retain(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil:
-    return gm_retain_live(&arena.references)
+    return count_retain_live(&arena.references)
 
 
 cdef void forget_after_fork() noexcept nogil:

@@ -3,12 +3,10 @@
 from libc.stdint cimport uint32_t
 
 from gpumem._arena_types cimport arena_reserved, ArenaCore, SPACES
-from gpumem._bfc cimport bfc_give, LANE_RELEASED, store32
+from gpumem._bfc cimport bfc_give, LANE_RELEASED
 from gpumem._bfc_check cimport bfc_check, bfc_invariant
 from gpumem._page_check cimport pages_check, pages_invariant
-
-cdef extern from "atomics.h" nogil:
-    uint64_t sum_add(uint64_t* total, uint64_t by)
+from gpumem._support.atomics cimport store32, sum_add
 
 cdef extern from *:
     """

@@ -25,9 +25,7 @@ from gpumem._budget_core cimport (
     budget_uncharge,
 )
 from gpumem._pages cimport GRANULE_BITS, Space
-
-cdef extern from "atomics.h" nogil:
-    void store64(uint64_t* word, uint64_t value)
+from gpumem._support.atomics cimport store64
 
 
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:

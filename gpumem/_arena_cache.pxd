@@ -26,10 +26,8 @@ what other threads' caches did since they published.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Block, ThreadCache, ThreadMark
-from gpumem._bfc cimport Bfc, Chunk, load32, QUANTUM_BITS, round_to_quantum
-
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
+from gpumem._bfc cimport Bfc, Chunk, QUANTUM_BITS, round_to_quantum
+from gpumem._support.atomics cimport load32, load64
 
 cdef extern from *:
     """

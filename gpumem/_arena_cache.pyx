@@ -8,14 +8,9 @@ from gpumem._arena_types cimport (
     ArenaCore,
     Block,
     IN_SMALL,
-    OwnerLock,
     Stacks,
     ThreadCache,
     ThreadMark,
-    lock_acquire,
-    lock_release,
-    owner_enter,
-    owner_leave,
     stamp_free,
     table_of,
 )
@@ -29,21 +24,28 @@ from gpumem._bfc cimport (
     bfc_give,
     handle_of,
     round_to_quantum,
-    store32,
 )
-
-cdef extern from "lines.h" nogil:
-    void* lines_alloc(size_t nbytes)
-
-cdef extern from "atomics.h" nogil:
-    void publish64(uint64_t* word, uint64_t value)
-    void store64(uint64_t* word, uint64_t value)
-
-cdef extern from "owner_lock.h" nogil:
-    bint owner_is_biased()
-    void owner_lock_init(OwnerLock* lock, bint biased)
-    void visitor_enter(OwnerLock* lock)
-    void visitor_leave(OwnerLock* lock)
+from gpumem._support.atomics cimport (
+    head_take,
+    head_try,
+    load32,
+    load64,
+    publish64,
+    publish_pointer,
+    store32,
+    store64,
+)
+from gpumem._support.lock cimport (
+    lock_acquire,
+    lock_release,
+    owner_enter,
+    owner_is_biased,
+    owner_leave,
+    owner_lock_init,
+    visitor_enter,
+    visitor_leave,
+)
+from gpumem._support.memory cimport lines_alloc
 
 cdef extern from "thread_cache.h" nogil:
     void mark_retain(ThreadMark* mark)
@@ -52,22 +54,6 @@ cdef extern from "thread_cache.h" nogil:
     ThreadMark* thread_mark()
     void* cache_remembered(uint64_t serial)
     void cache_remember(uint64_t serial, void* cache)
-
-cdef extern from *:
-    """
-    /* Who only looks walks the list without its lock: a cache is complete before it is on it. */
-    #define gm_list(list, cache) __atomic_store_n(list, cache, __ATOMIC_RELEASE)
-    static inline uint64_t gm_take_all(uint64_t *list) {
-        return __atomic_exchange_n(list, 0, __ATOMIC_ACQUIRE);
-    }
-    static inline int gm_swap(uint64_t *list, uint64_t *seen, uint64_t wanted) {
-        return __atomic_compare_exchange_n(list, seen, wanted, 1, __ATOMIC_RELEASE,
-                                           __ATOMIC_RELAXED);
-    }
-    """
-    void gm_list(ThreadCache** list, ThreadCache* cache) noexcept nogil
-    uint64_t gm_take_all(uint64_t* list) noexcept nogil
-    bint gm_swap(uint64_t* list, uint64_t* seen, uint64_t wanted) noexcept nogil
 
 
 cdef bint biased = owner_is_biased()
@@ -231,14 +217,14 @@ cdef bint cache_push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
     chunk.epoch = stamp_free(&arena.streams[chunk.lane])
     store32(&chunk.state, CHUNK_KEPT)
     chunk.bin_next = <uint32_t>seen
-    while not gm_swap(&home.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
+    while not head_try(&home.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
         chunk.bin_next = <uint32_t>seen
     return True
 
 
 cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     # With the cache's lock: what other threads freed goes to the stacks, the overflow to the table.
-    cdef uint32_t entry = <uint32_t>gm_take_all(&cache.remote)
+    cdef uint32_t entry = <uint32_t>head_take(&cache.remote)
     cdef uint32_t index
     cdef Bfc* table
     while entry != 0:
@@ -424,7 +410,7 @@ cdef ThreadCache* add_cache(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
     mark_retain(mark)
     cache.owner = mark
     cache.next = arena.caches
-    gm_list(&arena.caches, cache)
+    publish_pointer(<void**>&arena.caches, cache)
     return cache
 
 

@@ -1,6 +1,6 @@
 """Graph pools below the interpreter; see _arena_capture.pxd."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena cimport arena_create, arena_drop, arena_retain
 from gpumem._arena_budget cimport arena_join_as
@@ -17,9 +17,7 @@ from gpumem._driver cimport (
     place_leave,
 )
 from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
+from gpumem._support.atomics cimport count_add
 
 cdef enum:
     NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other

@@ -6,16 +6,10 @@ from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from gpumem._arena_cache cimport caches_hold, caches_thaw
-from gpumem._arena_types cimport (
-    arena_reserved,
-    ArenaCore,
-    lock_acquire,
-    lock_release,
-    SPACES,
-    ThreadCache,
-)
+from gpumem._arena_types cimport arena_reserved, ArenaCore, SPACES, ThreadCache
 from gpumem._bfc cimport Bfc, Chunk, NIL, Region
 from gpumem._pages cimport address_of, GRANULE_BITS, Page, Space
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef enum:
     SPARE = 1024                # entries more than there are, for what is added meanwhile

@@ -24,8 +24,6 @@ from gpumem._arena_types cimport (
     ArenaCore,
     Block,
     EXTEND_SAME_AS_REQUESTED,
-    lock_acquire,
-    lock_release,
     table_for,
 )
 from gpumem._backing cimport Backing, mapped_find
@@ -40,17 +38,14 @@ from gpumem._bfc cimport (
     bfc_take_from,
     bfc_take_persistent,
     LANE_RELEASED,
-    load32,
     NIL,
     QUANTUM,
     round_to_quantum,
-    store32,
 )
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult
 from gpumem._recorder cimport REC_RELEASE, REC_RESERVE
-
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
+from gpumem._support.atomics cimport load32, load64, store32
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef enum:
     BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for

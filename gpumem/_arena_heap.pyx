@@ -45,22 +45,15 @@ from gpumem._arena_types cimport (
     ARENA_STALE,
     ArenaCore,
     Block,
-    Lock,
     STATE_OPEN,
-    lock_acquire,
-    lock_init,
-    lock_release,
-    lock_try,
     stamp_free,
 )
 from gpumem._arena_wait cimport clock, sleep, wait_for_streams
 from gpumem._bfc cimport ABSURD, QUANTUM
 from gpumem._driver cimport CUDA_SUCCESS, CUresult, place_is_dead, process
 from gpumem._lease cimport Uses
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
-    void store64(uint64_t* word, uint64_t value)
+from gpumem._support.atomics cimport count_add, store64
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 
 cdef enum:
     LOOK_AGAIN = 100000         # ns between two looks at blocks whose streams are not done

@@ -18,14 +18,11 @@ from gpumem._arena_heap_types cimport (
     HeapSite,
     HeapState,
 )
-from gpumem._lock cimport lock_acquire, lock_release
+from gpumem._support.atomics cimport count_up, store64
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef extern from "callers.h" nogil:
     uint32_t callers_of_this(void** frames, uint32_t most)
-
-cdef extern from "atomics.h" nogil:
-    uint64_t count_up(uint64_t* count)
-    void store64(uint64_t* word, uint64_t value)
 
 cdef extern from *:
     """

@@ -25,14 +25,7 @@ from gpumem._arena_heap_zones cimport block_examine, block_lay
 from gpumem._arena_parked cimport let_go
 from gpumem._arena_slots cimport slot_unclaim
 from gpumem._arena_streams cimport drain_streams, end_epochs
-from gpumem._arena_types cimport (
-    ArenaCore,
-    STATE_OPEN,
-    STATE_SUSPENDED,
-    lock_acquire,
-    lock_release,
-)
-from gpumem._bfc cimport load32
+from gpumem._arena_types cimport ArenaCore, STATE_OPEN, STATE_SUSPENDED
 from gpumem._driver cimport (
     CU_STREAM_CAPTURE_STATUS_NONE,
     CUDA_ERROR_INVALID_HANDLE,
@@ -45,9 +38,8 @@ from gpumem._driver cimport (
     place_relax,
     place_restore,
 )
-
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
+from gpumem._support.atomics cimport load32, load64
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 
 cdef uint64_t turn_over(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:

@@ -24,7 +24,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from gpumem._driver cimport CUstream
 from gpumem._lease cimport Uses
-from gpumem._lock cimport Lock
+from gpumem._support.lock cimport Lock
 
 cdef enum:
     HEAP_FRAMES = 12        # return addresses that are kept where the interpreter has no stack

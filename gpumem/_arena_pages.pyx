@@ -25,8 +25,6 @@ from gpumem._arena_types cimport (
     ArenaCore,
     Block,
     LARGE_SPACE,
-    lock_acquire,
-    lock_release,
     PERSISTENT_SPACE,
     REUSE_NEVER,
     REUSE_WAIT,
@@ -72,9 +70,8 @@ from gpumem._pages cimport (
     Range,
     Space,
 )
-
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
+from gpumem._support.atomics cimport load64
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef enum:
     SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range

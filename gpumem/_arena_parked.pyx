@@ -1,6 +1,6 @@
 """Parked blocks of an arena; see _arena_parked.pxd."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_cache cimport cache_find, cache_publish
 from gpumem._arena_recorded cimport note_parked, note_unparked
@@ -8,9 +8,7 @@ from gpumem._arena_types cimport ArenaCore, IN_SMALL, stamp_free, table_of
 from gpumem._bfc cimport BFC_OK, Bfc, Chunk, LANE_RELEASED, bfc_resolve
 from gpumem._bfc_parked cimport bfc_park, bfc_unpark
 from gpumem._lease cimport Uses, uses_free
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
+from gpumem._support.atomics cimport count_add
 
 
 cdef bint park(ArenaCore* arena, uint64_t handle, uint32_t stream, Uses* uses) noexcept nogil:

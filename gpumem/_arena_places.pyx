@@ -20,12 +20,11 @@ from gpumem._arena_types cimport (
     ArenaCore,
     Block,
     REUSE_WAIT,
-    lock_acquire,
-    lock_release,
 )
 from gpumem._bfc cimport Chunk, LANE_RELEASED, NIL
 from gpumem._bfc_places cimport Places, places_find, places_init, places_take
 from gpumem._driver cimport place_is_dead
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 
 cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* edges,

@@ -29,36 +29,8 @@ from gpumem._recorder cimport (
     RecNoted,
     tap_note,
 )
-
-cdef extern from "reserved.h" nogil:
-    void* reserved_open(size_t nbytes)
-    int reserved_commit(void* base, size_t nbytes)
-    void reserved_close(void* base, size_t nbytes)
-
-cdef extern from *:
-    """
-    /* Published once; who was late gives its own back. */
-    static inline int gm_publish(void **place, void *value) {
-        void *none = NULL;
-        return __atomic_compare_exchange_n(place, &none, value, 0, __ATOMIC_ACQ_REL,
-                                           __ATOMIC_ACQUIRE);
-    }
-    static inline void gm_begin_note(uint32_t *generation) {
-        __atomic_store_n(generation, 0, __ATOMIC_RELAXED);
-        __atomic_thread_fence(__ATOMIC_RELEASE);
-    }
-    static inline void gm_end_note(uint32_t *generation, uint32_t value) {
-        __atomic_store_n(generation, value, __ATOMIC_RELEASE);
-    }
-    static inline uint32_t gm_noted(const uint32_t *generation) {
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        return __atomic_load_n(generation, __ATOMIC_ACQUIRE);
-    }
-    """
-    bint gm_publish(void** place, void* value) noexcept nogil
-    void gm_begin_note(uint32_t* generation) noexcept nogil
-    void gm_end_note(uint32_t* generation, uint32_t value) noexcept nogil
-    uint32_t gm_noted(const uint32_t* generation) noexcept nogil
+from gpumem._support.atomics cimport pointer_try, publish32, version_begin, version_of
+from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -174,12 +146,12 @@ cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noe
     if notes == NULL:
         return
     at = &notes[index_of(handle)]
-    gm_begin_note(&at.generation)
+    version_begin(&at.generation)
     at.number = noted.number
     at.time = noted.time
     at.seal = noted.seal
     at.recorder = <uint32_t>noted.recorder
-    gm_end_note(&at.generation, <uint32_t>(handle >> 32))
+    publish32(&at.generation, <uint32_t>(handle >> 32))
 
 
 cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
@@ -192,7 +164,7 @@ cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
     if notes == NULL:
         return NULL
     if (reserved_commit(notes, nbytes) != 0
-            or not gm_publish(<void**>&arena.notes[small], notes)):
+            or not pointer_try(<void**>&arena.notes[small], NULL, notes)):
         reserved_close(notes, nbytes)
     return arena.notes[small]
 
@@ -203,10 +175,10 @@ cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_
     if arena.notes[small] == NULL:
         return False
     at = &arena.notes[small][index]
-    if gm_noted(&at.generation) != generation or generation == 0:
+    if version_of(&at.generation) != generation or generation == 0:
         return False
     note[0] = at[0]
-    return gm_noted(&at.generation) == generation
+    return version_of(&at.generation) == generation
 
 
 cdef void notes_free(ArenaCore* arena) noexcept nogil:

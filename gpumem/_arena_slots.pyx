@@ -1,6 +1,6 @@
 """Slots of an arena's streams; see _arena_slots.pxd."""
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -16,13 +16,10 @@ from gpumem._arena_types cimport (
     ARENA_NO_METADATA,
     ARENA_OK,
     ArenaCore,
-    LEGACY_STREAM,
     MAX_STREAMS,
     REUSE_NEVER,
     StreamSlot,
     ThreadMark,
-    lock_acquire,
-    lock_release,
 )
 from gpumem._bfc cimport (
     BFC_OK,
@@ -31,22 +28,16 @@ from gpumem._bfc cimport (
     CHUNK_UNUSED,
     LANE_RELEASED,
     bfc_add_lane,
-    load32,
     state_of,
 )
 from gpumem._driver cimport CUstream
 from gpumem._lease cimport Uses, uses_add
-
-cdef extern from "reserved.h" nogil:
-    void* reserved_open(size_t nbytes)
-    int reserved_commit(void* base, size_t nbytes)
-    void reserved_close(void* base, size_t nbytes)
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
+from gpumem._support.atomics cimport count_add, load32
+from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 cdef enum:
-    PER_THREAD_STREAM = 2
     RECLAIM_FIRST = 32      # lanes; fewer are not worth a look
 
 

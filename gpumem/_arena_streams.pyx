@@ -7,13 +7,9 @@ from gpumem._arena_parked cimport is_parked, parked_best, unpark_behind, unpark_
 from gpumem._arena_types cimport (
     ArenaCore,
     LARGE_SPACE,
-    LEGACY_STREAM,
     REUSE_NEVER,
     SMALL_SPACE,
     StreamSlot,
-    gm_next_epoch,
-    lock_acquire,
-    lock_release,
 )
 from gpumem._bfc cimport (
     ANY_EPOCH,
@@ -23,9 +19,7 @@ from gpumem._bfc cimport (
     bfc_has,
     bfc_release_settled,
     bfc_take_from,
-    load32,
     round_to_quantum,
-    store32,
 )
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
@@ -44,9 +38,9 @@ from gpumem._driver cimport (
     stream_captures,
 )
 from gpumem._lease cimport Uses
-
-cdef extern from "atomics.h" nogil:
-    void store64(uint64_t* word, uint64_t value)
+from gpumem._support.atomics cimport load32, publish64, store32, store64
+from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.streams cimport LEGACY_STREAM
 
 
 cdef void drain_streams(ArenaCore* arena) noexcept nogil:
@@ -73,7 +67,7 @@ cdef void settle_all(ArenaCore* arena, uint32_t slot) noexcept nogil:
     stream.done = stream.epoch
     settle(arena, slot, stream.epoch)
     store32(&stream.dirty, False)
-    gm_next_epoch(&stream.epoch)
+    publish64(&stream.epoch, stream.epoch + 1)
     stream.event_epoch = 0
     unpark_done(arena)
     lock_release(&arena.lock)
@@ -112,7 +106,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         handle = <CUstream><uint64_t>LEGACY_STREAM
     store32(&arena.streams[slot].dirty, False)
-    gm_next_epoch(&arena.streams[slot].epoch)
+    publish64(&arena.streams[slot].epoch, arena.streams[slot].epoch + 1)
     arena.streams[slot].asking = True
     lock_release(&arena.lock)
     code = record_event(arena.place, handle, &event)

@@ -16,8 +16,6 @@ from gpumem._arena_types cimport (
     ARENA_OK,
     ARENA_OVER_BUDGET,
     ArenaCore,
-    lock_acquire,
-    lock_release,
     SavedBlock,
     SPACES,
     STATE_CLOSED,
@@ -28,6 +26,8 @@ from gpumem._backing cimport mapped_find
 from gpumem._bfc cimport Bfc, CHUNK_USED, NIL
 from gpumem._driver cimport CUDA_SUCCESS, CUresult, CUstream, place_enter, place_leave
 from gpumem._page_suspend cimport space_give_up, space_restore
+from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.streams cimport LEGACY_STREAM
 
 cdef extern from *:
     """
@@ -46,9 +46,6 @@ cdef extern from *:
     """
     void* gm_copy_map(size_t nbytes) noexcept nogil
     void gm_copy_unmap(void* bytes, size_t nbytes) noexcept nogil
-
-cdef enum:
-    LEGACY = 1                  # the stream of the copies: all others are drained
 
 
 # ---- suspend -------------------------------------------------------------------------------------
@@ -221,7 +218,7 @@ cdef CUresult copy_blocks(ArenaCore* arena, bint down, const char** call) noexce
 
 cdef CUresult wait_for_copies(ArenaCore* arena) noexcept nogil:
     # Memory must not go away under a copy: a wait that is refused is asked for in another way.
-    cdef CUresult code = arena.place.table.cuStreamSynchronize(<CUstream><uint64_t>LEGACY)
+    cdef CUresult code = arena.place.table.cuStreamSynchronize(<CUstream><uint64_t>LEGACY_STREAM)
     if code != CUDA_SUCCESS:
         code = arena.place.table.cuCtxSynchronize()
     return code
@@ -252,7 +249,7 @@ cdef CUresult queue_copies(ArenaCore* arena, bint down) noexcept nogil:
 
 cdef inline CUresult copy_piece(ArenaCore* arena, uint64_t address, uint64_t start,
                                 uint64_t nbytes, bint down) noexcept nogil:
-    cdef CUstream stream = <CUstream><uint64_t>LEGACY
+    cdef CUstream stream = <CUstream><uint64_t>LEGACY_STREAM
     cdef char* host = <char*>arena.saved_copy + start
     if nbytes == 0:
         return CUDA_SUCCESS

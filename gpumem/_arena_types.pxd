@@ -25,45 +25,28 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from gpumem._arena_heap_types cimport DebugHeap
 from gpumem._backing cimport Backing
-from gpumem._bfc cimport Bfc, load32, store32
+from gpumem._bfc cimport Bfc
 from gpumem._budget_core cimport BudgetCore
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Claims, Uses
-from gpumem._lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 from gpumem._page_budget cimport MoveBudget
 from gpumem._pages cimport Space
 from gpumem._recorder cimport Tap
+from gpumem._support.atomics cimport load32, published64, store32
+from gpumem._support.lock cimport Lock, OwnerLock
 
 cdef extern from *:
     """
     typedef struct ThreadMark ThreadMark;       /* see thread_cache.h */
-
-    /* A free reads the epoch, then sees that the stream is dirty; closing an epoch does both in
-       the opposite order. So no free of the new epoch goes unnoticed. */
-    static inline uint64_t gm_epoch(const uint64_t *epoch) {
-        return __atomic_load_n(epoch, __ATOMIC_ACQUIRE);
-    }
-    static inline void gm_next_epoch(uint64_t *epoch) {
-        __atomic_store_n(epoch, *epoch + 1, __ATOMIC_RELEASE);
-    }
     """
     ctypedef struct ThreadMark:
         pass
-    uint64_t gm_epoch(const uint64_t* epoch) noexcept nogil
-    void gm_next_epoch(uint64_t* epoch) noexcept nogil
-
-cdef extern from "owner_lock.h" nogil:
-    ctypedef struct OwnerLock:
-        pass
-    void owner_enter(OwnerLock* lock)
-    void owner_leave(OwnerLock* lock)
 
 cdef enum:
     # Bytes; blocks below it have their own range, so that long-lived small ones do not pin large
     # pages.
     SMALL_BLOCK = 262144
     IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
-    LEGACY_STREAM = 1           # the device's legacy default stream; handle 0 means it too
     MAX_STREAMS = 65536         # slots of one arena
 
 cdef enum ArenaStatus:
@@ -254,7 +237,9 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
 
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     # The epoch of a free on the stream; the stream has work now that an event must be put behind.
-    cdef uint64_t epoch = gm_epoch(&stream.epoch)
+    # A free reads the epoch, then sees whether the stream is dirty; closing an epoch does both in
+    # the opposite order. So no free of the new epoch goes unnoticed.
+    cdef uint64_t epoch = published64(&stream.epoch)
     if not load32(&stream.dirty):
         store32(&stream.dirty, True)
     return epoch

@@ -4,15 +4,13 @@ from libc.stdint cimport uint32_t, uint64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
 
 from gpumem._arena_streams cimport is_worth_asking, settle_streams
-from gpumem._arena_types cimport ArenaCore, StreamSlot, lock_acquire, lock_release
-from gpumem._bfc cimport load32
+from gpumem._arena_types cimport ArenaCore, StreamSlot
+from gpumem._support.atomics cimport load32, load64
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef enum:
     FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
     LONGEST_PAUSE = 1000000
-
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
 
 
 cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:

@@ -6,7 +6,19 @@ make pages (MADV_POPULATE_WRITE), because it then answers that it has none; wher
 asked, each page is touched.
 """
 
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._support.atomics cimport store32, sum_add
+from gpumem._support.memory cimport (
+    MAP_ANONYMOUS,
+    MAP_FAILED,
+    MAP_PRIVATE,
+    PROT_READ,
+    PROT_WRITE,
+    madvise,
+    mmap,
+    munmap,
+)
 
 cdef extern from *:
     """
@@ -68,12 +80,6 @@ cdef extern from *:
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         return failed;
     }
-    static inline uint64_t gm_next_piece(uint64_t *next, uint64_t piece) {
-        return __atomic_fetch_add(next, piece, __ATOMIC_RELAXED);
-    }
-    static inline void gm_note_failure(int32_t *failed) {
-        __atomic_store_n(failed, 1, __ATOMIC_RELAXED);
-    }
     """
     ctypedef struct pthread_t:
         pass
@@ -84,20 +90,9 @@ cdef extern from *:
     int gm_make_pages(char* at, size_t nbytes, size_t page) noexcept nogil
     int gm_thread_start(pthread_t* thread, void* (*run)(void*) noexcept nogil,
                         void* argument) noexcept nogil
-    uint64_t gm_next_piece(uint64_t* next, uint64_t piece) noexcept nogil
-    void gm_note_failure(int32_t* failed) noexcept nogil
     int getpagesize() noexcept nogil
-    void* mmap(void* at, size_t nbytes, int protection, int flags, int file,
-               long offset) noexcept nogil
-    int munmap(void* at, size_t nbytes) noexcept nogil
-    int madvise(void* at, size_t nbytes, int advice) noexcept nogil
     int msync(void* at, size_t nbytes, int flags) noexcept nogil
-    void* MAP_FAILED
     enum:
-        PROT_READ
-        PROT_WRITE
-        MAP_PRIVATE
-        MAP_ANONYMOUS
         MADV_HUGEPAGE
         MADV_DONTFORK
         MS_ASYNC
@@ -113,7 +108,7 @@ cdef struct Fill:
     uint64_t nbytes
     uint64_t next           # offset of the next piece (atomic)
     uint64_t page
-    int32_t failed          # atomic
+    uint32_t failed         # atomic
 
 
 cdef uint64_t pages_round(uint64_t nbytes) noexcept nogil:
@@ -189,10 +184,10 @@ cdef void run_threads(Fill* fill) noexcept nogil:
 
 cdef void* make_pages(void* shared) noexcept nogil:
     cdef Fill* fill = <Fill*>shared
-    cdef uint64_t offset = gm_next_piece(&fill.next, PIECE)
+    cdef uint64_t offset = sum_add(&fill.next, PIECE) - PIECE
     while offset < fill.nbytes and not fill.failed:
         if gm_make_pages(fill.base + offset, min(<uint64_t>PIECE, fill.nbytes - offset),
                          fill.page) != 0:
-            gm_note_failure(&fill.failed)
-        offset = gm_next_piece(&fill.next, PIECE)
+            store32(&fill.failed, 1)
+        offset = sum_add(&fill.next, PIECE) - PIECE
     return NULL

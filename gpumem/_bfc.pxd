@@ -37,6 +37,8 @@ and a cache may turn an index into a pointer without the lock.
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._support.atomics cimport load32
+
 cdef enum:
     NIL = 0xFFFFFFFF        # no chunk, no region, no lane
     QUANTUM_BITS = 8        # sizes and addresses are multiples of 256 bytes
@@ -136,10 +138,6 @@ cdef struct Bfc:
     uint64_t reserved       # bytes of all chunks but holes
     uint64_t used_chunks
     uint64_t parked_chunks
-
-cdef extern from "atomics.h" nogil:
-    uint32_t load32(const uint32_t* word)
-    void store32(uint32_t* word, uint32_t value)
 
 cdef extern from *:
     """

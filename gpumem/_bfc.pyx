@@ -4,10 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-cdef extern from "reserved.h" nogil:
-    void* reserved_open(size_t nbytes)
-    int reserved_commit(void* base, size_t nbytes)
-    void reserved_close(void* base, size_t nbytes)
+from gpumem._support.atomics cimport store32
+from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
 
 
 # ---- the fast path -----------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from gpumem._bfc cimport (
     LANE_RELEASED,
     chunk_coalesce,
     chunk_unuse,
-    store32,
 )
+from gpumem._support.atomics cimport store32
 
 
 cdef void bfc_park(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil:

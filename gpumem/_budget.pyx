@@ -30,15 +30,12 @@ from gpumem._budget_core cimport (
 )
 from gpumem._deferred cimport report_unraisable
 from gpumem._driver cimport process, process_is_exiting
+from gpumem._support.atomics cimport store64, sum_add
 
 from gpumem._arguments import require
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
 from gpumem.stats import BudgetLevel
-
-cdef extern from "atomics.h" nogil:
-    uint64_t sum_add(uint64_t* total, uint64_t by)
-    void store64(uint64_t* word, uint64_t value)
 
 cdef enum:
     MOST_CALLS = 16         # of callbacks that free something, for one request

@@ -1,25 +1,13 @@
 """The tree of budgets, below the interpreter; see _budget_core.pxd."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport strdup
 
 from gpumem._driver cimport process_is_exiting
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
-    uint32_t load32(const uint32_t* word)
-    void store32(uint32_t* word, uint32_t value)
-
-cdef extern from "lines.h" nogil:
-    void* lines_alloc(size_t nbytes)
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        int32_t state
-    void lock_init(Lock* lock)
-    void lock_acquire(Lock* lock)
-    void lock_release(Lock* lock)
+from gpumem._support.atomics cimport count_add, flag_take, load32, store32
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.memory cimport lines_alloc
 
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
@@ -27,14 +15,6 @@ cdef extern from "pthread.h" nogil:
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) noexcept nogil
-
-cdef extern from *:
-    """
-    static inline int gm_was_crossed(uint32_t *crossed) {
-        return __atomic_exchange_n(crossed, 0, __ATOMIC_ACQ_REL) != 0;
-    }
-    """
-    bint gm_was_crossed(uint32_t* crossed) noexcept nogil
 
 # The lock of the trees: every link between levels, and the list of all.
 cdef Lock trees
@@ -219,10 +199,10 @@ cdef BudgetCore* budget_next_crossed() noexcept nogil:
     if not load32(&crossings):
         return NULL
     lock_acquire(&trees)
-    gm_was_crossed(&crossings)
+    flag_take(&crossings)
     level = all_levels
     # One whose last reference is going has nobody to tell any more.
-    while level != NULL and not (gm_was_crossed(&level.crossed) and revive(level)):
+    while level != NULL and not (flag_take(&level.crossed) and revive(level)):
         level = level.next
     if level != NULL:
         store32(&crossings, 1)      # there may be others

@@ -54,8 +54,6 @@ from gpumem._arena_types cimport (
     STATE_SUSPENDED,
     arena_in_use,
     arena_reserved,
-    lock_acquire,
-    lock_release,
 )
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport ABSURD, QUANTUM, bfc_largest_free
@@ -88,6 +86,8 @@ from gpumem._lease cimport Lease, Uses, claims_held, uses_free
 from gpumem._pages cimport Space
 from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
 from gpumem._stream cimport Stream, stream_handle
+from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._arguments import require
 from gpumem._buffer import write_page
@@ -99,7 +99,6 @@ from gpumem.stats import ShrinkReport, Stats
 
 cdef enum:
     LEGACY_SLOT = 1             # of the device's legacy default stream, in every arena
-    PER_THREAD_STREAM = 2       # handle of each thread's own default stream
 
 
 @cython.final

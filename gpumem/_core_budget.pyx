@@ -16,9 +16,7 @@ from gpumem._budget cimport (
 from gpumem._budget_core cimport BUDGET_UNLIMITED, BudgetCore, budget_ceiling, budget_charged
 from gpumem._buffer cimport MemoryResource
 from gpumem._core_memory cimport report_of
-
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
+from gpumem._support.atomics cimport load64
 
 
 cdef int join_budget(MemoryResource arena, ArenaCore* core, object budget, object count) except -1:

@@ -1,21 +1,9 @@
 """Doing what threads without the interpreter left; see _deferred.pxd."""
 
 from gpumem._driver cimport process_is_exiting
+from gpumem._support.atomics cimport pointer_swap, pointer_try
 
 from gpumem.device import _reapers
-
-cdef extern from *:
-    """
-    static inline void *gm_deferred_swap(void **at, void *value) {
-        return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
-    }
-    static inline int gm_deferred_try(void **at, void *seen, void *value) {
-        return __atomic_compare_exchange_n(at, &seen, value, 0, __ATOMIC_ACQ_REL,
-                                           __ATOMIC_RELAXED);
-    }
-    """
-    void* gm_deferred_swap(void** at, void* value) noexcept nogil
-    int gm_deferred_try(void** at, void* seen, void* value) noexcept nogil
 
 cdef extern from "Python.h":
     ctypedef struct PyObject
@@ -42,7 +30,7 @@ cdef void defer(Deferred* work) noexcept nogil:
     while True:
         seen = arriving
         work.next = <Deferred*>seen
-        if gm_deferred_try(&arriving, seen, work):
+        if pointer_try(&arriving, seen, work):
             break
     Py_AddPendingCall(run_pending, NULL)
 
@@ -87,7 +75,7 @@ cdef Deferred* take_oldest() noexcept:
 cdef void collect_arrived() noexcept:
     """Append what arrived to the queue; the stack has the newest first."""
     global oldest, newest
-    cdef Deferred* work = <Deferred*>gm_deferred_swap(&arriving, NULL)
+    cdef Deferred* work = <Deferred*>pointer_swap(&arriving, NULL)
     cdef Deferred* last = work
     cdef Deferred* first = NULL
     cdef Deferred* after

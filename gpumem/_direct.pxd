@@ -17,12 +17,7 @@ from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._driver cimport CUevent, CUstream, Place
 from gpumem._lease cimport Uses
 from gpumem._recorder cimport Tap
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        int32_t state
-    void lock_acquire(Lock* lock)
-    void lock_release(Lock* lock)
+from gpumem._support.lock cimport Lock
 
 cdef enum DirectStatus:
     DIRECT_OK = 0

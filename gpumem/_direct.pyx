@@ -32,6 +32,8 @@ from gpumem._recorder cimport (
     tap_open,
 )
 from gpumem._stream cimport Stream, stream_handle
+from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem.device import _reapers
 from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
@@ -61,9 +63,6 @@ cdef extern from *:
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) noexcept nogil
 
-cdef enum:
-    LEGACY_STREAM = 1
-    PER_THREAD_STREAM = 2
 
 # Cores that nothing refers to; what they keep goes when somebody has the interpreter lock. A
 # stack without a lock, because the last reference may go anywhere, also in a fork's child.

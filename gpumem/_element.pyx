@@ -19,7 +19,7 @@ from gpumem._dlpack cimport (
     DL_UINT,
     DLDataType,
 )
-from gpumem._seal cimport seal
+from gpumem._support.instances cimport forbid_instantiation
 
 from importlib import import_module
 
@@ -191,4 +191,4 @@ cdef ElementType _element_named(DLDataType named):
     return element if (<ElementType>element).dl.bits == named.bits else None
 
 
-seal(ElementType)
+forbid_instantiation(ElementType)

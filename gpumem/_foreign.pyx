@@ -10,11 +10,10 @@ from gpumem._buffer cimport Buffer, MemoryResource, resource_init
 from gpumem._dlpack cimport Incoming, dlpack_delete
 from gpumem._driver cimport Place, place_is_dead, process_is_exiting
 from gpumem._lease cimport Lease, lease_create
+from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem.device import MemoryKind
 
-cdef enum:
-    LEGACY_STREAM = 1
 
 # Who is told of the end: a producer's deleter, or a reference that is dropped.
 cdef struct Owner:

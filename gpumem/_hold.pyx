@@ -5,7 +5,7 @@ from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABL
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from gpumem._buffer cimport Buffer, buffer_share, drop_share
-from gpumem._seal cimport seal
+from gpumem._support.instances cimport forbid_instantiation
 
 cdef char* BYTES_FORMAT = "B"
 
@@ -48,4 +48,4 @@ cdef object hold_bytes(Buffer buffer, uint64_t address, int64_t nbytes, bint rea
     return hold
 
 
-seal(MemoryHold)
+forbid_instantiation(MemoryHold)

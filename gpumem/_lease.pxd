@@ -6,9 +6,7 @@ on any thread. Whoever makes the lease says how the block goes back; the last dr
 
 from libc.stdint cimport uint32_t, uint64_t
 
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
-    void store64(uint64_t* word, uint64_t value)
+from gpumem._support.atomics cimport load64, store64
 
 # Another stream that uses a block too. Which number names it is the resource's matter; an arena
 # says, when the block is freed, behind which epoch of the stream that use ends.

@@ -3,8 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 
-cdef extern from "atomics.h" nogil:
-    uint64_t count_up(uint64_t* count)
+from gpumem._support.atomics cimport count_up, load64
 
 
 cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream,

@@ -23,6 +23,7 @@ from gpumem._budget_core cimport BudgetCore, budget_load, budgets_visit
 from gpumem._driver cimport process_is_exiting
 from gpumem._look cimport look_at
 from gpumem._recorder cimport Tap, taps_visit
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 
 from gpumem._forks import ForkLock
 from gpumem.errors import ConfigWarning
@@ -75,15 +76,6 @@ cdef extern from "ticker.h" nogil:
     int ticker_start(void (*tick)() noexcept nogil, uint64_t period)
     void ticker_stop()
     void ticker_set_period(uint64_t period)
-
-cdef extern from "<sys/mman.h>" nogil:
-    enum:
-        PROT_READ
-        PROT_WRITE
-        MAP_SHARED
-    void* MAP_FAILED
-    void* mmap(void* address, size_t size, int access, int flags, int fd, long offset)
-    int munmap(void* address, size_t size)
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,

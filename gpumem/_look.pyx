@@ -1,6 +1,6 @@
 """Counters of every kind of resource, without its locks; see _look.pxd."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from gpumem._arena_heap_types cimport DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_RESTING
@@ -15,17 +15,7 @@ from gpumem._arena_types cimport (
 from gpumem._direct cimport DirectCore, DirectCounters
 from gpumem._raw cimport RawBooks
 from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, TAP_RAW
-
-cdef extern from "atomics.h" nogil:
-    uint32_t load32(const void* word)
-    uint64_t load64(const uint64_t* word)
-    uint64_t published64(const uint64_t* word)
-
-cdef extern from *:
-    """
-    #define gm_first(list) __atomic_load_n(list, __ATOMIC_ACQUIRE)
-    """
-    ThreadCache* gm_first(const void* list) noexcept nogil
+from gpumem._support.atomics cimport load32, load64, published64, published_pointer
 
 cdef enum:
     MOST_LOOKS = 8
@@ -104,7 +94,7 @@ cdef void look_at_arena(const ArenaCore* arena, uint64_t* counters) noexcept nog
 cdef void subtract_caches(const ArenaCore* arena, uint64_t* counters) noexcept nogil:
     # What rests in caches is not in use, and what they served is not in the arena's counts yet.
     # Caches are never taken off the list while the arena lives.
-    cdef const ThreadCache* cache = gm_first(&arena.caches)
+    cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
     cdef uint64_t kept = 0
     cdef uint64_t requested = counters[<int>LIVE_REQUESTED_IN_USE]
     while cache != NULL:

@@ -18,12 +18,9 @@ from gpumem._driver cimport (
     place_is_dead,
     place_leave,
 )
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem.errors import ClosedError
-
-cdef enum:
-    LEGACY_STREAM = 1
-    PER_THREAD_STREAM = 2       # of whichever thread asks
 
 
 cdef inline CUstream normal(CUstream stream) noexcept nogil:

@@ -10,8 +10,9 @@ before its block is freed, so that an address that is handed out again never mee
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
-from gpumem._arena_types cimport ArenaCore, Lock
+from gpumem._arena_types cimport ArenaCore
 from gpumem._driver cimport CUstream
+from gpumem._support.lock cimport Lock
 
 cdef enum:
     OUTLET_STREAMS = 64     # an outlet remembers by handle; others are looked up at every use

@@ -1,6 +1,6 @@
 """Outlets and the book of their blocks; see _outlets.pxd."""
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -23,39 +23,26 @@ from gpumem._arena_types cimport (
     ARENA_STALE,
     ArenaCore,
     Block,
-    LEGACY_STREAM,
-    Lock,
-    lock_acquire,
-    lock_init,
-    lock_release,
 )
 from gpumem._bfc cimport ABSURD
 from gpumem._driver cimport CUstream, place_is_dead, process
 from gpumem._lease cimport Uses
 from gpumem._recorder cimport thread_set_framework
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
-    uint64_t sum_add(uint64_t* sum, uint64_t by)
-    uint64_t load64(const uint64_t* word)
-    void store64(uint64_t* word, uint64_t value)
-    uint32_t published32(const uint32_t* word)
-    void publish32(uint32_t* word, uint32_t value)
-
-cdef extern from *:
-    """
-    /* A peak only rises; `seen` is what it is now where somebody else was faster. */
-    static inline int gm_peak_try(uint64_t *peak, uint64_t *seen, uint64_t value) {
-        return __atomic_compare_exchange_n(peak, seen, value, 1, __ATOMIC_RELAXED,
-                                           __ATOMIC_RELAXED);
-    }
-    """
-    bint peak_try "gm_peak_try"(uint64_t* peak, uint64_t* seen, uint64_t value) noexcept nogil
+from gpumem._support.atomics cimport (
+    count_add,
+    load64,
+    peak_try,
+    publish32,
+    published32,
+    store64,
+    sum_add,
+)
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 cdef enum:
     SHARDS = 64
     FIRST_ENTRIES = 64          # of a shard; a power of two
-    PER_THREAD_STREAM = 2       # means another stream in each thread: never remembered
 
 cdef struct Entry:
     uint64_t address            # 0: free

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._bfc cimport CHUNK_HOLE, CHUNK_USED, Chunk, NIL, load32, state_of
+from gpumem._bfc cimport CHUNK_HOLE, CHUNK_USED, Chunk, NIL, state_of
 from gpumem._page_sites cimport Site
 from gpumem._page_space cimport may_take
 from gpumem._pages cimport (
@@ -18,6 +18,7 @@ from gpumem._pages cimport (
     page_mapped_at,
     Space,
 )
+from gpumem._support.atomics cimport load32
 
 
 cdef enum:

@@ -15,7 +15,6 @@ from gpumem._bfc cimport (
     LEVELS,
     NIL,
     STEPS,
-    load32,
     state_of,
 )
 from gpumem._bfc_holes cimport holes_add_range, holes_carve, holes_fill
@@ -43,6 +42,7 @@ from gpumem._pages cimport (
     Range,
     Space,
 )
+from gpumem._support.atomics cimport load32
 
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:

@@ -7,10 +7,7 @@ from libc.stdint cimport uint64_t
 
 from gpumem._driver cimport CUresult, Place
 from gpumem._pages cimport Space
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        pass
+from gpumem._support.lock cimport Lock
 
 # Unmaps and releases every page that has memory; stops where the driver refuses. `lock` is held
 # while the books change.

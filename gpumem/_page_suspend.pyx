@@ -7,10 +7,7 @@ from gpumem._driver cimport CUDA_SUCCESS, CUresult, Place, place_enter, place_le
 from gpumem._page_driver cimport page_allow, page_create, page_map, page_release, page_unmap
 from gpumem._page_space cimport orphan_add, view_set
 from gpumem._pages cimport address_of, GRANULE_BITS, Page, page_mapped_at, Space
-
-cdef extern from "lock.h" nogil:
-    void lock_acquire(Lock* lock)
-    void lock_release(Lock* lock)
+from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
 cdef CUresult space_give_up(Space* space, Lock* lock, Place* place, uint64_t* calls) noexcept nogil:

@@ -13,8 +13,6 @@ from gpumem._direct cimport (
     direct_is_default,
     direct_returned,
     direct_stream_at,
-    lock_acquire,
-    lock_release,
 )
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
@@ -43,6 +41,7 @@ from gpumem._driver cimport (
     require,
 )
 from gpumem._pool_imports cimport pool_import_drop
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem.errors import ConfigError
 

@@ -1,6 +1,6 @@
 """Counting the uses of other processes' blocks; see _pool_imports.pxd."""
 
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
@@ -18,13 +18,7 @@ from gpumem._driver cimport (
     Place,
     process,
 )
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        int32_t state
-    void lock_init(Lock* lock)
-    void lock_acquire(Lock* lock)
-    void lock_release(Lock* lock)
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 
 cdef struct Import:
     Place* place

@@ -27,14 +27,11 @@ from gpumem._recorder cimport (
     tap_open,
 )
 from gpumem._stream cimport Stream, stream_handle
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
 from gpumem.out_of_memory import absurd
 from gpumem.stats import Stats
-
-cdef enum:
-    LEGACY_STREAM = 1
-    PER_THREAD_STREAM = 2
 
 
 cdef RawBooks raw_books(DriverDevice place, object memory, dict streams, str name, object budget,

@@ -46,7 +46,7 @@ from gpumem._layout cimport (
     layout_size,
 )
 from gpumem._order cimport order_host, own_stream
-from gpumem._seal cimport seal
+from gpumem._support.instances cimport forbid_instantiation
 
 from gpumem._arguments import require
 from gpumem.device import MemoryInfo, can_access, devices_are_memory_compatible
@@ -692,4 +692,4 @@ cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object s
     return dlpack_capsule(tensor_export(made, device, DL_IS_COPIED, versioned))
 
 
-seal(Tensor)
+forbid_instantiation(Tensor)

@@ -38,11 +38,13 @@ def _compiled(name: str) -> Path:
     from setuptools.command.build_ext import build_ext
 
     package = Path(gpumem.__file__).resolve().parent
-    headers = [*package.glob("*.pxd"), *package.glob("include/*.h"), HERE / "subject.h"]
+    includes = [package / "_support" / "include", package / "include"]
+    headers = [*package.rglob("*.pxd"), HERE / "subject.h"]
+    headers += [header for folder in includes for header in folder.glob("*.h")]
     extension = Extension(
         name,
         [str(HERE / source) for source in SOURCES[name]],
-        include_dirs=[str(HERE), str(package / "include"), str(package / "hostdev")],
+        include_dirs=[str(path) for path in (HERE, *includes, package / "hostdev")],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=["-std=c++17", "-O2", "-g0"],
         extra_link_args=["-pthread"],

@@ -7,11 +7,9 @@ from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
 from gpumem._deferred cimport report_unraisable
 from gpumem._stream cimport Stream
+from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem.errors import ClosedError, InvalidFreeError
-
-cdef enum:
-    LEGACY_STREAM = 1           # the other name of stream 0
 
 
 @cython.final

@@ -5,7 +5,7 @@ import os
 
 from libc.stdint cimport uint64_t
 
-from gpumem._arena_types cimport ArenaCore, lock_acquire, lock_release
+from gpumem._arena_types cimport ArenaCore
 from gpumem._backing cimport Mapped
 from gpumem._backing_physical cimport shared_export
 from gpumem._buffer cimport Buffer, buffer_share, drop_share
@@ -13,6 +13,7 @@ from gpumem._core cimport Arena
 from gpumem._driver cimport CUresult, check
 from gpumem._handle cimport Handle, handle_of
 from gpumem._lease cimport Lease
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem.errors import UnsupportedHandleTypeError
 from gpumem.interop.descriptors import MemoryHandleType

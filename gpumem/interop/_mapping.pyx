@@ -1,7 +1,7 @@
 """Counting and ending mappings; see _mapping.pxd."""
 
 from cpython.ref cimport Py_DECREF
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._driver cimport (
@@ -17,20 +17,10 @@ from gpumem._driver cimport (
     process,
     process_is_exiting,
 )
+from gpumem._support.atomics cimport count_add
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.memory cimport munmap
 from gpumem.interop._timeline_core cimport timelines_hold
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        int32_t state
-    void lock_init(Lock* lock)
-    void lock_acquire(Lock* lock)
-    void lock_release(Lock* lock)
-
-cdef extern from "atomics.h" nogil:
-    int32_t count_add(int32_t* count, int32_t by)
-
-cdef extern from "<sys/mman.h>" nogil:
-    int munmap(void* address, size_t nbytes)
 
 # Held for the list alone.
 cdef Lock lock

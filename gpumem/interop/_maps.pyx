@@ -11,7 +11,7 @@ import os
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno as c_errno
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memset
 
 from gpumem._driver cimport (
@@ -41,19 +41,12 @@ from gpumem._driver cimport (
     place_restore,
 )
 from gpumem._handle cimport Handle
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from gpumem.interop._mapping cimport Mapping, mapping_end, mapping_new
 from gpumem.interop._memory cimport external_memory
 
 from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import AlignmentError, BadHandleError, DeviceMismatchError
-
-cdef extern from "<sys/mman.h>" nogil:
-    enum:
-        PROT_READ
-        PROT_WRITE
-        MAP_SHARED
-    void* MAP_FAILED
-    void* mmap(void* address, size_t nbytes, int protection, int flags, int fd, int64_t offset)
 
 cdef extern from "<string.h>" nogil:
     char* strerror(int number)

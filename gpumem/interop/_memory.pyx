@@ -22,6 +22,7 @@ from gpumem._layout cimport MAX_RANK
 from gpumem._lease cimport Lease, Uses, lease_create
 from gpumem._order cimport order_settled
 from gpumem._stream cimport Stream, stream_handle
+from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor cimport Tensor, tensor_new
 from gpumem.interop._mapping cimport (
     Mapping,
@@ -37,8 +38,6 @@ from gpumem.device import _reapers
 from gpumem.errors import ClosedError, ConfigError, InUseError, InvalidDescriptorError
 from gpumem.interop.layouts import Slices, place_tensor, point_of
 
-cdef enum:
-    LEGACY_STREAM = 1
 
 # What a buffer over imported memory gives back at its end.
 cdef struct Share:

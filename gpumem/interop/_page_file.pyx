@@ -2,18 +2,13 @@
 
 from libc cimport errno as c_errno
 
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 from gpumem.interop._timeline_core cimport TIMELINE_PAGE_BYTES, TimelinePage
 
 cdef extern from "<sys/mman.h>" nogil:
     enum:
-        PROT_READ
-        PROT_WRITE
-        MAP_SHARED
         MFD_CLOEXEC
         MFD_ALLOW_SEALING
-    void* MAP_FAILED
-    void* mmap(void* address, size_t size, int access, int flags, int fd, long offset)
-    int munmap(void* address, size_t size)
     int memfd_create(const char* name, unsigned int flags)
 
 cdef extern from "<fcntl.h>" nogil:

@@ -6,14 +6,7 @@ Functions return a `CoreStatus`; `Outcome` has what a person wants to know of a 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._driver cimport CUdeviceptr, CUevent, CUexternalSemaphore, CUresult, CUstream, Place
-
-cdef extern from "lock.h" nogil:
-    ctypedef struct Lock:
-        int32_t state
-    void lock_init(Lock* lock)
-    void lock_acquire(Lock* lock)
-    bint lock_try(Lock* lock)
-    void lock_release(Lock* lock)
+from gpumem._support.lock cimport Lock
 
 cdef extern from "timeline_peers.h" nogil:
     ctypedef struct TimelinePage:

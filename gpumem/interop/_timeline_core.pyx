@@ -25,15 +25,10 @@ from gpumem._driver cimport (
     process,
     process_is_exiting,
 )
-
-cdef extern from "<sys/mman.h>" nogil:
-    enum:
-        PROT_READ
-        PROT_WRITE
-        MAP_SHARED
-    void* MAP_FAILED
-    void* mmap(void* address, size_t size, int access, int flags, int fd, long offset)
-    int munmap(void* address, size_t size)
+from gpumem._support.atomics cimport pointer_swap, pointer_try
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+from gpumem._support.streams cimport PER_THREAD_STREAM
 
 cdef extern from "<fcntl.h>" nogil:
     enum:
@@ -47,21 +42,6 @@ cdef extern from "<pthread.h>" nogil:
     ctypedef unsigned long pthread_t
     pthread_t pthread_self()
 
-cdef extern from *:
-    """
-    static inline void *gm_core_swap(void **at, void *value) {
-        return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
-    }
-    static inline int gm_core_try(void **at, void *seen, void *value) {
-        return __atomic_compare_exchange_n(at, &seen, value, 0, __ATOMIC_ACQ_REL,
-                                           __ATOMIC_RELAXED);
-    }
-    """
-    void* gm_core_swap(void** at, void* value) noexcept nogil
-    int gm_core_try(void** at, void* seen, void* value) noexcept nogil
-
-cdef enum:
-    PER_THREAD_STREAM = 2       # of whichever thread asks
 
 # Cores that streams were given, and of those the ones that nobody calls any more. The lists' lock
 # is taken after a core's own; the other way round a core's is only tried.
@@ -119,7 +99,7 @@ cdef void core_retire(TimelineCore* core) noexcept nogil:
     while True:
         seen = arriving
         core.arrived = <TimelineCore*>seen
-        if gm_core_try(&arriving, seen, core):
+        if pointer_try(&arriving, seen, core):
             break
 
 
@@ -157,7 +137,7 @@ cdef void cores_reap() noexcept nogil:
 
 
 cdef void take_arrived() noexcept nogil:
-    cdef TimelineCore* core = <TimelineCore*>gm_core_swap(&arriving, NULL)
+    cdef TimelineCore* core = <TimelineCore*>pointer_swap(&arriving, NULL)
     while core != NULL:
         list_take(&active, core)
         list_put(&retired, core)

@@ -18,6 +18,8 @@ from gpumem._driver cimport (
     place_enter,
     place_leave,
 )
+from gpumem._support.atomics cimport load64, store64
+from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem.interop._timeline_core cimport (
     CORE_DESERTED,
     CORE_DRIVER,
@@ -33,8 +35,6 @@ from gpumem.interop._timeline_core cimport (
     core_link_memory,
     core_link_page,
     core_list,
-    lock_acquire,
-    lock_release,
     timeline_claim,
     timeline_deserted,
     timeline_is_polled,
@@ -50,10 +50,6 @@ from gpumem.interop._timeline_core cimport (
     use_for,
     use_record,
 )
-
-cdef extern from "atomics.h" nogil:
-    uint64_t load64(const uint64_t* word)
-    void store64(uint64_t* word, uint64_t value)
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int microseconds)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -40,28 +40,16 @@ from gpumem._direct cimport (
     direct_counters,
     direct_drop,
     direct_stream_at,
-    lock_acquire,
-    lock_release,
 )
 from gpumem._driver cimport Place, place_is_dead, process
 from gpumem._outlets cimport outlets_blocks
 from gpumem._raw cimport RawBlock, RawBooks
 from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, Tap, taps_visit
+from gpumem._support.atomics cimport count_retain_live
 from gpumem._support.columns cimport column_of
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem.errors import ClosedError
-
-cdef extern from *:
-    """
-    static inline int gm_snapshot_retain(int32_t *count) {
-        int32_t seen = __atomic_load_n(count, __ATOMIC_RELAXED);
-        while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen + 1, 1, __ATOMIC_ACQ_REL,
-                                                        __ATOMIC_RELAXED)) {
-        }
-        return seen > 0;
-    }
-    """
-    bint retain_live "gm_snapshot_retain"(int32_t* count) noexcept nogil
 
 # The order is the number in `state`.
 STATES = ("free", "used", "kept", "parked", "hole")
@@ -131,7 +119,7 @@ cdef void collect(Tap* tap, void* context) noexcept nogil:
         if not arena_retain_live(<ArenaCore*>tap.owner):
             return
     elif tap.owner_is == TAP_DIRECT:
-        if not retain_live(&(<DirectCore*>tap.owner).references):
+        if not count_retain_live(&(<DirectCore*>tap.owner).references):
             return
     elif not keeps_books(<PyObject*>tap.owner):
         return

@@ -13,9 +13,10 @@ PACKAGE = ROOT / "gpumem"
 
 # From the bottom. A module imports from its own row and from rows above it in this list only.
 LAYERS = [
+    ["_support*"],
     ["_sizes"],
     ["out_of_memory", "_nvml"],
-    ["errors", "_arguments", "_seal", "_forks", "_lock", "_support*"],
+    ["errors", "_arguments", "_forks"],
     ["_bfc", "_bfc_*"],
     ["_driver"],
     ["_cuda", "_host"],

@@ -1,0 +1,107 @@
+/* Counters, words and pointers that several threads touch without a lock. */
+#ifndef GPUMEM_ATOMICS_H
+#define GPUMEM_ATOMICS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* References: the last drop sees everything that was done under the others. Returns the new count. */
+static inline int32_t count_add(int32_t *count, int32_t by) {
+    return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
+}
+
+/* One reference more, unless the last is gone already. */
+static inline int count_retain_live(int32_t *count) {
+    int32_t seen = __atomic_load_n(count, __ATOMIC_RELAXED);
+    while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen + 1, 1, __ATOMIC_ACQ_REL,
+                                                    __ATOMIC_RELAXED)) {
+    }
+    return seen > 0;
+}
+
+/* The same of a counter that only rises. */
+static inline uint64_t count_up(uint64_t *count) {
+    return __atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
+}
+
+/* Sums for statistics: exact, ordered with nothing. Returns the new sum. */
+static inline uint64_t sum_add(uint64_t *sum, uint64_t by) {
+    return __atomic_add_fetch(sum, by, __ATOMIC_RELAXED);
+}
+/* A peak only rises. Where another thread was faster, `seen` becomes what it is now. */
+static inline int peak_try(uint64_t *peak, uint64_t *seen, uint64_t value) {
+    return __atomic_compare_exchange_n(peak, seen, value, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+/* Words that one side changes under a lock and another looks at without it: never torn, no order. */
+static inline uint8_t load8(const uint8_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+static inline void store8(uint8_t *word, uint8_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+static inline uint32_t load32(const uint32_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+static inline void store32(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+static inline uint64_t load64(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+static inline void store64(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+/* A word that says how much of a table is filled, or a sum: who sees it sees what was done before. */
+static inline uint32_t published32(const uint32_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static inline void publish32(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static inline uint64_t published64(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static inline void publish64(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static inline void *published_pointer(const void *at) {
+    return __atomic_load_n((void *const *)at, __ATOMIC_ACQUIRE);
+}
+static inline void publish_pointer(void **at, void *value) {
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+/* A record that its readers check instead of locking it: its version is 0 while it is written, and
+   is published again with `publish32`. A reader asks before it copies the record and after. */
+static inline void version_begin(uint32_t *version) {
+    __atomic_store_n(version, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+}
+static inline uint32_t version_of(const uint32_t *version) {
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(version, __ATOMIC_ACQUIRE);
+}
+
+/* A flag that one thread finds set. */
+static inline int flag_take(uint32_t *flag) {
+    return __atomic_exchange_n(flag, 0, __ATOMIC_ACQ_REL) != 0;
+}
+
+/* A pointer that threads replace. `pointer_try` stores `value` if `seen` is still there. */
+static inline void *pointer_swap(void **at, void *value) {
+    return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+}
+static inline int pointer_try(void **at, void *seen, void *value) {
+    return __atomic_compare_exchange_n(at, &seen, value, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+/* The head of a list as one word: many push, one takes all. Who takes sees what was pushed. A push
+   that fails sets `seen` to the head of now. */
+static inline int head_try(uint64_t *head, uint64_t *seen, uint64_t wanted) {
+    return __atomic_compare_exchange_n(head, seen, wanted, 1, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+}
+static inline uint64_t head_take(uint64_t *head) {
+    return __atomic_exchange_n(head, 0, __ATOMIC_ACQUIRE);
+}
+
+#endif

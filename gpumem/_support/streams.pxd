@@ -1,0 +1,5 @@
+"""Handles of the two streams that every device has without creating them."""
+
+cdef enum:
+    LEGACY_STREAM = 1           # the device's legacy default stream; handle 0 means it too
+    PER_THREAD_STREAM = 2       # the default stream of whichever thread asks; never remembered
