@@ -26,12 +26,13 @@ def test_who_asks_for_the_driver_while_another_thread_loads_it_gets_the_same_ans
     run_quietly("""
         import sys, threading, time, types
 
-        asked = threading.Event()
+        asked, asks_too = threading.Event(), threading.Event()
 
         class Slow(types.ModuleType):
             def cuGetProcAddress(self, name, version, flags):
                 asked.set()
-                time.sleep(0.005)
+                asks_too.wait()
+                time.sleep(0)  # the main thread's turn
                 return 1, 0
 
         bindings = types.ModuleType("cuda.bindings")
@@ -43,6 +44,7 @@ def test_who_asks_for_the_driver_while_another_thread_loads_it_gets_the_same_ans
         first = threading.Thread(target=_cuda.load)
         first.start()
         asked.wait()
+        asks_too.set()
         reason = _cuda.load()
         first.join()
         assert reason == _cuda.load(), reason

@@ -1,10 +1,10 @@
 """Host timelines and a GPU's streams: they wait for the page and write it, and wake the CPU."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
+from helpers.waiting import wait_for_waiters
 
 import gpumem
 from gpumem.errors import InUseError, NonMonotonicError
@@ -31,28 +31,36 @@ def test_a_gpu_takes_part_in_host_timelines():
     assert not semaphore_capability("cuda:0", SemaphoreType.D3D12_FENCE)
 
 
-def test_the_cpu_lets_a_stream_go(timeline, streams):
-    stream, _ = streams
+def let_the_device_work(driver, stream):
+    """Return when the device has done later work, on a stream that nothing holds back."""
+    with gpumem.Arena("cuda:0") as arena, arena.allocate(MIB, stream) as buffer:
+        for value in range(100):
+            driver.call(driver.cuMemsetD8Async, buffer.ptr, value, MIB, stream.ptr)
+        stream.synchronize()
+
+
+def test_the_cpu_lets_a_stream_go(driver, timeline, streams):
+    stream, other = streams
     timeline.enqueue_wait(stream, 1 << 40)
-    time.sleep(0.02)
+    let_the_device_work(driver, other)
     assert not stream.query()
     timeline.signal((1 << 40) - 1)
-    time.sleep(0.02)
+    let_the_device_work(driver, other)
     assert not stream.query()
     timeline.signal(1 << 40)
     stream.synchronize()
     timeline.close()
 
 
-def test_a_stream_wakes_the_cpu(timeline, streams):
-    stream, _ = streams
+def test_a_stream_wakes_the_cpu(driver, timeline, streams):
+    stream, other = streams
     woken = []
     thread = threading.Thread(target=lambda: woken.append(timeline.wait(2, timeout=60)))
     thread.start()
-    time.sleep(0.05)  # asleep, in a page that no device has written yet
+    wait_for_waiters(timeline)  # in a page that no device has written yet
     timeline.enqueue_wait(stream, 1)
     timeline.enqueue_signal(stream, 2)
-    time.sleep(0.05)
+    let_the_device_work(driver, other)
     assert not woken
     with timeline.export() as handle, HostTimeline.from_fd(handle) as there:
         assert (there.pending, there.value()) == (2, 0)
@@ -114,13 +122,13 @@ def test_the_cpu_and_a_stream_take_turns(timeline, streams):
     assert timeline.value() == 1000
 
 
-def test_signals_take_effect_in_the_order_in_which_they_were_made(timeline, streams):
+def test_signals_take_effect_in_the_order_in_which_they_were_made(driver, timeline, streams):
     one, two = streams
     gate = HostTimeline.create()
     gate.enqueue_wait(one, 1)
     timeline.enqueue_signal(one, 5)
     timeline.enqueue_signal(two, 7)
-    time.sleep(0.02)
+    let_the_device_work(driver, gpumem.Stream("cuda:0"))
     assert timeline.value() == 0
     gate.signal(1)
     timeline.wait(7, timeout=60)

@@ -15,6 +15,7 @@ import time
 import zlib
 
 import pytest
+from helpers.threads import in_a_thread
 
 import gpumem
 from gpumem import _live, observe
@@ -131,10 +132,8 @@ def test_every_thread_s_cache_counts():
         held.extend(arena.allocate(1000) for _ in range(20))
         del held[:10]
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-        thread.join()
+    for _ in range(3):
+        in_a_thread(work)
     observe.publish(period=0.01)
     counters = named(own_page(), "told").counters
     assert counters["num_allocs"] == 60
@@ -481,11 +480,9 @@ def test_a_stopped_process_is_read_all_the_same():
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         before = observe.LivePage.of_process(process.pid)
-        time.sleep(3 * before.period)
-        page = observe.LivePage.of_process(process.pid)
+        page = page_when(process.pid, lambda page: page.age > 3 * page.period)
         assert page.alive
         assert page.clock == before.clock
-        assert page.age > 3 * page.period
         assert named(page, "weights").counters["in_use"] == 10 * 4096
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers import child
 from helpers.every_kind import RESOURCES
+from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import observe
@@ -346,8 +347,9 @@ def test_recordings_come_and_go_while_threads_allocate(make_arena, tmp_path):
     try:
         for number in range(20):
             path = tmp_path / str(number) if number % 2 else None
+            allocations = arena.stats().num_allocs
             with observe.record(arena, path) as recording:
-                time.sleep(0.001)
+                wait_until(lambda before=allocations: arena.stats().num_allocs > before + 10)
             assert recording.events().torn == 0
     finally:
         done.set()

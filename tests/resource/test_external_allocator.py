@@ -6,12 +6,12 @@ import ctypes
 import gc
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
 from helpers.dlpack import consume
 from helpers.driver import HostDriver
+from helpers.waiting import wait_until
 
 import gpumem
 
@@ -58,14 +58,6 @@ def allocator(heap):
     with gpumem.ExternalAllocator(heap.alloc, heap.free, heap.empty_cache, memory="host") as made:
         yield made
     assert not heap.blocks
-
-
-def wait_until(condition) -> None:
-    """Let the main thread run Python until it holds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0)
 
 
 # ---- blocks --------------------------------------------------------------------------------------

@@ -106,15 +106,18 @@ def test_daemon_threads_that_make_and_drop_views_as_the_interpreter_ends():
         SETUP
         + """
 threading.excepthook = lambda _: None
-def work():
+rounds = [0] * 3
+def work(number):
     held = []
     while True:
         held.append(views())
+        rounds[number] += 1
         if len(held) > 5:
             held.pop(0)
-for _ in range(3):
-    threading.Thread(target=work, daemon=True).start()
-time.sleep(0.1)
+for number in range(3):
+    threading.Thread(target=work, args=(number,), daemon=True).start()
+while min(rounds) < 20:
+    time.sleep(0)
 """
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,9 +1,9 @@
 """What a timeline counts: which values it takes, what they release, what they refuse."""
 
 import threading
-import time
 
 import pytest
+from helpers.waiting import wait_for_waiters
 
 from gpumem.errors import (
     ClosedError,
@@ -92,7 +92,7 @@ def test_the_cpu_is_woken_by_another_thread(timeline):
     for thread in threads:
         thread.start()
     timeline.signal(2)
-    time.sleep(0.02)  # most sleep by now
+    wait_for_waiters(timeline, 8)
     assert not reached
     timeline.signal(3)
     for thread in threads:
@@ -135,7 +135,7 @@ def test_a_poisoned_timeline_lets_nobody_wait_for_what_is_not_reached(timeline, 
 
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(0.02)
+    wait_for_waiters(timeline)
     timeline.poison()
     thread.join()
     assert len(errors) == 1
@@ -184,7 +184,7 @@ def test_a_closed_timeline_does_nothing(timeline, stream):
 def test_a_timeline_is_not_closed_under_a_thread_that_waits(timeline):
     thread = threading.Thread(target=timeline.wait, args=(1, 60))
     thread.start()
-    time.sleep(0.05)  # it waits by now
+    wait_for_waiters(timeline)
     with pytest.raises(InUseError, match="another thread"):
         timeline.close()
     timeline.signal(1)
