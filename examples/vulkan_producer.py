@@ -7,7 +7,7 @@ Nothing is copied. Two timelines order both sides: one that Vulkan signals when 
 which the reader's stream waits for (the CPU, where NumPy reads), and one that the reader signals
 when it is done, which Vulkan waits for before it draws over the frame.
 
-Needs ``pip install 'gpumem[vulkan]'`` and a Vulkan driver; without a GPU Mesa's software Vulkan
+Needs ``pip install vulkan`` and a Vulkan driver; without a GPU Mesa's software Vulkan
 (Debian: ``apt install mesa-vulkan-drivers libvulkan1``).
 """
 

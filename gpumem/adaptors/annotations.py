@@ -33,7 +33,7 @@ class AnnotateAdaptor(Adaptor):
             import nvtx
         except ImportError as error:
             raise MissingFrameworkError(
-                f"annotate needs the package nvtx (pip install 'gpumem[nvtx]'): {error}",
+                f"annotate needs the package nvtx (pip install nvtx): {error}",
                 name="nvtx",
             ) from error
         super().__init__((resource,), name=name, tells=True)

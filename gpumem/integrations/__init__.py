@@ -1,7 +1,7 @@
 """gpumem beneath other libraries: one module for each, which imports its library only when used.
 
-Each has ``enable(resource=None, ...)``, ``disable()`` and ``using(resource=None, ...)``, and they
-behave alike:
+Each has ``enable(resource=None, ...)``, ``disable()``, ``using(resource=None, ...)`` and
+``status()``, and they behave alike:
 
 - They hold for the whole process, every thread included, and for what is allocated from then on;
   what was allocated before keeps its memory, and goes back to where it came from.
@@ -10,13 +10,26 @@ behave alike:
 - ``enable`` with what is enabled already does nothing, with something else it replaces that.
   ``disable`` gives the library back what it had before the first ``enable``.
 - ``using`` is a context manager. It nests, also within ``enable``, and restores what was there.
+- ``status`` returns a `Status`: whether the library uses gpumem's memory, and which resources.
 - A library that is missing, too old, or that cannot switch (back) now is an
   `gpumem.errors.IntegrationError` that says why, and nothing is changed.
+
+Two names stand for the two directions, where a library has objects for them:
+
+- ``allocator(resource)`` returns the library's own object over a gpumem resource: an allocator
+  function of CuPy, a ``cuda.core.MemoryResource``, a ``rmm.mr.DeviceMemoryResource``. The caller
+  passes it to the library.
+- ``resource(source)`` returns a `gpumem.MemoryResource` over such an object of the library's
+  (cuda.core, RMM).
 """
 
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from gpumem.integrations._switch import Status
+
+__all__ = ["Status"]
 
 _LIBRARIES = ("cuda_core", "cupy", "jax", "numba", "rmm", "torch")
 

@@ -11,7 +11,7 @@ from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError
 from gpumem.resources import get_default_resource
 
-__all__ = ["REACHABLE", "ResourceLike", "Resources"]
+__all__ = ["REACHABLE", "ResourceLike", "Resources", "pinned_resources"]
 
 ResourceLike: TypeAlias = (
     MemoryResource | Iterable[MemoryResource] | Mapping[int | str | Device, MemoryResource] | None
@@ -123,6 +123,20 @@ class Resources:
 
     def __repr__(self) -> str:
         return f"Resources({self._framework!r}, {self._given!r})"
+
+
+def pinned_resources(
+    framework: str, pinned: bool | MemoryResource | None, device_type: str = "cuda"
+) -> Resources | None:
+    """Return what serves a framework's pinned memory; None if `pinned` is False."""
+    if pinned is False:
+        return None
+    return Resources(
+        f"{framework}, for pinned memory,",
+        None if pinned is True else pinned,
+        kinds=(MemoryKind.HOST_ACCESSIBLE,),
+        device_type=device_type,
+    )
 
 
 def _pairs(given: object) -> list[tuple[object, object]]:

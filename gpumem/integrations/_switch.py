@@ -1,4 +1,4 @@
-"""What enable, disable and using do, alike for every framework.
+"""What enable, disable, using and status do, alike for every framework.
 
 A `Framework` knows how one library is switched; a `Switch` knows when it may be: which settings
 are open, in which order they end, and from which thread.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from gpumem._buffer import MemoryResource
 from gpumem._forks import ForkLock
 from gpumem.errors import IntegrationError
 
-__all__ = ["Framework", "Setting", "Switch", "Using"]
+__all__ = ["Framework", "Setting", "Status", "Switch", "Using"]
 
 
 class Setting(NamedTuple):
@@ -24,6 +27,29 @@ class Setting(NamedTuple):
     """Which resource serves which device; a `gpumem.integrations._resources.Resources`."""
     options: tuple[tuple[str, Any], ...] = ()
     """Everything else, by name."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Which memory a framework uses now.
+
+    Attributes
+    ----------
+    enabled : bool
+        Whether it uses gpumem's, by `enable` or inside a `using`.
+    resources : Mapping of int to MemoryResource
+        The resources that were given, by number of the device. Other devices use their default
+        resource.
+
+    Examples
+    --------
+    >>> from gpumem.integrations import cupy
+    >>> cupy.status()       # CuPy uses its own memory
+    Status(enabled=False, resources={})
+    """
+
+    enabled: bool
+    resources: Mapping[int, MemoryResource]
 
 
 class Framework(ABC):
@@ -54,6 +80,10 @@ class Framework(ABC):
         """
         self.attach(setting)
         return before
+
+    def resources_of(self, setting: Setting) -> Mapping[int, MemoryResource]:
+        """Return the resources that a setting names, by number of the device."""
+        return dict(setting.resources.given)
 
     def why_not_back(self) -> str | None:
         """Say why `restore` cannot work now; None where it can."""
@@ -111,6 +141,13 @@ class Switch:
         with self._lock:
             frame = self._used[-1][1] if self._used else self._enabled
             return None if frame is None else frame.setting
+
+    def status(self) -> Status:
+        """Return which memory the framework uses now."""
+        setting = self.current()
+        if setting is None:
+            return Status(False, {})
+        return Status(True, self._framework.resources_of(setting))
 
     # ---- what a `Using` does -----------------------------------------------------------------
 

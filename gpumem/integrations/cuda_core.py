@@ -3,16 +3,16 @@
 cuda.core keeps a `Device` for each thread, with a memory resource of its own; so `enable`,
 `disable` and `using` hold for the calling thread, and each thread that allocates calls them.
 
-`memory_resource` makes a ``cuda.core.MemoryResource`` of a gpumem resource, of any memory;
-`resource` the other way round. `buffer` shows a `gpumem.Buffer` as a ``cuda.core.Buffer``; a
-``cuda.core.Buffer`` becomes a tensor by `gpumem.from_dlpack`.
+`allocator` returns a ``cuda.core.MemoryResource`` over a gpumem resource of any memory, `resource`
+a gpumem resource over a ``cuda.core.MemoryResource``. `buffer` returns a ``cuda.core.Buffer`` over
+a `gpumem.Buffer`; `gpumem.from_dlpack` makes a tensor of a ``cuda.core.Buffer``.
 
 Examples
 --------
 >>> import numpy as np
 >>> import gpumem
 >>> import gpumem.integrations.cuda_core
->>> source = gpumem.integrations.cuda_core.memory_resource(gpumem.Arena("host"))
+>>> source = gpumem.integrations.cuda_core.allocator(gpumem.Arena("host"))
 >>> block = source.allocate(100, stream=None)
 >>> np.from_dlpack(block).nbytes
 100
@@ -22,22 +22,25 @@ Examples
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from gpumem._buffer import Buffer, MemoryResource
 from gpumem._stream import Stream
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.errors import ConfigError
-from gpumem.integrations._cuda_core import LEGACY, make_classes
+from gpumem.errors import ConfigError, IntegrationError
+from gpumem.integrations._blocks import Blocks
 from gpumem.integrations._per_device import PerDevice, memory_of
 from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Setting, Switch, Using
+from gpumem.integrations._switch import Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
 
-__all__ = ["buffer", "disable", "enable", "memory_resource", "resource", "using"]
+__all__ = ["allocator", "buffer", "disable", "enable", "resource", "status", "using"]
 
 _OLDEST = "0.5"
 _INSTALL = "pip install cuda-core"
+_LEGACY_STREAM = 1  # cuda.core refuses 0
 
 
 def enable(resource: ResourceLike = None) -> None:
@@ -84,7 +87,12 @@ def using(resource: ResourceLike = None) -> Using:
     return Using(_of_this_thread(), _setting(resource))
 
 
-def memory_resource(resource: MemoryResource) -> Any:
+def status() -> Status:
+    """Return which memory the devices of the calling thread use."""
+    return _of_this_thread().status()
+
+
+def allocator(resource: MemoryResource) -> Any:
     """Return a ``cuda.core.MemoryResource`` over a gpumem resource.
 
     Parameters
@@ -158,7 +166,7 @@ def resource(
     --------
     >>> import gpumem
     >>> from gpumem.integrations import cuda_core
-    >>> theirs = cuda_core.memory_resource(gpumem.Arena("host"))
+    >>> theirs = cuda_core.allocator(gpumem.Arena("host"))
     >>> cuda_core.resource(theirs).allocate(100).nbytes
     100
     """
@@ -175,15 +183,94 @@ def _core() -> Any:
     return import_framework("cuda.core", "cuda.core", _OLDEST, install=_INSTALL)
 
 
-_made: tuple[Any, Any] | None = None
-
-
+@cache
 def _classes() -> tuple[Any, Any]:
-    """Return the two classes of ``cuda.core.MemoryResource``: over resources, over one buffer."""
-    global _made
-    if _made is None:
-        _made = make_classes(_core())
-    return _made
+    """Return two subclasses of ``cuda.core.MemoryResource``: over a resource, over one buffer."""
+    core: Any = _core()
+
+    class Gpumem(core.MemoryResource):  # type: ignore[misc]
+        """What gpumem says of a memory, in cuda.core's words."""
+
+        def __init__(self, memory: MemoryInfo) -> None:
+            self._memory = memory
+
+        @property
+        def device_id(self) -> int:
+            return self._memory.device.index if self.is_device_accessible else -1
+
+        @property
+        def is_device_accessible(self) -> bool:
+            return self._memory.device.type == "cuda"
+
+        @property
+        def is_host_accessible(self) -> bool:
+            return self._memory.host_accessible
+
+        @property
+        def is_managed(self) -> bool:
+            return self._memory.kind is MemoryKind.MANAGED
+
+    class GpumemResource(Gpumem):
+        """Blocks of a gpumem resource as cuda.core's buffers."""
+
+        def __init__(self, memory: MemoryInfo, find: Callable[[], MemoryResource]) -> None:
+            super().__init__(memory)
+            self._blocks = Blocks(find)
+
+        @property
+        def resource(self) -> MemoryResource:
+            return self._blocks.resource
+
+        def allocate(self, size: int, *, stream: Any) -> Any:
+            device = self.is_device_accessible
+            address = self._blocks.take(size, stream if device else _NoStream())
+            try:
+                return core.Buffer.from_handle(
+                    address, size, mr=self, stream=stream if device else None
+                )
+            except BaseException:
+                self._blocks.give(address, stream if device else _NoStream())
+                raise
+
+        def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
+            self._blocks.give(int(ptr), stream if self.is_device_accessible else _NoStream())
+
+    class GpumemBuffer(Gpumem):
+        """Keeps one gpumem buffer for the cuda.core buffer that shows it."""
+
+        def __init__(self, block: Buffer) -> None:
+            super().__init__(block.memory)
+            # A lease, as every view of a buffer has one: an unconsumed capsule.
+            self._lease = block.__dlpack__(max_version=(1, 0), stream=_unordered(block))
+            self._block: Buffer | None = block
+
+        def show(self) -> Any:
+            block = self._block
+            assert block is not None, "shown once, before its end"
+            stream = None
+            if self.is_device_accessible:
+                stream = core.Stream.from_handle(block.stream.ptr or _LEGACY_STREAM)
+            return core.Buffer.from_handle(block.ptr, block.nbytes, mr=self, stream=stream)
+
+        def allocate(self, size: int, *, stream: Any) -> Any:
+            raise IntegrationError("this memory resource stands for one gpumem.Buffer")
+
+        def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
+            self._lease = self._block = None
+
+    return GpumemResource, GpumemBuffer
+
+
+class _NoStream:
+    """What host memory is ordered by: nothing."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 0
+
+
+def _unordered(block: Buffer) -> int | None:
+    # DLPack's word for "order nothing"; the CPU's capsules take no stream.
+    return None if block.memory.host_accessible else -1
 
 
 def _memory_of(source: Any) -> MemoryInfo:
@@ -220,7 +307,7 @@ class _FromCore(MemoryResource):
     def _stream(self, stream: Stream) -> Any:
         if self.memory.device.type != "cuda":
             return None
-        return _core().Stream.from_handle(stream.ptr or LEGACY)
+        return _core().Stream.from_handle(stream.ptr or _LEGACY_STREAM)
 
 
 # ---- enable, disable, using ----------------------------------------------------------------------

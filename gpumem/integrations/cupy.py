@@ -24,11 +24,11 @@ from gpumem._buffer import MemoryResource
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
 from gpumem.integrations._cupy import CupyAllocator, Maker, PinnedBlock, Where
-from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._resources import ResourceLike, Resources, pinned_resources
+from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
 
-__all__ = ["allocator", "disable", "enable", "using"]
+__all__ = ["allocator", "disable", "enable", "status", "using"]
 
 _OLDEST = "13.0"
 _INSTALL = "pip install cupy-cuda13x"
@@ -103,6 +103,11 @@ def using(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None
     return Using(_switch, _setting(resource, pinned))
 
 
+def status() -> Status:
+    """Return which memory CuPy uses now."""
+    return _switch.status()
+
+
 def allocator(resource: ResourceLike = None) -> Callable[[int], Any]:
     """Return an allocator function for ``cupy.cuda.using_allocator``, ``MemoryPool`` and others.
 
@@ -132,15 +137,7 @@ def _resources(given: ResourceLike) -> Resources:
 
 
 def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
-    chosen: Resources | None = None
-    if pinned is not False:
-        given = None if pinned is None or pinned is True else pinned
-        chosen = Resources(
-            "CuPy, for pinned memory,",
-            given,
-            kinds=(MemoryKind.HOST_ACCESSIBLE,),
-            device_type=_device_type,
-        )
+    chosen = pinned_resources("CuPy", pinned, _device_type)
     return Setting(_resources(resource), (("pinned", chosen),))
 
 

@@ -25,13 +25,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from gpumem._buffer import MemoryResource
 from gpumem._pool import DriverPool
 from gpumem.device import Device
 from gpumem.errors import ConfigError, IntegrationError
-from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
 
-__all__ = ["disable", "enable", "env", "using"]
+__all__ = ["disable", "enable", "env", "status", "using"]
 
 _OLDEST = "0.6"
 _INSTALL = "pip install 'jax[cuda13]'"
@@ -89,6 +90,11 @@ def using(resource: DriverPool | None = None, *, budget: float | None = None) ->
         At once, for what JAX cannot use; the rest as `enable`, on entering.
     """
     return Using(_switch, _setting(resource, budget))
+
+
+def status() -> Status:
+    """Return which memory JAX uses now."""
+    return _switch.status()
 
 
 def env(
@@ -169,6 +175,10 @@ def _require_own_pool(resource: Any) -> None:
 
 class _Jax(Framework):
     name = "JAX"
+
+    def resources_of(self, setting: Setting) -> Mapping[int, MemoryResource]:
+        pool = setting.resources
+        return {} if pool is None else {pool.memory.device.index: pool}
 
     def attach(self, setting: Setting) -> dict[str, str | None]:
         import_framework("JAX", "jax", _OLDEST, install=_INSTALL)

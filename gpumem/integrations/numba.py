@@ -19,14 +19,13 @@ from __future__ import annotations
 from typing import Any
 
 from gpumem._buffer import MemoryResource
-from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError
 from gpumem.integrations._numba import manager_class
-from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._resources import ResourceLike, Resources, pinned_resources
+from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
 
-__all__ = ["disable", "enable", "using"]
+__all__ = ["disable", "enable", "status", "using"]
 
 _OLDEST = "0.10"
 _INSTALL = "pip install numba-cuda"
@@ -99,14 +98,13 @@ def using(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None
     return Using(_switch, _setting(resource, pinned))
 
 
+def status() -> Status:
+    """Return which memory Numba uses now."""
+    return _switch.status()
+
+
 def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
-    chosen: Resources | None = None
-    if pinned is not False:
-        chosen = Resources(
-            "Numba, for pinned memory,",
-            None if pinned is None or pinned is True else pinned,
-            kinds=(MemoryKind.HOST_ACCESSIBLE,),
-        )
+    chosen = pinned_resources("Numba", pinned)
     return Setting(Resources("Numba", resource), (("pinned", chosen),))
 
 

@@ -24,10 +24,10 @@ from gpumem.device import Device, MemoryInfo
 from gpumem.integrations._blocks import Blocks
 from gpumem.integrations._per_device import PerDevice
 from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Setting, Switch, Using
+from gpumem.integrations._switch import Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
 
-__all__ = ["disable", "enable", "pool_view", "resource", "using"]
+__all__ = ["allocator", "disable", "enable", "resource", "status", "using"]
 
 _OLDEST = "25.2"
 _INSTALL = "pip install rmm-cu13"
@@ -38,7 +38,7 @@ def enable(resource: ResourceLike = None) -> None:
 
     Blocks belong to the stream that RMM names, and go back on the stream that RMM names then. RMM
     calls gpumem through a ``CallbackMemoryResource``, with the interpreter lock. A `DriverPool` is
-    given to it by its handle instead (`pool_view`), and then no call of gpumem is left.
+    passed by its handle instead, and RMM then makes no call of gpumem.
 
     Parameters
     ----------
@@ -84,37 +84,37 @@ def using(resource: ResourceLike = None) -> Using:
     return Using(_switch, _setting(resource))
 
 
-def pool_view(pool: DriverPool) -> Any:
-    """Return RMM's view of a driver's pool: no Python and no gpumem in the path of a block.
+def status() -> Status:
+    """Return which memory RMM uses now."""
+    return _switch.status()
+
+
+def allocator(resource: MemoryResource) -> Any:
+    """Return one of RMM's resources over a gpumem resource.
 
     Parameters
     ----------
-    pool : DriverPool
-        Kept as long as the view. What RMM takes from it counts in the driver's statistics of the
-        pool, not in those of gpumem's own blocks.
+    resource : MemoryResource
+        Kept as long as RMM's object. RMM calls it from Python. A `DriverPool` is passed by its
+        handle instead: RMM then calls the driver itself, and what it takes counts in the driver's
+        statistics of the pool, not in those of gpumem's own blocks.
 
     Returns
     -------
-    rmm.mr.CudaAsyncViewMemoryResource
+    rmm.mr.CallbackMemoryResource or rmm.mr.CudaAsyncViewMemoryResource
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
         RMM is not installed or too old.
-    TypeError
-        `pool` is no `DriverPool`.
+    ConfigError, TypeError
+        A resource that RMM cannot use.
     ClosedError
-        It is closed.
+        The pool is closed.
     """
-    if not isinstance(pool, DriverPool):
-        raise TypeError(f"{pool!r} is not a gpumem.DriverPool")
-    base: Any = _rmm().mr.CudaAsyncViewMemoryResource
-    from cuda.bindings import driver
-
-    # A class of RMM's takes no attributes; one derived from it does, and keeps the pool.
-    view = type("PoolView", (base,), {})(driver.CUmemoryPool(pool.handle))
-    view.pool = pool
-    return view
+    if not isinstance(resource, MemoryResource):
+        raise TypeError(f"{resource!r} is not a gpumem.MemoryResource")
+    return _over(Resources("RMM", resource), resource.memory.device.index)
 
 
 def resource(
@@ -170,6 +170,25 @@ def _setting(given: ResourceLike) -> Setting:
     return Setting(Resources("RMM", given))
 
 
+def _over(resources: Resources, index: int) -> Any:
+    """Return RMM's resource over the one that serves a device."""
+    given = resources.given.get(index)
+    if isinstance(given, DriverPool):
+        return _pool_view(given)
+    blocks = Blocks(lambda: resources.of(index))
+    return _rmm().mr.CallbackMemoryResource(blocks.allocate, blocks.deallocate)
+
+
+def _pool_view(pool: DriverPool) -> Any:
+    base: Any = _rmm().mr.CudaAsyncViewMemoryResource
+    from cuda.bindings import driver
+
+    # RMM's class takes no attributes; a class derived from it does, and keeps the pool.
+    view = type("PoolView", (base,), {})(driver.CUmemoryPool(pool.handle))
+    view.pool = pool
+    return view
+
+
 class _Rmm(PerDevice):
     name = "RMM"
 
@@ -180,11 +199,7 @@ class _Rmm(PerDevice):
         _rmm().mr.set_per_device_resource(index, source)
 
     def over(self, resources: Resources, index: int) -> Any:
-        given = resources.given.get(index)
-        if isinstance(given, DriverPool):
-            return pool_view(given)
-        blocks = Blocks(lambda: resources.of(index))
-        return _rmm().mr.CallbackMemoryResource(blocks.allocate, blocks.deallocate)
+        return _over(resources, index)
 
 
 _switch = Switch(_Rmm())

@@ -257,7 +257,7 @@ class ModelGraph:
 
         Shapes are inferred; weights in files beside the model are not loaded. ``Constant`` nodes
         become weights, functions of the model are inlined, bodies of If, Loop and Scan are read.
-        Needs the package ``onnx`` (``pip install 'gpumem[onnx]'``).
+        Needs the package ``onnx`` (``pip install onnx``).
 
         Parameters
         ----------

@@ -62,9 +62,7 @@ def _load(model: Any) -> Any:
         import onnx
         from google.protobuf.message import DecodeError
     except ImportError as error:
-        raise ImportError(
-            "reading ONNX models needs the package onnx: pip install 'gpumem[onnx]'"
-        ) from error
+        raise ImportError("reading ONNX models needs the package onnx: pip install onnx") from error
     if isinstance(model, onnx.ModelProto):
         copied = onnx.ModelProto()
         copied.CopyFrom(model)

@@ -47,7 +47,7 @@ def test_none_is_the_default_resource(device):
 
 def test_pinned_memory_is_both_sides(device):
     pinned = gpumem.Arena("cuda:0/host_accessible")
-    source = integration.memory_resource(pinned)
+    source = integration.allocator(pinned)
     assert (source.is_device_accessible, source.is_host_accessible) == (True, True)
     block = source.allocate(1000, stream=device.default_stream)
     block.fill(3, stream=device.default_stream)
@@ -85,7 +85,7 @@ def test_their_resource_serves_gpumem(device, kind):
 
 
 def test_a_capture_is_served_from_a_pool_of_its_graph(device, arena):
-    source = integration.memory_resource(arena)
+    source = integration.allocator(arena)
     stream = device.create_stream()
     warm = source.allocate(MIB, stream=stream)
     address = int(warm.handle)

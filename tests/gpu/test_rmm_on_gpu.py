@@ -61,7 +61,7 @@ def test_a_pool_is_given_by_its_handle():
         buffer = rmm.DeviceBuffer(size=MIB)
         assert pool.stats().reserved >= MIB
         del buffer
-    view = integration.pool_view(pool)
+    view = integration.allocator(pool)
     address = view.allocate(MIB)
     view.deallocate(address, MIB)
 

@@ -27,7 +27,7 @@ def arena():
 
 @pytest.fixture
 def source(arena):
-    return integration.memory_resource(arena)
+    return integration.allocator(arena)
 
 
 def test_a_buffer_is_the_arenas_memory(source, arena):
@@ -96,7 +96,7 @@ def test_their_resource_serves_gpumem(source, arena):
 
 def test_what_is_not_accepted_is_named(arena):
     with pytest.raises(TypeError, match=r"7 is not a gpumem\.MemoryResource"):
-        integration.memory_resource(7)
+        integration.allocator(7)
     with pytest.raises(TypeError, match=r"7 is not a gpumem\.Buffer"):
         integration.buffer(7)
     with pytest.raises(TypeError, match=r"is not a cuda\.core\.MemoryResource"):
@@ -152,7 +152,7 @@ def test_the_end_of_the_process_is_quiet(end):
         f"""
         import gpumem, gpumem.integrations.cuda_core as integration
         arena = gpumem.Arena("host")
-        source = integration.memory_resource(arena)
+        source = integration.allocator(arena)
         block, shown = source.allocate(100, stream=None), integration.buffer(arena.allocate(100))
         {end}
         """

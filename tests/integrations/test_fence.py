@@ -8,7 +8,7 @@ from helpers.driver import HostDriver
 
 import gpumem
 from gpumem import _host
-from gpumem.integrations._fence import Fence
+from gpumem.integrations._numba import Fence
 from gpumem.interop import HostTimeline
 
 MIB = 1 << 20

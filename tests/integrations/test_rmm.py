@@ -9,6 +9,7 @@ import pytest
 import gpumem
 import gpumem.integrations.rmm as integration
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
+from gpumem.integrations import Status
 from gpumem.integrations._resources import Resources
 
 
@@ -89,11 +90,31 @@ def test_their_resource_serves_gpumem(mr, arena):
     assert arena.stats().in_use == 0
 
 
+def test_allocator_is_their_resource_over_ours_and_switches_nothing(mr, arena):
+    source, stream = integration.allocator(arena), gpumem.Stream("host")
+    assert isinstance(source, DeviceMemoryResource)
+    assert mr.sources[0] is mr.own
+    address = source.allocate(1000, stream)
+    assert arena.stats().requested_in_use == 1000
+    source.deallocate(address, 1000, stream)
+    assert arena.stats().in_use == 0
+
+
+def test_status_tells_which_resources_serve_rmm(mr, arena):
+    assert integration.status() == Status(False, {})
+    with integration.using(arena):
+        assert integration.status() == Status(True, {0: arena})
+    with integration.using():
+        assert integration.status() == Status(True, {})
+    assert not integration.status().enabled
+
+
 def test_what_is_not_accepted_is_named(mr, arena):
     with pytest.raises(TypeError, match=r"is not an rmm\.mr\.DeviceMemoryResource"):
         integration.resource(arena)
-    with pytest.raises(TypeError, match=r"is not a gpumem\.DriverPool"):
-        integration.pool_view(arena)
+    for wrong in (None, mr.own, [arena]):
+        with pytest.raises(TypeError, match=r"is not a gpumem\.MemoryResource"):
+            integration.allocator(wrong)
     with pytest.raises(ConfigError, match="host_accessible"):
         integration.using(gpumem.Arena("host/host_accessible"))
 

@@ -17,7 +17,7 @@ from gpumem import Arena, Device, Stream
 from gpumem.accounting import Budget
 from gpumem.errors import ConfigError, OutOfMemoryError
 from gpumem.integrations.torch import _hooks
-from gpumem.integrations.torch._words import out_of_memory
+from gpumem.integrations.torch._errors import out_of_memory
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +393,7 @@ late = []
 atexit.register(lambda: late[0]())     # runs after what gpumem registers
 import gpumem
 from gpumem.integrations.torch import _hooks
-from gpumem.integrations.torch._words import out_of_memory
+from gpumem.integrations.torch._errors import out_of_memory
 from helpers.torch_caller import Caller
 caller = Caller({caller.path!r})
 _hooks.serve(0, gpumem.Arena("host"))

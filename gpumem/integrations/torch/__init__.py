@@ -37,14 +37,14 @@ True
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
 
 from gpumem.errors import ConfigError
 from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
-from gpumem.integrations.torch import _hooks, _thrower
+from gpumem.integrations.torch import _errors, _hooks
 from gpumem.integrations.torch._allocator import (
     Pool,
     Replacement,
@@ -55,22 +55,34 @@ from gpumem.integrations.torch._allocator import (
 )
 from gpumem.integrations.torch._statistics import Statistics
 
-__all__ = ["Status", "disable", "enable", "status", "using"]
+__all__ = ["TorchStatus", "disable", "enable", "status", "using"]
 
 MODES = ("auto", "full", "pool")
 
 
-class Status(NamedTuple):
-    """How PyTorch gets its memory now."""
+@dataclass(frozen=True)
+class TorchStatus(Status):
+    """Which memory PyTorch uses now, and how.
+
+    Attributes
+    ----------
+    enabled, resources
+        As of `gpumem.integrations.Status`.
+    mode : {"full", "pool"} or None
+        None: PyTorch uses its own allocator.
+    hooks : tuple of str
+        Under "full", the hooks that the installed PyTorch has and was given.
+    unknown_hooks : tuple of str
+        Setters of hooks that this PyTorch has and this gpumem does not know.
+    out_of_memory_error : str
+        The exception that exhaustion raises: "torch.OutOfMemoryError", or "RuntimeError" with the
+        reason.
+    """
 
     mode: str | None
-    """"full", "pool", or None: from its own allocator."""
     hooks: tuple[str, ...]
-    """Under "full", which hooks the installed PyTorch has and was given."""
     unknown_hooks: tuple[str, ...]
-    """Setters of hooks that this PyTorch has and this gpumem does not know."""
     out_of_memory_error: str
-    """What exhaustion raises: "torch.OutOfMemoryError", or "RuntimeError" and why."""
 
 
 class Torch(Framework):
@@ -108,7 +120,7 @@ class Torch(Framework):
         self.replacement = replace(torch, resources)
         Statistics(torch).install()
         try:
-            _hooks.set_thrower(_thrower.load(torch))
+            _hooks.set_thrower(_errors.load(torch))
         except (OSError, RuntimeError) as error:
             self.out_of_memory_error = f"RuntimeError ({error})"
 
@@ -176,12 +188,15 @@ def using(resource: ResourceLike = None, *, mode: str = "auto") -> Using:
     return Using(_switch, _setting(resource, mode))
 
 
-def status() -> Status:
-    """Return how PyTorch gets its memory now."""
+def status() -> TorchStatus:
+    """Return which memory PyTorch uses now, and how."""
+    now = _switch.status()
     setting = _switch.current()
     mode = None if setting is None else dict(setting.options)["mode"]
     replaced = _torch.replacement if mode == "full" else None
-    return Status(
+    return TorchStatus(
+        now.enabled,
+        now.resources,
         mode=mode,
         hooks=replaced.hooks if replaced else (),
         unknown_hooks=replaced.unknown if replaced else (),

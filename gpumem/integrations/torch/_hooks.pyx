@@ -46,7 +46,7 @@ from gpumem._outlets cimport (
 from gpumem._recorder cimport FRAMEWORK_TORCH
 
 from gpumem.errors import ConfigError
-from gpumem.integrations.torch._words import out_of_memory
+from gpumem.integrations.torch._errors import out_of_memory
 
 cdef extern from "hooks.h" nogil:
     enum:

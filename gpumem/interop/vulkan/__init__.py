@@ -1,6 +1,6 @@
 """Vulkan's side of an import: buffers and timelines on the device that gpumem means.
 
-A thin helper over the package `vulkan` (``pip install 'gpumem[vulkan]'``). What it gives are plain
+A thin helper over the package `vulkan` (``pip install vulkan``). What it gives are plain
 descriptors, which any other engine can fill as well: the opaque descriptor that
 ``vkGetMemoryFdKHR`` returned, the memory's ``allocationSize``, the device's UUID.
 """

@@ -39,7 +39,7 @@ def library() -> Any:
         if error.name != "vulkan":
             raise
         raise ImportError(
-            "the Python package vulkan is not installed: pip install 'gpumem[vulkan]'"
+            "the Python package vulkan is not installed: pip install vulkan"
         ) from None
     except OSError:
         raise ImportError("Vulkan's loader, libvulkan.so.1, is not installed") from None

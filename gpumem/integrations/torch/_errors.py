@@ -1,8 +1,12 @@
-"""A function that throws PyTorch's own out-of-memory exception, compiled for the installed one.
+"""PyTorch's out-of-memory error: its exception, compiled for the installed PyTorch, and its text.
 
 A pluggable allocator's C++ exception becomes RuntimeError in Python unless it is
-``c10::OutOfMemoryError``, whose layout belongs to one build of PyTorch. So it is compiled here, in
-seconds and once, against the headers that PyTorch brings, where there is a C++ compiler.
+``c10::OutOfMemoryError``, whose layout belongs to one build of PyTorch. The function that throws it
+is therefore compiled here, once and in seconds, against the headers that PyTorch ships, if there is
+a C++ compiler.
+
+Programs search the text to retry with less: Accelerate and Lightning look for "CUDA out of memory."
+before they take a smaller batch, others read the size from "Tried to allocate".
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["SOURCE", "compiled", "load"]
+from gpumem.out_of_memory import OutOfMemoryReport
+
+__all__ = ["SOURCE", "compiled", "load", "out_of_memory"]
 
 SOURCE = """\
 #include <c10/util/Exception.h>
@@ -25,6 +31,7 @@ extern "C" void gpumem_throw_out_of_memory(const char *text) {
     throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
 }
 """
+_ABSURD = 1152921504606846976  # bytes; from there PyTorch names no size
 # Libraries are never unloaded: PyTorch may throw at any time.
 _loaded: dict[Path, ctypes.CDLL] = {}
 
@@ -100,3 +107,26 @@ def _options(torch: ModuleType) -> list[str]:
         f"-Wl,-rpath,{root / 'lib'}",
         "-lc10",
     ]
+
+
+# ---- the text ------------------------------------------------------------------------------------
+
+
+def out_of_memory(device: int, nbytes: int, report: OutOfMemoryReport | None) -> str:
+    """Return what PyTorch's allocator would say first."""
+    if nbytes > _ABSURD:
+        return "CUDA out of memory. Tried to allocate more than 1EB memory."
+    said = f"CUDA out of memory. Tried to allocate {_size(nbytes)}."
+    if report is None or report.device_total is None or report.device_free is None:
+        return said
+    return (
+        f"{said} GPU {device} has a total capacity of {_size(report.device_total)} "
+        f"of which {_size(report.device_free)} is free."
+    )
+
+
+def _size(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes > unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
