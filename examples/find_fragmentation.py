@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 
 import gpumem
 from gpumem.observe import Snapshot, record, tag
-from gpumem.out_of_memory import OutOfMemoryReport
 from gpumem.replay import load_trace, replay
+from gpumem.stats import OutOfMemoryReport
 
 MIB = 1 << 20
 CONVERSATIONS = 16

@@ -387,7 +387,7 @@ cdef int charge(Adaptor adaptor, uint64_t size) except -1:
     now = counts_of(&adaptor.ledger)
     return admit_or_raise(adaptor.ledger.account, size, {
         "in_use": now.current_bytes - size, "reserved": now.current_bytes - size,
-        "device": str(adaptor.memory)})
+        "memory": str(adaptor.memory)})
 
 
 cdef void uncharge(Ledger* ledger, uint64_t size) noexcept nogil:

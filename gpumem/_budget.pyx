@@ -35,6 +35,7 @@ from gpumem._support.atomics cimport store64, sum_add
 from gpumem._arguments import require
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
+from gpumem.out_of_memory import OutOfMemoryReport
 from gpumem.stats import BudgetLevel
 
 cdef enum:
@@ -104,7 +105,7 @@ cdef class Budget:
     True
     >>> try:
     ...     arena.allocate(32 << 20)
-    ... except gpumem.BudgetExceededError as error:
+    ... except gpumem.errors.BudgetExceededError as error:
     ...     error.budget, error.limit
     ('tenant', 16777216)
 
@@ -638,13 +639,14 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     name = refusing.name.decode()
     held = ", ".join(f"{holder} {bytes_held}" for holder, bytes_held in holders) or "nobody"
     advice = f"free some of what {name!r} holds, or raise its limit"
-    fields = {"asked": nbytes, "rounded": nbytes, "in_use": used, "reserved": used,
-              "largest_free": budget_left(refusing), **numbers}
+    report = numbers.get("report") or OutOfMemoryReport(**{
+        "memory": "", "asked": nbytes, "rounded": nbytes, "in_use": used, "reserved": used,
+        "largest_free": budget_left(refusing), **numbers})
     raise BudgetExceededError(
         f"budget {name!r} is exceeded: {nbytes} bytes and the {used} used pass its limit of "
         f"{limit}; limits: {' < '.join(shown(one) for one in path)}; held by: {held}; {advice}",
-        budget=name, missing=missing_bytes(refusing, nbytes), path=path, holders=holders,
-        limit=limit, advice=advice, **fields) from cause_of(errors)
+        report.under(path, advice), budget=name, limit=limit,
+        missing=missing_bytes(refusing, nbytes), path=path, holders=holders) from cause_of(errors)
 
 
 cdef object cause_of(list errors):

@@ -1016,7 +1016,7 @@ cdef class Arena(MemoryResource):
         >>> _ = ctypes.memset(buffer.ptr + 100, 7, 1)
         >>> try:
         ...     arena.check()
-        ... except gpumem.HeapCorruptionError as error:
+        ... except gpumem.errors.HeapCorruptionError as error:
         ...     found = error.reports[0]
         >>> found.kind, found.offset, found.found[:2].hex(" ")
         ('overrun', 100, '07 fd')
@@ -1097,7 +1097,7 @@ cdef class Arena(MemoryResource):
         >>> buffer = arena.allocate(1000)
         >>> try:
         ...     arena.close()
-        ... except gpumem.InUseError:
+        ... except gpumem.errors.InUseError:
         ...     buffer.close()
         ...     arena.close()
         >>> arena.closed

@@ -73,7 +73,4 @@ cdef int raise_over_budget(MemoryResource arena, ArenaCore* core, uint64_t asked
                            uint32_t slot, list errors) except -1:
     rounded = round_to_quantum(asked + extra)
     report = report_of(arena, core, asked, rounded, slot, "budget")
-    raise_exceeded(account(core), load64(&core.over_budget), errors, {
-        "asked": asked, "rounded": rounded, "in_use": report.in_use, "reserved": report.reserved,
-        "largest_free": report.largest_free, "device": report.memory, "stream": report.stream,
-        "report": report})
+    raise_exceeded(account(core), load64(&core.over_budget), errors, {"report": report})

@@ -293,7 +293,7 @@ cdef class DirectResource(MemoryResource):
         now = direct_counters(self.core)
         admit_or_raise(self.core.account, block.size, {
             "asked": block.requested, "in_use": now.in_use, "reserved": now.in_use + now.waiting,
-            "device": str(self.memory),
+            "memory": str(self.memory),
             "stream": <uintptr_t>direct_stream_at(self.core, block.slot)})
         block.charged = block.size
         return 0

@@ -139,7 +139,7 @@ cdef class RawBooks:
         if self.account != NULL:
             admit_or_raise(self.account, size, {
                 "asked": requested, "in_use": self.in_use, "reserved": self.in_use,
-                "device": str(self.memory), "stream": self.streams[slot].ptr})
+                "memory": str(self.memory), "stream": self.streams[slot].ptr})
         return 0
 
     cdef void uncharge(self, uint64_t size) noexcept:

@@ -323,7 +323,7 @@ class Environment:
         >>> session = gpumem.Session("host", environment=environment)
         >>> try:
         ...     environment.close()
-        ... except gpumem.InUseError:
+        ... except gpumem.errors.InUseError:
         ...     session.close()
         ...     environment.close()
         >>> arena.closed

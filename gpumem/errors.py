@@ -8,9 +8,10 @@ so that a program can act on them and a person can read them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from operator import attrgetter
+from typing import Any, Self
 
-from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport
+from gpumem.stats import BudgetLevel, OutOfMemoryReport
 
 __all__ = [
     "AlignmentError",
@@ -22,6 +23,7 @@ __all__ = [
     "ConfigWarning",
     "DeviceMismatchError",
     "DriverError",
+    "EventFileError",
     "GpumemError",
     "HeapCorruptionError",
     "HeapWarning",
@@ -38,10 +40,12 @@ __all__ = [
     "OutOfMemoryError",
     "PoolFallbackWarning",
     "ReservationError",
+    "SnapshotError",
     "SourceError",
     "SuspendedError",
     "TimelineLostError",
     "TimelineTimeout",
+    "TraceError",
     "UnsupportedHandleTypeError",
 ]
 
@@ -50,87 +54,54 @@ class GpumemError(Exception):
     """Root of every exception that gpumem raises."""
 
 
+def _of_report(name: str) -> Any:
+    return property(attrgetter(f"report.{name}"), doc=f"`{name}` of `report`.")
+
+
 class OutOfMemoryError(GpumemError, MemoryError):
     """An allocation that could not be served; the allocator is as it was before the call.
 
     Attributes
     ----------
-    asked : int
-        Bytes that the caller asked for.
-    rounded : int
-        Bytes that a block for it would take.
-    in_use : int
-        Bytes handed out at that moment, padding included.
-    reserved : int
-        Bytes held from the device at that moment.
-    limit : int
-        The allocator's limit in bytes; 0 where it has none.
+    report : OutOfMemoryReport
+        All numbers of that moment, for programs: who holds what, what is cached, pending or
+        movable, what others hold on the device. Its `as_dict` can be written as JSON.
+    asked, rounded, in_use, reserved, limit, stream : int
+        As in `report`.
     largest_free : int
-        Bytes of the largest free block.
+        As in `report`; 0 where only the driver knows.
     device : str
         The memory asked, such as ``"cuda:0"``.
-    stream : int
-        Handle of the stream the block was asked for.
     advice : str
-        The remedy that fits these numbers.
-    report : OutOfMemoryReport
-        These numbers and more, for programs: who holds what, what is cached, parked or movable,
-        what others hold on the device. Its `as_dict` can be written as JSON.
+        The remedies of `report` as one text.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        asked: int = 0,
-        rounded: int = 0,
-        in_use: int = 0,
-        reserved: int = 0,
-        limit: int = 0,
-        largest_free: int = 0,
-        device: str = "",
-        stream: int = 0,
-        advice: str = "",
-        report: OutOfMemoryReport | None = None,
-    ) -> None:
+    def __init__(self, message: str = "", report: OutOfMemoryReport | None = None) -> None:
         super().__init__(message)
-        self.asked = asked
-        self.rounded = rounded
-        self.in_use = in_use
-        self.reserved = reserved
-        self.limit = limit
-        self.largest_free = largest_free
-        self.device = device
-        self.stream = stream
-        self.advice = advice
-        self.report = report or OutOfMemoryReport(
-            device,
-            asked,
-            rounded,
-            stream=stream,
-            limits=(LimitInForce("limit", limit, in_use),) if limit else (),
-            in_use=in_use,
-            reserved=reserved,
-            largest_free=largest_free,
-            remedies=(advice,) if advice else (),
-        )
+        self.report = report or OutOfMemoryReport("", 0, 0)
 
     @classmethod
     def of(cls, report: OutOfMemoryReport) -> Self:
         """Make the error that a report describes, with its text as the message."""
-        return cls(
-            report.text(),
-            asked=report.asked,
-            rounded=report.rounded,
-            in_use=report.in_use,
-            reserved=report.reserved,
-            limit=report.limit,
-            largest_free=report.largest_free or 0,
-            device=report.memory,
-            stream=report.stream,
-            advice="; or ".join(report.remedies),
-            report=report,
-        )
+        return cls(report.text(), report)
+
+    asked: int = _of_report("asked")
+    rounded: int = _of_report("rounded")
+    in_use: int = _of_report("in_use")
+    reserved: int = _of_report("reserved")
+    limit: int = _of_report("limit")
+    stream: int = _of_report("stream")
+    device: str = _of_report("memory")
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the largest free block; 0 where only the driver knows."""
+        return self.report.largest_free or 0
+
+    @property
+    def advice(self) -> str:
+        """The remedies that fit the numbers, the better first."""
+        return "; or ".join(self.report.remedies)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), self.args, self.__dict__)
@@ -142,51 +113,34 @@ class BudgetExceededError(OutOfMemoryError):
     Attributes
     ----------
     budget : str
-        Name of the budget that refused; `limit` is its limit.
+        Name of the budget that refused.
+    limit : int
+        Its limit in bytes.
     missing : int
         Bytes that have to go back to it before the request fits.
-    path : tuple of (str, int, int or None)
-        Every limit that counts, from the budget that was asked up to the root, as `BudgetLevel`:
-        name, bytes used, limit.
+    path : tuple of BudgetLevel
+        Every limit that counts, from the budget that was asked up to the root.
     holders : tuple of (str, int)
         Who holds how many bytes of the budget that refused, the most first: resources, budgets
         under it, and what its own reservations hold.
     """
 
+    limit: int = 0  # the tightest limit of the report may be another's
+
     def __init__(
         self,
-        message: str,
+        message: str = "",
+        report: OutOfMemoryReport | None = None,
         *,
         budget: str = "",
-        missing: int = 0,
-        path: tuple[tuple[str, int, int | None], ...] = (),
-        holders: tuple[tuple[str, int], ...] = (),
-        asked: int = 0,
-        rounded: int = 0,
-        in_use: int = 0,
-        reserved: int = 0,
         limit: int = 0,
-        largest_free: int = 0,
-        device: str = "",
-        stream: int = 0,
-        advice: str = "",
-        report: OutOfMemoryReport | None = None,
+        missing: int = 0,
+        path: tuple[BudgetLevel, ...] = (),
+        holders: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        super().__init__(
-            message,
-            asked=asked,
-            rounded=rounded,
-            in_use=in_use,
-            reserved=reserved,
-            limit=limit,
-            largest_free=largest_free,
-            device=device,
-            stream=stream,
-            advice=advice,
-            report=report,
-        )
-        self.report = self.report.under(path, advice)
+        super().__init__(message, report)
         self.budget = budget
+        self.limit = limit
         self.missing = missing
         self.path = path
         self.holders = holders
@@ -217,6 +171,22 @@ class ModelGraphError(GpumemError, ValueError):
 
 class ConcurrentRunError(GpumemError, RuntimeError):
     """A run of a session while another is going on and both would use one stream."""
+
+
+class TraceError(GpumemError, ValueError):
+    """A trace that cannot be read, or that contradicts itself.
+
+    The message is one line. For a bad event it names the event's index, the value found and
+    what is accepted.
+    """
+
+
+class EventFileError(GpumemError, ValueError):
+    """A file without events, or of a version that cannot be read; the message is one line."""
+
+
+class SnapshotError(GpumemError, ValueError):
+    """A file without a snapshot, or of a version that cannot be read; the message is one line."""
 
 
 class NotPublishedError(GpumemError, LookupError):

@@ -1,11 +1,22 @@
-"""What allocators tell about themselves: statistics, reports of a shrink, levels of a budget."""
+"""What allocators report: statistics, shrink and out-of-memory reports, levels of a budget."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["BlockInfo", "BudgetLevel", "KeptRegion", "PoolStats", "ShrinkReport", "Stats"]
+from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport
+
+__all__ = [
+    "BlockInfo",
+    "BudgetLevel",
+    "KeptRegion",
+    "LimitInForce",
+    "OutOfMemoryReport",
+    "PoolStats",
+    "ShrinkReport",
+    "Stats",
+]
 
 
 @dataclass(frozen=True)
@@ -264,7 +275,7 @@ class BudgetLevel(NamedTuple):
     >>> arena = gpumem.Arena("host", budget=gpumem.Budget(1 << 20, name="cache", parent=job))
     >>> try:
     ...     arena.allocate(1 << 22)
-    ... except gpumem.BudgetExceededError as error:
+    ... except gpumem.errors.BudgetExceededError as error:
     ...     for level in error.path:
     ...         print(level)
     BudgetLevel(name='cache', used=0, limit=1048576)

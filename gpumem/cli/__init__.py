@@ -21,8 +21,7 @@ from gpumem.cli.plan import plan
 from gpumem.cli.replay import replay
 from gpumem.cli.report import report
 from gpumem.cli.top import top
-from gpumem.errors import ConfigError, GpumemError
-from gpumem.replay.trace import TraceError
+from gpumem.errors import ConfigError, GpumemError, TraceError
 
 __all__ = ["commands", "main"]
 

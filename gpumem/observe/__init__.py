@@ -11,15 +11,7 @@ processes; `prometheus_text` writes them for Prometheus.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gpumem.errors import NotPublishedError
-from gpumem.observe.events import (
-    AllocationEvent,
-    EventFileError,
-    Events,
-    Frame,
-    RecordedResource,
-    read,
-)
+from gpumem.observe.events import AllocationEvent, Events, Frame, RecordedResource, read
 from gpumem.observe.live import (
     LiveBudget,
     LivePage,
@@ -30,7 +22,7 @@ from gpumem.observe.live import (
 from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record, tag
 from gpumem.observe.resources import Block, Region, ResourceSnapshot
-from gpumem.observe.snapshots import Snapshot, SnapshotDiff, SnapshotError, snapshot
+from gpumem.observe.snapshots import Snapshot, SnapshotDiff, snapshot
 
 if TYPE_CHECKING:
     from gpumem.observe.report import Report, write_report
@@ -38,13 +30,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AllocationEvent",
     "Block",
-    "EventFileError",
     "Events",
     "Frame",
     "LiveBudget",
     "LivePage",
     "LiveResource",
-    "NotPublishedError",
     "Publication",
     "RecordedResource",
     "Recording",
@@ -53,7 +43,6 @@ __all__ = [
     "ResourceSnapshot",
     "Snapshot",
     "SnapshotDiff",
-    "SnapshotError",
     "prometheus_text",
     "publish",
     "read",

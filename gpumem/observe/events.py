@@ -63,12 +63,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumem.errors import GpumemError
+from gpumem.errors import EventFileError
 
 __all__ = [
     "ACTIONS",
     "AllocationEvent",
-    "EventFileError",
     "Events",
     "Frame",
     "RecordedResource",
@@ -115,10 +114,6 @@ _SLOT = np.dtype(
 )
 EVENT = np.dtype([*((name, _SLOT[name]) for name in _SLOT.names or ()), ("resource", "<u2")])
 """One event in `Events.records`."""
-
-
-class EventFileError(GpumemError, ValueError):
-    """A file that holds no recorded events, or none that this version can read. One line."""
 
 
 class Frame(NamedTuple):

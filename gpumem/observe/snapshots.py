@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumem._arguments import require
-from gpumem.errors import GpumemError
+from gpumem.errors import SnapshotError
 from gpumem.observe import _recording, _snapshot
 from gpumem.observe.events import Events, stack_of
 from gpumem.observe.resources import USED, Block, Names, ResourceSnapshot, resource_of
 from gpumem.observe.snapshot_json import resources_as_dict, resources_from_dict
 from gpumem.observe.torch_format import torch_snapshot
 
-__all__ = ["SCHEMA", "Snapshot", "SnapshotDiff", "SnapshotError", "snapshot"]
+__all__ = ["SCHEMA", "Snapshot", "SnapshotDiff", "snapshot"]
 
 FORMAT = "gpumem.snapshot"
 VERSION = 1
@@ -30,10 +30,6 @@ SCHEMA = Path(__file__).with_name("snapshot.schema.json")
 """The JSON schema of saved snapshots."""
 
 _COUNTS = ("in_use", "requested_in_use", "reserved", "free", "cached", "parked", "num_allocs")
-
-
-class SnapshotError(GpumemError, ValueError):
-    """A file that holds no snapshot, or none that this version can read. One line."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from gpumem.errors import ConfigError
 from gpumem.replay._replay import run
 from gpumem.replay.formats import load_trace, samples
 from gpumem.replay.staging import settings_of, stage
-from gpumem.replay.trace import Trace, TraceError
+from gpumem.replay.trace import Trace
 
-__all__ = ["ReplayResult", "Trace", "TraceError", "load_trace", "replay", "samples"]
+__all__ = ["ReplayResult", "Trace", "load_trace", "replay", "samples"]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import IO
 
+from gpumem.errors import TraceError
 from gpumem.replay import npz, recordings, rmm_log, snapshots, torch_snapshot
-from gpumem.replay.trace import Trace, TraceError
+from gpumem.replay.trace import Trace
 from gpumem.samples import samples
 
 __all__ = ["load_trace", "samples"]

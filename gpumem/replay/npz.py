@@ -12,7 +12,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from gpumem.replay.trace import Trace, TraceError
+from gpumem.errors import TraceError
+from gpumem.replay.trace import Trace
 
 MAGIC = b"PK"
 MAX_EVENTS = 1 << 26

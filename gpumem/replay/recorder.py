@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpumem.errors import TraceError
 from gpumem.replay.details import Curve, Details
 from gpumem.replay.trace import (
     ALLOC,
@@ -17,7 +18,6 @@ from gpumem.replay.trace import (
     MAX_STREAMS,
     UNKNOWN_BLOCK,
     Trace,
-    TraceError,
 )
 
 _ADDRESS_BITS = (1 << 64) - 1

@@ -7,9 +7,10 @@ from typing import IO
 
 import numpy as np
 
-from gpumem.observe.events import MAGIC, EventFileError, Events, parse
+from gpumem.errors import EventFileError, TraceError
+from gpumem.observe.events import MAGIC, Events, parse
 from gpumem.replay.recorder import Recorder
-from gpumem.replay.trace import Trace, TraceError
+from gpumem.replay.trace import Trace
 
 __all__ = ["MAGIC", "read_recording", "trace_of"]
 

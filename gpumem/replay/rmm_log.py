@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import IO
 
+from gpumem.errors import TraceError
 from gpumem.replay.recorder import Recorder
-from gpumem.replay.trace import Trace, TraceError
+from gpumem.replay.trace import Trace
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import IO, Any
 
+from gpumem.errors import TraceError
 from gpumem.replay.recorder import Recorder
-from gpumem.replay.trace import Trace, TraceError
+from gpumem.replay.trace import Trace
 
 __all__ = ["MAGIC", "read_snapshot", "trace_of_snapshot"]
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import pickle
 from typing import IO, Any, NoReturn
 
+from gpumem.errors import TraceError
 from gpumem.replay.recorder import Recorder
-from gpumem.replay.trace import Trace, TraceError
+from gpumem.replay.trace import Trace
 
 MAGIC = b"\x80"
 

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpumem.errors import GpumemError
+from gpumem.errors import TraceError
 from gpumem.replay.details import Details
 
-__all__ = ["ALLOC", "FREE_COMPLETED", "FREE_REQUESTED", "UNKNOWN_BLOCK", "Trace", "TraceError"]
+__all__ = ["ALLOC", "FREE_COMPLETED", "FREE_REQUESTED", "UNKNOWN_BLOCK", "Trace"]
 
 ALLOC = 0
 """The program allocates a block."""
@@ -50,14 +50,6 @@ _MAY_FOLLOW = np.array(
         [True, False, False],  # freed: its number may be given out again
     ]
 )
-
-
-class TraceError(GpumemError, ValueError):
-    """A trace that cannot be read, or that contradicts itself.
-
-    The message is one line. For a bad event it names the event's index, the value found and
-    what is accepted.
-    """
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,14 +103,14 @@ def test_an_adaptor_with_live_buffers_is_not_closed_and_its_upstream_neither(ada
     adaptor, upstream = adapted
     view = memoryview(adaptor.allocate(1000))
     for resource in (adaptor, upstream):
-        with pytest.raises(gpumem.InUseError):
+        with pytest.raises(gpumem.errors.InUseError):
             resource.close()
     view.release()
     adaptor.close()
     adaptor.close()
     assert adaptor.closed
     assert not upstream.closed
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         adaptor.allocate(8)
 
 
@@ -118,7 +118,7 @@ def test_a_closed_upstream_is_told_by_the_adaptor(adapted):
     adaptor, upstream = adapted
     upstream.close()
     if not isinstance(adaptor, gpumem.adaptors.FallbackAdaptor):
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             adaptor.allocate(8)
     adaptor.close()
 
@@ -165,7 +165,7 @@ def test_adaptors_nest_in_any_order(order):
     view = np.from_dlpack(buffers[0])
     assert all(buffer.resource is resource for buffer in buffers)
     assert live(upstream) == sum(range(100, 105))
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         resource.close()
     del buffers
     assert live(upstream) == 100
@@ -282,7 +282,7 @@ def test_a_forks_child_may_drop_but_not_use_them():
             assert len(events) == 2, events
             try:
                 adaptor.allocate(8)
-            except gpumem.ClosedError:
+            except gpumem.errors.ClosedError:
                 os._exit(0)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
@@ -575,7 +575,7 @@ def test_the_next_resource_serves_what_the_first_cannot(make_arena):
     for buffer in (small, large, largest):
         assert buffer.resource is both
         buffer.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         both.served_by(small)
     assert both.shrink().kept == ()
 

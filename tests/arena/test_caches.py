@@ -156,5 +156,5 @@ def test_a_new_arena_never_takes_blocks_of_one_that_is_gone():
         arena.allocate(1000).close()
         assert arena.stats().num_allocs == 1
         arena.close()
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             arena.allocate(1000)

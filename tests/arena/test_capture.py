@@ -167,7 +167,7 @@ def test_an_undeclared_capture_gets_a_pool_where_the_driver_is_called(
     graph.destroy()
     first.close()
     second.close()
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         arena.close()  # the instance may be launched
     graph.launch()
     stream.synchronize()
@@ -180,10 +180,10 @@ def test_an_arena_closes_after_an_undeclared_capture_is_over(make_arena, driver,
     arena = make_arena({"backing": "regions"})
     with Graph(driver, stream) as graph:
         buffer = arena.allocate(MIB, stream)
-        with pytest.raises(gpumem.InUseError, match="serves a capture"):
+        with pytest.raises(gpumem.errors.InUseError, match="serves a capture"):
             arena.close()
     buffer.close()
-    with pytest.raises(gpumem.InUseError, match="graphs use it"):
+    with pytest.raises(gpumem.errors.InUseError, match="graphs use it"):
         arena.close()
     graph.destroy()
     arena.close()
@@ -199,7 +199,7 @@ def test_a_pool_lives_exactly_as_long_as_graph_and_instances(make_arena, driver,
         arena.allocate(MIB, stream).close()
     pool.retain_with(graph.handle)
     assert pool.num_graphs == 1
-    with pytest.raises(gpumem.InUseError, match="1 graphs use it"):
+    with pytest.raises(gpumem.errors.InUseError, match="1 graphs use it"):
         pool.close()
     graph.instantiate()
     graph.destroy()
@@ -235,7 +235,7 @@ def test_a_stream_that_joins_is_served_until_the_context_ends(make_arena, driver
         assert pool.capturing
     assert not pool.capturing
     assert not lies_in(arena.allocate(MIB, joined), pool)
-    with pytest.raises(gpumem.InUseError, match="serves no capture"):
+    with pytest.raises(gpumem.errors.InUseError, match="serves no capture"):
         pool.add_stream(joined)
 
 
@@ -244,11 +244,11 @@ def test_captures_of_different_streams_nest_and_of_one_do_not(make_arena, stream
     with arena.capture(stream) as outer, arena.capture(other) as inner:
         assert lies_in(arena.allocate(KIB, stream), outer)
         assert lies_in(arena.allocate(KIB, other), inner)
-        with pytest.raises(gpumem.InUseError, match="already"), arena.capture(stream):
+        with pytest.raises(gpumem.errors.InUseError, match="already"), arena.capture(stream):
             pass
-        with pytest.raises(gpumem.InUseError, match="serves a capture"):
+        with pytest.raises(gpumem.errors.InUseError, match="serves a capture"):
             outer.close()
-        with pytest.raises(gpumem.InUseError):
+        with pytest.raises(gpumem.errors.InUseError):
             arena.close()
     assert not lies_in(arena.allocate(KIB, stream), outer)
 
@@ -285,11 +285,11 @@ def test_wrong_arguments_of_a_capture_are_refused(make_arena, driver, stream):
     for graph, error in ((0, ValueError), (-1, ValueError), ("1", TypeError), (None, TypeError)):
         with pytest.raises(error):
             pool.retain_with(graph)
-    with pytest.raises(gpumem.DriverError):
+    with pytest.raises(gpumem.errors.DriverError):
         pool.retain_with(12345)
     assert pool.num_graphs == 0
     pool.close()
-    with pytest.raises(gpumem.ClosedError), pool.arena.capture(stream, pool=pool):
+    with pytest.raises(gpumem.errors.ClosedError), pool.arena.capture(stream, pool=pool):
         pass
     with pytest.raises(TypeError, match="made by an arena"):
         gpumem.GraphPool.__new__(gpumem.GraphPool).stats()

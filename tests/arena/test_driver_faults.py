@@ -32,7 +32,7 @@ class Scenario:
         """Call; an error must be a typed one, and leave the books sound and the bytes in place."""
         try:
             return call(*arguments)
-        except (gpumem.OutOfMemoryError, gpumem.DriverError) as error:
+        except (gpumem.OutOfMemoryError, gpumem.errors.DriverError) as error:
             self.errors.append(str(error))  # the error itself would keep the arena
         finally:
             self.check()

@@ -52,7 +52,7 @@ def test_dropping_the_last_reference_frees_the_buffer(arena):
 def test_a_closed_buffer_gives_no_view(arena, use):
     buffer = arena.allocate(1000)
     buffer.close()
-    with pytest.raises(gpumem.ClosedError, match="closed"):
+    with pytest.raises(gpumem.errors.ClosedError, match="closed"):
         use(buffer)
     assert arena.stats().in_use == 0
 
@@ -115,7 +115,7 @@ def test_a_buffer_closed_on_a_refused_stream_stays_open(arena):
 def test_an_arena_with_a_live_buffer_refuses_to_close_and_changes_nothing(arena):
     buffers = [arena.allocate(1000), arena.allocate_persistent(1000)]
     before = arena.stats(), arena.blocks()
-    with pytest.raises(gpumem.InUseError, match="2048 bytes in 2 blocks") as caught:
+    with pytest.raises(gpumem.errors.InUseError, match="2048 bytes in 2 blocks") as caught:
         arena.close()
     assert isinstance(caught.value, BufferError)
     assert not arena.closed
@@ -128,7 +128,7 @@ def test_an_arena_with_a_view_of_a_closed_buffer_refuses_to_close(arena):
     buffer = arena.allocate(1000)
     view = memoryview(buffer)
     buffer.close()
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         arena.close()
     view.release()
 
@@ -156,7 +156,7 @@ def test_a_closed_arena_refuses_every_call(call):
     arena = gpumem.Arena("host", name="weights")
     arena.allocate(1000).close()
     arena.close()
-    with pytest.raises(gpumem.ClosedError, match="'weights' is closed"):
+    with pytest.raises(gpumem.errors.ClosedError, match="'weights' is closed"):
         call(arena)
 
 

@@ -222,7 +222,7 @@ def test_a_free_of_a_recorded_block_calls_no_driver(make_arena, streams, host):
 def test_a_recorded_block_on_a_closed_or_empty_buffer(arena, streams):
     buffer = arena.allocate(KIB)
     buffer.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         buffer.record_stream(streams[0])
     empty = arena.allocate(0)
     empty.record_stream(streams[0])
@@ -238,7 +238,7 @@ def test_a_stream_of_another_device_cannot_be_recorded(arena):
             return 0, 12345
 
     buffer = arena.allocate(KIB)
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         buffer.record_stream(Sly())
 
 

@@ -77,7 +77,7 @@ def test_nothing_is_handed_out_while_suspended(held):
     for call in (arena.allocate, arena.allocate_persistent, arena.prepare):
         for size in (0, 100, 5 * MIB):
             if call != arena.prepare or size:
-                with pytest.raises(gpumem.SuspendedError, match="resume"):
+                with pytest.raises(gpumem.errors.SuspendedError, match="resume"):
                     call(size)
     arena.suspend()  # again: nothing to do
     arena.shrink()
@@ -111,14 +111,14 @@ def test_an_arena_may_be_closed_while_suspended(host):
     buffer = arena.allocate(10 * MIB)
     lasting = arena.allocate_persistent(1000)
     arena.suspend()
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         arena.close()
     buffer.close()
     lasting.close()
     arena.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         arena.resume()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         arena.suspend()
     del arena, buffer, lasting
     assert gpumem.Device("host").free_bytes > 0
@@ -141,19 +141,19 @@ def test_views_that_the_cpu_could_read_forbid_it(make_arena):
     arena = make_arena()
     buffer = arena.allocate(MIB)
     view = np.frombuffer(buffer, np.uint8)
-    with pytest.raises(gpumem.InUseError, match="view"):
+    with pytest.raises(gpumem.errors.InUseError, match="view"):
         arena.suspend()
     assert not arena.suspended
     view[:] = 3
     del view
     orphan = np.from_dlpack(arena.allocate(MIB))
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         arena.suspend()
     del orphan
     arena.suspend()
-    with pytest.raises(gpumem.SuspendedError):
+    with pytest.raises(gpumem.errors.SuspendedError):
         memoryview(buffer)
-    with pytest.raises(gpumem.SuspendedError):
+    with pytest.raises(gpumem.errors.SuspendedError):
         buffer.__dlpack__()
     arena.resume()
     assert holds(buffer, 3)
@@ -221,13 +221,15 @@ def test_a_suspend_refused_half_way_that_cannot_be_undone_says_so(held, host):
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
     host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
     try:
-        with pytest.raises(gpumem.SuspendedError, match=r"not all of its memory.*cuMemCreate"):
+        with pytest.raises(
+            gpumem.errors.SuspendedError, match=r"not all of its memory.*cuMemCreate"
+        ):
             arena.suspend()
     finally:
         host.clear_faults()
     assert arena.suspended
     arena.validate()
-    with pytest.raises(gpumem.SuspendedError):
+    with pytest.raises(gpumem.errors.SuspendedError):
         arena.allocate(100)
     arena.resume()
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))

@@ -82,7 +82,7 @@ def test_a_region_whose_hint_is_refused_goes_back(faults, call, error):
     }
     with gpumem.Arena(MANAGED, settings) as arena:
         faults.fail(ADVISE if call < 4 else PREFETCH, call if call < 4 else 1, error, 0)
-        with pytest.raises((gpumem.OutOfMemoryError, gpumem.DriverError)) as caught:
+        with pytest.raises((gpumem.OutOfMemoryError, gpumem.errors.DriverError)) as caught:
             arena.allocate(MIB)
         if error == UNKNOWN:
             assert caught.value.call == (ADVISE if call < 4 else PREFETCH)
@@ -142,9 +142,9 @@ def test_a_closed_buffer_is_told_and_an_empty_one_has_nothing_to_move(make_arena
     empty.prefetch()
     empty.advise("read_mostly")
     buffer.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         buffer.prefetch()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         buffer.advise("read_mostly")
     assert (host.call_count(PREFETCH), host.call_count(ADVISE)) == calls
 
@@ -152,5 +152,5 @@ def test_a_closed_buffer_is_told_and_an_empty_one_has_nothing_to_move(make_arena
 def test_what_the_driver_refuses_is_its_error(make_arena, faults):
     buffer = make_arena(memory=MANAGED).allocate(10)
     faults.fail(PREFETCH, 1, UNKNOWN)
-    with pytest.raises(gpumem.DriverError, match=PREFETCH):
+    with pytest.raises(gpumem.errors.DriverError, match=PREFETCH):
         buffer.prefetch()

@@ -138,7 +138,7 @@ def test_a_failure_of_any_call_that_makes_a_region_leaves_nothing_behind(host, f
         calls = host.call_count()
         try:
             held = [arena.allocate(MIB), arena.allocate(4 * MIB)]
-        except (gpumem.OutOfMemoryError, gpumem.DriverError):
+        except (gpumem.OutOfMemoryError, gpumem.errors.DriverError):
             held = []
         reached = host.call_count() - calls >= call
         host.clear_faults()
@@ -157,7 +157,7 @@ def test_a_failure_of_any_call_that_makes_a_region_leaves_nothing_behind(host, f
 def test_the_call_that_refused_is_named(faults, call):
     with gpumem.Arena("host", {"numa_node": 0}) as arena:
         faults.fail(call, 1, UNKNOWN)
-        with pytest.raises(gpumem.DriverError) as caught:
+        with pytest.raises(gpumem.errors.DriverError) as caught:
             arena.allocate(1)
         assert caught.value.call == call
         faults.clear_faults()

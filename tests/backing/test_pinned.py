@@ -172,7 +172,7 @@ def test_a_failure_of_any_call_leaves_nothing_behind(host, faults, error):
         try:
             with arena.allocate(3 * MIB), arena.allocate(MIB):
                 pass
-        except (gpumem.OutOfMemoryError, gpumem.DriverError):
+        except (gpumem.OutOfMemoryError, gpumem.errors.DriverError):
             pass
         reached = host.call_count() - calls >= call
         host.clear_faults()
@@ -193,7 +193,7 @@ def test_a_fork_and_the_end_of_the_process_are_quiet():
         if os.fork() == 0:
             try:
                 arena.allocate(1)
-            except gpumem.ClosedError:
+            except gpumem.errors.ClosedError:
                 buffer.close()
                 arena.close()
                 other = gpumem.Arena("host/host_accessible")

@@ -156,7 +156,7 @@ def test_a_suspended_arena_holds_nothing_and_takes_its_charge_again(make_arena):
     arena.suspend()
     assert budget.used == arena.stats().reserved < 2 * MIB
     with budget.reserve(budget.free):
-        with pytest.raises(gpumem.BudgetExceededError, match="'b'"):
+        with pytest.raises(gpumem.errors.BudgetExceededError, match="'b'"):
             arena.resume()
         assert arena.suspended
         assert budget.free == 0
@@ -190,7 +190,7 @@ def test_a_refused_block_leaves_everything_as_it_was(backing, count, make_arena)
     buffer = arena.allocate(3 * MIB)
     before = arena.stats(), budget.used
     for size in (9 * MIB, 6 * MIB):
-        with pytest.raises(gpumem.BudgetExceededError, match="'b'") as raised:
+        with pytest.raises(gpumem.errors.BudgetExceededError, match="'b'") as raised:
             arena.allocate(size)
         error = raised.value
         assert (error.asked, error.budget, error.limit) == (size, "b", 8 * MIB)
@@ -248,7 +248,7 @@ def test_several_arenas_share_a_budget(make_arena):
     budget = Budget(16 * MIB)
     arenas = [make_arena({"backing": backing}, budget=budget, name=backing) for backing in BACKINGS]
     mine = arenas[0].allocate(9 * MIB)
-    with pytest.raises(gpumem.BudgetExceededError) as raised:
+    with pytest.raises(gpumem.errors.BudgetExceededError) as raised:
         arenas[1].allocate(9 * MIB)
     assert raised.value.holders == (("virtual", arenas[0].stats().reserved),)
     mine.close()
@@ -293,12 +293,12 @@ def test_a_callback_that_allocates_from_the_same_arena_is_refused_and_goes_on(ma
     seen = []
 
     def again(budget, nbytes):
-        with pytest.raises(gpumem.BudgetExceededError):
+        with pytest.raises(gpumem.errors.BudgetExceededError):
             arena.allocate(8 * MIB)
         seen.append(arena.allocate(100).nbytes)
 
     budget.on_pressure = again
-    with pytest.raises(gpumem.BudgetExceededError):
+    with pytest.raises(gpumem.errors.BudgetExceededError):
         arena.allocate(9 * MIB)
     assert seen == [100]
 
@@ -307,7 +307,7 @@ def test_a_callback_may_close_the_arena_that_asks():
     budget = Budget(4 * MIB)
     arena = gpumem.Arena("host", {"backing": "regions"}, budget=budget)
     budget.on_pressure = lambda budget, nbytes: arena.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         arena.allocate(9 * MIB)
     assert budget.used == 0
 
@@ -319,7 +319,7 @@ def test_what_a_callback_raises_is_the_cause(make_arena):
     budget = Budget(4 * MIB, on_pressure=fail)
     arena = make_arena(budget=budget)
     for call in (arena.allocate, arena.allocate_persistent, arena.prepare):
-        with pytest.raises(gpumem.BudgetExceededError) as raised:
+        with pytest.raises(gpumem.errors.BudgetExceededError) as raised:
             call(9 * MIB)
         assert str(raised.value.__cause__) == "nothing to give"
     assert budget.used == 0

@@ -35,8 +35,8 @@ class Scenario:
             return call(*arguments, **named)
         except (
             gpumem.OutOfMemoryError,
-            gpumem.DriverError,
-            gpumem.SuspendedError,
+            gpumem.errors.DriverError,
+            gpumem.errors.SuspendedError,
             gpumem.ConfigError,  # the device was asked what it can, and did not tell
         ):
             self.errors += 1
@@ -117,7 +117,7 @@ def test_a_device_without_memory_is_not_charged_for_it(leave_room, config):
     arena = gpumem.Arena("host", CONFIGS[config], budget=budget)
     with pytest.raises(gpumem.OutOfMemoryError) as raised:
         arena.allocate(16 * MIB)
-    assert not isinstance(raised.value, gpumem.BudgetExceededError)
+    assert not isinstance(raised.value, gpumem.errors.BudgetExceededError)
     assert budget.used == arena.stats().reserved
     arena.close()
     assert budget.used == 0

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(make, count, budget):
     resource = make(budget=budget, count=count)
     with resource.allocate(LIMIT - 1):
         before = resource.stats().num_allocs
-        with pytest.raises(gpumem.BudgetExceededError) as raised:
+        with pytest.raises(gpumem.errors.BudgetExceededError) as raised:
             resource.allocate(2)
         assert (raised.value.budget, raised.value.missing, raised.value.asked) == ("tenant", 1, 2)
         assert raised.value.device == "host:0"
@@ -117,7 +117,7 @@ def test_the_charge_goes_back_when_there_is_no_memory(host, budget):
         nothing.allocate(100)
     pool = gpumem.DriverPool("host", budget=budget)
     host.fail("cuMemAllocFromPoolAsync", 1, 1)
-    with pytest.raises(gpumem.DriverError):
+    with pytest.raises(gpumem.errors.DriverError):
         pool.allocate(100)
     host.clear_faults()
     around = gpumem.limit(resource, budget)
@@ -156,7 +156,7 @@ def test_a_budget_around_a_resource_is_shared_with_another(budget):
     upstream = gpumem.Arena("host")
     left, right = gpumem.limit(upstream, budget), gpumem.limit(upstream, budget, name="right")
     assert (left.limit, left.free) == (LIMIT, LIMIT)
-    with left.allocate(6000), pytest.raises(gpumem.BudgetExceededError) as raised:
+    with left.allocate(6000), pytest.raises(gpumem.errors.BudgetExceededError) as raised:
         right.allocate(6000)
     assert raised.value.holders == (("host:0", 6000),)
     tracked = gpumem.track(right)

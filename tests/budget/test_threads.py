@@ -59,7 +59,7 @@ def test_reservations_of_threads_never_pass_a_limit(rng):
             tenant = random_.choice(tenants)
             try:
                 reservation = tenant.reserve(random_.randrange(1, 150))
-            except gpumem.BudgetExceededError:
+            except gpumem.errors.BudgetExceededError:
                 refused[0] += 1
                 continue
             count(tenant, reservation.nbytes)
@@ -102,7 +102,7 @@ def test_arenas_of_threads_never_pass_any_of_their_budgets(rng):
                 arena = random_.choice(held if number % 2 else arenas)
                 try:
                     live.append(arena.allocate(random_.choice((100, 5000, MIB, 3 * MIB, 7 * MIB))))
-                except gpumem.BudgetExceededError:
+                except gpumem.errors.BudgetExceededError:
                     refused[0] += 1
                     if live:
                         live.pop().close()
@@ -150,7 +150,7 @@ def test_only_charged_memory_is_on_the_device(host, rng):
                 live.append(
                     random_.choice(arenas).allocate(random_.choice((2 * MIB, 4 * MIB, 10 * MIB)))
                 )
-            except gpumem.BudgetExceededError:
+            except gpumem.errors.BudgetExceededError:
                 live.clear()
 
     watcher = threading.Thread(target=watch)
@@ -186,7 +186,7 @@ def test_pressure_on_many_threads_loses_nothing(rng):
         for _ in range(60):
             try:
                 buffer = arena.allocate(random_.choice((MIB, 2 * MIB, 5 * MIB)))
-            except gpumem.BudgetExceededError:
+            except gpumem.errors.BudgetExceededError:
                 continue
             if random_.random() < 0.7:
                 cache.append(buffer)

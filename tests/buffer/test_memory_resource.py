@@ -198,12 +198,12 @@ def test_statistics_count_what_goes_through():
 def test_a_close_with_live_buffers_is_refused_and_changes_nothing():
     resource = Plain()
     buffer = resource.allocate(8)
-    with pytest.raises(gpumem.InUseError, match="8 bytes in 1 blocks"):
+    with pytest.raises(gpumem.errors.InUseError, match="8 bytes in 1 blocks"):
         resource.close()
     assert not resource.closed
     view = memoryview(buffer)
     buffer.close()
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         resource.close()
     view.release()
     resource.close()
@@ -211,7 +211,7 @@ def test_a_close_with_live_buffers_is_refused_and_changes_nothing():
     assert resource.closed
     assert "closed" in repr(resource)
     for use in (lambda: resource.allocate(8), resource.shrink, lambda: resource.reset_stream(0)):
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             use()
 
 
@@ -349,7 +349,7 @@ def test_a_forks_child_leaves_the_parents_blocks_alone():
             for use in (lambda: resource.allocate(8), resource.stats):
                 try:
                     use()
-                except gpumem.ClosedError:
+                except gpumem.errors.ClosedError:
                     pass
                 else:
                     raise AssertionError

@@ -257,7 +257,7 @@ def test_a_closed_buffer_is_refused(closed):
         "src": gpumem.zeros(3, "int8", memory="host"),
     }
     ends[closed].buffer.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         gpumem.copy(ends["dst"], ends["src"])
 
 

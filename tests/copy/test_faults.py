@@ -62,7 +62,7 @@ def refused(way, faults, stream, call):
     code = None
     try:
         gpumem.copy(dst, src, stream)
-    except gpumem.DriverError as error:
+    except gpumem.errors.DriverError as error:
         code = error.code
     finally:
         faults.clear_faults()
@@ -100,7 +100,7 @@ def test_a_lost_device_ends_a_staged_copy_with_its_error(to, origin):
         _host.lose_device(0, 700)
         try:
             gpumem.copy(dst, src, stream)
-        except gpumem.DriverError as error:
+        except gpumem.errors.DriverError as error:
             assert error.code == 700
         else:
             raise AssertionError("the copy went well on a lost device")

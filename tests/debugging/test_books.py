@@ -92,7 +92,7 @@ def test_what_rests_is_given_up_before_a_budget_refuses(make_arena, count):
     for _ in range(6):
         arena.allocate(3 * MIB).close()
     assert asked == []
-    with pytest.raises(gpumem.BudgetExceededError):
+    with pytest.raises(gpumem.errors.BudgetExceededError):
         arena.allocate(9 * MIB)
 
 

@@ -103,7 +103,7 @@ def test_a_forks_child_says_nothing_of_its_parents_blocks_and_makes_its_own():
         for call in (arena.check, arena.outstanding, lambda: arena.allocate(1)):
             try:
                 call()
-            except gpumem.ClosedError:
+            except gpumem.errors.ClosedError:
                 continue
             os._exit(1)
         held.close()

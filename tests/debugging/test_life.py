@@ -172,7 +172,7 @@ def test_suspend_and_resume_keep_guards_and_let_frees_wait(make_arena, write):
     arena.suspend()
     assert arena.check() == ()  # there is nothing to look at
     dropped.close()
-    with pytest.raises(gpumem.SuspendedError):
+    with pytest.raises(gpumem.errors.SuspendedError):
         arena.allocate(1)
     arena.resume()
     assert arena.check() == ()
@@ -231,7 +231,7 @@ def test_other_threads_arenas_work_while_a_stream_captures(make_arena, memory, s
 def test_a_close_that_is_refused_names_the_places_of_allocation(make_arena):
     arena = make_arena(debug=True)
     buffers = [arena.allocate(100) for _ in range(12)]  # still in use
-    with pytest.raises(gpumem.InUseError) as caught:
+    with pytest.raises(gpumem.errors.InUseError) as caught:
         arena.close()
     assert line_of("still in use") in str(caught.value)
     assert "and 2 more" in str(caught.value)
@@ -256,7 +256,7 @@ def test_what_is_found_when_a_dropped_arena_ends_is_a_warning(write):
     write(buffer.ptr + 100)
     del buffer, arena
     gc.collect()
-    with pytest.warns(gpumem.HeapWarning, match="overrun"):
+    with pytest.warns(gpumem.errors.HeapWarning, match="overrun"):
         give_dropped_arenas_back()
 
 
@@ -267,7 +267,7 @@ def test_a_warning_for_each_report(make_arena, write):
     arena = make_arena(debug={"on_error": "warn"})
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
-    with pytest.warns(gpumem.HeapWarning, match="overrun") as caught:
+    with pytest.warns(gpumem.errors.HeapWarning, match="overrun") as caught:
         (report,) = arena.check()
     assert len(caught) == 1
     assert report.kind == "overrun"
@@ -326,7 +326,7 @@ def test_a_refused_guard_gives_the_block_back(make_arena, host, streams):
     before = arena.stats().in_use
     host.fail("cuMemsetD8Async", 1, 999)
     try:
-        with pytest.raises(gpumem.DriverError, match="cuMemsetD8Async"):
+        with pytest.raises(gpumem.errors.DriverError, match="cuMemsetD8Async"):
             arena.allocate(100, streams[0])
     finally:
         host.clear_faults()
@@ -340,7 +340,7 @@ def test_a_refused_look_is_an_error_of_the_check(make_arena, host):
     buffer = arena.allocate(100)
     host.fail("cuMemcpyDtoHAsync", 1, 999)
     try:
-        with pytest.raises(gpumem.DriverError):
+        with pytest.raises(gpumem.errors.DriverError):
             arena.check()
     finally:
         host.clear_faults()
@@ -419,7 +419,7 @@ def test_a_report_survives_pickling(make_arena, write):
     arena = make_arena(debug=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
-    with pytest.raises(gpumem.HeapCorruptionError) as caught:
+    with pytest.raises(gpumem.errors.HeapCorruptionError) as caught:
         arena.check()
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again.reports[0]) == str(caught.value.reports[0])

@@ -10,7 +10,7 @@ from gpumem import _core
 
 MIB = 1 << 20
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
-ERRORS = (gpumem.OutOfMemoryError, gpumem.DriverError)
+ERRORS = (gpumem.OutOfMemoryError, gpumem.errors.DriverError)
 
 
 class Life:

@@ -104,7 +104,9 @@ def test_more_reports_than_are_kept_are_counted(make_arena, write):
     buffers = [arena.allocate(1) for _ in range(1100)]
     for buffer in buffers:
         write(buffer.ptr + 1)
-    with pytest.raises(gpumem.HeapCorruptionError, match="and 100 that were not kept") as caught:
+    with pytest.raises(
+        gpumem.errors.HeapCorruptionError, match="and 100 that were not kept"
+    ) as caught:
         arena.check()
     assert len(caught.value.reports) == 1000
     assert arena.check() == ()
@@ -118,7 +120,7 @@ def test_more_reports_than_are_kept_are_a_warning_where_nothing_is_raised(make_a
     buffers = [arena.allocate(1) for _ in range(1100)]
     for buffer in buffers:
         write(buffer.ptr + 1)
-    with pytest.warns(gpumem.HeapWarning, match="100 more reports"):
+    with pytest.warns(gpumem.errors.HeapWarning, match="100 more reports"):
         arena.check()
     assert len(told) == 1000
     with warnings.catch_warnings():

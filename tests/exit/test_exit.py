@@ -109,7 +109,7 @@ import atexit
 def last():
     try:
         arena.allocate(1000)
-    except gpumem.ClosedError:
+    except gpumem.errors.ClosedError:
         pass
     else:
         print("allocated after the end")
@@ -192,7 +192,7 @@ def test_a_child_cannot_use_its_parents_arena():
 def refused(call):
     try:
         call()
-    except gpumem.ClosedError as error:
+    except gpumem.errors.ClosedError as error:
         assert "parent" in str(error), error
     else:
         raise AssertionError("allowed")
@@ -295,7 +295,7 @@ pid = os.fork()
 if pid == 0:
     try:
         own.allocate(1)
-    except gpumem.ClosedError:
+    except gpumem.errors.ClosedError:
         pass
     else:
         os._exit(1)

@@ -98,7 +98,7 @@ def last():
     for resource in resources:
         try:
             resource.allocate(10)
-        except gpumem.ClosedError:
+        except gpumem.errors.ClosedError:
             pass
         else:
             print("allocated after the end")
@@ -124,7 +124,7 @@ for resource in resources:
                  lambda: resource.reset_stream(1)):
         try:
             call()
-        except gpumem.ClosedError as error:
+        except gpumem.errors.ClosedError as error:
             assert "parent" in str(error), error
         else:
             print("allowed")

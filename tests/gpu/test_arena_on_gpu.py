@@ -299,7 +299,7 @@ def test_a_forked_child_may_not_use_the_parents_arena():
         "if pid == 0:\n"
         "    try:\n"
         "        a.allocate(1 << 20)\n"
-        "    except gpumem.ClosedError:\n"
+        "    except gpumem.errors.ClosedError:\n"
         "        del b\n"
         "        os._exit(7)\n"
         "    os._exit(1)\n"

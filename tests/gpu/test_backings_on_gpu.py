@@ -60,7 +60,7 @@ def test_managed_memory_takes_every_hint(fill):
         buffer.prefetch()
         fill(buffer, 4)
         assert (np.frombuffer(buffer, np.uint8) == 4).all()
-        with pytest.raises(gpumem.DriverError):
+        with pytest.raises(gpumem.errors.DriverError):
             buffer.prefetch("cuda:99")
 
 
@@ -109,5 +109,5 @@ def test_a_source_of_the_devices_memory_is_taken_and_the_hosts_is_not(fill):
     source.allocate = lambda nbytes: (ctypes.addressof(pages) + 255) & ~255
     source.free = lambda address, nbytes: None
     arena = gpumem.Arena("cuda:0", source=source)
-    with pytest.raises(gpumem.SourceError, match="is no device memory of cuda:0"):
+    with pytest.raises(gpumem.errors.SourceError, match="is no device memory of cuda:0"):
         arena.allocate(10)

@@ -28,7 +28,7 @@ def test_an_arena_stays_within_its_budget(kind, count):
         for size in (1, 64, 100, 200, 300, 50):
             try:
                 live.append(arena.allocate(size * MIB))
-            except gpumem.BudgetExceededError:
+            except gpumem.errors.BudgetExceededError:
                 refused += 1
             stats = arena.stats()
             held = stats.reserved if count == "reserved" else stats.in_use
@@ -72,7 +72,7 @@ def test_a_pool_charges_its_blocks():
     budget = Budget(64 * MIB)
     with gpumem.DriverPool("cuda:0", budget=budget) as pool:
         buffer = pool.allocate(40 * MIB)
-        with pytest.raises(gpumem.BudgetExceededError):
+        with pytest.raises(gpumem.errors.BudgetExceededError):
             pool.allocate(40 * MIB)
         buffer.close()
         assert budget.used == 0

@@ -65,7 +65,7 @@ def test_a_graph_that_is_launched_among_eager_work_reads_its_own_bytes(
         live.clear()
         del buffer
     out.close()
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         arena.close()
     driver.call(driver.cuGraphExecDestroy, instance)
     driver.call(driver.cuCtxSynchronize)

@@ -174,7 +174,7 @@ def test_a_capture_is_refused(driver, timeline, streams):
     stream, _ = streams
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
     driver.call(driver.cuStreamBeginCapture, stream.ptr, mode)
-    with pytest.raises(gpumem.DriverError, match="CAPTURE"):
+    with pytest.raises(gpumem.errors.DriverError, match="CAPTURE"):
         timeline.enqueue_signal(stream, 1)
     driver.call(driver.cuGraphDestroy, driver.call(driver.cuStreamEndCapture, stream.ptr))
     assert timeline.pending == 0

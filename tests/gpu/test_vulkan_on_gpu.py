@@ -198,7 +198,7 @@ def test_a_file_of_another_kind_is_refused_and_stays_the_callers(importer):
 
     number = os.memfd_create("plain")
     os.truncate(number, 1 << 16)
-    with pytest.raises(gpumem.DriverError, match="cuImportExternalMemory"):
+    with pytest.raises(gpumem.errors.DriverError, match="cuImportExternalMemory"):
         importer.import_memory(
             MemoryDescriptor(number, MemoryHandleType.OPAQUE_FD, 1 << 16), consume=True
         )

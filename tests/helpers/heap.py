@@ -32,7 +32,7 @@ def number_at_rest(arena):
     return sum(block.state == "kept" for block in found.blocks)
 
 
-def found_by(call, kind=gpumem.HeapCorruptionError):
+def found_by(call, kind=gpumem.errors.HeapCorruptionError):
     """Return the reports of what a call raises."""
     with pytest.raises(kind) as caught:
         call()

@@ -58,7 +58,7 @@ def close_when_unused(arena: gpumem.Arena, patience_s: float = 10) -> None:
     while not arena.closed:
         try:
             arena.close()
-        except gpumem.InUseError:
+        except gpumem.errors.InUseError:
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)

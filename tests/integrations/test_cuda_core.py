@@ -79,7 +79,7 @@ def test_a_gpumem_buffer_is_shown_without_a_copy(arena):
 def test_a_closed_buffer_is_not_shown(arena):
     block = arena.allocate(1)
     block.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         integration.buffer(block)
 
 

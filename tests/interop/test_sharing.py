@@ -150,7 +150,7 @@ def test_a_refused_allocation_leaves_nothing(make_arena, host, call):
     arena = make_arena({"numa_node": 0} if by_handle else None)
     before = arena.stats(), things_held(host)
     host.fail(call, 1, 801)
-    with pytest.raises(gpumem.DriverError, match=call):
+    with pytest.raises(gpumem.errors.DriverError, match=call):
         arena.allocate(5000, shareable=True)
     host.clear_faults()
     after = arena.stats()

@@ -165,7 +165,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule()
     def close_is_refused(self):
-        with pytest.raises(gpumem.InUseError):
+        with pytest.raises(gpumem.errors.InUseError):
             self.arena.close()
         assert not self.arena.closed
         self.oracle.check()

@@ -18,7 +18,7 @@ import pytest
 from helpers.threads import in_a_thread
 
 import gpumem
-from gpumem import _live, observe
+from gpumem import _live, errors, observe
 from gpumem.observe import live
 
 MIB = 1 << 20
@@ -268,7 +268,7 @@ def test_the_file_is_this_user_s_alone_and_goes_at_the_end():
     publication.close()
     assert publication.closed
     assert pages_in_memory(os.getpid()) == []
-    with pytest.raises(observe.NotPublishedError, match="publishes nothing"):
+    with pytest.raises(errors.NotPublishedError, match="publishes nothing"):
         observe.LivePage.of_process(os.getpid())
 
 
@@ -373,7 +373,7 @@ def test_a_pipe_in_a_page_s_place_holds_no_reader_up(stray):
 
 def test_a_link_in_a_page_s_place_is_not_followed(stray):
     stray.symlink_to(observe.publish().path)
-    with pytest.raises(observe.NotPublishedError):
+    with pytest.raises(errors.NotPublishedError):
         observe.LivePage.of_process(2**31 - 8)
 
 
@@ -402,7 +402,7 @@ def test_without_shared_memory_nothing_is_published(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         observe.publish()
     assert observe.LivePage.of_all() == ()
-    with pytest.raises(observe.NotPublishedError, match="publishes nothing"):
+    with pytest.raises(errors.NotPublishedError, match="publishes nothing"):
         observe.LivePage.of_process(os.getpid())
 
 
@@ -430,7 +430,7 @@ def test_at_the_end_only_the_own_file_is_removed():
 def test_another_user_s_page_is_refused(monkeypatch):
     path = observe.publish().path
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    with pytest.raises(observe.NotPublishedError, match="another user's"):
+    with pytest.raises(errors.NotPublishedError, match="another user's"):
         observe.LivePage.of_process(os.getpid())
     assert observe.LivePage.of_all() == ()
     assert path.exists()
@@ -499,7 +499,7 @@ def test_a_killed_process_s_last_numbers_are_read_once(how):
         assert not page.alive
         assert named(page, "weights").counters["in_use"] == 10 * 4096
         assert pages_in_memory(process.pid) == []
-        with pytest.raises(observe.NotPublishedError, match="does not exist"):
+        with pytest.raises(errors.NotPublishedError, match="does not exist"):
             observe.LivePage.of_process(process.pid)
 
 

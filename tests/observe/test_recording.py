@@ -18,10 +18,10 @@ from helpers.every_kind import RESOURCES
 from helpers.waiting import wait_until
 
 import gpumem
-from gpumem import observe
-from gpumem.errors import ConfigError, InUseError
+from gpumem import errors, observe
+from gpumem.errors import ConfigError, InUseError, TraceError
 from gpumem.observe.events import EVENT, HEADER_BYTES, SLOT_BYTES
-from gpumem.replay import TraceError, load_trace, replay
+from gpumem.replay import load_trace, replay
 
 REGIONS = {"backing": "regions"}
 
@@ -426,7 +426,7 @@ def test_a_slot_that_was_never_finished_is_counted_and_skipped(make_arena, tmp_p
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path, data, message):
     path = tmp_path / "events"
     path.write_bytes(data)
-    with pytest.raises(observe.EventFileError, match=message):
+    with pytest.raises(errors.EventFileError, match=message):
         observe.read(path)
 
 
@@ -535,7 +535,7 @@ def test_a_forks_child_does_not_write_into_its_parents_file(tmp_path):
                 assert [e.nbytes for e in own.events() if e.action == "alloc"] == [3]
                 try:
                     observe.record(path=path)
-                except gpumem.InUseError:
+                except gpumem.errors.InUseError:
                     pass
                 else:
                     raise AssertionError

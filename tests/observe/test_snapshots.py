@@ -20,7 +20,7 @@ from helpers import child
 from helpers.every_kind import RESOURCES
 
 import gpumem
-from gpumem import observe
+from gpumem import errors, observe
 from gpumem.observe.snapshots import SCHEMA
 from gpumem.replay import load_trace
 
@@ -259,7 +259,7 @@ def test_a_forks_child_sees_its_own_resources_only():
             for resource in (arena, pool):
                 try:
                     resource.snapshot()
-                except gpumem.ClosedError:
+                except gpumem.errors.ClosedError:
                     continue
                 raise AssertionError
             os._exit(0)
@@ -359,7 +359,7 @@ def test_json_follows_the_schema_that_is_shipped_and_comes_back_the_same(make_ar
 def test_a_file_that_is_no_snapshot_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "snapshot.json"
     path.write_text(text)
-    with pytest.raises(observe.SnapshotError) as refused:
+    with pytest.raises(errors.SnapshotError) as refused:
         observe.Snapshot.load(path)
     assert "\n" not in str(refused.value)
 
@@ -372,7 +372,7 @@ def test_a_block_that_cannot_be_is_refused(make_arena, key, value):
     kept = arena.allocate(1)
     plain = arena.snapshot().as_dict()
     plain["resources"][0]["blocks"][0][key] = value
-    with pytest.raises(observe.SnapshotError):
+    with pytest.raises(errors.SnapshotError):
         observe.Snapshot.from_dict(plain)
     del kept
 

@@ -99,7 +99,7 @@ def test_closing_while_others_allocate_raises_there_and_leaves_nothing(backing):
         try:
             for size in range(40):
                 arena.allocate((size % 7 + 1) << 19).close()
-        except gpumem.ClosedError:
+        except gpumem.errors.ClosedError:
             pass
         except Exception as error:
             failures.append(error)
@@ -107,7 +107,7 @@ def test_closing_while_others_allocate_raises_there_and_leaves_nothing(backing):
     def close(arena, start):
         start.wait()
         while not arena.closed:
-            with suppress(gpumem.InUseError):
+            with suppress(gpumem.errors.InUseError):
                 arena.close()
 
     for _ in range(60):

@@ -439,7 +439,7 @@ def test_after_a_fork_the_child_allocates_nothing():
             if child == 0:
                 try:
                     planned.allocate(1000)
-                except gpumem.ClosedError:
+                except gpumem.errors.ClosedError:
                     os._exit(0)
                 os._exit(1)
             _, status = os.waitpid(child, 0)
@@ -474,7 +474,7 @@ def test_what_is_no_plan_or_has_no_room_is_refused_and_nothing_is_held(make_aren
         PlannedResource(THREE, None)
     with pytest.raises(ConfigError, match="no allocation"):
         PlannedResource(IterationPlan([], [], [], [], []), arena)
-    with pytest.raises(gpumem.ModelGraphError, match="lie on each other"):
+    with pytest.raises(gpumem.errors.ModelGraphError, match="lie on each other"):
         PlannedResource(planned_as((1, 0, 0, 1), (1, 0, 1, 1)), arena)
     with pytest.raises(ConfigError, match="stream_reuse"):
         PlannedResource(THREE, arena, stream_reuse="sometimes")

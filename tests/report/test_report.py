@@ -12,7 +12,7 @@ from helpers.runs import MIB, small_run
 import gpumem
 from gpumem import observe
 from gpumem.cli import main
-from gpumem.errors import InUseError
+from gpumem.errors import InUseError, TraceError
 from gpumem.observe.report import blocks as blocks_module
 from gpumem.observe.report import data as data_module
 from gpumem.observe.report import write_report
@@ -20,7 +20,7 @@ from gpumem.observe.report.addresses import draw_together
 from gpumem.observe.report.blocks import blocks_of, owners_of
 from gpumem.observe.report.columns import column
 from gpumem.observe.report.data import page_data, recorded_policy
-from gpumem.replay import Trace, TraceError, load_trace, replay
+from gpumem.replay import Trace, load_trace, replay
 from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
 from gpumem.replay.details import Curve, Details
 from gpumem.replay.placement import place

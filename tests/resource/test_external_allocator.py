@@ -355,7 +355,7 @@ def test_it_is_initialised_once_and_before_its_use(allocator):
         allocator.__init__(MALLOC, FREE, memory="host")
     raw = gpumem.ExternalAllocator.__new__(gpumem.ExternalAllocator)
     for call in (lambda: raw.allocate(1), raw.stats, raw.shrink):
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             call()
 
 
@@ -382,11 +382,11 @@ def test_views_work_wherever_the_cpu_can_read(heap, memory):
 def test_close_is_refused_while_a_buffer_or_a_view_lives(heap):
     allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
     buffer = allocator.allocate(100)
-    with pytest.raises(gpumem.InUseError, match="100 bytes in 1 blocks"):
+    with pytest.raises(gpumem.errors.InUseError, match="100 bytes in 1 blocks"):
         allocator.close()
     view = memoryview(buffer)
     buffer.close()
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         allocator.close()
     allocator.allocate(1).close()
     view.release()
@@ -395,7 +395,7 @@ def test_close_is_refused_while_a_buffer_or_a_view_lives(heap):
     assert allocator.closed
     for call in (lambda: allocator.allocate(1), lambda: allocator.allocate(0), allocator.shrink,
                  lambda: allocator.reset_stream(None)):  # fmt: skip
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             call()
     assert allocator.stats().num_frees == 2
 
@@ -626,7 +626,7 @@ def scenario(allocator, stream):
     def attempt(call):
         try:
             return call()
-        except gpumem.DriverError as error:
+        except gpumem.errors.DriverError as error:
             refused.append(error)
 
     held = [

@@ -60,7 +60,9 @@ def test_where_there_are_no_pools_an_arena_takes_their_place_with_a_warning(no_p
         initial_chunk_size_bytes=4096,
         stream_reuse="never",
     )
-    with pytest.warns(gpumem.PoolFallbackWarning, match=r"host:0 has no driver's pools .*115"):
+    with pytest.warns(
+        gpumem.errors.PoolFallbackWarning, match=r"host:0 has no driver's pools .*115"
+    ):
         resource = gpumem.make_resource("host", settings)
     with resource:
         assert isinstance(resource, gpumem.Arena)
@@ -79,7 +81,7 @@ def test_a_pool_made_by_name_where_there_are_none_is_an_error(no_pools):
 def test_a_driver_that_refuses_a_pool_as_not_supported_gets_an_arena(host):
     host.fail("cuMemPoolCreate", 1, NOT_SUPPORTED)
     with (
-        pytest.warns(gpumem.PoolFallbackWarning, match="cuMemPoolCreate"),
+        pytest.warns(gpumem.errors.PoolFallbackWarning, match="cuMemPoolCreate"),
         gpumem.make_resource("host", POOL) as resource,
     ):
         assert isinstance(resource, gpumem.Arena)
@@ -87,7 +89,7 @@ def test_a_driver_that_refuses_a_pool_as_not_supported_gets_an_arena(host):
 
 def test_other_failures_are_failures(host):
     host.fail("cuMemPoolCreate", 1, UNKNOWN)
-    with pytest.raises(gpumem.DriverError, match="cuMemPoolCreate"):
+    with pytest.raises(gpumem.errors.DriverError, match="cuMemPoolCreate"):
         gpumem.make_resource("host", POOL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -97,7 +99,7 @@ def test_other_failures_are_failures(host):
 def test_the_warning_as_an_error_makes_nothing(no_pools):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(gpumem.PoolFallbackWarning):
+        with pytest.raises(gpumem.errors.PoolFallbackWarning):
             gpumem.make_resource("host", POOL)
 
 

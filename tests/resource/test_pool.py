@@ -86,12 +86,12 @@ def test_close_is_refused_while_a_view_lives():
     buffer = pool.allocate(4096)
     view = memoryview(buffer)
     buffer.close()
-    with pytest.raises(gpumem.InUseError, match="4096 bytes in 1 blocks"):
+    with pytest.raises(gpumem.errors.InUseError, match="4096 bytes in 1 blocks"):
         pool.close()
     view.release()
     pool.close()
     pool.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         pool.allocate(1)
 
 
@@ -406,7 +406,7 @@ def test_threads_that_close_and_allocate_at_once_get_a_block_or_an_error():
             try:
                 while True:
                     pool.allocate(100).close()
-            except gpumem.ClosedError:
+            except gpumem.errors.ClosedError:
                 refused.append("closed")
 
         threads = [threading.Thread(target=allocate) for _ in range(3)]
@@ -415,7 +415,7 @@ def test_threads_that_close_and_allocate_at_once_get_a_block_or_an_error():
         while not pool.closed:
             try:
                 pool.close()
-            except gpumem.InUseError:
+            except gpumem.errors.InUseError:
                 continue
         for thread in threads:
             thread.join()
@@ -451,7 +451,7 @@ def test_a_given_pools_settings_are_read_from_it(pool):
 @pytest.mark.parametrize(
     ("handle", "error"),
     [(0, ValueError), (-1, ValueError), (1 << 64, ValueError), (True, TypeError),
-     (1.5, TypeError), ("5", TypeError), (12345, gpumem.DriverError)],
+     (1.5, TypeError), ("5", TypeError), (12345, gpumem.errors.DriverError)],
 )  # fmt: skip
 def test_a_handle_that_is_no_pool_is_refused(host, handle, error):
     pools = host.live()["pools"]
@@ -471,7 +471,7 @@ def test_a_pool_that_cannot_be_made_leaves_nothing(host, function, call):
     if call > (1 if function == "cuMemPoolCreate" else 4):
         gpumem.DriverPool("host", {"release_threshold": 1}).close()
     else:
-        with pytest.raises(gpumem.DriverError, match=function):
+        with pytest.raises(gpumem.errors.DriverError, match=function):
             gpumem.DriverPool("host", {"release_threshold": 1})
     host.clear_faults()
     assert host.live()["pools"] == pools
@@ -484,7 +484,7 @@ def scenario(pool, stream):
     def attempt(call):
         try:
             return call()
-        except (gpumem.OutOfMemoryError, gpumem.DriverError) as error:
+        except (gpumem.OutOfMemoryError, gpumem.errors.DriverError) as error:
             refused.append(error)
 
     held = [attempt(lambda: pool.allocate(MIB)), attempt(lambda: pool.allocate(3 * MIB, stream))]
@@ -529,11 +529,11 @@ def test_a_failure_of_any_driver_call_leaves_the_pool_right(host, error):
 
 def test_every_error_of_the_driver_names_its_call(pool, host):
     host.fail("cuMemAllocFromPoolAsync", 1, UNKNOWN)
-    with pytest.raises(gpumem.DriverError, match="cuMemAllocFromPoolAsync") as caught:
+    with pytest.raises(gpumem.errors.DriverError, match="cuMemAllocFromPoolAsync") as caught:
         pool.allocate(100)
     assert (caught.value.call, caught.value.code) == ("cuMemAllocFromPoolAsync", UNKNOWN)
     host.fail("cuMemPoolTrimTo", 1, UNKNOWN)
-    with pytest.raises(gpumem.DriverError, match="cuMemPoolTrimTo"):
+    with pytest.raises(gpumem.errors.DriverError, match="cuMemPoolTrimTo"):
         pool.shrink()
     assert pool.stats().num_shrinkages == 0
 
@@ -543,7 +543,7 @@ def test_a_pool_is_initialised_once_and_before_its_use(pool):
         pool.__init__("host")
     raw = gpumem.DriverPool.__new__(gpumem.DriverPool)
     for call in (lambda: raw.allocate(1), raw.stats, raw.shrink, lambda: raw.reset_stream(None)):
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             call()
     raw.close()
 
@@ -554,7 +554,7 @@ def test_a_closed_pool_takes_no_calls(pool):
     for call in (lambda: other.allocate(0), lambda: other.allocate(1), other.stats, other.shrink,
                  lambda: other.reset_stream(1), lambda: other.allocate_persistent(1),
                  lambda: other.handle, other.export_handle):  # fmt: skip
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             call()
     assert other.closed
 

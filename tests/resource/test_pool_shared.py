@@ -150,7 +150,7 @@ def test_the_last_of_two_goes_back_behind_the_streams_of_both(pool, there, host)
 def test_a_view_of_an_imported_buffer_keeps_it(pool, there):
     with pool.allocate(100) as buffer:
         view = np.from_dlpack(there.import_buffer(pool.export_buffer(buffer)))
-        with pytest.raises(gpumem.InUseError):
+        with pytest.raises(gpumem.errors.InUseError):
             there.close()
         np.frombuffer(buffer, np.uint8)[:] = 4
         assert (view == 4).all()
@@ -186,7 +186,7 @@ def test_only_a_live_buffer_of_the_pool_itself_is_exported(pool, arena):
         pool.export_buffer(empty)
     closed = pool.allocate(10)
     closed.close()
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         pool.export_buffer(closed)
     with pytest.raises(TypeError):
         pool.export_buffer(None)
@@ -207,14 +207,14 @@ def test_what_is_no_note_is_refused(pool, there):
         with pytest.raises(TypeError):
             there.import_buffer(data)
     foreign = good[:32] + bytes(64)
-    with pytest.raises(gpumem.DriverError, match="cuMemPoolImportPointer"):
+    with pytest.raises(gpumem.errors.DriverError, match="cuMemPoolImportPointer"):
         there.import_buffer(foreign)
     assert there.stats().in_use == 0
 
 
 def test_what_is_no_pools_descriptor_is_refused(host, tmp_path):
     pools = host.live()["pools"]
-    with (tmp_path / "file").open("w") as file, pytest.raises(gpumem.DriverError) as caught:
+    with (tmp_path / "file").open("w") as file, pytest.raises(gpumem.errors.DriverError) as caught:
         gpumem.DriverPool.import_handle("host", file)
     assert caught.value.call == "cuMemPoolImportFromShareableHandle"
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -254,7 +254,7 @@ def test_a_handle_is_closed_once_and_may_be_taken_over(pool):
     os.close(fd)
     handle.close()
     for call in (handle.fileno, handle.detach):
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             call()
     assert "closed" in repr(handle)
     for fd, error in ((-1, ValueError), (True, TypeError), ("1", TypeError)):
@@ -279,7 +279,7 @@ def test_a_failing_driver_call_leaves_both_sides_as_they_were(pool, host, functi
     everything()
     before = host.live()
     host.fail(function, 1, 999)
-    with pytest.raises(gpumem.DriverError):
+    with pytest.raises(gpumem.errors.DriverError):
         everything()
     host.clear_faults()
     gc.collect()

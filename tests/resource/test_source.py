@@ -140,7 +140,9 @@ def test_a_memory_error_is_a_refusal_and_the_cause(make_arena):
 def test_what_a_source_raises_is_the_cause_of_a_source_error(make_arena, persistent):
     problem = KeyError("lost")
     arena = make_arena(source=Gives(problem), name="theirs")
-    with pytest.raises(gpumem.SourceError, match="source of arena 'theirs' raised KeyError") as got:
+    with pytest.raises(
+        gpumem.errors.SourceError, match="source of arena 'theirs' raised KeyError"
+    ) as got:
         (arena.allocate_persistent if persistent else arena.allocate)(10)
     assert got.value.__cause__ is problem
     assert arena.stats().reserved == 0
@@ -155,7 +157,7 @@ def test_after_a_failure_the_source_is_asked_again(make_arena):
     source = Pages()
     arena = make_arena(source=source)
     source.held = None
-    with pytest.raises(gpumem.SourceError):
+    with pytest.raises(gpumem.errors.SourceError):
         arena.allocate(10)
     source.held = {}
     assert arena.allocate(10).nbytes == 10
@@ -163,7 +165,7 @@ def test_after_a_failure_the_source_is_asked_again(make_arena):
 
 @pytest.mark.parametrize("answer", ["0x1000", 1.5, True, b"1234"])
 def test_an_answer_that_is_no_address_is_told(make_arena, answer):
-    with pytest.raises(gpumem.SourceError, match="it takes an address, or None"):
+    with pytest.raises(gpumem.errors.SourceError, match="it takes an address, or None"):
         make_arena(source=Gives(answer)).allocate(10)
 
 
@@ -182,7 +184,7 @@ def test_an_address_that_cannot_be_used_is_told_and_given_back(make_arena, answe
     given = answer(np.frombuffer(pages, np.uint8).ctypes.data)
     source = Gives(given)
     arena = make_arena(source=source)
-    with pytest.raises(gpumem.SourceError, match=why):
+    with pytest.raises(gpumem.errors.SourceError, match=why):
         arena.allocate(10)
     assert source.freed == ([(given, MIB)] if 0 < given < 1 << 64 else [])
     assert arena.stats().reserved == 0
@@ -192,7 +194,7 @@ def test_memory_that_the_arena_has_already_is_not_taken_twice(make_arena):
     pages = np.frombuffer(mmap.mmap(-1, 4 * MIB), np.uint8)
     arena = make_arena(EXACT, source=Gives(pages.ctypes.data))
     held = arena.allocate(MIB)
-    with pytest.raises(gpumem.SourceError, match="overlaps 1048576 bytes"):
+    with pytest.raises(gpumem.errors.SourceError, match="overlaps 1048576 bytes"):
         arena.allocate(2 * MIB)
     arena.validate()
     held.close()
@@ -200,7 +202,7 @@ def test_memory_that_the_arena_has_already_is_not_taken_twice(make_arena):
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
 def test_memory_of_another_kind_is_not_taken(make_arena, memory):
-    with pytest.raises(gpumem.SourceError, match="memory of host:0"):
+    with pytest.raises(gpumem.errors.SourceError, match="memory of host:0"):
         make_arena(memory=memory, source=Pages()).allocate(10)
 
 
@@ -290,7 +292,7 @@ def test_a_source_that_calls_its_own_arena_is_told(make_arena, call):
             return super().allocate(nbytes)
 
     arena = make_arena(source=Selfish())
-    with pytest.raises(gpumem.SourceError) as caught:
+    with pytest.raises(gpumem.errors.SourceError) as caught:
         arena.allocate(10)
     assert "is waiting for it" in str(caught.value.__cause__)
 
@@ -350,7 +352,7 @@ def test_a_failure_of_any_driver_call_leaves_nothing_behind(faults, error):
             with arena.allocate(MIB, stream), arena.allocate(2 * MIB):
                 pass
             arena.shrink()
-        except (gpumem.OutOfMemoryError, gpumem.DriverError):
+        except (gpumem.OutOfMemoryError, gpumem.errors.DriverError):
             pass
         reached = faults.call_count() - calls >= call
         faults.clear_faults()
@@ -425,7 +427,7 @@ def test_memory_aligned_as_malloc_aligns_it_is_refused(make_arena):
         freed.append(address)
 
     pair = tuple(ctypes.cast(one, ctypes.c_void_p).value for one in (allocate, free))
-    with pytest.raises(gpumem.SourceError, match="no multiple of 256"):
+    with pytest.raises(gpumem.errors.SourceError, match="no multiple of 256"):
         make_arena(source=pair).allocate(10)
     assert freed == [memory.ptr + 16]
 
@@ -440,7 +442,7 @@ def test_an_arena_lives_inside_the_buffers_of_another_resource(host, below):
     one, two = arena.allocate(100 * KIB), arena.allocate_persistent(3 * MIB)
     np.frombuffer(one, np.uint8)[:] = 1
     assert resource.stats().in_use == 100 * KIB + 3 * MIB
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         resource.close()
     one.close()
     two.close()
@@ -505,7 +507,7 @@ def test_a_fork_and_the_end_are_quiet_and_call_no_source():
         if os.fork() == 0:
             try:
                 arena.allocate(10)
-            except gpumem.ClosedError:
+            except gpumem.errors.ClosedError:
                 del held, arena, above, below
         else:
             assert os.wait()[1] == 0

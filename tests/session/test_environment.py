@@ -44,7 +44,7 @@ def test_alignment_and_name_of_a_memory_play_no_part(environment):
 
 def test_a_memory_without_an_allocator_has_none(environment):
     assert environment.shared_allocator("host") is None
-    with pytest.raises(gpumem.NoAllocatorError, match="register one"):
+    with pytest.raises(gpumem.errors.NoAllocatorError, match="register one"):
         environment.acquire("host")
     with pytest.raises(LookupError):
         gpumem.empty(3, "f4", memory="host", environment=environment)
@@ -83,7 +83,7 @@ def test_references_are_counted_and_the_last_one_closes(environment):
     assert environment.shared_allocator("host") is None
     assert arena.closed
     for again in (arena, "host"):
-        with pytest.raises(gpumem.NoAllocatorError, match="not registered"):
+        with pytest.raises(gpumem.errors.NoAllocatorError, match="not registered"):
             environment.release(again)
 
 
@@ -188,10 +188,10 @@ def test_one_option_under_two_names_of_one_memory_must_agree():
 
 def test_keys_under_the_other_prefix_are_warned_of():
     with gpumem.Environment({"ep.host.arena.max_mem": "1000000"}) as environment:
-        with pytest.warns(gpumem.ConfigWarning, match=r"ep\.host .* takes ep_factory\.host"):
+        with pytest.warns(gpumem.errors.ConfigWarning, match=r"ep\.host .* takes ep_factory\.host"):
             arena = environment.register("host")
         assert arena.config.max_mem == 0
-        with pytest.warns(gpumem.ConfigWarning):
+        with pytest.warns(gpumem.errors.ConfigWarning):
             environment.register("host", {"ep.host.arena.max_mem": "7"})
 
 
@@ -222,16 +222,16 @@ def test_a_closed_environment_registers_nothing():
     environment.close()
     assert environment.closed
     assert arena.closed
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         environment.register("host")
-    with pytest.raises(gpumem.ClosedError):
+    with pytest.raises(gpumem.errors.ClosedError):
         environment.register("host", Plain())
 
 
 def test_an_environment_whose_allocators_others_hold_is_not_closed(environment):
     environment.register("host")
     environment.acquire("host")
-    with pytest.raises(gpumem.InUseError):
+    with pytest.raises(gpumem.errors.InUseError):
         environment.close()
     assert not environment.closed
     environment.release("host")
@@ -314,7 +314,7 @@ def test_a_forks_child_finds_the_lock_free_and_the_parents_arenas_closed():
             ):
                 try:
                     use()
-                except gpumem.ClosedError:
+                except gpumem.errors.ClosedError:
                     pass
                 else:
                     raise AssertionError

@@ -371,14 +371,14 @@ def test_overlapping_runs_under_a_unified_stream_are_refused(options):
         thread = threading.Thread(target=session.run, args=(slow,))
         thread.start()
         assert inside.wait(60)
-        with pytest.raises(gpumem.ConcurrentRunError, match="unified"):
+        with pytest.raises(gpumem.errors.ConcurrentRunError, match="unified"):
             session.run(lambda ctx: None)
-        with pytest.raises(gpumem.ConcurrentRunError):
+        with pytest.raises(gpumem.errors.ConcurrentRunError):
             session.close()
         go_on.set()
         thread.join()
         session.run(lambda ctx: None)
-        with pytest.raises(gpumem.ConcurrentRunError):
+        with pytest.raises(gpumem.errors.ConcurrentRunError):
             session.run(lambda ctx: session.run(lambda ctx: None))
 
 
@@ -437,16 +437,16 @@ def test_the_environments_allocators_serve_and_are_held():
             other = environment.register("host")
             assert not arena.closed
             assert session.allocator() is arena
-            with pytest.raises(gpumem.NoAllocatorError):
+            with pytest.raises(gpumem.errors.NoAllocatorError):
                 session.allocator("host/managed")
-            with pytest.raises(gpumem.NoAllocatorError):
+            with pytest.raises(gpumem.errors.NoAllocatorError):
                 session.bind_output("y", "host/managed")
         assert arena.closed
         assert environment.shared_allocator("host") is other
 
 
 def test_a_device_without_an_allocator_is_refused():
-    with gpumem.Environment() as environment, pytest.raises(gpumem.NoAllocatorError):
+    with gpumem.Environment() as environment, pytest.raises(gpumem.errors.NoAllocatorError):
         gpumem.Session("host", environment=environment)
 
 
@@ -483,7 +483,7 @@ def test_a_private_arena_is_the_sessions_own():
 def test_keys_of_the_other_prefix_are_warned_of_and_of_other_memories_refused():
     with gpumem.Environment() as environment:
         environment.register("host")
-        with pytest.warns(gpumem.ConfigWarning, match="ep_factory.host"):
+        with pytest.warns(gpumem.errors.ConfigWarning, match="ep_factory.host"):
             gpumem.Session("host", {"ep_factory.host.arena.max_mem": "5"}, environment).close()
         with pytest.raises(gpumem.ConfigError, match="cuda"):
             gpumem.Session("host", {"ep.cuda.arena.max_mem": "5"}, environment)
@@ -603,7 +603,7 @@ def test_a_closed_session_says_so(session):
         lambda: session.bind_input("x", np.zeros(4)),
         lambda: session.bind_output("y"),
     ):
-        with pytest.raises(gpumem.ClosedError):
+        with pytest.raises(gpumem.errors.ClosedError):
             use()
 
 

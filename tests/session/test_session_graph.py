@@ -151,7 +151,7 @@ def test_what_cannot_be_captured_is_an_error_and_the_next_run_is_a_first_one(x):
     with session_of(x) as session:
         session.run(waits)
         before = session.outputs()["y"]
-        with pytest.raises(gpumem.DriverError, match="CAPTURE"):
+        with pytest.raises(gpumem.errors.DriverError, match="CAPTURE"):
             session.run(waits)
         assert session.outputs()["y"] is before
         assert not session.compute_stream.capturing
@@ -192,7 +192,7 @@ def test_every_call_of_a_graphs_life_may_fail_once(x, host, call):
         session.run(work)
         host.fail(call, 1, 999)
         try:
-            with pytest.raises(gpumem.DriverError, match=call):
+            with pytest.raises(gpumem.errors.DriverError, match=call):
                 session.run(work)
         finally:
             host.clear_faults()
@@ -227,7 +227,7 @@ def test_runs_that_are_captured_do_not_overlap(x):
             ctx.output("y", N, "u1")
             session.run(lambda ctx: None)
 
-        with pytest.raises(gpumem.ConcurrentRunError, match="enable_cuda_graph"):
+        with pytest.raises(gpumem.errors.ConcurrentRunError, match="enable_cuda_graph"):
             session.run(outer)
 
 

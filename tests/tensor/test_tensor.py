@@ -226,7 +226,7 @@ class Environment:
 def test_an_environment_gives_its_allocator_or_none(arena):
     environment = Environment(host=arena)
     assert gpumem.empty(3, "f4", memory="host", environment=environment).buffer.resource is arena
-    with pytest.raises(gpumem.NoAllocatorError, match="host:0/managed"):
+    with pytest.raises(gpumem.errors.NoAllocatorError, match="host:0/managed"):
         gpumem.zeros(3, "f4", memory="host/managed", environment=environment)
     with pytest.raises(ValueError, match="both"):
         gpumem.empty(3, "f4", resource=arena, environment=environment)

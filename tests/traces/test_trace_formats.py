@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem.errors import GpumemError
+from gpumem.errors import GpumemError, TraceError
 from gpumem.replay import npz, torch_snapshot
 from gpumem.replay.formats import load_trace
-from gpumem.replay.trace import MAX_SIZE, MAX_STREAMS, Trace, TraceError
+from gpumem.replay.trace import MAX_SIZE, MAX_STREAMS, Trace
 from gpumem.samples import samples
 
 # Two blocks on two streams, the second dropped before its work is done.

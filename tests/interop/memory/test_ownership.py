@@ -78,7 +78,7 @@ def test_a_driver_that_refuses_costs_no_descriptor(
     host, importer, describe, given, kind, call, consume
 ):
     host.fail(call, 1, 304)
-    with pytest.raises(gpumem.DriverError) as caught:
+    with pytest.raises(gpumem.errors.DriverError) as caught:
         importer.import_memory(
             describe(handle=given, handle_type=MemoryHandleType[kind]), consume=consume
         )
@@ -100,7 +100,7 @@ def test_an_import_of_physical_memory_is_undone_at_every_step(host, importer, ca
         described = MemoryDescriptor(handle, handle.kind, handle.contents.size)
         before = memory_of_the_driver(host)
         host.fail(call, 1, 2)
-        with pytest.raises(gpumem.DriverError, match=call):
+        with pytest.raises(gpumem.errors.DriverError, match=call):
             importer.import_memory(described)
         assert memory_of_the_driver(host) == before
         assert is_open(handle.fileno())
@@ -121,7 +121,7 @@ memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType[kind], 409
 _host.fail(call, 1, 304)
 try:
     memory.close()
-except gpumem.DriverError as error:
+except gpumem.errors.DriverError as error:
     assert (error.call, error.code) == (call, 304), error
 else:
     raise AssertionError("nothing was raised")

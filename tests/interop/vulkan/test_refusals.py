@@ -231,7 +231,7 @@ def test_a_forked_child_has_no_device_and_ends_quietly():
         if not child:
             try:
                 device.fill(buffer, 1)
-            except gpumem.ClosedError as error:
+            except gpumem.errors.ClosedError as error:
                 assert "parent" in str(error)
                 buffer.close()
                 device.close()
