@@ -8,8 +8,7 @@ so that a program can act on them and a person can read them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
-from typing import Any, Self
+from typing import Self
 
 from gpumem.stats import BudgetLevel, OutOfMemoryReport
 
@@ -54,10 +53,6 @@ class GpumemError(Exception):
     """Root of every exception that gpumem raises."""
 
 
-def _of_report(name: str) -> Any:
-    return property(attrgetter(f"report.{name}"), doc=f"`{name}` of `report`.")
-
-
 class OutOfMemoryError(GpumemError, MemoryError):
     """An allocation that could not be served; the allocator is as it was before the call.
 
@@ -66,14 +61,6 @@ class OutOfMemoryError(GpumemError, MemoryError):
     report : OutOfMemoryReport
         All numbers of that moment, for programs: who holds what, what is cached, pending or
         movable, what others hold on the device. Its `as_dict` can be written as JSON.
-    asked, rounded, in_use, reserved, limit, stream : int
-        As in `report`.
-    largest_free : int
-        As in `report`; 0 where only the driver knows.
-    device : str
-        The memory asked, such as ``"cuda:0"``.
-    advice : str
-        The remedies of `report` as one text.
     """
 
     def __init__(self, message: str = "", report: OutOfMemoryReport | None = None) -> None:
@@ -85,13 +72,40 @@ class OutOfMemoryError(GpumemError, MemoryError):
         """Make the error that a report describes, with its text as the message."""
         return cls(report.text(), report)
 
-    asked: int = _of_report("asked")
-    rounded: int = _of_report("rounded")
-    in_use: int = _of_report("in_use")
-    reserved: int = _of_report("reserved")
-    limit: int = _of_report("limit")
-    stream: int = _of_report("stream")
-    device: str = _of_report("memory")
+    @property
+    def asked(self) -> int:
+        """Bytes that the caller asked for."""
+        return self.report.asked
+
+    @property
+    def rounded(self) -> int:
+        """Bytes that a block for it takes."""
+        return self.report.rounded
+
+    @property
+    def in_use(self) -> int:
+        """Bytes handed out at that moment, padding included."""
+        return self.report.in_use
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the device at that moment."""
+        return self.report.reserved
+
+    @property
+    def limit(self) -> int:
+        """The tightest limit in bytes; 0 where there is none."""
+        return self.report.limit
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream the block was asked for."""
+        return self.report.stream
+
+    @property
+    def device(self) -> str:
+        """The memory asked, such as ``"cuda:0"``."""
+        return self.report.memory
 
     @property
     def largest_free(self) -> int:
@@ -125,8 +139,6 @@ class BudgetExceededError(OutOfMemoryError):
         under it, and what its own reservations hold.
     """
 
-    limit: int = 0  # the tightest limit of the report may be another's
-
     def __init__(
         self,
         message: str = "",
@@ -140,10 +152,15 @@ class BudgetExceededError(OutOfMemoryError):
     ) -> None:
         super().__init__(message, report)
         self.budget = budget
-        self.limit = limit
+        self._limit = limit
         self.missing = missing
         self.path = path
         self.holders = holders
+
+    @property
+    def limit(self) -> int:
+        """The limit of the budget that refused; the tightest of the report may be another's."""
+        return self._limit
 
 
 class ReservationError(GpumemError, ValueError):
