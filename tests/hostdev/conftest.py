@@ -7,12 +7,15 @@ of it there. With it (``GPUMEM_TEST_DRIVER=cuda`` on a machine with a GPU) they 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,16 +28,26 @@ import drivers  # noqa: E402
 import build  # noqa: E402
 
 IN_CHILD = "GPUMEM_TEST_DRIVER" in os.environ
-_shared: dict = {}
+
+
+@contextlib.contextmanager
+def one_at_a_time(tmp_path_factory, name: str) -> Iterator[Path]:
+    """Give a folder that all processes of this run share, to one of them at a time."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler: gcc not found")
-    if "library" not in _shared:
-        _shared["library"] = build.compile_library(tmp_path_factory.mktemp("libcuda"))
-    return _shared["library"]
+    with one_at_a_time(tmp_path_factory, "libcuda") as folder:
+        path = folder / "libcuda.so.1"
+        return path if path.exists() else build.compile_library(folder)
 
 
 def child_environment(library: Path, **more: str) -> dict:
@@ -68,18 +81,21 @@ def child(library):
 
 @pytest.fixture(scope="session")
 def behaviour_results(library, tmp_path_factory) -> dict:
-    report = tmp_path_factory.mktemp("behaviour") / "results.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        str(HERE / "behaviour"),
-    ]
+    with one_at_a_time(tmp_path_factory, "behaviour") as folder:
+        report, end = folder / "results.jsonl", folder / "end"
+        if not end.exists():
+            end.write_text(run_behaviour(library, report))
+        lines = report.read_text().splitlines() if report.exists() else []
+        results = {entry["test"]: entry for entry in map(json.loads, lines)}
+        results[""] = {"outcome": "died", "text": end.read_text()}
+        return results
+
+
+def run_behaviour(library: Path, report: Path) -> str:
+    """Run the folder in a child, which writes what became of each test; returns how it ended."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        command,
+        [*command, str(HERE / "behaviour")],
         env=child_environment(library, GPUMEM_TEST_REPORT=str(report)),
         capture_output=True,
         text=True,
@@ -87,11 +103,7 @@ def behaviour_results(library, tmp_path_factory) -> dict:
         check=False,
         cwd=build.ROOT,
     )
-    lines = report.read_text().splitlines() if report.exists() else []
-    results = {entry["test"]: entry for entry in map(json.loads, lines)}
-    end = f"exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
-    results[""] = {"outcome": "died", "text": end}
-    return results
+    return f"exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
 
 
 @pytest.fixture(scope="session")
