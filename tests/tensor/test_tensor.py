@@ -47,19 +47,19 @@ def same(tensor, array):
 
 
 @pytest.mark.parametrize("dtype", NUMPY + ML + ODD, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_dtype_in_every_shape(dtype, shape):
-    tensor = gpumem.zeros(shape, dtype, memory="host")
-    array = np.zeros(shape, tensor.dtype)
-    assert (tensor.shape, tensor.ndim, tensor.size) == (shape, len(shape), array.size)
-    assert (tensor.nbytes, tensor.itemsize) == (array.nbytes, array.itemsize)
-    assert tensor.nbytes == tensor.buffer.nbytes
-    seen = tensor.numpy()
-    assert (seen.shape, seen.dtype, seen.nbytes) == (array.shape, array.dtype, array.nbytes)
-    assert seen.tobytes() == array.tobytes()
-    if array.size:
-        assert seen.strides == tensor.strides == array.strides
-        assert seen.ctypes.data == tensor.ptr == tensor.buffer.ptr
+def test_zeros_of_every_dtype_in_every_shape(dtype):
+    for shape in SHAPES:
+        tensor = gpumem.zeros(shape, dtype, memory="host")
+        array = np.zeros(shape, tensor.dtype)
+        assert (tensor.shape, tensor.ndim, tensor.size) == (shape, len(shape), array.size)
+        assert (tensor.nbytes, tensor.itemsize) == (array.nbytes, array.itemsize), shape
+        assert tensor.nbytes == tensor.buffer.nbytes, shape
+        seen = tensor.numpy()
+        assert (seen.shape, seen.dtype, seen.nbytes) == (shape, array.dtype, array.nbytes)
+        assert seen.tobytes() == array.tobytes(), shape
+        if array.size:
+            assert seen.strides == tensor.strides == array.strides, shape
+            assert seen.ctypes.data == tensor.ptr == tensor.buffer.ptr, shape
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,15 @@ def test_a_shape_that_no_machine_holds_is_out_of_memory(arena):
 
 @pytest.mark.parametrize("dtype", NUMPY + ML, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("size", [0, 1, 7, 1000])
-def test_full_has_its_value_everywhere(dtype, stream, size):
+def test_full_has_its_value_everywhere(dtype, stream):
     given = gpumem.Stream("host") if stream else None
-    tensor = gpumem.full(size, 1, dtype, memory="host", stream=given)
-    assert (tensor.numpy() == np.full(size, 1, tensor.dtype)).all()
-    odd = gpumem.full((size, 2), 3.25 if tensor.dtype.kind in "fc" else 1, dtype, memory="host")
-    assert (odd.numpy() == np.full((size, 2), odd.numpy().flat[0] if size else 0, odd.dtype)).all()
+    for size in (0, 1, 7, 1000):
+        tensor = gpumem.full(size, 1, dtype, memory="host", stream=given)
+        assert (tensor.numpy() == np.full(size, 1, tensor.dtype)).all(), size
+        value = 3.25 if tensor.dtype.kind in "fc" else 1
+        odd = gpumem.full((size, 2), value, dtype, memory="host")
+        expected = np.full((size, 2), odd.numpy().flat[0] if size else 0, odd.dtype)
+        assert (odd.numpy() == expected).all(), size
 
 
 def test_full_takes_the_values_dtype_and_refuses_what_it_cannot_hold():
