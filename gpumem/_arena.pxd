@@ -16,21 +16,18 @@ cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
 cdef int arena_close(ArenaCore* arena) noexcept nogil
 cdef void arena_reap() noexcept nogil
 
-# The fast path alone: no driver call, no wait. On ARENA_MISS call arena_allocate_slow, without
-# the interpreter lock. arena_allocate does both.
+# The fast path alone: no driver call, no wait. On ARENA_MISS call arena_allocate_slow of
+# _arena_slow, without the interpreter lock; its arena_allocate does both.
 cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
                              Block* block) noexcept nogil
-cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                             Block* block) noexcept nogil
-cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                        Block* block) noexcept nogil
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
 # Of a block that other streams were recorded for; takes `uses` over.
 cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
                          Uses* uses) noexcept nogil
-cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                                   bint shareable,
-                                   Block* block) noexcept nogil
+# With a budget of bytes in use: after charge_request, and an attempt to allocate that ended with
+# `status`. Charges what the block is larger, or takes block and charge back. Returns a status.
+cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, int status,
+                            Block* block) noexcept nogil
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil

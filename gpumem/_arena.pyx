@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from gpumem._arena_books cimport check_tables, hand_out, take_back
-from gpumem._arena_budget cimport count_in, count_out, counted_bytes, Taker
+from gpumem._arena_budget cimport charge_padding, charge_request, count_out, counted_bytes
 from gpumem._arena_cache cimport (
     cache_find,
     cache_give,
@@ -19,32 +19,22 @@ from gpumem._arena_cache cimport (
     caches_thaw,
 )
 from gpumem._arena_growth cimport (
-    add_own_region,
-    grow,
-    memory_is_out,
     release_idle,
     release_one,
     release_retired,
-    shrink_may_help,
-    take,
-    take_unfinished,
 )
 from gpumem._arena_heap cimport (
-    heap_allocate,
-    heap_allocate_bare,
     heap_attach,
     heap_detach,
     heap_drain,
     heap_flush,
     heap_free,
-    heap_pump,
 )
 from gpumem._arena_heap_books cimport heap_counts
 from gpumem._arena_heap_types cimport DebugHeap
 from gpumem._arena_pages cimport prepare_pages, trim_pages
 from gpumem._arena_parked cimport park, unpark_all
 from gpumem._arena_recorded cimport (
-    note_failed,
     note_given,
     note_shrink,
     note_taken,
@@ -56,17 +46,14 @@ from gpumem._arena_streams cimport (
     drain_streams,
     settle_streams,
     switch_needs_event,
-    switch_stream,
 )
 from gpumem._arena_suspend cimport copy_forget
 from gpumem._arena_types cimport (
-    ARENA_CAPTURING,
-    ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_IN_USE,
     ARENA_MISS,
     ARENA_OK,
-    ARENA_OVER_LIMIT,
+    ARENA_OVER_BUDGET,
     ARENA_STALE,
     arena_in_use,
     arena_reserved,
@@ -77,7 +64,6 @@ from gpumem._arena_types cimport (
     LARGE_SPACE,
     PERSISTENT_SPACE,
     REUSE_NEVER,
-    REUSE_WAIT,
     SMALL_SPACE,
     SPACES,
     STATE_CLOSED,
@@ -85,7 +71,6 @@ from gpumem._arena_types cimport (
     table_of,
     ThreadCache,
 )
-from gpumem._arena_wait cimport wait_for_streams
 from gpumem._backing cimport Backing
 from gpumem._bfc cimport (
     Bfc,
@@ -104,7 +89,6 @@ from gpumem._bfc cimport (
 )
 from gpumem._budget_core cimport budget_drop
 from gpumem._driver cimport (
-    CUgraph,
     CUstream,
     CUstreamCaptureMode,
     Place,
@@ -112,7 +96,6 @@ from gpumem._driver cimport (
     place_relax,
     place_restore,
     process,
-    stream_captures,
 )
 from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_budget cimport budget_init
@@ -156,8 +139,11 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
         status = allocate_fast(arena, nbytes, stream, block)
     elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):
         return ARENA_MISS
+    elif not charge_request(arena, nbytes):
+        return ARENA_OVER_BUDGET
     else:
-        status = count_in(arena, nbytes, stream, block, allocate_fast, give_block)
+        status = allocate_fast(arena, nbytes, stream, block)
+        status = arena_charge_block(arena, nbytes, stream, status, block)
     if arena.tap.recorder != NULL and status == ARENA_OK:
         note_taken(arena, nbytes, stream, block)
     return status
@@ -192,16 +178,6 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
     lock_release(&arena.lock)
     owner_leave(&cache.lock)
     return ARENA_OK if index != NIL else ARENA_MISS
-
-
-cdef int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                        Block* block) noexcept nogil:
-    cdef int status = arena_allocate_fast(arena, nbytes, stream, block)
-    if status != ARENA_MISS:
-        return status
-    if arena.heap != NULL:
-        heap_pump(arena)
-    return arena_allocate_slow(arena, nbytes, stream, block)
 
 
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
@@ -252,100 +228,50 @@ cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
     return ARENA_OK
 
 
-# ---- the slow path: ask, grow, give back, fail ---------------------------------------------------
-
-cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                             Block* block) noexcept nogil:
-    cdef int status
-    if arena.heap != NULL:
-        status = heap_allocate(arena, nbytes, stream, allocate_for_heap, block)
-    elif arena.in_use_account == NULL:
-        status = allocate_slow(arena, nbytes, stream, block)
-    else:
-        status = count_in(arena, nbytes, stream, block, allocate_slow, give_any)
-    if arena.tap.recorder != NULL:
-        note_outcome(arena, nbytes, stream, block, status)
+cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, int status,
+                            Block* block) noexcept nogil:
+    # What was charged before the block was looked for goes back unless it is handed out.
+    if status == ARENA_OK and not charge_padding(arena, nbytes, block):
+        give_any(arena, block.handle, stream)
+        status = ARENA_OVER_BUDGET
+    if status != ARENA_OK:
+        count_out(arena, round_to_quantum(nbytes))
     return status
 
 
-cdef void note_outcome(ArenaCore* arena, uint64_t nbytes, uint32_t stream, const Block* block,
-                       int status) noexcept nogil:
-    if status == ARENA_OK:
-        note_taken(arena, nbytes, stream, block)
-    elif status != ARENA_CAPTURING:     # another arena serves that
-        note_failed(arena, nbytes, stream, status)
-
-
 cdef int give_any(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    # Of a counted arena, a block that is not counted.
+    # A block that is not charged, or no longer.
     if arena.settings.passthrough:
         return free_through(arena, handle, stream)
     return give_block(arena, handle, stream)
 
 
-cdef int allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                       Block* block) noexcept nogil:
-    # Last of all it waits, without a lock, for other streams' work to end.
-    cdef uint64_t until = 0
-    cdef int status
-    if arena.settings.passthrough:
-        return allocate_through(arena, nbytes, stream, block)
-    status = allocate_now(arena, nbytes, stream, block)
-    while memory_is_out(arena, nbytes, status) and wait_for_streams(arena, stream, &until):
-        status = allocate_now(arena, nbytes, stream, block)
-    return status
-
-
-cdef int allocate_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                      Block* block) noexcept nogil:
-    # Order: an event for the stream served before, the arena as it is, what threads keep, blocks
-    # that other streams have finished with, a new region, regions that are idle. From where the
-    # driver is called on: not for a stream that captures.
-    cdef int status
+cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
     cdef CUstreamCaptureMode mode
-    switch_stream(arena, stream)
-    status = take(arena, nbytes, stream, block)
-    if status != ARENA_OVER_LIMIT:
-        return status
-    caches_flush(arena)
-    status = take(arena, nbytes, stream, block)
-    if status != ARENA_OVER_LIMIT:
-        return status
-    if slot_captures(arena, stream):
-        return ARENA_CAPTURING
-    if settle_streams(arena, stream) and take(arena, nbytes, stream, block) == ARENA_OK:
-        return ARENA_OK
-    if arena.settings.reuse == REUSE_WAIT and take_unfinished(arena, nbytes, stream, block):
-        return ARENA_OK
-    mode = place_relax(arena.place)
-    arena_reap()
-    status = grow_now(arena, nbytes, stream, block)
-    place_restore(arena.place, mode)
-    return status
-
-
-cdef int grow_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                  Block* block) noexcept nogil:
     cdef int status
-    lock_acquire(&arena.grow_lock)
-    release_retired(arena)
-    status = take(arena, nbytes, stream, block)     # another thread may have grown meanwhile
-    if status != ARENA_OK and status != ARENA_CLOSED:
-        status = grow(arena, nbytes, stream, block)
-    if shrink_may_help(arena, nbytes, status):
-        if release_idle(arena) != 0:
-            status = grow(arena, nbytes, stream, block)
-    lock_release(&arena.grow_lock)
+    lock_acquire(&arena.lock)
+    status = take_back(arena, NULL, handle, stream)
+    lock_release(&arena.lock)
+    if status != ARENA_OK or place_is_dead(arena.place):
+        return status
+    # Who holds the grow lock may be a source that waits for the interpreter lock, which a finalizer
+    # holds: then the region goes back with the next call.
+    if lock_try(&arena.grow_lock):
+        mode = place_relax(arena.place)
+        release_retired(arena)
+        lock_release(&arena.grow_lock)
+        place_restore(arena.place, mode)
     return status
 
 
-cdef bint slot_captures(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    # A pool's streams capture, and it serves them.
-    cdef uint64_t capture
-    cdef CUgraph graph
-    cdef bint unknown
-    return arena.parent == NULL and stream_captures(
-        arena.place, arena.streams[slot].handle, &capture, &graph, &unknown)
+# ---- a debug heap in front -----------------------------------------------------------------------
+
+cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil:
+    heap_attach(arena, heap, give_from_heap)
+
+
+cdef int give_from_heap(void* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+    return give_any(<ArenaCore*>arena, handle, stream)
 
 
 # ---- giving regions back -------------------------------------------------------------------------
@@ -394,147 +320,6 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     arena.stats.max_in_use = arena_in_use(arena)
     arena.stats.max_reserved = arena_reserved(arena)
     lock_release(&arena.lock)
-
-
-# ---- blocks with a region of their own ---------------------------------------------------------
-
-cdef int arena_allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                                   bint shareable, Block* block) noexcept nogil:
-    cdef int status
-    if place_is_dead(arena.place):
-        return ARENA_DEAD
-    arena_reap()
-    if arena.heap != NULL and shareable:
-        status = heap_allocate_bare(arena, nbytes, stream, shareable_for_heap, block)
-    elif arena.heap != NULL:
-        status = heap_allocate(arena, nbytes, stream, persistent_for_heap, block)
-    elif arena.in_use_account == NULL:
-        status = allocate_own(arena, nbytes, stream, shareable, block)
-    else:
-        status = count_in(arena, nbytes, stream, block,
-                          allocate_shareable if shareable else allocate_persistent, give_any)
-    if arena.tap.recorder != NULL:
-        note_outcome(arena, nbytes, stream, block, status)
-    return status
-
-
-cdef int allocate_persistent(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                             Block* block) noexcept nogil:
-    return allocate_own(arena, nbytes, stream, False, block)
-
-
-cdef int allocate_shareable(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                            Block* block) noexcept nogil:
-    return allocate_own(arena, nbytes, stream, True, block)
-
-
-cdef int allocate_own(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
-                      Block* block) noexcept nogil:
-    cdef uint64_t until = 0
-    cdef int status
-    status = persistent_now(arena, nbytes, stream, shareable, block)
-    while memory_is_out(arena, nbytes, status) and wait_for_streams(arena, stream, &until):
-        status = persistent_now(arena, nbytes, stream, shareable, block)
-    return status
-
-
-cdef int persistent_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
-                        Block* block) noexcept nogil:
-    cdef CUstreamCaptureMode mode = place_relax(arena.place)
-    cdef int status
-    lock_acquire(&arena.grow_lock)
-    release_retired(arena)
-    status = add_own_region(arena, nbytes, stream, shareable, block)
-    if shrink_may_help(arena, nbytes, status):
-        if release_idle(arena) != 0:
-            status = add_own_region(arena, nbytes, stream, shareable, block)
-    if status == ARENA_OK and not shareable:
-        lock_acquire(&arena.lock)
-        arena.stats.num_reserves += 1
-        lock_release(&arena.lock)
-    lock_release(&arena.grow_lock)
-    place_restore(arena.place, mode)
-    return status
-
-
-cdef int allocate_through(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                          Block* block) noexcept nogil:
-    # enable=False: one driver allocation per block.
-    cdef int status
-    cdef CUstreamCaptureMode mode
-    if place_is_dead(arena.place):
-        return ARENA_DEAD
-    if slot_captures(arena, stream):
-        return ARENA_CAPTURING
-    mode = place_relax(arena.place)
-    lock_acquire(&arena.grow_lock)
-    release_retired(arena)
-    status = add_own_region(arena, nbytes, stream, False, block)
-    lock_release(&arena.grow_lock)
-    place_restore(arena.place, mode)
-    return status
-
-
-cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    cdef CUstreamCaptureMode mode
-    cdef int status
-    lock_acquire(&arena.lock)
-    status = take_back(arena, NULL, handle, stream)
-    lock_release(&arena.lock)
-    if status != ARENA_OK or place_is_dead(arena.place):
-        return status
-    # Who holds the grow lock may be a source that waits for the interpreter lock, which a finalizer
-    # holds: then the region goes back with the next call.
-    if lock_try(&arena.grow_lock):
-        mode = place_relax(arena.place)
-        release_retired(arena)
-        lock_release(&arena.grow_lock)
-        place_restore(arena.place, mode)
-    return status
-
-
-# ---- a debug heap in front -----------------------------------------------------------------------
-
-cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil:
-    heap_attach(arena, heap, give_from_heap)
-
-
-cdef int give_from_heap(void* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    return give_any(<ArenaCore*>arena, handle, stream)
-
-
-cdef int allocate_for_heap(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                           Block* block) noexcept nogil:
-    return take_counted(arena, nbytes, stream, block,
-                        allocate_through if arena.settings.passthrough else allocate_now)
-
-
-cdef int persistent_for_heap(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                             Block* block) noexcept nogil:
-    return take_counted(arena, nbytes, stream, block, own_now)
-
-
-cdef int shareable_for_heap(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                            Block* block) noexcept nogil:
-    return take_counted(arena, nbytes, stream, block, shareable_now)
-
-
-cdef int take_counted(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block,
-                      Taker taker) noexcept nogil:
-    # Without a wait: the heap waits, for what it keeps back, too.
-    if arena.in_use_account == NULL:
-        return taker(arena, nbytes, stream, block)
-    return count_in(arena, nbytes, stream, block, taker, give_any)
-
-
-cdef int own_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                 Block* block) noexcept nogil:
-    return persistent_now(arena, nbytes, stream, False, block)
-
-
-cdef int shareable_now(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                       Block* block) noexcept nogil:
-    return persistent_now(arena, nbytes, stream, True, block)
 
 
 # ---- life and death ------------------------------------------------------------------------------

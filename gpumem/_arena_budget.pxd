@@ -28,12 +28,10 @@ cdef uint64_t arena_budget_bound(const ArenaCore* arena) noexcept nogil
 cdef bint arena_budget_allows(const ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef void note_over_budget(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 
-# Takes a block by `take`, counted; what it counted for goes back with the block.
-ctypedef int (*Taker)(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                      Block* block) noexcept nogil
-cdef int count_in(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block,
-                  Taker take, int (*give)(ArenaCore*, uint64_t, uint32_t) noexcept nogil
-                  ) noexcept nogil
+# Charges a block in use: what is asked for before it is looked for, the rest of its size once it is
+# found, because only then it is known. False: the budget refuses; nothing more is charged.
+cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil
 # Bytes that a block counts for; 0: it is not counted, or the handle names no live block.
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil
 cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil

@@ -3,8 +3,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport (
-    ARENA_OK,
-    ARENA_OVER_BUDGET,
     arena_reserved,
     ArenaCore,
     Block,
@@ -117,24 +115,21 @@ cdef void note_over_budget(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 
 # ---- bytes in use --------------------------------------------------------------------------------
 
-cdef int count_in(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block,
-                  Taker take, int (*give)(ArenaCore*, uint64_t, uint32_t) noexcept nogil
-                  ) noexcept nogil:
-    # Charged before it is taken; what the block is larger than that, before it is handed out.
+cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef uint64_t size = round_to_quantum(nbytes)
-    cdef int status
-    if not budget_admit(arena.in_use_account, size):
-        note_over_budget(arena, size)
-        return ARENA_OVER_BUDGET
-    status = take(arena, nbytes, stream, block)
-    if status != ARENA_OK:
-        budget_uncharge(arena.in_use_account, size)
-    elif block.size > size and not budget_admit(arena.in_use_account, block.size - size):
-        note_over_budget(arena, block.size)
-        give(arena, block.handle, stream)
-        budget_uncharge(arena.in_use_account, size)
-        status = ARENA_OVER_BUDGET
-    return status
+    if budget_admit(arena.in_use_account, size):
+        return True
+    note_over_budget(arena, size)
+    return False
+
+
+cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil:
+    # A chunk that is larger than the request by less than is worth splitting off comes whole.
+    cdef uint64_t size = round_to_quantum(nbytes)
+    if block.size <= size or budget_admit(arena.in_use_account, block.size - size):
+        return True
+    note_over_budget(arena, block.size)
+    return False
 
 
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil:

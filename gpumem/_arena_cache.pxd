@@ -110,13 +110,12 @@ cdef void cache_let_go(ArenaCore* arena, ThreadCache* cache) noexcept nogil
 cdef ThreadMark* thread_now() noexcept nogil
 cdef void thread_retain(ThreadMark* thread) noexcept nogil
 cdef void thread_drop(ThreadMark* thread) noexcept nogil
-cdef bint thread_has_ended(const ThreadMark* thread) noexcept nogil
 
 # Everything kept becomes free, and every count is the arena's.
 cdef void caches_flush(ArenaCore* arena) noexcept nogil
-# The same, and no cache changes until it is thawed; the arena lock is not held yet.
-cdef void caches_freeze(ArenaCore* arena) noexcept nogil
-# The same, but that everything kept stays where it is; thawed alike.
+# No cache changes until it is thawed; the arena lock is not held yet.
 cdef void caches_hold(ArenaCore* arena) noexcept nogil
+# The same, and everything kept becomes free first.
+cdef void caches_freeze(ArenaCore* arena) noexcept nogil
 cdef void caches_thaw(ArenaCore* arena) noexcept nogil
 cdef void caches_free(ArenaCore* arena) noexcept nogil

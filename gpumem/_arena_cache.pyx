@@ -285,11 +285,11 @@ cdef void caches_flush(ArenaCore* arena) noexcept nogil:
 
 
 cdef void caches_freeze(ArenaCore* arena) noexcept nogil:
+    # Every cache's lock before the first arena lock, so that the order of locks holds.
     cdef ThreadCache* cache
-    lock_acquire(&arena.caches_lock)
+    caches_hold(arena)
     cache = arena.caches
     while cache != NULL:
-        enter(cache)
         flush(arena, cache)
         cache = cache.next
 
@@ -442,7 +442,3 @@ cdef void thread_retain(ThreadMark* thread) noexcept nogil:
 
 cdef void thread_drop(ThreadMark* thread) noexcept nogil:
     mark_drop(thread)
-
-
-cdef bint thread_has_ended(const ThreadMark* thread) noexcept nogil:
-    return mark_ended(thread)

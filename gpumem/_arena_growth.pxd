@@ -4,11 +4,6 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_types cimport ArenaCore, Block
 
-# As the fast path, but for the caches: those are flushed first where all free space counts.
-cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil
-# Under "wait": another stream's block, behind a wait on the device.
-cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                          Block* block) noexcept nogil
 # A new region, or pages, and the block from them in one step.
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil
 # Bytes that max_mem still allows to reserve, in quanta.
@@ -23,6 +18,6 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # Is memory out, so that others' memory, once it is free, may serve the block?
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
-# A region of exactly this block.
-cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
+# A region of exactly this block; `flags` are AllocateFlags.
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
                         Block* block) noexcept nogil

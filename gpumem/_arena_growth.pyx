@@ -9,11 +9,12 @@ from gpumem._arena_budget cimport (
     arena_charge_region,
     arena_settle,
 )
-from gpumem._arena_cache cimport cache_find, cache_publish
+from gpumem._arena_cache cimport cache_find
 from gpumem._arena_pages cimport grow_pages, persistent_release, persistent_reserve, trim_pages
 from gpumem._arena_recorded cimport note_memory
-from gpumem._arena_streams cimport take_behind
 from gpumem._arena_types cimport (
+    ALLOCATE_PERSISTENT,
+    ALLOCATE_SHAREABLE,
     ARENA_CLOSED,
     ARENA_DRIVER_REFUSED,
     ARENA_NO_METADATA,
@@ -24,17 +25,13 @@ from gpumem._arena_types cimport (
     ArenaCore,
     Block,
     EXTEND_SAME_AS_REQUESTED,
-    table_for,
 )
 from gpumem._backing cimport Backing, mapped_find
 from gpumem._bfc cimport (
-    Bfc,
     bfc_add_region,
-    BFC_NO_METADATA,
     BFC_OK,
     bfc_region_is_idle,
     bfc_remove_region,
-    bfc_take,
     bfc_take_from,
     bfc_take_persistent,
     LANE_RELEASED,
@@ -49,38 +46,6 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef enum:
     BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
-
-
-cdef int take(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
-    # As the fast path, but for the caches.
-    cdef int status = BFC_OK
-    cdef uint32_t index
-    cdef Bfc* table = table_for(arena, nbytes)
-    lock_acquire(&arena.lock)
-    if arena.closed:
-        lock_release(&arena.lock)
-        return ARENA_CLOSED
-    cache_publish(arena, cache_find(arena))
-    index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
-    if index != NIL:
-        hand_out(arena, cache_find(arena), table, index, block)
-    lock_release(&arena.lock)
-    if index != NIL:
-        return ARENA_OK
-    return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
-
-
-cdef bint take_unfinished(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                          Block* block) noexcept nogil:
-    cdef uint32_t index = NIL
-    cdef Bfc* table = table_for(arena, nbytes)
-    lock_acquire(&arena.lock)
-    if not arena.closed:
-        index = take_behind(arena, table, nbytes, stream)
-    if index != NIL:
-        hand_out(arena, cache_find(arena), table, index, block)
-    lock_release(&arena.lock)
-    return index != NIL
 
 
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
@@ -277,16 +242,17 @@ cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noe
     return shrink_may_help(arena, nbytes, status)
 
 
-cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
                         Block* block) noexcept nogil:
     # With the grow lock: a region of exactly this block, as far as the backing can.
-    cdef int status = reserve_block(arena, nbytes, stream, shareable, block)
+    cdef int status = reserve_block(arena, nbytes, stream, flags, block)
     arena_settle(arena)
     return status
 
 
-cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint shareable,
+cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
                        Block* block) noexcept nogil:
+    cdef bint shareable = flags & ALLOCATE_SHAREABLE
     cdef Backing* backing = &arena.shareable if shareable else &arena.backing
     cdef uint64_t size = whole_granules(backing, nbytes)
     cdef uint64_t address
@@ -307,6 +273,8 @@ cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint 
     hand_out(arena, NULL, &arena.table,
              bfc_take_persistent(&arena.table, region, nbytes, stream),
              block)
+    if flags & ALLOCATE_PERSISTENT:
+        arena.stats.num_reserves += 1
     lock_release(&arena.lock)
     return ARENA_OK
 

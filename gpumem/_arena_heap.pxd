@@ -12,9 +12,9 @@ from gpumem._arena_types cimport ArenaCore, Block
 from gpumem._driver cimport CUresult
 from gpumem._lease cimport Uses
 
-# How the arena finds room for a block; an ArenaStatus.
-ctypedef int (*HeapTake)(ArenaCore* arena, uint64_t nbytes, uint32_t slot,
-                         Block* block) noexcept nogil
+# How the arena finds room for a block; `flags` are AllocateFlags. Returns an ArenaStatus.
+ctypedef int (*HeapSource)(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+                           Block* block) noexcept nogil
 
 # NULL: no host memory. Everybody who got a reference drops it.
 cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil
@@ -26,13 +26,10 @@ cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
 # The arena ends: nobody uses it any more.
 cdef void heap_detach(ArenaCore* arena) noexcept nogil
 
-# A block between guards. May wait, as the arena's slow path; empties the quarantine before memory
-# is out.
-cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
-                       Block* block) noexcept nogil
-# The same of a block that other processes may be given: without guards.
-cdef int heap_allocate_bare(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
-                            Block* block) noexcept nogil
+# A block between guards; without guards where other processes may be given it. May wait, as the
+# arena's slow path; empties the quarantine before memory is out.
+cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+                       HeapSource source, Block* block) noexcept nogil
 # Of a live block only this part is the user's; the rest becomes guard.
 cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
                           uint64_t nbytes) noexcept nogil

@@ -37,6 +37,7 @@ from gpumem._arena_recorded cimport note_given_at
 from gpumem._arena_slots cimport slot_claim, slot_unclaim
 from gpumem._arena_suspend cimport arena_suspend
 from gpumem._arena_types cimport (
+    ALLOCATE_SHAREABLE,
     ARENA_DRIVER_REFUSED,
     ARENA_NO_METADATA,
     ARENA_OK,
@@ -146,35 +147,22 @@ cdef void forget_parents_heaps() noexcept nogil:
 
 # ---- allocating ----------------------------------------------------------------------------------
 
-cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
-                       Block* block) noexcept nogil:
-    cdef uint64_t guards = 2 * arena.heap.settings.guard
+cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+                       HeapSource source, Block* block) noexcept nogil:
+    cdef bint guarded = not flags & ALLOCATE_SHAREABLE
+    cdef uint64_t guards = 2 * arena.heap.settings.guard if guarded else 0
     cdef HeapBlock* made
     cdef int status
     if nbytes > ABSURD - QUANTUM - guards:
         return ARENA_OVER_LIMIT
-    made = make(arena, nbytes, slot, True)
+    made = make(arena, nbytes, slot, guarded)
     if made == NULL:
         return ARENA_NO_METADATA
     lock_acquire(&arena.heap.turn)
-    status = find_room(arena, nbytes + guards, slot, take, block)
-    if status == ARENA_OK:
+    status = find_room(arena, nbytes + guards, slot, flags, source, block)
+    if status == ARENA_OK and guarded:
         status = hand_out_guarded(arena, made, block)
-    lock_release(&arena.heap.turn)
-    if status != ARENA_OK:
-        unmake(arena, made)
-    return status
-
-
-cdef int heap_allocate_bare(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
-                            Block* block) noexcept nogil:
-    cdef HeapBlock* made = make(arena, nbytes, slot, False)
-    cdef int status
-    if made == NULL:
-        return ARENA_NO_METADATA
-    lock_acquire(&arena.heap.turn)
-    status = find_room(arena, nbytes, slot, take, block)
-    if status == ARENA_OK:
+    elif status == ARENA_OK:
         enter(arena.heap, made, block, block.address)
     lock_release(&arena.heap.turn)
     if status != ARENA_OK:
@@ -201,14 +189,14 @@ cdef void unmake(ArenaCore* arena, HeapBlock* made) noexcept nogil:
     free(made)
 
 
-cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t slot, HeapTake take,
-                   Block* block) noexcept nogil:
+cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+                   HeapSource source, Block* block) noexcept nogil:
     # What rests goes before memory is out, and before a budget's callbacks are asked.
     cdef uint64_t until = 0
-    cdef int status = take(arena, nbytes, slot, block)
+    cdef int status = source(arena, nbytes, slot, flags, block)
     while (memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET) and (
             turn_over(arena, 0, False) or wait_for_room(arena, slot, &until)):
-        status = take(arena, nbytes, slot, block)
+        status = source(arena, nbytes, slot, flags, block)
     return status
 
 

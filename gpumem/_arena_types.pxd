@@ -65,6 +65,11 @@ cdef enum ArenaStatus:
     ARENA_HALF_SUSPENDED = 12   # a page could not be given up, nor the others brought back
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes; see _core_budget
 
+cdef enum AllocateFlags:        # of the slow path
+    ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
+    ALLOCATE_SHAREABLE = 2      # the same, and other processes may be given it
+    ALLOCATE_NO_WAIT = 4        # does not wait for other streams' work
+
 cdef enum ArenaState:           # of `closed`
     STATE_OPEN = 0
     STATE_CLOSED = 1

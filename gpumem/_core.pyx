@@ -7,8 +7,6 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._arena cimport (
     arena_allocate_fast,
-    arena_allocate_persistent,
-    arena_allocate_slow,
     arena_check,
     arena_close,
     arena_create,
@@ -34,8 +32,11 @@ from gpumem._arena_slots cimport (
     slot_claim,
     slot_unclaim,
 )
+from gpumem._arena_slow cimport arena_allocate_slow
 from gpumem._arena_suspend cimport arena_resume, arena_suspend
 from gpumem._arena_types cimport (
+    ALLOCATE_PERSISTENT,
+    ALLOCATE_SHAREABLE,
     ARENA_CLOSED,
     ARENA_CAPTURING,
     ARENA_DEAD,
@@ -378,18 +379,19 @@ cdef class Arena(MemoryResource):
 
     cdef int take_slow(self, uint64_t nbytes, uint32_t slot, Region region,
                        Block* block) except -1:
+        cdef uint32_t flags = 0
         cdef int status
+        if region == SHARED_REGION:
+            flags = ALLOCATE_SHAREABLE
+        elif region != REGION_OF_MANY:
+            flags = ALLOCATE_PERSISTENT
         self.require_outside_source()
         slot_claim(self.core, slot)     # other threads run: it must keep its stream
         try:
             if self.heap is not None:
                 self.heap.before(self.core)
             with nogil:
-                if region == REGION_OF_MANY:
-                    status = arena_allocate_slow(self.core, nbytes, slot, block)
-                else:
-                    status = arena_allocate_persistent(self.core, nbytes, slot,
-                                                       region == SHARED_REGION, block)
+                status = arena_allocate_slow(self.core, nbytes, slot, flags, block)
         finally:
             slot_unclaim(self.core, slot)
             if self.heap is not None:

@@ -54,8 +54,6 @@ cdef int outlet_allocate_alone(Outlet* outlet, uint64_t nbytes, CUstream stream,
 
 # ARENA_STALE: no live block of an outlet begins there. Frees it on the stream it was taken for.
 cdef int outlet_free(uint64_t address) noexcept nogil
-# The same on another stream of the same arena, which must be ordered behind every use.
-cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil
 # Another stream uses the block too: it is handed out again only behind that use.
 cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil
 # Bytes that were asked for at the address; 0: no live block of an outlet begins there.

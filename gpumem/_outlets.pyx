@@ -5,8 +5,6 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from gpumem._arena cimport (
-    arena_allocate,
-    arena_allocate_persistent,
     arena_drop,
     arena_free,
     arena_free_used,
@@ -14,7 +12,9 @@ from gpumem._arena cimport (
 )
 from gpumem._arena_heap cimport heap_bad_free
 from gpumem._arena_slots cimport arena_claim_stream, arena_record, slot_unclaim
+from gpumem._arena_slow cimport arena_allocate, arena_allocate_slow
 from gpumem._arena_types cimport (
+    ALLOCATE_PERSISTENT,
     ARENA_CLOSED,
     ARENA_DEAD,
     ARENA_NO_METADATA,
@@ -227,7 +227,7 @@ cdef int hand_out(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
 cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t slot, bint alone,
                            Block* block) noexcept nogil:
     if alone:
-        return arena_allocate_persistent(arena, nbytes, slot, False, block)
+        return arena_allocate_slow(arena, nbytes, slot, ALLOCATE_PERSISTENT, block)
     return arena_allocate(arena, nbytes, slot, block)
 
 
@@ -243,39 +243,18 @@ cdef int outlet_free(uint64_t address) noexcept nogil:
     if found == NULL:
         heap_bad_free(address)
         return ARENA_STALE
-    return give(&entry, entry.slot, False)
+    return give(&entry)
 
 
-cdef int outlet_free_on(uint64_t address, CUstream stream) noexcept nogil:
-    cdef Shard* shard = shard_of(address)
-    cdef Entry entry
-    cdef Entry* found
-    cdef uint32_t slot
-    cdef bint claimed
-    cdef int status = ARENA_STALE
-    lock_acquire(&shard.lock)
-    found = find(shard, address)
-    if found != NULL:
-        status = slot_for(found.outlet, stream, &slot, &claimed)
-    if status == ARENA_OK:
-        take_out(shard, found, &entry)
-    lock_release(&shard.lock)
-    if found == NULL:
-        heap_bad_free(address)
-    return give(&entry, slot, claimed) if status == ARENA_OK else status
-
-
-cdef int give(Entry* entry, uint32_t slot, bint claimed) noexcept nogil:
+cdef int give(Entry* entry) noexcept nogil:
     # The way back of every block, once it is out of the book.
     cdef ArenaCore* arena = entry.outlet.arena
     cdef int status = ARENA_DEAD
     if not place_is_dead(arena.place):
         if entry.uses != NULL:
-            status = arena_free_used(arena, entry.handle, slot, entry.uses)
+            status = arena_free_used(arena, entry.handle, entry.slot, entry.uses)
         else:
-            status = arena_free(arena, entry.handle, slot)
-    if claimed:
-        slot_unclaim(arena, slot)
+            status = arena_free(arena, entry.handle, entry.slot)
     count_taken_back(counts_of(entry.outlet), entry.nbytes)
     outlet_drop(entry.outlet)
     return status

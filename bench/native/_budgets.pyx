@@ -5,7 +5,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from gpumem._arena cimport arena_allocate, arena_free
+from gpumem._arena cimport arena_free
+from gpumem._arena_slow cimport arena_allocate
 from gpumem._arena_types cimport ARENA_OK, Block
 from gpumem._budget cimport Budget
 from gpumem._budget_core cimport BUDGET_REFUSED, BudgetCore, budget_charge, budget_uncharge

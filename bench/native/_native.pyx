@@ -6,7 +6,8 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
-from gpumem._arena cimport arena_allocate, arena_free
+from gpumem._arena cimport arena_free
+from gpumem._arena_slow cimport arena_allocate
 from gpumem._arena_types cimport ARENA_OK, ArenaCore, Block
 from gpumem._bfc cimport Chunk
 from gpumem._core cimport Arena

@@ -4,7 +4,8 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from gpumem._arena cimport arena_allocate, arena_free
+from gpumem._arena cimport arena_free
+from gpumem._arena_slow cimport arena_allocate
 from gpumem._arena_slots cimport slot_claim
 from gpumem._arena_types cimport ARENA_OK, ArenaCore, Block
 from gpumem._core cimport Arena
