@@ -6,8 +6,8 @@ from gpumem._arena cimport arena_allocate_fast
 from gpumem._arena_heap cimport heap_pump
 from gpumem._arena_types cimport ARENA_MISS, ArenaCore, Block
 
-# After ARENA_MISS from the fast path, without the interpreter lock, because it may wait. A persistent
-# block has no fast path. `flags` are AllocateFlags.
+# After ARENA_MISS from the fast path, without the interpreter lock, because it may wait.
+# `flags` are AllocateFlags. A persistent block has no fast path.
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
                              Block* block) noexcept nogil
 

@@ -32,8 +32,6 @@ from gpumem._arena_types cimport (
     Block,
     REUSE_WAIT,
     ThreadCache,
-    lock_acquire,
-    lock_release,
     table_for,
 )
 from gpumem._arena_wait cimport wait_for_streams
@@ -46,6 +44,7 @@ from gpumem._driver cimport (
     place_restore,
     stream_captures,
 )
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 
 # ---- what happens when memory is out -------------------------------------------------------------
