@@ -20,7 +20,7 @@ import torch
 from bench.harness import net_nanoseconds
 from bench.workloads import CONFIGURATIONS, allocators
 from bench.workloads.limits import largest_scale
-from bench.workloads.workload import Run, be_deterministic, rest
+from bench.workloads.workload import Run, be_deterministic
 
 EMPTY_BYTES = 1 << 20
 
@@ -59,11 +59,9 @@ def own_output() -> Any:
 def commands_over(
     allocator: allocators.Allocator, device: torch.device
 ) -> dict[str, Callable[..., Any]]:
-    run = Run()
+    run = Run(at_rest=allocator.reset_peaks)
 
     def begin(workload: str, size: str, seed: int) -> dict[str, Any]:
-        rest(device)
-        allocator.reset_peaks()
         run.begin(workload, size, device, seed)
         return {}
 

@@ -75,20 +75,28 @@ class Workload(ABC):
 class Run:
     """One workload from its making until nothing of it is left.
 
+    Parameters
+    ----------
+    at_rest : callable, optional
+        Called in `begin`, when the device is at rest and nothing of the workload is made yet.
+
     Attributes
     ----------
     workload : Workload or None
         None before `begin` and after `end`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_rest: Callable[[], None] | None = None) -> None:
         self.workload: Workload | None = None
+        self._at_rest = at_rest
 
     def begin(
         self, name: str, size: str, device: torch.device, seed: int, scale: int | None = None
     ) -> None:
         """Make it on a device at rest."""
         rest(device)
+        if self._at_rest is not None:
+            self._at_rest()
         gc.disable()  # a collection in one step of one allocator would be taken for its cost
         self.device = device
         self.workload = workloads.make(name, size, device, seed, scale)

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import gpumem
 from gpumem._driver import driver_entry_names
-from helpers.driver import table_of
+
+from .object_layout import table_and_context_of
 
 _ARGUMENTS = {
     "cuCtxSynchronize": 0,
@@ -28,7 +30,8 @@ def counted(device: str) -> Iterator[Counter]:
     """
     calls: Counter = Counter()
     names = [name for name, _ in driver_entry_names()]
-    table = (ctypes.c_void_p * len(names)).from_address(table_of(device))
+    address, _ = table_and_context_of(gpumem.Device(device)._open())
+    table = (ctypes.c_void_p * len(names)).from_address(address)
     before = {names.index(name): table[names.index(name)] for name in _ARGUMENTS}
     wrappers = []
     for index, address in before.items():

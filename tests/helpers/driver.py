@@ -7,8 +7,8 @@ import ctypes
 import gpumem
 from gpumem._driver import driver_entry_names
 
-# A DriverDevice begins with CPython's two words, then its Place: the table, the context.
-_PLACE = 2
+from .object_layout import table_and_context_of
+
 _TYPES = {
     "cuDriverGetVersion": (ctypes.c_void_p,),
     "cuCtxPushCurrent": (ctypes.c_uint64,),
@@ -31,18 +31,12 @@ _TYPES = {
 }
 
 
-def table_of(device: str) -> int:
-    """Return the address of a device's driver table."""
-    return ctypes.c_uint64.from_address(id(gpumem.Device(device)._open()) + 8 * _PLACE).value
-
-
 class HostDriver:
     """The functions behind one device, as C callers have them; a GPU's work alike."""
 
     def __init__(self, device: str = "host") -> None:
         self.opened = gpumem.Device(device)._open()
-        place = (ctypes.c_uint64 * (_PLACE + 2)).from_address(id(self.opened))
-        self._table, self._context = place[_PLACE], place[_PLACE + 1]
+        self._table, self._context = table_and_context_of(self.opened)
         self._functions: dict = {}
         version = ctypes.c_int()
         self._function("cuDriverGetVersion")(ctypes.byref(version))

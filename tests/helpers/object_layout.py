@@ -1,0 +1,17 @@
+"""What is read from CPython's layout of an object, because nothing else tells it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+HEAD = 2  # words of CPython's own, before a DriverDevice's first fields: the table, the context
+
+
+def table_and_context_of(opened: Any) -> tuple[int, int]:
+    """Return the addresses of an opened device's driver table and context.
+
+    HostDriver asserts, by the version that the driver tells, that this is still the layout.
+    """
+    words = (ctypes.c_uint64 * (HEAD + 2)).from_address(id(opened))
+    return words[HEAD], words[HEAD + 1]
