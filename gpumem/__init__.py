@@ -1,11 +1,11 @@
 """One memory layer beneath every Python GPU library.
 
-Importing it needs no driver, no GPU and no framework: the host is a device too. The packages in it
-(`gpumem.observe`, `gpumem.planning` and their like) are imported when they are first named.
+Importing it needs no driver, no GPU and no framework: the host is a device too. What only some
+programs use, and the packages in it (`gpumem.observe`, `gpumem.planning` and their like), is
+imported when it is first named.
 """
 
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gpumem import _live as _live  # publishes, if GPUMEM_TOP=1 asks for it
@@ -17,17 +17,6 @@ from gpumem._external import ExternalAllocator
 from gpumem._handle import Handle
 from gpumem._pool import DriverPool
 from gpumem._stream import Event, Stream
-from gpumem.adaptors import (
-    MemoryEvent,
-    Outstanding,
-    TrackCounts,
-    annotate,
-    fallback,
-    limit,
-    log,
-    on_failure,
-    track,
-)
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.debugging import HeapBlock, HeapOptions, HeapReport
 from gpumem.device import (
@@ -43,7 +32,6 @@ from gpumem.device import (
     driver_status,
     set_host_device_count,
 )
-from gpumem.environment import Environment
 from gpumem.errors import ConfigError, GpumemError, OutOfMemoryError
 from gpumem.factory import make_resource
 from gpumem.resources import (
@@ -51,8 +39,6 @@ from gpumem.resources import (
     set_default_resource,
     using_resource,
 )
-from gpumem.session import CopyDecision, RunContext, Session
-from gpumem.session_options import SessionOptions
 from gpumem.stats import BlockInfo, BudgetLevel, KeptRegion, PoolStats, ShrinkReport, Stats
 from gpumem.tensor import (
     Tensor,
@@ -67,7 +53,16 @@ from gpumem.tensor import (
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("accounting", "adaptors", "integrations", "interop", "observe", "planning", "replay")
+_PACKAGES = (
+    "accounting",
+    "adaptors",
+    "integrations",
+    "interop",
+    "observe",
+    "planning",
+    "replay",
+    "session",
+)
 
 __all__ = [
     "Arena",
@@ -149,10 +144,52 @@ def _report(resource: MemoryResource, path: str, title: str | None) -> object:
 
 set_observers(_snapshot, _report)
 
-if not TYPE_CHECKING:  # a checker would take every name for one of the module's
+if TYPE_CHECKING:
+    from gpumem.adaptors import (
+        MemoryEvent,
+        Outstanding,
+        TrackCounts,
+        annotate,
+        fallback,
+        limit,
+        log,
+        on_failure,
+        track,
+    )
+    from gpumem.environment import Environment
+    from gpumem.session import CopyDecision, RunContext, Session
+    from gpumem.session_options import SessionOptions
+else:
+    # What is imported when it is first named: the names, by their modules.
+    _LATER = {
+        "gpumem.adaptors": (
+            "MemoryEvent",
+            "Outstanding",
+            "TrackCounts",
+            "annotate",
+            "fallback",
+            "limit",
+            "log",
+            "on_failure",
+            "track",
+        ),
+        "gpumem.environment": ("Environment",),
+        "gpumem.session": (
+            "CopyDecision",
+            "RunContext",
+            "Session",
+        ),
+        "gpumem.session_options": ("SessionOptions",),
+    }
 
-    def __getattr__(name: str) -> ModuleType:
-        """Import a package of gpumem when it is first named."""
+    def __getattr__(name: str) -> object:
         if name in _PACKAGES:
             return import_module(f"{__name__}.{name}")
+        for module, names in _LATER.items():
+            if name in names:
+                globals()[name] = found = getattr(import_module(module), name)
+                return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_PACKAGES})
