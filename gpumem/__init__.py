@@ -18,7 +18,6 @@ from gpumem._handle import Handle
 from gpumem._pool import DriverPool
 from gpumem._stream import Event, Stream
 from gpumem.config import ArenaConfig, PoolConfig
-from gpumem.debugging import HeapBlock, HeapOptions, HeapReport
 from gpumem.device import (
     Capability,
     Device,
@@ -56,6 +55,7 @@ __version__ = "0.1.0"
 _PACKAGES = (
     "accounting",
     "adaptors",
+    "debugging",
     "integrations",
     "interop",
     "observe",
@@ -156,6 +156,7 @@ if TYPE_CHECKING:
         on_failure,
         track,
     )
+    from gpumem.debugging import HeapBlock, HeapOptions, HeapReport
     from gpumem.environment import Environment
     from gpumem.session import CopyDecision, RunContext, Session
     from gpumem.session_options import SessionOptions
@@ -173,6 +174,7 @@ else:
             "on_failure",
             "track",
         ),
+        "gpumem.debugging": ("HeapBlock", "HeapOptions", "HeapReport"),
         "gpumem.environment": ("Environment",),
         "gpumem.session": (
             "CopyDecision",

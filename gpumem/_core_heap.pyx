@@ -3,7 +3,6 @@
 import atexit
 import gc
 import sys
-import traceback
 import warnings
 from weakref import ref
 
@@ -57,8 +56,6 @@ from gpumem._driver cimport (
     process,
 )
 
-from gpumem.debugging import HeapBlock as LiveBlock
-from gpumem.debugging import HeapReport, Site, options_of
 from gpumem.device import MemoryKind
 from gpumem.errors import HeapCorruptionError, HeapWarning, InvalidFreeError
 
@@ -111,6 +108,8 @@ cdef list heaps = []
 cdef list stacks = [None]
 # Numbers by identities and offsets: equal code objects may be of different files.
 cdef dict numbers = {}
+# gpumem.debugging: imported with the first arena, not with gpumem, whose import it would lengthen.
+cdef object debugging = None
 
 
 # ---- making --------------------------------------------------------------------------------------
@@ -119,7 +118,9 @@ cdef Heap make_heap(ArenaCore* core, object debug, object arena):
     cdef HeapSettings settings
     cdef HeapHooks hooks
     cdef Heap made
-    options = options_of(debug)
+    global debugging
+    from gpumem import debugging
+    options = debugging.options_of(debug)
     if options is None:
         return None
     settings.guard = options.guard_bytes
@@ -218,8 +219,9 @@ cdef class Heap:
         if found == NULL:
             raise MemoryError("no host memory for a list of blocks")
         try:
-            return [LiveBlock(found[i].address, found[i].asked, found[i].number,
-                              site_of(&found[i].taken, found[i].stream)) for i in range(count)]
+            return [debugging.HeapBlock(found[i].address, found[i].asked, found[i].number,
+                                        site_of(&found[i].taken, found[i].stream))
+                    for i in range(count)]
         finally:
             free(found)
 
@@ -292,6 +294,7 @@ cdef object summary_of(uint32_t number):
     """Return a kept stack as a traceback.StackSummary, the innermost call last."""
     if number == 0:
         return None
+    import traceback
     frames = [traceback.FrameSummary(code.co_filename, line_of(code, offset),
                                      code.co_name, lookup_line=False)
               for code, offset in stacks[number]]
@@ -309,7 +312,7 @@ cdef object site_of(const HeapSite* site, uint64_t stream):
     for i in range(site.depth):
         gm_name_caller(site.frames[i], text, sizeof(text))
         native.append((<bytes>text).decode("utf-8", "replace"))
-    return Site(site.thread, stream, summary_of(site.stack), tuple(native))
+    return debugging.Site(site.thread, stream, summary_of(site.stack), tuple(native))
 
 
 # ---- reports -------------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ cdef object report_of(Heap heap, const HeapFinding* finding):
     cdef bint is_write = finding.wrong != 0
     kind = KINDS[<int>finding.fault]
     seen = bytes([finding.seen[i] for i in range(finding.seen_count)])
-    return HeapReport(
+    return debugging.HeapReport(
         kind=kind, arena=heap.arena, memory=heap.memory, ptr=block.address, nbytes=block.asked,
         number=block.number, allocated=site_of(&block.taken, block.stream),
         freed=None if block.state == HEAP_LIVE else site_of(&block.freed, block.freed_stream),
@@ -442,8 +445,9 @@ cdef int tell_last(Heap heap) except -1:
     tell_each(heap, take_reports(heap), how)
     if heap.heap.gone or not heap.options.leaks:
         return 0
-    leaks = [HeapReport(kind="leak", arena=heap.arena, memory=heap.memory, ptr=block.ptr,
-                        nbytes=block.nbytes, number=block.number, allocated=block.allocated)
+    leaks = [debugging.HeapReport(kind="leak", arena=heap.arena, memory=heap.memory, ptr=block.ptr,
+                                  nbytes=block.nbytes, number=block.number,
+                                  allocated=block.allocated)
              for block in heap.outstanding()]
     if how is not print_report:
         tell_each(heap, leaks, how)
