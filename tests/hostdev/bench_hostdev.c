@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "hostdev.h"
+#include "device/hostdev.h"
 
 static const DriverTable *cu;
 

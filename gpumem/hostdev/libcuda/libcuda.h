@@ -2,7 +2,7 @@
 #ifndef GPUMEM_HOSTDEV_LIBCUDA_H
 #define GPUMEM_HOSTDEV_LIBCUDA_H
 
-#include "internal.h"
+#include "../device/internal.h"
 
 /* NULL: the function has nothing to do with a default stream. */
 HOST_HIDDEN void *libcuda_per_thread(const char *name, int version);

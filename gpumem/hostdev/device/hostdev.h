@@ -1,0 +1,71 @@
+/* The host device: a GPU driver's rules on ordinary memory and worker threads.
+ *
+ * hostdev_table() gives the same functions that a CUDA driver gives, with the same
+ * signatures and meanings. Everything else here is what a real device has no function
+ * for: its size, its speed, its clock and its end; faults, counts and the search for misuse
+ * are in instruments/controls.h. None of it needs cuInit, and all of it may be called from
+ * any thread.
+ *
+ * Int results: 0 is success, anything else the CUresult that says why not.
+ */
+#ifndef GPUMEM_HOSTDEV_H
+#define GPUMEM_HOSTDEV_H
+
+#include "driver_table.h"
+
+#ifdef HOSTDEV_SHARED_LIBRARY
+#define HOSTDEV_API __attribute__((visibility("default")))
+#else
+#define HOSTDEV_API __attribute__((visibility("hidden")))
+#endif
+
+enum { HOSTDEV_MAX_DEVICES = 64 };
+
+/* The functions. Static storage: valid for the life of the process, also after shutdown. */
+HOSTDEV_API const DriverTable *hostdev_table(void);
+
+/* ---- shape: how many devices, how large ---- */
+
+/* Devices host:0 .. host:n-1. Fails with ILLEGAL_STATE once a device has been used. */
+HOSTDEV_API int hostdev_set_device_count(int n);
+HOSTDEV_API int hostdev_device_count(void);
+
+/* Bytes of device memory. Default: the machine's memory, or the control group's limit
+ * where that is smaller; GPUMEM_HOST_CAPACITY (bytes) overrides. May be changed at any
+ * time; what is already allocated stays. Devices do not share one capacity. */
+HOSTDEV_API int hostdev_set_capacity(int ordinal, size_t bytes);
+HOSTDEV_API size_t hostdev_capacity(int ordinal);
+/* Bytes charged to the device now: capacity - cuMemGetInfo's free. */
+HOSTDEV_API size_t hostdev_used(int ordinal);
+
+/* ---- time ---- */
+
+/* Every stream finishes its work that much later than it was enqueued. 0: at once. */
+HOSTDEV_API void hostdev_set_lag(uint64_t nanoseconds);
+HOSTDEV_API uint64_t hostdev_lag(void);
+
+/* A clock that moves only when told: lag is measured on it, and so are event times.
+ * While it is on, queries first let every worker do what is due, so that the answer
+ * depends on the clock alone; a host that synchronizes moves the clock to the point it
+ * waits for. Switching it on starts at the monotonic clock's reading. */
+HOSTDEV_API int hostdev_use_virtual_clock(int on);
+HOSTDEV_API void hostdev_advance_clock(uint64_t nanoseconds);
+HOSTDEV_API uint64_t hostdev_now(void); /* nanoseconds on the clock in use */
+
+/* ---- instruments ---- */
+
+/* Whether external memory and semaphores import by Windows' handle types (a rehearsal of
+ * instruments/windows.c). */
+HOSTDEV_API int hostdev_imports_windows_handles(void);
+/* The HostdevControls of instruments/controls.h, for gpumem/_testing. Static storage. */
+HOSTDEV_API const void *hostdev_controls(void);
+
+/* ---- the end ---- */
+
+/* Interpreter exit. Workers stop between operations (a long copy between its pieces, a
+ * blocked wait at once); returns when they are gone, or after about a second when a host
+ * function does not come back. Work still queued is dropped. From then on every call
+ * answers CUDA_ERROR_DEINITIALIZED. Memory stays mapped: views of it may still be alive. */
+HOSTDEV_API void hostdev_shutdown(void);
+
+#endif

@@ -1,0 +1,484 @@
+/* The host device inside: its objects, who owns them, and the order of its locks.
+ *
+ * Objects. A handle that the caller holds (stream, event, ...) is not a pointer but a
+ * number: kind, birth (which process after how many forks), generation and index of a
+ * slot. Slots are never given back to malloc, so any number whatever can be looked up,
+ * and a stale one is told apart from its slot's next tenant. What is found by a handle
+ * is used under the object's own lock, after comparing the handle once more.
+ *
+ * Streams. A stream is a ring of operations numbered from 1. `submitted` and `completed`
+ * are the last numbers put in and finished; they never go back, not even when the slot
+ * gets a new tenant, so "stream s has passed n" (a Point) is one comparison, needs no
+ * reference and stays true for ever. An event is a Point and a time. A wait is an
+ * operation that holds a Point. Points only ever name operations that were already
+ * queued, so waits cannot form a cycle.
+ *
+ * Memory. One ordered map holds every range that the device knows (allocations, pinned
+ * and registered ranges, mappings, segments of pools), a second one the reserved address
+ * ranges, a third the allocations inside segments: queued work may still use a block that
+ * is free or somebody else's by now, so access is a matter of the segment. Whoever
+ * touches bytes on the device's behalf holds the map for reading, a piece at a time:
+ * after a free or an unmap returns, nothing is still writing there.
+ *
+ * Lock order. Take only downwards; two locks of one line never together.
+ *   1  host.setup_lock        device count, capacity, contexts' reference counts
+ *   2  Context.lock           the context's list of streams
+ *   3  Stream.lock            the ring and the worker's state
+ *   4  Event.lock             the latest record
+ *   5  Pool.lock              segments and blocks of a pool; Graph.lock; capture_lock
+ *   6  host.map_lock (rw)     the maps and everything that hangs on a Range
+ *   7  Table.lock             free slots of one kind of object
+ *   8  host.value_lock, host.worker_lock, faults, order: leaves
+ * No lock is held while a host function runs.
+ */
+#ifndef GPUMEM_HOSTDEV_INTERNAL_H
+#define GPUMEM_HOSTDEV_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "hostdev.h"
+#include "timeline_page.h"
+
+#define HOST_HIDDEN __attribute__((visibility("hidden")))
+#pragma GCC visibility push(hidden)
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+enum {
+    HOST_SMALL_UNIT = 512,     /* bytes: alignment and unit of every device allocation */
+    HOST_CONTEXT_DEPTH = 64,   /* contexts a thread can push */
+    HOST_LEAST_PRIORITY = 0,   /* as an H200 answers */
+    HOST_GREATEST_PRIORITY = -5,
+    HOST_COPY_PIECE = 512 * 1024, /* bytes moved while the map is held */
+    STREAM_SEEN = 8
+};
+#define HOST_BLOCK ((size_t)2 << 20) /* bytes: what a device is charged in */
+
+typedef struct Context Context;
+typedef struct Stream Stream;
+typedef struct Event Event;
+typedef struct Range Range;
+typedef struct Op Op;
+typedef struct Capture Capture;
+
+/* ---- calls: one number per driver function, for counters and faults ---- */
+#define HOST_CALL_NUMBER(name, version, parameters) HOST_CALL_##name,
+typedef enum Call { GM_DRIVER_FUNCTIONS(HOST_CALL_NUMBER) HOST_CALL_COUNT } Call;
+#undef HOST_CALL_NUMBER
+
+#define HOST_PROTOTYPE(name, version, parameters) CUresult host_cu##name parameters;
+GM_DRIVER_FUNCTIONS(HOST_PROTOTYPE)
+#undef HOST_PROTOTYPE
+
+/* First line of every driver function: counts, injects faults, refuses before cuInit, after
+ * shutdown and inside a host function. The second form also asks for a current context;
+ * the others do without one, since a stream or an event belongs to a context already. */
+CUresult host_enter(Call call);
+CUresult host_enter_context(Call call, Context **context);
+CUresult host_enter_stream(Call call, CUstream stream, Context **context);
+CUresult host_enter_event(Call call, CUevent event, Context **context);
+#define HOST_TRY(expression)                                                                      \
+    do {                                                                                          \
+        CUresult try_result = (expression);                                                       \
+        if (try_result != CUDA_SUCCESS) return try_result;                                        \
+    } while (0)
+#define ENTER(name) HOST_TRY(host_enter(HOST_CALL_##name))
+#define ENTER_CONTEXT(name, context) HOST_TRY(host_enter_context(HOST_CALL_##name, context))
+#define ENTER_STREAM(name, stream, context) \
+    HOST_TRY(host_enter_stream(HOST_CALL_##name, stream, context))
+#define ENTER_EVENT(name, event, context) HOST_TRY(host_enter_event(HOST_CALL_##name, event, context))
+
+/* ---- objects by handle (object.c) ---- */
+typedef enum ObjectKind {
+    OBJECT_CONTEXT = 1,
+    OBJECT_STREAM,
+    OBJECT_EVENT,
+    OBJECT_PHYSICAL,
+    OBJECT_POOL,
+    OBJECT_EXTERNAL_MEMORY,
+    OBJECT_SEMAPHORE,
+    OBJECT_GRAPH,
+    OBJECT_GRAPH_EXEC,
+    OBJECT_USER_OBJECT
+} ObjectKind;
+
+typedef struct Object { /* first member of whatever is looked up by handle */
+    _Atomic uint64_t handle; /* 0: nobody can reach it */
+    uint32_t index;
+    uint32_t generation;
+    struct Object *next_free;
+} Object;
+
+enum { SEGMENT_SLOTS = 256, SEGMENT_COUNT = 4096 };
+typedef struct Table {
+    ObjectKind kind;
+    size_t size;           /* bytes of one object */
+    void (*build)(void *); /* once per slot: its locks */
+    pthread_mutex_t lock;
+    _Atomic(char *) segments[SEGMENT_COUNT];
+    _Atomic uint32_t high;         /* slots ever used */
+    Object *oldest_free, *youngest_free; /* a queue: a slot rests before it is used again */
+    _Atomic uint64_t live;         /* published */
+} Table;
+
+void host_table_build(Table *table, ObjectKind kind, size_t size, void (*build)(void *));
+void *host_object_take(Table *table); /* unpublished; NULL: out of memory */
+uint64_t host_object_publish(Table *table, void *object);
+bool host_object_hide(Table *table, void *object, uint64_t handle); /* false: already hidden */
+void host_object_give(Table *table, void *object); /* hidden and used by nobody */
+void *host_object_find(Table *table, uint64_t handle);
+void host_object_each(Table *table, void (*visit)(void *object, void *data), void *data);
+uint64_t host_handle_make(ObjectKind kind, uint32_t index, uint32_t generation);
+uint32_t host_handle_index(uint64_t handle);
+bool host_handle_is(uint64_t handle, ObjectKind kind); /* of this process, of this kind */
+
+/* ---- devices and contexts (device.c, context.c) ---- */
+struct Context { /* a device's primary context; the struct stays, the handle changes */
+    _Atomic uint64_t handle; /* 0: not retained */
+    int device;
+    uint32_t generation;
+    unsigned references;     /* setup_lock */
+    _Atomic int error;       /* sticky CUresult: every later call answers it */
+    pthread_mutex_t lock;
+    Stream *streams;         /* all of them, legacy included, also those dying */
+    Stream *legacy;
+    _Atomic uint64_t peers;  /* bit d: access to device d enabled */
+};
+
+typedef struct Device {
+    _Atomic size_t capacity; /* bytes */
+    _Atomic size_t used;     /* bytes charged */
+    struct Slab *slabs;      /* map_lock: 2 MiB blocks that hold small allocations */
+    uint64_t default_pool, current_pool; /* setup_lock; handles, 0: not made yet */
+    Context context;
+} Device;
+
+CUresult host_device_check(CUdevice device);
+CUresult host_device_charge(int device, size_t bytes);
+void host_device_refund(int device, size_t bytes);
+size_t host_default_capacity(void);
+CUresult host_context_current(Context **context);
+CUresult host_context_of(CUcontext handle, Context **context);
+void host_context_build(int device);
+void host_context_fail(Context *context, CUresult error);
+
+/* ---- what a thread carries ---- */
+typedef struct Thread {
+    uint64_t stack[HOST_CONTEXT_DEPTH]; /* context handles, the current one last */
+    int depth;
+    bool in_host_function;
+    CUstreamCaptureMode capture_mode;
+} Thread;
+extern _Thread_local Thread host_thread;
+
+/* ---- time (clock.c) ---- */
+uint64_t host_now(void);
+bool host_clock_is_virtual(void);
+uint64_t host_clock_due(void); /* now + lag, or 0 without lag: "no need to look" */
+void host_clock_advance_to(uint64_t time);
+void host_deadline(struct timespec *deadline, uint64_t nanoseconds_from_now); /* monotonic */
+void host_cond_build(pthread_cond_t *cond); /* timed waits on the monotonic clock */
+
+/* ---- streams (queue.c: order and workers; stream.c: the driver's functions) ---- */
+typedef struct Point { /* "stream has finished operation number `seq`, and it is `due`" */
+    Stream *stream; /* NULL: nothing to wait for */
+    uint64_t seq;
+    uint64_t due;   /* clock ns; 0: no lag */
+} Point;
+
+typedef enum ParkKind {
+    PARK_NONE,  /* running, or about to: it will get on by itself */
+    PARK_TIME,  /* until `point.due` */
+    PARK_POINT, /* until `point` */
+    PARK_VALUE, /* until memory holds a value */
+    PARK_CALL   /* in a host function */
+} ParkKind;
+
+typedef enum StreamRole { ROLE_ORDINARY, ROLE_LEGACY, ROLE_PER_THREAD } StreamRole;
+
+struct Stream {
+    Object object;
+    pthread_mutex_t lock;
+    pthread_cond_t work;     /* the worker waits here: for work, for its time */
+    pthread_cond_t progress; /* everybody else waits here: `completed` moved */
+    Context *context;
+    Stream *next, *previous; /* Context.lock */
+    StreamRole role;
+    unsigned flags;
+    int priority;
+    uint64_t id;             /* never given twice */
+    _Atomic uint64_t submitted, completed;
+    _Atomic uint64_t last_due; /* clock ns: when the last thing queued may finish */
+    Op *ring;                /* number n at [n & (capacity - 1)] */
+    size_t capacity;
+    bool worker_alive, worker_asleep;
+    bool dying;              /* destroyed: the worker retires it when drained */
+    _Atomic bool cancelled;  /* its context is gone: drop what is queued */
+    ParkKind park;           /* what the worker waits for, and on what */
+    Point park_point;
+    uint64_t running;        /* number of the operation in hand */
+    uint64_t pulled;         /* virtual clock: somebody waits for this number */
+    Capture *capture;        /* NULL: not capturing */
+    struct NodeSet *captured; /* of that capture: all that the stream's next node comes after */
+    struct NodeSet *latest;   /* of those, the ones it would name */
+    CUgraphNode *named;       /* them, as the caller was last told; owned */
+    Point seen[STREAM_SEEN]; /* other streams' points it has waited for, oldest overwritten */
+    unsigned seen_next;
+};
+
+typedef struct Points { /* a growing list; the first ones cost no malloc */
+    Point few[8];
+    Point *at;
+    size_t count, capacity;
+} Points;
+void host_points_start(Points *points);
+bool host_points_add(Points *points, Point point);
+void host_points_end(Points *points);
+
+CUresult host_stream_resolve(Context *current, CUstream handle, Stream **stream);
+/* Lock a stream to queue something, after what the default stream's rules put first.
+ * Between begin and end: host_stream_push any number of times. */
+CUresult host_stream_begin(Context *current, CUstream handle, Stream **stream);
+CUresult host_stream_push(Stream *stream, const Op *op);
+Point host_stream_tail(Stream *stream); /* locked: all that was queued so far */
+CUresult host_stream_wait_point(Stream *stream, Point point);
+void host_stream_follow(Stream *stream, Point point); /* worker only */
+void host_stream_end(Stream *stream);
+CUresult host_stream_submit(Context *current, CUstream handle, const Op *op, Point *end);
+bool host_stream_idle(Stream *stream);
+
+Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamRole role);
+CUresult host_stream_close(Stream *stream, uint64_t handle);
+CUstream host_stream_per_thread(Context *context);
+void host_stream_build(void *stream);
+
+static inline uint64_t host_submitted(const Stream *stream) {
+    return atomic_load_explicit(&stream->submitted, memory_order_acquire);
+}
+static inline uint64_t host_completed(const Stream *stream) {
+    return atomic_load_explicit(&stream->completed, memory_order_acquire);
+}
+static inline bool host_seq_done(Point point) {
+    return !point.stream || host_completed(point.stream) >= point.seq;
+}
+static inline bool host_stream_is_blocking(const Stream *stream) {
+    return !(stream->flags & CU_STREAM_NON_BLOCKING);
+}
+/* A question about all that was queued; as opposed to a record, it queues nothing. */
+static inline Point host_stream_point(Stream *stream) {
+    return (Point){stream, host_submitted(stream), atomic_load(&stream->last_due)};
+}
+bool host_point_done(Point point);
+void host_point_pull(Point point);     /* virtual clock: it, and what it waits for, may have their time */
+CUresult host_point_wait(Point point); /* host thread; DEINITIALIZED at shutdown */
+void host_point_settle(Point point);   /* virtual clock: let the workers do what is due */
+/* What a wait on this stream means: its own work and, for the legacy stream, that of
+ * every blocking stream. */
+CUresult host_stream_points(Stream *stream, Points *points);
+CUresult host_streams_points(Context *context, const Stream *except, bool all, Points *points);
+CUresult host_context_points(Context *context, Points *points);
+CUresult host_points_wait(Points *points);
+CUresult host_context_wait(Context *context); /* everything queued in the context */
+void host_streams_wake(void);  /* everyone looks again: shutdown, cancel, clock */
+bool host_stop_requested(const Stream *stream);
+void host_park(Stream *stream, ParkKind kind, Point point); /* worker only, unlocked */
+
+/* ---- operations ---- */
+typedef enum OpKind {
+    OP_NOTHING,
+    OP_COPY,
+    OP_FILL,
+    OP_CALL,
+    OP_WAIT_POINT,
+    OP_WAIT_VALUE,
+    OP_WRITE_VALUE,
+    OP_STAMP,
+    OP_RUN /* something rare, by function */
+} OpKind;
+
+typedef struct Copy { /* a box of bytes; one row when height and depth are 1 */
+    uintptr_t dst, src;
+    size_t width, height, depth;         /* bytes, rows, slices */
+    size_t dst_pitch, dst_slice;         /* bytes from row to row, slice to slice */
+    size_t src_pitch, src_slice;
+    void *staged;                        /* owned: freed after the copy */
+    bool dst_known, src_known;           /* in the map when queued, so it must still be */
+} Copy;
+
+typedef struct Fill {
+    uintptr_t dst;
+    size_t pitch, width, height; /* width in elements */
+    uint32_t value;
+    uint32_t element;            /* bytes: 1, 2, 4 */
+} Fill;
+
+typedef struct Value {
+    uintptr_t address;
+    uint64_t value;
+    unsigned flags;
+    bool wide; /* 64 bits, else 32 */
+} Value;
+
+struct Op {
+    OpKind kind;
+    uint64_t due; /* clock ns; 0: at once */
+    union {
+        Copy copy;
+        Fill fill;
+        Value value;
+        Point point;
+        struct {
+            CUhostFn function;
+            void *data;
+        } call;
+        struct {
+            uint64_t event, record;
+        } stamp;
+        struct { /* `drop` when the operation is given up instead of run; either owns data */
+            CUresult (*run)(Stream *stream, void *data);
+            void (*drop)(void *data);
+            void *data;
+        } run;
+    };
+};
+
+void host_op_run(Stream *stream, Op *op);
+void host_op_drop(Op *op);
+
+/* ---- events (event.c) ---- */
+struct Event {
+    Object object;
+    pthread_mutex_t lock;
+    Context *context;
+    unsigned flags;
+    uint64_t record; /* how often recorded; 0: never */
+    Point point;     /* what the latest record marks */
+    uint64_t time;   /* clock ns when it was passed; 0: not yet */
+    struct NodeSet *captured, *latest; /* recorded in a capture: as a stream's; owned */
+    struct Known *known; /* of instruments/order.c; owned */
+};
+void host_event_build(void *event);
+void host_event_stamp(uint64_t handle, uint64_t record);
+void host_events_drop(Context *context); /* a context ends */
+CUresult host_event_lock(CUevent handle, Event **event);
+
+/* ---- memory (map.c, memory.c, pinned.c, pointer.c) ---- */
+typedef enum RangeKind {
+    RANGE_DEVICE,     /* cuMemAlloc */
+    RANGE_PINNED,     /* cuMemHostAlloc */
+    RANGE_REGISTERED, /* the caller's own memory */
+    RANGE_MANAGED,
+    RANGE_MAPPING,    /* a physical handle at an address */
+    RANGE_SEGMENT,    /* memory of a pool, handed out in blocks */
+    RANGE_IMPORTED,   /* a buffer of external memory, or a pointer of an imported pool */
+    RANGE_RESERVATION, /* only in the second map */
+    RANGE_POOLED      /* only in the third map: one allocation from a pool */
+} RangeKind;
+
+struct Range {
+    uintptr_t base;
+    size_t size;             /* bytes the caller asked for */
+    Range *left, *right;     /* treap by base */
+    uint32_t heat;           /* treap priority */
+    RangeKind kind;
+    int device;
+    uint64_t context;        /* handle; 0: belongs to none */
+    unsigned flags;          /* as the caller gave them; of a mapping: where its memory is */
+    uint64_t readers, writers; /* of a mapping: bit per device; bit 63 the host */
+    uint64_t id;             /* never given twice */
+    size_t mapped;           /* bytes of address space behind it */
+    bool readable, writable; /* false: device access faults */
+    bool sync_memops;
+    bool leaving;            /* freed in stream order, and its turn has not come */
+    bool shared;             /* its pages are another process's too: read-only after a fork */
+    uint64_t file, file_offset; /* of a pointer of an imported pool: which one it is */
+    void *owner;             /* Slab, Physical, Segment, Block: by kind */
+};
+
+typedef struct AddressMap {
+    Range *root;
+    size_t count;
+    uint32_t heat; /* the last one given; 0: none yet */
+} AddressMap;
+Range *host_map_find(const AddressMap *map, uintptr_t address);  /* that contains it */
+Range *host_map_after(const AddressMap *map, uintptr_t address); /* first that ends after it */
+bool host_map_free(const AddressMap *map, uintptr_t address, size_t size);
+void host_map_insert(AddressMap *map, Range *range);
+void host_map_remove(AddressMap *map, Range *range);
+
+Range *host_range_at(uintptr_t address); /* what the caller allocated there; map_lock held */
+Range *host_range_new(RangeKind kind, uintptr_t base, size_t size, Context *context);
+void host_range_add(Range *range); /* takes map_lock */
+
+typedef enum MemoryKind { /* of a whole range of bytes */
+    MEMORY_PAGEABLE,
+    MEMORY_PINNED,
+    MEMORY_DEVICE,
+    MEMORY_MANAGED,
+    MEMORY_INACCESSIBLE /* the device may not access all of it, or it is of several kinds */
+} MemoryKind;
+MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write); /* takes map_lock */
+MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write);
+void *host_pages_map(size_t bytes, size_t alignment); /* private, zero, costs nothing untouched */
+void host_range_release(Range *range); /* out of the map already: pages, charge, struct */
+CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other);
+CUresult host_memory_wait(uintptr_t address, RangeKind *kind); /* before a free */
+void host_memory_drop(uint64_t context); /* a context ends: all that it allocated */
+void host_slab_give(Range *range);
+size_t host_round_up(size_t value, size_t unit);
+
+/* ---- copies (copy.c) ---- */
+enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the caller says lies there */
+Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size);
+CUresult host_copy_check(Copy *copy, int dst_side, int src_side);
+CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side);
+CUresult host_copy_async(Context *context, CUstream stream, Copy *copy, int dst_side, int src_side);
+CUresult host_copy_run(const Stream *stream, const Copy *copy);
+CUresult host_fill_run(const Stream *stream, const Fill *fill);
+CUresult host_value_write(const Value *value);
+void host_value_wait(Stream *stream, const Value *value);
+void host_value_wake(void);
+
+/* ---- the whole (life.c) ---- */
+typedef enum HostState { HOST_COLD, HOST_READY, HOST_DOWN } HostState;
+typedef struct Host {
+    _Atomic int state;
+    _Atomic int device_count;
+    _Atomic bool device_used;      /* the count is settled */
+    uint32_t birth;                /* forks since the first process */
+    pthread_mutex_t setup_lock;
+    pthread_rwlock_t map_lock;
+    AddressMap ranges, reservations, pooled;
+    Table streams, events, physicals, pools, external_memories, semaphores;
+    Table graphs, graph_execs, user_objects;
+    pthread_mutex_t value_lock;    /* streams that wait for a value sleep here */
+    pthread_cond_t value_written;
+    _Atomic int value_waiters;
+    pthread_mutex_t worker_lock;
+    pthread_cond_t worker_gone;
+    uint64_t workers;              /* worker_lock */
+    pthread_mutex_t capture_lock;
+    Capture *captures;
+    _Atomic uint64_t next_id;
+    Device devices[HOSTDEV_MAX_DEVICES];
+} Host;
+extern Host host;
+void host_setup(void);   /* idempotent; every public function that needs locks calls it */
+static inline bool host_is_down(void) {
+    return atomic_load_explicit(&host.state, memory_order_acquire) == HOST_DOWN;
+}
+static inline uint64_t host_next_id(void) {
+    return atomic_fetch_add_explicit(&host.next_id, 1, memory_order_relaxed) + 1;
+}
+
+#include "resources.h"
+
+#include "../instruments/instruments.h"
+
+#pragma GCC visibility pop
+#endif

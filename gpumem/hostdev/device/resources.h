@@ -1,0 +1,181 @@
+/* What is made of memory and order: physical handles, pools, imports, captures, graphs.
+ *
+ * Second half of internal.h, which includes it at its end; nobody else does.
+ */
+#ifndef GPUMEM_HOSTDEV_RESOURCES_H
+#define GPUMEM_HOSTDEV_RESOURCES_H
+
+/* ---- virtual memory (physical.c: handles; vmm.c: addresses) ---- */
+typedef struct Physical { /* memory without an address; every field under map_lock */
+    Object object;
+    CUmemAllocationProp prop;
+    size_t size;       /* bytes, a multiple of HOST_BLOCK */
+    int fd;            /* its own memfd, or -1: an extent of the shared one */
+    size_t offset;     /* bytes into that file */
+    unsigned handles;  /* references that the caller holds; 0: the handle is no more */
+    unsigned mappings; /* addresses it is at; memory goes when both are 0 */
+    bool charged;      /* to prop.location.id */
+    uintptr_t shadow;  /* key of its bytes' marks in instruments/; beyond all addresses, never reused */
+} Physical;
+Physical *host_physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable);
+Physical *host_physical_find(CUmemGenericAllocationHandle handle); /* map_lock held */
+void host_physical_drop(Physical *physical);                      /* map_lock held for writing */
+int host_physical_file(const Physical *physical);
+CUresult host_prop_check(const CUmemAllocationProp *prop);
+void host_physicals_reborn(void); /* forked child: the parent's file is not ours */
+void host_mappings_freeze(Range *range); /* forked child: what is shared may only be read */
+
+/* ---- pools (pool_blocks.c: memory; pool.c: the driver's functions; pool_share.c) ---- */
+typedef struct Segment Segment;
+typedef struct Block Block;
+
+struct Block { /* part of a segment; neighbours in address order make up the segment */
+    Segment *segment;
+    Block *before, *after;       /* by address */
+    Block *free_before, *free_after; /* the pool's free list, newest first */
+    uintptr_t base;
+    size_t size;                 /* bytes, a multiple of HOST_SMALL_UNIT */
+    bool used;
+    Point freed;                 /* when the last tenant was done; of a free block */
+    Range *range;                /* of a used block: its entry in host.pooled */
+};
+
+typedef struct Pool Pool;
+struct Segment { /* pages of a pool: charged, mapped and given back together */
+    Pool *pool;
+    Segment *next;
+    Range *range;  /* in host.ranges */
+    Block *first;
+    size_t offset; /* into the pool's file, if it has one */
+    size_t used;   /* bytes handed out; 0: it may go */
+};
+
+struct Pool {
+    Object object;
+    pthread_mutex_t lock;
+    CUmemPoolProps props;
+    bool is_default;         /* a device's own: never destroyed */
+    bool imported;           /* another process allocates */
+    bool exported;           /* once: from then on its pointers can be too */
+    bool destroyed;          /* goes with its last allocation */
+    bool follow_events, opportunistic, internal_dependencies; /* reuse rules */
+    uint64_t threshold;      /* bytes kept when everything is synchronized */
+    uint64_t reserved, reserved_high, used, used_high; /* bytes */
+    uint64_t readers, writers; /* bit per device */
+    Segment *segments;
+    Block *free_blocks;
+    int file;                /* memfd of an exportable pool, else -1 */
+    size_t file_high;        /* bytes of it ever handed out */
+};
+
+void host_pool_build(void *pool);
+CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *pool, bool is_default);
+CUresult host_block_take(Pool *pool, Stream *stream, size_t size, Block **block); /* both locked */
+void host_block_give(Block *block, Point freed);                                  /* pool locked */
+void host_pool_shrink(Pool *pool, uint64_t keep);                                 /* locked */
+void host_pools_synchronized(void); /* somebody waited: pools above their threshold give back */
+CUresult host_pool_lock(CUmemoryPool handle, Pool **pool);
+void host_pool_unlock(Pool *pool);
+CUresult host_pooled_free(uintptr_t address, Point freed); /* INVALID_VALUE: none starts there */
+void host_pools_reborn(void);
+bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
+
+/* ---- from outside (external.c: memory; semaphore.c: timelines) ---- */
+typedef struct ExternalMemory {
+    Object object;
+    pthread_mutex_t lock;
+    int fd;      /* ours from a successful import on */
+    size_t size; /* bytes of the whole allocation */
+} ExternalMemory;
+
+typedef struct Timeline { /* one import; operations in queues hold references */
+    _Atomic int references;
+    bool binary; /* a wait takes the signal away */
+    TimelinePage *page;
+} Timeline;
+
+typedef struct Semaphore {
+    Object object;
+    pthread_mutex_t lock;
+    Timeline *timeline;
+} Semaphore;
+void host_external_build(void *memory);
+void host_semaphore_build(void *semaphore);
+/* The file is the import's from then on, unless it fails. */
+CUresult host_memory_import(CUexternalMemory *out, int file, size_t size);
+CUresult host_semaphore_import(CUexternalSemaphore *out, int file, bool binary);
+CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer);
+/* Of an imported pointer that is being freed: an import of it from now on is a mapping of its own. */
+void host_import_forget(uintptr_t address);
+
+/* ---- capture and graphs (capture.c, graph.c) ---- */
+typedef struct NodeSet { /* which nodes of a capture something is ordered after */
+    uint64_t capture;    /* Capture.id */
+    size_t words;
+    uint64_t bits[];
+} NodeSet;
+
+typedef struct Nodes { /* operations in the order they were captured, which respects theirs */
+    Op *at;
+    size_t count, capacity;
+} Nodes;
+
+struct Capture { /* everything under capture_lock */
+    Capture *next;
+    uint64_t id;
+    CUstreamCaptureMode mode;
+    const Thread *thread;  /* who began it */
+    Stream *origin;
+    bool invalidated;
+    Nodes nodes;
+    uint64_t graph;        /* handle of the graph being made */
+};
+extern _Atomic int host_captures; /* active: 0 in the common case, then nobody looks further */
+CUresult host_capture_forbids(Call call); /* calls that are unsafe while somebody captures */
+CUresult host_capture_push(Stream *stream, const Op *op);                  /* stream locked */
+CUresult host_capture_record(Stream *stream, Event *event);                /* both locked */
+CUresult host_capture_wait(Stream *stream, const Event *event, bool *done); /* both locked */
+CUresult host_capture_ask(Stream *stream);   /* a question: not to a stream that captures */
+CUresult host_capture_touch(Stream *stream); /* or of the legacy stream, which waits for it */
+CUresult host_capture_forbids_pool(const Stream *stream); /* locked: alloc or free outside it */
+bool host_capture_lives(const struct NodeSet *captured);
+bool host_capture_blocks_legacy(Context *context, bool use);
+void host_capture_abandon(Stream *stream);   /* locked: the stream is being destroyed */
+bool host_stream_captures(Context *context, CUstream handle);
+void host_captured_free(struct NodeSet **captured, struct NodeSet **latest);
+
+typedef struct Program { /* what launches run; never changes, counted */
+    _Atomic int references;
+    size_t count;
+    struct UserObject **objects; /* each holds one reference */
+    size_t object_count;
+    Op ops[];
+} Program;
+
+typedef struct Graph {
+    Object object;
+    pthread_mutex_t lock;
+    Nodes nodes;
+    struct UserObject **objects;
+    size_t object_count;
+} Graph;
+
+typedef struct GraphExec {
+    Object object;
+    pthread_mutex_t lock;
+    Program *program;
+} GraphExec;
+
+typedef struct UserObject {
+    Object object;
+    _Atomic unsigned references;
+    void *data;
+    CUhostFn destroy;
+} UserObject;
+void host_graph_build(void *graph);
+void host_graph_exec_build(void *exec);
+CUresult host_graph_new(uint64_t *handle);
+void host_graph_fill(uint64_t handle, Nodes *nodes); /* takes the nodes over */
+bool host_nodes_add(Nodes *nodes, const Op *op);
+
+#endif

@@ -1,0 +1,117 @@
+/* External memory: a file that somebody else filled, mapped as device memory.
+ *
+ * What OPAQUE_FD means on the host device is any file that can be mapped shared: a memfd,
+ * POSIX shared memory, an exported physical handle. As with CUDA, a successful import
+ * takes the descriptor over and a failed one leaves it with the caller; mapped buffers
+ * are freed one by one with cuMemFree and outlive the import. Windows' types are rehearsed
+ * (windows.c): a Direct3D 12 resource is dedicated, a heap is not, Vulkan's memory may be.
+ */
+#include "../device/internal.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+void host_external_build(void *pointer) {
+    ExternalMemory *memory = pointer;
+    pthread_mutex_init(&memory->lock, NULL);
+}
+
+static CUresult file_check(int file, size_t size) {
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
+    bool large_enough = status.st_size > 0 && size <= (size_t)status.st_size;
+    return large_enough ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Mapping is the only way to know that a file can be. */
+static CUresult file_mappable(int file) {
+    void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (page == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
+    munmap(page, 4096);
+    return CUDA_SUCCESS;
+}
+
+/* The descriptor is the import's from success on. */
+CUresult host_memory_import(CUexternalMemory *out, int file, size_t size) {
+    HOST_TRY(file_check(file, size));
+    HOST_TRY(file_mappable(file));
+    ExternalMemory *memory = host_object_take(&host.external_memories);
+    if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&memory->lock);
+    memory->fd = file;
+    memory->size = size;
+    *out = (CUexternalMemory)(uintptr_t)host_object_publish(&host.external_memories, memory);
+    pthread_mutex_unlock(&memory->lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
+    Context *context;
+    if (desc) rehearse_note_memory(desc);
+    ENTER_CONTEXT(ImportExternalMemory, &context);
+    if (!out || !desc || desc->size == 0 || (desc->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (desc->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
+        return host_memory_import(out, desc->handle.fd, desc->size);
+    return rehearse_windows_memory(out, desc);
+}
+
+static CUresult external_lock(CUexternalMemory handle, ExternalMemory **out) {
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    ExternalMemory *memory = host_object_find(&host.external_memories, number);
+    if (!memory) return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&memory->lock);
+    if (atomic_load(&memory->object.handle) == number) {
+        *out = memory;
+        return CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&memory->lock);
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* Part of a file as device memory: from the page that the offset lies in. */
+CUresult host_file_map(int file, size_t offset, size_t size, Context *context, CUdeviceptr *pointer) {
+    size_t inside = offset % 4096;
+    Range *range = host_range_new(RANGE_IMPORTED, 0, size, context);
+    if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
+    range->mapped = inside + size;
+    range->shared = true;
+    char *pages = mmap(NULL, range->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file,
+                       (off_t)(offset - inside));
+    if (pages == MAP_FAILED) {
+        free(range);
+        return CUDA_ERROR_MAP_FAILED;
+    }
+    range->base = (uintptr_t)pages + inside;
+    host_range_add(range);
+    *pointer = range->base;
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory handle,
+                                              const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc) {
+    Context *context;
+    ExternalMemory *memory;
+    ENTER_CONTEXT(ExternalMemoryGetMappedBuffer, &context);
+    if (!pointer || !desc || desc->flags != 0 || desc->size == 0) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(external_lock(handle, &memory));
+    bool inside = desc->offset <= memory->size && desc->size <= memory->size - desc->offset;
+    CUresult result = inside ? host_file_map(memory->fd, desc->offset, desc->size, context, pointer)
+                             : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_unlock(&memory->lock);
+    return result;
+}
+
+CUresult host_cuDestroyExternalMemory(CUexternalMemory handle) {
+    Context *context;
+    ExternalMemory *memory;
+    ENTER_CONTEXT(DestroyExternalMemory, &context);
+    HOST_TRY(external_lock(handle, &memory));
+    host_object_hide(&host.external_memories, memory, (uint64_t)(uintptr_t)handle);
+    close(memory->fd);
+    pthread_mutex_unlock(&memory->lock);
+    host_object_give(&host.external_memories, memory);
+    return CUDA_SUCCESS;
+}

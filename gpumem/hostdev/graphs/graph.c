@@ -1,0 +1,254 @@
+/* Graphs: what was captured, launched as often as one likes.
+ *
+ * An executable is a counted, unchanging list of operations; a launch is one operation
+ * in a stream that runs them in the order of capture. Branches are not run side by side.
+ */
+#include "../device/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void host_graph_build(void *pointer) { pthread_mutex_init(&((Graph *)pointer)->lock, NULL); }
+void host_graph_exec_build(void *pointer) { pthread_mutex_init(&((GraphExec *)pointer)->lock, NULL); }
+
+bool host_nodes_add(Nodes *nodes, const Op *op) {
+    if (nodes->count == nodes->capacity) {
+        size_t capacity = nodes->capacity ? 2 * nodes->capacity : 16;
+        Op *grown = realloc(nodes->at, capacity * sizeof *grown);
+        if (!grown) return false;
+        nodes->at = grown;
+        nodes->capacity = capacity;
+    }
+    nodes->at[nodes->count++] = *op;
+    return true;
+}
+
+/* ---- user objects: destroyed with their last reference ---- */
+
+static void user_object_release(UserObject *object, unsigned count) {
+    if (atomic_fetch_sub(&object->references, count) != count) return;
+    uint64_t handle = atomic_load(&object->object.handle);
+    object->destroy(object->data);
+    host_object_hide(&host.user_objects, object, handle);
+    host_object_give(&host.user_objects, object);
+}
+
+static void objects_release(UserObject **objects, size_t count) {
+    for (size_t i = 0; i < count; i++) user_object_release(objects[i], 1);
+    free(objects);
+}
+
+CUresult host_cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy,
+                                 unsigned int references, unsigned int flags) {
+    ENTER(UserObjectCreate);
+    if (!out || !destroy || references == 0 || references > INT32_MAX || flags != 1)
+        return CUDA_ERROR_INVALID_VALUE; /* 1: the destructor may run on any thread */
+    UserObject *object = host_object_take(&host.user_objects);
+    if (!object) return CUDA_ERROR_OUT_OF_MEMORY;
+    object->data = pointer;
+    object->destroy = destroy;
+    atomic_store(&object->references, references);
+    *out = (CUuserObject)(uintptr_t)host_object_publish(&host.user_objects, object);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuUserObjectRelease(CUuserObject handle, unsigned int count) {
+    ENTER(UserObjectRelease);
+    UserObject *object = host_object_find(&host.user_objects, (uint64_t)(uintptr_t)handle);
+    if (!object || count == 0 || count > atomic_load(&object->references)) return CUDA_ERROR_INVALID_VALUE;
+    user_object_release(object, count);
+    return CUDA_SUCCESS;
+}
+
+/* ---- graphs ---- */
+
+CUresult host_graph_new(uint64_t *handle) {
+    Graph *graph = host_object_take(&host.graphs);
+    if (!graph) return CUDA_ERROR_OUT_OF_MEMORY;
+    graph->nodes = (Nodes){NULL, 0, 0};
+    graph->objects = NULL;
+    graph->object_count = 0;
+    *handle = host_object_publish(&host.graphs, graph);
+    return CUDA_SUCCESS;
+}
+
+static CUresult graph_lock(CUgraph handle, Graph **out) {
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    Graph *graph = host_object_find(&host.graphs, number);
+    if (!graph) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&graph->lock);
+    if (atomic_load(&graph->object.handle) == number) {
+        *out = graph;
+        return CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&graph->lock);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+void host_graph_fill(uint64_t handle, Nodes *nodes) {
+    Graph *graph;
+    if (graph_lock((CUgraph)(uintptr_t)handle, &graph) != CUDA_SUCCESS) {
+        free(nodes->at);
+        return;
+    }
+    graph->nodes = *nodes;
+    pthread_mutex_unlock(&graph->lock);
+}
+
+CUresult host_cuGraphCreate(CUgraph *graph, unsigned int flags) {
+    ENTER(GraphCreate);
+    uint64_t handle;
+    if (!graph || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_graph_new(&handle));
+    *graph = (CUgraph)(uintptr_t)handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuGraphDestroy(CUgraph handle) {
+    Graph *graph;
+    ENTER(GraphDestroy);
+    HOST_TRY(graph_lock(handle, &graph));
+    host_object_hide(&host.graphs, graph, (uint64_t)(uintptr_t)handle);
+    UserObject **objects = graph->objects;
+    size_t count = graph->object_count;
+    free(graph->nodes.at);
+    graph->nodes = (Nodes){NULL, 0, 0};
+    graph->objects = NULL;
+    pthread_mutex_unlock(&graph->lock);
+    host_object_give(&host.graphs, graph);
+    objects_release(objects, count);
+    return CUDA_SUCCESS;
+}
+
+/* A node's handle says which graph and which index; nothing can be done with it. */
+CUresult host_cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
+    Graph *graph;
+    ENTER(GraphGetNodes);
+    if (!count) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(graph_lock(handle, &graph));
+    for (size_t i = 0; nodes && i < *count; i++)
+        nodes[i] = i < graph->nodes.count ? (CUgraphNode)((uintptr_t)handle + i + 1) : NULL;
+    if (!nodes || *count > graph->nodes.count) *count = graph->nodes.count;
+    pthread_mutex_unlock(&graph->lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuGraphRetainUserObject(CUgraph handle, CUuserObject object_handle, unsigned int count,
+                                      unsigned int flags) {
+    enum { MOVE = 1 }; /* the caller's references become the graph's */
+    Graph *graph;
+    ENTER(GraphRetainUserObject);
+    UserObject *object = host_object_find(&host.user_objects, (uint64_t)(uintptr_t)object_handle);
+    if (!object || count == 0 || flags > MOVE) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(graph_lock(handle, &graph));
+    size_t total = graph->object_count + count;
+    UserObject **grown = realloc(graph->objects, total * sizeof *grown);
+    if (grown) {
+        graph->objects = grown;
+        while (graph->object_count < total) grown[graph->object_count++] = object;
+        if (!(flags & MOVE)) atomic_fetch_add(&object->references, count);
+    }
+    pthread_mutex_unlock(&graph->lock);
+    return grown ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* ---- executables ---- */
+
+static void program_drop(void *pointer) {
+    Program *program = pointer;
+    if (atomic_fetch_sub(&program->references, 1) > 1) return;
+    objects_release(program->objects, program->object_count);
+    free(program);
+}
+
+static Program *program_new(const Graph *graph) { /* graph locked */
+    size_t bytes = graph->nodes.count * sizeof(Op);
+    Program *program = malloc(sizeof *program + bytes);
+    UserObject **objects = malloc((graph->object_count + 1) * sizeof *objects);
+    if (!program || !objects) {
+        free(program);
+        free(objects);
+        return NULL;
+    }
+    atomic_init(&program->references, 1);
+    program->count = graph->nodes.count;
+    if (bytes) memcpy(program->ops, graph->nodes.at, bytes);
+    for (size_t i = 0; i < graph->object_count; i++) {
+        objects[i] = graph->objects[i];
+        atomic_fetch_add(&objects[i]->references, 1);
+    }
+    program->objects = objects;
+    program->object_count = graph->object_count;
+    return program;
+}
+
+CUresult host_cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph handle, unsigned long long flags) {
+    enum { AUTO_FREE_ON_LAUNCH = 1, USE_NODE_PRIORITY = 8 }; /* neither changes anything here */
+    Graph *graph;
+    Context *context;
+    ENTER_CONTEXT(GraphInstantiateWithFlags, &context);
+    if (!out || (flags & ~(unsigned long long)(AUTO_FREE_ON_LAUNCH | USE_NODE_PRIORITY)))
+        return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(graph_lock(handle, &graph));
+    Program *program = program_new(graph);
+    pthread_mutex_unlock(&graph->lock);
+    GraphExec *exec = program ? host_object_take(&host.graph_execs) : NULL;
+    if (!exec) {
+        if (program) program_drop(program);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&exec->lock);
+    exec->program = program;
+    *out = (CUgraphExec)(uintptr_t)host_object_publish(&host.graph_execs, exec);
+    pthread_mutex_unlock(&exec->lock);
+    return CUDA_SUCCESS;
+}
+
+static Program *exec_program(CUgraphExec handle, bool end) { /* with a reference, or NULL */
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    GraphExec *exec = host_object_find(&host.graph_execs, number);
+    if (!exec) return NULL;
+    pthread_mutex_lock(&exec->lock);
+    bool mine = atomic_load(&exec->object.handle) == number;
+    Program *program = mine ? exec->program : NULL;
+    if (mine && end) host_object_hide(&host.graph_execs, exec, number);
+    if (mine && !end) atomic_fetch_add(&program->references, 1);
+    pthread_mutex_unlock(&exec->lock);
+    if (mine && end) host_object_give(&host.graph_execs, exec);
+    return program;
+}
+
+CUresult host_cuGraphExecDestroy(CUgraphExec handle) {
+    ENTER(GraphExecDestroy);
+    Program *program = exec_program(handle, true);
+    if (!program) return CUDA_ERROR_INVALID_VALUE;
+    program_drop(program);
+    return CUDA_SUCCESS;
+}
+
+static CUresult program_run(Stream *stream, void *data) {
+    Program *program = data;
+    for (size_t i = 0; i < program->count && !host_stop_requested(stream); i++) {
+        Op op = program->ops[i];
+        host_op_run(stream, &op);
+    }
+    program_drop(program);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuGraphLaunch(CUgraphExec handle, CUstream stream) {
+    Context *context;
+    ENTER_STREAM(GraphLaunch, stream, &context);
+    Stream *found;
+    Program *program = exec_program(handle, false);
+    if (!program) return CUDA_ERROR_INVALID_VALUE;
+    Op op = {.kind = OP_RUN, .run = {program_run, program_drop, program}};
+    CUresult result = host_stream_begin(context, stream, &found);
+    if (result == CUDA_SUCCESS) {
+        result = host_stream_push(found, &op);
+        if (result == CUDA_SUCCESS) watch_program(found, program);
+        host_stream_end(found);
+    }
+    if (result != CUDA_SUCCESS) program_drop(program);
+    return result;
+}

@@ -1,0 +1,118 @@
+/* What tests and measurements may do to the host device: count, fail, slow down, watch.
+ *
+ * No code of gpumem calls these but gpumem/_testing, through the table at the end. All are
+ * off by default, need no cuInit and may be called from any thread. Int results: 0 is
+ * success, anything else the CUresult that says why not.
+ */
+#ifndef GPUMEM_HOSTDEV_CONTROLS_H
+#define GPUMEM_HOSTDEV_CONTROLS_H
+
+#include "../device/hostdev.h"
+
+/* ---- counts ---- */
+
+/* Calls of one driver function ("cuMemAlloc") since start or reset; refused, failed and
+ * injected calls count too. UINT64_MAX for a name that is not in the table. */
+HOSTDEV_API uint64_t hostdev_call_count(const char *name);
+HOSTDEV_API uint64_t hostdev_total_calls(void);
+HOSTDEV_API void hostdev_reset_counts(void);
+
+/* What is alive now, for leak checks. */
+typedef struct HostdevLive {
+    uint64_t streams;     /* made by the caller, not yet destroyed */
+    uint64_t events;
+    uint64_t workers;     /* threads running */
+    uint64_t allocations; /* device, pinned, registered, managed, pool, imported */
+    uint64_t handles;     /* physical handles of virtual memory not yet gone */
+    uint64_t mappings;
+    uint64_t reservations;
+    uint64_t pools;
+    uint64_t imports; /* external memories and semaphores */
+    uint64_t graphs;  /* graphs and executables */
+} HostdevLive;
+HOSTDEV_API void hostdev_live(HostdevLive *live);
+
+/* ---- faults and costs ---- */
+
+/* Calls of `function` (NULL: of any) are counted from now on; number `call` (1: the
+ * next) and the `times` - 1 after it return `error` and do nothing else (times 0: every
+ * one from there on). Any number of rules up to 32; the first that applies wins. Counting
+ * excludes hostdev_* and, for "any", cuGetErrorName and cuGetErrorString. */
+HOSTDEV_API int hostdev_fail(const char *function, uint64_t call, uint64_t times, int error);
+/* The same of calls that this thread makes. */
+HOSTDEV_API int hostdev_fail_here(const char *function, uint64_t call, uint64_t times, int error);
+/* The `record`-th cuEventRecord from now (1: the next) completes that much later. */
+HOSTDEV_API int hostdev_delay_record(uint64_t record, uint64_t nanoseconds);
+/* The device is lost: every call in its context returns `error` until the context is
+ * gone, and queued work is dropped. ILLEGAL_ADDRESS or LAUNCH_FAILED, say. */
+HOSTDEV_API int hostdev_lose_device(int ordinal, int error);
+/* Takes back all of the above that has not happened yet. */
+HOSTDEV_API void hostdev_clear_faults(void);
+/* Calls take as long as on an H200: the caller spins, or, on the virtual clock, the clock
+ * moves. */
+HOSTDEV_API void hostdev_use_h200_costs(int on);
+
+/* ---- misuse ---- */
+
+typedef enum HostdevMisuse {
+    HOSTDEV_USE_AFTER_FREE, /* an operation names memory that was freed */
+    HOSTDEV_WRONG_CONTEXT,  /* a stream was used while another device was current */
+    HOSTDEV_UNORDERED_ACCESS, /* bytes that another stream accesses, and nothing orders the two */
+    HOSTDEV_LEAK,           /* still alive at shutdown; counted and printed to stderr then */
+    HOSTDEV_MISUSE_KINDS
+} HostdevMisuse;
+
+/* Looks for misuse from now on, at a price: every device allocation made while it is on
+ * has pages of its own, whose addresses are never used again and lose their access when
+ * freed: an operation that names them fails, the host faults. Copies, fills, and blocks
+ * taken from and given to pools are compared with what other streams did to the same bytes,
+ * by what the program waited for, whether or not it went well this time; what streams tell
+ * each other through values, semaphores and host functions counts as order. */
+HOSTDEV_API void hostdev_find_misuse(int on);
+HOSTDEV_API uint64_t hostdev_misuse_count(int kind);
+/* The latest finding in words, or "". Valid until the next call of this function. */
+HOSTDEV_API const char *hostdev_misuse_report(void);
+
+/* ---- imports ---- */
+
+/* While on, external memory and semaphores import by Windows' types too: the number of a
+ * descriptor stands for an NT handle, the name of a POSIX shared memory object for a name.
+ * The caller keeps ownership of both; the device holds a reference of its own. */
+HOSTDEV_API void hostdev_rehearse_windows(int on);
+
+enum { HOSTDEV_MEMORY = 1, HOSTDEV_SEMAPHORE = 2, HOSTDEV_NAME_BYTES = 256 };
+typedef struct HostdevImport { /* the arguments of an import, successful or not */
+    uint64_t number;   /* of the import, from 1; 0: there was none */
+    uint32_t kind;     /* HOSTDEV_MEMORY, HOSTDEV_SEMAPHORE */
+    uint32_t type;     /* the driver's handle type */
+    uint32_t flags;
+    uint32_t reserved; /* all reserved words together; 0: they were zero */
+    uint64_t handle;   /* descriptor or NT handle; 0 with a name */
+    uint64_t size;     /* bytes; of memory */
+    char name[HOSTDEV_NAME_BYTES]; /* UTF-8; empty: none */
+} HostdevImport;
+/* The latest import of external memory or semaphores that had a descriptor to read. */
+HOSTDEV_API void hostdev_last_import(HostdevImport *import);
+
+/* ---- all of them, for a module that is linked apart from the device ---- */
+
+typedef struct HostdevControls {
+    uint64_t (*call_count)(const char *name);
+    uint64_t (*total_calls)(void);
+    void (*reset_counts)(void);
+    size_t (*used)(int ordinal);
+    void (*live)(HostdevLive *live);
+    int (*fail)(const char *function, uint64_t call, uint64_t times, int error);
+    int (*fail_here)(const char *function, uint64_t call, uint64_t times, int error);
+    int (*delay_record)(uint64_t record, uint64_t nanoseconds);
+    int (*lose_device)(int ordinal, int error);
+    void (*clear_faults)(void);
+    void (*use_h200_costs)(int on);
+    void (*find_misuse)(int on);
+    uint64_t (*misuse_count)(int kind);
+    const char *(*misuse_report)(void);
+    void (*rehearse_windows)(int on);
+    void (*last_import)(HostdevImport *import);
+} HostdevControls;
+
+#endif

@@ -1,0 +1,201 @@
+/* The hooks of the instruments: all that the device's own code calls of this folder.
+ *
+ * A reader of the device may skip every line that begins with count_, inject_, spend_,
+ * delay_, watch_ or rehearse_. While its instrument is off a hook does nothing, at the price
+ * of one relaxed load. controls.h is what switches the instruments on.
+ *
+ * Third part of internal.h, which includes it at its end; nobody else does.
+ */
+#ifndef GPUMEM_HOSTDEV_INSTRUMENTS_H
+#define GPUMEM_HOSTDEV_INSTRUMENTS_H
+
+#include "controls.h"
+
+/* ---- counts of calls (counts.c) ---- */
+
+extern _Atomic uint64_t host_call_counts[HOST_CALL_COUNT];
+int host_call_number(const char *name); /* -1: not in the table */
+
+static inline void count_call(Call call) {
+    atomic_fetch_add_explicit(&host_call_counts[call], 1, memory_order_relaxed);
+}
+
+/* ---- faults, costs, late records (faults.c) ---- */
+
+extern _Atomic bool host_faults_armed; /* any of these three is on */
+CUresult host_fault(Call call);
+void host_spend(Call call, size_t handles);
+uint64_t host_record_delay(void); /* ns */
+
+static inline bool host_faulty(void) {
+    return atomic_load_explicit(&host_faults_armed, memory_order_relaxed);
+}
+/* The error that the call returns instead of doing anything; it also takes its time here. */
+static inline CUresult inject_fault(Call call) {
+    return host_faulty() ? host_fault(call) : CUDA_SUCCESS;
+}
+/* One call that named `handles` of them costs as much as that many calls. */
+static inline void spend_handles(Call call, size_t handles) {
+    if (handles > 1 && host_faulty()) host_spend(call, handles - 1);
+}
+/* Before an event keeps the point that it marks. */
+static inline void delay_record(Point *point) {
+    uint64_t late = host_faulty() ? host_record_delay() : 0;
+    if (late) point->due = (point->due ? point->due : host_now()) + late;
+}
+
+/* ---- misuse: what is known (order.c, shadow.c), what is found (misuse.c, graves.c) ---- */
+
+typedef struct Known Known;
+typedef struct Access { /* who accessed something */
+    uint32_t slot;      /* of the stream, + 1; 0: the host */
+    uint64_t number;    /* of the operation there */
+    uint64_t stream;    /* its id, for messages */
+} Access;
+typedef struct Bytes {
+    uintptr_t named; /* the address that was used */
+    uintptr_t marks; /* the key of their marks: one for one page, wherever it is mapped */
+    size_t size;
+} Bytes;
+typedef bool (*Ordered)(const Access *access, const void *data);
+
+Known *host_order_record(Stream *stream, Point point); /* for an event to keep */
+void host_order_begin(Stream *stream);
+void host_order_stream_saw(Stream *stream, const Known *known, Point point);
+void host_order_stream_after(Stream *stream, Point point);
+void host_order_event_seen(CUevent handle, Point point);
+void host_order_host_after(Stream *stream);
+void host_order_host_after_all(Context *context);
+void host_order_op(Stream *stream, uint64_t number, const Op *op);
+void host_order_program(Stream *stream, const Program *program);
+void host_order_copy(Stream *stream, uint64_t number, const Copy *copy); /* NULL: the host copies */
+void host_order_fresh(uintptr_t address, size_t size); /* new memory: no access yet */
+void host_order_block_begins(Stream *stream, uintptr_t base, size_t size);
+void host_order_block_ends(Stream *stream, uintptr_t address);
+void host_order_loosen(Stream *stream);
+void host_order_publish(Stream *stream);
+void host_order_start(void);
+void host_order_reborn(void);
+
+void host_shadow_touch(Access access, Bytes bytes, bool write, Ordered ordered, const void *data);
+void host_shadow_forget(uintptr_t address, size_t size);
+void host_shadow_reborn(void);
+
+void host_grave_add(Range *range);
+bool host_grave_named(uintptr_t address, size_t size);
+bool host_free_block_named(uintptr_t address, size_t size);
+void host_graves_reborn(void);
+
+extern _Atomic bool host_misuse_on;
+void host_misuse_unordered(Access access, bool writes, Access before, bool wrote, Bytes bytes);
+void host_misuse_context(Context *context, CUstream stream);
+void host_misuse_use_after_free(uintptr_t address, size_t size);
+void host_misuse_leaks(void);
+
+static inline bool host_misuse(void) {
+    return atomic_load_explicit(&host_misuse_on, memory_order_relaxed);
+}
+
+/* A stream of `context` was named: is that the current one? */
+static inline void watch_context(Context *context, CUstream stream) {
+    if (host_misuse()) host_misuse_context(context, stream);
+}
+/* Before a stream is locked: what the default stream's rules order before its next operation. */
+static inline void watch_begin(Stream *stream) {
+    if (host_misuse()) host_order_begin(stream);
+}
+/* Operation `number` was queued. The stream is locked. */
+static inline void watch_op(Stream *stream, uint64_t number, const Op *op) {
+    if (host_misuse()) host_order_op(stream, number, op);
+}
+/* A graph was queued as one operation. The stream is locked, so its worker cannot have begun,
+ * nor dropped the program. */
+static inline void watch_program(Stream *stream, const Program *program) {
+    if (host_misuse()) host_order_program(stream, program);
+}
+/* The operation just queued waits for, or signals, a semaphore. The stream is locked. */
+static inline void watch_semaphore(Stream *stream, bool waits) {
+    if (host_misuse()) (waits ? host_order_loosen : host_order_publish)(stream);
+}
+/* The stream waits for a point of another one. */
+static inline void watch_wait_point(Stream *stream, Point point) {
+    if (host_misuse()) host_order_stream_after(stream, point);
+}
+/* The stream waits for an event's latest record. The event is locked. */
+static inline void watch_wait_event(Stream *stream, const Event *event) {
+    if (host_misuse()) host_order_stream_saw(stream, event->known, event->point);
+}
+/* An event was recorded. Both are locked. */
+static inline void watch_record(Event *event, Stream *stream) {
+    if (host_misuse()) event->known = host_order_record(stream, event->point);
+}
+/* The event's latest record counts no more. It is locked. */
+static inline void watch_forget(Event *event) {
+    free(event->known);
+    event->known = NULL;
+}
+/* The host knows that this record of an event has been passed. Nothing is locked. */
+static inline void watch_event_seen(CUevent event, Point point) {
+    if (host_misuse()) host_order_event_seen(event, point);
+}
+/* The host has waited for the stream; for the legacy stream: for all blocking ones. */
+static inline void watch_host_waited(Stream *stream) {
+    if (host_misuse()) host_order_host_after(stream);
+}
+static inline void watch_host_waited_for_all(Context *context) {
+    if (host_misuse()) host_order_host_after_all(context);
+}
+/* The host copies in the caller's thread, after waiting for the legacy stream. */
+static inline void watch_host_copy(Context *context, const Copy *copy) {
+    if (!host_misuse()) return;
+    host_order_host_after(context->legacy);
+    host_order_copy(NULL, 0, copy);
+}
+/* Memory was allocated. map_lock is held for writing. */
+static inline void watch_fresh(uintptr_t address, size_t size) {
+    if (host_misuse()) host_order_fresh(address, size);
+}
+/* A pool's block was handed out, or is being freed; NULL: by the host. The stream is locked. */
+static inline void watch_block_begins(Stream *stream, uintptr_t base, size_t size) {
+    if (host_misuse()) host_order_block_begins(stream, base, size);
+}
+static inline void watch_block_ends(Stream *stream, uintptr_t address) {
+    if (host_misuse()) host_order_block_ends(stream, address);
+}
+/* Whether even a small allocation gets pages of its own, to lose their access when freed. */
+static inline bool watch_needs_own_pages(void) { return host_misuse(); }
+/* Device memory was freed. True: its addresses stay reserved for ever, and the range with them. */
+static inline bool watch_bury(Range *range) {
+    bool buries = range->kind == RANGE_DEVICE && host_misuse();
+    if (buries) host_grave_add(range);
+    return buries;
+}
+/* Whether bytes that no range holds were freed while looking for misuse. map_lock held. */
+static inline bool watch_names_freed(uintptr_t address, size_t size) {
+    return host_grave_named(address, size);
+}
+/* Whether bytes are of a segment, but of none of its used blocks. map_lock held. */
+static inline bool watch_names_free_block(uintptr_t address, size_t size) {
+    return host_misuse() && host_free_block_named(address, size);
+}
+/* At shutdown. */
+static inline void watch_leaks(void) {
+    if (host_misuse()) host_misuse_leaks();
+}
+/* In a forked child, which begins with nothing. */
+static inline void watch_reborn(void) {
+    host_order_reborn();
+    host_graves_reborn();
+}
+
+/* ---- Windows' handles (windows.c) ---- */
+
+/* NOT_SUPPORTED unless they are rehearsed. */
+CUresult rehearse_windows_memory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
+CUresult rehearse_windows_semaphore(CUexternalSemaphore *out, const GMexternalHandle *handle);
+bool rehearse_windows_on(void);
+/* Keeps the arguments of an import for hostdev_last_import. */
+void rehearse_note_memory(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
+void rehearse_note_semaphore(const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc);
+
+#endif

@@ -1,0 +1,336 @@
+/* Physical handles: memory that has no address yet.
+ *
+ * A handle that can be exported is a memfd of its own. All others are extents of one
+ * sparse memfd, since a process may hold some thousand files but needs a handle for
+ * every two megabytes; its pages go back to the kernel when the handle's memory goes.
+ */
+#include "../device/internal.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- the shared file; map_lock held for writing ---- */
+
+typedef struct Extent { /* free part of the file below its high mark, ordered by offset */
+    struct Extent *next;
+    size_t offset, size;
+} Extent;
+
+static const size_t FILE_BYTES = (size_t)1 << 46; /* sparse: only a bound on offsets */
+static int shared_file = -1;
+static size_t shared_high; /* bytes ever handed out */
+static Extent *shared_free;
+
+static bool shared_open(void) {
+    if (shared_file >= 0) return true;
+    int file = memfd_create("gpumem-device", MFD_CLOEXEC);
+    if (file >= 0 && ftruncate(file, (off_t)FILE_BYTES) == 0) shared_file = file;
+    else if (file >= 0) close(file);
+    return shared_file >= 0;
+}
+
+static bool extent_take(size_t size, size_t *offset) {
+    for (Extent **hook = &shared_free; *hook; hook = &(*hook)->next) {
+        Extent *extent = *hook;
+        if (extent->size < size) continue;
+        *offset = extent->offset;
+        extent->offset += size;
+        extent->size -= size;
+        if (extent->size == 0) {
+            *hook = extent->next;
+            free(extent);
+        }
+        return true;
+    }
+    if (size > FILE_BYTES - shared_high) return false;
+    *offset = shared_high;
+    shared_high += size;
+    return true;
+}
+
+static void extent_merge_next(Extent *extent) {
+    Extent *next = extent->next;
+    if (!next || extent->offset + extent->size != next->offset) return;
+    extent->size += next->size;
+    extent->next = next->next;
+    free(next);
+}
+
+/* Without memory for the note the offsets are lost, never the pages. */
+static void extent_give(size_t offset, size_t size) {
+    Extent *before = NULL, *after = shared_free;
+    fallocate(shared_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size);
+    while (after && after->offset < offset) {
+        before = after;
+        after = after->next;
+    }
+    Extent *extent = malloc(sizeof *extent);
+    if (!extent) return;
+    *extent = (Extent){after, offset, size};
+    if (before) before->next = extent;
+    else shared_free = extent;
+    extent_merge_next(extent);
+    if (before) extent_merge_next(before);
+}
+
+void host_physicals_reborn(void) {
+    if (shared_file >= 0) close(shared_file); /* the parent's own descriptor stays open */
+    shared_file = -1;
+    shared_high = 0;
+    shared_free = NULL;
+}
+
+/* ---- handles ---- */
+
+static bool is_on_device(const CUmemAllocationProp *prop) {
+    return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+}
+
+static bool node_exists(int node) {
+    char path[64];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d", node);
+    return node == 0 || (node > 0 && access(path, F_OK) == 0);
+}
+
+static CUresult location_check(const CUmemAllocationProp *prop) {
+    bool exported = prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    switch (prop->location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: return host_device_check(prop->location.id);
+    case CU_MEM_LOCATION_TYPE_HOST: return exported ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return node_exists(prop->location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult host_prop_check(const CUmemAllocationProp *prop) {
+    if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(location_check(prop));
+    switch ((int)prop->requestedHandleTypes) {
+    case CU_MEM_HANDLE_TYPE_NONE:
+    case CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: return CUDA_SUCCESS;
+    case CU_MEM_HANDLE_TYPE_FABRIC: return CUDA_ERROR_NOT_PERMITTED;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+/* The name carries what an importing process must know. Sealed, so that nobody's access
+ * can turn into a bus error by making the file shorter. */
+static int file_new(const CUmemAllocationProp *prop, size_t size) {
+    char name[64];
+    snprintf(name, sizeof name, "gpumem-handle-%d-%d", (int)prop->location.type, prop->location.id);
+    int file = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (file < 0) return -1;
+    bool made = ftruncate(file, (off_t)size) == 0 &&
+                fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
+    if (!made) close(file);
+    return made ? file : -1;
+}
+
+static bool backing_take(Physical *physical, bool exportable) {
+    physical->fd = -1;
+    if (exportable) return (physical->fd = file_new(&physical->prop, physical->size)) >= 0;
+    pthread_rwlock_wrlock(&host.map_lock);
+    bool taken = shared_open() && extent_take(physical->size, &physical->offset);
+    pthread_rwlock_unlock(&host.map_lock);
+    return taken;
+}
+
+static _Atomic uintptr_t next_shadow = (uintptr_t)1 << 62; /* beyond all addresses */
+
+static Physical *physical_blank(const CUmemAllocationProp *prop, size_t size) {
+    Physical *physical = host_object_take(&host.physicals);
+    if (!physical) return NULL;
+    physical->prop = *prop;
+    physical->size = size;
+    physical->offset = 0;
+    physical->handles = physical->mappings = 0;
+    physical->charged = false;
+    physical->shadow = atomic_fetch_add_explicit(&next_shadow, size, memory_order_relaxed);
+    return physical;
+}
+
+/* Not yet published; the charge is the caller's to have made. */
+Physical *host_physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable) {
+    Physical *physical = physical_blank(prop, size);
+    if (!physical) return NULL;
+    if (backing_take(physical, exportable)) return physical;
+    host_object_give(&host.physicals, physical);
+    return NULL;
+}
+
+int host_physical_file(const Physical *physical) {
+    return physical->fd >= 0 ? physical->fd : shared_file;
+}
+
+Physical *host_physical_find(CUmemGenericAllocationHandle handle) {
+    return host_object_find(&host.physicals, (uint64_t)handle);
+}
+
+/* One reference less was just counted: the memory goes with the last. */
+void host_physical_drop(Physical *physical) {
+    if (physical->handles > 0 || physical->mappings > 0) return;
+    if (physical->charged) host_device_refund(physical->prop.location.id, physical->size);
+    if (physical->fd >= 0) close(physical->fd);
+    else extent_give(physical->offset, physical->size);
+    host_object_give(&host.physicals, physical);
+}
+
+static CUmemGenericAllocationHandle physical_publish(Physical *physical) {
+    pthread_rwlock_wrlock(&host.map_lock);
+    physical->handles = 1;
+    CUmemGenericAllocationHandle handle = host_object_publish(&host.physicals, physical);
+    pthread_rwlock_unlock(&host.map_lock);
+    return handle;
+}
+
+CUresult host_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                          const CUmemAllocationProp *prop, unsigned long long flags) {
+    ENTER(MemCreate);
+    if (!handle || flags != 0 || size == 0 || size % HOST_BLOCK) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_prop_check(prop));
+    bool charged = is_on_device(prop);
+    if (charged) HOST_TRY(host_device_charge(prop->location.id, size));
+    bool exportable = prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
+    Physical *physical = host_physical_new(prop, size, exportable);
+    if (!physical) {
+        if (charged) host_device_refund(prop->location.id, size);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    physical->charged = charged;
+    *handle = physical_publish(physical);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuMemRelease(CUmemGenericAllocationHandle handle) {
+    ENTER(MemRelease);
+    pthread_rwlock_wrlock(&host.map_lock);
+    Physical *physical = host_physical_find(handle);
+    if (physical && --physical->handles == 0) {
+        host_object_hide(&host.physicals, physical, handle);
+        host_physical_drop(physical);
+    }
+    pthread_rwlock_unlock(&host.map_lock);
+    return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* The handle behind an address. One that the caller has released already while mapped
+ * gets a new number. */
+CUresult host_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    ENTER(MemRetainAllocationHandle);
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_wrlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, (uintptr_t)address);
+    bool mapped = range && range->kind == RANGE_MAPPING;
+    if (mapped) {
+        Physical *physical = range->owner;
+        bool known = physical->handles++ > 0;
+        *handle = known ? atomic_load(&physical->object.handle)
+                        : host_object_publish(&host.physicals, physical);
+    }
+    pthread_rwlock_unlock(&host.map_lock);
+    return mapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult host_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+                                                     CUmemGenericAllocationHandle handle) {
+    ENTER(MemGetAllocationPropertiesFromHandle);
+    if (!prop) return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&host.map_lock);
+    Physical *physical = host_physical_find(handle);
+    if (physical) *prop = physical->prop;
+    pthread_rwlock_unlock(&host.map_lock);
+    return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult host_cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                            CUmemAllocationGranularity_flags option) {
+    ENTER(MemGetAllocationGranularity);
+    if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUmemAllocationProp anywhere = prop ? *prop : (CUmemAllocationProp){0};
+    if (is_on_device(&anywhere)) anywhere.location.id = 0; /* also of a device that is not there */
+    HOST_TRY(host_prop_check(&anywhere));
+    *granularity = HOST_BLOCK;
+    return CUDA_SUCCESS;
+}
+
+/* ---- between processes ---- */
+
+/* Each export is a new descriptor, the caller's to close. */
+CUresult host_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                           CUmemAllocationHandleType type, unsigned long long flags) {
+    ENTER(MemExportToShareableHandle);
+    if (!shareable || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    int file = -1;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&host.map_lock);
+    Physical *physical = host_physical_find(handle);
+    bool offered = physical && physical->fd >= 0 && type == physical->prop.requestedHandleTypes;
+    if (offered) {
+        file = fcntl(physical->fd, F_DUPFD_CLOEXEC, 3);
+        result = file >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    pthread_rwlock_unlock(&host.map_lock);
+    if (file >= 0) memcpy(shareable, &file, sizeof file);
+    return result;
+}
+
+/* What a descriptor is: one of ours has its location in its name. */
+static bool file_describe(int file, CUmemAllocationProp *prop, size_t *size) {
+    char path[64], link[128];
+    struct stat status;
+    int type, id;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(path, link, sizeof link - 1);
+    if (length < 0 || fstat(file, &status) != 0) return false;
+    link[length] = 0;
+    if (sscanf(link, "/memfd:gpumem-handle-%d-%d", &type, &id) != 2) return false;
+    *prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                  .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+    prop->location.type = (CUmemLocationType)type;
+    prop->location.id = id;
+    *size = (size_t)status.st_size;
+    return *size > 0 && *size % HOST_BLOCK == 0 && host_prop_check(prop) == CUDA_SUCCESS;
+}
+
+/* The descriptor stays the caller's. The memory was charged where it was created. */
+CUresult host_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                             CUmemAllocationHandleType type) {
+    CUmemAllocationProp prop;
+    size_t size;
+    ENTER(MemImportFromShareableHandle);
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    bool known = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+                 (type == CU_MEM_HANDLE_TYPE_WIN32 && rehearse_windows_on());
+    if (!known) return CUDA_ERROR_NOT_SUPPORTED;
+    int given = (int)(intptr_t)shareable;
+    if (!file_describe(given, &prop, &size)) return CUDA_ERROR_UNKNOWN;
+    int file = fcntl(given, F_DUPFD_CLOEXEC, 3);
+    if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    Physical *physical = physical_blank(&prop, size);
+    if (!physical) {
+        close(file);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    physical->fd = file;
+    *handle = physical_publish(physical);
+    return CUDA_SUCCESS;
+}
+
+/* A memfd is no dma-buf, and this machine may have no way to make one. */
+CUresult host_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t size,
+                                            CUmemRangeHandleType type, unsigned long long flags) {
+    enum { PAGE = 4096 };
+    ENTER(MemGetHandleForAddressRange);
+    (void)type;
+    if (!handle || flags != 0 || size == 0 || pointer % PAGE || size % PAGE) return CUDA_ERROR_INVALID_VALUE;
+    bool device = host_memory_kind((uintptr_t)pointer, size, false) == MEMORY_DEVICE;
+    return device ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,107 @@
+/* Host memory that the device reaches: allocated pinned, or the caller's, registered.
+ *
+ * Nothing is locked into memory: there is no DMA engine that needs it, and an
+ * unprivileged process may lock a few megabytes only. Device and host address are one.
+ */
+#include "../device/internal.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum {
+    ALLOC_FLAGS = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED,
+    REGISTER_FLAGS = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                     CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY
+};
+
+CUresult host_cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
+    Context *context;
+    ENTER_CONTEXT(MemHostAlloc, &context);
+    if (!pointer || (flags & ~(unsigned)ALLOC_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
+    *pointer = NULL;
+    if (size == 0) return CUDA_SUCCESS;
+    if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t mapped = host_round_up(size, 4 * KIB);
+    void *pages = host_pages_map(mapped, size >= HOST_BLOCK ? HOST_BLOCK : 4 * KIB);
+    if (!pages) return CUDA_ERROR_OUT_OF_MEMORY;
+    Range *range = host_range_new(RANGE_PINNED, (uintptr_t)pages, size, context);
+    if (!range) {
+        munmap(pages, mapped);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    range->mapped = mapped;
+    range->flags = flags;
+    host_range_add(range);
+    *pointer = pages;
+    return CUDA_SUCCESS;
+}
+
+/* Every page of the range exists; the kernel looks at its list of mappings, not at pages. */
+static bool pages_exist(uintptr_t address, size_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGE_SIZE);
+    uintptr_t first = address / page * page;
+    return msync((void *)first, address + size - first, MS_ASYNC) == 0;
+}
+
+CUresult host_cuMemHostRegister(void *pointer, size_t size, unsigned int flags) {
+    Context *context;
+    ENTER_CONTEXT(MemHostRegister, &context);
+    uintptr_t address = (uintptr_t)pointer;
+    if (!pointer || size == 0 || (flags & ~(unsigned)REGISTER_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
+    if (size > UINTPTR_MAX - address || !pages_exist(address, size)) return CUDA_ERROR_INVALID_VALUE;
+    Range *range = host_range_new(RANGE_REGISTERED, address, size, context);
+    if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
+    range->flags = flags;
+    range->writable = !(flags & CU_MEMHOSTREGISTER_READ_ONLY);
+    CUresult result = CUDA_SUCCESS;
+    pthread_rwlock_wrlock(&host.map_lock);
+    Range *there = host_map_after(&host.ranges, address);
+    if (!there || there->base >= address + size) host_map_insert(&host.ranges, range);
+    else if (there->kind == RANGE_REGISTERED) result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    else result = CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_unlock(&host.map_lock);
+    if (result != CUDA_SUCCESS) free(range);
+    return result;
+}
+
+/* Waits for the context first: the caller may give the pages back right afterwards. */
+CUresult host_cuMemHostUnregister(void *pointer) {
+    RangeKind kind;
+    ENTER(MemHostUnregister);
+    if (!pointer) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = host_memory_wait((uintptr_t)pointer, &kind);
+    if (result == CUDA_SUCCESS)
+        result = host_memory_free((uintptr_t)pointer, RANGE_REGISTERED, RANGE_REGISTERED);
+    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : result;
+}
+
+static bool is_host_range(const Range *range) {
+    return range && (range->kind == RANGE_PINNED || range->kind == RANGE_REGISTERED);
+}
+
+CUresult host_cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsigned int flags) {
+    Context *context;
+    ENTER_CONTEXT(MemHostGetDevicePointer, &context);
+    if (!device || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&host.map_lock);
+    bool known = is_host_range(host_map_find(&host.ranges, (uintptr_t)pointer));
+    pthread_rwlock_unlock(&host.map_lock);
+    if (!known) return CUDA_ERROR_INVALID_VALUE;
+    *device = (uintptr_t)pointer;
+    return CUDA_SUCCESS;
+}
+
+/* With unified addressing every such range is mapped and portable, asked for or not; the
+ * driver says the one and not the other. */
+CUresult host_cuMemHostGetFlags(unsigned int *flags, void *pointer) {
+    Context *context;
+    ENTER_CONTEXT(MemHostGetFlags, &context);
+    if (!flags) return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&host.map_lock);
+    Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
+    bool known = is_host_range(range);
+    if (known) *flags = (range->flags & ~(unsigned)CU_MEMHOSTALLOC_PORTABLE) | CU_MEMHOSTALLOC_DEVICEMAP;
+    pthread_rwlock_unlock(&host.map_lock);
+    return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

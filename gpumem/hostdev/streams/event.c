@@ -1,0 +1,206 @@
+/* Events: a point in a stream's order, and the time it was passed.
+ *
+ * A record takes note of what the stream has queued and queues nothing itself, except
+ * for a timing event on a busy stream, whose time only the worker can tell.
+ */
+#include "../device/internal.h"
+
+#include <stdlib.h>
+
+void host_event_build(void *pointer) {
+    Event *event = pointer;
+    pthread_mutex_init(&event->lock, NULL);
+}
+
+CUresult host_event_lock(CUevent handle, Event **out) {
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    Event *event = host_object_find(&host.events, number);
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&event->lock);
+    if (atomic_load(&event->object.handle) != number) {
+        pthread_mutex_unlock(&event->lock);
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    *out = event;
+    return CUDA_SUCCESS;
+}
+
+static void forget(Event *event) { /* what the latest record was; locked */
+    host_captured_free(&event->captured, &event->latest);
+    watch_forget(event);
+}
+
+static void event_unlock(Event *event) { pthread_mutex_unlock(&event->lock); }
+
+static bool is_timed(const Event *event) { return !(event->flags & CU_EVENT_DISABLE_TIMING); }
+
+CUresult host_cuEventCreate(CUevent *out, unsigned int flags) {
+    enum { KNOWN = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS };
+    Context *context;
+    ENTER_CONTEXT(EventCreate, &context);
+    bool shared = flags & CU_EVENT_INTERPROCESS;
+    if (!out || (flags & ~(unsigned)KNOWN)) return CUDA_ERROR_INVALID_VALUE;
+    if (shared && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
+    Event *event = host_object_take(&host.events);
+    if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&event->lock);
+    event->context = context;
+    event->flags = flags;
+    event->record = event->time = 0;
+    event->point = (Point){NULL, 0, 0};
+    event->captured = event->latest = NULL;
+    event->known = NULL;
+    event_unlock(event);
+    *out = (CUevent)(uintptr_t)host_object_publish(&host.events, event);
+    return CUDA_SUCCESS;
+}
+
+/* A record still queued goes on as if nothing had happened: it is a number in a stream. */
+CUresult host_cuEventDestroy(CUevent handle) {
+    Context *context;
+    Event *event;
+    ENTER_EVENT(EventDestroy, handle, &context);
+    HOST_TRY(host_event_lock(handle, &event));
+    bool mine = host_object_hide(&host.events, event, (uint64_t)(uintptr_t)handle);
+    if (mine) forget(event);
+    event_unlock(event);
+    if (mine) host_object_give(&host.events, event);
+    return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static void event_drop(void *pointer, void *data) {
+    Event *event = pointer;
+    pthread_mutex_lock(&event->lock);
+    uint64_t handle = atomic_load(&event->object.handle);
+    bool mine = handle && event->context == data && host_object_hide(&host.events, event, handle);
+    if (mine) forget(event);
+    event_unlock(event);
+    if (mine) host_object_give(&host.events, event);
+}
+
+void host_events_drop(Context *context) { host_object_each(&host.events, event_drop, context); }
+
+/* Stream and event are both locked. */
+static CUresult record(Event *event, Stream *stream, uint64_t handle) {
+    if (stream->capture) return host_capture_record(stream, event);
+    Point point = host_stream_tail(stream);
+    bool passed = atomic_load(&stream->completed) >= point.seq;
+    uint64_t time = 0;
+    if (passed && is_timed(event)) time = point.due ? point.due : host_now();
+    if (!passed && is_timed(event)) {
+        Op stamp = {.kind = OP_STAMP, .stamp = {handle, event->record + 1}};
+        HOST_TRY(host_stream_push(stream, &stamp));
+        point.seq = atomic_load(&stream->submitted);
+    }
+    delay_record(&point);
+    event->record++;
+    event->point = point;
+    event->time = time;
+    forget(event);
+    watch_record(event, stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuEventRecord(CUevent handle, CUstream stream_handle) {
+    Context *context;
+    Stream *stream;
+    Event *event;
+    ENTER_STREAM(EventRecord, stream_handle, &context);
+    HOST_TRY(host_stream_begin(context, stream_handle, &stream));
+    CUresult result = host_event_lock(handle, &event);
+    if (result == CUDA_SUCCESS) {
+        bool together = event->context == stream->context;
+        result = together ? record(event, stream, (uint64_t)(uintptr_t)handle)
+                          : CUDA_ERROR_INVALID_HANDLE;
+        event_unlock(event);
+    }
+    host_stream_end(stream);
+    return result;
+}
+
+/* The worker has come to a timed record. */
+void host_event_stamp(uint64_t handle, uint64_t record_number) {
+    Event *event;
+    if (host_event_lock((CUevent)(uintptr_t)handle, &event) != CUDA_SUCCESS) return;
+    if (event->record == record_number) event->time = host_now();
+    event_unlock(event);
+}
+
+/* Waits for the event's latest record as it is now; recording it again changes nothing. */
+CUresult host_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flags) {
+    Context *context;
+    Stream *stream;
+    Event *event;
+    ENTER_STREAM(StreamWaitEvent, stream_handle, &context);
+    if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_stream_begin(context, stream_handle, &stream));
+    CUresult result = host_event_lock(handle, &event);
+    if (result == CUDA_SUCCESS) {
+        bool done = false; /* an event or a stream in a capture: nothing to queue */
+        result = host_capture_wait(stream, event, &done);
+        if (result == CUDA_SUCCESS && !done) result = host_stream_wait_point(stream, event->point);
+        if (result == CUDA_SUCCESS && !done) watch_wait_event(stream, event);
+        event_unlock(event);
+    }
+    host_stream_end(stream);
+    return result;
+}
+
+static CUresult event_point(CUevent handle, Point *point) {
+    Event *event;
+    HOST_TRY(host_event_lock(handle, &event));
+    *point = event->point;
+    CUresult result = CUDA_SUCCESS;
+    if (event->captured)
+        result = host_capture_lives(event->captured) ? CUDA_ERROR_CAPTURED_EVENT : CUDA_ERROR_INVALID_VALUE;
+    event_unlock(event);
+    return result;
+}
+
+CUresult host_cuEventQuery(CUevent handle) {
+    Context *context;
+    Point point;
+    ENTER_EVENT(EventQuery, handle, &context);
+    HOST_TRY(event_point(handle, &point));
+    host_point_settle(point);
+    if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
+    watch_event_seen(handle, point);
+    return (CUresult)atomic_load(&context->error);
+}
+
+CUresult host_cuEventSynchronize(CUevent handle) {
+    Context *context;
+    Point point;
+    ENTER_EVENT(EventSynchronize, handle, &context);
+    HOST_TRY(event_point(handle, &point));
+    HOST_TRY(host_point_wait(point));
+    watch_event_seen(handle, point);
+    host_pools_synchronized();
+    return (CUresult)atomic_load(&context->error);
+}
+
+static CUresult event_time(CUevent handle, uint64_t *time) {
+    Event *event;
+    HOST_TRY(host_event_lock(handle, &event));
+    bool timed = is_timed(event) && event->record > 0;
+    Point point = event->point;
+    event_unlock(event);
+    if (!timed) return CUDA_ERROR_INVALID_HANDLE;
+    host_point_settle(point);
+    if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
+    HOST_TRY(host_event_lock(handle, &event));
+    *time = event->time;
+    event_unlock(event);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
+    Context *context;
+    uint64_t from, to;
+    ENTER_EVENT(EventElapsedTime, start, &context);
+    if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(event_time(start, &from));
+    HOST_TRY(event_time(end, &to));
+    *milliseconds = (float)((double)(int64_t)(to - from) / 1e6);
+    return CUDA_SUCCESS;
+}

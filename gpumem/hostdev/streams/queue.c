@@ -1,0 +1,354 @@
+/* Order: what a stream has queued, the thread that works it off, and waiting for it.
+ *
+ * Submitting is one lock, one copy of an Op and, only when the worker sleeps, one wake-up.
+ * A worker thread starts with its stream's first work and ends when idle for a while.
+ */
+#include "../device/internal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+enum { RING_START = 16, WORKER_STACK = 1 << 20, IDLE_NS = 1000000000, TIMER_SLACK_NS = 1000 };
+
+void host_stream_build(void *pointer) {
+    Stream *stream = pointer;
+    pthread_mutex_init(&stream->lock, NULL);
+    host_cond_build(&stream->work);
+    host_cond_build(&stream->progress);
+}
+
+bool host_stop_requested(const Stream *stream) {
+    return host_is_down() || (stream && atomic_load(&stream->cancelled));
+}
+
+/* ---- points ---- */
+
+bool host_point_done(Point point) {
+    return host_seq_done(point) && (point.due == 0 || host_now() >= point.due);
+}
+
+/* When the last thing queued may finish; 0 when that is no question. Locked. */
+static uint64_t due_next(Stream *stream) {
+    uint64_t due = host_clock_due();
+    uint64_t last = atomic_load_explicit(&stream->last_due, memory_order_relaxed);
+    if (last > due) due = last > host_now() ? last : 0;
+    if (due != last) atomic_store_explicit(&stream->last_due, due, memory_order_relaxed);
+    return due;
+}
+
+Point host_stream_tail(Stream *stream) {
+    return (Point){stream, host_submitted(stream), due_next(stream)};
+}
+
+bool host_stream_idle(Stream *stream) { return host_point_done(host_stream_point(stream)); }
+
+/* ---- the worker ---- */
+
+static void park(Stream *stream, ParkKind kind, Point point) { /* locked */
+    stream->park = kind;
+    stream->park_point = point;
+}
+
+/* Until its time has come, the stream is stopped, or, on the virtual clock, somebody
+ * waits for this operation, who is then given its time. Locked on entry and exit. */
+static void wait_due(Stream *stream, uint64_t due) {
+    uint64_t now;
+    while (!host_stop_requested(stream) && (now = host_now()) < due) {
+        if (!host_clock_is_virtual()) {
+            struct timespec deadline;
+            host_deadline(&deadline, due - now);
+            park(stream, PARK_TIME, (Point){NULL, 0, due});
+            pthread_cond_timedwait(&stream->work, &stream->lock, &deadline);
+        } else if (stream->pulled >= stream->running) {
+            pthread_mutex_unlock(&stream->lock);
+            host_clock_advance_to(due);
+            pthread_mutex_lock(&stream->lock);
+        } else {
+            park(stream, PARK_TIME, (Point){NULL, 0, due});
+            pthread_cond_broadcast(&stream->progress); /* whoever settles: parked now */
+            pthread_cond_wait(&stream->work, &stream->lock);
+        }
+    }
+    park(stream, PARK_NONE, (Point){NULL, 0, 0});
+}
+
+static void execute(Stream *stream, uint64_t number) { /* locked on entry and exit */
+    Op op = stream->ring[number & (stream->capacity - 1)];
+    stream->running = number;
+    if (op.due) wait_due(stream, op.due);
+    pthread_mutex_unlock(&stream->lock);
+    if (host_stop_requested(stream) || atomic_load(&stream->context->error)) host_op_drop(&op);
+    else host_op_run(stream, &op);
+    pthread_mutex_lock(&stream->lock);
+    if (host_is_down()) return; /* cut short: whoever waits for it learns of the end instead */
+    atomic_store_explicit(&stream->completed, number, memory_order_release);
+    pthread_cond_broadcast(&stream->progress);
+}
+
+/* False when the stream had nothing to do for a while. */
+static bool wait_for_work(Stream *stream) {
+    struct timespec deadline;
+    host_deadline(&deadline, IDLE_NS);
+    int waited = 0;
+    stream->worker_asleep = true;
+    while (waited != ETIMEDOUT && host_submitted(stream) == host_completed(stream) && !stream->dying &&
+           !host_is_down())
+        waited = pthread_cond_timedwait(&stream->work, &stream->lock, &deadline);
+    stream->worker_asleep = false;
+    return host_submitted(stream) != host_completed(stream);
+}
+
+/* Nothing can be queued any more and nothing is: the slot may have its next tenant. */
+static void stream_retire(Stream *stream) {
+    Context *context = stream->context;
+    pthread_mutex_lock(&context->lock);
+    if (stream->previous) stream->previous->next = stream->next;
+    else context->streams = stream->next;
+    if (stream->next) stream->next->previous = stream->previous;
+    pthread_mutex_unlock(&context->lock);
+    pthread_mutex_lock(&stream->lock);
+    free(stream->ring);
+    free(stream->named);
+    stream->ring = NULL;
+    stream->named = NULL;
+    stream->capacity = 0;
+    stream->dying = false;
+    pthread_mutex_unlock(&stream->lock);
+    host_object_give(&host.streams, stream);
+}
+
+static void worker_leave(void) {
+    pthread_mutex_lock(&host.worker_lock);
+    host.workers--;
+    pthread_cond_broadcast(&host.worker_gone);
+    pthread_mutex_unlock(&host.worker_lock);
+}
+
+static void *worker_main(void *argument) {
+    Stream *stream = argument;
+    prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
+    pthread_mutex_lock(&stream->lock);
+    while (!host_is_down()) {
+        uint64_t next = host_completed(stream) + 1;
+        if (next <= host_submitted(stream)) execute(stream, next);
+        else if (stream->dying || !wait_for_work(stream)) break;
+    }
+    bool retire = stream->dying && !host_is_down();
+    stream->worker_alive = false;
+    pthread_mutex_unlock(&stream->lock);
+    if (retire) stream_retire(stream);
+    worker_leave();
+    return NULL;
+}
+
+/* Signals are the program's: none is delivered to a worker. */
+static CUresult worker_start(Stream *stream) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    pthread_mutex_lock(&host.worker_lock);
+    host.workers++;
+    pthread_mutex_unlock(&host.worker_lock);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, WORKER_STACK);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    stream->worker_alive = pthread_create(&thread, &attributes, worker_main, stream) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (stream->worker_alive) return CUDA_SUCCESS;
+    worker_leave();
+    return CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+void host_park(Stream *stream, ParkKind kind, Point point) {
+    pthread_mutex_lock(&stream->lock);
+    park(stream, kind, point);
+    bool pulled = stream->pulled >= stream->running;
+    pthread_cond_broadcast(&stream->progress);
+    pthread_mutex_unlock(&stream->lock);
+    if (kind == PARK_POINT && pulled && host_clock_is_virtual()) host_point_pull(point);
+}
+
+/* In a worker: until another stream has come so far. It sleeps on that stream's
+ * progress, which a stop of either wakes. */
+void host_stream_follow(Stream *stream, Point point) {
+    Stream *other = point.stream;
+    host_park(stream, PARK_POINT, point);
+    pthread_mutex_lock(&other->lock);
+    while (!host_seq_done(point) && !host_stop_requested(stream))
+        pthread_cond_wait(&other->progress, &other->lock);
+    pthread_mutex_unlock(&other->lock);
+    pthread_mutex_lock(&stream->lock);
+    wait_due(stream, point.due); /* unparks */
+    pthread_mutex_unlock(&stream->lock);
+}
+
+static void stream_wake(void *pointer, void *data) {
+    Stream *stream = pointer;
+    (void)data;
+    pthread_mutex_lock(&stream->lock);
+    pthread_cond_broadcast(&stream->work);
+    pthread_cond_broadcast(&stream->progress);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+void host_streams_wake(void) {
+    host_object_each(&host.streams, stream_wake, NULL);
+    host_value_wake();
+}
+
+/* ---- queueing; between host_stream_begin and host_stream_end ---- */
+
+static CUresult ring_grow(Stream *stream) {
+    size_t capacity = stream->capacity ? 2 * stream->capacity : RING_START;
+    Op *ring = malloc(capacity * sizeof *ring);
+    if (!ring) return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t last = host_submitted(stream);
+    for (uint64_t number = host_completed(stream) + 1; number <= last; number++)
+        ring[number & (capacity - 1)] = stream->ring[number & (stream->capacity - 1)];
+    free(stream->ring);
+    stream->ring = ring;
+    stream->capacity = capacity;
+    return CUDA_SUCCESS;
+}
+
+CUresult host_stream_push(Stream *stream, const Op *op) {
+    uint64_t number = host_submitted(stream) + 1;
+    if (host_is_down()) return CUDA_ERROR_DEINITIALIZED;
+    if (stream->capture) return host_capture_push(stream, op);
+    if (number - host_completed(stream) > stream->capacity) HOST_TRY(ring_grow(stream));
+    if (!stream->worker_alive) HOST_TRY(worker_start(stream));
+    Op *slot = &stream->ring[number & (stream->capacity - 1)];
+    *slot = *op;
+    slot->due = due_next(stream);
+    atomic_store_explicit(&stream->submitted, number, memory_order_release);
+    watch_op(stream, number, op);
+    return CUDA_SUCCESS;
+}
+
+void host_stream_end(Stream *stream) {
+    bool wake = stream->worker_asleep && host_submitted(stream) != host_completed(stream);
+    if (wake) stream->worker_asleep = false; /* it is told once */
+    pthread_mutex_unlock(&stream->lock);
+    if (wake) pthread_cond_signal(&stream->work);
+}
+
+/* What a stream has waited for, it is ordered after: a pool may reuse memory by it. */
+static void note_seen(Stream *stream, Point point) {
+    for (int i = 0; i < STREAM_SEEN; i++) {
+        if (stream->seen[i].stream != point.stream) continue;
+        if (stream->seen[i].seq < point.seq) stream->seen[i] = point;
+        return;
+    }
+    stream->seen[stream->seen_next++ % STREAM_SEEN] = point;
+}
+
+bool host_stream_has_seen(const Stream *stream, Point point) {
+    for (int i = 0; i < STREAM_SEEN; i++)
+        if (stream->seen[i].stream == point.stream && stream->seen[i].seq >= point.seq) return true;
+    return false;
+}
+
+/* What must finish first goes in as waits. What only has to come of age (its work is
+ * done, its lag is not over) moves the stream's own clock instead. */
+static CUresult push_wait(Stream *stream, Point point) {
+    if (point.stream == stream || host_point_done(point) || stream->capture) return CUDA_SUCCESS;
+    if (host_seq_done(point)) {
+        if (point.due > atomic_load(&stream->last_due)) atomic_store(&stream->last_due, point.due);
+        return CUDA_SUCCESS;
+    }
+    HOST_TRY(host_stream_push(stream, &(Op){.kind = OP_WAIT_POINT, .point = point}));
+    note_seen(stream, point);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_stream_wait_point(Stream *stream, Point point) { return push_wait(stream, point); }
+
+/* The legacy stream starts after every blocking stream, and they after it. */
+static CUresult begin_legacy(Stream *stream) {
+    Points points;
+    host_points_start(&points);
+    CUresult result = host_streams_points(stream->context, stream, false, &points);
+    if (host_capture_blocks_legacy(stream->context, true)) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    pthread_mutex_lock(&stream->lock);
+    for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++)
+        result = push_wait(stream, points.at[i]);
+    host_points_end(&points);
+    return result;
+}
+
+static CUresult begin_ordinary(Stream *stream) {
+    Point legacy = host_stream_is_blocking(stream) ? host_stream_point(stream->context->legacy) : (Point){NULL, 0, 0};
+    pthread_mutex_lock(&stream->lock);
+    return push_wait(stream, legacy);
+}
+
+CUresult host_stream_begin(Context *current, CUstream handle, Stream **out) {
+    Stream *stream;
+    HOST_TRY(host_stream_resolve(current, handle, &stream));
+    uint64_t number = atomic_load(&stream->object.handle);
+    watch_begin(stream);
+    CUresult result = stream->role == ROLE_LEGACY ? begin_legacy(stream) : begin_ordinary(stream);
+    bool gone = number == 0 || atomic_load(&stream->object.handle) != number;
+    if (gone) result = CUDA_ERROR_INVALID_HANDLE;
+    if (result != CUDA_SUCCESS) host_stream_end(stream);
+    else *out = stream;
+    return result;
+}
+
+CUresult host_stream_submit(Context *current, CUstream handle, const Op *op, Point *end) {
+    Stream *stream;
+    HOST_TRY(host_stream_begin(current, handle, &stream));
+    CUresult result = host_stream_push(stream, op);
+    if (end) *end = host_stream_point(stream);
+    host_stream_end(stream);
+    return result;
+}
+
+/* ---- a stream's own life ---- */
+
+Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamRole role) {
+    Stream *stream = host_object_take(&host.streams);
+    if (!stream) return NULL;
+    pthread_mutex_lock(&stream->lock);
+    stream->context = context;
+    stream->flags = flags;
+    stream->priority = priority;
+    stream->role = role;
+    stream->id = host_next_id();
+    stream->pulled = 0;
+    stream->capture = NULL;
+    memset(stream->seen, 0, sizeof stream->seen);
+    park(stream, PARK_NONE, (Point){NULL, 0, 0});
+    atomic_store(&stream->last_due, 0);
+    atomic_store(&stream->cancelled, false);
+    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_lock(&context->lock);
+    stream->previous = NULL;
+    stream->next = context->streams;
+    if (stream->next) stream->next->previous = stream;
+    context->streams = stream;
+    pthread_mutex_unlock(&context->lock);
+    host_object_publish(&host.streams, stream);
+    return stream;
+}
+
+/* The handle ends at once, the queue when it is worked off. */
+CUresult host_stream_close(Stream *stream, uint64_t handle) {
+    pthread_mutex_lock(&stream->lock);
+    bool mine = host_object_hide(&host.streams, stream, handle);
+    bool alive = stream->worker_alive;
+    if (mine && stream->capture) host_capture_abandon(stream);
+    if (mine && alive) {
+        stream->dying = true;
+        pthread_cond_signal(&stream->work);
+    }
+    pthread_mutex_unlock(&stream->lock);
+    if (mine && !alive) stream_retire(stream);
+    return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}

@@ -1,0 +1,221 @@
+/* Streams as the driver's callers see them. */
+#include "../device/internal.h"
+
+#include <stdlib.h>
+
+static CUstream stream_handle(Stream *stream) {
+    return (CUstream)(uintptr_t)atomic_load(&stream->object.handle);
+}
+
+/* ---- the calling thread's own default stream, one per device ---- */
+
+typedef struct OwnStreams {
+    uint64_t at[HOSTDEV_MAX_DEVICES];
+} OwnStreams;
+
+static pthread_key_t own_key;
+static pthread_once_t own_once = PTHREAD_ONCE_INIT;
+
+static void own_end(void *pointer) { /* the thread ends, its queues are worked off */
+    OwnStreams *own = pointer;
+    for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) {
+        Stream *stream = own->at[device] ? host_object_find(&host.streams, own->at[device]) : NULL;
+        if (stream && !host_is_down()) host_stream_close(stream, own->at[device]);
+    }
+    free(own);
+}
+
+static void own_begin(void) { pthread_key_create(&own_key, own_end); }
+
+CUstream host_stream_per_thread(Context *context) {
+    pthread_once(&own_once, own_begin);
+    OwnStreams *own = pthread_getspecific(own_key);
+    if (!own) {
+        own = calloc(1, sizeof *own);
+        if (!own) return NULL;
+        pthread_setspecific(own_key, own);
+    }
+    uint64_t *handle = &own->at[context->device];
+    if (!host_object_find(&host.streams, *handle)) { /* never made, or its context ended */
+        Stream *stream = host_stream_make(context, CU_STREAM_DEFAULT, 0, ROLE_PER_THREAD);
+        *handle = stream ? atomic_load(&stream->object.handle) : 0;
+    }
+    return (CUstream)(uintptr_t)*handle;
+}
+
+CUresult host_stream_resolve(Context *current, CUstream handle, Stream **stream) {
+    if (!handle || handle == CU_STREAM_LEGACY) {
+        *stream = current->legacy;
+        return CUDA_SUCCESS;
+    }
+    if (handle == CU_STREAM_PER_THREAD) handle = host_stream_per_thread(current);
+    *stream = host_object_find(&host.streams, (uint64_t)(uintptr_t)handle);
+    return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* ---- make and destroy ---- */
+
+static int clamp_priority(int priority) { /* as the driver: out of range is brought into it */
+    if (priority > HOST_LEAST_PRIORITY) return HOST_LEAST_PRIORITY;
+    return priority < HOST_GREATEST_PRIORITY ? HOST_GREATEST_PRIORITY : priority;
+}
+
+static CUresult stream_create(Context *context, CUstream *out, unsigned flags, int priority) {
+    if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+    Stream *stream = host_stream_make(context, flags, clamp_priority(priority), ROLE_ORDINARY);
+    if (!stream) return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = stream_handle(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuStreamCreate(CUstream *stream, unsigned int flags) {
+    Context *context;
+    ENTER_CONTEXT(StreamCreate, &context);
+    return stream_create(context, stream, flags, 0);
+}
+
+CUresult host_cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
+    Context *context;
+    ENTER_CONTEXT(StreamCreateWithPriority, &context);
+    return stream_create(context, stream, flags, priority);
+}
+
+/* Returns at once; what is queued is still done. */
+CUresult host_cuStreamDestroy(CUstream handle) {
+    Context *context;
+    ENTER_STREAM(StreamDestroy, handle, &context);
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    Stream *stream = host_object_find(&host.streams, number);
+    if (!stream || stream->role != ROLE_ORDINARY) return CUDA_ERROR_INVALID_HANDLE;
+    return host_stream_close(stream, number);
+}
+
+/* ---- wait and ask ---- */
+
+static CUresult stream_collect(Context *context, CUstream handle, Stream **stream, Points *points) {
+    host_points_start(points);
+    HOST_TRY(host_stream_resolve(context, handle, stream));
+    HOST_TRY(host_capture_touch(*stream));
+    return host_stream_points(*stream, points);
+}
+
+CUresult host_cuStreamQuery(CUstream handle) {
+    Context *context;
+    Stream *stream;
+    Points points;
+    ENTER_STREAM(StreamQuery, handle, &context);
+    CUresult result = stream_collect(context, handle, &stream, &points);
+    for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++) {
+        host_point_settle(points.at[i]);
+        if (!host_point_done(points.at[i])) result = CUDA_ERROR_NOT_READY;
+    }
+    host_points_end(&points);
+    if (result == CUDA_SUCCESS) watch_host_waited(stream);
+    int error = atomic_load(&context->error);
+    return result == CUDA_SUCCESS ? (CUresult)error : result;
+}
+
+CUresult host_cuStreamSynchronize(CUstream handle) {
+    Context *context;
+    Stream *stream;
+    Points points;
+    ENTER_STREAM(StreamSynchronize, handle, &context);
+    CUresult result = stream_collect(context, handle, &stream, &points);
+    if (result == CUDA_SUCCESS) result = host_points_wait(&points);
+    host_points_end(&points);
+    if (result == CUDA_SUCCESS) watch_host_waited(stream);
+    host_pools_synchronized();
+    int error = atomic_load(&context->error);
+    return result == CUDA_SUCCESS ? (CUresult)error : result;
+}
+
+CUresult host_cuStreamGetPriority(CUstream handle, int *priority) {
+    Context *context;
+    Stream *stream;
+    ENTER_STREAM(StreamGetPriority, handle, &context);
+    if (!priority) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    *priority = stream->priority;
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
+    Context *context;
+    Stream *stream;
+    ENTER_STREAM(StreamGetFlags, handle, &context);
+    if (!flags) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(host_capture_ask(stream));
+    *flags = stream->flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuStreamGetCtx(CUstream handle, CUcontext *out) {
+    Context *context;
+    Stream *stream;
+    ENTER_STREAM(StreamGetCtx, handle, &context);
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    *out = (CUcontext)(uintptr_t)atomic_load(&stream->context->handle);
+    return CUDA_SUCCESS;
+}
+
+CUresult host_cuStreamGetId(CUstream handle, unsigned long long *id) {
+    Context *context;
+    Stream *stream;
+    ENTER_STREAM(StreamGetId, handle, &context);
+    if (!id) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(host_capture_ask(stream));
+    *id = stream->id;
+    return CUDA_SUCCESS;
+}
+
+/* ---- work without memory traffic ---- */
+
+CUresult host_cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
+    Context *context;
+    ENTER_STREAM(LaunchHostFunc, handle, &context);
+    if (!function) return CUDA_ERROR_INVALID_VALUE;
+    Op op = {.kind = OP_CALL, .call = {function, data}};
+    return host_stream_submit(context, handle, &op, NULL);
+}
+
+static CUresult submit_value(Context *context, CUstream handle, OpKind kind, Value value) {
+    size_t bytes = value.wide ? 8 : 4;
+    bool write = kind == OP_WRITE_VALUE;
+    unsigned known = write ? (unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
+                           : (unsigned)CU_STREAM_WAIT_VALUE_NOR | CU_STREAM_WAIT_VALUE_FLUSH;
+    if (value.address % bytes != 0 || (value.flags & ~known)) return CUDA_ERROR_INVALID_VALUE;
+    MemoryKind memory = host_memory_kind(value.address, bytes, write);
+    if (memory == MEMORY_PAGEABLE || memory == MEMORY_INACCESSIBLE) return CUDA_ERROR_INVALID_VALUE;
+    return host_stream_submit(context, handle, &(Op){.kind = kind, .value = value}, NULL);
+}
+
+CUresult host_cuStreamWaitValue32(CUstream stream, CUdeviceptr address, uint32_t value,
+                                  unsigned int flags) {
+    Context *context;
+    ENTER_STREAM(StreamWaitValue32, stream, &context);
+    return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, false});
+}
+
+CUresult host_cuStreamWaitValue64(CUstream stream, CUdeviceptr address, uint64_t value,
+                                  unsigned int flags) {
+    Context *context;
+    ENTER_STREAM(StreamWaitValue64, stream, &context);
+    return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, true});
+}
+
+CUresult host_cuStreamWriteValue32(CUstream stream, CUdeviceptr address, uint32_t value,
+                                   unsigned int flags) {
+    Context *context;
+    ENTER_STREAM(StreamWriteValue32, stream, &context);
+    return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, false});
+}
+
+CUresult host_cuStreamWriteValue64(CUstream stream, CUdeviceptr address, uint64_t value,
+                                   unsigned int flags) {
+    Context *context;
+    ENTER_STREAM(StreamWriteValue64, stream, &context);
+    return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, true});
+}
