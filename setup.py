@@ -42,15 +42,15 @@ if COVERAGE:
     MACROS += [("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
 
 
-HOST_DEVICE = sorted(
-    str(p) for p in Path("gpumem/hostdev").glob("*.c") if not p.name.startswith("libcuda")
-)
+HOST_DEVICE = Path("gpumem/hostdev")
+# libcuda/ makes a shared library of it for tests, and is never part of a module.
+HOST_SOURCES = sorted(str(p) for p in HOST_DEVICE.rglob("*.c") if p.parent.name != "libcuda")
 
-INCLUDES = ["gpumem/_support/include", "gpumem/include", "gpumem/hostdev"]
+INCLUDES = ["gpumem/_support/include", "gpumem/include", str(HOST_DEVICE.parent)]
 
 # C and C++ files that belong to a module besides its own .pyx.
 COMPANIONS = {
-    "_host": HOST_DEVICE,
+    "_host": HOST_SOURCES,
     "_copy_crew": ["gpumem/crew.c"],
     "integrations.torch._hooks": ["gpumem/integrations/torch/hooks.cpp"],
 }

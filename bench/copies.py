@@ -11,9 +11,13 @@ import numpy as np
 
 import gpumem
 from bench.harness import Candidate, Timing, interleave
-from gpumem._copy import set_staged_from
-from gpumem._copy_crew import set_threads
-from gpumem._copy_staged import SLOT_BYTES, SLOTS_IN_FLIGHT, set_pipeline
+from gpumem._testing.copies import (
+    SLOT_BYTES,
+    SLOTS_IN_FLIGHT,
+    set_pipeline,
+    set_staged_from,
+    set_threads,
+)
 
 MIB = 1 << 20
 SIZES = (64 * MIB, 1024 * MIB)

@@ -24,7 +24,7 @@ import gpumem
 from bench import native
 from bench.harness import ratios_within_rounds
 from bench.native import mallocs
-from gpumem import _host
+from gpumem._testing import host_device
 
 TIB = 1 << 40
 MOST_RANDOM_MALLOCS = 10_000  # live blocks
@@ -103,12 +103,12 @@ def steps(kind: str, live: int, count: int, seed: int) -> np.ndarray:
 def _roomy_host() -> Iterator[None]:
     """Let the host device hand out addresses for more memory than the machine has."""
     gpumem.Device("host")._open()
-    before = _host.capacity(0)
-    _host.set_capacity(0, 8 * TIB)
+    before = host_device.capacity(0)
+    host_device.set_capacity(0, 8 * TIB)
     try:
         yield
     finally:
-        _host.set_capacity(0, before)
+        host_device.set_capacity(0, before)
 
 
 def _affordable(libraries: list[Any], kind: str, live: int) -> list[Any]:

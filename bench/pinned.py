@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 import gpumem
-from gpumem._driver import driver_entry_names
+from gpumem._testing.driver import driver_entry_names
 
 MIB = 1 << 20
 FLAGS = 1 | 2  # portable, mapped into the device

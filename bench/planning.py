@@ -18,7 +18,7 @@ from typing import Any
 
 import gpumem
 from bench import markdown
-from gpumem import _host
+from gpumem._testing import host_device
 from gpumem.planning import (
     GraphBuilder,
     IterationPlan,
@@ -249,7 +249,7 @@ def _following_table(
 def report(folder: Path | None, interpreter: str | None) -> str:
     """Measure, and return Markdown."""
     gpumem.Device("host")._open()
-    _host.set_capacity(0, PRETENDED_CAPACITY)
+    host_device.set_capacity(0, PRETENDED_CAPACITY)
     heads = ["model", "values", "peak, bytes", "peak / lower bound", "planned in ms"]
     if interpreter is not None:
         heads += ["ONNX Runtime's smallest arena, beyond weights", "peak / that"]

@@ -1247,9 +1247,4 @@ def reap():
         arena_reap()
 
 
-def stream_slots(Arena arena not None):
-    """Return how many streams an arena has room for in its books, those it forgot included."""
-    return arena.core.table.lane_count - 1
-
-
 _reapers.append(reap)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 import gpumem
-from gpumem import _host
+from gpumem._testing import host_device
 
 settings.register_profile("untimed", deadline=None)  # no test asserts a time
 settings.load_profile("untimed")
@@ -35,11 +35,11 @@ def pytest_xdist_make_scheduler(config, log):
 def host():
     """The host device's controls; capacity, lag and clock go back to what they were."""
     gpumem.Device("host")._open()
-    capacity = _host.capacity(0)
-    yield _host
-    _host.set_lag(0)
-    _host.use_virtual_clock(False)
-    _host.set_capacity(0, capacity)
+    capacity = host_device.capacity(0)
+    yield host_device
+    host_device.set_lag(0)
+    host_device.use_virtual_clock(False)
+    host_device.set_capacity(0, capacity)
 
 
 @pytest.fixture

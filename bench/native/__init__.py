@@ -44,7 +44,7 @@ def _compiled(name: str) -> Path:
     extension = Extension(
         name,
         [str(HERE / source) for source in SOURCES[name]],
-        include_dirs=[str(path) for path in (HERE, *includes, package / "hostdev")],
+        include_dirs=[str(path) for path in (HERE, *includes)],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=["-std=c++17", "-O2", "-g0"],
         extra_link_args=["-pthread"],

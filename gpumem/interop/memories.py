@@ -164,12 +164,12 @@ def _on_windows(dedicated: Any) -> Callable[[Device], InteropCapability]:
 
 
 def speaks_windows(device: Device) -> bool:
-    """Whether the host device plays a driver of Windows, for tests."""
+    """Whether the device imports by Windows' handle types; a host device, while tests ask it to."""
     if device.type != "host":
         return False
     from gpumem import _host
 
-    return _host.windows_rehearsed()
+    return _host.imports_windows_handles()
 
 
 def _lavapipe(device: Device) -> InteropCapability:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import gpumem
-from gpumem import _core
+from gpumem._testing.arenas import release_retired
 
 MIB = 1 << 20
 EDGE = 256  # bytes at either end of a block
@@ -92,7 +92,7 @@ class Scenario:
 
 
 def alive(host):
-    _core.reap()  # ended arenas give their memory back
+    release_retired()  # ended arenas give their memory back
     return {name: count for name, count in host.live().items() if name != "workers"}
 
 

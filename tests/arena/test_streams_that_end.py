@@ -6,7 +6,7 @@ import pytest
 from helpers.driver import HostDriver
 
 import gpumem
-from gpumem._core import stream_slots
+from gpumem._testing.arenas import stream_slots
 
 KIB, MIB = 1 << 10, 1 << 20
 BLOCK = MIB - 256

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpumem
-from gpumem import _core
+from gpumem._testing.arenas import release_retired
 from gpumem.accounting import Budget
 from tests.helpers.child import run_quietly
 from tests.helpers.driver import HostDriver
@@ -33,7 +33,7 @@ def budget():
     made = Budget(1 << 40, parent=root, name="tenant")
     yield made
     gc.collect()
-    _core.reap()
+    release_retired()
     assert (made.used, root.used) == (0, 0)
 
 
@@ -355,11 +355,11 @@ def test_the_charge_goes_back_with_the_arena_and_once(backing, end):
         arena.close()
         assert (budget.used, root.used) == (0, 0)
     del arena
-    _core.reap()
+    release_retired()
     if view is not None:
         assert budget.used > 0
     del view
-    _core.reap()
+    release_retired()
     assert (budget.used, root.used, budget.holders()) == (0, 0, ())
 
 
@@ -371,7 +371,7 @@ def test_a_budget_outlives_its_object_as_long_as_arenas_charge_it():
     gc.collect()
     assert root.used > 0
     del view
-    _core.reap()
+    release_retired()
     assert root.used == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpumem
-from gpumem import _core
+from gpumem._testing.arenas import release_retired
 from gpumem.accounting import Budget
 from tests.helpers.threads import in_a_thread
 
@@ -82,7 +82,7 @@ class Scenario:
         self.attempt(self.arena.shrink)
         self.arena.close()
         del self.arena
-        _core.reap()
+        release_retired()
         assert (self.budget.used, self.root.used) == (0, 0)
 
 

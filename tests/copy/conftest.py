@@ -3,9 +3,13 @@
 import pytest
 
 import gpumem
-from gpumem._copy import set_staged_from
-from gpumem._copy_crew import set_threads
-from gpumem._copy_staged import SLOT_BYTES, SLOTS_IN_FLIGHT, set_pipeline
+from gpumem._testing.copies import (
+    SLOT_BYTES,
+    SLOTS_IN_FLIGHT,
+    set_pipeline,
+    set_staged_from,
+    set_threads,
+)
 
 
 @pytest.fixture

@@ -103,17 +103,17 @@ def test_a_source_may_be_broadcast_by_its_strides():
 def test_memories_of_two_devices():
     child.run_quietly("""
         import gpumem, numpy as np
-        from gpumem import _host
+        from gpumem._testing import host_device
         gpumem.set_host_device_count(2)
         data = np.arange(40, dtype="i4").reshape(5, 8)
         near = gpumem.asarray(data).to("host:0", copy=True)
         far = gpumem.zeros((5, 8), "i4", memory="host:1")
         here, there = gpumem.Stream("host:0"), gpumem.Stream("host:1")
-        _host.set_lag(2_000_000)
+        host_device.set_lag(2_000_000)
         for stream in (here, there):
-            _host.reset_counts()
+            host_device.reset_counts()
             gpumem.copy(far, near, stream)
-            assert _host.call_count("cuMemcpyPeerAsync") == 1
+            assert host_device.call_count("cuMemcpyPeerAsync") == 1
             assert (far.numpy() == data).all()
             gpumem.copy(far[1:4, 2:5], near[1:4, ::-1][:, 2:5], stream)
             expected = data.copy()
@@ -131,15 +131,15 @@ def test_memory_of_one_device_and_anothers_pinned_memory_in_the_order_of_any_str
         """
         import itertools
         import gpumem, numpy as np
-        from gpumem import _host
+        from gpumem._testing import host_device
         from helpers.driver import HostDriver
         gpumem.set_host_device_count(2)
         drivers = {each: HostDriver(each) for each in ("host:0", "host:1")}
         streams = [None, *(gpumem.Stream(each) for each in drivers)]
         kinds = ["host:0", "host:1", "host:0/host_accessible", "host:1/managed"]
         cuts = [np.s_[:], np.s_[::2, 1:], np.s_[::-1, ::3]]
-        _host.set_lag(2_000_000)
-        _host.find_misuse(True)
+        host_device.set_lag(2_000_000)
+        host_device.find_misuse(True)
         for to, origin, stream, cut in itertools.product(kinds, kinds, streams, cuts):
             if to[:6] == origin[:6]:
                 continue
@@ -155,9 +155,9 @@ def test_memory_of_one_device_and_anothers_pinned_memory_in_the_order_of_any_str
                 assert (dst.numpy(sync=False)[cut] == 9).all(), (to, origin, stream)
             else:
                 assert (dst.numpy()[cut] == 7).all(), (to, origin)
-        assert not _host.misuse_count("unordered access"), _host.misuse_report()
-        assert not _host.misuse_count("wrong context"), _host.misuse_report()
-        _host.find_misuse(False)
+        assert not host_device.misuse_count("unordered access"), host_device.misuse_report()
+        assert not host_device.misuse_count("wrong context"), host_device.misuse_report()
+        host_device.find_misuse(False)
         """,
         env={"PYTHONPATH": "tests"},
     )

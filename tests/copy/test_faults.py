@@ -90,14 +90,14 @@ def refused_destroys(way, faults, stream):
 def test_a_lost_device_ends_a_staged_copy_with_its_error(to, origin):
     child.run_quietly(f"""
         import numpy as np, gpumem
-        from gpumem import _host
-        from gpumem._copy import set_staged_from
+        from gpumem._testing import host_device
+        from gpumem._testing.copies import set_staged_from
         set_staged_from(0)
         make = lambda where: (np.ones(1 << 22, np.uint8) if where == "numpy"
                               else gpumem.full(1 << 22, 2, "uint8", memory=where))
         dst, src = make("{to}"), make("{origin}")
         stream = gpumem.Stream("host")
-        _host.lose_device(0, 700)
+        host_device.lose_device(0, 700)
         try:
             gpumem.copy(dst, src, stream)
         except gpumem.errors.DriverError as error:

@@ -5,7 +5,7 @@ import pytest
 from helpers.arrays import MEMORIES, elements, put
 
 import gpumem
-from gpumem._copy import set_staged_from
+from gpumem._testing.copies import set_staged_from
 
 DTYPES = ["u1", "i2", "f4", "f8", "c16", "V3", "V24", "?"]
 

@@ -66,7 +66,7 @@ def test_threads_copy_both_ways_at_once(staged):
 def test_a_forks_child_copies_with_threads_of_its_own():
     child.run_quietly("""
         import os, warnings, numpy as np, gpumem
-        from gpumem._copy import set_staged_from
+        from gpumem._testing.copies import set_staged_from
         warnings.simplefilter("ignore", DeprecationWarning)     # a fork with threads
         set_staged_from(0)
         def round_trip():
@@ -91,10 +91,10 @@ def test_a_forks_child_copies_with_threads_of_its_own():
 def test_the_interpreter_may_end_while_copies_are_queued_and_claimed():
     child.run_quietly("""
         import numpy as np, gpumem
-        from gpumem import _host
+        from gpumem._testing import host_device
         stream = gpumem.Stream("host")
         source = gpumem.full(1000, 1, "uint8", memory="host")
-        _host.set_lag(10**12)
+        host_device.set_lag(10**12)
         gpumem.copy(gpumem.empty(1000, "uint8", memory="host"), source.numpy(), stream)
         del source
     """)

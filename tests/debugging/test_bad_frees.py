@@ -5,9 +5,9 @@ from helpers.heap import found_by, line_of
 from helpers.torch_caller import Caller
 
 import gpumem
+from gpumem._testing import torch_hooks
+from gpumem._testing.integrations import Blocks
 from gpumem.errors import InvalidFreeError
-from gpumem.integrations._blocks import Blocks
-from gpumem.integrations.torch import _hooks
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,9 @@ def caller(tmp_path_factory):
 def arena():
     """An arena with a debug heap that serves device 0; a plain one takes over after the test."""
     arena = gpumem.Arena("host", debug=True)
-    _hooks.serve(0, arena)
+    torch_hooks.serve(0, arena)
     yield arena
-    _hooks.serve(0, gpumem.Arena("host"))
+    torch_hooks.serve(0, gpumem.Arena("host"))
     arena.validate()
 
 
@@ -76,7 +76,7 @@ def test_a_hooks_free_of_a_buffers_block_is_refused(caller, arena, capfd):
 def test_findings_in_hooks_are_told_to_functions_without_a_call_of_the_arena(caller):
     told = []
     arena = gpumem.Arena("host", debug={"on_error": told.append})
-    _hooks.serve(0, arena)
+    torch_hooks.serve(0, arena)
     address = caller.alloc(100)
     caller.free(address)
     caller.free(address)
@@ -84,7 +84,7 @@ def test_findings_in_hooks_are_told_to_functions_without_a_call_of_the_arena(cal
         if told:
             break
     assert [report.kind for report in told] == ["double_free"]
-    _hooks.serve(0, gpumem.Arena("host"))
+    torch_hooks.serve(0, gpumem.Arena("host"))
 
 
 def test_callers_that_free_by_address_are_told_both_stacks(make_arena):

@@ -6,7 +6,7 @@ import pytest
 from helpers.threads import in_a_thread
 
 import gpumem
-from gpumem import _core
+from gpumem._testing.arenas import release_retired
 
 MIB = 1 << 20
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
@@ -62,7 +62,7 @@ class Life:
 
 def alive(host):
     # What a heap makes. A pinned region that the driver refuses to take back is the backing's.
-    _core.reap()
+    release_retired()
     return {name: host.live()[name] for name in ("streams", "events")}
 
 

@@ -39,13 +39,13 @@ def test_who_asks_for_the_driver_while_another_thread_loads_it_gets_the_same_ans
         bindings.driver = Slow("cuda.bindings.driver")
         sys.modules.update({"cuda": types.ModuleType("cuda"), "cuda.bindings": bindings,
                             "cuda.bindings.driver": bindings.driver})
-        from gpumem import _cuda
+        from gpumem._testing.driver import load_cuda_driver
 
-        first = threading.Thread(target=_cuda.load)
+        first = threading.Thread(target=load_cuda_driver)
         first.start()
         asked.wait()
         asks_too.set()
-        reason = _cuda.load()
+        reason = load_cuda_driver()
         first.join()
-        assert reason == _cuda.load(), reason
+        assert reason == load_cuda_driver(), reason
     """)

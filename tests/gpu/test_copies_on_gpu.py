@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpumem
-from gpumem._copy import set_staged_from
+from gpumem._testing.copies import set_staged_from
 
 MIB = 1 << 20
 MEMORIES = ["cuda:0", "cuda:0/host_accessible", "cuda:0/managed", "host", "numpy"]

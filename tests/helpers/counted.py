@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gpumem
-from gpumem._driver import driver_entry_names
+from gpumem._testing.driver import driver_entry_names
 
 from .object_layout import table_and_context_of
 

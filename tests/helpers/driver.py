@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import gpumem
-from gpumem._driver import driver_entry_names
+from gpumem._testing.driver import driver_entry_names
 
 from .object_layout import table_and_context_of
 

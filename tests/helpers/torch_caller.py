@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpumem.integrations.torch import _hooks
+from gpumem._testing import torch_hooks
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 ROOM = 1024
@@ -36,7 +36,7 @@ class Caller:
     def __init__(self, path):
         self.path = path
         self.library = ctypes.CDLL(path)
-        self.hooks = _hooks.addresses()
+        self.hooks = torch_hooks.addresses()
         self.said = ctypes.create_string_buffer(ROOM)
 
     def thrower(self):

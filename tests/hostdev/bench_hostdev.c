@@ -1,8 +1,8 @@
 /* What the host device costs, in the units of its goals. Prints one figure a line.
  *
  *   gcc -std=c11 -D_GNU_SOURCE -O2 -Igpumem/include -Igpumem/hostdev \
- *       $(ls gpumem/hostdev/[a-z]*.c) tests/hostdev/bench_hostdev.c \
- *       -lpthread -o bench_hostdev && ./bench_hostdev
+ *       $(find gpumem/hostdev -name '*.c' -not -path '*libcuda*') \
+ *       tests/hostdev/bench_hostdev.c -lpthread -o bench_hostdev && ./bench_hostdev
  *
  * Each figure is the median of seven rounds, then the least and the largest of them.
  * What the kernel alone takes for the same is measured in the same run, between them.
@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "device/hostdev.h"
+#include "instruments/controls.h"
 
 static const DriverTable *cu;
 

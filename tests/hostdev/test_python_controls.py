@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def run():
     def run(code: str, expect: int = 0) -> str:
-        head = "import gpumem\nfrom gpumem import _host\n"
+        head = "import gpumem\nfrom gpumem._testing import host_device\n"
         done = subprocess.run(
             [sys.executable, "-c", head + textwrap.dedent(code)],
             capture_output=True,
@@ -28,15 +28,15 @@ def test_a_call_can_be_made_to_fail(run):
     run(
         """
         arena = gpumem.Arena("host")
-        _host.fail("cuMemAlloc", 1, 2, times=0)
-        _host.fail("cuMemCreate", 1, 2, times=0)
+        host_device.fail("cuMemAlloc", 1, 2, times=0)
+        host_device.fail("cuMemCreate", 1, 2, times=0)
         try:
             arena.allocate(1 << 20)
         except MemoryError:
             pass
         else:
             raise AssertionError("nothing failed")
-        _host.clear_faults()
+        host_device.clear_faults()
         arena.allocate(1 << 20)
         """
     )
@@ -48,7 +48,7 @@ def test_a_thread_s_fault_waits_for_a_call_of_that_thread(run):
         import threading
         device = gpumem.Device("host")
         device.synchronize()
-        _host.fail("cuEventCreate", 1, 2, this_thread=True)
+        host_device.fail("cuEventCreate", 1, 2, this_thread=True)
         other = threading.Thread(target=gpumem.Event, args=("host",))
         other.start()
         other.join()
@@ -75,7 +75,7 @@ def test_faults_that_do_not_exist_are_refused(run, call):
     run(
         f"""
         try:
-            _host.{call}
+            host_device.{call}
         except ValueError:
             pass
         else:
@@ -87,13 +87,13 @@ def test_faults_that_do_not_exist_are_refused(run, call):
 def test_what_is_alive_and_charged_can_be_counted(run):
     run(
         """
-        before = _host.live()
+        before = host_device.live()
         arena = gpumem.Arena("host")
         block = arena.allocate(3 << 20)
-        assert _host.used(0) >= 3 << 20
-        assert sum(_host.live().values()) > sum(before.values())
-        _host.reset_counts()
-        assert _host.call_count() == 0
+        assert host_device.used(0) >= 3 << 20
+        assert sum(host_device.live().values()) > sum(before.values())
+        host_device.reset_counts()
+        assert host_device.call_count() == 0
         """
     )
 
@@ -101,10 +101,10 @@ def test_what_is_alive_and_charged_can_be_counted(run):
 def test_misuse_is_found_through_the_module(run):
     run(
         """
-        _host.find_misuse(True)
-        assert {kind: _host.misuse_count(kind) for kind in _host.MISUSE} == {
+        host_device.find_misuse(True)
+        assert {kind: host_device.misuse_count(kind) for kind in host_device.MISUSE} == {
             "use after free": 0, "wrong context": 0, "unordered access": 0, "leak": 0}
-        assert _host.misuse_report() == ""
+        assert host_device.misuse_report() == ""
         """
     )
 
@@ -112,10 +112,10 @@ def test_misuse_is_found_through_the_module(run):
 def test_what_an_import_was_told_can_be_read(run):
     run(
         """
-        assert _host.last_import() is None
-        assert not _host.windows_rehearsed()
-        _host.rehearse_windows(True)
-        assert _host.windows_rehearsed()
+        assert host_device.last_import() is None
+        assert not host_device.imports_windows_handles()
+        host_device.rehearse_windows(True)
+        assert host_device.imports_windows_handles()
         """
     )
 
@@ -123,7 +123,7 @@ def test_what_an_import_was_told_can_be_read(run):
 def test_what_is_left_at_interpreter_exit_is_told(run):
     told = run(
         """
-        _host.find_misuse(True)
+        host_device.find_misuse(True)
         arena = gpumem.Arena("host")
         block = arena.allocate(1 << 20)
         """

@@ -6,8 +6,8 @@ import pytest
 from helpers import child
 
 import gpumem
+from gpumem._testing.integrations import Blocks
 from gpumem.errors import InvalidFreeError
-from gpumem.integrations._blocks import Blocks
 
 LEGACY = gpumem.Stream.from_handle("host", 0)
 
@@ -96,7 +96,7 @@ def test_blocks_that_come_back_while_the_process_ends_say_nothing(when, end):
     child.run_quietly(
         f"""
         import gpumem
-        from gpumem.integrations._blocks import Blocks
+        from gpumem._testing.integrations import Blocks
 
         class Held:
             def __init__(self, give, address, stream):

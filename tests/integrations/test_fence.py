@@ -7,8 +7,8 @@ import pytest
 from helpers.driver import HostDriver
 
 import gpumem
-from gpumem import _host
-from gpumem.integrations._numba import Fence
+from gpumem._testing import host_device
+from gpumem._testing.integrations import Fence
 from gpumem.interop import HostTimeline
 
 MIB = 1 << 20
@@ -33,9 +33,9 @@ def arena(request):
 @pytest.fixture
 def slow():
     """Every stream finishes its work 50 ms after it was queued."""
-    _host.set_lag(50_000_000)
+    host_device.set_lag(50_000_000)
     yield
-    _host.set_lag(0)
+    host_device.set_lag(0)
 
 
 def test_blocks_come_and_go(fence, arena):
@@ -86,11 +86,11 @@ def test_what_another_stream_freed_is_done_before_it_is_handed_out(fence, arena,
 
 def test_a_refused_fence_keeps_the_block_until_a_later_call(fence, arena):
     buffer = fence.allocate(arena, MIB)
-    _host.fail("cuEventRecord", 1, 1)
+    host_device.fail("cuEventRecord", 1, 1)
     try:
         fence.give(buffer)
     finally:
-        _host.clear_faults()
+        host_device.clear_faults()
     assert not buffer.closed
     fence.give(fence.allocate(arena, MIB))
     assert buffer.closed

@@ -9,9 +9,8 @@ from helpers import child
 
 import gpumem
 import gpumem.integrations.numba as integration
+from gpumem._testing.integrations import Resources, manager_class
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
-from gpumem.integrations._numba import manager_class
-from gpumem.integrations._resources import Resources
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 from numba import cuda
@@ -171,8 +170,7 @@ def test_the_end_of_the_process_is_quiet(end):
         f"""
         import types
         import gpumem
-        from gpumem.integrations._numba import manager_class
-        from gpumem.integrations._resources import Resources
+        from gpumem._testing.integrations import Resources, manager_class
         arena = gpumem.Arena("host")
         resources = Resources("It", arena, kinds=(gpumem.MemoryKind.HOST,), device_type="host")
         class Context:

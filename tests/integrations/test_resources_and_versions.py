@@ -7,9 +7,8 @@ import types
 import pytest
 
 import gpumem
+from gpumem._testing.integrations import Resources, import_framework, numbers_of
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
-from gpumem.integrations._resources import Resources
-from gpumem.integrations._versions import import_framework, numbers_of
 
 
 def host_resources(given=None):

@@ -8,9 +8,9 @@ import pytest
 
 import gpumem
 import gpumem.integrations.rmm as integration
+from gpumem._testing.integrations import Resources
 from gpumem.errors import ConfigError, IntegrationError, MissingFrameworkError
 from gpumem.integrations import Status
-from gpumem.integrations._resources import Resources
 
 
 class DeviceMemoryResource:

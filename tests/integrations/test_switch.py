@@ -6,9 +6,8 @@ import threading
 import pytest
 
 import gpumem
+from gpumem._testing.integrations import Framework, PerDevice, Setting, Switch, Using
 from gpumem.errors import IntegrationError
-from gpumem.integrations._per_device import PerDevice
-from gpumem.integrations._switch import Framework, Setting, Switch, Using
 
 OWN = "its own memory"
 

@@ -14,10 +14,10 @@ from helpers.torch_caller import Caller, Refused
 
 import gpumem
 from gpumem import Arena, Device, Stream
+from gpumem._testing import torch_hooks
+from gpumem._testing.torch_hooks import out_of_memory_text
 from gpumem.accounting import Budget
 from gpumem.errors import ConfigError, OutOfMemoryError
-from gpumem.integrations.torch import _hooks
-from gpumem.integrations.torch._errors import out_of_memory
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def caller(tmp_path_factory):
 def arena():
     """An arena that serves device 0; a fresh one takes over after the test."""
     arena = Arena("host", {"oom_wait_ms": 0})
-    _hooks.serve(0, arena)
+    torch_hooks.serve(0, arena)
     yield arena
-    _hooks.serve(0, Arena("host"))
+    torch_hooks.serve(0, Arena("host"))
     arena.validate()
 
 
@@ -74,7 +74,7 @@ def test_blocks_that_live_at_once_never_share_an_address(caller, arena):
             assert address not in live
             live[address] = nbytes
     assert arena.stats().requested_in_use == sum(live.values())
-    counts = _hooks.counts(0)
+    counts = torch_hooks.counts(0)
     assert counts["allocated"] - counts["freed"] == sum(live.values())
     for address, nbytes in live.items():
         assert caller.base_alloc(address) == (address, nbytes)
@@ -112,18 +112,18 @@ def test_a_block_freed_on_a_busy_stream_is_not_handed_to_another(caller, arena, 
 
 def test_exhaustion_throws_the_arenas_report(caller, arena):
     arena.set_limit(1 << 20)
-    before = _hooks.counts(0)["failures"]
+    before = torch_hooks.counts(0)["failures"]
     with pytest.raises(Refused, match=r"out of memory: asked for 2097152 bytes") as refused:
         caller.alloc(2 << 20)
     assert not refused.value.out_of_memory
     assert "max_mem" in str(refused.value)
-    assert _hooks.counts(0)["failures"] == before + 1
+    assert torch_hooks.counts(0)["failures"] == before + 1
     assert arena.stats().in_use == 0
 
 
 def test_exhaustion_throws_by_the_function_that_was_given_for_it(caller, arena):
     arena.set_limit(1 << 20)
-    _hooks.set_thrower(caller.thrower())
+    torch_hooks.set_thrower(caller.thrower())
     try:
         with pytest.raises(Refused, match="asked for 2097152 bytes") as refused:
             caller.alloc(2 << 20)
@@ -133,7 +133,7 @@ def test_exhaustion_throws_by_the_function_that_was_given_for_it(caller, arena):
             caller.alloc(4096)
         assert not refused.value.out_of_memory  # it is not memory that is missing
     finally:
-        _hooks.set_thrower(0)
+        torch_hooks.set_thrower(0)
 
 
 def test_exhaustion_begins_with_the_words_that_programs_search_for(caller, arena):
@@ -175,7 +175,7 @@ def test_exhaustion_tells_what_pytorch_holds_of_an_arena_that_others_share(calle
     ],
 )
 def test_sizes_in_its_words_are_in_pytorchs_units(nbytes, said):
-    assert out_of_memory(0, nbytes, None) == f"CUDA out of memory. Tried to allocate {said}."
+    assert out_of_memory_text(0, nbytes, None) == f"CUDA out of memory. Tried to allocate {said}."
 
 
 def test_a_segment_that_cannot_be_had_is_null(caller, arena):
@@ -194,32 +194,32 @@ def test_a_device_that_no_arena_serves_is_asked_for_once(caller):
         asked.append(index)
         return arena
 
-    _hooks.set_finder(find)
+    torch_hooks.set_finder(find)
     try:
         first, second = caller.alloc(4096, device=5), caller.alloc(4096, device=5)
         assert asked == [5]
         assert arena.stats().num_allocs == 2
         caller.free(first, device=5)
         caller.free(second, device=5)
-        _hooks.set_finder(None)
+        torch_hooks.set_finder(None)
         with pytest.raises(Refused, match="no arena serves cuda:6"):
             caller.alloc(4096, device=6)
         with pytest.raises(Refused, match="device 64 is not from 0 to 63"):
             caller.alloc(4096, device=64)
     finally:
-        _hooks.set_finder(None)
+        torch_hooks.set_finder(None)
 
 
 def test_a_device_out_of_range_is_refused():
     with pytest.raises(ConfigError, match="device 64 is not from 0 to 63"):
-        _hooks.serve(64, Arena("host"))
+        torch_hooks.serve(64, Arena("host"))
 
 
 def test_blocks_outlive_the_arenas_turn(caller):
     first, second = Arena("host"), Arena("host")
-    _hooks.serve(1, first)
+    torch_hooks.serve(1, first)
     address = caller.alloc(4096, device=1)
-    _hooks.serve(1, second)
+    torch_hooks.serve(1, second)
     touch(address, 4096)
     caller.free(address, device=1)
     assert first.stats().in_use == 0
@@ -236,11 +236,11 @@ def test_empty_cache_gives_idle_memory_back(caller, arena):
 def test_a_memory_fraction_bounds_the_arena_but_never_above_its_settings(caller):
     total = gpumem.Device("host").total_bytes
     arena = Arena("host")
-    _hooks.serve(2, arena)
+    torch_hooks.serve(2, arena)
     caller.memory_fraction(0.5, device=2)
     assert arena.stats().limit == int(total * 0.5)
     bounded = Arena("host", {"max_mem": 1 << 20})
-    _hooks.serve(2, bounded)
+    torch_hooks.serve(2, bounded)
     caller.memory_fraction(0.5, device=2)
     assert bounded.stats().limit == 1 << 20
 
@@ -250,10 +250,10 @@ def test_peaks_are_of_what_torch_asked_for(caller, arena):
     first, second = caller.alloc(1000), caller.alloc(2000)
     caller.free(first)
     caller.free(second)
-    assert _hooks.counts(0)["peak"] == 3000
+    assert torch_hooks.counts(0)["peak"] == 3000
     third = caller.alloc(100)
-    _hooks.reset_peak(0)
-    assert _hooks.counts(0)["peak"] == 100
+    torch_hooks.reset_peak(0)
+    assert torch_hooks.counts(0)["peak"] == 100
     caller.free(third)
     other.close()
 
@@ -297,7 +297,7 @@ def test_memory_freed_inside_a_capture_is_used_again_inside_but_never_outside(
 def test_a_pool_gives_its_memory_back_with_its_last_graph_and_block(caller, stream):
     gpumem.Arena("host").close()
     arena = Arena("host", {"max_mem": 64 << 20, "oom_wait_ms": 0})
-    _hooks.serve(3, arena)
+    torch_hooks.serve(3, arena)
     caller.begin_pool(9, stream.ptr, device=3)
     address = caller.alloc(48 << 20, device=3, stream=stream.ptr)
     caller.end_pool(9, device=3)
@@ -329,7 +329,7 @@ def test_the_pool_that_began_last_serves_where_two_would(caller, arena, stream):
 def test_an_arena_with_a_source_has_no_pools_and_says_so(caller, stream):
     upstream = Arena("host")
     arena = Arena("host", source=upstream)
-    _hooks.serve(4, arena)
+    torch_hooks.serve(4, arena)
     with pytest.raises(Refused, match="no graph pool can be opened beside the arena of cuda:4"):
         caller.begin_pool(1, stream.ptr, device=4)
     caller.free(caller.alloc(4096, device=4), device=4)
@@ -377,7 +377,7 @@ def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
         caller.free(address)
     assert not failures
     assert arena.stats().in_use == 0
-    counts = _hooks.counts(0)
+    counts = torch_hooks.counts(0)
     assert counts["allocated"] == counts["freed"]
     assert counts["allocs"] == counts["frees"]
 
@@ -392,11 +392,11 @@ sys.path[:0] = {sys.path!r}
 late = []
 atexit.register(lambda: late[0]())     # runs after what gpumem registers
 import gpumem
-from gpumem.integrations.torch import _hooks
-from gpumem.integrations.torch._errors import out_of_memory
+from gpumem._testing import torch_hooks
+from gpumem._testing.torch_hooks import out_of_memory_text
 from helpers.torch_caller import Caller
 caller = Caller({caller.path!r})
-_hooks.serve(0, gpumem.Arena("host"))
+torch_hooks.serve(0, gpumem.Arena("host"))
 address = caller.alloc(4096)
 late.append(lambda: (caller.free(address), print("freed")))
 """
@@ -443,7 +443,7 @@ def test_a_budgets_callback_makes_room_for_a_hook_that_has_no_interpreter(caller
 
     budget = Budget(300 << 20, on_pressure=drop)
     arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
-    _hooks.serve(7, arena)
+    torch_hooks.serve(7, arena)
     kept.append(arena.allocate(200 << 20))
     address = caller.alloc(200 << 20, device=7)
     assert asked
@@ -459,7 +459,7 @@ def test_a_budgets_callback_makes_room_for_a_hook_that_has_no_interpreter(caller
 def test_a_graph_pool_is_charged_to_its_arenas_budget(caller, stream):
     budget = Budget(64 << 20)
     arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
-    _hooks.serve(8, arena)
+    torch_hooks.serve(8, arena)
     caller.begin_pool(1, stream.ptr, device=8)
     address = caller.alloc(32 << 20, device=8, stream=stream.ptr)
     assert budget.used >= 32 << 20

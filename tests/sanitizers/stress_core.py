@@ -14,7 +14,7 @@ import numpy as np
 from helpers.resources import close_when_unused
 
 import gpumem
-from gpumem import _host
+from gpumem._testing import host_device
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -230,11 +230,11 @@ def main(seed: int) -> None:
     tensors(rng, 1500)
     large_copies()
     mixed(rng, {"extend_strategy": "same_as_requested", "enable": False}, 1000)
-    _host.use_virtual_clock(True)
-    _host.set_lag(1000)
+    host_device.use_virtual_clock(True)
+    host_device.set_lag(1000)
     mixed(rng, {"stream_reuse": "wait"}, 2000)
-    _host.set_lag(0)
-    _host.use_virtual_clock(False)
+    host_device.set_lag(0)
+    host_device.use_virtual_clock(False)
     threads(seed)
     print("reached the end")
 

@@ -206,7 +206,7 @@ int main(void) {{
 
 
 def test_every_entry_of_the_table_is_read():
-    from gpumem._driver import driver_entry_names
+    from gpumem._testing.driver import driver_entry_names
 
     assert [(f"cu{name}", int(version)) for name, version in ENTRIES] == driver_entry_names()
 

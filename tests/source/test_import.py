@@ -20,8 +20,8 @@ import gpumem
 assert len(os.listdir("/proc/self/task")) == 1
 with open("/proc/self/maps") as maps:
     assert "libcuda" not in maps.read()
-from gpumem import _host
-assert _host.call_count() == 0
+from gpumem._testing import host_device
+assert host_device.call_count() == 0
 """)
 
 

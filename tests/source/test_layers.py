@@ -48,6 +48,7 @@ LAYERS = [
     ["replay*", "samples", "observe*", "interop*"],
     ["integrations*"],
     ["cli*", "__main__"],
+    ["_testing*"],  # and nothing imports it, which a test below holds
 ]
 FRAMEWORKS = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes"}
 FRAMEWORKS |= {"vulkan", "pynvml"}
@@ -145,6 +146,12 @@ def test_modules_import_only_from_their_own_row_and_the_rows_before_it():
         if imported != importer and layer_of(imported) > layer_of(importer)
     }
     assert not wrong
+
+
+def test_nothing_in_the_package_imports_what_is_there_for_tests():
+    assert any(module.startswith("_testing") for module, _, _ in own_imports())
+    users = {module for module, imported, _ in own_imports() if imported.startswith("_testing")}
+    assert all(module.startswith("_testing") for module in users), users
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import gpumem
-from gpumem import _host
+from gpumem._testing import host_device
 
 from .scenario import MIB, Outcome, Scenario, run
 
@@ -33,7 +33,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.find_misuse:
         gpumem.Device("host")._open()
-        _host.find_misuse(True)
+        host_device.find_misuse(True)
     seed = random.SystemRandom().randrange(1 << 32) if chosen.seed is None else chosen.seed
     print(f"seed {seed}, gpumem {gpumem.__version__}", flush=True)
     total = Outcome()
@@ -45,9 +45,10 @@ def main() -> int:
             print("\n".join(outcome.problems))
             print(f"--seed {seed}, scenario {number}: {len(outcome.problems)} problems")
             return 2 if outcome.wrong_bytes else 1
-    for kind in _host.MISUSE if chosen.find_misuse else ():
-        if _host.misuse_count(kind):
-            print(f"{_host.misuse_count(kind)} of {kind}, the latest: {_host.misuse_report()}")
+    for kind in host_device.MISUSE if chosen.find_misuse else ():
+        if host_device.misuse_count(kind):
+            found = host_device.misuse_count(kind)
+            print(f"{found} of {kind}, the latest: {host_device.misuse_report()}")
             return 2
     print(", ".join(f"{count:,} {what}" for what, count in sorted(total.done.items())))
     print("0 wrong bytes, 0 leaks")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gpumem
-from gpumem import _core, _host
+from gpumem._testing import host_device
+from gpumem._testing.arenas import release_retired
 
 from ..helpers.driver import HostDriver
 from .patterns import Patterns
@@ -49,11 +50,11 @@ def run(scenario: Scenario) -> Outcome:
     driver = HostDriver(str(scenario.memory).partition("/")[0])
     before = _alive()
     outcome = Outcome()
-    _host.set_lag(scenario.lag_us * 1000)
+    host_device.set_lag(scenario.lag_us * 1000)
     try:
         _run(scenario, memory, driver, outcome)
     finally:
-        _host.set_lag(0)
+        host_device.set_lag(0)
     if not outcome.problems:
         patience = time.monotonic() + 5  # a destroyed stream finishes its queued work first
         while _alive() != before and time.monotonic() < patience:
@@ -127,7 +128,7 @@ def _end(shared: Shared, outcome: Outcome) -> None:
 def _alive() -> dict[str, int]:
     """What the host devices hold; for a GPU, nothing can tell its own from other programs'."""
     gc.collect()
-    _core.reap()
-    alive = dict(_host.live())
+    release_retired()
+    alive = dict(host_device.live())
     del alive["workers"]  # kept for the next stream
-    return alive | {"bytes": _host.used(0)}
+    return alive | {"bytes": host_device.used(0)}

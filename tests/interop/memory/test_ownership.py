@@ -110,7 +110,7 @@ def test_an_import_of_physical_memory_is_undone_at_every_step(host, importer, ca
 REFUSED_CLOSE = """
 import os, sys
 import gpumem
-from gpumem import _host
+from gpumem._testing import host_device
 from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
 
 kind, call = sys.argv[1:]
@@ -118,7 +118,7 @@ fd = os.memfd_create("test")
 os.truncate(fd, 4096)
 importer = Importer.for_device("host")
 memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType[kind], 4096))
-_host.fail(call, 1, 304)
+host_device.fail(call, 1, 304)
 try:
     memory.close()
 except gpumem.errors.DriverError as error:

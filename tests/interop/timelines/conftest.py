@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 import gpumem
-from gpumem import _host
-from gpumem.interop import HostTimeline, _host_timeline
+from gpumem._testing import host_device, timelines
+from gpumem.interop import HostTimeline
 
 
 @pytest.fixture(params=["page", "memory operations"])
 def way(request):
     """How streams reach a HostTimeline: as the host device's do, and as a GPU's do."""
-    _host_timeline._rehearse_memory_operations(request.param == "memory operations")
+    timelines.rehearse_memory_operations(request.param == "memory operations")
     yield request.param
-    _host_timeline._rehearse_memory_operations(False)
+    timelines.rehearse_memory_operations(False)
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def stream():
 @pytest.fixture
 def windows():
     """The host device takes Windows' handles."""
-    _host.rehearse_windows(True)
-    yield _host
-    _host.rehearse_windows(False)
+    host_device.rehearse_windows(True)
+    yield host_device
+    host_device.rehearse_windows(False)
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def open_files() -> int:
 def same_files():
     """Nothing is opened that is not closed again, nor mapped, registered or imported."""
     end_earlier_tests()
-    files, live, maps = open_files(), _host.live(), timeline_maps()
+    files, live, maps = open_files(), host_device.live(), timeline_maps()
     yield
     gpumem.Device("host").free_bytes  # noqa: B018
-    now = _host.live()
+    now = host_device.live()
     kinds = ("events", "allocations", "imports")
     assert open_files() == files
     assert {kind: now[kind] for kind in kinds} == {kind: live[kind] for kind in kinds}

@@ -197,8 +197,8 @@ import gpumem
 from gpumem.errors import ClosedError, TimelineLostError
 from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType
 from gpumem.interop.semaphores import import_semaphore
-from gpumem.interop import _host_timeline
-_host_timeline._rehearse_memory_operations(len(sys.argv) > 1)
+from gpumem._testing import timelines
+timelines.rehearse_memory_operations(len(sys.argv) > 1)
 timeline = HostTimeline.create(device="host")
 stream = gpumem.Stream("host")
 timeline.enqueue_signal(stream, 1)

@@ -1,0 +1,194 @@
+"""The controls of the host device's instruments, and what only compiled code sees of an arena."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._core cimport Arena
+from gpumem._host cimport host_controls
+
+cdef extern from "hostdev/instruments/controls.h" nogil:
+    enum:
+        HOSTDEV_USE_AFTER_FREE
+        HOSTDEV_WRONG_CONTEXT
+        HOSTDEV_UNORDERED_ACCESS
+        HOSTDEV_LEAK
+    enum:
+        HOSTDEV_MEMORY
+    ctypedef struct HostdevLive:
+        uint64_t streams
+        uint64_t events
+        uint64_t workers
+        uint64_t allocations
+        uint64_t handles
+        uint64_t mappings
+        uint64_t reservations
+        uint64_t pools
+        uint64_t imports
+        uint64_t graphs
+    ctypedef struct HostdevImport:
+        uint64_t number
+        uint32_t kind
+        uint32_t type
+        uint32_t flags
+        uint32_t reserved
+        uint64_t handle
+        uint64_t size
+        char[256] name
+    ctypedef struct HostdevControls:
+        uint64_t (*call_count)(const char* name) noexcept nogil
+        uint64_t (*total_calls)() noexcept nogil
+        void (*reset_counts)() noexcept nogil
+        size_t (*used)(int ordinal) noexcept nogil
+        void (*live)(HostdevLive* live) noexcept nogil
+        int (*fail)(const char* function, uint64_t call, uint64_t times, int error) noexcept nogil
+        int (*fail_here)(const char* function, uint64_t call, uint64_t times,
+                         int error) noexcept nogil
+        int (*delay_record)(uint64_t record, uint64_t nanoseconds) noexcept nogil
+        int (*lose_device)(int ordinal, int error) noexcept nogil
+        void (*clear_faults)() noexcept nogil
+        void (*use_h200_costs)(int on) noexcept nogil
+        void (*find_misuse)(int on) noexcept nogil
+        uint64_t (*misuse_count)(int kind) noexcept nogil
+        const char* (*misuse_report)() noexcept nogil
+        void (*rehearse_windows)(int on) noexcept nogil
+        void (*last_import)(HostdevImport* latest) noexcept nogil
+
+cdef const HostdevControls* controls = <const HostdevControls*>host_controls()
+
+MISUSE = {
+    "use after free": HOSTDEV_USE_AFTER_FREE,
+    "wrong context": HOSTDEV_WRONG_CONTEXT,
+    "unordered access": HOSTDEV_UNORDERED_ACCESS,
+    "leak": HOSTDEV_LEAK,
+}
+
+
+# ---- counts ----
+
+def call_count(str name=None):
+    """Return how often a driver function was called on the host devices; None: all of them."""
+    if name is None:
+        return controls.total_calls()
+    return controls.call_count(name.encode())
+
+
+def reset_counts():
+    """Start counting calls again from zero."""
+    controls.reset_counts()
+
+
+def used(int ordinal):
+    """Return the bytes that a host device is charged for now."""
+    return controls.used(ordinal)
+
+
+def live():
+    """Return how many objects of each kind are alive on all host devices, for leak checks."""
+    cdef HostdevLive now
+    with nogil:
+        controls.live(&now)
+    return {
+        "streams": now.streams,
+        "events": now.events,
+        "workers": now.workers,
+        "allocations": now.allocations,
+        "handles": now.handles,
+        "mappings": now.mappings,
+        "reservations": now.reservations,
+        "pools": now.pools,
+        "imports": now.imports,
+        "graphs": now.graphs,
+    }
+
+
+# ---- faults and costs ----
+
+def fail(str function, uint64_t call, int error, uint64_t times=1, *, bint this_thread=False):
+    """Let call number `call` from now (1: the next) of a driver function return `error`.
+
+    `function` is a name like "cuMemAlloc", or None for any; `times` calls in a row fail, 0:
+    all from there on. A call that fails does nothing else. `this_thread`: only calls of the calling
+    thread count.
+    """
+    name = None if function is None else function.encode()
+    cdef const char* chars = NULL if name is None else <const char*>name
+    if (controls.fail_here if this_thread else controls.fail)(chars, call, times, error):
+        raise ValueError(f"invalid fault: {function!r}, call {call}, error {error}")
+
+
+def delay_record(uint64_t record, uint64_t nanoseconds):
+    """Let the `record`-th event record from now (1: the next) complete that much later."""
+    if controls.delay_record(record, nanoseconds):
+        raise ValueError(f"records are counted from 1, not {record}")
+
+
+def lose_device(int ordinal, int error):
+    """Lose a device: its calls return `error` until its context is released."""
+    if controls.lose_device(ordinal, error):
+        raise ValueError(f"no device {ordinal}, or no error {error}")
+
+
+def clear_faults():
+    """Take back every fault and delay that has not happened yet."""
+    controls.clear_faults()
+
+
+def use_h200_costs(bint on):
+    """Let calls take as long as on an H200, or no longer than they need."""
+    controls.use_h200_costs(on)
+
+
+# ---- misuse ----
+
+def find_misuse(bint on):
+    """Look for use after free, wrong contexts, unordered access and leaks from now on.
+
+    Every allocation gets pages of its own, whose addresses are never used again.
+    """
+    with nogil:
+        controls.find_misuse(on)
+
+
+def misuse_count(str kind):
+    """Return how often a kind of misuse, one of the keys of `MISUSE`, was found."""
+    return controls.misuse_count(MISUSE[kind])
+
+
+def misuse_report():
+    """Return the latest finding in words, or ""."""
+    return controls.misuse_report().decode()
+
+
+# ---- imports ----
+
+def rehearse_windows(bint on):
+    """Let host devices import external memory and semaphores by Windows' handle types, or not.
+
+    The number of a descriptor stands for an NT handle, the name of a POSIX shared memory object
+    for a name; the caller keeps ownership of both.
+    """
+    controls.rehearse_windows(on)
+
+
+def last_import():
+    """Return the arguments of the latest import of external memory or a semaphore, or None."""
+    cdef HostdevImport latest
+    controls.last_import(&latest)
+    if latest.number == 0:
+        return None
+    return {
+        "number": latest.number,
+        "kind": "memory" if latest.kind == HOSTDEV_MEMORY else "semaphore",
+        "type": latest.type,
+        "flags": latest.flags,
+        "reserved": latest.reserved,
+        "handle": latest.handle,
+        "size": latest.size,
+        "name": (<bytes>latest.name).decode() or None,
+    }
+
+
+# ---- arenas ----
+
+def stream_slots(Arena arena not None):
+    """Return how many stream slots an arena has made, those of ended streams included."""
+    return arena.core.table.lane_count - 1

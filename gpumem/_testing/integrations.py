@@ -1,0 +1,22 @@
+"""The parts that the integrations are made of; none needs its framework to be imported."""
+
+from gpumem.integrations._blocks import Blocks
+from gpumem.integrations._numba import Fence, manager_class
+from gpumem.integrations._per_device import PerDevice
+from gpumem.integrations._resources import Resources
+from gpumem.integrations._switch import Framework, Setting, Switch, Using
+from gpumem.integrations._versions import import_framework, numbers_of
+
+__all__ = [
+    "Blocks",
+    "Fence",
+    "Framework",
+    "PerDevice",
+    "Resources",
+    "Setting",
+    "Switch",
+    "Using",
+    "import_framework",
+    "manager_class",
+    "numbers_of",
+]
