@@ -109,8 +109,10 @@ def fail(str function, uint64_t call, int error, uint64_t times=1, *, bint this_
     all from there on. A call that fails does nothing else. `this_thread`: only calls of the calling
     thread count.
     """
-    name = None if function is None else function.encode()
-    cdef const char* chars = NULL if name is None else <const char*>name
+    name = function.encode() if function is not None else None
+    cdef const char* chars = NULL
+    if name is not None:
+        chars = name
     if (controls.fail_here if this_thread else controls.fail)(chars, call, times, error):
         raise ValueError(f"invalid fault: {function!r}, call {call}, error {error}")
 

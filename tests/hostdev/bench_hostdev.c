@@ -1,6 +1,6 @@
 /* What the host device costs, in the units of its goals. Prints one figure a line.
  *
- *   gcc -std=c11 -D_GNU_SOURCE -O2 -Igpumem/include -Igpumem/hostdev \
+ *   gcc -std=c11 -D_GNU_SOURCE -O2 -Igpumem/include -Igpumem/hostdev/instruments \
  *       $(find gpumem/hostdev -name '*.c' -not -path '*libcuda*') \
  *       tests/hostdev/bench_hostdev.c -lpthread -o bench_hostdev && ./bench_hostdev
  *
@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "instruments/controls.h"
+#include "controls.h"
 
 static const DriverTable *cu;
 

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "instruments/controls.h"
+#include "controls.h"
 
 enum { THREADS = 4, STREAMS = 3, SLOTS = 24 };
 static const size_t PAGE = (size_t)2 << 20;
