@@ -46,6 +46,7 @@ def _facts() -> dict[str, Any]:
             "missing_functions": list(status.missing),
         },
         "devices": [describe_device(device) for device in gpumem.devices()],
+        "warnings": _other_distribution(),
     }
 
 
@@ -54,6 +55,18 @@ def _installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _other_distribution() -> list[str]:
+    """Warn of the distribution `gpumem` of the package index, whose command has this one's name."""
+    other = _installed("gpumem")
+    if other is None:
+        return []
+    return [
+        f"the distribution gpumem {other} is installed, too: it is another project (a monitor of "
+        "GPU memory), and its command gpumem and this one overwrite each other; uninstall it, "
+        "then install gpumem-core again"
+    ]
 
 
 def _cuda_version(number: int) -> str | None:
@@ -104,6 +117,8 @@ def _show(console: Console, facts: Mapping[str, Any]) -> None:
             }
         )
     )
+    for warning in facts["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
     if cuda["missing_functions"]:
         console.print(f"not in this driver: {', '.join(cuda['missing_functions'])}")
     console.print(device_table(facts["devices"]))

@@ -171,6 +171,18 @@ def test_info_as_json_describes_every_device_and_every_capability(gpumem_command
         assert answer["supported"] or answer["reason"]
 
 
+def test_info_warns_of_the_other_distribution_named_gpumem(gpumem_command, monkeypatch, tmp_path):
+    assert one_object(gpumem_command("info", "--json")[1])["warnings"] == []
+    metadata = tmp_path / "gpumem-9.8.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: gpumem\nVersion: 9.8\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (warning,) = one_object(gpumem_command("info", "--json")[1])["warnings"]
+    assert "distribution gpumem 9.8" in warning
+    assert "gpumem-core" in warning
+    assert "gpumem 9.8" in " ".join(gpumem_command("info")[1].split())
+
+
 def test_info_says_why_there_is_no_cuda(gpumem_command, monkeypatch):
     status = gpumem.DriverStatus(False, "no\n driver here", 0, ())
     monkeypatch.setattr(gpumem, "driver_status", lambda: status)
