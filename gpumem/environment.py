@@ -43,7 +43,7 @@ class _Entry:
 
 
 class Environment:
-    """Allocators by memory, shared by whoever names the environment.
+    """Allocators by memory, shared by all sessions that use the environment.
 
     A memory is a device, its ordinal included, and a kind: ``cuda:0``, ``cuda:1`` and
     ``cuda:0/host_accessible`` are three. Safe to use from many threads.
@@ -110,7 +110,7 @@ class Environment:
         Returns
         -------
         MemoryResource
-            The new allocator. The one before it serves whoever holds a reference to it until they
+            The new allocator. The one before it serves those that hold a reference to it until they
             release it.
 
         Raises

@@ -345,7 +345,7 @@ class Session:
             return BoundOutput(resource.memory, decide_copy(self.device, resource.memory), resource)
         given = _seen(memory, "memory")
         if given.read_only:
-            raise BufferError("a bound output cannot be written: it takes a writable array")
+            raise BufferError("a bound output is read-only: expected a writable array")
         return BoundOutput(given.memory, decide_copy(self.device, given.memory), None, given)
 
     def copy_plan(self) -> dict[str, CopyDecision]:
@@ -540,7 +540,7 @@ class Session:
         >>> session = gpumem.Session("host", {"private_arena": True})
         >>> arena = session.allocator()
         >>> session.close()
-        >>> arena.closed                     # nobody else had it
+        >>> arena.closed                     # no other session used it
         True
         """
         with self._lock:
@@ -603,4 +603,4 @@ def _require_name(name: object, others: Mapping[str, object], what: str) -> None
     if not isinstance(name, str):
         raise TypeError(f"name {name!r} is not a string")
     if name in others:
-        raise ValueError(f"{name!r} is bound as {what} already: it takes another name")
+        raise ValueError(f"{name!r} is already bound as {what}: use another name")

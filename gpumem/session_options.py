@@ -177,7 +177,7 @@ class SessionOptions:
         Raises
         ------
         TypeError
-            `mapping` is no mapping.
+            `mapping` is not a mapping.
         ConfigError
             Unknown key, bad value, one option given twice with different values, or options that
             do not go together.

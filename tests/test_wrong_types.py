@@ -116,7 +116,7 @@ def test_what_fuse_gives_must_be_groups_of_nodes(given):
 @pytest.mark.parametrize("shape", ["abc", 5])
 def test_a_shape_is_a_sequence_of_lengths(shape):
     builder = GraphBuilder()
-    with pytest.raises(ModelGraphError, match=rf"shape {shape!r} of 'x' is no sequence"):
+    with pytest.raises(ModelGraphError, match=rf"shape {shape!r} of 'x' is not a sequence"):
         builder.input("x", "f4", shape)
     assert builder.input("x", "f4", ("batch", 3)).shape == ("batch", 3)
 

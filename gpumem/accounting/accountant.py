@@ -92,7 +92,7 @@ class Accountant(abc.ABC):
 
     @property
     def pending(self) -> ResourceCount:
-        """The sum of what this pass accepted and nobody committed yet."""
+        """The sum of what this pass accepted and did not commit yet."""
         return ResourceCount.from_bytes(self._pending_bytes)
 
     @property

@@ -37,7 +37,7 @@ class ResourceCount:
 
     @classmethod
     def none(cls) -> ResourceCount:
-        """Make the count of what nobody counts: it adds as zero, and nothing exceeds it."""
+        """Return the count of an uncounted resource: it adds as zero, and nothing exceeds it."""
         return cls._of(None)
 
     @classmethod
@@ -62,7 +62,7 @@ class ResourceCount:
             raise TypeError(f"bytes must be an integer, not {type(nbytes).__name__}")
         amount = nbytes.__index__()
         if amount < 0:
-            raise ValueError(f"bytes {amount} is negative: it takes 0 to 2**64 - 1")
+            raise ValueError(f"bytes {amount} is negative: expected 0 to 2**64 - 1")
         return cls._of(fitting(amount))
 
     @property

@@ -63,7 +63,7 @@ class CostedNode(Protocol):
 
     @property
     def outputs(self) -> Sequence[CostedValue | None]:
-        """What it makes; nobody else makes it."""
+        """Values that the node produces; no other node produces them."""
 
     @property
     def bodies(self) -> Iterable[Iterable[CostedNode]]:

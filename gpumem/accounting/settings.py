@@ -50,7 +50,7 @@ class Accountants(Mapping[DeviceName, Accountant]):
     Raises
     ------
     TypeError
-        `accountants` is no Mapping, or of something else.
+        `accountants` is not a Mapping, or holds something else than accountants.
     ConfigError
         Two names of one device have different accountants.
     ValueError

@@ -19,7 +19,7 @@ Range = TypeVar("Range", click.IntRange, click.FloatRange)
 
 
 def within(what: str, bounds: Range) -> Range:
-    """Let a range say its bounds also of what is no number; click says them of numbers alone."""
+    """Name the bounds of a range also for values that are not numbers, which click does not."""
     low, high = bounds.min, bounds.max
     bounds.name = f"{what} of {low} or more" if high is None else f"{what} from {low} to {high}"
     return bounds

@@ -158,7 +158,7 @@ def _read(model: Path, dims: tuple[str, ...]) -> ModelGraph:
 def _dim(text: str) -> tuple[str, int]:
     name, _, length = text.rpartition("=")
     if not name or not length.isdecimal():
-        raise ConfigError(f"--dim {text!r:.60} is not accepted: it takes NAME=N, such as batch=8")
+        raise ConfigError(f"invalid --dim {text!r:.60}: expected NAME=N, such as batch=8")
     return name, int(length)
 
 

@@ -64,7 +64,7 @@ def replay(
     """Replay TRACE: a file (.npz, PyTorch memory snapshot, RMM log) or a bundled trace's name."""
     if list_samples:
         if trace is not None:
-            raise click.UsageError("--list takes no TRACE")
+            raise click.UsageError("--list cannot be combined with TRACE")
         _list(as_json)
         return
     if trace is None:
@@ -97,7 +97,7 @@ def _config(settings: Sequence[str], max_mem: int | None) -> dict[str, object]:
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"setting {text!r:.60} is not accepted: it takes KEY=VALUE")
+        raise ConfigError(f"invalid setting {text!r:.60}: expected KEY=VALUE")
     value = value.strip()
     return key.strip(), str(parse_size(value)) if is_size_with_unit(value) else value
 

@@ -55,7 +55,7 @@ def parse_size(text: str) -> int:
     size = Fraction(match[1]) * unit if match and unit else None
     if size is None or size.denominator != 1 or size > MOST:
         raise ConfigError(
-            f"size {text!r:.60} is not accepted: it takes whole bytes from 0 to 2**63 - 1, plain "
+            f"invalid size {text!r:.60}: expected whole bytes from 0 to 2**63 - 1, plain "
             "or with a unit such as 512MiB or 2GB"
         )
     return int(size)

@@ -38,7 +38,7 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
     type=within("integer", click.IntRange(1, (1 << 31) - 1)),
     shell_complete=_complete_process,
 )
-@click.option("--once", is_flag=True, help="Show it once, as where stdout is no terminal.")
+@click.option("--once", is_flag=True, help="Show it once, as where stdout is not a terminal.")
 @click.option(
     "--interval",
     type=within("number", click.FloatRange(0.1, 3600)),

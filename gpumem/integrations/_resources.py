@@ -41,7 +41,7 @@ class Resources:
     Raises
     ------
     TypeError
-        Something given is no resource, or a key no device.
+        A value is not a resource, or a key is not a device.
     ConfigError
         A resource of another kind of memory or device type, two of one device, or a key that
         contradicts its resource.

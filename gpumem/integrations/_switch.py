@@ -21,7 +21,7 @@ __all__ = ["Framework", "Setting", "Status", "Switch", "Using"]
 
 
 class Setting(NamedTuple):
-    """What somebody asked for. Two that are equal need no switch between them."""
+    """A requested setting. Two equal ones need no switch between them."""
 
     resources: Any
     """Which resource serves which device; a `gpumem.integrations._resources.Resources`."""
@@ -59,7 +59,7 @@ class Framework(ABC):
     """
 
     name: str
-    """For people: "CuPy"."""
+    """Name used in messages, such as "CuPy"."""
 
     @abstractmethod
     def attach(self, setting: Setting) -> Any:
@@ -174,7 +174,7 @@ class Switch:
             self._used.pop()
 
     def _keep_if_there_is_no_way_back(self, frame: _Frame) -> None:
-        # The truth from then on: it is enabled, and nobody can leave it a second time.
+        # From then on it counts as enabled, and cannot be left a second time.
         reason = self._framework.why_not_back()
         if reason is None:
             return
@@ -211,7 +211,7 @@ class Switch:
         )
 
     def _require_thread(self, thread: threading.Thread) -> None:
-        # A thread that has ended leaves nothing itself; then anybody may.
+        # A thread that has ended cannot leave it; any other thread may then.
         if thread is not threading.current_thread() and thread.is_alive():
             raise IntegrationError(
                 f"this `using` of {self._framework.name} was entered by thread {thread.name!r}, "

@@ -17,7 +17,7 @@ def import_framework(name: str, module: str, oldest: str, *, install: str) -> Mo
     Parameters
     ----------
     name : str
-        For people.
+        Name used in error messages and reports.
     module : str
         Whose ``__version__`` counts.
     oldest : str

@@ -110,7 +110,7 @@ def allocator(resource: MemoryResource) -> Any:
     MissingFrameworkError, IntegrationError
         cuda.core is not installed or too old.
     TypeError
-        `resource` is no gpumem resource.
+        `resource` is not a gpumem resource.
     """
     if not isinstance(resource, MemoryResource):
         raise TypeError(f"{resource!r} is not a gpumem.MemoryResource")
@@ -128,7 +128,7 @@ def buffer(block: Buffer) -> Any:
     MissingFrameworkError, IntegrationError
         cuda.core is not installed or too old.
     TypeError
-        `block` is no gpumem buffer.
+        `block` is not a gpumem buffer.
     ClosedError
         It is closed.
     """
@@ -151,16 +151,16 @@ def resource(
     memory : MemoryInfo, Device or str, optional
         What its blocks are; None asks the source.
     name : str, optional
-        For people.
+        Name used in error messages and reports.
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
         cuda.core is not installed or too old.
     TypeError
-        `source` is no ``cuda.core.MemoryResource``.
+        `source` is not a ``cuda.core.MemoryResource``.
     ConfigError
-        It says neither that the CPU nor that a device can reach its blocks.
+        Its blocks are accessible from neither a device nor the host.
 
     Examples
     --------
@@ -284,7 +284,7 @@ def _memory_of(source: Any) -> MemoryInfo:
         return MemoryInfo(Device(f"cuda:{number}"), kind)
     if source.is_host_accessible:
         return MemoryInfo(Device("host"), alignment=1)
-    raise ConfigError(f"{source!r} says that nobody can reach its blocks: name their memory")
+    raise ConfigError(f"{source!r} is accessible from neither a device nor the host: pass memory=")
 
 
 class _FromCore(MemoryResource):

@@ -144,7 +144,7 @@ class _Numba(Framework):
         return before
 
     def restore(self, before: Any) -> None:
-        # None, what it is before the first context, is no plugin that set_memory_manager takes.
+        # None, what it is before the first context, is not a plugin that set_memory_manager takes.
         _require()._memory_manager = before
 
     def why_not_back(self) -> str | None:

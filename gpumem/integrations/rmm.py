@@ -128,7 +128,7 @@ def resource(
     memory : MemoryInfo, Device or str
         What its blocks are: RMM's resources do not tell.
     name : str, optional
-        For people.
+        Name used in error messages and reports.
 
     Raises
     ------

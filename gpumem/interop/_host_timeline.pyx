@@ -108,9 +108,9 @@ cdef class HostTimeline(Timeline):
         Raises
         ------
         BadHandleError
-            It is no descriptor of a timeline's page, or somebody could still shorten the file.
+            It is not a descriptor of a timeline's page, or the file could still be shortened.
         TypeError, ValueError
-            `fd` is no integer, or negative; unknown device.
+            `fd` is not an integer, or negative; unknown device.
         """
         cdef DriverDevice place = open_device(device)
         cdef int number = number_of(fd)
@@ -119,7 +119,7 @@ cdef class HostTimeline(Timeline):
             raise BadHandleError(errno, f"descriptor {number}: {os.strerror(errno)}")
         if not page_file_is_long(own) or not page_file_is_sealed(own):
             page_file_close(own)
-            raise BadHandleError(codes.EINVAL, f"descriptor {number} is no timeline: it is no "
+            raise BadHandleError(codes.EINVAL, f"descriptor {number} is not a timeline: not a "
                                                f"sealed file of {TIMELINE_PAGE_BYTES} bytes")
         return join(own, device, place, NULL)
 
@@ -145,7 +145,7 @@ cdef class HostTimeline(Timeline):
 
     @property
     def poisoned(self):
-        """Whether somebody said that it will not go on."""
+        """Whether it was declared lost."""
         self.enter()
         return timeline_is_poisoned(self.core.page)
 
@@ -190,7 +190,7 @@ cdef HostTimeline join(int fd, object device, DriverDevice place, uint64_t* firs
     if not timeline_page_is_ours(page):
         page_file_unmap(page)
         page_file_close(fd)
-        raise BadHandleError(codes.EINVAL, "the descriptor is no timeline: its page has no mark")
+        raise BadHandleError(codes.EINVAL, "the descriptor is not a timeline: its page has no mark")
     timeline.core = core_new(page, fd)
     if timeline.core == NULL:
         page_file_unmap(page)

@@ -217,7 +217,7 @@ def import_host(wanted, address, owner):
     cdef DriverDevice place = wanted.device._open()
     cdef Mapping* mapping
     if address % PAGE:
-        raise AlignmentError(f"address {address:#x} of a HOST_ALLOCATION is no multiple of a "
+        raise AlignmentError(f"address {address:#x} of a HOST_ALLOCATION is not a multiple of a "
                              f"page's {PAGE} bytes")
     mapping = new_mapping(place, wanted.descriptor.size)
     mapping.address = address

@@ -138,7 +138,7 @@ cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes
 
 @cython.final
 cdef class ExternalMemory:
-    """Memory that somebody else allocated, mapped whole; made by `Importer.import_memory`.
+    """Memory that another API or process allocated, mapped whole; made by `Importer.import_memory`.
 
     Tensors in it are addresses in one mapping, so they may overlap and see each other's writes.
     Each tensor and view keeps the mapping. After the last of them and this object are gone, it is
@@ -252,7 +252,7 @@ cdef class ExternalMemory:
         OutOfBoundsError
             It would reach beyond the allocation.
         AlignmentError
-            Its address, a stride or the pitch is no multiple of the dtype's size.
+            Its address, a stride or the pitch is not a multiple of the dtype's size.
         ClosedError
             The memory is closed, or belongs to the parent of a fork.
         """
@@ -444,7 +444,7 @@ def keeper(ExternalMemory memory not None):
 
 
 def reap():
-    """Give back imports that nobody refers to any more; waits for work on the device."""
+    """Free imports that are no longer referenced; waits for work on the device."""
     with nogil:
         mappings_reap()
 

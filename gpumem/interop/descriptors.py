@@ -1,4 +1,4 @@
-"""What a producer says of its memory or timeline: handle types, descriptors, capabilities.
+"""How a producer describes its memory or timeline: handle types, descriptors, capabilities.
 
 Descriptors are plain values. A helper (`gpumem.interop.vulkan`) fills them, and so can any program
 that has a file descriptor, a name or an address to give.
@@ -34,7 +34,7 @@ MAX_BYTES = (1 << 63) - 1
 
 
 class MemoryHandleType(enum.Enum):
-    """What kind of handle stands for memory. The first five have ONNX Runtime's numbers.
+    """Kind of handle of a memory. The first five have ONNX Runtime's numbers.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class MemoryHandleType(enum.Enum):
 
 
 class SemaphoreType(enum.Enum):
-    """What kind of handle stands for a timeline. The first three have ONNX Runtime's numbers.
+    """Kind of handle of a timeline. The first three have ONNX Runtime's numbers.
 
     Examples
     --------
@@ -110,18 +110,18 @@ NAMED_TYPES = frozenset(WINDOWS_TYPES - {MemoryHandleType.CUDA_VMM_WIN32}) | {
 
 @dataclass(frozen=True)
 class InteropCapability(Capability):
-    """Whether a kind of handle can be imported and, if not, why; its truth value is the answer.
+    """Whether a kind of handle can be imported, and why not; true if it can.
 
     Attributes
     ----------
     supported : bool
     reason : str
-        Why not; empty if it is supported.
+        Why it is not supported; empty if it is.
     dedicated : str
-        What `MemoryDescriptor.dedicated` may be: ``"required"``, ``"forbidden"`` or
-        ``"as_exporter"``: what the exporter allocated it with.
+        Which `MemoryDescriptor.dedicated` is valid: ``"required"``, ``"forbidden"`` or
+        ``"as_exporter"``, the value that the exporter allocated it with.
     offset_alignment : int
-        What `MemoryDescriptor.offset` has to be a multiple of, in bytes.
+        `MemoryDescriptor.offset` must be a multiple of it, in bytes.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class InteropCapability(Capability):
 
 @dataclass(frozen=True)
 class MemoryDescriptor:
-    """Memory that somebody else allocated.
+    """Memory that another API or process allocated.
 
     Attributes
     ----------
@@ -149,28 +149,28 @@ class MemoryDescriptor:
         Bytes of the whole allocation, as its exporter made it: of a Vulkan buffer its
         ``allocationSize``, not the buffer's size.
     offset : int
-        Bytes of the allocation before those that are meant, such as a Vulkan buffer's memory
-        offset.
+        Bytes of the allocation before the described memory, such as the memory offset of a Vulkan
+        buffer.
     dedicated : bool, optional
-        Whether the exporter allocated it for one resource alone; None: what the type requires,
-        else not.
+        Whether the exporter allocated it for one resource alone. None: as the type requires, else
+        False.
     read_only : bool
-        Nothing may write it here.
+        Whether this process may only read it.
     device_uuid : str, bytes or UUID, optional
-        Identity of the device that it lies on; another device refuses it. Kept as 32 hexadecimal
-        digits.
+        Identity of the device that it lies on; importing it on another device is an error. Stored
+        as 32 hexadecimal digits.
     owner : object, optional
-        Of a HOST_ALLOCATION: who keeps the memory; referred to until the last view is gone. An
-        address without an owner is the caller's promise.
+        For a HOST_ALLOCATION: the object that keeps the memory alive, referenced until the last
+        view is gone. For an address without an owner the caller must keep the memory alive.
     pool_pointer : bytes, optional
-        Of a CUDA_POOL_FD: what `DriverPool.export_buffer` gave.
+        For a CUDA_POOL_FD: the bytes that `DriverPool.export_buffer` returned.
 
     Raises
     ------
     TypeError
-        `handle_type` is no MemoryHandleType.
+        `handle_type` is not a MemoryHandleType.
     InvalidDescriptorError
-        Another value is not accepted; the message names it and what is.
+        Another value is invalid; the message names it and the valid ones.
 
     Examples
     --------
@@ -208,13 +208,13 @@ class MemoryDescriptor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are meant: of the allocation, from `offset` on."""
+        """Bytes of the described memory: of the allocation from `offset` on."""
         return self.size - self.offset
 
 
 @dataclass(frozen=True)
 class SemaphoreDescriptor:
-    """A timeline that somebody else made.
+    """A timeline that another API or process made.
 
     Attributes
     ----------
@@ -222,14 +222,14 @@ class SemaphoreDescriptor:
         By `type`: a file descriptor or an object with ``fileno()``; an NT handle; a name.
     type : SemaphoreType
     device_uuid : str, bytes or UUID, optional
-        Identity of the device that it belongs to; another device refuses it.
+        Identity of the device that it belongs to; importing it on another device is an error.
 
     Raises
     ------
     TypeError
-        `type` is no SemaphoreType.
+        `type` is not a SemaphoreType.
     InvalidDescriptorError
-        Another value is not accepted.
+        Another value is invalid.
 
     Examples
     --------
@@ -268,12 +268,12 @@ def _count(value: object, name: str, lowest: int) -> int:
 
 def _check_handle(handle: object, kind: MemoryHandleType | SemaphoreType) -> None:
     if isinstance(handle, bool) or handle is None:
-        raise InvalidDescriptorError(f"handle {handle!r} is no handle of a {kind.name}")
+        raise InvalidDescriptorError(f"handle {handle!r} is not a handle of a {kind.name}")
     if isinstance(handle, str):
         if kind not in NAMED_TYPES:
             raise InvalidDescriptorError(f"a {kind.name} has no name: handle is {handle!r}")
         if not handle or "\0" in handle:
-            raise InvalidDescriptorError(f"handle {handle!r} is no name")
+            raise InvalidDescriptorError(f"handle {handle!r} is not a name")
     elif kind is MemoryHandleType.SHM_NAME:
         raise InvalidDescriptorError(f"a SHM_NAME is a text, not {handle!r}")
     elif isinstance(handle, int):

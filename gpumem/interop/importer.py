@@ -29,7 +29,7 @@ _factories: dict[str, Callable[[Device], ImporterLike | None]] = {}
 class Importer:
     """Imports memory and timelines on one device. Safe to use from many threads.
 
-    It holds nothing of the driver: what it imported lives on after it is closed.
+    It holds no driver object: memory and timelines that it imported stay valid after it is closed.
 
     Parameters
     ----------
@@ -120,27 +120,27 @@ class Importer:
                 _factories[device_type] = factory
 
     def can_import_memory(self, handle_type: MemoryHandleType) -> InteropCapability:
-        """Tell whether memory can be imported by this kind of handle and, if not, why.
+        """Return whether memory can be imported by this kind of handle, and why not.
 
         Raises
         ------
         TypeError
-            It is no MemoryHandleType; for every one of them there is an answer.
+            `handle_type` is not a MemoryHandleType. No MemoryHandleType raises.
         """
         return memory_capability(self.device, handle_type)
 
     def import_memory(
         self, descriptor: MemoryDescriptor, *, consume: bool = False
     ) -> ExternalMemory:
-        """Map memory that somebody else allocated, the whole allocation at once.
+        """Map the whole of an allocation that another API or process made.
 
         Parameters
         ----------
         descriptor : MemoryDescriptor
         consume : bool
-            Take the descriptor's handle over: it is closed here, last of all, when everything
-            succeeded. False: the handle stays the caller's, and may be closed at once after this
-            call. After an error it is the caller's either way, and open.
+            Take ownership of the descriptor's handle and close it after the import has succeeded.
+            False: the caller keeps the handle and may close it after this call. After an error the
+            caller owns it in both cases, still open.
 
         Returns
         -------
@@ -151,7 +151,8 @@ class Importer:
         UnsupportedHandleTypeError
             The device cannot import this kind; the message is the capability's reason.
         InvalidDescriptorError
-            `consume` with a name or an address, `dedicated` or `offset` against the capability.
+            `consume` with a name or an address, or a `dedicated` or `offset` that the capability
+            does not allow.
         AlignmentError
             A HOST_ALLOCATION that does not begin at a page.
         BadHandleError
@@ -167,30 +168,30 @@ class Importer:
         return import_memory(self.device, descriptor, consume=consume)
 
     def can_import_semaphore(self, type: SemaphoreType) -> InteropCapability:
-        """Tell whether timelines can be imported by this kind of handle and, if not, why.
+        """Return whether timelines can be imported by this kind of handle, and why not.
 
         Raises
         ------
         TypeError
-            It is no SemaphoreType; for every one of them there is an answer.
+            `type` is not a SemaphoreType. No SemaphoreType raises.
         """
         return semaphore_capability(self.device, type)
 
     def import_semaphore(
         self, descriptor: SemaphoreDescriptor, *, consume: bool = False
     ) -> Timeline:
-        """Take part in a timeline that somebody else made.
+        """Import a timeline that another API or process made.
 
         Parameters
         ----------
         descriptor : SemaphoreDescriptor
         consume : bool
-            As `import_memory` takes it.
+            As for `import_memory`.
 
         Returns
         -------
         Timeline
-            A HostTimeline of this device, if that is what the handle stands for.
+            A HostTimeline of this device if the handle is of one.
 
         Raises
         ------
@@ -199,7 +200,7 @@ class Importer:
         InvalidDescriptorError
             `consume` with a name.
         BadHandleError
-            The descriptor is not open, or stands for something else.
+            The descriptor is not open, or is of another kind.
         DeviceMismatchError
             The timeline belongs to another device.
         DriverError
@@ -216,7 +217,7 @@ class Importer:
         return self._closed
 
     def close(self) -> None:
-        """Import nothing any more. Idempotent; what was imported stays."""
+        """Import nothing any more. Idempotent; imported memory and timelines stay valid."""
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -230,7 +231,7 @@ class Importer:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"this importer of {self.device} is closed")
+            raise ClosedError(f"the importer of {self.device} is closed")
 
 
 class ImporterLike(Protocol):

@@ -59,7 +59,7 @@ def place_tensor(
     lengths = _shape(shape, most_dimensions)
     start = _number(offset, "offset")
     if strides is not None and row_pitch is not None:
-        raise InvalidDescriptorError("strides and row_pitch are two ways to say one thing")
+        raise InvalidDescriptorError("strides and row_pitch cannot be combined")
     if strides is not None:
         steps = _strides(strides, len(lengths))
     else:
@@ -94,7 +94,7 @@ def _shape(shape: Any, most: int) -> tuple[int, ...]:
     lengths = tuple(_number(length, "a length of the shape") for length in given)
     if len(lengths) > most:
         raise InvalidDescriptorError(
-            f"shape {shape!r} has {len(lengths)} dimensions: it takes up to {most}"
+            f"shape {shape!r} has {len(lengths)} dimensions; at most {most} are supported"
         )
     return lengths
 
@@ -124,7 +124,7 @@ def _rows(lengths: tuple[int, ...], itemsize: int, pitch: int | None) -> tuple[i
         step *= max(length, 1)
     if pitch is not None and len(lengths) < 2:
         raise InvalidDescriptorError(
-            f"row_pitch {pitch!r} takes two dimensions: shape is {lengths}"
+            f"row_pitch {pitch!r} needs at least two dimensions; shape is {lengths}"
         )
     return tuple(reversed(steps))
 
@@ -138,10 +138,10 @@ def _check_alignment(
 ) -> None:
     size = dtype.alignment if dtype.names else dtype.itemsize
     if address % size:
-        raise AlignmentError(f"address {address:#x} is no multiple of {dtype}'s {size} bytes")
+        raise AlignmentError(f"address {address:#x} is not a multiple of {dtype}'s {size} bytes")
     for length, step in zip(lengths, steps, strict=True):
         if length > 1 and step % size:
-            raise AlignmentError(f"stride {step} is no multiple of {dtype}'s {size} bytes")
+            raise AlignmentError(f"stride {step} is not a multiple of {dtype}'s {size} bytes")
 
 
 def _access(memory_read_only: bool, asked: bool | None) -> bool:
@@ -172,10 +172,10 @@ def point_of(device: Device, timeline: Any, value: int | None, timeout: float | 
     point = timeline
     if value is not None:
         if not hasattr(timeline, "point"):
-            raise TypeError(f"{timeline!r} is no timeline, and a point has its value already")
+            raise TypeError(f"{timeline!r} is not a timeline; a point already has its value")
         point = timeline.point(value)
     elif not hasattr(timeline, "enqueue_wait") or not hasattr(timeline, "timeline"):
-        raise TypeError(f"{timeline!r} is no point of a timeline: a timeline takes a value with it")
+        raise TypeError(f"{timeline!r} is not a point of a timeline; a timeline needs a value")
     belongs = getattr(point.timeline, "device", None)
     if belongs is not None and belongs != device:
         raise DeviceMismatchError(f"the timeline belongs to {belongs}, and the memory to {device}")
@@ -238,12 +238,12 @@ class Slices:
             return None
         if memory.memory != self._first.memory or memory.nbytes < nbytes or memory.read_only:
             raise ValueError(
-                f"grow({nbytes}) gave {memory!r}: it takes writable memory of "
-                f"{self._first.memory} with at least so many bytes"
+                f"grow({nbytes}) returned {memory!r}: expected writable memory of "
+                f"{self._first.memory} with at least that many bytes"
             )
         address: int = memory.ptr
         if address in self._given or address == self._start:
-            raise ValueError(f"grow({nbytes}) gave {memory!r}, which the arena has already")
+            raise ValueError(f"grow({nbytes}) returned {memory!r}, which the arena already has")
         self._given[address] = self._keep(memory)
         return address
 

@@ -129,7 +129,8 @@ def _check_against(
         )
     if descriptor.offset % capability.offset_alignment:
         raise InvalidDescriptorError(
-            f"offset {descriptor.offset} of {name} is no multiple of {capability.offset_alignment}"
+            f"offset {descriptor.offset} of {name} is not a multiple of "
+            f"{capability.offset_alignment}"
         )
     if descriptor.device_uuid is not None and descriptor.device_uuid != device.uuid:
         raise DeviceMismatchError(
@@ -230,7 +231,7 @@ def _map_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
 
 
 def _header(file: Handle) -> tuple[int, int] | None:
-    """Read (bytes of the file, where the memory begins); None: it is no file of lavapipe's."""
+    """Read (bytes of the file, where the memory begins); None: it is not a file of lavapipe's."""
     try:
         head = os.pread(file.fileno(), _LAVAPIPE_HEADER.size, 0)
     except OSError:
@@ -248,7 +249,7 @@ def _open_dmabuf(wanted: Wanted) -> ExternalMemory:
                 fcntl.ioctl(file.fileno(), _DMA_BUF_SYNC, struct.pack("Q", flag))
         except OSError as error:
             raise BadHandleError(
-                error.errno, f"the descriptor is no dma-buf: {error.strerror}"
+                error.errno, f"the descriptor is not a dma-buf: {error.strerror}"
             ) from None
         if wanted.device.type == "host":
             return _maps.import_file(wanted, file)
@@ -268,7 +269,7 @@ def _open_file(wanted: Wanted) -> ExternalMemory:
 def _open_name(wanted: Wanted) -> ExternalMemory:
     name = wanted.descriptor.handle.removeprefix("/")
     if "/" in name or name in (".", ".."):
-        raise InvalidDescriptorError(f"{name!r} is no name of a shared memory object")
+        raise InvalidDescriptorError(f"{name!r} is not a name of a shared memory object")
     access = os.O_RDONLY if wanted.descriptor.read_only else os.O_RDWR
     try:
         # What shm_open does.

@@ -39,7 +39,7 @@ def semaphore_capability(device: Device | str, kind: SemaphoreType) -> InteropCa
     Raises
     ------
     TypeError
-        `kind` is no SemaphoreType. Nothing else: a device that is not there is an answer.
+        `kind` is not a SemaphoreType. Nothing else: a device that is not there is an answer.
     """
     if not isinstance(kind, SemaphoreType):
         raise TypeError(f"kind must be a SemaphoreType, not {kind!r}")
@@ -56,7 +56,7 @@ def semaphore_capability(device: Device | str, kind: SemaphoreType) -> InteropCa
 def import_semaphore(
     device: Device | str, descriptor: SemaphoreDescriptor, consume: bool = False
 ) -> Timeline:
-    """Make a timeline of what somebody else exported.
+    """Import a timeline that another API or process exported.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def import_semaphore(
     Raises
     ------
     TypeError
-        `descriptor` is no SemaphoreDescriptor.
+        `descriptor` is not a SemaphoreDescriptor.
     UnsupportedHandleTypeError
         The device cannot import that type; the message is the reason.
     InvalidDescriptorError
@@ -87,7 +87,7 @@ def import_semaphore(
         The driver refused. The handle is as it was, as after every error.
     """
     if not isinstance(descriptor, SemaphoreDescriptor):
-        raise TypeError(f"it takes a SemaphoreDescriptor, not {descriptor!r}")
+        raise TypeError(f"expected a SemaphoreDescriptor, not {descriptor!r}")
     where = Device(device)
     able = semaphore_capability(where, descriptor.type)
     if not able:

@@ -371,7 +371,7 @@ def resources_below(resource):
     Raises
     ------
     TypeError
-        It is no resource of gpumem's, or its blocks cannot be recorded.
+        It is not a resource of gpumem's, or its blocks cannot be recorded.
     """
     if isinstance(resource, GraphPool):
         return [resource]

@@ -182,7 +182,7 @@ def describe(resource):
     Raises
     ------
     TypeError
-        It is no resource of gpumem's, or was never initialised.
+        It is not a resource of gpumem's, or was never initialised.
     ClosedError
         It belongs to the parent of a fork.
     """

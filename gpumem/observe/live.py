@@ -373,7 +373,7 @@ def _why_not(process: int) -> str:
 
 
 def _is_deserted(descriptor: int) -> bool:
-    """Tell whether nobody holds the lock that a page's process holds as long as it lives."""
+    """Return whether the process of a page has ended: it holds a lock as long as it lives."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -399,7 +399,7 @@ def _header(descriptor: int, path: Path) -> bytes:
         raise NotPublishedError(f"{path} is not this user's: it is not read")
     header = os.pread(descriptor, _HEADER.size, 0) if stat.S_ISREG(file.st_mode) else b""
     if len(header) < _HEADER.size or not header.startswith(b"gpumemTP"):
-        raise GpumemError(f"{path} is no page of gpumem's")
+        raise GpumemError(f"{path} is not a page of gpumem")
     return header
 
 

@@ -241,7 +241,7 @@ def record(
     Raises
     ------
     TypeError
-        `resource` is no resource, or `native` no bool.
+        `resource` is not a resource, or `native` is not a bool.
     ConfigError
         `capacity` or `stacks` is out of range.
     InUseError
@@ -271,9 +271,9 @@ def record(
         or not isinstance(capacity, int)
         or not (1 <= capacity <= MOST_EVENTS)
     ):
-        raise ConfigError(f"capacity = {capacity!r} is not accepted: it takes 1 to {MOST_EVENTS}")
+        raise ConfigError(f"invalid capacity = {capacity!r}: expected 1 to {MOST_EVENTS}")
     if isinstance(stacks, bool) or not isinstance(stacks, int | float) or not 0 <= stacks <= 1:
-        raise ConfigError(f"stacks = {stacks!r} is not accepted: it takes 0.0 to 1.0")
+        raise ConfigError(f"invalid stacks = {stacks!r}: expected 0.0 to 1.0")
     require("native", native, bool, "True or False")
     resources = None if resource is None else _recording.resources_below(resource)
     _recording.set_native_frames(native)
@@ -290,12 +290,12 @@ def tag(name: str) -> Iterator[None]:
     Parameters
     ----------
     name : str
-        For people; a process has up to 65535 different ones.
+        Name used in error messages and reports; a process has up to 65535 different ones.
 
     Raises
     ------
     TypeError, ValueError
-        `name` is no str, is empty, or is one too many.
+        `name` is not a str, is empty, or exceeds the number of names.
 
     Notes
     -----

@@ -162,7 +162,7 @@ class Snapshot:
         OSError
             The file cannot be read.
         SnapshotError
-            It is no snapshot, or one of a newer version.
+            The file is not a snapshot, or is one of a newer version.
         """
         try:
             return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
@@ -176,7 +176,7 @@ class Snapshot:
         Raises
         ------
         SnapshotError
-            It is no snapshot, or one of a newer version.
+            The file is not a snapshot, or is one of a newer version.
         """
         if not isinstance(plain, dict) or plain.get("format") != FORMAT:
             raise SnapshotError(f"not a snapshot: its format is not {FORMAT!r}")
@@ -213,7 +213,7 @@ class Snapshot:
         Raises
         ------
         TypeError
-            `other` is no Snapshot.
+            `other` is not a Snapshot.
 
         Examples
         --------
@@ -278,7 +278,7 @@ def snapshot(resource: object = None) -> Snapshot:
     Raises
     ------
     TypeError
-        `resource` is no resource.
+        `resource` is not a resource.
     ClosedError
         It belongs to the parent of a fork.
 

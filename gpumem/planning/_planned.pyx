@@ -92,7 +92,7 @@ cdef class PlannedResource(MemoryResource):
     stream_reuse : str, optional
         As of `ArenaConfig`; None: the upstream's, where it is an arena, or ``"completed"``.
     name : str, optional
-        For people; the upstream's by default.
+        Name used in error messages and reports; the upstream's by default.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ cdef class PlannedResource(MemoryResource):
 
     cdef readonly object plan
     cdef readonly MemoryResource upstream
-    cdef Arena inner            # whose one region is the block; handed to nobody
+    cdef Arena inner            # whose one region is the block; never handed out
     cdef Places places
     cdef Planned* planned
     cdef uint32_t count
@@ -407,7 +407,7 @@ cdef class PlannedResource(MemoryResource):
 
     cdef int require_open(self) except -1:
         if self.closed:
-            raise ClosedError(f"{self!r} takes no calls any more")
+            raise ClosedError(f"{self!r} is closed")
         if place_is_dead(&self.place.place):
             raise ClosedError(f"{self!r} belongs to the parent process, or the interpreter is "
                               "ending")

@@ -86,7 +86,7 @@ def assign_offsets(
         raise OverflowError("the values have more than 2**62 - 1 bytes together")
     if strategy != "auto" and strategy not in STRATEGIES:
         accepted = ", ".join(("auto", *STRATEGIES))
-        raise ConfigError(f"strategy {strategy!r} is not accepted: it takes {accepted}")
+        raise ConfigError(f"invalid strategy {strategy!r}: expected {accepted}")
     names = _names_for(len(blocks), work) if strategy == "auto" else [strategy]
     bound = lower_bound(blocks)
     best: Layout | None = None

@@ -51,7 +51,7 @@ def describe_model(model: Any, dims: Mapping[str, int]) -> tuple[GraphDescriptio
     """
     proto = _load(model)
     if not proto.HasField("graph"):
-        raise ModelGraphError(f"{_named(model)} is no ONNX model: it holds no graph")
+        raise ModelGraphError(f"{_named(model)} is not an ONNX model: it holds no graph")
     _bind(proto.graph, dims)
     proto = _inlined(proto)
     return _describe(_inferred(proto)), _trouble(proto)
@@ -70,7 +70,7 @@ def _load(model: Any) -> Any:
     try:
         return onnx.load(os.fspath(model), load_external_data=False)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise ModelGraphError(f"{_named(model)} is no ONNX model: {error}") from error
+        raise ModelGraphError(f"{_named(model)} is not an ONNX model: {error}") from error
 
 
 def _named(model: object) -> str:

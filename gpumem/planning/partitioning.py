@@ -71,10 +71,11 @@ def partition(
     Raises
     ------
     TypeError
-        `graph` is no ModelGraph, `devices` no iterable of devices, or `accountants` no Mapping.
+        `graph` is not a ModelGraph, `devices` is not an iterable of devices, or `accountants` is
+        not a Mapping.
     ModelGraphError
-        A node that no device takes; a proposal that is no group of nodes on offer, or cannot run as
-        one. Nothing is committed.
+        A node that no device accepts; a proposal that is not a group of offered nodes, or cannot
+        run as one. Nothing is committed.
     ConfigError
         No device, a device named twice, an accountant of none of them or of two, an unknown
         strategy.
@@ -93,9 +94,7 @@ def partition(
     targets = _checked_targets(devices)
     known = _checked_accountants(accountants, targets)
     if strategy not in STRATEGIES:
-        raise ConfigError(
-            f"strategy {strategy!r} is not accepted: it takes {', '.join(STRATEGIES)}"
-        )
+        raise ConfigError(f"invalid strategy {strategy!r}: expected {', '.join(STRATEGIES)}")
     for accountant in known.values():
         accountant.reset_for_new_pass()
     work = _Partition(graph, strategy)
@@ -118,7 +117,9 @@ def _checked_targets(devices: Iterable[Target | Device | str]) -> list[Target]:
     targets = [Target.of(given) for given in devices]
     names = [target.device for target in targets]
     if not targets or len(set(names)) < len(names):
-        raise ConfigError(f"devices {list(map(str, names))}: it takes one or more, each once")
+        raise ConfigError(
+            f"invalid devices {list(map(str, names))}: expected one or more, each once"
+        )
     return targets
 
 
@@ -132,7 +133,7 @@ def _checked_accountants(
         others = [str(device) for device in known if device not in devices]
         raise ConfigError(f"accountants of {others}, which are not among the devices")
     if len({id(accountant) for accountant in found.values()}) < len(found):
-        raise ConfigError("one accountant is given for two devices: it takes one for each")
+        raise ConfigError("one accountant is given for two devices: expected one for each")
     return found
 
 
@@ -254,7 +255,7 @@ def _checked_group(target: Target, group: object) -> Proposal:
     nodes = _listed(target, "nodes", group)
     for node in nodes:
         if not isinstance(node, Node):
-            raise ModelGraphError(f"{target.device} proposes {node!r:.80}, which is no Node")
+            raise ModelGraphError(f"{target.device} proposes {node!r:.80}, which is not a Node")
     return tuple(nodes)
 
 

@@ -213,7 +213,7 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
     Raises
     ------
     TypeError
-        `trace` is no Trace.
+        `trace` is not a Trace.
     ConfigError
         The recording has no such step, or the strategy is not accepted.
 

@@ -28,7 +28,7 @@ class IterationRecording:
     Raises
     ------
     TypeError
-        `upstream` is no MemoryResource.
+        `upstream` is not a MemoryResource.
 
     Examples
     --------

@@ -28,8 +28,8 @@ class Value:
     name : str
         Not empty.
     dtype : dtype, optional
-        Of its elements; None where it is not known or it is no tensor. 4-bit elements take a byte
-        each, as in NumPy.
+        Of its elements; None if it is unknown or the value is not a tensor. 4-bit elements take
+        a byte each, as in NumPy.
     shape : sequence of int, str or None, optional
         Lengths; a name or None for one that is only known when the graph runs. None: not even the
         number of dimensions is known.
@@ -39,8 +39,8 @@ class Value:
     Raises
     ------
     ModelGraphError
-        An empty name, a shape that is no sequence, a negative length, or a weight whose bytes are
-        not known.
+        An empty name, a shape that is not a sequence, a negative length, or a weight of
+        unknown size.
 
     Examples
     --------
@@ -64,7 +64,7 @@ class Value:
         self._dtype = None if dtype is None else np.dtype(dtype)
         if shape is not None and (isinstance(shape, str) or not isinstance(shape, Iterable)):
             raise ModelGraphError(
-                f"shape {shape!r:.80} of {name!r} is no sequence of lengths, or None"
+                f"shape {shape!r:.80} of {name!r} is not a sequence of lengths, or None"
             )
         self._shape = None if shape is None else tuple(_length(name, one) for one in shape)
         self._is_initializer = is_initializer

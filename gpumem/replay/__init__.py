@@ -124,7 +124,7 @@ def replay(
     where = default_device() if device is None else Device(device)
     settings = settings_of(config, max_mem)
     if isinstance(lag_us, bool) or not isinstance(lag_us, int) or not 0 <= lag_us < 1 << 40:
-        raise ConfigError(f"lag_us = {lag_us!r} is not accepted: it takes 0 to 2**40")
+        raise ConfigError(f"invalid lag_us = {lag_us!r}: expected 0 to 2**40")
     if lag_us and where.type != "host":
         raise ConfigError(f"lag_us = {lag_us} needs a host device, not {where}")
     with stage(where, lag_us), Arena(where, settings) as arena:

@@ -123,7 +123,7 @@ def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY
     Raises
     ------
     ValueError
-        A granularity that is no positive even multiple of 512.
+        A granularity that is not a positive even multiple of 512.
 
     Examples
     --------

@@ -71,11 +71,11 @@ def _resolve(source: str | os.PathLike[str]) -> Path:
         if isinstance(source, str) and source in (known := samples()):
             return known[source]
         if path.exists():
-            raise TraceError(f"{source}: is no regular file")
+            raise TraceError(f"{source} is not a regular file")
     except (ValueError, OSError) as error:  # a NUL character, a name too long
         if isinstance(error, TraceError):
             raise
-        raise TraceError(f"{str(source)!r:.200}: is no usable path: {error}") from None
+        raise TraceError(f"{str(source)!r:.200} is not a usable path: {error}") from None
     names = ", ".join(sorted(samples()))
     raise TraceError(f"{source}: no such file, and no sample of that name (samples: {names})")
 

@@ -33,7 +33,7 @@ class Policy:
     Attributes
     ----------
     name : str
-        For people.
+        Name used in error messages and reports.
     how : {"recorded", "replayed", "modelled"}
         The log told it; a real arena of the host did it; numbers stand for addresses.
     held : Curve

@@ -42,7 +42,7 @@ def read_rmm_log(file: IO[bytes], name: str) -> Trace:
     try:
         lines = file.read().decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise TraceError(f"the log is no text: byte {error.start} is not UTF-8") from None
+        raise TraceError(f"the log is not text: byte {error.start} is not UTF-8") from None
     recorder = Recorder()
     clock = _Clock()
     for number, line in enumerate(lines[1:], start=2):

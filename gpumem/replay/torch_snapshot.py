@@ -122,10 +122,10 @@ def _check_memo(file: IO[bytes]) -> None:
 def _device_traces(snapshot: object) -> list[list[object]]:
     """Return the lists of entries, one per device, or raise TraceError."""
     if not isinstance(snapshot, dict) or "device_traces" not in snapshot:
-        raise TraceError("the pickle is no memory snapshot: it has no device_traces")
+        raise TraceError("the pickle is not a memory snapshot: it has no device_traces")
     traces = snapshot["device_traces"]
     if not isinstance(traces, list) or not all(isinstance(entries, list) for entries in traces):
-        raise TraceError("the snapshot's device_traces is no list of lists")
+        raise TraceError("the snapshot's device_traces is not a list of lists")
     if not traces:
         raise TraceError("the snapshot names no device")
     return traces

@@ -184,7 +184,7 @@ def _as_column(
     try:
         given = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise TraceError(f"{name} is no array of integers: {error}") from None
+        raise TraceError(f"{name} is not an array of integers: {error}") from None
     if given.ndim != 1:
         raise TraceError(f"{name} has {given.ndim} dimensions, expected 1")
     if given.size and given.dtype.kind not in "iu":

@@ -354,7 +354,7 @@ def write_inconsistent(path):
         (write_truncated, "damaged .npz archive"),
         (write_inconsistent, "event 1: block 0 is freed with size 1, accepted is 4096"),
         (lambda path: path.touch(), "the file is empty"),
-        (lambda path: path.mkdir(), "is no regular file"),
+        (lambda path: path.mkdir(), "is not a regular file"),
         (lambda path: None, "no such file, and no sample of that name"),
     ],
 )
@@ -378,18 +378,18 @@ def test_a_bad_trace_is_one_line_on_stderr_and_exit_code_2(
         (["info", "--nope"], "No such option"),
         (["info", "extra"], "unexpected extra argument"),
         (["replay"], "missing TRACE"),
-        (["replay", "--list", "multistream_train"], "--list takes no TRACE"),
+        (["replay", "--list", "multistream_train"], "--list cannot be combined with TRACE"),
         (["replay", "TRACE", "--nope"], "No such option"),
         (["replay", "TRACE", "--device", "gpu"], "unknown device 'gpu'"),
         (["replay", "TRACE", "--device", "cuda:99"], "unknown device 'cuda:99': present are"),
         (["replay", "TRACE", "--device", "host:7"], "unknown device 'host:7': present are"),
-        (["replay", "TRACE", "--max-mem", "-1"], "size '-1' is not accepted"),
-        (["replay", "TRACE", "--max-mem", "2XB"], "size '2XB' is not accepted"),
+        (["replay", "TRACE", "--max-mem", "-1"], "invalid size '-1'"),
+        (["replay", "TRACE", "--max-mem", "2XB"], "invalid size '2XB'"),
         (["replay", "TRACE", "--lag-us", "-1"], "--lag-us"),
         (["replay", "TRACE", "--lag-us", "soon"], "valid integer from 0 to 1099511627776"),
         (["report", "TRACE", "--device", "x"], "valid integer of 0 or more"),
-        (["replay", "TRACE", "--config", "max_mem"], "it takes KEY=VALUE"),
-        (["replay", "TRACE", "--config", "=1"], "it takes KEY=VALUE"),
+        (["replay", "TRACE", "--config", "max_mem"], "expected KEY=VALUE"),
+        (["replay", "TRACE", "--config", "=1"], "expected KEY=VALUE"),
         (["replay", "TRACE", "--config", "nope=1"], "unknown key 'nope'"),
         (["replay", "TRACE", "--config", "max_mem=-1"], "max_mem = '-1' is not accepted"),
         (["replay", "TRACE", "--config", "max_mem=0.3kB", "--max-mem", "1"], "given twice"),
@@ -551,13 +551,13 @@ def test_sizes_are_plain_bytes_or_carry_a_unit(text, nbytes):
     ["", "-1", "+1", "1e9", "1.5", "0.3B", "G", "1G", "1 2", "1GiBs", "0x10", "٣", "nan", "2**10"],
 )
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ConfigError, match="it takes whole bytes from 0 to"):
+    with pytest.raises(ConfigError, match="expected whole bytes from 0 to"):
         parse_size(text)
 
 
 @pytest.mark.parametrize("text", [str(2**63), "8388608TiB", "1_000", ".5kB", "1.kB", "9" * 40])
 def test_what_is_no_number_of_63_bits_is_refused_too(text):
-    with pytest.raises(ConfigError, match="it takes whole bytes from 0 to"):
+    with pytest.raises(ConfigError, match="expected whole bytes from 0 to"):
         parse_size(text)
 
 

@@ -135,7 +135,7 @@ def test_a_page_that_cannot_be_read_is_told_beside_the_list(arena, top):
         path.unlink()
     assert code == 0
     assert os.getpid() in [each["process"] for each in json.loads(out)["processes"]]
-    assert err == f"gpumem: left out: {path} is no page of gpumem's\n"
+    assert err == f"gpumem: left out: {path} is not a page of gpumem\n"
 
 
 def test_a_dead_process_is_shown_once_and_gone_then(arena, top):

@@ -30,7 +30,7 @@ UUID = "00112233445566778899aabbccddeeff"
         ({"handle": "a-name"}, "'a-name'"),
         ({"handle": object()}, "fileno"),
         ({"handle_type": MemoryHandleType.SHM_NAME}, "a SHM_NAME is a text"),
-        ({"handle_type": MemoryHandleType.SHM_NAME, "handle": ""}, "is no name"),
+        ({"handle_type": MemoryHandleType.SHM_NAME, "handle": ""}, "is not a name"),
         ({"handle_type": MemoryHandleType.HOST_ALLOCATION, "handle": 0}, "handle 0"),
         ({"read_only": 1}, "read_only 1"),
         ({"dedicated": "yes"}, "dedicated 'yes'"),

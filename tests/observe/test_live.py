@@ -360,14 +360,14 @@ def stray():
 @pytest.mark.parametrize("content", [b"", b"gpumemTP", b"x" * 9999])
 def test_what_is_no_page_is_told_and_left_alone(stray, content):
     stray.write_bytes(content)
-    with pytest.raises(gpumem.GpumemError, match="no page"):
+    with pytest.raises(gpumem.GpumemError, match="not a page"):
         observe.LivePage.of_process(2**31 - 8)
     assert stray.exists()
 
 
 def test_a_pipe_in_a_page_s_place_holds_no_reader_up(stray):
     os.mkfifo(stray, 0o600)
-    with pytest.raises(gpumem.GpumemError, match="no page"):
+    with pytest.raises(gpumem.GpumemError, match="not a page"):
         observe.LivePage.of_process(2**31 - 8)
 
 
@@ -391,7 +391,7 @@ def test_a_page_of_another_version_is_told_and_goes_with_its_process(stray, aliv
 def test_a_page_that_cannot_be_read_hides_no_other(stray):
     stray.write_bytes(b"x" * 9999)
     observe.publish()
-    with pytest.warns(RuntimeWarning, match="left out: .* is no page of gpumem's"):
+    with pytest.warns(RuntimeWarning, match="left out: .* is not a page of gpumem"):
         pages = observe.LivePage.of_all()
     assert os.getpid() in [page.process for page in pages]
 

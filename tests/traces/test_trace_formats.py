@@ -145,7 +145,7 @@ def test_a_block_number_can_be_given_out_again_after_its_free():
         (changed(size=[1, 2]), "arrays differ in length: action 5, block 5, size 2"),
         (changed(size=[1.0, 2.0, 2.0, 1.0, 2.0]), "size has type float64, expected integers"),
         (changed(size=[[1, 2], [2, 1]]), "size has 2 dimensions, expected 1"),
-        (changed(size=[[1], [2, 3]]), "size is no array of integers"),
+        (changed(size=[[1], [2, 3]]), "size is not an array of integers"),
     ],
 )
 def test_an_inconsistent_trace_is_refused_with_index_value_and_range(columns, message):
@@ -468,10 +468,10 @@ def test_reading_a_snapshot_imports_no_framework(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1, 2], "the pickle is no memory snapshot: it has no device_traces"),
-        ({"segments": []}, "the pickle is no memory snapshot"),
-        ({"device_traces": 5}, "device_traces is no list of lists"),
-        ({"device_traces": [None]}, "device_traces is no list of lists"),
+        ([1, 2], "the pickle is not a memory snapshot: it has no device_traces"),
+        ({"segments": []}, "the pickle is not a memory snapshot"),
+        ({"device_traces": 5}, "device_traces is not a list of lists"),
+        ({"device_traces": [None]}, "device_traces is not a list of lists"),
         ({"device_traces": []}, "the snapshot names no device"),
         ({"device_traces": [[]]}, "holds no allocations of device 0"),
         ({"device_traces": [["x"]]}, "device 0, entry 0 is a str, expected a dict"),
@@ -589,7 +589,7 @@ def test_a_log_without_allocations_is_refused(tmp_path):
 def test_a_log_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(HEADER.encode() + b"\xff\xfe")
-    with pytest.raises(TraceError, match="the log is no text: byte 39"):
+    with pytest.raises(TraceError, match="the log is not text: byte 39"):
         load_trace(path)
 
 
@@ -600,14 +600,14 @@ def test_a_log_that_is_no_text_is_refused(tmp_path):
     ("make", "message"),
     [
         (lambda p: None, "no such file, and no sample of that name (samples: gpt2_varlen_train, "),
-        (lambda p: p.mkdir(), "is no regular file"),
+        (lambda p: p.mkdir(), "is not a regular file"),
         (lambda p: p.touch(), "the file is empty"),
         (lambda p: p.write_text("hello"), "not a trace: neither a recording, nor an .npz archive"),
         (lambda p: p.write_text("\n"), "not a trace"),
         (lambda p: p.write_bytes(bytes(range(256))), "not a trace"),
         (lambda p: p.write_bytes(b"PK\x03\x04"), "damaged .npz archive"),
         (lambda p: p.write_bytes(b"\x80\x04"), "damaged pickle"),
-        (lambda p: os.mkfifo(p), "is no regular file"),
+        (lambda p: os.mkfifo(p), "is not a regular file"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line_naming_the_file(tmp_path, make, message):

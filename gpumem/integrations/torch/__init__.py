@@ -127,7 +127,7 @@ class Torch(Framework):
     def mode(self, asked: str) -> str:
         """Return "full" or "pool" for what was asked for."""
         if asked not in MODES:
-            raise ConfigError(f"mode = {asked!r} is not accepted: it takes {', '.join(MODES)}")
+            raise ConfigError(f"invalid mode = {asked!r}: expected {', '.join(MODES)}")
         if asked != "auto":
             return asked
         if self.replacement is not None:
@@ -163,7 +163,7 @@ def enable(resource: ResourceLike = None, *, mode: str = "auto") -> None:
     IntegrationError
         It is older than 2.9, has no CUDA, or cannot switch now; nothing is changed.
     ConfigError
-        `mode` is unknown, or a resource is no arena on a GPU.
+        `mode` is unknown, or a resource is not an arena on a GPU.
     """
     _switch.enable(_setting(resource, mode))
 

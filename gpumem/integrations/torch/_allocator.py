@@ -60,7 +60,7 @@ def replace(torch: ModuleType, resources: Resources) -> Replacement:
     IntegrationError
         PyTorch cannot switch any more, or lacks a hook that is needed; nothing is changed.
     ConfigError
-        A resource is no arena.
+        A resource is not an arena.
     """
     reason = why_not_replace(torch)
     if reason:
@@ -196,7 +196,7 @@ def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
     IntegrationError
         PyTorch has no CUDA, or not what this needs.
     ConfigError
-        A resource is no arena.
+        A resource is not an arena.
     """
     _require_pools(torch)
     indices = sorted(resources.given) or [torch.cuda.current_device()]

@@ -118,7 +118,7 @@ class VulkanDevice(LogicalDevice):
         return exportable_buffer(self, nbytes, usage)
 
     def import_host(self, memory: Any, *, usage: int | None = None) -> VulkanBuffer:
-        """Make a buffer of memory of this process: NumPy's, gpumem's or anybody's.
+        """Make a Vulkan buffer over memory of this process, such as an array of NumPy or a Buffer.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class VulkanDevice(LogicalDevice):
         Raises
         ------
         AlignmentError
-            Its address or size is no such multiple.
+            Its address or size is not a multiple of it.
         InvalidDescriptorError
             It has no buffer, or one that is read-only or not contiguous.
         UnsupportedHandleTypeError
@@ -292,7 +292,7 @@ class VulkanDevice(LogicalDevice):
         Raises
         ------
         AlignmentError
-            `offset` or `nbytes` is no multiple of 4.
+            `offset` or `nbytes` is not a multiple of 4.
         OutOfBoundsError
             The part reaches beyond the buffer.
         """
@@ -300,7 +300,7 @@ class VulkanDevice(LogicalDevice):
         buffer.require_range(offset, size, "fill")
         for name, value in (("offset", offset), ("nbytes", size)):
             if value % 4:
-                raise AlignmentError(f"fill: {name} {value} is no multiple of 4")
+                raise AlignmentError(f"fill: {name} {value} is not a multiple of 4")
         if isinstance(word, bool) or not isinstance(word, int) or not 0 <= word < 1 << 32:
             raise InvalidDescriptorError(f"fill: word {word!r} is not from 0 to 2**32 - 1")
 
@@ -357,7 +357,7 @@ def _points(given: Any, what: str) -> list[Point]:
 
 
 def _between_barriers(record: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Record commands behind earlier writes of the queue, and before reads by anybody."""
+    """Record commands behind earlier writes of the queue and before all later reads."""
 
     def recorded(commands: Any) -> None:
         vk = library()

@@ -63,7 +63,7 @@ class VulkanBuffer(Child):
         """Export its memory: a descriptor of its own at each call, owned by the result's handle.
 
         Imported with ``consume=True`` it is closed there; else when the result is dropped. The
-        memory lives on while somebody has it imported, also after this buffer is closed.
+        memory lives on while it is imported, also after this buffer is closed.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class VulkanBuffer(Child):
         self._open()
         for name, value in (("offset", offset), ("nbytes", nbytes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidDescriptorError(f"{what}: {name} {value!r} is no number of bytes")
+                raise InvalidDescriptorError(f"{what}: {name} {value!r} is not a number of bytes")
         if offset + nbytes > self.nbytes:
             raise OutOfBoundsError(
                 f"{what}: offset {offset} and {nbytes} bytes reach beyond a buffer of "
@@ -235,7 +235,7 @@ def _require_pages(address: int, nbytes: int, alignment: int) -> None:
     for name, value in (("address", address), ("size", nbytes)):
         if value % alignment:
             raise AlignmentError(
-                f"{name} {value} of the host's memory is no multiple of {alignment} bytes"
+                f"{name} {value} of the host's memory is not a multiple of {alignment} bytes"
             )
 
 

@@ -164,7 +164,7 @@ def write_report(
 
 
 def _write_whole(path: Path, data: bytes) -> int:
-    """Write a file under another name first, so that nobody finds half of it."""
+    """Write a file under another name first, so that a reader never finds half of it."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         beside.write_bytes(data)

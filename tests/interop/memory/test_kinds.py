@@ -76,7 +76,7 @@ def test_a_shared_memory_object_by_name(importer):
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "/a/b", "..", "/."])
 def test_a_name_cannot_lead_elsewhere(importer, name):
-    with pytest.raises(InvalidDescriptorError, match="no name of a shared memory object"):
+    with pytest.raises(InvalidDescriptorError, match="not a name of a shared memory object"):
         importer.import_memory(MemoryDescriptor(name, MemoryHandleType.SHM_NAME, 4096))
 
 
@@ -216,7 +216,7 @@ def test_a_header_that_lies_is_refused(importer, fd, size, start, mark, asked, s
 
 
 def test_a_file_in_memory_is_no_dma_buf(importer, describe):
-    with pytest.raises(BadHandleError, match="no dma-buf") as caught:
+    with pytest.raises(BadHandleError, match="not a dma-buf") as caught:
         importer.import_memory(describe(handle_type=MemoryHandleType.DMABUF_FD))
     assert caught.value.errno == 25  # ENOTTY
 

@@ -112,7 +112,7 @@ def test_a_point_is_taken_as_it_is(memory, timeline):
     memory.set_ready(timeline.point(9))
     assert memory.ready.value == 9
     for given in (timeline, 5, "timeline"):
-        with pytest.raises(TypeError, match="no point of a timeline"):
+        with pytest.raises(TypeError, match="not a point of a timeline"):
             memory.set_ready(given)
 
 
@@ -121,7 +121,7 @@ def test_a_timeline_of_another_device_is_refused(memory, timeline):
     with pytest.raises(DeviceMismatchError, match="host:5"):
         memory.set_ready(timeline, 1)
     for wrong in (timeline.point(1), object()):
-        with pytest.raises(TypeError, match="no timeline"):
+        with pytest.raises(TypeError, match="not a timeline"):
             memory.set_ready(wrong, 2)
     assert memory.ready is None
 

@@ -150,7 +150,7 @@ def test_another_kind_of_file_is_no_host_timeline(same_files, tmp_path):
     folder = os.open(tmp_path, os.O_RDONLY)
     reading, writing = os.pipe()
     for fd in (unsealed, unmarked, small, folder, reading):
-        with pytest.raises(BadHandleError, match="no timeline") as caught:
+        with pytest.raises(BadHandleError, match="not a timeline") as caught:
             import_semaphore("host", SemaphoreDescriptor(fd, SemaphoreType.HOST_TIMELINE), True)
         assert caught.value.errno == errno.EINVAL
         assert is_open(fd)
