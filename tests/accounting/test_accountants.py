@@ -26,14 +26,14 @@ def exact(threshold=None):
     return AdHocAccountant(threshold, percent=100)
 
 
-def test_weights_and_outputs_count_half_again():
+def test_cost_is_weights_and_outputs_times_one_and_a_half():
     (node,) = chain(20)
     assert AdHocAccountant().cost(node) == 180
     assert AdHocAccountant(percent=100).cost(node) == 120
     assert AdHocAccountant(percent=133).cost(node) == 159
 
 
-def test_a_price_changes_nothing():
+def test_pricing_a_node_changes_nothing():
     accountant = exact()
     a, b = chain(20, 30)
     assert accountant.cost(a) == accountant.cost(a) == 120
@@ -41,7 +41,7 @@ def test_a_price_changes_nothing():
     assert accountant.pending == accountant.consumed == 0
 
 
-def test_a_weight_is_in_the_cost_of_its_first_user_only():
+def test_shared_weight_is_charged_to_its_first_user_only():
     accountant = exact()
     a, b = chain(20, 30)
     assert accountant.account(a) == 120
@@ -52,7 +52,7 @@ def test_a_weight_is_in_the_cost_of_its_first_user_only():
     assert accountant.consumed == 150
 
 
-def test_a_weight_of_a_withdrawn_node_counts_for_the_next_user():
+def test_weight_of_a_withdrawn_node_is_charged_to_the_next_user():
     accountant = exact()
     a, b = chain(20, 30)
     accountant.account(a)
@@ -61,7 +61,7 @@ def test_a_weight_of_a_withdrawn_node_counts_for_the_next_user():
     assert accountant.account(b) == 130
 
 
-def test_a_group_costs_what_its_nodes_cost_one_by_one():
+def test_group_costs_the_sum_of_its_nodes():
     nodes = chain(20, 30, 40)
     together, apart = exact(), exact()
     assert together.cost(nodes) == 190
@@ -74,7 +74,7 @@ def test_a_group_costs_what_its_nodes_cost_one_by_one():
     assert together.consumed == apart.consumed == 190
 
 
-def test_a_group_is_refused_as_a_whole():
+def test_group_over_the_limit_is_refused_as_a_whole():
     nodes = chain(20, 30)
     accountant = exact(149)
     assert accountant.account(nodes) is None
@@ -83,7 +83,7 @@ def test_a_group_is_refused_as_a_whole():
     assert exact(150).account(nodes) == 150
 
 
-def test_exactly_the_limit_fits_and_one_byte_more_does_not():
+def test_limit_is_exact_to_the_byte():
     a, b = chain(20, 30)
     for limit, fits in ((150, True), (149, False)):
         accountant = exact(limit)
@@ -106,7 +106,7 @@ def test_only_a_commit_changes_what_is_consumed():
     assert accountant.commit([a, b]) == 30
 
 
-def test_without_a_limit_costs_are_kept_all_the_same():
+def test_costs_are_counted_without_a_limit():
     for threshold in (None, ResourceCount.none()):
         accountant = exact(threshold)
         nodes = chain(20, 30)
@@ -116,7 +116,7 @@ def test_without_a_limit_costs_are_kept_all_the_same():
         assert not accountant.stop_requested
 
 
-def test_a_new_pass_forgets_the_stop_flag_and_what_is_pending_but_no_commit():
+def test_new_pass_drops_stop_flag_and_pending_costs_but_keeps_commits():
     accountant = exact(150)
     a, b, c = chain(20, 30, 40)
     accountant.account(a)
@@ -129,7 +129,7 @@ def test_a_new_pass_forgets_the_stop_flag_and_what_is_pending_but_no_commit():
     assert accountant.account(b) == 30
 
 
-def test_survivors_commit_at_the_price_of_the_first_pass():
+def test_surviving_nodes_commit_at_the_price_of_the_first_pass():
     accountant = exact()
     x = Value("x", "uint8", (1,))
     small = Value("y", "uint8", (10,))
@@ -142,7 +142,7 @@ def test_survivors_commit_at_the_price_of_the_first_pass():
     assert accountant.commit(node) == 0, "it makes what the rewired one makes: the same node"
 
 
-def test_a_weight_stays_counted_when_the_node_that_paid_for_it_is_gone():
+def test_weight_stays_counted_after_its_paying_node_is_removed():
     accountant = exact()
     a, b = chain(20, 30)
     accountant.account(a)
@@ -152,14 +152,14 @@ def test_a_weight_stays_counted_when_the_node_that_paid_for_it_is_gone():
     assert accountant.consumed == 130
 
 
-def test_sizes_that_are_unknown_count_nothing():
+def test_values_of_unknown_size_cost_nothing():
     x = Value("x", "float32", ("n",))
     y = Value("y", "float32", ("n", 4))
     z = Value("z", "float32", (4,))
     assert exact().cost(Node("Op", [x], [y, None, z])) == 16
 
 
-def test_a_body_and_the_outer_weights_it_uses_count():
+def test_node_with_a_body_costs_the_body_and_its_outer_weights():
     outer = Value("w", "uint8", (100,), is_initializer=True)
     inner = Value("inner", "uint8", (10,), is_initializer=True)
     mid, end = Value("mid", "uint8", (3,)), Value("end", "uint8", (5,))
@@ -172,7 +172,7 @@ def test_a_body_and_the_outer_weights_it_uses_count():
     assert accountant.cost(Node("Op", [outer], [Value("q", "uint8", (1,))])) == 1
 
 
-def test_equal_names_in_two_bodies_are_two_weights():
+def test_weights_of_equal_name_in_two_bodies_are_distinct():
     nodes = [
         Node("Op", [Value("w", "uint8", (n,), is_initializer=True)], [Value("y", "uint8", (1,))])
         for n in (10, 20)
@@ -180,7 +180,7 @@ def test_equal_names_in_two_bodies_are_two_weights():
     assert exact().cost(nodes) == 32
 
 
-def test_too_large_sums_overflow_and_leave_the_account_as_it_was():
+def test_overflowing_sum_is_an_error_and_changes_nothing():
     huge = Value("y", "uint8", (2**64 - 10,))
     (small,) = chain(20)
     accountant = exact()
@@ -193,18 +193,18 @@ def test_too_large_sums_overflow_and_leave_the_account_as_it_was():
 
 
 @pytest.mark.parametrize("percent", [99, 10_001, 1.5, True, "150"])
-def test_a_percentage_out_of_range_is_refused(percent):
+def test_percentage_out_of_range_is_refused(percent):
     with pytest.raises(ConfigError, match="100 to 10000"):
         AdHocAccountant(percent=percent)
 
 
 @pytest.mark.parametrize("threshold", [-1, 1.5, "10"])
-def test_a_threshold_that_is_no_amount_is_refused(threshold):
+def test_invalid_threshold_is_refused(threshold):
     with pytest.raises((ValueError, TypeError)):
         AdHocAccountant(threshold)
 
 
-def test_statistics_price_a_node_at_the_sum_of_its_numbers_and_unknown_ones_at_zero():
+def test_stats_accountant_prices_by_recorded_sums_and_unknown_nodes_at_zero():
     a, b = chain(20, 30)
     accountant = StatsAccountant({unique_node_name(a): NodeStats(1, 2, 3, 4)}, threshold=10)
     assert accountant.cost(a) == 10
@@ -217,7 +217,7 @@ def test_statistics_price_a_node_at_the_sum_of_its_numbers_and_unknown_ones_at_z
     st.integers(0, 5000),
     st.lists(st.tuples(st.sampled_from(["account", "commit", "new pass"]), st.integers(0, 11))),
 )
-def test_what_is_held_never_exceeds_the_limit_unless_the_host_commits_it(lengths, limit, steps):
+def test_consumed_and_pending_never_exceed_the_limit(lengths, limit, steps):
     nodes = chain(*lengths)
     accountant = exact(limit)
     accepted = set()

@@ -13,7 +13,7 @@ AMOUNTS = st.integers(0, MOST_BYTES)
 
 
 @given(AMOUNTS, AMOUNTS)
-def test_a_sum_is_exact_or_an_overflow(a, b):
+def test_resource_count_sum_is_exact_or_overflows(a, b):
     x, y = ResourceCount.from_bytes(a), ResourceCount.from_bytes(b)
     if a + b > MOST_BYTES:
         with pytest.raises(OverflowError, match=str(a + b)):
@@ -22,7 +22,7 @@ def test_a_sum_is_exact_or_an_overflow(a, b):
         assert x + y == ResourceCount.from_bytes(a + b)
 
 
-def test_the_largest_amount_fits_and_one_more_overflows():
+def test_largest_count_fits_and_one_more_overflows():
     most = ResourceCount.from_bytes(MOST_BYTES)
     assert most + ResourceCount.from_bytes(0) == most
     with pytest.raises(OverflowError):
@@ -32,13 +32,13 @@ def test_the_largest_amount_fits_and_one_more_overflows():
 
 
 @given(AMOUNTS, AMOUNTS)
-def test_only_more_exceeds(a, b):
+def test_count_exceeds_only_when_greater(a, b):
     assert ResourceCount.from_bytes(a).exceeds(ResourceCount.from_bytes(b)) == (a > b)
     assert ResourceCount.from_bytes(a).exceeds(b) == (a > b)
 
 
 @given(AMOUNTS)
-def test_none_adds_as_zero_and_takes_no_part_in_comparisons(a):
+def test_unset_fields_add_as_zero_and_are_not_compared(a):
     none, amount = ResourceCount.none(), ResourceCount.from_bytes(a)
     assert none + amount == amount + none == amount
     assert (none + none).is_none
@@ -47,7 +47,7 @@ def test_none_adds_as_zero_and_takes_no_part_in_comparisons(a):
 
 
 @given(AMOUNTS)
-def test_text_is_decimal(a):
+def test_resource_count_text_is_decimal(a):
     assert str(ResourceCount.from_bytes(a)) == str(a)
     assert eval(repr(ResourceCount.from_bytes(a)), {"ResourceCount": ResourceCount}) == a
 
@@ -55,12 +55,12 @@ def test_text_is_decimal(a):
 @pytest.mark.parametrize(
     ("bad", "error"), [(-1, ValueError), (1.0, TypeError), ("1", TypeError), (True, TypeError)]
 )
-def test_what_is_no_number_of_bytes_is_refused(bad, error):
+def test_resource_count_rejects_invalid_byte_counts(bad, error):
     with pytest.raises(error):
         ResourceCount.from_bytes(bad)
 
 
-def test_it_is_a_value():
+def test_resource_count_is_a_value():
     a = ResourceCount.from_bytes(5)
     assert {a: 1}[ResourceCount.from_bytes(5)] == 1
     assert pickle.loads(pickle.dumps(a)) == a

@@ -31,7 +31,7 @@ def folder(tmp_path):
         ("0,", AdHocAccountant, 0),
     ],
 )
-def test_a_setting_makes_one_accountant(folder, setting, kind, threshold):
+def test_setting_makes_one_accountant_per_device(folder, setting, kind, threshold):
     accountants = accountants_from_setting(setting, folder=folder)
     (accountant,) = accountants.values()
     assert type(accountant) is kind
@@ -55,7 +55,7 @@ def test_no_setting_makes_none(setting):
         (",missing.csv", "missing.csv"),
     ],
 )
-def test_a_bad_setting_is_an_error_that_says_what_is_accepted(folder, setting, message):
+def test_bad_setting_is_an_error_that_says_what_is_accepted(folder, setting, message):
     with pytest.raises(ConfigError, match=message):
         accountants_from_setting(setting, folder=folder)
 
@@ -76,7 +76,7 @@ NAMES_OF_CUDA_0 = [
 
 @pytest.mark.parametrize("key", NAMES_OF_CUDA_0, ids=str)
 @pytest.mark.parametrize("name", NAMES_OF_CUDA_0, ids=str)
-def test_every_name_of_a_device_leads_to_one_accountant(key, name):
+def test_all_names_of_a_device_share_one_accountant(key, name):
     accountant = AdHocAccountant()
     accountants = Accountants({key: accountant})
     assert accountants[name] is accountant
@@ -90,7 +90,7 @@ def test_two_accountants_for_one_device_are_refused():
         Accountants({"cuda:0": AdHocAccountant(), "gpu:0": AdHocAccountant()})
 
 
-def test_a_name_of_no_device_is_refused_when_it_is_given_and_missing_when_it_is_looked_up():
+def test_unknown_device_name_is_refused_in_settings_and_missing_in_lookups():
     with pytest.raises(ValueError, match="TensorrtExecutionProvider"):
         Accountants({"TensorrtExecutionProvider": AdHocAccountant()})
     with pytest.raises(KeyError):

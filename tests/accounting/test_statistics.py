@@ -34,14 +34,14 @@ def its_graph():
     return builder.build(outputs=["y"])
 
 
-def test_every_node_is_found_in_a_file_of_onnx_runtime():
+def test_nodes_are_found_in_a_statistics_file_of_onnx_runtime():
     stats = read_stats(FROM_ONNX_RUNTIME)
     names = [unique_node_name(node) for node in its_graph().nodes]
     assert sorted(names) == sorted(stats)
     assert "Softmax_12089296346681712305" in names
 
 
-def test_its_numbers_are_the_costs():
+def test_statistics_file_numbers_are_the_costs():
     accountant = StatsAccountant(FROM_ONNX_RUNTIME)
     assert [accountant.cost(node).total_bytes for node in its_graph().nodes] == [
         320 + 768,
@@ -60,7 +60,7 @@ def test_its_numbers_are_the_costs():
         (b"The quick brown fox jumps over the lazy dog", 0, "c383152f672ceeec6cf67b5d2c1de9e5"),
     ],
 )
-def test_the_hash(data, seed, expected):
+def test_murmur_hash_matches_known_values(data, seed, expected):
     assert murmur3_x86_128(data, seed).hex() == expected
 
 
@@ -71,7 +71,7 @@ NAMES = st.text(
 
 
 @given(st.dictionaries(NAMES, ROWS))
-def test_what_is_written_is_read_back(tmp_path_factory, stats):
+def test_statistics_round_trip_through_a_file(tmp_path_factory, stats):
     recorder = StatsRecorder()
     recorder._stats = stats
     path = tmp_path_factory.mktemp("stats") / "stats.csv"
@@ -82,7 +82,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, stats):
     )
 
 
-def test_lines_without_content_are_passed_over_and_the_last_of_a_name_holds(tmp_path):
+def test_empty_lines_are_skipped_and_the_last_line_of_a_name_wins(tmp_path):
     path = tmp_path / "s.csv"
     path.write_text("#x,y\n\na,1,2,3,4\n,9,9,9,9\n  \nb,0,0,0,0\na,5,6,7,8\n")
     assert read_stats(path) == {"a": NodeStats(5, 6, 7, 8), "b": NodeStats()}
@@ -92,19 +92,19 @@ def test_lines_without_content_are_passed_over_and_the_last_of_a_name_holds(tmp_
     "line",
     ["a", "a,1,2,3", "a,1,2,3,4,5", "a,1,2,3,x", "a,1,2,3,-4", "a,1,2,3,", f"a,1,2,3,{2**64}"],
 )
-def test_a_malformed_line_is_an_error_that_names_it(tmp_path, line):
+def test_malformed_line_is_an_error_that_names_it(tmp_path, line):
     path = tmp_path / "s.csv"
     path.write_text(f"a,1,2,3,4\n{line}\n")
     with pytest.raises(ConfigError, match=r"s\.csv, line 2"):
         read_stats(path)
 
 
-def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path):
+def test_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.csv"):
         StatsAccountant(tmp_path / "missing.csv")
 
 
-def test_the_recorder_keeps_the_largest_of_all_runs():
+def test_recorder_keeps_the_maximum_over_runs():
     node = its_graph().nodes[0]
     recorder = StatsRecorder()
     for n, temporary in ((2, 500), (5, 100)):
@@ -113,7 +113,7 @@ def test_the_recorder_keeps_the_largest_of_all_runs():
     assert recorder.stats == {unique_node_name(node): NodeStats(320, 2048, 640, 500)}
 
 
-def test_a_value_counts_once_in_a_run():
+def test_value_counts_once_in_a_run():
     _, add, clip, *_ = its_graph().nodes
     recorder = StatsRecorder()
     sizes = {"a": 10, "c": 20, "d": 30}
@@ -125,7 +125,7 @@ def test_a_value_counts_once_in_a_run():
     assert recorder.stats[unique_node_name(clip)] == NodeStats(20, 4, 30, 0)
 
 
-def test_a_size_that_nobody_knows_is_an_error_and_nothing_is_noted():
+def test_unknown_size_is_an_error_and_records_nothing():
     node = its_graph().nodes[0]
     recorder = StatsRecorder()
     for sizes in ({"x": 1}, {"x": 1, "a": -1}, {"x": 1, "a": 1.5}):
@@ -136,7 +136,7 @@ def test_a_size_that_nobody_knows_is_an_error_and_nothing_is_noted():
     assert recorder.stats[unique_node_name(node)].input_bytes == 1
 
 
-def test_a_name_that_the_file_cannot_hold_is_refused_and_nothing_written(tmp_path):
+def test_unwritable_node_name_is_refused_and_nothing_is_written(tmp_path):
     builder = GraphBuilder()
     x = builder.input("x", "uint8", (1,))
     recorder = StatsRecorder()

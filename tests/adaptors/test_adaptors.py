@@ -64,7 +64,7 @@ def live(resource):
 # ---- what holds for every adaptor around every resource ------------------------------------------
 
 
-def test_a_buffer_knows_its_adaptor_and_goes_back_through_it(adapted):
+def test_buffer_names_its_adaptor_and_is_freed_through_it(adapted):
     adaptor, upstream = adapted
     with adaptor.allocate(1000) as buffer:
         assert buffer.resource is adaptor
@@ -75,7 +75,7 @@ def test_a_buffer_knows_its_adaptor_and_goes_back_through_it(adapted):
     adaptor.close()
 
 
-def test_views_keep_the_block_when_everything_else_is_gone(adapted):
+def test_views_keep_the_block_alive_without_buffer_and_adaptor(adapted):
     adaptor, upstream = adapted
     buffer = adaptor.allocate(1000)
     view = np.from_dlpack(buffer)
@@ -89,7 +89,7 @@ def test_views_keep_the_block_when_everything_else_is_gone(adapted):
     assert live(upstream) == 0
 
 
-def test_a_view_dropped_without_the_interpreter_lock(adapted):
+def test_view_dropped_without_the_gil_frees_the_block_later(adapted):
     adaptor, upstream = adapted
     stream = gpumem.Stream("host")
     taken = consume(adaptor.allocate(1000).__dlpack__())
@@ -99,7 +99,7 @@ def test_a_view_dropped_without_the_interpreter_lock(adapted):
     adaptor.close()
 
 
-def test_an_adaptor_with_live_buffers_is_not_closed_and_its_upstream_neither(adapted):
+def test_close_with_live_buffers_is_refused_for_adaptor_and_upstream(adapted):
     adaptor, upstream = adapted
     view = memoryview(adaptor.allocate(1000))
     for resource in (adaptor, upstream):
@@ -114,7 +114,7 @@ def test_an_adaptor_with_live_buffers_is_not_closed_and_its_upstream_neither(ada
         adaptor.allocate(8)
 
 
-def test_a_closed_upstream_is_told_by_the_adaptor(adapted):
+def test_closed_upstream_raises_through_the_adaptor(adapted):
     adaptor, upstream = adapted
     upstream.close()
     if not isinstance(adaptor, gpumem.adaptors.FallbackAdaptor):
@@ -123,7 +123,7 @@ def test_a_closed_upstream_is_told_by_the_adaptor(adapted):
     adaptor.close()
 
 
-def test_empty_buffers_are_empty_here_too(adapted):
+def test_zero_byte_allocation_makes_an_empty_buffer(adapted):
     adaptor, upstream = adapted
     with adaptor.allocate(0) as buffer:
         assert (buffer.ptr, buffer.nbytes, buffer.resource) == (0, 0, adaptor)
@@ -131,7 +131,7 @@ def test_empty_buffers_are_empty_here_too(adapted):
     adaptor.close()
 
 
-def test_streams_alignment_and_persistent_blocks_reach_the_upstream(host, adapted):
+def test_stream_alignment_and_persistent_reach_the_upstream(host, adapted):
     adaptor, upstream = adapted
     mine, other = gpumem.Stream("host"), gpumem.Stream("host")
     with adaptor.allocate(1000, mine, alignment=256) as buffer:
@@ -147,7 +147,7 @@ def test_streams_alignment_and_persistent_blocks_reach_the_upstream(host, adapte
 
 
 @pytest.mark.parametrize("nbytes", [-1, 1.5, "8", True])
-def test_bad_sizes_are_refused_with_nothing_changed(adapted, nbytes):
+def test_invalid_sizes_are_refused_without_a_change(adapted, nbytes):
     adaptor, upstream = adapted
     with pytest.raises((TypeError, ValueError), match="nbytes"):
         adaptor.allocate(nbytes)
@@ -178,7 +178,7 @@ def test_adaptors_nest_in_any_order(order):
     upstream.close()
 
 
-def test_a_free_goes_back_in_the_order_of_its_stream(make_arena, host):
+def test_free_is_ordered_on_its_stream(make_arena, host):
     driver, arena = HostDriver(), make_arena()
     adaptor = gpumem.track(gpumem.limit(arena, MIB))
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
@@ -193,7 +193,7 @@ def test_a_free_goes_back_in_the_order_of_its_stream(make_arena, host):
     second.synchronize()
 
 
-def test_a_recorded_stream_holds_the_block_back(make_arena, host):
+def test_recorded_stream_delays_reuse_of_the_block(make_arena, host):
     driver, arena = HostDriver(), make_arena()
     adaptor = gpumem.track(gpumem.limit(arena, MIB))
     side = gpumem.Stream("host")
@@ -212,7 +212,7 @@ def test_a_recorded_stream_holds_the_block_back(make_arena, host):
         side.synchronize()
 
 
-def test_an_upstreams_exception_passes_as_it_is_and_changes_nothing():
+def test_upstream_exception_passes_unchanged():
     error = KeyError("mine")
 
     class Refuses(Plain):
@@ -229,7 +229,7 @@ def test_an_upstreams_exception_passes_as_it_is_and_changes_nothing():
     tracked.close()
 
 
-def test_an_upstream_that_returns_no_buffer_is_told(make_arena):
+def test_upstream_returning_no_buffer_is_an_error(make_arena):
     arena = make_arena()
 
     class Wrong(gpumem.MemoryResource):
@@ -249,7 +249,7 @@ def test_an_upstream_that_returns_no_buffer_is_told(make_arena):
     wrong.answer = None
 
 
-def test_what_an_adaptor_lacks_its_upstream_answers(make_arena):
+def test_missing_attributes_come_from_the_upstream(make_arena):
     arena = make_arena()
     adaptor = gpumem.track(gpumem.limit(arena, MIB))
     adaptor.validate()
@@ -263,12 +263,12 @@ def test_what_an_adaptor_lacks_its_upstream_answers(make_arena):
 
 @pytest.mark.parametrize("make", [*AROUND.values(), lambda x: gpumem.fallback(Plain(), x)])
 @pytest.mark.parametrize("resource", [None, "host", gpumem.Device("host")])
-def test_what_is_no_resource_is_refused(make, resource):
+def test_adaptor_rejects_an_upstream_that_is_no_resource(make, resource):
     with pytest.raises(TypeError, match="MemoryResource"):
         make(resource)
 
 
-def test_a_forks_child_may_drop_but_not_use_them():
+def test_forked_child_may_drop_but_not_use_adaptors():
     child.run_quietly(
         """
         import os, gpumem
@@ -294,7 +294,7 @@ def test_a_forks_child_may_drop_but_not_use_them():
     )
 
 
-def test_at_the_interpreters_end_live_blocks_are_left_alone():
+def test_interpreter_exit_leaves_live_blocks_alone():
     child.run_quietly(
         """
         import gpumem
@@ -307,7 +307,7 @@ def test_at_the_interpreters_end_live_blocks_are_left_alone():
 # ---- limit ---------------------------------------------------------------------------------------
 
 
-def test_a_limit_is_reached_and_not_passed(make_arena):
+def test_limit_adaptor_serves_up_to_its_limit_and_not_beyond(make_arena):
     limited = gpumem.limit(make_arena(), 1000)
     first = limited.allocate(600)
     assert (limited.limit, limited.used, limited.free) == (1000, 600, 400)
@@ -324,7 +324,7 @@ def test_a_limit_is_reached_and_not_passed(make_arena):
     limited.allocate_persistent(1000).close()
 
 
-def test_a_limit_of_nothing_gives_empty_buffers_only(make_arena):
+def test_limit_adaptor_with_limit_zero_serves_only_empty_buffers(make_arena):
     limited = gpumem.limit(make_arena(), 0)
     assert limited.allocate(0).nbytes == 0
     with pytest.raises(gpumem.OutOfMemoryError):
@@ -341,12 +341,12 @@ def test_a_limit_of_nothing_gives_empty_buffers_only(make_arena):
         (True, TypeError),
     ],
 )
-def test_a_bad_limit_is_refused(make_arena, nbytes, error):
+def test_limit_adaptor_rejects_invalid_limits(make_arena, nbytes, error):
     with pytest.raises(error, match="nbytes"):
         gpumem.limit(make_arena(), nbytes)
 
 
-def test_threads_never_pass_a_limit_and_are_not_refused_for_nothing():
+def test_limit_adaptor_is_exact_under_threads():
     class Watches(Plain):
         """Counts what is out between taking and giving; lets other threads in meanwhile."""
 
@@ -392,7 +392,7 @@ def test_threads_never_pass_a_limit_and_are_not_refused_for_nothing():
 # ---- log -----------------------------------------------------------------------------------------
 
 
-def test_a_callable_gets_every_event(make_arena):
+def test_log_adaptor_calls_a_callable_sink_for_each_event(make_arena):
     events = []
     logged = gpumem.log(gpumem.limit(make_arena(), 5000), events.append)
     stream = gpumem.Stream("host")
@@ -417,7 +417,7 @@ def test_a_callable_gets_every_event(make_arena):
     assert times == sorted(times)
 
 
-def test_a_free_on_another_stream_is_logged_there(make_arena):
+def test_log_adaptor_names_the_stream_of_the_free(make_arena):
     events = []
     logged = gpumem.log(make_arena(), events.append)
     other = gpumem.Stream("host")
@@ -428,7 +428,7 @@ def test_a_free_on_another_stream_is_logged_there(make_arena):
     assert events[-1].stream == other.ptr
 
 
-def test_a_file_gets_lines_that_replay_reads(make_arena):
+def test_log_adaptor_writes_a_file_that_replay_reads(make_arena):
     text = io.StringIO()
     logged = gpumem.log(gpumem.limit(make_arena(), MIB), text)
     kept = [logged.allocate(1000 + i) for i in range(10)]
@@ -440,7 +440,7 @@ def test_a_file_gets_lines_that_replay_reads(make_arena):
     assert (trace.events, trace.allocs) == (20, 10)
 
 
-def test_a_logger_gets_a_record_with_the_event(make_arena, caplog):
+def test_log_adaptor_passes_events_to_a_logger(make_arena, caplog):
     logged = gpumem.log(gpumem.limit(make_arena(), 100), logging.getLogger("memory"))
     with caplog.at_level(logging.INFO, "memory"):
         logged.allocate(100).close()
@@ -456,12 +456,12 @@ def test_a_logger_gets_a_record_with_the_event(make_arena, caplog):
 
 
 @pytest.mark.parametrize("sink", [None, 3, "file.csv"])
-def test_what_is_no_sink_is_refused(make_arena, sink):
+def test_log_adaptor_rejects_an_invalid_sink(make_arena, sink):
     with pytest.raises(TypeError, match="sink"):
         gpumem.log(make_arena(), sink)
 
 
-def test_a_failing_sink_is_reported_and_changes_nothing(make_arena, monkeypatch):
+def test_log_adaptor_reports_a_failing_sink_and_goes_on(make_arena, monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", lambda told: reported.append(told.exc_value))
 
@@ -473,7 +473,7 @@ def test_a_failing_sink_is_reported_and_changes_nothing(make_arena, monkeypatch)
     assert [error.args for error in reported] == [("allocate",), ("free",)]
 
 
-def test_a_sink_that_allocates_or_frees_is_told_after(make_arena):
+def test_log_adaptor_logs_what_its_sink_allocates_afterwards(make_arena):
     events, kept = [], []
     logged = None
 
@@ -489,7 +489,7 @@ def test_a_sink_that_allocates_or_frees_is_told_after(make_arena):
     assert events == [("allocate", 1), ("allocate", 2), ("free", 2), ("free", 1)]
 
 
-def test_a_view_dropped_without_python_is_logged_with_its_thread(make_arena):
+def test_log_adaptor_logs_a_view_dropped_without_the_gil_with_its_thread(make_arena):
     events = []
     logged = gpumem.log(make_arena(), events.append)
     stream = gpumem.Stream("host")
@@ -504,7 +504,7 @@ def test_a_view_dropped_without_python_is_logged_with_its_thread(make_arena):
 # ---- on_failure ----------------------------------------------------------------------------------
 
 
-def test_a_callback_frees_room_and_the_request_is_served(make_arena):
+def test_failure_adaptor_retries_after_its_callback_freed_memory(make_arena):
     limited = gpumem.limit(make_arena(), 1000)
     cache = [limited.allocate(400), limited.allocate(400)]
     asked = []
@@ -519,7 +519,7 @@ def test_a_callback_frees_room_and_the_request_is_served(make_arena):
     assert asked == [(900, 1), (900, 2)]
 
 
-def test_giving_up_raises_the_upstreams_error(make_arena):
+def test_failure_adaptor_raises_the_upstreams_error_when_it_gives_up(make_arena):
     limited = gpumem.limit(make_arena(), 1000)
     resource = gpumem.on_failure(limited, lambda nbytes, attempt: attempt < 3)
     with pytest.raises(gpumem.OutOfMemoryError, match="limit 1000"):
@@ -527,7 +527,7 @@ def test_giving_up_raises_the_upstreams_error(make_arena):
     assert limited.used == 0
 
 
-def test_only_a_lack_of_memory_asks_the_callback(make_arena):
+def test_failure_adaptor_calls_back_for_out_of_memory_only(make_arena):
     asked = []
     resource = gpumem.on_failure(make_arena(), lambda *a: asked.append(a) or False)
     with pytest.raises(ValueError, match="alignment"):
@@ -536,13 +536,13 @@ def test_only_a_lack_of_memory_asks_the_callback(make_arena):
 
 
 @pytest.mark.parametrize("answer", [None, 1, "yes"])
-def test_a_callback_that_answers_neither_yes_nor_no_is_told(make_arena, answer):
+def test_failure_adaptor_rejects_a_callback_result_that_is_no_bool(make_arena, answer):
     resource = gpumem.on_failure(gpumem.limit(make_arena(), 8), lambda *_: answer)
     with pytest.raises(TypeError, match="True to try"):
         resource.allocate(9)
 
 
-def test_what_the_callback_raises_passes(make_arena):
+def test_failure_adaptor_passes_the_callbacks_exception(make_arena):
     def fail(nbytes, attempt):
         raise KeyError(nbytes)
 
@@ -555,7 +555,7 @@ def test_what_the_callback_raises_passes(make_arena):
 # ---- fallback ------------------------------------------------------------------------------------
 
 
-def test_the_next_resource_serves_what_the_first_cannot(make_arena):
+def test_fallback_adaptor_takes_the_next_resource_when_memory_is_out(make_arena):
     first = gpumem.limit(make_arena(), 1000)
     pinned = make_arena(memory="host/host_accessible")
     managed = make_arena(memory="host/managed")
@@ -580,7 +580,7 @@ def test_the_next_resource_serves_what_the_first_cannot(make_arena):
     assert both.shrink().kept == ()
 
 
-def test_an_adaptor_around_a_fallback_keeps_what_the_buffer_is(make_arena):
+def test_adaptor_around_a_fallback_keeps_the_buffers_memory_info(make_arena):
     streams = gpumem.Stream("host"), gpumem.Stream("host")
     first = gpumem.limit(make_arena(), 100)
     second = make_arena(memory="host/managed")
@@ -596,7 +596,7 @@ def test_an_adaptor_around_a_fallback_keeps_what_the_buffer_is(make_arena):
     assert second.stats().in_use == 0
 
 
-def test_only_a_lack_of_memory_falls_back(make_arena):
+def test_fallback_adaptor_falls_back_for_out_of_memory_only(make_arena):
     class Broken(Plain):
         def allocate_raw(self, nbytes, stream):
             raise KeyError("mine")
@@ -607,7 +607,7 @@ def test_only_a_lack_of_memory_falls_back(make_arena):
     assert second.stats().num_allocs == 0
 
 
-def test_when_none_has_the_memory_every_reason_is_told(make_arena):
+def test_fallback_adaptor_reports_the_reason_of_each_resource(make_arena):
     both = gpumem.fallback(gpumem.limit(make_arena(), 10), gpumem.limit(make_arena(), 20))
     with pytest.raises(gpumem.OutOfMemoryError, match="limit 20,") as raised:
         both.allocate(30)
@@ -615,7 +615,7 @@ def test_when_none_has_the_memory_every_reason_is_told(make_arena):
     assert both.served == (0, 0)
 
 
-def test_a_fallback_takes_two_or_more_resources_of_one_device(make_arena):
+def test_fallback_adaptor_needs_two_or_more_resources_of_one_device(make_arena):
     arena = make_arena()
     with pytest.raises(TypeError):
         gpumem.fallback(arena)
@@ -638,7 +638,7 @@ def test_a_fallback_takes_two_or_more_resources_of_one_device(make_arena):
 # ---- track ---------------------------------------------------------------------------------------
 
 
-def test_counts_peaks_and_what_is_outstanding(make_arena):
+def test_track_adaptor_counts_totals_peaks_and_outstanding_blocks(make_arena):
     tracked = gpumem.track(make_arena())
     one, two = tracked.allocate(100), tracked.allocate(50)
     one.close()
@@ -656,7 +656,7 @@ def test_counts_peaks_and_what_is_outstanding(make_arena):
     assert tracked.report() == ""
 
 
-def test_stacks_say_who_asked(make_arena):
+def test_track_adaptor_records_the_stack_of_each_allocation(make_arena):
     tracked = gpumem.track(make_arena(), stacks=True)
 
     def careless():
@@ -670,7 +670,7 @@ def test_stacks_say_who_asked(make_arena):
     kept.close()
 
 
-def test_counts_are_exact_under_threads(make_arena):
+def test_track_adaptor_is_exact_under_threads(make_arena):
     tracked = gpumem.track(gpumem.track(make_arena()))
 
     def work():

@@ -38,7 +38,7 @@ def shown(monkeypatch):
     return told
 
 
-def test_blocks_are_ranges_and_frees_are_marks(shown):
+def test_allocations_are_ranges_and_frees_are_marks(shown):
     with gpumem.Arena("host") as arena:
         annotated = gpumem.annotate(arena)
         annotated.allocate(1000).close()
@@ -56,7 +56,7 @@ def test_blocks_are_ranges_and_frees_are_marks(shown):
     ]
 
 
-def test_a_range_contains_what_the_call_waits_for(shown):
+def test_range_covers_the_wait_of_the_call(shown):
     def make_room(nbytes, attempt):
         shown.append("waiting")
         return False
@@ -71,21 +71,21 @@ def test_a_range_contains_what_the_call_waits_for(shown):
     ]
 
 
-def test_what_is_no_domain_or_no_resource_is_refused(shown):
+def test_invalid_domain_or_resource_is_refused(shown):
     with pytest.raises(TypeError, match="domain must be a str, not int"):
         gpumem.annotate(Plain(), domain=1)
     with pytest.raises(TypeError, match="MemoryResource"):
         gpumem.annotate("host")
 
 
-def test_without_the_package_the_error_names_it(monkeypatch):
+def test_missing_nvtx_is_named_in_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(gpumem.errors.MissingFrameworkError, match=r"gpumem\[nvtx\]") as caught:
         gpumem.annotate(gpumem.Arena("host"))
     assert caught.value.name == "nvtx"
 
 
-def test_the_package_is_called_as_it_wants_to_be():
+def test_nvtx_is_called_with_valid_arguments():
     if importlib.util.find_spec("nvtx") is None:
         pytest.skip("nvtx is not installed")
     import nvtx
@@ -97,6 +97,6 @@ def test_the_package_is_called_as_it_wants_to_be():
     assert annotated.shrink().released_bytes > 0
 
 
-def test_nobody_who_does_not_ask_imports_it():
+def test_nvtx_is_imported_only_when_used():
     script = "import gpumem, sys; gpumem.Arena('host').allocate(8); sys.exit('nvtx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -15,7 +15,7 @@ def arena(request):
         arena.validate()
 
 
-def test_a_lower_limit_refuses_what_would_go_beyond_it_and_a_higher_one_allows_it(arena):
+def test_set_limit_takes_effect_at_once_in_both_directions(arena):
     first = arena.allocate(8 * MiB)
     arena.set_limit(arena.stats().reserved)
     assert arena.stats().limit == arena.stats().reserved
@@ -27,7 +27,7 @@ def test_a_lower_limit_refuses_what_would_go_beyond_it_and_a_higher_one_allows_i
     second.close()
 
 
-def test_what_is_held_beyond_a_lower_limit_stays_until_it_is_idle(arena):
+def test_memory_above_a_lowered_limit_stays_until_it_is_idle(arena):
     buffer = arena.allocate(32 * MiB)
     arena.set_limit(4 * MiB)
     memoryview(buffer)[-1] = 7
@@ -40,20 +40,20 @@ def test_what_is_held_beyond_a_lower_limit_stays_until_it_is_idle(arena):
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "1GiB", None])
-def test_a_limit_that_is_no_size_is_refused_and_changes_nothing(arena, limit):
+def test_invalid_limit_is_refused_without_a_change(arena, limit):
     arena.set_limit(8 * MiB)
     with pytest.raises((TypeError, ValueError)):
         arena.set_limit(limit)
     assert arena.stats().limit == 8 * MiB
 
 
-def test_a_closed_arena_takes_no_limit(arena):
+def test_set_limit_on_a_closed_arena_is_refused(arena):
     arena.close()
     with pytest.raises(ClosedError):
         arena.set_limit(MiB)
 
 
-def test_peaks_begin_anew_from_what_is_there_now(arena):
+def test_reset_peaks_starts_from_current_use(arena):
     kept = arena.allocate(MiB)
     arena.allocate(16 * MiB).close()
     assert arena.stats().max_in_use >= 17 * MiB

@@ -16,7 +16,7 @@ class Indexable:
 
 
 @pytest.mark.parametrize("method", ["allocate", "allocate_persistent", "reserve"])
-def test_zero_bytes_give_a_valid_empty_buffer(arena, method):
+def test_zero_bytes_give_an_empty_buffer(arena, method):
     buffer = getattr(arena, method)(0)
     assert (buffer.ptr, buffer.nbytes, buffer.allocated, len(buffer)) == (0, 0, 0, 0)
     assert bytes(buffer) == b""
@@ -27,7 +27,7 @@ def test_zero_bytes_give_a_valid_empty_buffer(arena, method):
 
 
 @pytest.mark.parametrize("nbytes", [1000, np.int64(1000), np.uint8(100), Indexable()])
-def test_whatever_is_an_integer_is_a_size(arena, nbytes):
+def test_any_integer_type_is_a_size(arena, nbytes):
     assert arena.allocate(nbytes).nbytes == nbytes.__index__()
 
 
@@ -52,7 +52,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("method", ["allocate", "allocate_persistent"])
 @pytest.mark.parametrize(("nbytes", "error"), REFUSED)
-def test_a_size_that_cannot_be_is_refused_and_changes_nothing(arena, method, nbytes, error):
+def test_invalid_size_is_refused_without_a_change(arena, method, nbytes, error):
     # With free blocks in the arena, so that a search runs over their bins.
     held = arena.allocate(300)
     arena.allocate(70_000).close()
@@ -65,7 +65,7 @@ def test_a_size_that_cannot_be_is_refused_and_changes_nothing(arena, method, nby
     assert arena.stats().in_use == held.allocated
 
 
-def test_an_absurd_size_is_told_to_be_one(arena):
+def test_size_beyond_the_address_space_is_named_as_such(arena):
     with pytest.raises(gpumem.OutOfMemoryError, match="no machine has that much") as caught:
         arena.allocate(1 << 50)
     assert caught.value.advice == "no machine has that much memory: check the size"
@@ -75,7 +75,7 @@ def test_an_absurd_size_is_told_to_be_one(arena):
 
 
 @pytest.mark.parametrize("power", range(22))
-def test_a_block_lies_at_the_alignment_asked_for(arena, power, rng):
+def test_block_has_the_requested_alignment(arena, power, rng):
     held = [arena.allocate(rng.randrange(1, 3000)) for _ in range(5)]
     alignment = 1 << power
     for _ in range(5):
@@ -92,20 +92,20 @@ def test_a_block_lies_at_the_alignment_asked_for(arena, power, rng):
         assert len(inside) == block.used
 
 
-def test_an_alignment_may_be_any_librarys_integer(arena):
+def test_any_integer_type_is_an_alignment(arena):
     assert arena.allocate(100, alignment=np.int64(4096)).ptr % 4096 == 0
 
 
 @pytest.mark.parametrize(
     "alignment", [0, -1, 3, 255, 257, 1 << 22, 256.0, "256", True, np.int64(-4)]
 )
-def test_an_alignment_that_is_no_power_of_two_up_to_2_mib_is_refused(arena, alignment):
+def test_alignment_must_be_a_power_of_two_up_to_2_mib(arena, alignment):
     with pytest.raises(ValueError, match="is not a power of two from 1 to 2097152"):
         arena.allocate(100, alignment=alignment)
     assert arena.stats().num_allocs == 0
 
 
-def test_every_block_lies_at_a_multiple_of_256(arena, rng):
+def test_every_block_is_256_byte_aligned(arena, rng):
     held = [arena.allocate(rng.randrange(1, 10_000)) for _ in range(200)]
     assert all(buffer.ptr % 256 == 0 for buffer in held)
 
@@ -113,7 +113,7 @@ def test_every_block_lies_at_a_multiple_of_256(arena, rng):
 # ---- a Buffer that nobody handed out -------------------------------------------------------------
 
 
-def test_a_buffer_made_by_new_alone_refuses_every_use():
+def test_buffer_made_by_new_alone_refuses_every_call():
     buffer = gpumem.Buffer.__new__(gpumem.Buffer)
     uses = [
         lambda: buffer.memory,

@@ -18,7 +18,7 @@ def other_thread():
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_a_small_block_is_found_again_as_it_was(make_arena, backing):
+def test_freed_small_block_is_reused_from_the_thread_cache(make_arena, backing):
     arena = make_arena({"backing": backing, "split_rule": "tight"})
     first, pin, second = (arena.allocate(1000) for _ in range(3))
     addresses = [first.ptr, second.ptr]
@@ -29,7 +29,7 @@ def test_a_small_block_is_found_again_as_it_was(make_arena, backing):
     pin.close()
 
 
-def test_a_block_freed_by_another_thread_comes_back_to_the_one_that_took_it(arena, other_thread):
+def test_block_freed_by_another_thread_returns_to_the_owner_cache(arena, other_thread):
     buffer, pin = arena.allocate(5000), arena.allocate(256)
     address = buffer.ptr
     other_thread(buffer.close)
@@ -38,7 +38,7 @@ def test_a_block_freed_by_another_thread_comes_back_to_the_one_that_took_it(aren
     pin.close()
 
 
-def test_what_other_threads_free_without_end_is_not_held_back(make_arena, other_thread):
+def test_blocks_freed_by_other_threads_do_not_pile_up(make_arena, other_thread):
     arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
     for _ in range(20):
         buffers = [arena.allocate(256) for _ in range(1000)]
@@ -46,7 +46,7 @@ def test_what_other_threads_free_without_end_is_not_held_back(make_arena, other_
     assert arena.allocate(MIB).nbytes == MIB
 
 
-def test_blocks_at_rest_make_room_for_a_large_one(make_arena, other_thread):
+def test_cached_blocks_are_flushed_for_a_large_request(make_arena, other_thread):
     arena = make_arena({"max_mem": MIB, "backing": "regions", "split_rule": "tight"})
 
     def fill_and_free():
@@ -58,7 +58,7 @@ def test_blocks_at_rest_make_room_for_a_large_one(make_arena, other_thread):
     assert arena.allocate(MIB).nbytes == MIB
 
 
-def test_a_block_freed_on_another_stream_is_not_handed_to_its_first_one(make_arena):
+def test_cached_block_freed_on_another_stream_is_not_reused_on_its_first(make_arena):
     arena = make_arena({"stream_reuse": "never"})
     mine, theirs = gpumem.Stream("host"), gpumem.Stream("host")
     buffer = arena.allocate(1000, mine)
@@ -68,7 +68,7 @@ def test_a_block_freed_on_another_stream_is_not_handed_to_its_first_one(make_are
     assert arena.allocate(1000, theirs).ptr == address
 
 
-def test_a_large_block_is_found_again_as_it_was_if_nothing_came_between(make_arena):
+def test_large_block_is_reused_as_it_was_if_freed_last(make_arena):
     arena = make_arena({"split_rule": "tight"})
     first, pin = arena.allocate(3 * MIB), arena.allocate(3 * MIB)
     address = first.ptr
@@ -77,14 +77,14 @@ def test_a_large_block_is_found_again_as_it_was_if_nothing_came_between(make_are
     pin.close()
 
 
-def test_the_block_freed_last_merges_before_another_size_is_served(make_arena):
+def test_last_freed_block_is_merged_before_another_size_is_served(make_arena):
     arena = make_arena({"max_mem": 4 * MIB, "backing": "regions", "split_rule": "tight"})
     for size in (4 * MIB, MIB, 4 * MIB, 3 * MIB, 4 * MIB):
         arena.allocate(size).close()
     assert arena.stats().num_extensions == 1 or arena.stats().reserved <= 4 * MIB
 
 
-def test_a_reset_stream_frees_what_rests_for_it(make_arena):
+def test_reset_stream_frees_its_cached_blocks(make_arena):
     arena = make_arena({"stream_reuse": "never", "split_rule": "tight"})
     stream = gpumem.Stream("host")
     buffer = arena.allocate(1000, stream)
@@ -98,7 +98,7 @@ def test_a_reset_stream_frees_what_rests_for_it(make_arena):
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_the_peak_in_use_is_exact_although_nobody_looked_meanwhile(make_arena, rng, streams):
+def test_peak_in_use_counts_cached_allocations_exactly(make_arena, rng, streams):
     arena = make_arena({"backing": "regions", "split_rule": "tight"})
     queues = [gpumem.Stream("host") for _ in range(streams)]
     live, in_use, requested, peak, taken = [], 0, 0, 0, 0
@@ -121,7 +121,7 @@ def test_the_peak_in_use_is_exact_although_nobody_looked_meanwhile(make_arena, r
     assert stats.num_frees == taken - len(live)
 
 
-def test_a_thread_takes_over_the_cache_of_one_that_ended(arena):
+def test_new_thread_takes_over_the_cache_of_an_ended_one(arena):
     pin = arena.allocate(256)
     address = in_a_thread(lambda: arena.allocate(2000).ptr)
     for _ in range(50):
@@ -129,7 +129,7 @@ def test_a_thread_takes_over_the_cache_of_one_that_ended(arena):
     pin.close()
 
 
-def test_more_arenas_than_a_thread_remembers_keep_their_own_blocks(make_arena):
+def test_arenas_beyond_the_threads_cache_slots_keep_their_own_blocks(make_arena):
     arenas = [make_arena() for _ in range(50)]
     pins = [arena.allocate(256) for arena in arenas]
     first = [arena.allocate(3000).ptr for arena in arenas]
@@ -140,7 +140,7 @@ def test_more_arenas_than_a_thread_remembers_keep_their_own_blocks(make_arena):
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_an_arena_that_is_dropped_gives_back_what_rests_in_caches(backing, other_thread):
+def test_dropped_arena_frees_its_cached_blocks(backing, other_thread):
     device = gpumem.Device("host")
     before = device.free_bytes
     held = [gpumem.Arena("host", {"backing": backing})]
@@ -150,7 +150,7 @@ def test_an_arena_that_is_dropped_gives_back_what_rests_in_caches(backing, other
     assert device.free_bytes == before
 
 
-def test_a_new_arena_never_takes_blocks_of_one_that_is_gone():
+def test_new_arena_never_reuses_cached_blocks_of_a_dropped_one():
     for _ in range(100):
         arena = gpumem.Arena("host")
         arena.allocate(1000).close()

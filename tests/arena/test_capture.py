@@ -66,7 +66,7 @@ def lies_in(buffer, thing):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_memory_of_a_capture_is_the_pools_alone(make_arena, driver, stream, mode, backing):
+def test_captured_memory_belongs_to_the_graph_pool_alone(make_arena, driver, stream, mode, backing):
     arena = make_arena({"backing": backing})
     arena.allocate(MIB, stream).close()
     with arena.capture(stream) as pool, Graph(driver, stream, mode) as graph:
@@ -90,7 +90,7 @@ def test_memory_of_a_capture_is_the_pools_alone(make_arena, driver, stream, mode
 
 
 @pytest.mark.parametrize("policy", ["completed", "wait", "never"])
-def test_launches_and_eager_work_share_no_byte(make_arena, driver, stream, policy):
+def test_graph_launches_and_eager_work_share_no_byte(make_arena, driver, stream, policy):
     arena = make_arena({"stream_reuse": policy})
     with arena.capture(stream) as pool, Graph(driver, stream) as graph:
         scratch = arena.allocate(200 * KIB, stream)
@@ -116,7 +116,7 @@ def test_launches_and_eager_work_share_no_byte(make_arena, driver, stream, polic
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_growth_and_misses_inside_a_capture_leave_it_valid(make_arena, driver, stream, mode):
+def test_growth_and_cache_misses_leave_the_capture_valid(make_arena, driver, stream, mode):
     """Other streams grow, record and ask events while the stream captures."""
     arena = make_arena()
     others = [gpumem.Stream("host") for _ in range(2)]
@@ -138,7 +138,7 @@ def test_growth_and_misses_inside_a_capture_leave_it_valid(make_arena, driver, s
     graph.destroy_instance()
 
 
-def test_a_free_on_a_stream_that_captures_records_no_event_there(make_arena, driver, stream):
+def test_free_on_a_capturing_stream_records_no_event(make_arena, driver, stream):
     arena = make_arena()
     before = arena.allocate(MIB, stream)
     other = gpumem.Stream("host")
@@ -152,9 +152,7 @@ def test_a_free_on_a_stream_that_captures_records_no_event_there(make_arena, dri
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_undeclared_capture_gets_a_pool_where_the_driver_is_called(
-    make_arena, driver, stream, mode
-):
+def test_undeclared_capture_gets_a_graph_pool_at_the_first_miss(make_arena, driver, stream, mode):
     arena = make_arena()
     with Graph(driver, stream, mode) as graph:
         first = arena.allocate(MIB, stream)
@@ -176,7 +174,7 @@ def test_an_undeclared_capture_gets_a_pool_where_the_driver_is_called(
     arena.close()
 
 
-def test_an_arena_closes_after_an_undeclared_capture_is_over(make_arena, driver, stream):
+def test_arena_closes_after_an_undeclared_capture_ended(make_arena, driver, stream):
     arena = make_arena({"backing": "regions"})
     with Graph(driver, stream) as graph:
         buffer = arena.allocate(MIB, stream)
@@ -190,7 +188,7 @@ def test_an_arena_closes_after_an_undeclared_capture_is_over(make_arena, driver,
     assert arena.closed
 
 
-def test_a_pool_lives_exactly_as_long_as_graph_and_instances(make_arena, driver, stream, host):
+def test_graph_pool_lives_as_long_as_its_graphs_and_instances(make_arena, driver, stream, host):
     arena = make_arena()
     gc.collect()
     arena.shrink()  # what earlier arenas left goes now
@@ -211,7 +209,7 @@ def test_a_pool_lives_exactly_as_long_as_graph_and_instances(make_arena, driver,
     assert host.used(0) == used
 
 
-def test_several_captures_share_a_pool(make_arena, driver, stream):
+def test_several_captures_share_a_graph_pool(make_arena, driver, stream):
     arena = make_arena()
     with arena.capture(stream) as pool, Graph(driver, stream) as graph:
         buffer = arena.allocate(MIB, stream)
@@ -226,7 +224,7 @@ def test_several_captures_share_a_pool(make_arena, driver, stream):
     graph.destroy()
 
 
-def test_a_stream_that_joins_is_served_until_the_context_ends(make_arena, driver, stream):
+def test_joined_stream_is_served_from_the_pool_until_the_context_ends(make_arena, driver, stream):
     arena = make_arena()
     joined = gpumem.Stream("host")
     with arena.capture(stream) as pool:
@@ -239,7 +237,7 @@ def test_a_stream_that_joins_is_served_until_the_context_ends(make_arena, driver
         pool.add_stream(joined)
 
 
-def test_captures_of_different_streams_nest_and_of_one_do_not(make_arena, stream):
+def test_captures_nest_for_different_streams_only(make_arena, stream):
     arena, other = make_arena(), gpumem.Stream("host")
     with arena.capture(stream) as outer, arena.capture(other) as inner:
         assert lies_in(arena.allocate(KIB, stream), outer)
@@ -266,7 +264,7 @@ def test_max_mem_bounds_an_arena_and_its_pools_together(make_arena, stream):
     arena.allocate(3 * MIB).close()
 
 
-def test_steady_state_beside_a_pool_asks_no_driver(make_arena, driver, stream, host):
+def test_steady_state_beside_a_graph_pool_makes_no_driver_call(make_arena, driver, stream, host):
     arena = make_arena()
     with arena.capture(stream):
         arena.allocate(MIB).close()
@@ -276,7 +274,7 @@ def test_steady_state_beside_a_pool_asks_no_driver(make_arena, driver, stream, h
         assert host.call_count() == calls
 
 
-def test_wrong_arguments_of_a_capture_are_refused(make_arena, driver, stream):
+def test_capture_rejects_invalid_arguments(make_arena, driver, stream):
     arena = make_arena()
     with pytest.raises(TypeError, match="must be a GraphPool"):
         arena.capture(stream, pool=3)

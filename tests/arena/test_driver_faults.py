@@ -123,7 +123,7 @@ def in_a_thread(call):
         ("regions", INVALID_VALUE),
     ],
 )
-def test_every_driver_call_may_fail_once(host, backing, error):
+def test_arena_survives_a_failure_of_any_driver_call(host, backing, error):
     config = CONFIGS[backing]
     streams = [gpumem.Stream("host"), gpumem.Stream("host")]
     before = alive(host)

@@ -48,7 +48,7 @@ def large_host(host):
 
 
 @pytest.mark.usefixtures("large_host")
-def test_regions_double_from_1_mib_to_1_gib_and_stay_there(arena):
+def test_regions_double_from_1_mib_up_to_1_gib(arena):
     doubling = [MIB << step for step in range(11)]
     assert fill(arena, 13) == [*doubling, 1024 * MIB, 1024 * MIB]
 
@@ -60,12 +60,12 @@ def test_doubling_stops_at_the_cap(make_arena):
 
 
 @pytest.mark.usefixtures("large_host")
-def test_a_cap_that_is_no_power_of_two_follows_the_last_power_below_it(make_arena):
+def test_last_doubling_step_goes_to_a_cap_between_powers_of_two(make_arena):
     capped = make_arena({"max_power_of_two_extend_bytes": 1000 * MIB})
     assert fill(capped, 12)[8:] == [size * MIB for size in (256, 512, 1000, 1000)]
 
 
-def test_a_large_request_doubles_as_often_as_it_needs_and_the_next_region_does_not(make_arena):
+def test_large_request_doubles_until_it_fits_once(make_arena):
     arena = make_arena()
     held = arena.allocate(3 * MIB)  # by the default split rule the whole region
     assert arena.stats().reserved == 4 * MIB
@@ -74,32 +74,32 @@ def test_a_large_request_doubles_as_often_as_it_needs_and_the_next_region_does_n
 
 
 @pytest.mark.usefixtures("large_host")
-def test_a_forced_region_may_be_above_the_cap_and_the_one_after_next_drops_back_to_it(arena):
+def test_request_above_the_cap_is_served_and_growth_returns_to_the_cap(arena):
     held = arena.allocate(3000 * MIB)
     assert arena.stats().reserved == 4096 * MIB
     assert fill(arena, 3) == [4096 * MIB, 1024 * MIB, 1024 * MIB]
     held.close()
 
 
-def test_same_as_requested_adds_what_the_block_takes(make_arena):
+def test_same_as_requested_adds_exactly_the_blocks_size(make_arena):
     arena = make_arena({"extend_strategy": "same_as_requested", "initial_chunk_size_bytes": MIB})
     assert grow(arena, 1, 1000, 3 * MIB) == [256, 1024, 3 * MIB]
 
 
-def test_the_first_region_is_the_initial_chunk(make_arena):
+def test_first_region_is_the_initial_chunk(make_arena):
     assert grow(make_arena({"initial_chunk_size_bytes": 25600}), 256) == [25600]
 
 
-def test_an_initial_chunk_is_rounded_up_to_256_bytes(make_arena):
+def test_initial_chunk_is_rounded_up_to_256_bytes(make_arena):
     assert grow(make_arena({"initial_chunk_size_bytes": 1000}), 1) == [1024]
 
 
-def test_the_last_region_is_what_the_limit_leaves(make_arena):
+def test_last_region_is_what_max_mem_leaves(make_arena):
     arena = make_arena({"max_mem": 10 * MIB})
     assert fill(arena, 4) == [MIB, 2 * MIB, 4 * MIB, 3 * MIB]
 
 
-def test_the_first_region_is_no_larger_than_the_limit(make_arena):
+def test_first_region_is_bounded_by_max_mem(make_arena):
     assert grow(make_arena({"max_mem": 300 * KIB}), 1) == [300 * KIB]
 
 
@@ -110,7 +110,7 @@ def test_growth_starts_again_from_the_growth_chunk_after_a_shrink(make_arena):
     assert fill(arena, 3) == [3 * MIB, 6 * MIB, 12 * MIB]
 
 
-def test_persistent_blocks_do_not_steer_growth(arena):
+def test_persistent_blocks_do_not_influence_growth(arena):
     weights = [arena.allocate_persistent(5 * MIB) for _ in range(3)]
     assert grow(arena, MIB) == [MIB]
     del weights
@@ -119,7 +119,7 @@ def test_persistent_blocks_do_not_steer_growth(arena):
 # ---- a driver that refuses -----------------------------------------------------------------------
 
 
-def test_a_refused_region_is_asked_for_again_in_nine_tenths(make_arena, leave_room, host):
+def test_refused_region_is_retried_at_nine_tenths(make_arena, leave_room, host):
     arena = make_arena({"initial_chunk_size_bytes": 64 * MIB})
     leave_room(32 * MIB)
     asked = host.call_count("cuMemAlloc")
@@ -131,13 +131,13 @@ def test_a_refused_region_is_asked_for_again_in_nine_tenths(make_arena, leave_ro
     assert host.call_count("cuMemAlloc") - asked == steps
 
 
-def test_a_driver_with_just_enough_gives_exactly_the_block(make_arena, leave_room):
+def test_refused_region_is_retried_down_to_the_block(make_arena, leave_room):
     arena = make_arena({"initial_chunk_size_bytes": 64 * MIB})
     leave_room(2 * MIB)
     assert grow(arena, 2 * MIB) == [2 * MIB]
 
 
-def test_backing_off_does_not_change_the_size_of_the_next_region(make_arena, leave_room, host):
+def test_backing_off_does_not_change_the_next_region(make_arena, leave_room, host):
     arena = make_arena({"initial_chunk_size_bytes": 8 * MIB, "split_rule": "tight"})
     leave_room(4 * MIB)
     held = [arena.allocate(2 * MIB)]
@@ -147,14 +147,14 @@ def test_backing_off_does_not_change_the_size_of_the_next_region(make_arena, lea
     del held
 
 
-def test_a_refused_request_does_not_change_the_size_of_the_next_region(arena, leave_room):
+def test_refused_request_does_not_change_the_next_region(arena, leave_room):
     leave_room(16 * MIB)
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(100 * MIB)
     assert grow(arena, 256) == [MIB]
 
 
-def test_a_request_over_the_limit_does_not_change_the_size_of_the_next_region(make_arena):
+def test_request_over_max_mem_does_not_change_the_next_region(make_arena):
     arena = make_arena({"max_mem": 64 * MIB})
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(100 * MIB)

@@ -24,7 +24,7 @@ def test_closing_a_buffer_twice_frees_it_once(arena):
     assert arena.stats().in_use == again.allocated
 
 
-def test_leaving_a_with_block_frees_the_buffer_also_after_an_error(arena):
+def test_with_block_frees_the_buffer_also_after_an_error(arena):
     with pytest.raises(KeyError), arena.allocate(1000) as buffer:
         raise KeyError
     assert buffer.closed
@@ -49,7 +49,7 @@ def test_dropping_the_last_reference_frees_the_buffer(arena):
         lambda buffer: buffer.__dlpack__(max_version=(1, 0)),
     ],
 )
-def test_a_closed_buffer_gives_no_view(arena, use):
+def test_closed_buffer_refuses_views(arena, use):
     buffer = arena.allocate(1000)
     buffer.close()
     with pytest.raises(gpumem.errors.ClosedError, match="closed"):
@@ -57,7 +57,7 @@ def test_a_closed_buffer_gives_no_view(arena, use):
     assert arena.stats().in_use == 0
 
 
-def test_a_closed_buffer_says_so_and_still_answers(arena):
+def test_closed_buffer_keeps_its_attributes(arena):
     buffer = arena.allocate(1000)
     assert "closed" not in repr(buffer)
     buffer.close()
@@ -66,7 +66,7 @@ def test_a_closed_buffer_says_so_and_still_answers(arena):
     assert (buffer.resource, buffer.memory) == (arena, arena.memory)
 
 
-def test_a_stale_buffer_does_not_free_the_block_of_its_successor(arena):
+def test_closing_a_stale_buffer_does_not_free_its_successors_block(arena):
     """A second free must not reach a block that was handed out anew from the same slot."""
     stale = arena.allocate(1000)
     address = stale.ptr
@@ -85,7 +85,7 @@ def test_a_stale_buffer_does_not_free_the_block_of_its_successor(arena):
     stream.successor.close()
 
 
-def test_a_buffer_closed_while_its_stream_is_read_keeps_the_memory_of_its_views(arena):
+def test_buffer_closed_while_its_stream_is_read_keeps_its_views(arena):
     buffer = arena.allocate(1000)
     view = memoryview(buffer)
 
@@ -100,7 +100,7 @@ def test_a_buffer_closed_while_its_stream_is_read_keeps_the_memory_of_its_views(
     assert arena.stats().in_use == 0
 
 
-def test_a_buffer_closed_on_a_refused_stream_stays_open(arena):
+def test_close_on_an_invalid_stream_leaves_the_buffer_open(arena):
     buffer = arena.allocate(1000)
     for refused, error in [("no stream", TypeError), (-1, ValueError), (1 << 64, ValueError)]:
         with pytest.raises(error):
@@ -112,7 +112,7 @@ def test_a_buffer_closed_on_a_refused_stream_stays_open(arena):
 # ---- arenas --------------------------------------------------------------------------------------
 
 
-def test_an_arena_with_a_live_buffer_refuses_to_close_and_changes_nothing(arena):
+def test_close_with_a_live_buffer_is_refused_without_a_change(arena):
     buffers = [arena.allocate(1000), arena.allocate_persistent(1000)]
     before = arena.stats(), arena.blocks()
     with pytest.raises(gpumem.errors.InUseError, match="2048 bytes in 2 blocks") as caught:
@@ -124,7 +124,7 @@ def test_an_arena_with_a_live_buffer_refuses_to_close_and_changes_nothing(arena)
     del buffers
 
 
-def test_an_arena_with_a_view_of_a_closed_buffer_refuses_to_close(arena):
+def test_close_with_a_view_of_a_closed_buffer_is_refused(arena):
     buffer = arena.allocate(1000)
     view = memoryview(buffer)
     buffer.close()
@@ -133,7 +133,7 @@ def test_an_arena_with_a_view_of_a_closed_buffer_refuses_to_close(arena):
     view.release()
 
 
-def test_an_empty_buffer_keeps_no_arena_open():
+def test_empty_buffer_does_not_prevent_close():
     arena = gpumem.Arena("host")
     empty = arena.allocate(0)
     arena.close()
@@ -152,7 +152,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_closed_arena_refuses_every_call(call):
+def test_closed_arena_refuses_every_call(call):
     arena = gpumem.Arena("host", name="weights")
     arena.allocate(1000).close()
     arena.close()
@@ -160,7 +160,7 @@ def test_a_closed_arena_refuses_every_call(call):
         call(arena)
 
 
-def test_closing_an_arena_twice_is_harmless_and_its_figures_stay():
+def test_closing_an_arena_twice_is_harmless_and_keeps_its_stats():
     arena = gpumem.Arena("host")
     arena.allocate(1000).close()
     arena.close()
@@ -172,14 +172,14 @@ def test_closing_an_arena_twice_is_harmless_and_its_figures_stay():
     arena.validate()
 
 
-def test_an_arena_in_a_with_block_is_closed_at_its_end():
+def test_with_block_closes_the_arena():
     with gpumem.Arena("host") as arena:
         assert arena.is_arena
         assert not arena.closed
     assert arena.closed
 
 
-def test_an_arena_outlives_its_name_while_a_buffer_lives():
+def test_arena_lives_as_long_as_its_buffers():
     arena = gpumem.Arena("host")
     alive = weakref.ref(arena)
     buffer = arena.allocate(1000)
@@ -190,7 +190,7 @@ def test_an_arena_outlives_its_name_while_a_buffer_lives():
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["arena", "buffer", "view"])))
-def test_a_view_keeps_its_bytes_whatever_is_dropped_first(order):
+def test_view_keeps_its_bytes_in_any_order_of_drops(order):
     device = gpumem.Device("host")
     free = device.free_bytes
     names = {"arena": gpumem.Arena("host")}
@@ -207,7 +207,7 @@ def test_a_view_keeps_its_bytes_whatever_is_dropped_first(order):
 
 
 @pytest.mark.parametrize("make_view", [memoryview, np.asarray, np.from_dlpack])
-def test_views_of_views_keep_the_memory_and_the_last_gives_it_back(arena, make_view):
+def test_last_of_nested_views_frees_the_memory(arena, make_view):
     buffer = arena.allocate(1000)
     views = [make_view(buffer)[100:] for _ in range(3)]
     views += [np.asarray(view)[::2] for view in views]
@@ -219,7 +219,7 @@ def test_views_of_views_keep_the_memory_and_the_last_gives_it_back(arena, make_v
     assert arena.stats().in_use == 0
 
 
-def test_a_cycle_of_arena_and_stream_object_is_collected():
+def test_cycle_of_arena_and_stream_is_collected():
     class Stream:
         def __cuda_stream__(self):
             return 0, 0
@@ -234,7 +234,7 @@ def test_a_cycle_of_arena_and_stream_object_is_collected():
 
 
 @pytest.mark.parametrize("kind", ["streams", "events"])
-def test_what_a_cycle_held_is_destroyed_with_it(host, kind):
+def test_collected_cycle_destroys_its_stream(host, kind):
     stream = gpumem.Stream("host")
     stream.record().synchronize()
     gc.collect()
@@ -251,7 +251,7 @@ def test_what_a_cycle_held_is_destroyed_with_it(host, kind):
     assert host.live()[kind] == before
 
 
-def test_buffers_arenas_and_streams_are_neither_copied_nor_pickled(arena):
+def test_buffers_arenas_and_streams_refuse_copy_and_pickle(arena):
     for thing in (arena, arena.allocate(1), gpumem.Stream("host"), gpumem.Event("host")):
         with pytest.raises(TypeError):
             copy.copy(thing)
@@ -259,6 +259,6 @@ def test_buffers_arenas_and_streams_are_neither_copied_nor_pickled(arena):
             pickle.dumps(thing)
 
 
-def test_a_buffer_is_only_made_by_an_allocator():
+def test_buffer_cannot_be_constructed_directly():
     with pytest.raises(TypeError, match=r"allocate\(\)"):
         gpumem.Buffer()

@@ -10,7 +10,7 @@ import gpumem
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def test_the_limit_can_be_handed_out_to_the_last_quantum(make_arena):
+def test_max_mem_can_be_allocated_to_the_last_256_bytes(make_arena):
     arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
     buffers = [arena.allocate(256) for _ in range(MIB // 256)]
     assert arena.stats().in_use == arena.stats().reserved == MIB
@@ -19,7 +19,7 @@ def test_the_limit_can_be_handed_out_to_the_last_quantum(make_arena):
     del buffers
 
 
-def test_a_limit_that_is_no_multiple_of_256_is_not_exceeded(make_arena):
+def test_max_mem_that_is_no_multiple_of_256_is_not_exceeded(make_arena):
     arena = make_arena({"max_mem": 1000, "split_rule": "tight"})
     buffers = [arena.allocate(256) for _ in range(3)]
     assert arena.stats().reserved <= 1000
@@ -32,7 +32,7 @@ def everything(arena):
     return arena.stats(), arena.blocks()
 
 
-def test_a_request_that_fails_leaves_books_and_blocks_as_they_were(make_arena):
+def test_failed_request_leaves_stats_and_blocks_unchanged(make_arena):
     arena = make_arena({"max_mem": 4 * MIB})
     held = [arena.allocate(size) for size in (100, 300 * KIB, 2 * MIB)]
     held[1].close()
@@ -45,7 +45,7 @@ def test_a_request_that_fails_leaves_books_and_blocks_as_they_were(make_arena):
     del held
 
 
-def test_a_request_above_the_limit_costs_no_idle_region(make_arena):
+def test_request_above_max_mem_releases_no_idle_region(make_arena):
     arena = make_arena({"max_mem": 4 * MIB})
     arena.allocate(MIB).close()
     before = everything(arena)
@@ -55,7 +55,7 @@ def test_a_request_above_the_limit_costs_no_idle_region(make_arena):
     assert everything(arena) == before
 
 
-def test_idle_regions_go_back_before_a_request_fails(make_arena):
+def test_idle_regions_are_released_before_a_request_fails(make_arena):
     arena = make_arena({"max_mem": 4 * MIB, "extend_strategy": "same_as_requested"})
     first, second = arena.allocate(2 * MIB), arena.allocate(2 * MIB)
     del first, second
@@ -63,7 +63,7 @@ def test_idle_regions_go_back_before_a_request_fails(make_arena):
     assert (arena.stats().num_shrinkages, arena.stats().num_regions) == (2, 1)
 
 
-def test_what_others_free_on_the_device_can_be_had_after_a_failure(make_arena, leave_room):
+def test_memory_freed_by_others_is_found_after_a_failure(make_arena, leave_room):
     arena, other = make_arena(), make_arena()
     leave_room(4 * MIB)
     held = other.allocate(4 * MIB)
@@ -74,7 +74,7 @@ def test_what_others_free_on_the_device_can_be_had_after_a_failure(make_arena, l
     assert arena.allocate(2 * MIB).nbytes == 2 * MIB
 
 
-def test_after_exhaustion_a_free_makes_room_again(make_arena, rng):
+def test_allocation_succeeds_again_after_a_free(make_arena, rng):
     arena = make_arena({"max_mem": MIB, "split_rule": "tight"})
     held = []
     for _ in range(20):
@@ -87,7 +87,7 @@ def test_after_exhaustion_a_free_makes_room_again(make_arena, rng):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_out_of_memory_error_carries_all_its_numbers(make_arena, persistent):
+def test_out_of_memory_error_has_all_its_fields(make_arena, persistent):
     arena = make_arena({"max_mem": 2 * MIB, "split_rule": "tight"})
     held = arena.allocate(700 * KIB)
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
@@ -106,14 +106,14 @@ def test_an_out_of_memory_error_carries_all_its_numbers(make_arena, persistent):
     held.close()
 
 
-def test_an_out_of_memory_error_names_the_stream_that_was_asked_for(make_arena):
+def test_out_of_memory_error_names_the_stream(make_arena):
     arena, stream = make_arena({"max_mem": MIB}), gpumem.Stream("host")
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         arena.allocate(2 * MIB, stream)
     assert caught.value.stream == stream.ptr
 
 
-def test_an_error_for_an_aligned_block_tells_what_was_asked_for(make_arena):
+def test_out_of_memory_error_reports_the_requested_size_and_alignment(make_arena):
     arena = make_arena({"max_mem": MIB})
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         arena.allocate(MIB - 1000, alignment=4096)
@@ -122,7 +122,7 @@ def test_an_error_for_an_aligned_block_tells_what_was_asked_for(make_arena):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_an_out_of_memory_error_survives_copies_and_pickles(make_arena, copied):
+def test_out_of_memory_error_survives_copy_and_pickle(make_arena, copied):
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         make_arena({"max_mem": MIB}).allocate(2 * MIB)
     again = copied(caught.value)
@@ -130,14 +130,14 @@ def test_an_out_of_memory_error_survives_copies_and_pickles(make_arena, copied):
     assert (str(again), vars(again)) == (str(caught.value), vars(caught.value))
 
 
-def test_the_host_devices_capacity_is_a_limit_too(make_arena, leave_room):
+def test_host_device_capacity_limits_arenas(make_arena, leave_room):
     leave_room(2 * MIB)
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         make_arena().allocate(3 * MIB)
     assert (caught.value.limit, caught.value.reserved) == (0, 0)
 
 
-def test_what_an_arena_held_goes_back_to_the_device_when_it_closes(make_arena):
+def test_close_returns_all_memory_to_the_device(make_arena):
     device = gpumem.Device("host")
     before = device.free_bytes
     with gpumem.Arena("host") as arena:
@@ -148,7 +148,7 @@ def test_what_an_arena_held_goes_back_to_the_device_when_it_closes(make_arena):
     assert device.free_bytes == before
 
 
-def test_an_arena_that_nobody_refers_to_gives_its_memory_back():
+def test_dropped_arena_returns_its_memory():
     device = gpumem.Device("host")
     before = device.free_bytes
     arena = gpumem.Arena("host")

@@ -27,7 +27,7 @@ def test_blocks_of_every_kind_are_written_and_read(make_arena, memory, enable):
 
 
 @pytest.mark.parametrize("memory", KINDS)
-def test_each_kind_has_its_own_driver_functions(make_arena, host, memory):
+def test_each_memory_kind_uses_its_own_driver_functions(make_arena, host, memory):
     take, give = KINDS[memory]
     before = host.call_count(take), host.call_count(give)
     arena = make_arena({"backing": "regions"}, memory)
@@ -37,13 +37,13 @@ def test_each_kind_has_its_own_driver_functions(make_arena, host, memory):
 
 
 @pytest.mark.parametrize("memory", KINDS)
-def test_every_kind_can_run_out(make_arena, memory):
+def test_every_memory_kind_raises_out_of_memory(make_arena, memory):
     arena = make_arena({"max_mem": MIB}, memory)
     with pytest.raises(gpumem.OutOfMemoryError, match=str(arena.memory)):
         arena.allocate(2 * MIB)
 
 
-def test_a_buffer_on_the_host_has_no_cuda_array_interface(arena):
+def test_host_buffer_has_no_cuda_array_interface(arena):
     buffer = arena.allocate(10)
     assert not hasattr(buffer, "__cuda_array_interface__")
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
@@ -53,7 +53,7 @@ def test_a_buffer_on_the_host_has_no_cuda_array_interface(arena):
 # ---- enable=False --------------------------------------------------------------------------------
 
 
-def test_switched_off_every_block_is_a_driver_allocation_of_its_own(make_arena, host):
+def test_disabled_arena_makes_one_driver_allocation_per_block(make_arena, host):
     arena = make_arena({"enable": False})
     calls = host.call_count("cuMemAlloc"), host.call_count("cuMemFree")
     buffers = [arena.allocate(1000) for _ in range(5)]
@@ -66,7 +66,7 @@ def test_switched_off_every_block_is_a_driver_allocation_of_its_own(make_arena, 
     arena.validate()
 
 
-def test_switched_off_the_limit_still_holds(make_arena):
+def test_disabled_arena_keeps_its_limit(make_arena):
     arena = make_arena({"enable": False, "max_mem": 10 * KIB})
     held = arena.allocate(9 * KIB)
     with pytest.raises(gpumem.OutOfMemoryError):

@@ -24,7 +24,7 @@ def full(make_arena, stream, **config):
 
 
 @pytest.mark.parametrize("policy", ["completed", "wait"])
-def test_a_stream_is_served_from_memory_that_another_still_uses(make_arena, streams, host, policy):
+def test_request_waits_for_pending_memory_of_another_stream(make_arena, streams, host, policy):
     arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy)
     host.set_lag(LAG)
     driver = HostDriver()
@@ -40,9 +40,7 @@ def test_a_stream_is_served_from_memory_that_another_still_uses(make_arena, stre
 
 
 @pytest.mark.parametrize("policy", ["completed", "never"])
-def test_the_own_stream_waits_for_a_block_that_another_was_recorded_for(
-    make_arena, streams, host, policy
-):
+def test_request_waits_for_a_block_with_a_recorded_stream(make_arena, streams, host, policy):
     arena, pin, buffer = full(make_arena, streams[0], stream_reuse=policy)
     buffer.record_stream(streams[1])
     host.set_lag(LAG)
@@ -53,7 +51,7 @@ def test_the_own_stream_waits_for_a_block_that_another_was_recorded_for(
     pin.close()
 
 
-def test_never_does_not_wait_for_what_it_will_not_hand_over(make_arena, streams, virtual_clock):
+def test_never_policy_does_not_wait_for_other_streams(make_arena, streams, virtual_clock):
     arena, pin, buffer = full(make_arena, streams[0], stream_reuse="never", oom_wait_ms=3_600_000)
     virtual_clock.set_lag(LAG)
     HostDriver().fill(buffer, 1, streams[0])
@@ -64,7 +62,7 @@ def test_never_does_not_wait_for_what_it_will_not_hand_over(make_arena, streams,
     pin.close()
 
 
-def test_nothing_is_waited_for_if_the_block_could_never_fit(make_arena, streams, virtual_clock):
+def test_request_that_can_never_fit_does_not_wait(make_arena, streams, virtual_clock):
     arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=3_600_000)
     virtual_clock.set_lag(LAG)
     buffer.close()
@@ -73,7 +71,7 @@ def test_nothing_is_waited_for_if_the_block_could_never_fit(make_arena, streams,
     pin.close()
 
 
-def test_the_wait_for_a_stream_that_this_thread_holds_back_ends(make_arena, streams, host):
+def test_wait_for_a_stream_held_back_by_this_thread_ends(make_arena, streams, host):
     arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=20)
     driver = HostDriver()
     before = arena.stats()
@@ -89,9 +87,7 @@ def test_the_wait_for_a_stream_that_this_thread_holds_back_ends(make_arena, stre
     pin.close()
 
 
-def test_a_stream_that_was_waited_for_in_vain_is_not_waited_for_again(
-    make_arena, streams, virtual_clock
-):
+def test_stream_that_timed_out_is_not_waited_for_again(make_arena, streams, virtual_clock):
     """The second refusal would never come, were it to wait for its hour."""
     arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=20)
     virtual_clock.set_lag(LAG)
@@ -107,7 +103,7 @@ def test_a_stream_that_was_waited_for_in_vain_is_not_waited_for_again(
     pin.close()
 
 
-def test_other_threads_use_the_arena_while_one_waits(make_arena, streams, virtual_clock):
+def test_other_threads_allocate_while_one_waits(make_arena, streams, virtual_clock):
     arena, pin, buffer = full(make_arena, streams[0], oom_wait_ms=60_000)
     virtual_clock.set_lag(LAG)
     buffer.close()
@@ -125,7 +121,7 @@ def test_other_threads_use_the_arena_while_one_waits(make_arena, streams, virtua
     pin.close()
 
 
-def test_a_driver_without_memory_is_waited_for_too(make_arena, streams, host, leave_room):
+def test_request_waits_when_the_driver_is_out_of_memory(make_arena, streams, host, leave_room):
     arena = make_arena({"split_rule": "tight", "extend_strategy": "same_as_requested"})
     arena.allocate(MIB, streams[0]).close()
     pin, rest = arena.allocate(256, streams[0]), arena.allocate(MIB - 256, streams[0])

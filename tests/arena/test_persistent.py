@@ -18,7 +18,7 @@ def make_arena(make_arena):
     return make
 
 
-def test_a_persistent_block_has_a_region_of_exactly_its_size(arena):
+def test_persistent_block_has_its_own_region_of_its_size(arena):
     weights = arena.allocate_persistent(5 * MIB + 1)
     assert weights.allocated == 5 * MIB + 256
     stats = arena.stats()
@@ -27,12 +27,12 @@ def test_a_persistent_block_has_a_region_of_exactly_its_size(arena):
     assert (stats.num_extensions, stats.largest_free) == (0, 0)
 
 
-def test_reserve_is_another_name_for_it(arena):
+def test_reserve_is_allocate_persistent(arena):
     weights = arena.reserve(1000)
     assert (weights.nbytes, arena.stats().num_reserves) == (1000, 1)
 
 
-def test_a_freed_persistent_block_is_handed_to_nobody(arena):
+def test_freed_persistent_block_is_not_reused(arena):
     arena.allocate_persistent(MIB).close()
     assert arena.stats().largest_free == 0
     buffer = arena.allocate(MIB)
@@ -41,7 +41,7 @@ def test_a_freed_persistent_block_is_handed_to_nobody(arena):
     del buffer
 
 
-def test_a_persistent_block_gives_its_region_back_without_a_call_in_the_finalizer(arena, host):
+def test_finalizer_of_a_persistent_block_makes_no_driver_call(arena, host):
     weights = arena.allocate_persistent(MIB)
     calls = host.call_count()
     del weights
@@ -51,7 +51,7 @@ def test_a_persistent_block_gives_its_region_back_without_a_call_in_the_finalize
     assert arena.stats().num_regions == 0
 
 
-def test_a_shrink_leaves_persistent_blocks_alone(arena):
+def test_shrink_leaves_persistent_blocks_alone(arena):
     weights = arena.allocate_persistent(MIB)
     memoryview(weights)[:4] = b"keep"
     arena.allocate(2 * MIB).close()
@@ -61,7 +61,7 @@ def test_a_shrink_leaves_persistent_blocks_alone(arena):
     assert bytes(memoryview(weights)[:4]) == b"keep"
 
 
-def test_a_shrink_gives_back_every_region_without_a_live_block(make_arena):
+def test_shrink_gives_back_every_region_without_a_live_block(make_arena):
     arena = make_arena({"extend_strategy": "same_as_requested", "split_rule": "tight"})
     buffers = [arena.allocate(MIB) for _ in range(6)]
     for buffer in buffers[::2]:
@@ -73,7 +73,7 @@ def test_a_shrink_gives_back_every_region_without_a_live_block(make_arena):
     buffers.clear()
 
 
-def test_a_shrink_tells_which_live_blocks_hold_a_region(make_arena):
+def test_shrink_reports_the_live_blocks_that_retain_a_region(make_arena):
     arena = make_arena({"split_rule": "tight"})
     held = [arena.allocate(1000), arena.allocate(5000)]
     arena.allocate(10_000).close()
@@ -89,11 +89,11 @@ def test_a_shrink_tells_which_live_blocks_hold_a_region(make_arena):
     held.clear()
 
 
-def test_a_shrink_of_nothing_gives_back_nothing(arena):
+def test_shrink_of_an_empty_arena_releases_nothing(arena):
     assert arena.shrink() == gpumem.ShrinkReport(0, ())
 
 
-def test_memory_is_the_same_after_any_number_of_shrinks(arena):
+def test_repeated_shrinks_change_nothing(arena):
     reserved = []
     for _ in range(4):
         held = [arena.allocate(100 * KIB) for _ in range(30)]

@@ -36,7 +36,7 @@ def one_chunk(make_arena, chunk, **config):
         (512, 257, 512),
     ],
 )
-def test_the_ort_rule_splits_a_chunk_of_twice_the_request_or_with_max_dead_left(
+def test_ort_rule_splits_at_twice_the_request_or_max_dead_bytes_left(
     make_arena, chunk, request_bytes, block
 ):
     arena = one_chunk(make_arena, chunk, split_rule="ort")
@@ -44,13 +44,13 @@ def test_the_ort_rule_splits_a_chunk_of_twice_the_request_or_with_max_dead_left(
 
 
 @pytest.mark.parametrize(("dead", "block"), [(100 * KIB, 924 * KIB), (100 * KIB + 1, MIB)])
-def test_the_ort_rule_leaves_less_than_max_dead_bytes_unused(make_arena, dead, block):
+def test_ort_rule_leaves_less_than_max_dead_bytes_unused(make_arena, dead, block):
     arena = one_chunk(make_arena, MIB, split_rule="ort", max_dead_bytes_per_chunk=dead)
     assert arena.allocate(924 * KIB).allocated == block
 
 
 @pytest.mark.parametrize("request_bytes", [1, 256, 257, 600 * KIB, MIB - 256, MIB])
-def test_the_tight_rule_gives_every_rest_back(make_arena, request_bytes):
+def test_tight_rule_splits_off_every_remainder(make_arena, request_bytes):
     arena = one_chunk(make_arena, MIB, split_rule="tight")
     buffer = arena.allocate(request_bytes)
     assert buffer.allocated == -(-request_bytes // 256) * 256
@@ -62,7 +62,7 @@ def free_blocks(arena):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_freed_neighbours_become_one_block_in_whatever_order_they_are_freed(make_arena, order):
+def test_freed_neighbours_merge_in_any_order(make_arena, order):
     arena = one_chunk(make_arena, MIB, split_rule="tight")
     buffers = [arena.allocate(100 * KIB) for _ in range(3)]
     start = buffers[0].ptr
@@ -71,7 +71,7 @@ def test_freed_neighbours_become_one_block_in_whatever_order_they_are_freed(make
     assert free_blocks(arena) == [(start, MIB)]
 
 
-def test_small_blocks_that_were_kept_for_their_size_become_one_block_too(make_arena, rng):
+def test_cached_small_blocks_merge_too(make_arena, rng):
     arena = one_chunk(make_arena, MIB, split_rule="tight")
     buffers = [arena.allocate(rng.choice([256, 512, 4096])) for _ in range(200)]
     start = buffers[0].ptr
@@ -81,7 +81,7 @@ def test_small_blocks_that_were_kept_for_their_size_become_one_block_too(make_ar
     assert free_blocks(arena) == [(start, MIB)]
 
 
-def test_a_whole_region_is_handed_out_again_at_its_first_address(make_arena):
+def test_whole_free_region_is_reused_from_its_first_address(make_arena):
     arena = one_chunk(make_arena, MIB, split_rule="tight")
     buffers = [arena.allocate(size) for size in (256, 70 * KIB, 1000, 100 * KIB)]
     start = buffers[0].ptr
@@ -90,14 +90,14 @@ def test_a_whole_region_is_handed_out_again_at_its_first_address(make_arena):
     assert (whole.ptr, arena.stats().num_extensions) == (start, 1)
 
 
-def test_blocks_of_two_regions_are_never_one(make_arena):
+def test_blocks_of_two_regions_never_merge(make_arena):
     arena = make_arena({"extend_strategy": "same_as_requested"})
     buffers = [arena.allocate(2 * MIB) for _ in range(8)]
     del buffers
     assert [nbytes for _, nbytes in free_blocks(arena)] == [2 * MIB] * 8
 
 
-def test_the_smallest_chunk_that_fits_is_taken(make_arena):
+def test_best_fitting_chunk_is_taken(make_arena):
     arena = one_chunk(make_arena, 8 * MIB, split_rule="tight")
     sizes = [700 * KIB, 200 * KIB, 400 * KIB]
     held, walls = [], []
@@ -110,7 +110,7 @@ def test_the_smallest_chunk_that_fits_is_taken(make_arena):
     del walls
 
 
-def test_a_block_on_its_way_back_is_the_next_of_its_size(arena):
+def test_freed_block_is_the_next_of_its_size(arena):
     with arena.allocate(5000) as first:
         address = first.ptr
     assert arena.allocate(5000).ptr == address

@@ -56,14 +56,14 @@ def test_one_stream_in_steady_state_makes_no_driver_call(make_arena, streams, ho
     assert host.call_count() == calls
 
 
-def test_streams_that_take_turns_without_a_free_record_no_event(arena, streams, host):
+def test_switching_streams_without_a_free_records_no_event(arena, streams, host):
     records = host.call_count("cuEventRecord")
     held = [arena.allocate(256, streams[i % 3]) for i in range(30)]
     assert host.call_count("cuEventRecord") == records
     held.clear()
 
 
-def test_a_stream_switch_records_at_most_one_event_and_a_free_none(arena, streams, host):
+def test_stream_switch_records_at_most_one_event_and_a_free_none(arena, streams, host):
     warm = [arena.allocate(4 * KIB, stream) for stream in streams for _ in range(16)]
     warm.clear()
     records = host.call_count("cuEventRecord")
@@ -78,7 +78,7 @@ def test_a_stream_switch_records_at_most_one_event_and_a_free_none(arena, stream
     assert host.call_count("cuEventRecord") - records <= 1
 
 
-def test_a_miss_asks_each_outstanding_event_once(make_arena, streams, virtual_clock):
+def test_cache_miss_polls_each_outstanding_event_once(make_arena, streams, virtual_clock):
     arena = make_arena({"max_mem": 3 * MIB, "extend_strategy": "same_as_requested"})
     virtual_clock.set_lag(LAG)
     held = [arena.allocate(MIB, stream) for stream in streams]
@@ -93,9 +93,7 @@ def test_a_miss_asks_each_outstanding_event_once(make_arena, streams, virtual_cl
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_freeing_stream_has_its_own_block_back_at_once(
-    make_arena, streams, virtual_clock, policy
-):
+def test_freeing_stream_reuses_its_block_at_once(make_arena, streams, virtual_clock, policy):
     arena, pin = one_block(make_arena, policy, streams[0])
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK, streams[0]).close()
@@ -104,7 +102,7 @@ def test_the_freeing_stream_has_its_own_block_back_at_once(
 
 
 @pytest.mark.parametrize("policy", ["completed", "wait"])
-def test_a_block_whose_work_is_done_goes_to_any_stream(make_arena, streams, policy):
+def test_block_with_completed_work_is_reused_by_any_stream(make_arena, streams, policy):
     arena, pin = one_block(make_arena, policy, streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     streams[0].synchronize()
@@ -113,9 +111,7 @@ def test_a_block_whose_work_is_done_goes_to_any_stream(make_arena, streams, poli
     pin.close()
 
 
-def test_completed_hands_a_block_on_when_its_work_is_done_and_not_before(
-    make_arena, streams, virtual_clock
-):
+def test_completed_policy_reuses_a_block_only_after_its_work(make_arena, streams, virtual_clock):
     arena, pin = one_block(make_arena, "completed", streams[0])
     virtual_clock.set_lag(LAG)
     arena.allocate(BLOCK, streams[0]).close()
@@ -127,9 +123,7 @@ def test_completed_hands_a_block_on_when_its_work_is_done_and_not_before(
     pin.close()
 
 
-def test_completed_leaves_a_block_to_a_stream_that_is_blocked_by_real_work(
-    make_arena, streams, driver
-):
+def test_completed_policy_leaves_a_block_to_a_blocked_stream(make_arena, streams, driver):
     arena, pin = one_block(make_arena, "completed", streams[0])
     buffer = arena.allocate(BLOCK, streams[0])
     with driver.block(streams[0]):
@@ -142,7 +136,7 @@ def test_completed_leaves_a_block_to_a_stream_that_is_blocked_by_real_work(
     pin.close()
 
 
-def test_wait_hands_it_out_at_once_behind_a_wait_on_the_device(make_arena, streams, driver):
+def test_wait_policy_reuses_at_once_behind_a_device_side_wait(make_arena, streams, driver):
     slow, taker, _ = streams
     arena, pin = one_block(make_arena, "wait", slow)
     buffer = arena.allocate(BLOCK, slow)
@@ -159,7 +153,7 @@ def test_wait_hands_it_out_at_once_behind_a_wait_on_the_device(make_arena, strea
     pin.close()
 
 
-def test_never_keeps_a_streams_blocks_its_own_until_it_is_reset(make_arena, streams):
+def test_never_policy_reuses_on_the_same_stream_until_it_is_reset(make_arena, streams):
     arena, pin = one_block(make_arena, "never", streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     streams[0].synchronize()
@@ -171,7 +165,7 @@ def test_never_keeps_a_streams_blocks_its_own_until_it_is_reset(make_arena, stre
     pin.close()
 
 
-def test_never_holds_through_a_shrink(make_arena, streams):
+def test_never_policy_holds_through_a_shrink(make_arena, streams):
     arena, pin = one_block(make_arena, "never", streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     arena.shrink()
@@ -179,7 +173,7 @@ def test_never_holds_through_a_shrink(make_arena, streams):
     pin.close()
 
 
-def test_never_records_no_event(make_arena, streams, host):
+def test_never_policy_records_no_event(make_arena, streams, host):
     arena = make_arena({"stream_reuse": "never"})
     records = host.call_count("cuEventRecord")
     for i in range(60):
@@ -188,7 +182,7 @@ def test_never_records_no_event(make_arena, streams, host):
     assert host.call_count("cuEventRecord") == records
 
 
-def test_the_mark_is_taken_at_the_free_not_at_the_allocation(make_arena, streams, virtual_clock):
+def test_pending_work_counts_from_the_free_not_the_allocation(make_arena, streams, virtual_clock):
     first, second, third = streams
     arena, pin = one_block(make_arena, "completed", first)
     virtual_clock.set_lag(LAG)
@@ -202,7 +196,7 @@ def test_the_mark_is_taken_at_the_free_not_at_the_allocation(make_arena, streams
     pin.close()
 
 
-def test_blocks_of_two_unfinished_streams_do_not_become_one(make_arena, streams, virtual_clock):
+def test_blocks_pending_on_two_streams_do_not_merge(make_arena, streams, virtual_clock):
     arena = make_arena({"backing": "regions", "split_rule": "tight"})
     virtual_clock.set_lag(LAG)
     buffers = [arena.allocate(MIB // 2, stream) for stream in streams[:2]]
@@ -218,7 +212,7 @@ def test_blocks_of_two_unfinished_streams_do_not_become_one(make_arena, streams,
 # ---- reset ---------------------------------------------------------------------------------------
 
 
-def test_a_reset_clears_exactly_that_streams_blocks(make_arena, streams):
+def test_reset_stream_clears_exactly_that_streams_blocks(make_arena, streams):
     arena = make_arena({"stream_reuse": "never", "split_rule": "tight"})
     buffers = [arena.allocate(100 * KIB, streams[i % 2]) for i in range(4)]
     buffers.clear()
@@ -227,7 +221,7 @@ def test_a_reset_clears_exactly_that_streams_blocks(make_arena, streams):
     assert marks == {0, streams[1].ptr}
 
 
-def test_a_reset_merges_kept_and_free_blocks_among_those_of_another_stream(make_arena):
+def test_reset_stream_merges_its_blocks_between_those_of_others(make_arena):
     """In address order: a block of `other`, a free and a kept one of `drained`, one of `other`."""
     arena = make_arena({"backing": "regions", "split_rule": "tight"})
     drained, other = gpumem.Stream("host"), gpumem.Stream("host")
@@ -241,7 +235,7 @@ def test_a_reset_merges_kept_and_free_blocks_among_those_of_another_stream(make_
     assert [(block.nbytes, block.stream) for block in arena.blocks()] == [(MIB, other.ptr)]
 
 
-def test_a_reset_does_not_free_what_another_stream_took_over(make_arena, streams):
+def test_reset_stream_leaves_blocks_that_another_stream_took_over(make_arena, streams):
     arena, pin = one_block(make_arena, "completed", streams[0])
     arena.allocate(BLOCK, streams[0]).close()
     streams[0].synchronize()
@@ -256,7 +250,7 @@ def test_a_reset_does_not_free_what_another_stream_took_over(make_arena, streams
     pin.close()
 
 
-def test_a_stream_of_live_memory_is_kept_through_a_reset(make_arena, streams, host):
+def test_stream_with_live_blocks_survives_its_reset(make_arena, streams, host):
     """The block will be freed on it, and an event recorded there: it must still exist then."""
     arena = make_arena({"backing": "regions"})
     stream = gpumem.Stream("host")
@@ -273,7 +267,7 @@ def test_a_stream_of_live_memory_is_kept_through_a_reset(make_arena, streams, ho
     assert arena.stats().num_extensions == 1, "the block came back"
 
 
-def test_a_view_keeps_the_stream_that_its_buffer_was_closed_on(arena, host):
+def test_view_keeps_the_stream_of_the_close_alive(arena, host):
     stream = gpumem.Stream("host")
     destroyed = host.call_count("cuStreamDestroy")
     buffer = arena.allocate(KIB)
@@ -285,7 +279,7 @@ def test_a_view_keeps_the_stream_that_its_buffer_was_closed_on(arena, host):
     view.release()
 
 
-def test_a_reset_lets_a_stream_without_live_memory_go(arena, host):
+def test_reset_releases_a_stream_without_live_blocks(arena, host):
     stream = gpumem.Stream("host")
     arena.allocate(KIB, stream).close()
     destroyed = host.call_count("cuStreamDestroy")
@@ -294,7 +288,7 @@ def test_a_reset_lets_a_stream_without_live_memory_go(arena, host):
     assert host.call_count("cuStreamDestroy") == destroyed + 1
 
 
-def test_a_wrapper_of_the_same_handle_does_not_push_the_owner_out(arena, host):
+def test_wrapper_of_the_same_handle_does_not_replace_the_owner(arena, host):
     stream = gpumem.Stream("host")
     buffers = [arena.allocate(KIB, stream)]
     buffers.append(arena.allocate(KIB, gpumem.Stream.from_handle("host", stream.ptr)))
@@ -305,7 +299,7 @@ def test_a_wrapper_of_the_same_handle_does_not_push_the_owner_out(arena, host):
     buffers.clear()
 
 
-def test_memory_marked_with_a_stream_keeps_it_alive(arena, host):
+def test_freed_memory_keeps_its_stream_alive(arena, host):
     stream = gpumem.Stream("host")
     handle = stream.ptr
     destroyed = host.call_count("cuStreamDestroy")
@@ -316,7 +310,7 @@ def test_memory_marked_with_a_stream_keeps_it_alive(arena, host):
     assert buffer.stream.ptr == handle
 
 
-def test_closing_an_arena_lets_its_streams_go(host):
+def test_closing_an_arena_releases_its_streams(host):
     stream = gpumem.Stream("host")
     with gpumem.Arena("host") as arena:
         arena.allocate(KIB, stream).close()

@@ -59,7 +59,7 @@ ENDS = [drop, drop_view_last]
 
 @pytest.mark.parametrize("policy", ["completed", "never"])
 @pytest.mark.parametrize("end", ENDS)
-def test_nobody_gets_a_block_that_a_recorded_stream_still_uses(
+def test_block_is_not_reused_while_a_recorded_stream_uses_it(
     make_arena, streams, driver, policy, end
 ):
     owner, side, third = streams
@@ -80,7 +80,7 @@ def test_nobody_gets_a_block_that_a_recorded_stream_still_uses(
     pin.close()
 
 
-def test_a_dropped_block_waits_for_its_recorded_stream_too(make_arena, streams, driver):
+def test_dropped_block_waits_for_its_recorded_stream(make_arena, streams, driver):
     arena, pin = one_block(make_arena)
     buffer = arena.allocate(BLOCK, streams[0])
     buffer.record_stream(streams[1])
@@ -92,9 +92,7 @@ def test_a_dropped_block_waits_for_its_recorded_stream_too(make_arena, streams, 
     pin.close()
 
 
-def test_under_wait_a_taker_waits_on_the_device_for_every_stream_of_the_block(
-    make_arena, streams, driver
-):
+def test_wait_policy_waits_on_the_device_for_every_stream_of_the_block(make_arena, streams, driver):
     owner, side, taker = streams
     arena, pin = one_block(make_arena, "wait")
     buffer = arena.allocate(BLOCK, owner)
@@ -116,7 +114,7 @@ def test_under_wait_a_taker_waits_on_the_device_for_every_stream_of_the_block(
     pin.close()
 
 
-def test_under_wait_the_blocks_own_stream_waits_for_a_recorded_one(make_arena, streams, driver):
+def test_wait_policy_makes_the_own_stream_wait_for_a_recorded_one(make_arena, streams, driver):
     owner, side, _ = streams
     arena, pin = one_block(make_arena, "wait")
     buffer = arena.allocate(BLOCK, owner)
@@ -134,7 +132,7 @@ def test_under_wait_the_blocks_own_stream_waits_for_a_recorded_one(make_arena, s
     pin.close()
 
 
-def test_what_is_queued_between_record_and_free_counts(make_arena, streams, driver):
+def test_work_queued_between_record_and_free_delays_reuse(make_arena, streams, driver):
     owner, side, _ = streams
     arena, pin = one_block(make_arena)
     buffer = arena.allocate(BLOCK, owner)
@@ -149,7 +147,7 @@ def test_what_is_queued_between_record_and_free_counts(make_arena, streams, driv
     pin.close()
 
 
-def test_what_is_queued_after_the_free_does_not_count(make_arena, streams, virtual_clock):
+def test_work_queued_after_the_free_does_not_delay_reuse(make_arena, streams, virtual_clock):
     owner, side, _ = streams
     arena, pin = one_block(make_arena)
     virtual_clock.set_lag(LAG)
@@ -163,7 +161,7 @@ def test_what_is_queued_after_the_free_does_not_count(make_arena, streams, virtu
     pin.close()
 
 
-def test_two_recorded_streams_must_both_be_done(make_arena, streams, driver):
+def test_reuse_waits_for_all_recorded_streams(make_arena, streams, driver):
     owner, first, second = streams
     arena, pin = one_block(make_arena)
     buffer = arena.allocate(BLOCK, owner)
@@ -191,7 +189,7 @@ def test_recording_the_own_stream_changes_nothing(make_arena, streams, host):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_own_stream_counts_where_another_frees(make_arena, streams, driver, policy):
+def test_own_stream_delays_reuse_when_another_stream_frees(make_arena, streams, driver, policy):
     own, other, _ = streams
     arena, pin = one_block(make_arena, policy)
     block = arena.allocate(BLOCK, own)
@@ -204,7 +202,7 @@ def test_the_own_stream_counts_where_another_frees(make_arena, streams, driver, 
     pin.close()
 
 
-def test_a_free_of_a_recorded_block_calls_no_driver(make_arena, streams, host):
+def test_free_of_a_recorded_block_calls_no_driver(make_arena, streams, host):
     arena = make_arena()
     for nbytes in (KIB, MIB):
         buffers = [arena.allocate(nbytes, streams[0]) for _ in range(3)]
@@ -219,7 +217,7 @@ def test_a_free_of_a_recorded_block_calls_no_driver(make_arena, streams, host):
         assert host.call_count() == calls
 
 
-def test_a_recorded_block_on_a_closed_or_empty_buffer(arena, streams):
+def test_record_stream_on_a_closed_or_empty_buffer(arena, streams):
     buffer = arena.allocate(KIB)
     buffer.close()
     with pytest.raises(gpumem.errors.ClosedError):
@@ -231,7 +229,7 @@ def test_a_recorded_block_on_a_closed_or_empty_buffer(arena, streams):
     empty.close()
 
 
-def test_a_stream_of_another_device_cannot_be_recorded(arena):
+def test_record_stream_rejects_a_stream_of_another_device(arena):
     class Sly:
         def __cuda_stream__(self):
             buffer.close()
@@ -242,7 +240,7 @@ def test_a_stream_of_another_device_cannot_be_recorded(arena):
         buffer.record_stream(Sly())
 
 
-def test_the_stream_of_the_free_may_be_a_recorded_one(make_arena, streams, driver):
+def test_block_may_be_freed_on_a_recorded_stream(make_arena, streams, driver):
     owner, side, _ = streams
     arena, pin = one_block(make_arena)
     buffer = arena.allocate(BLOCK, owner)
@@ -255,7 +253,7 @@ def test_the_stream_of_the_free_may_be_a_recorded_one(make_arena, streams, drive
     pin.close()
 
 
-def test_a_shrink_tells_what_other_streams_still_use(make_arena, streams, driver):
+def test_shrink_reports_blocks_in_use_by_other_streams(make_arena, streams, driver):
     arena = make_arena({"backing": "regions", "split_rule": "tight"})
     buffer = arena.allocate(MIB, streams[0])
     buffer.record_stream(streams[1])
@@ -270,7 +268,7 @@ def test_a_shrink_tells_what_other_streams_still_use(make_arena, streams, driver
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_reset_of_the_recorded_stream_ends_the_wait(make_arena, streams, virtual_clock, policy):
+def test_reset_of_the_recorded_stream_ends_the_wait(make_arena, streams, virtual_clock, policy):
     owner, side, _ = streams
     arena, pin = one_block(make_arena, policy)
     virtual_clock.set_lag(LAG)
@@ -283,7 +281,7 @@ def test_a_reset_of_the_recorded_stream_ends_the_wait(make_arena, streams, virtu
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_an_arena_closes_over_blocks_that_wait_for_a_stream(host, streams, backing):
+def test_arena_closes_with_blocks_pending_free(host, streams, backing):
     used = host.used(0)
     arena = gpumem.Arena("host", {"backing": backing})
     buffer = arena.allocate(MIB, streams[0])
@@ -296,7 +294,7 @@ def test_an_arena_closes_over_blocks_that_wait_for_a_stream(host, streams, backi
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_a_dropped_arena_lets_blocks_go_that_wait_for_a_stream(host, streams, backing):
+def test_dropped_arena_frees_blocks_pending_free(host, streams, backing):
     used = host.used(0)
     arena = gpumem.Arena("host", {"backing": backing})
     buffer = arena.allocate(MIB, streams[0])
@@ -319,7 +317,7 @@ def test_persistent_and_passed_through_blocks_can_be_recorded(make_arena, stream
         assert host.used(0) == used
 
 
-def test_a_recorded_stream_is_kept_alive_until_the_block_is_done(arena, host):
+def test_recorded_stream_is_kept_alive_until_the_block_is_done(arena, host):
     stream = gpumem.Stream("host")
     buffer = arena.allocate(MIB)
     buffer.record_stream(stream)
@@ -332,7 +330,7 @@ def test_a_recorded_stream_is_kept_alive_until_the_block_is_done(arena, host):
     assert host.call_count("cuStreamDestroy") == destroyed
 
 
-def test_recorded_blocks_under_random_work_carry_no_wrong_byte(make_arena, rng, host):
+def test_recorded_blocks_hold_their_bytes_under_random_work(make_arena, rng, host):
     """Three streams with real lag write and read each block; each byte has one owner at a time."""
     host.set_lag(200_000)
     driver = HostDriver()
@@ -379,7 +377,7 @@ def check(block, wait=True):
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_pools_free_waits_on_the_device_for_recorded_streams(streams, driver, end):
+def test_pool_free_waits_on_the_device_for_recorded_streams(streams, driver, end):
     owner, side, _ = streams
     with gpumem.DriverPool("host") as pool:
         buffer = pool.allocate(MIB, owner)
@@ -396,7 +394,9 @@ def test_a_pools_free_waits_on_the_device_for_recorded_streams(streams, driver, 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("view", [False, True])
-def test_a_block_freed_on_another_stream_is_that_streams(make_arena, streams, driver, policy, view):
+def test_block_freed_elsewhere_belongs_to_the_freeing_stream(
+    make_arena, streams, driver, policy, view
+):
     """With the mark of its own stream, or none, `owner` would overwrite what `side` still reads."""
     owner, side, third = streams
     arena, pin = one_block(make_arena, policy)

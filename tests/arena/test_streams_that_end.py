@@ -22,7 +22,7 @@ def marks(arena):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_hundred_thousand_streams_that_come_and_go_take_a_few_slots(make_arena, policy):
+def test_hundred_thousand_streams_in_turn_use_few_slots(make_arena, policy):
     arena = make_arena({"stream_reuse": policy})
     for handle in range(RAW, RAW + 100_000):
         arena.allocate(KIB, handle).close()
@@ -31,7 +31,7 @@ def test_a_hundred_thousand_streams_that_come_and_go_take_a_few_slots(make_arena
     assert marks(arena) == {0}
 
 
-def test_streams_that_are_dropped_without_a_reset_are_let_go_too(make_arena, host):
+def test_streams_dropped_without_a_reset_free_their_slots(make_arena, host):
     arena = make_arena()
     destroyed = host.call_count("cuStreamDestroy")
     for _ in range(500):
@@ -40,7 +40,7 @@ def test_streams_that_are_dropped_without_a_reset_are_let_go_too(make_arena, hos
     assert host.call_count("cuStreamDestroy") - destroyed >= 400
 
 
-def test_streams_with_live_or_unfinished_blocks_keep_their_slots(make_arena, virtual_clock):
+def test_streams_with_live_or_pending_blocks_keep_their_slots(make_arena, virtual_clock):
     arena = make_arena({"stream_reuse": "completed"})
     virtual_clock.set_lag(1000)
     streams = [gpumem.Stream("host") for _ in range(100)]
@@ -55,7 +55,7 @@ def test_streams_with_live_or_unfinished_blocks_keep_their_slots(make_arena, vir
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_threads_that_end_leave_no_slots_behind(make_arena, policy):
+def test_ended_threads_leave_no_stream_slots(make_arena, policy):
     arena = make_arena({"stream_reuse": policy}, default_stream=2)
     for _ in range(200):
         thread = threading.Thread(target=lambda: arena.allocate(MIB).close())
@@ -66,7 +66,7 @@ def test_threads_that_end_leave_no_slots_behind(make_arena, policy):
         assert arena.stats().reserved <= 64 * MIB
 
 
-def test_a_new_thread_never_has_the_blocks_of_one_that_ended(make_arena):
+def test_new_thread_never_gets_blocks_of_an_ended_threads_stream(make_arena):
     arena = make_arena({"stream_reuse": "never"}, default_stream=2)
     seen = []
 
@@ -81,7 +81,7 @@ def test_a_new_thread_never_has_the_blocks_of_one_that_ended(make_arena):
     assert len(set(seen)) == len(seen)
 
 
-def test_a_slot_that_names_another_stream_now_has_nothing_of_the_first(make_arena, virtual_clock):
+def test_reused_stream_slot_has_no_blocks_of_the_previous_stream(make_arena, virtual_clock):
     """The second stream's work must not count as the first one's, nor the other way round."""
     arena = make_arena({"max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0})
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
@@ -104,9 +104,7 @@ def test_a_slot_that_names_another_stream_now_has_nothing_of_the_first(make_aren
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_mark_is_left_after_a_reset_whatever_was_split_or_taken_over(
-    make_arena, policy, virtual_clock
-):
+def test_reset_clears_every_mark_after_splits_and_takeovers(make_arena, policy, virtual_clock):
     arena = make_arena({"stream_reuse": policy, "split_rule": "tight"})
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     virtual_clock.set_lag(1000)
@@ -123,7 +121,7 @@ def test_no_mark_is_left_after_a_reset_whatever_was_split_or_taken_over(
     assert marks(arena) == {0}
 
 
-def test_a_raw_handle_is_not_touched_after_its_reset(make_arena, host):
+def test_raw_handle_is_not_used_after_its_reset(make_arena, host):
     """Its owner destroys the stream while a block is alive that will be freed on it."""
     arena = make_arena({"max_mem": MIB, "split_rule": "tight", "oom_wait_ms": 0})
     stream, other = gpumem.Stream("host"), gpumem.Stream("host")
@@ -143,7 +141,7 @@ def test_a_raw_handle_is_not_touched_after_its_reset(make_arena, host):
     pin.close()
 
 
-def test_a_new_stream_of_the_same_handle_inherits_no_mark(make_arena, virtual_clock):
+def test_new_stream_with_the_same_handle_inherits_no_pending_work(make_arena, virtual_clock):
     arena = make_arena({"stream_reuse": "never"})
     stream = gpumem.Stream("host")
     arena.allocate(MIB, int(stream.ptr)).close()
@@ -154,7 +152,7 @@ def test_a_new_stream_of_the_same_handle_inherits_no_mark(make_arena, virtual_cl
     again.close()
 
 
-def test_a_use_recorded_on_a_raw_handle_ends_with_its_reset(make_arena, host):
+def test_recorded_use_of_a_raw_handle_ends_with_its_reset(make_arena, host):
     arena = make_arena({"max_mem": MIB})
     stream = gpumem.Stream("host")
     buffer = arena.allocate(MIB)
@@ -165,7 +163,7 @@ def test_a_use_recorded_on_a_raw_handle_ends_with_its_reset(make_arena, host):
     arena.allocate(MIB).close()
 
 
-def test_a_stream_object_that_goes_while_its_block_lives_is_kept(arena, host):
+def test_stream_object_is_kept_alive_by_its_block(arena, host):
     stream = gpumem.Stream("host")
     driver, handle = HostDriver(), stream.ptr
     buffer = arena.allocate(KIB, stream)
@@ -179,7 +177,7 @@ def test_a_stream_object_that_goes_while_its_block_lives_is_kept(arena, host):
     assert set(memoryview(buffer)) == {7}
 
 
-def test_an_arenas_default_stream_outlives_its_reset(make_arena, host):
+def test_arenas_default_stream_outlives_its_reset(make_arena, host):
     stream = gpumem.Stream("host")
     arena = make_arena(default_stream=stream)
     arena.allocate(KIB).close()

@@ -36,7 +36,7 @@ def held(make_arena):
         buffer.close()
 
 
-def test_all_memory_goes_back_and_all_bytes_return_to_their_addresses(held, host):
+def test_suspend_releases_memory_and_resume_restores_bytes_in_place(held, host):
     arena, buffers = held
     gap = arena.allocate(20 * MIB)
     gap.close()
@@ -58,7 +58,7 @@ def test_all_memory_goes_back_and_all_bytes_return_to_their_addresses(held, host
     arena.validate()
 
 
-def test_persistent_blocks_share_pages_and_are_suspended_too(make_arena, host):
+def test_persistent_blocks_are_suspended_too(make_arena, host):
     arena = make_arena()
     used = host.used(0)
     weights = [arena.allocate_persistent(10 * KIB) for _ in range(100)]
@@ -71,7 +71,7 @@ def test_persistent_blocks_share_pages_and_are_suspended_too(make_arena, host):
     assert arena.stats().reserved == host.used(0) - used == 0
 
 
-def test_nothing_is_handed_out_while_suspended(held):
+def test_suspended_arena_refuses_allocation(held):
     arena, _ = held
     arena.suspend()
     for call in (arena.allocate, arena.allocate_persistent, arena.prepare):
@@ -87,7 +87,7 @@ def test_nothing_is_handed_out_while_suspended(held):
     arena.allocate(5 * MIB).close()
 
 
-def test_a_block_freed_meanwhile_is_not_copied_back_and_its_memory_not_made(held, host):
+def test_block_freed_while_suspended_is_not_restored(held, host):
     arena, buffers = held
     arena.suspend()
     for buffer in (buffers[0], buffers[1], buffers[6]):
@@ -105,7 +105,7 @@ def test_a_block_freed_meanwhile_is_not_copied_back_and_its_memory_not_made(held
         fill(again, 9)
 
 
-def test_an_arena_may_be_closed_while_suspended(host):
+def test_suspended_arena_can_be_closed(host):
     before = host.live()
     arena = gpumem.Arena("host")
     buffer = arena.allocate(10 * MIB)
@@ -126,7 +126,7 @@ def test_an_arena_may_be_closed_while_suspended(host):
     assert host.live()["mappings"] == before["mappings"]
 
 
-def test_a_suspended_arena_that_is_dropped_leaves_nothing(host):
+def test_dropped_suspended_arena_leaves_nothing(host):
     assert gpumem.Device("host").free_bytes > 0
     before = host.live()
     arena = gpumem.Arena("host")
@@ -137,7 +137,7 @@ def test_a_suspended_arena_that_is_dropped_leaves_nothing(host):
     assert host.live() == before
 
 
-def test_views_that_the_cpu_could_read_forbid_it(make_arena):
+def test_suspend_is_refused_while_cpu_views_exist(make_arena):
     arena = make_arena()
     buffer = arena.allocate(MIB)
     view = np.frombuffer(buffer, np.uint8)
@@ -160,7 +160,7 @@ def test_views_that_the_cpu_could_read_forbid_it(make_arena):
     buffer.close()
 
 
-def test_queued_work_is_finished_first(make_arena):
+def test_suspend_waits_for_queued_work(make_arena):
     driver, stream = HostDriver(), gpumem.Stream("host")
     arena = make_arena()
     buffers = [arena.allocate(4 * MIB, stream) for _ in range(3)]
@@ -176,7 +176,7 @@ def test_queued_work_is_finished_first(make_arena):
     buffers.clear()
 
 
-def test_a_resume_that_finds_no_memory_can_be_tried_again(held, leave_room, host):
+def test_resume_without_memory_can_be_retried(held, leave_room, host):
     arena, buffers = held
     arena.suspend()
     capacity = host.capacity(0)
@@ -192,7 +192,7 @@ def test_a_resume_that_finds_no_memory_can_be_tried_again(held, leave_room, host
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
 
 
-def test_a_host_without_memory_for_the_copy_leaves_the_arena_running(held):
+def test_suspend_without_host_memory_leaves_the_arena_usable(held):
     arena, buffers = held
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
@@ -208,7 +208,7 @@ def test_a_host_without_memory_for_the_copy_leaves_the_arena_running(held):
     arena.allocate(MIB).close()
 
 
-def test_regions_cannot_be_suspended(make_arena):
+def test_arena_of_regions_cannot_be_suspended(make_arena):
     arena = make_arena({"backing": "regions"})
     for call in (arena.suspend, arena.resume):
         with pytest.raises(gpumem.ConfigError, match="virtual"):
@@ -216,7 +216,7 @@ def test_regions_cannot_be_suspended(make_arena):
     assert not arena.suspended
 
 
-def test_a_suspend_refused_half_way_that_cannot_be_undone_says_so(held, host):
+def test_failed_suspend_that_cannot_be_undone_is_reported(held, host):
     arena, buffers = held
     host.fail("cuMemUnmap", 2, 1)  # INVALID_VALUE
     host.fail("cuMemCreate", 1, 2, 1)  # OUT_OF_MEMORY, when the first page shall come back
@@ -237,7 +237,7 @@ def test_a_suspend_refused_half_way_that_cannot_be_undone_says_so(held, host):
     assert arena.stats().reserved == 0
 
 
-def test_a_refused_wait_takes_no_memory_from_under_a_copy(held, host):
+def test_failed_wait_releases_no_memory_under_a_copy(held, host):
     arena, buffers = held
     host.fail("cuStreamSynchronize", 1, 2)
     try:

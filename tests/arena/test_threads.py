@@ -105,7 +105,7 @@ def test_one_buffer_closed_by_all_threads_is_freed_once(arena):
     arena.validate()
 
 
-def test_views_made_and_dropped_by_all_threads_leave_nothing_behind(arena):
+def test_views_of_many_threads_leave_nothing(arena):
     buffer = arena.allocate(10 * KIB)
     write_cookie(buffer, 5)
 
@@ -119,7 +119,7 @@ def test_views_made_and_dropped_by_all_threads_leave_nothing_behind(arena):
     assert arena.stats().in_use == 0
 
 
-def test_growth_shrinks_and_looks_from_all_sides_leave_the_books_right(make_arena):
+def test_concurrent_growth_shrink_and_inspection_keep_invariants(make_arena):
     arena = make_arena({"extend_strategy": "same_as_requested", "max_mem": 64 * MIB})
 
     def work(number):
@@ -141,7 +141,7 @@ def test_growth_shrinks_and_looks_from_all_sides_leave_the_books_right(make_aren
     assert arena.stats().reserved == 0
 
 
-def test_persistent_blocks_of_several_threads_all_give_their_regions_back(arena):
+def test_persistent_blocks_of_several_threads_release_their_regions(arena):
     def work(number):
         for _ in range(2000):
             arena.allocate_persistent(256 * (number + 1)).close()
@@ -175,7 +175,7 @@ def test_threads_that_compete_for_the_last_bytes_get_a_block_or_an_error(make_ar
     assert arena.allocate(MIB).nbytes == MIB
 
 
-def test_arenas_made_and_dropped_by_several_threads_give_all_memory_back():
+def test_arenas_of_several_threads_return_all_memory():
     device = gpumem.Device("host")
     before = device.free_bytes
 
@@ -196,7 +196,7 @@ def test_arenas_made_and_dropped_by_several_threads_give_all_memory_back():
     assert device.free_bytes == before
 
 
-def test_each_threads_default_stream_is_its_own(make_arena):
+def test_default_stream_is_per_thread(make_arena):
     """Handle 2 names another stream in each thread, so their blocks must not mix."""
     arena = make_arena({"stream_reuse": "never", "max_mem": MIB, "split_rule": "tight"})
     pin = arena.allocate(256, 2)

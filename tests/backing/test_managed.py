@@ -38,7 +38,7 @@ def faults(host):
         ),
     ],
 )
-def test_hints_are_given_once_a_region(make_arena, host, settings, advised, prefetched):
+def test_managed_hints_are_given_once_per_region(make_arena, host, settings, advised, prefetched):
     before = host.call_count(ADVISE), host.call_count(PREFETCH)
     arena = make_arena(settings, MANAGED)
     held = [arena.allocate(MIB // 2) for _ in range(2)]
@@ -58,20 +58,20 @@ def test_hints_are_given_once_a_region(make_arena, host, settings, advised, pref
         ("managed_prefetch", "device"),
     ],
 )
-def test_other_memory_has_no_hints(memory, field, value):
+def test_managed_hints_on_other_memory_are_refused(memory, field, value):
     with pytest.raises(gpumem.ConfigError, match=f"{field} = .* it takes managed memory"):
         gpumem.Arena(memory, {field: value})
 
 
 @pytest.mark.parametrize("value", ["cpu", "", "cuda:0", 1, True])
-def test_a_side_is_named_or_refused(value):
+def test_managed_prefetch_rejects_unknown_values(value):
     with pytest.raises(gpumem.ConfigError, match='"none", "device", "host"'):
         gpumem.ArenaConfig(managed_prefetch=value)
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
-def test_a_region_whose_hint_is_refused_goes_back(faults, call, error):
+def test_region_is_released_when_its_hint_fails(faults, call, error):
     before = faults.live()["allocations"]
     settings = {
         "managed_read_mostly": True,
@@ -90,7 +90,7 @@ def test_a_region_whose_hint_is_refused_goes_back(faults, call, error):
         assert arena.stats().reserved == 0
 
 
-def test_a_prefetch_runs_in_the_order_of_its_stream(make_arena, host):
+def test_prefetch_is_ordered_on_its_stream(make_arena, host):
     stream, driver = gpumem.Stream("host"), HostDriver()
     buffer = make_arena(memory=MANAGED).allocate(MIB, stream)
     calls = host.call_count(PREFETCH)
@@ -103,7 +103,7 @@ def test_a_prefetch_runs_in_the_order_of_its_stream(make_arena, host):
     buffer.close()
 
 
-def test_bytes_stay_as_they_are(make_arena):
+def test_prefetch_and_advise_keep_the_bytes(make_arena):
     buffer = make_arena(memory=MANAGED).allocate(1000)
     np.frombuffer(buffer, np.uint8)[:] = 5
     buffer.prefetch("host:0")
@@ -115,7 +115,7 @@ def test_bytes_stay_as_they_are(make_arena):
 
 
 @pytest.mark.parametrize("memory", ["host", "host/host_accessible"])
-def test_memory_that_does_not_migrate_takes_no_hints(make_arena, memory):
+def test_prefetch_and_advise_on_other_memory_are_refused(make_arena, memory):
     buffer = make_arena(memory=memory).allocate(10)
     with pytest.raises(ValueError, match="is not managed memory and cannot be prefetched"):
         buffer.prefetch()
@@ -123,7 +123,7 @@ def test_memory_that_does_not_migrate_takes_no_hints(make_arena, memory):
         buffer.advise("read_mostly")
 
 
-def test_wrong_hints_are_refused_by_name(make_arena):
+def test_advise_rejects_unknown_hints_by_name(make_arena):
     buffer = make_arena(memory=MANAGED).allocate(10)
     with pytest.raises(ValueError, match="advice 'fast' is not one of"):
         buffer.advise("fast")
@@ -135,7 +135,7 @@ def test_wrong_hints_are_refused_by_name(make_arena):
         buffer.prefetch(stream="fast")
 
 
-def test_a_closed_buffer_is_told_and_an_empty_one_has_nothing_to_move(make_arena, host):
+def test_prefetch_of_closed_and_empty_buffers(make_arena, host):
     arena = make_arena(memory=MANAGED)
     calls = host.call_count(PREFETCH), host.call_count(ADVISE)
     empty, buffer = arena.allocate(0), arena.allocate(10)
@@ -149,7 +149,7 @@ def test_a_closed_buffer_is_told_and_an_empty_one_has_nothing_to_move(make_arena
     assert (host.call_count(PREFETCH), host.call_count(ADVISE)) == calls
 
 
-def test_what_the_driver_refuses_is_its_error(make_arena, faults):
+def test_prefetch_raises_the_drivers_error(make_arena, faults):
     buffer = make_arena(memory=MANAGED).allocate(10)
     faults.fail(PREFETCH, 1, UNKNOWN)
     with pytest.raises(gpumem.errors.DriverError, match=PREFETCH):

@@ -37,7 +37,7 @@ def node_of(address):
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_blocks_are_on_the_node(make_arena, host, memory):
+def test_blocks_lie_on_the_numa_node(make_arena, host, memory):
     before = parts(host)
     arena = make_arena({"numa_node": 0}, memory)
     buffers = [arena.allocate(300 * KIB) for _ in range(20)]
@@ -54,7 +54,7 @@ def test_blocks_are_on_the_node(make_arena, host, memory):
     assert parts(host) == before
 
 
-def test_a_region_is_whole_granules_and_a_block_is_not(make_arena):
+def test_regions_are_multiples_of_the_granularity_and_blocks_are_not(make_arena):
     arena = make_arena({"numa_node": "0", "extend_strategy": "same_as_requested"})
     with arena.allocate(3 * MIB) as one, arena.allocate_persistent(256) as two:
         assert (one.allocated, two.allocated) == (3 * MIB, 2 * MIB)
@@ -63,7 +63,7 @@ def test_a_region_is_whole_granules_and_a_block_is_not(make_arena):
             assert arena.stats().reserved == 6 * MIB
 
 
-def test_a_limit_below_one_granule_leaves_no_room(make_arena):
+def test_limit_below_the_granularity_serves_nothing(make_arena):
     arena = make_arena({"numa_node": 0, "max_mem": 2 * MIB - 1})
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(1)
@@ -74,7 +74,7 @@ def test_a_limit_below_one_granule_leaves_no_room(make_arena):
     held.close()
 
 
-def test_a_refusing_driver_is_asked_for_less_in_whole_granules(make_arena, faults):
+def test_refused_region_is_retried_in_whole_granules(make_arena, faults):
     arena = make_arena({"numa_node": 0, "initial_chunk_size_bytes": 16 * MIB})
     faults.fail("cuMemCreate", 1, OUT_OF_MEMORY, 3)
     buffer = arena.allocate(3 * MIB)
@@ -83,7 +83,7 @@ def test_a_refusing_driver_is_asked_for_less_in_whole_granules(make_arena, fault
 
 
 @pytest.mark.parametrize("call", ["cuCtxSynchronize", "cuMemUnmap"])
-def test_a_region_whose_give_back_was_refused_goes_back_later(make_arena, faults, call):
+def test_region_whose_release_failed_is_released_later(make_arena, faults, call):
     before = parts(faults)
     arena = make_arena({"numa_node": 0})
     arena.allocate(3 * MIB).close()
@@ -98,19 +98,19 @@ def test_a_region_whose_give_back_was_refused_goes_back_later(make_arena, faults
     assert (parts(faults), arena.stats().reserved) == (before, 0)
 
 
-def test_a_node_that_is_not_there_is_refused_with_the_drivers_words():
+def test_missing_numa_node_raises_the_drivers_error():
     with pytest.raises(gpumem.ConfigError, match=r"numa_node = 1023 .* CUDA_ERROR_INVALID_VALUE"):
         gpumem.Arena("host", {"numa_node": 1023})
 
 
 @pytest.mark.parametrize("value", [-1, 1024, "0x1", 1.5, True, "", "near"])
-def test_a_node_is_a_number(value):
+def test_numa_node_must_be_an_integer(value):
     with pytest.raises(gpumem.ConfigError, match='a NUMA node from 0 to 1023, or "nearest"'):
         gpumem.ArenaConfig(numa_node=value)
 
 
 @pytest.mark.parametrize("node", [None, 0, 7])
-def test_a_node_survives_as_text(node):
+def test_numa_node_round_trips_through_text(node):
     config = gpumem.ArenaConfig(numa_node=node)
     assert gpumem.ArenaConfig.from_mapping(config.to_mapping()) == config
     assert gpumem.ArenaConfig.from_text(config.to_text()) == config
@@ -123,14 +123,14 @@ def test_a_node_survives_as_text(node):
         ("host", {"backing": "virtual"}, "a node's memory is taken in regions"),
     ],
 )
-def test_memory_that_is_on_no_node_is_refused(memory, more, why):
+def test_numa_node_on_other_memory_is_refused(memory, more, why):
     with pytest.raises(gpumem.ConfigError, match=why):
         gpumem.Arena(memory, {"numa_node": 0, **more})
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @with_a_context_stack_of_its_own
-def test_a_failure_of_any_call_that_makes_a_region_leaves_nothing_behind(host, faults, error):
+def test_failure_of_any_driver_call_leaves_nothing_behind(host, faults, error):
     for call in range(1, 60):
         before = parts(host)
         arena = gpumem.Arena("host/host_accessible", {"numa_node": 0})
@@ -154,7 +154,7 @@ def test_a_failure_of_any_call_that_makes_a_region_leaves_nothing_behind(host, f
 @pytest.mark.parametrize(
     "call", ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"]
 )
-def test_the_call_that_refused_is_named(faults, call):
+def test_failed_driver_call_is_named(faults, call):
     with gpumem.Arena("host", {"numa_node": 0}) as arena:
         faults.fail(call, 1, UNKNOWN)
         with pytest.raises(gpumem.errors.DriverError) as caught:

@@ -51,9 +51,7 @@ def faults(host):
 
 
 @pytest.mark.parametrize("nbytes", [2 * MIB, 3 * MIB + 4 * KIB, 70 * MIB + 256])
-def test_a_large_region_is_registered_in_whole_pages_and_all_of_it_is_there(
-    make_arena, host, nbytes
-):
+def test_large_pinned_region_is_registered_in_whole_populated_pages(make_arena, host, nbytes):
     before = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
     buffer = make_arena(EXACT, PINNED).allocate(nbytes)
     after = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
@@ -65,20 +63,20 @@ def test_a_large_region_is_registered_in_whole_pages_and_all_of_it_is_there(
     assert {"hg", "dc"} <= set(flags), "huge pages, and no copy in a fork's child"
 
 
-def test_a_region_below_one_huge_page_is_the_drivers(make_arena, host):
+def test_small_pinned_region_is_allocated_by_the_driver(make_arena, host):
     before = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
     make_arena(EXACT, PINNED).allocate(2 * MIB - 256).close()
     after = host.call_count("cuMemHostRegister"), host.call_count("cuMemHostAlloc")
     assert after == (before[0], before[1] + 1)
 
 
-def test_no_thread_stays_behind(make_arena):
+def test_page_population_leaves_no_thread(make_arena):
     before = set(os.listdir("/proc/self/task"))  # some of earlier tests may just be ending
     make_arena(EXACT, PINNED).allocate(200 * MIB).close()
     assert set(os.listdir("/proc/self/task")) <= before
 
 
-def test_a_region_goes_back_to_the_kernel(make_arena, host):
+def test_released_pinned_region_is_unmapped(make_arena, host):
     before = held(host)
     arena = make_arena(EXACT, PINNED)
     buffers = [arena.allocate(size * MIB) for size in (1, 5, 33)]
@@ -88,7 +86,7 @@ def test_a_region_goes_back_to_the_kernel(make_arena, host):
     assert held(host) == before
 
 
-def test_two_arenas_grow_at_once(make_arena):
+def test_several_pinned_arenas_grow_concurrently(make_arena):
     arenas = [make_arena(EXACT, PINNED) for _ in range(4)]
     seen = []
 
@@ -108,7 +106,7 @@ def test_two_arenas_grow_at_once(make_arena):
 
 
 @pytest.mark.parametrize("call", ["cuMemHostRegister", "cuMemHostGetDevicePointer"])
-def test_where_the_driver_will_not_register_it_allocates(make_arena, faults, call):
+def test_region_falls_back_to_driver_allocation_when_registration_fails(make_arena, faults, call):
     before = held(faults)
     arena = make_arena(EXACT, PINNED)
     calls = faults.call_count("cuMemHostAlloc")
@@ -121,7 +119,7 @@ def test_where_the_driver_will_not_register_it_allocates(make_arena, faults, cal
     assert held(faults) == before
 
 
-def test_a_refused_registration_leaves_no_page(make_arena, faults):
+def test_failed_registration_leaves_no_page(make_arena, faults):
     before = held(faults)
     arena = make_arena({**EXACT, "max_mem": 64 * MIB}, PINNED)
     faults.fail("cuMemHostRegister", 1, OUT_OF_MEMORY, 0)
@@ -131,7 +129,7 @@ def test_a_refused_registration_leaves_no_page(make_arena, faults):
     assert arena.stats().reserved == 0
 
 
-def test_a_region_whose_give_back_was_refused_goes_back_later(make_arena, faults):
+def test_region_whose_release_failed_is_released_later(make_arena, faults):
     before = held(faults)
     arena = make_arena(EXACT, PINNED)
     arena.allocate(8 * MIB).close()
@@ -145,13 +143,13 @@ def test_a_region_whose_give_back_was_refused_goes_back_later(make_arena, faults
     assert held(faults) == before
 
 
-def test_more_than_the_machine_has_is_refused_before_a_page_is_made(make_arena):
+def test_request_beyond_host_memory_is_refused_before_pages_are_populated(make_arena):
     arena = make_arena(EXACT, PINNED)
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(1 << 42)
 
 
-def test_pages_that_the_driver_does_not_let_go_stay_mapped(make_arena, faults):
+def test_pages_stay_mapped_when_unregistration_fails(make_arena, faults):
     arena = make_arena(EXACT, PINNED)
     buffer = arena.allocate(2 * MIB)
     address = buffer.ptr
@@ -163,7 +161,7 @@ def test_pages_that_the_driver_does_not_let_go_stay_mapped(make_arena, faults):
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @with_a_context_stack_of_its_own
-def test_a_failure_of_any_call_leaves_nothing_behind(host, faults, error):
+def test_failure_of_any_driver_call_leaves_nothing_behind(host, faults, error):
     before = held(host)
     for call in range(1, 100):
         arena = gpumem.Arena(PINNED, EXACT)
@@ -184,7 +182,7 @@ def test_a_failure_of_any_call_leaves_nothing_behind(host, faults, error):
     assert call > 8
 
 
-def test_a_fork_and_the_end_of_the_process_are_quiet():
+def test_fork_and_exit_with_pinned_memory_are_quiet():
     child.run_quietly("""
         import os, warnings, gpumem
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -45,7 +45,7 @@ def kind(request):
 # ---- what counts ---------------------------------------------------------------------------------
 
 
-def test_what_an_arena_holds_is_charged(kind, budget, make_arena, rng):
+def test_reserved_memory_is_charged(kind, budget, make_arena, rng):
     memory, config = kind
     arena = make_arena(config, memory, budget=budget)
     assert arena.budget is budget
@@ -67,7 +67,7 @@ def test_what_an_arena_holds_is_charged(kind, budget, make_arena, rng):
     assert budget.used == arena.stats().reserved
 
 
-def test_what_is_in_use_is_charged(kind, budget, make_arena, rng):
+def test_memory_in_use_is_charged(kind, budget, make_arena, rng):
     memory, config = kind
     arena = make_arena(config, memory, budget=budget, count="in_use")
     streams = [None, gpumem.Stream("host"), gpumem.Stream("host")]
@@ -93,7 +93,7 @@ def test_what_is_in_use_is_charged(kind, budget, make_arena, rng):
 
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_a_view_keeps_its_block_charged(count, budget, make_arena):
+def test_view_keeps_its_block_charged(count, budget, make_arena):
     arena = make_arena({"enable": False}, budget=budget, count=count)
     view = np.from_dlpack(arena.allocate(5000))
     assert budget.used >= 5000
@@ -103,7 +103,7 @@ def test_a_view_keeps_its_block_charged(count, budget, make_arena):
 
 
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_shareable_blocks_count(backing, budget, make_arena):
+def test_shareable_blocks_are_charged(backing, budget, make_arena):
     arena = make_arena({"backing": backing}, budget=budget)
     buffer = arena.allocate(100, shareable=True)
     assert budget.used == arena.stats().reserved >= 100
@@ -117,7 +117,7 @@ def test_shareable_blocks_count(backing, budget, make_arena):
     assert budget.used == 0
 
 
-def test_a_source_is_charged_for_what_it_gives(budget, make_arena):
+def test_memory_of_a_source_is_charged(budget, make_arena):
     upstream = gpumem.Arena("host")
     arena = make_arena(source=upstream, budget=budget)
     buffer = arena.allocate(3 * MIB)
@@ -128,7 +128,7 @@ def test_a_source_is_charged_for_what_it_gives(budget, make_arena):
 
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_a_graph_pool_charges_its_arenas_budget(count, budget):
+def test_graph_pool_charges_its_arenas_budget(count, budget):
     arena, stream = gpumem.Arena("host", budget=budget, count=count), gpumem.Stream("host")
     with arena.capture(stream) as pool:
         buffer = arena.allocate(4096, stream)
@@ -140,13 +140,13 @@ def test_a_graph_pool_charges_its_arenas_budget(count, budget):
     assert budget.used == 0
 
 
-def test_prepared_memory_counts(budget, make_arena):
+def test_prepared_memory_is_charged(budget, make_arena):
     arena = make_arena({"backing": "virtual"}, budget=budget)
     arena.prepare(10 * MIB)
     assert budget.used == arena.stats().reserved >= 10 * MIB
 
 
-def test_a_suspended_arena_holds_nothing_and_takes_its_charge_again(make_arena):
+def test_suspend_releases_the_charge_and_resume_takes_it_again(make_arena):
     budget = Budget(20 * MIB, name="b")
     arena = make_arena({"backing": "virtual"}, budget=budget)
     buffers = [arena.allocate(3 * MIB), arena.allocate_persistent(MIB)]
@@ -167,7 +167,7 @@ def test_a_suspended_arena_holds_nothing_and_takes_its_charge_again(make_arena):
         buffer.close()
 
 
-def test_resuming_asks_the_callback(make_arena):
+def test_resume_calls_the_pressure_callback(make_arena):
     budget = Budget(8 * MIB)
     arena = make_arena({"backing": "virtual"}, budget=budget)
     buffer = arena.allocate(3 * MIB)
@@ -184,7 +184,7 @@ def test_resuming_asks_the_callback(make_arena):
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_a_refused_block_leaves_everything_as_it_was(backing, count, make_arena):
+def test_refused_block_changes_nothing(backing, count, make_arena):
     budget = Budget(8 * MIB, name="b")
     arena = make_arena({"backing": backing}, budget=budget, count=count, name="ours")
     buffer = arena.allocate(3 * MIB)
@@ -203,7 +203,7 @@ def test_a_refused_block_leaves_everything_as_it_was(backing, count, make_arena)
 
 
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_idle_memory_of_its_own_goes_before_a_block_is_refused(backing, make_arena):
+def test_own_idle_memory_is_released_before_a_block_is_refused(backing, make_arena):
     budget = Budget(16 * MIB)
     arena = make_arena({"backing": backing}, budget=budget)
     first = arena.allocate(2 * MIB)
@@ -213,7 +213,7 @@ def test_idle_memory_of_its_own_goes_before_a_block_is_refused(backing, make_are
     first.close()
 
 
-def test_pages_move_before_a_budget_is_passed(make_arena):
+def test_pages_move_before_the_budget_is_exceeded(make_arena):
     budget = Budget(64 * MIB)
     arena = make_arena({"backing": "virtual", "page_move_threshold": 1.0}, budget=budget)
     blocks = [arena.allocate(2 * MIB) for _ in range(32)]
@@ -225,7 +225,7 @@ def test_pages_move_before_a_budget_is_passed(make_arena):
     large.close()
 
 
-def test_a_first_region_is_as_large_as_the_budget_allows(make_arena):
+def test_first_region_is_bounded_by_the_budget(make_arena):
     budget = Budget(300_000)
     arena = make_arena(budget=budget)
     buffer = arena.allocate(1000)
@@ -234,7 +234,7 @@ def test_a_first_region_is_as_large_as_the_budget_allows(make_arena):
     buffer.close()
 
 
-def test_other_streams_finished_blocks_are_used_first(make_arena, virtual_clock):
+def test_completed_blocks_of_other_streams_are_used_before_the_budget(make_arena, virtual_clock):
     budget = Budget(4 * MIB)
     arena = make_arena({"backing": "regions", "oom_wait_ms": 0}, budget=budget)
     one, two = gpumem.Stream("host"), gpumem.Stream("host")
@@ -259,7 +259,7 @@ def test_several_arenas_share_a_budget(make_arena):
 # ---- callbacks -----------------------------------------------------------------------------------
 
 
-def test_a_callback_shrinks_another_arena(make_arena):
+def test_callback_shrinks_another_arena(make_arena):
     budget = Budget(16 * MIB)
     idle, busy = (make_arena({"backing": backing}, budget=budget) for backing in BACKINGS)
     idle.allocate(9 * MIB).close()
@@ -276,7 +276,7 @@ def test_a_callback_shrinks_another_arena(make_arena):
 
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_a_callback_drops_blocks_of_the_arena_that_asks(count, make_arena):
+def test_callback_may_free_blocks_of_the_requesting_arena(count, make_arena):
     budget = Budget(10 * MIB)
     config = {"backing": "regions", "split_rule": "tight"}
     arena = make_arena(config, budget=budget, count=count)
@@ -287,7 +287,7 @@ def test_a_callback_drops_blocks_of_the_arena_that_asks(count, make_arena):
         assert budget.used <= 10 * MIB
 
 
-def test_a_callback_that_allocates_from_the_same_arena_is_refused_and_goes_on(make_arena):
+def test_callback_may_not_allocate_from_the_requesting_arena(make_arena):
     budget = Budget(4 * MIB)
     arena = make_arena({"backing": "regions"}, budget=budget)
     seen = []
@@ -303,7 +303,7 @@ def test_a_callback_that_allocates_from_the_same_arena_is_refused_and_goes_on(ma
     assert seen == [100]
 
 
-def test_a_callback_may_close_the_arena_that_asks():
+def test_callback_may_close_the_requesting_arena():
     budget = Budget(4 * MIB)
     arena = gpumem.Arena("host", {"backing": "regions"}, budget=budget)
     budget.on_pressure = lambda budget, nbytes: arena.close()
@@ -312,7 +312,7 @@ def test_a_callback_may_close_the_arena_that_asks():
     assert budget.used == 0
 
 
-def test_what_a_callback_raises_is_the_cause(make_arena):
+def test_callbacks_exception_is_the_errors_cause(make_arena):
     def fail(budget, nbytes):
         raise RuntimeError("nothing to give")
 
@@ -326,7 +326,7 @@ def test_what_a_callback_raises_is_the_cause(make_arena):
 
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_a_soft_limit_tells_and_serves(count, make_arena):
+def test_soft_limit_notifies_and_serves(count, make_arena):
     told = []
     budget = Budget(None, soft=4 * MIB, on_pressure=lambda budget, nbytes: told.append(nbytes))
     arena = make_arena({"extend_strategy": "same_as_requested"}, budget=budget, count=count)
@@ -343,7 +343,7 @@ def test_a_soft_limit_tells_and_serves(count, make_arena):
 
 @pytest.mark.parametrize("backing", BACKINGS)
 @pytest.mark.parametrize("end", ["close", "drop", "drop with a view"])
-def test_the_charge_goes_back_with_the_arena_and_once(backing, end):
+def test_charge_is_released_once_with_the_arena(backing, end):
     root = Budget(1 << 40)
     budget = Budget(1 << 40, parent=root)
     arena = gpumem.Arena("host", {"backing": backing}, budget=budget)
@@ -363,7 +363,7 @@ def test_the_charge_goes_back_with_the_arena_and_once(backing, end):
     assert (budget.used, root.used, budget.holders()) == (0, 0, ())
 
 
-def test_a_budget_outlives_its_object_as_long_as_arenas_charge_it():
+def test_budget_lives_as_long_as_arenas_charge_it():
     root = Budget(1 << 40)
     arena = gpumem.Arena("host", budget=Budget(1 << 40, parent=root, name="short"))
     view = np.from_dlpack(arena.allocate(5 * MIB))
@@ -384,12 +384,12 @@ def test_a_budget_outlives_its_object_as_long_as_arenas_charge_it():
         ({"budget": Budget(1), "count": None}, gpumem.ConfigError),
     ],
 )
-def test_bad_arguments_make_no_arena(arguments, error):
+def test_invalid_budget_arguments_make_no_arena(arguments, error):
     with pytest.raises(error, match=r"budget|count"):
         gpumem.Arena("host", **arguments)
 
 
-def test_a_forks_child_leaves_the_parents_charge_alone():
+def test_forked_child_leaves_the_parents_charge_alone():
     run_quietly(
         """
         import os, gpumem
@@ -418,7 +418,7 @@ def test_a_forks_child_leaves_the_parents_charge_alone():
 
 
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_a_block_that_waits_for_other_streams_is_held_and_not_in_use(backing, make_arena):
+def test_block_pending_free_is_reserved_and_not_in_use(backing, make_arena):
     held, used = Budget(None), Budget(None)
     stream = gpumem.Stream("host")
     for budget, count in ((held, "reserved"), (used, "in_use")):

@@ -91,7 +91,7 @@ class Scenario:
     [("reserved", OUT_OF_MEMORY), ("reserved", INVALID_VALUE), ("in_use", OUT_OF_MEMORY)],
 )
 @pytest.mark.parametrize("config", CONFIGS)
-def test_whatever_call_fails_the_budget_has_what_is_held(host, config, error, count):
+def test_charge_equals_held_memory_when_any_driver_call_fails(host, config, error, count):
     calls = host.call_count()
     scenario = Scenario(CONFIGS[config], count)
     in_a_thread(scenario.run)
@@ -111,7 +111,7 @@ def test_whatever_call_fails_the_budget_has_what_is_held(host, config, error, co
 
 
 @pytest.mark.parametrize("config", ["virtual", "regions"])
-def test_a_device_without_memory_is_not_charged_for_it(leave_room, config):
+def test_failed_device_allocation_is_not_charged(leave_room, config):
     leave_room(8 * MIB)
     budget = Budget(1 << 40)
     arena = gpumem.Arena("host", CONFIGS[config], budget=budget)

@@ -68,7 +68,7 @@ def make(request):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_blocks_are_charged_until_they_go_back(make, count, budget):
+def test_blocks_are_charged_until_they_are_freed(make, count, budget):
     resource = make(budget=budget, count=count)
     assert resource.budget is budget
     first, second = resource.allocate(1000), resource.allocate_persistent(500)
@@ -85,7 +85,7 @@ def test_blocks_are_charged_until_they_go_back(make, count, budget):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_what_does_not_fit_is_refused_and_changes_nothing(make, count, budget):
+def test_request_over_the_budget_is_refused_without_a_change(make, count, budget):
     resource = make(budget=budget, count=count)
     with resource.allocate(LIMIT - 1):
         before = resource.stats().num_allocs
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(make, count, budget):
         resource.allocate(1).close()
 
 
-def test_a_callback_makes_room(make, budget):
+def test_callback_frees_memory_and_the_request_succeeds(make, budget):
     resource = make(budget=budget)
     cache = [resource.allocate(4000), resource.allocate(4000)]
     budget.on_pressure = lambda budget, nbytes: cache.pop().close()
@@ -107,7 +107,7 @@ def test_a_callback_makes_room(make, budget):
     assert budget.used == 0
 
 
-def test_the_charge_goes_back_when_there_is_no_memory(host, budget):
+def test_charge_is_released_when_the_allocation_fails(host, budget):
     resource = Plain(budget=budget)
     resource.fails = True
     with pytest.raises(MemoryError):
@@ -126,7 +126,7 @@ def test_the_charge_goes_back_when_there_is_no_memory(host, budget):
     assert budget.used == 0
 
 
-def test_what_waits_for_a_stream_is_reserved_and_no_longer_in_use(budget):
+def test_block_pending_free_is_reserved_and_not_in_use(budget):
     stream = gpumem.Stream("host")
     for count in COUNTS:
         allocator = external(budget=budget, count=count)
@@ -140,7 +140,7 @@ def test_what_waits_for_a_stream_is_reserved_and_no_longer_in_use(budget):
         assert budget.used == 0
 
 
-def test_a_free_that_the_driver_refuses_stays_charged_until_it_is_made(host, budget):
+def test_failed_free_stays_charged_until_it_succeeds(host, budget):
     pool = gpumem.DriverPool("host", budget=budget)
     buffer = pool.allocate(6000)
     host.fail("cuMemFreeAsync", 1, 1)
@@ -152,7 +152,7 @@ def test_a_free_that_the_driver_refuses_stays_charged_until_it_is_made(host, bud
     pool.close()
 
 
-def test_a_budget_around_a_resource_is_shared_with_another(budget):
+def test_budget_around_a_resource_is_shared_with_another(budget):
     upstream = gpumem.Arena("host")
     left, right = gpumem.limit(upstream, budget), gpumem.limit(upstream, budget, name="right")
     assert (left.limit, left.free) == (LIMIT, LIMIT)
@@ -164,7 +164,7 @@ def test_a_budget_around_a_resource_is_shared_with_another(budget):
         assert (right.used, right.free, budget.free) == (LIMIT, 0, 0)
 
 
-def test_make_resource_hands_the_budget_on(budget):
+def test_make_resource_passes_the_budget(budget):
     for config in (None, {"arena.use_cuda_mempool": "1"}):
         resource = gpumem.make_resource("host", config, budget=budget, count="in_use")
         with resource, resource.allocate(512):
@@ -172,7 +172,7 @@ def test_make_resource_hands_the_budget_on(budget):
 
 
 @pytest.mark.parametrize("name", ["pool", "external", "user's"])
-def test_bad_arguments_are_refused(name):
+def test_invalid_budget_arguments_are_refused(name):
     with pytest.raises(TypeError, match="budget"):
         RESOURCES[name](budget=5)
     with pytest.raises(gpumem.ConfigError, match="count"):
@@ -181,7 +181,7 @@ def test_bad_arguments_are_refused(name):
         RESOURCES[name](count="in_use")
 
 
-def test_a_resource_that_is_dropped_with_a_view_alive_gives_back_with_the_view(budget):
+def test_charge_of_a_dropped_resource_is_released_with_its_last_view(budget):
     for make in (gpumem.DriverPool, lambda where, **more: external(**more)):
         resource = make("host", budget=budget)
         view = np.from_dlpack(resource.allocate(1000))

@@ -31,7 +31,7 @@ def run_all(work):
         raise errors[0]
 
 
-def test_reservations_of_threads_never_pass_a_limit(rng):
+def test_concurrent_reservations_never_exceed_a_limit(rng):
     # A mark of our own: bytes are counted after they are granted, and before they are given back.
     root = Budget(1000, name="root")
     tenants = [Budget(400, parent=root) for _ in range(4)]
@@ -77,7 +77,7 @@ def test_reservations_of_threads_never_pass_a_limit(rng):
     assert highest[root] <= root.peak <= 1000
 
 
-def test_arenas_of_threads_never_pass_any_of_their_budgets(rng):
+def test_concurrent_arenas_never_exceed_any_budget(rng):
     root = Budget(96 * MIB, name="root")
     tenants = [Budget(64 * MIB, parent=root, name=f"tenant {i}") for i in range(2)]
     arenas = [
@@ -121,7 +121,7 @@ def test_arenas_of_threads_never_pass_any_of_their_budgets(rng):
     assert root.used == 0
 
 
-def test_only_charged_memory_is_on_the_device(host, rng):
+def test_device_memory_never_exceeds_the_charges(host, rng):
     # All of it is charged here, so the device's own count, looked at by a thread of its own, never
     # passes the limit. It counts units of 2 MiB, as drivers do, so all sizes are multiples of that.
     gpumem.Device("host").free_bytes  # noqa: B018 - what others dropped goes back now
@@ -167,7 +167,7 @@ def test_only_charged_memory_is_on_the_device(host, rng):
     assert budget.used == 0
 
 
-def test_pressure_on_many_threads_loses_nothing(rng):
+def test_pressure_callbacks_under_threads_lose_no_charge(rng):
     budget = Budget(64 * MIB)
     arena = gpumem.Arena("host", {"backing": "regions", "oom_wait_ms": 0}, budget=budget)
     cache: list = []

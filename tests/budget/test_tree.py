@@ -23,7 +23,7 @@ def exceeded(budget, nbytes):
 # ---- the tree ------------------------------------------------------------------------------------
 
 
-def test_a_charge_counts_at_its_level_and_at_all_above():
+def test_charge_counts_at_its_level_and_all_above():
     process = Budget(1000, name="process")
     device = Budget(800, parent=process, name="device")
     tenants = [Budget(500, parent=device, name=f"tenant {i}") for i in range(2)]
@@ -35,7 +35,7 @@ def test_a_charge_counts_at_its_level_and_at_all_above():
 
 
 @pytest.mark.parametrize("level", range(3))
-def test_whichever_level_refuses_nothing_is_charged_anywhere(level):
+def test_refused_charge_is_rolled_back_at_every_level(level):
     limits = [1000, 1000, 1000]
     limits[level] = 100
     root = Budget(limits[0], name="0")
@@ -49,7 +49,7 @@ def test_whichever_level_refuses_nothing_is_charged_anywhere(level):
     assert exceeded(leaf, 1).largest_free == 0
 
 
-def test_an_error_says_who_holds_what_and_survives_pickling():
+def test_budget_error_lists_holders_and_survives_pickle():
     root = Budget(1 << 20, name="root")
     child = Budget(None, parent=root, name="child")
     arena = gpumem.Arena("host", {"backing": "regions"}, budget=child, name="weights")
@@ -65,7 +65,7 @@ def test_an_error_says_who_holds_what_and_survives_pickling():
     del buffer, held
 
 
-def test_reservations_are_named_among_the_holders():
+def test_budget_error_lists_reservations_among_holders():
     budget = Budget(1000)
     held = budget.reserve(10)
     assert budget.holders() == (("reservations", 10),)
@@ -73,7 +73,7 @@ def test_reservations_are_named_among_the_holders():
     assert budget.holders() == ()
 
 
-def test_without_a_limit_only_the_levels_above_count():
+def test_budget_without_a_limit_obeys_its_parents():
     root = Budget(100)
     child = Budget(None, parent=root)
     assert child.limit is None
@@ -82,7 +82,7 @@ def test_without_a_limit_only_the_levels_above_count():
     assert exceeded(child, 101).limit == 100
 
 
-def test_a_limit_may_change_and_nothing_is_taken_away_for_it():
+def test_lowered_limit_takes_nothing_away():
     budget = Budget(100)
     held = budget.reserve(80)
     budget.limit = 50
@@ -94,7 +94,7 @@ def test_a_limit_may_change_and_nothing_is_taken_away_for_it():
     assert budget.free is None
 
 
-def test_a_child_that_ends_gives_back_what_was_committed_in_it_for_good():
+def test_dropped_child_budget_releases_its_committed_reservations():
     root = Budget(100)
     child = Budget(100, parent=root)
     child.reserve(60).commit()
@@ -104,14 +104,14 @@ def test_a_child_that_ends_gives_back_what_was_committed_in_it_for_good():
     assert root.used == 0
 
 
-def test_the_peak_is_the_highest_use_so_far():
+def test_peak_is_the_highest_use_so_far():
     budget = Budget(100)
     budget.reserve(70).cancel()
     budget.reserve(20).cancel()
     assert (budget.used, budget.peak) == (0, 70)
 
 
-def test_a_tree_has_a_bounded_depth():
+def test_tree_depth_is_bounded():
     budget = Budget(10)
     levels = [budget]
     for _ in range(30):
@@ -136,7 +136,7 @@ def test_a_tree_has_a_bounded_depth():
         (((1,), {"on_pressure": 5}), TypeError),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments, error):
+def test_invalid_arguments_are_refused_by_name(arguments, error):
     positional, named = arguments
     with pytest.raises(error, match=next(iter(named), "limit")):
         Budget(*positional, **named)
@@ -145,14 +145,14 @@ def test_bad_arguments_are_refused_by_name(arguments, error):
 @pytest.mark.parametrize(
     ("nbytes", "error"), [(-1, ValueError), (None, TypeError), (2.0, TypeError)]
 )
-def test_a_reservation_takes_a_number_of_bytes(nbytes, error):
+def test_reserve_rejects_invalid_sizes(nbytes, error):
     budget = Budget(10)
     with pytest.raises(error, match="nbytes"):
         budget.reserve(nbytes)
     assert budget.used == 0
 
 
-def test_a_devices_budget_is_one_for_the_process_and_has_what_is_free(leave_room):
+def test_device_budget_is_one_per_process_and_limited_to_free_memory(leave_room):
     leave_room(10 << 20)
     budget = Budget.of_device("host:0")
     assert budget.limit == gpumem.Device("host").free_bytes == 10 << 20
@@ -166,7 +166,7 @@ def test_a_devices_budget_is_one_for_the_process_and_has_what_is_free(leave_room
 # ---- reservations --------------------------------------------------------------------------------
 
 
-def test_a_reservation_is_pending_until_it_is_committed_or_cancelled():
+def test_reservation_is_pending_until_it_is_committed_or_cancelled():
     root = Budget(100)
     budget = Budget(100, parent=root)
     first, second = budget.reserve(30), budget.reserve(20)
@@ -184,7 +184,7 @@ LEGAL = {"pending": ("commit", "cancel"), "committed": ("release",)}
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("path", [(), ("commit",), ("cancel",), ("commit", "release")])
-def test_each_step_is_taken_once_and_in_its_turn(path, step):
+def test_reservation_steps_happen_once_and_in_order(path, step):
     budget = Budget(100)
     reservation = budget.reserve(40)
     for taken in path:
@@ -199,7 +199,7 @@ def test_each_step_is_taken_once_and_in_its_turn(path, step):
         assert (reservation.state, budget.used, budget.pending) == before
 
 
-def test_a_context_cancels_what_it_did_not_commit():
+def test_with_block_cancels_an_uncommitted_reservation():
     budget = Budget(100)
     with budget.reserve(40) as reservation:
         assert budget.used == 40
@@ -209,7 +209,7 @@ def test_a_context_cancels_what_it_did_not_commit():
     assert (reservation.state, budget.used) == ("committed", 40)
 
 
-def test_a_dropped_reservation_keeps_what_was_committed_and_nothing_else():
+def test_dropped_reservation_keeps_only_what_was_committed():
     budget = Budget(100)
     budget.reserve(40)
     assert budget.used == 0
@@ -219,27 +219,27 @@ def test_a_dropped_reservation_keeps_what_was_committed_and_nothing_else():
     assert budget.used == 40
 
 
-def test_a_reservation_keeps_its_budget():
+def test_reservation_keeps_its_budget_alive():
     held = Budget(100).reserve(10)
     gc.collect()
     assert held.budget.used == 10
     held.commit()
 
 
-def test_nobody_makes_a_reservation_by_hand():
+def test_reservation_cannot_be_constructed_directly():
     with pytest.raises(TypeError, match="reserve"):
         Reservation()
     with pytest.raises(ReservationError):
         Reservation.__new__(Reservation).commit()
 
 
-def test_no_bytes_always_fit():
+def test_zero_bytes_always_fit():
     budget = Budget(0)
     with budget.reserve(0) as reservation:
         assert (reservation.nbytes, budget.used) == (0, 0)
 
 
-def test_one_step_of_many_threads_is_taken():
+def test_concurrent_steps_of_a_reservation_happen_once():
     budget = Budget(1000)
     for _ in range(200):
         reservation = budget.reserve(100)
@@ -266,7 +266,7 @@ def test_one_step_of_many_threads_is_taken():
 # ---- soft limits ---------------------------------------------------------------------------------
 
 
-def test_a_soft_limit_tells_once_for_each_time_it_is_passed():
+def test_soft_limit_notifies_once_per_crossing():
     told = []
     root = Budget(1000, soft=100, name="root", on_pressure=lambda b, n: told.append((b.name, n)))
     child = Budget(1000, soft=50, parent=root, name="child", on_pressure=root.on_pressure)
@@ -283,7 +283,7 @@ def test_a_soft_limit_tells_once_for_each_time_it_is_passed():
     assert sorted(told[2:]) == [("child", 51), ("root", 1)]
 
 
-def test_a_refused_request_passes_no_soft_limit():
+def test_refused_request_does_not_notify_the_soft_limit():
     told = []
     root = Budget(100)
     child = Budget(None, soft=50, parent=root, on_pressure=lambda *asked: told.append(asked))
@@ -293,7 +293,7 @@ def test_a_refused_request_passes_no_soft_limit():
         assert len(told) == 1
 
 
-def test_what_a_soft_limits_callback_raises_is_told_and_fails_nothing(monkeypatch):
+def test_exception_of_a_soft_limit_callback_is_reported_and_fails_nothing(monkeypatch):
     told = []
     monkeypatch.setattr("sys.unraisablehook", lambda hook: told.append(str(hook.exc_value)))
 
@@ -306,7 +306,7 @@ def test_what_a_soft_limits_callback_raises_is_told_and_fails_nothing(monkeypatc
     held.cancel()
 
 
-def test_a_lowered_limit_asks_for_what_is_above_it():
+def test_lowered_limit_calls_back_for_the_excess():
     told = []
     budget = Budget(100, on_pressure=lambda budget, nbytes: told.append(nbytes))
     held = budget.reserve(80)
@@ -331,7 +331,7 @@ class Cache:
         del self.held[: self.step]
 
 
-def test_a_callback_makes_room_and_the_request_succeeds():
+def test_callback_frees_memory_and_the_request_succeeds():
     cache = Cache()
     budget = Budget(100, name="b", on_pressure=cache)
     cache.held = [budget.reserve(30) for _ in range(3)]
@@ -340,7 +340,7 @@ def test_a_callback_makes_room_and_the_request_succeeds():
         assert budget.used == 50
 
 
-def test_a_callback_is_asked_again_as_long_as_it_frees_something():
+def test_callback_is_repeated_while_it_frees_memory():
     cache = Cache(step=1)
     budget = Budget(100, name="b", on_pressure=cache)
     cache.held = [budget.reserve(10) for _ in range(10)]
@@ -352,7 +352,7 @@ def test_a_callback_is_asked_again_as_long_as_it_frees_something():
     assert len(cache.asked) == 2
 
 
-def test_callbacks_are_asked_from_the_level_that_refuses_upwards_then_below_it():
+def test_callbacks_run_from_the_refusing_level_upwards_then_below():
     order = []
 
     def ask(budget, nbytes):
@@ -365,7 +365,7 @@ def test_callbacks_are_asked_from_the_level_that_refuses_upwards_then_below_it()
     assert order == ["middle", "root", "leaf"]
 
 
-def test_what_callbacks_raise_is_the_errors_cause_and_all_are_asked():
+def test_callbacks_exceptions_are_the_cause_and_all_run():
     asked = []
 
     def fail(budget, nbytes):
@@ -382,7 +382,7 @@ def test_what_callbacks_raise_is_the_errors_cause_and_all_are_asked():
     assert (leaf.used, root.used) == (0, 0)
 
 
-def test_what_a_callback_raises_after_it_made_room_is_told(monkeypatch):
+def test_exception_of_a_successful_callback_is_reported(monkeypatch):
     told = []
     monkeypatch.setattr("sys.unraisablehook", lambda hook: told.append(str(hook.exc_value)))
     budget = Budget(100)
@@ -397,7 +397,7 @@ def test_what_a_callback_raises_after_it_made_room_is_told(monkeypatch):
         assert told == ["freed"]
 
 
-def test_an_interrupt_goes_through_and_leaves_nothing_charged():
+def test_interrupt_in_a_callback_passes_and_leaves_no_charge():
     def interrupt(budget, nbytes):
         raise KeyboardInterrupt
 
@@ -408,7 +408,7 @@ def test_an_interrupt_goes_through_and_leaves_nothing_charged():
     assert budget.used == 0
 
 
-def test_a_callback_that_asks_for_more_is_not_called_for_that():
+def test_callback_is_not_called_recursively():
     depth = []
 
     def ask(budget, nbytes):
@@ -420,7 +420,7 @@ def test_a_callback_that_asks_for_more_is_not_called_for_that():
     assert depth == [1]
 
 
-def test_a_callback_may_raise_the_limit():
+def test_callback_may_raise_the_limit():
     def more(budget, nbytes):
         budget.limit += nbytes
 
@@ -447,7 +447,7 @@ def test_callbacks_run_on_several_threads_at_once():
 # ---- fork and exit -------------------------------------------------------------------------------
 
 
-def test_a_forks_child_has_empty_budgets():
+def test_forked_child_has_empty_budgets():
     run_quietly(
         """
         import os, gpumem
@@ -472,7 +472,7 @@ def test_a_forks_child_has_empty_budgets():
     )
 
 
-def test_a_process_ends_with_budgets_callbacks_and_reservations_alive():
+def test_process_exits_with_live_budgets_callbacks_and_reservations():
     run_quietly(
         """
         import gpumem

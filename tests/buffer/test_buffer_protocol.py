@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 
-def test_a_memoryview_is_the_bytes_that_were_asked_for(arena):
+def test_memoryview_has_the_requested_bytes(arena):
     buffer = arena.allocate(1000)
     view = memoryview(buffer)
     assert (view.nbytes, view.itemsize, view.format, view.ndim) == (1000, 1, "B", 1)
@@ -20,7 +20,7 @@ def test_a_memoryview_is_the_bytes_that_were_asked_for(arena):
     view.release()
 
 
-def test_a_view_is_the_memory_itself(arena):
+def test_memoryview_shares_the_memory(arena):
     buffer = arena.allocate(1000)
     memoryview(buffer)[:5] = b"hello"
     assert ctypes.string_at(buffer.ptr, 5) == b"hello"
@@ -32,7 +32,7 @@ def test_a_view_is_the_memory_itself(arena):
     assert array.size == 250
 
 
-def test_bytes_come_in_and_go_out_through_whatever_takes_a_buffer(arena):
+def test_buffer_works_with_readinto_and_write(arena):
     buffer = arena.allocate(1000)
     data = bytes(range(250)) * 4
     assert io.BytesIO(data).readinto(buffer) == 1000
@@ -42,14 +42,14 @@ def test_bytes_come_in_and_go_out_through_whatever_takes_a_buffer(arena):
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "c16", "M8[s]"])
-def test_numpy_shows_any_type_over_it(arena, dtype):
+def test_numpy_views_any_dtype_over_a_buffer(arena, dtype):
     buffer = arena.allocate(1024)
     array = np.ndarray(1024 // np.dtype(dtype).itemsize, dtype, buffer)
     array[:] = np.ones(array.shape, dtype)
     assert (np.frombuffer(buffer, dtype) == array).all()
 
 
-def test_many_views_live_side_by_side(arena):
+def test_several_views_coexist(arena):
     buffer = arena.allocate(100)
     views = [memoryview(buffer) for _ in range(100)]
     for view in views[::2]:
@@ -61,13 +61,13 @@ def test_many_views_live_side_by_side(arena):
     assert arena.stats().in_use == 0
 
 
-def test_an_empty_buffer_has_an_empty_view(arena):
+def test_empty_buffer_has_an_empty_view(arena):
     buffer = arena.allocate(0)
     assert memoryview(buffer).nbytes == 0
     assert np.asarray(memoryview(buffer)).shape == (0,)
 
 
-def test_views_made_and_dropped_leave_nothing_behind(arena):
+def test_dropped_views_leave_nothing(arena):
     buffer = arena.allocate(100)
     for _ in range(1000):
         np.frombuffer(buffer, np.uint8)

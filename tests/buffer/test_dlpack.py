@@ -44,12 +44,12 @@ def export(buffer, kind, **arguments):
         ([1, 0], dlpack.VERSIONED),
     ],
 )
-def test_the_consumers_version_picks_the_capsule(buffer, max_version, kind):
+def test_max_version_selects_the_capsule(buffer, max_version, kind):
     assert dlpack.kind_of(buffer.__dlpack__(max_version=max_version)) is kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_capsule_describes_one_dimension_of_bytes(buffer, kind):
+def test_capsule_describes_a_one_dimensional_byte_array(buffer, kind):
     capsule = export(buffer, kind)
     tensor = dlpack.tensor_of(capsule)
     assert tensor.data == buffer.ptr
@@ -58,14 +58,14 @@ def test_a_capsule_describes_one_dimension_of_bytes(buffer, kind):
     assert (tensor.ndim, tensor.shape[0], tensor.strides[0], tensor.byte_offset) == (1, 1000, 1, 0)
 
 
-def test_a_versioned_capsule_is_dlpack_1_writable_and_no_copy(buffer):
+def test_versioned_capsule_is_dlpack_1_writable_and_no_copy(buffer):
     capsule = export(buffer, dlpack.VERSIONED)
     managed = dlpack.managed_of(capsule)
     assert (managed.major, managed.minor, managed.flags) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_buffer_is_exported_with_no_address(arena, kind):
+def test_empty_buffer_is_exported_with_a_null_address(arena, kind):
     capsule = export(arena.allocate(0), kind)
     tensor = dlpack.tensor_of(capsule)
     assert (tensor.data, tensor.ndim, tensor.shape[0]) == (None, 1, 0)
@@ -77,7 +77,7 @@ def test_an_empty_buffer_is_exported_with_no_address(arena, kind):
     ("memory", "device"),
     [("host", CPU), ("host/host_accessible", CPU), ("host/managed", MANAGED)],
 )
-def test_pinned_memory_goes_out_as_cpu_memory_and_managed_as_managed(make_arena, memory, device):
+def test_pinned_memory_is_exported_as_cpu_and_managed_as_managed(make_arena, memory, device):
     buffer = make_arena(memory=memory).allocate(10)
     assert buffer.__dlpack_device__() == device
     capsule = buffer.__dlpack__()
@@ -105,7 +105,7 @@ def test_pinned_memory_goes_out_as_cpu_memory_and_managed_as_managed(make_arena,
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_is_refused_without_a_leak(buffer, kind, arguments, error):
+def test_invalid_export_arguments_are_refused_without_a_leak(buffer, kind, arguments, error):
     with pytest.raises(error):
         export(buffer, kind, **arguments)
 
@@ -115,12 +115,12 @@ def test_what_cannot_be_is_refused_without_a_leak(buffer, kind, arguments, error
     [{"copy": False}, {"copy": None}, {"dl_device": CPU}, {"stream": None}, {"stream": -1}],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_protocol_allows_is_exported(buffer, kind, arguments):
+def test_valid_export_arguments_are_accepted(buffer, kind, arguments):
     capsule = export(buffer, kind, **arguments)
     assert dlpack.tensor_of(capsule).data == buffer.ptr
 
 
-def test_arguments_are_by_name_only(buffer):
+def test_export_arguments_are_keyword_only(buffer):
     with pytest.raises(TypeError):
         buffer.__dlpack__(None)
 
@@ -129,7 +129,7 @@ def test_arguments_are_by_name_only(buffer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_capsule_that_nobody_consumes_gives_its_reference_back(arena, kind):
+def test_unconsumed_capsule_releases_its_reference(arena, kind):
     buffer = arena.allocate(1000)
     capsules = [export(buffer, kind) for _ in range(10)]
     buffer.close()
@@ -139,7 +139,7 @@ def test_a_capsule_that_nobody_consumes_gives_its_reference_back(arena, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_consumed_capsule_leaves_the_end_to_the_consumer(arena, kind):
+def test_consumed_capsule_is_released_by_its_consumer(arena, kind):
     buffer = arena.allocate(1000)
     capsule = export(buffer, kind)
     consumed = dlpack.consume(capsule)
@@ -151,7 +151,7 @@ def test_a_consumed_capsule_leaves_the_end_to_the_consumer(arena, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_capsule_that_its_consumer_refuses_gives_its_reference_back(make_arena, kind):
+def test_capsule_refused_by_its_consumer_releases_its_reference(make_arena, kind):
     """Numpy takes no capsule of another name; it leaves it, unrenamed, to its destructor."""
     arena = make_arena()
     buffer = arena.allocate(1000)
@@ -173,7 +173,7 @@ def test_a_capsule_that_its_consumer_refuses_gives_its_reference_back(make_arena
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_deleter_may_run_on_any_thread(arena, kind):
+def test_deleter_may_run_on_any_thread(arena, kind):
     """Also on one that never holds the interpreter lock: a worker of the host device."""
     buffer = arena.allocate(1000)
     consumed = dlpack.consume(export(buffer, kind))
@@ -185,7 +185,7 @@ def test_a_deleter_may_run_on_any_thread(arena, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_deleters_of_one_buffer_may_race_with_each_other(arena, kind):
+def test_concurrent_deleters_of_one_buffer(arena, kind):
     buffer = arena.allocate(1000)
     consumed = [dlpack.consume(export(buffer, kind)) for _ in range(400)]
     threads = [
@@ -204,7 +204,7 @@ def test_deleters_of_one_buffer_may_race_with_each_other(arena, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_export_outlives_buffer_and_arena(kind):
+def test_export_outlives_buffer_and_arena(kind):
     device = gpumem.Device("host")
     free = device.free_bytes
     arena = gpumem.Arena("host")
@@ -222,7 +222,7 @@ def test_an_export_outlives_buffer_and_arena(kind):
 # ---- NumPy as the consumer -----------------------------------------------------------------------
 
 
-def test_numpy_sees_the_bytes_themselves_and_may_write_them(buffer):
+def test_numpy_shares_the_bytes_and_may_write_them(buffer):
     array = np.from_dlpack(buffer)
     assert (array.dtype, array.shape) == (np.uint8, (1000,))
     assert array.ctypes.data == buffer.ptr
@@ -245,7 +245,7 @@ def test_numpy_keeps_the_memory_through_views_of_its_array(arena):
 
 
 @pytest.mark.skipif(not dlpack.NUMPY_KNOWS_VERSIONS, reason="NumPy before 2.1 asks for no copy")
-def test_numpy_is_refused_a_copy(buffer):
+def test_numpy_copy_is_refused(buffer):
     with pytest.raises(BufferError):
         np.from_dlpack(buffer, copy=True)
     assert np.from_dlpack(buffer, copy=False).ctypes.data == buffer.ptr

@@ -17,7 +17,7 @@ from helpers.resources import Answers, Plain
 import gpumem
 
 
-def test_a_buffer_goes_to_the_two_methods_and_back():
+def test_allocate_and_free_call_the_two_methods():
     resource = Plain()
     with resource.allocate(1000) as buffer:
         assert buffer.resource is resource
@@ -28,7 +28,7 @@ def test_a_buffer_goes_to_the_two_methods_and_back():
     assert resource.returned == resource.taken
 
 
-def test_dropping_the_last_reference_gives_the_block_back():
+def test_dropping_the_last_reference_calls_deallocate_raw():
     resource = Plain()
     buffer = resource.allocate(8)
     alias = buffer
@@ -38,7 +38,7 @@ def test_dropping_the_last_reference_gives_the_block_back():
     assert not resource.blocks
 
 
-def test_an_empty_buffer_asks_for_nothing():
+def test_empty_buffer_calls_no_method():
     resource = Plain()
     buffer = resource.allocate(0)
     assert (buffer.ptr, buffer.nbytes) == (0, 0)
@@ -46,7 +46,7 @@ def test_an_empty_buffer_asks_for_nothing():
     assert resource.taken == resource.returned == []
 
 
-def test_the_methods_get_stream_objects(host):
+def test_methods_receive_stream_objects(host):
     resource = Plain()
     mine, other = gpumem.Stream("host"), gpumem.Stream("host")
     resource.allocate(8).close()
@@ -58,7 +58,7 @@ def test_the_methods_get_stream_objects(host):
     assert resource.taken[1][2] is mine
 
 
-def test_a_stream_given_as_an_object_lives_as_long_as_it_may_be_named():
+def test_stream_object_lives_as_long_as_its_blocks():
     resource = Plain()
     stream = gpumem.Stream("host")
     buffer = resource.allocate(8, stream)
@@ -96,7 +96,7 @@ def test_another_threads_default_stream_is_replaced_by_the_legacy_one():
     assert [stream.ptr for *_, stream in resource.returned] == [0, 2]
 
 
-def test_alignment_beyond_the_memorys_asks_for_more():
+def test_larger_alignment_requests_more_bytes():
     resource = Plain(alignment=16)
     buffer = resource.allocate(100, alignment=4096)
     assert buffer.ptr % 4096 == 0
@@ -106,7 +106,7 @@ def test_alignment_beyond_the_memorys_asks_for_more():
 
 
 @pytest.mark.parametrize("alignment", [0, -1, 3, 1 << 22, 1.0, True, "8"])
-def test_a_bad_alignment_is_refused(alignment):
+def test_invalid_alignment_is_refused(alignment):
     resource = Plain()
     with pytest.raises(ValueError, match="alignment"):
         resource.allocate(8, alignment=alignment)
@@ -117,14 +117,14 @@ def test_a_bad_alignment_is_refused(alignment):
     ("nbytes", "error"),
     [(-1, ValueError), (1.5, TypeError), ("8", TypeError), (True, TypeError), (None, TypeError)],
 )
-def test_a_bad_size_is_refused(nbytes, error):
+def test_invalid_size_is_refused(nbytes, error):
     resource = Plain()
     with pytest.raises(error, match="nbytes"):
         resource.allocate(nbytes)
     assert resource.taken == []
 
 
-def test_an_absurd_size_is_out_of_memory_without_asking():
+def test_size_beyond_the_address_space_is_out_of_memory_without_a_call():
     resource = Plain()
     with pytest.raises(gpumem.OutOfMemoryError, match="check the size"):
         resource.allocate(1 << 60)
@@ -144,7 +144,7 @@ def test_an_absurd_size_is_out_of_memory_without_asking():
         (4097, ValueError, "no multiple of 256"),
     ],
 )
-def test_what_is_no_address_is_refused_with_nothing_changed(answer, error, told):
+def test_invalid_address_from_allocate_raw_is_refused_without_a_change(answer, error, told):
     resource = Answers(answer)
     before = resource.stats()
     with pytest.raises(error, match=told):
@@ -153,7 +153,7 @@ def test_what_is_no_address_is_refused_with_nothing_changed(answer, error, told)
     resource.close()
 
 
-def test_an_unaligned_block_is_given_back():
+def test_unaligned_block_is_freed_and_refused():
     resource = Answers(4097)
     with pytest.raises(ValueError, match="multiple"):
         resource.allocate(100)
@@ -161,7 +161,7 @@ def test_an_unaligned_block_is_given_back():
 
 
 @pytest.mark.parametrize("error", [MemoryError("full"), KeyError("mine"), KeyboardInterrupt()])
-def test_an_exception_of_the_method_reaches_the_caller_as_it_is(error):
+def test_exception_of_allocate_raw_reaches_the_caller(error):
     resource = Answers(error)
     before = resource.stats()
     with pytest.raises(type(error)) as raised:
@@ -171,7 +171,7 @@ def test_an_exception_of_the_method_reaches_the_caller_as_it_is(error):
     resource.close()
 
 
-def test_an_exception_while_giving_back_is_reported_and_the_block_counts_as_freed(monkeypatch):
+def test_exception_of_deallocate_raw_is_reported_and_the_block_counts_as_freed(monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", lambda told: reported.append(told.exc_value))
     resource = Answers(Plain, refusal=KeyError("mine"))
@@ -181,7 +181,7 @@ def test_an_exception_while_giving_back_is_reported_and_the_block_counts_as_free
     resource.close()
 
 
-def test_statistics_count_what_goes_through():
+def test_stats_count_allocations_and_frees():
     resource = Plain(alignment=16)
     one, two = resource.allocate(100), resource.allocate(50, alignment=64)
     weights = resource.reserve(1000)
@@ -195,7 +195,7 @@ def test_statistics_count_what_goes_through():
     weights.close()
 
 
-def test_a_close_with_live_buffers_is_refused_and_changes_nothing():
+def test_close_with_live_buffers_is_refused_without_a_change():
     resource = Plain()
     buffer = resource.allocate(8)
     with pytest.raises(gpumem.errors.InUseError, match="8 bytes in 1 blocks"):
@@ -215,7 +215,7 @@ def test_a_close_with_live_buffers_is_refused_and_changes_nothing():
             use()
 
 
-def test_views_keep_the_block_and_the_resource():
+def test_views_keep_block_and_resource_alive():
     resource = Plain()
     blocks, seen = resource.blocks, weakref.ref(resource)
     view = np.from_dlpack(resource.allocate(64))
@@ -230,7 +230,7 @@ def test_views_keep_the_block_and_the_resource():
     assert seen() is None
 
 
-def test_a_view_dropped_without_the_interpreter_lock_gives_the_block_back_later():
+def test_view_dropped_without_the_gil_frees_the_block_later():
     resource = Plain()
     blocks = resource.blocks
     taken = consume(resource.allocate(64).__dlpack__(max_version=(1, 0)))
@@ -241,7 +241,7 @@ def test_a_view_dropped_without_the_interpreter_lock_gives_the_block_back_later(
     assert not blocks
 
 
-def test_a_view_dropped_on_a_foreign_thread_after_the_resource_is_gone():
+def test_view_dropped_on_a_foreign_thread_after_the_resource_is_gone():
     resource = Plain()
     blocks, seen = resource.blocks, weakref.ref(resource)
     taken = consume(resource.allocate(64).__dlpack__())
@@ -254,7 +254,7 @@ def test_a_view_dropped_on_a_foreign_thread_after_the_resource_is_gone():
     assert seen() is None
 
 
-def test_a_view_dropped_while_an_exception_is_on_its_way():
+def test_view_dropped_during_an_exception_keeps_the_exception():
     resource = Plain()
 
     def fail():
@@ -267,7 +267,7 @@ def test_a_view_dropped_while_an_exception_is_on_its_way():
     assert not resource.blocks
 
 
-def test_threads_keep_the_counts_exact():
+def test_stats_are_exact_under_threads():
     resource = Plain()
 
     def work():
@@ -286,7 +286,7 @@ def test_threads_keep_the_counts_exact():
 
 
 @pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
-def test_host_accessible_memory_gives_views_of_every_kind(memory):
+def test_host_accessible_memory_gives_numpy_dlpack_and_memoryviews(memory):
     resource = Plain(memory)
     buffer = resource.allocate(16)
     memoryview(buffer)[:] = bytes(range(16))
@@ -294,7 +294,7 @@ def test_host_accessible_memory_gives_views_of_every_kind(memory):
     assert bytes(memoryview(buffer)) == bytes(range(16))
 
 
-def test_what_is_no_resource_cannot_be_made():
+def test_incomplete_resource_class_cannot_be_constructed():
     class Half(gpumem.MemoryResource):
         def allocate_raw(self, nbytes, stream):
             return 4096
@@ -310,7 +310,7 @@ def test_what_is_no_resource_cannot_be_made():
         gpumem.MemoryResource.__init__(resource, "host")
 
 
-def test_a_class_that_forgets_its_base_says_so():
+def test_class_without_super_init_raises_by_name():
     class Forgets(Plain):
         def __init__(self):
             pass
@@ -321,7 +321,7 @@ def test_a_class_that_forgets_its_base_says_so():
             use()
 
 
-def test_a_class_may_hand_out_another_resources_buffers():
+def test_subclass_may_return_another_resources_buffers():
     class Doubles(gpumem.MemoryResource):
         def __init__(self, upstream):
             super().__init__(upstream.memory)
@@ -335,7 +335,7 @@ def test_a_class_may_hand_out_another_resources_buffers():
         assert (buffer.nbytes, buffer.resource) == (16, upstream)
 
 
-def test_a_forks_child_leaves_the_parents_blocks_alone():
+def test_forked_child_leaves_the_parents_blocks_alone():
     child.run_quietly(
         """
         import os, gpumem
@@ -365,7 +365,7 @@ def test_a_forks_child_leaves_the_parents_blocks_alone():
     )
 
 
-def test_at_the_interpreters_end_nothing_is_called():
+def test_interpreter_exit_calls_no_method():
     child.run_quietly(
         """
         import gpumem

@@ -75,7 +75,7 @@ FOREIGN = [int, np.uint64, Indexable, Protocol, ProtocolAttribute, TorchLike, Cu
 
 
 @pytest.mark.parametrize("wrap", FOREIGN)
-def test_a_stream_of_any_library_is_the_stream_of_its_handle(arena, wrap):
+def test_stream_objects_of_any_library_are_accepted(arena, wrap):
     stream = gpumem.Stream("host")
     foreign = wrap(stream.ptr)
     with arena.allocate(1000, foreign) as first:
@@ -95,7 +95,7 @@ def test_none_zero_and_one_are_the_legacy_default_stream(arena, wrap, legacy):
     assert again.stream.ptr == LEGACY
 
 
-def test_a_foreign_stream_object_lives_as_long_as_its_memory_is_marked(arena):
+def test_foreign_stream_object_lives_as_long_as_its_memory(arena):
     import weakref
 
     stream = gpumem.Stream("host")
@@ -127,7 +127,7 @@ def test_a_foreign_stream_object_lives_as_long_as_its_memory_is_marked(arena):
         (Broken(7), TypeError),
     ],
 )
-def test_what_is_no_stream_is_refused_and_changes_nothing(arena, stream, error):
+def test_invalid_stream_is_refused_without_a_change(arena, stream, error):
     calls = [lambda: arena.allocate(10, stream), lambda: arena.reset_stream(stream)]
     calls.append(lambda: gpumem.Arena("host", default_stream=stream))
     for call in calls:
@@ -147,7 +147,7 @@ def test_memory_and_events_are_not_streams_although_they_have_a_pointer(arena):
     assert not buffer.closed
 
 
-def test_an_error_of_a_foreign_stream_object_comes_through(arena):
+def test_error_of_a_foreign_stream_object_reaches_the_caller(arena):
     class Raises:
         def __cuda_stream__(self):
             raise LookupError("its own reason")
@@ -157,7 +157,7 @@ def test_an_error_of_a_foreign_stream_object_comes_through(arena):
     assert arena.stats().num_allocs == 0
 
 
-def test_an_arenas_default_stream_is_used_where_none_is_named(make_arena):
+def test_default_stream_of_the_arena_is_used_where_none_is_given(make_arena):
     stream = gpumem.Stream("host")
     arena = make_arena(default_stream=stream)
     assert arena.allocate(10).stream == stream
@@ -170,7 +170,7 @@ def test_an_arenas_default_stream_is_used_where_none_is_named(make_arena):
 # ---- Stream and Event ----------------------------------------------------------------------------
 
 
-def test_a_stream_runs_its_work_in_order_and_says_when_it_is_done(arena, virtual_clock):
+def test_stream_runs_in_order_and_query_reports_completion(arena, virtual_clock):
     driver, stream = HostDriver(), gpumem.Stream("host")
     buffer = arena.allocate(1000, stream)
     with driver.block(stream):
@@ -185,7 +185,7 @@ def test_a_stream_runs_its_work_in_order_and_says_when_it_is_done(arena, virtual
     assert set(memoryview(buffer)) == {2}
 
 
-def test_a_stream_waits_for_an_event_of_another(arena, virtual_clock):
+def test_stream_waits_for_an_event_of_another(arena, virtual_clock):
     driver = HostDriver()
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     buffer = arena.allocate(1000)
@@ -199,14 +199,14 @@ def test_a_stream_waits_for_an_event_of_another(arena, virtual_clock):
     assert first.query()
 
 
-def test_an_event_that_was_never_recorded_is_done():
+def test_event_never_recorded_is_complete():
     event = gpumem.Event("host")
     assert event.query()
     event.synchronize()
     assert event.ptr
 
 
-def test_a_stream_is_destroyed_with_its_object_and_a_wrapped_one_is_not(host):
+def test_stream_object_destroys_its_own_handle_and_not_a_wrapped_one(host):
     destroyed = host.call_count("cuStreamDestroy")
     stream = gpumem.Stream("host")
     wrapped = gpumem.Stream.from_handle("host", stream.ptr, owner=stream)
@@ -220,7 +220,7 @@ def test_a_stream_is_destroyed_with_its_object_and_a_wrapped_one_is_not(host):
     assert host.call_count("cuStreamDestroy") == destroyed + 1
 
 
-def test_queued_work_is_finished_when_a_stream_object_goes(arena, virtual_clock):
+def test_dropped_stream_object_finishes_queued_work(arena, virtual_clock):
     driver, stream = HostDriver(), gpumem.Stream("host")
     buffer = arena.allocate(1000, stream)
     arena.reset_stream(stream)
@@ -245,12 +245,12 @@ def test_streams_compare_by_device_and_handle():
 
 
 @pytest.mark.parametrize("handle", [-1, 1 << 64, True, "1", 1.0, None])
-def test_a_handle_that_is_no_64_bit_number_is_refused(handle):
+def test_handle_must_be_a_64_bit_number(handle):
     with pytest.raises(ValueError, match="is not an integer from 0"):
         gpumem.Stream.from_handle("host", handle)
 
 
-def test_a_stream_of_an_unknown_device_is_refused():
+def test_stream_of_an_unknown_device_is_refused():
     with pytest.raises(ValueError, match="unknown device"):
         gpumem.Stream("tpu")
     with pytest.raises(ValueError, match="unknown device"):
@@ -267,7 +267,7 @@ class UnfinishedEvent(gpumem.Event):
         pass
 
 
-def test_an_object_whose_initialiser_was_skipped_refuses_every_use(arena):
+def test_stream_and_event_made_by_new_alone_refuse_every_call(arena):
     stream, event = Unfinished(), UnfinishedEvent()
     uses = [stream.query, stream.synchronize, stream.record, event.query, event.synchronize]
     uses += [lambda: stream.wait(event), lambda: arena.allocate(10, stream)]
@@ -282,7 +282,7 @@ def test_streams_and_events_are_initialised_once():
             thing.__init__("host")
 
 
-def test_the_per_thread_default_stream_is_the_calling_threads_own(make_arena):
+def test_per_thread_default_stream_belongs_to_the_calling_thread(make_arena):
     arena = make_arena({"stream_reuse": "never"}, default_stream=2)
     mine = arena.allocate(1 << 16)
     address = mine.ptr
