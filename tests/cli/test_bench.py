@@ -33,7 +33,7 @@ def measured(capsys, *arguments):
     return json.loads(out)
 
 
-def test_every_device_is_measured_with_every_size(capsys):
+def test_bench_measures_every_device_with_every_size(capsys):
     facts = measured(capsys)
     assert [each["device"] for each in facts["devices"]] == list(map(str, gpumem.devices()))
     for each in facts["devices"]:
@@ -42,14 +42,14 @@ def test_every_device_is_measured_with_every_size(capsys):
         assert all(cost["ns"] > 0 and cost["ratio"] == 1 for cost in arena)
 
 
-def test_the_host_is_measured_beside_numpy_a_pool_and_the_driver(capsys):
+def test_bench_measures_the_host_beside_numpy_a_pool_and_the_driver(capsys):
     (host,) = measured(capsys, "--device", "host")["devices"]
     names = {cost["name"] for cost in host["costs"]}
     assert {"gpumem.Arena", "gpumem.DriverPool", "driver calls", "numpy.empty"} <= names
     assert all(cost["ratio"] > 0 for cost in host["costs"] if cost["ns"] is not None)
 
 
-def test_a_library_that_fails_is_named_with_its_reason(capsys, monkeypatch):
+def test_bench_names_a_failing_library_with_its_reason(capsys, monkeypatch):
     """Such as a PyTorch that was built for another GPU: the others are measured all the same."""
     broken = types.ModuleType("torch")
     monkeypatch.setitem(sys.modules, "torch", broken)
@@ -61,7 +61,7 @@ def test_a_library_that_fails_is_named_with_its_reason(capsys, monkeypatch):
     assert len(costs) == len(bench_module.SIZES)
 
 
-def test_times_and_ratios_are_medians_of_rounds(monkeypatch):
+def test_bench_times_and_ratios_are_medians_of_rounds(monkeypatch):
     rounds = iter([1.0, 8.0, 10.0, 30.0, 4.0, 12.0])
     contenders = [("gpumem.Arena", lambda: int), ("other", lambda: int)]
     monkeypatch.setattr(bench_module, "_contenders", lambda device, nbytes: contenders)
@@ -72,7 +72,7 @@ def test_times_and_ratios_are_medians_of_rounds(monkeypatch):
     assert (other.ns, other.ratio) == (12.0, 3.0)
 
 
-def test_people_get_a_table_for_each_device(capsys):
+def test_bench_prints_a_table_per_device(capsys):
     code, out, err = bench(capsys, "--device", "host")
     assert (code, err) == (0, "")
     assert "host:0" in out
@@ -80,7 +80,7 @@ def test_people_get_a_table_for_each_device(capsys):
 
 
 @pytest.mark.parametrize("arguments", [("--device", "tpu:0"), ("--device", "host:9"), ("x",)])
-def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments):
+def test_bench_bad_input_is_one_line_and_exit_code_2(capsys, arguments):
     code, out, err = bench(capsys, "--json", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("gpumem: ")

@@ -79,14 +79,14 @@ def python(*arguments, **options):
 # ------------------------------------------------------------------------------------- the group
 
 
-def test_without_a_command_the_help_names_every_command(gpumem_command):
+def test_help_names_every_command(gpumem_command):
     code, out, err = gpumem_command()
     assert (code, err) == (0, "")
     for name in ("info", "replay", "report", "plan", "top", "bench", "demo", "completion"):
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
 
 
-def test_the_version_is_printed(gpumem_command):
+def test_version_is_printed(gpumem_command):
     assert gpumem_command("--version") == (0, f"gpumem {gpumem.__version__}\n", "")
 
 
@@ -97,7 +97,7 @@ def test_every_command_has_help_and_a_json_option(gpumem_command, name):
     assert "--json" in out
 
 
-def test_the_command_runs_as_a_module():
+def test_command_runs_as_a_module():
     done = python("-m", "gpumem", "replay", "nope")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("gpumem: nope: no such file")
@@ -111,7 +111,7 @@ def test_importing_gpumem_imports_neither_the_command_line_nor_a_framework():
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_reader_that_leaves_early_causes_no_traceback(options):
+def test_closed_pipe_causes_no_traceback(options):
     command = [sys.executable, "-m", "gpumem", "info", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         child.stdout.close()
@@ -131,7 +131,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback(options):
         (),
     ],
 )
-def test_a_stdout_that_cannot_be_written_is_one_line_and_exit_code_1(arguments):
+def test_unwritable_stdout_is_one_line_and_exit_code_1(arguments):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "gpumem", *arguments], stdout=full, stderr=subprocess.PIPE
@@ -139,13 +139,13 @@ def test_a_stdout_that_cannot_be_written_is_one_line_and_exit_code_1(arguments):
     assert (done.returncode, done.stderr) == (1, b"gpumem: stdout: No space left on device\n")
 
 
-def test_a_stdout_that_is_closed_is_one_line_and_exit_code_1():
+def test_closed_stdout_is_one_line_and_exit_code_1():
     script = f"exec {sys.executable} -m gpumem info --json >&-"
     done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (1, b"gpumem: stdout: it is closed\n")
 
 
-def test_tables_can_be_written_where_only_ascii_is_possible():
+def test_tables_print_on_an_ascii_terminal():
     done = python(
         "-m", "gpumem", "replay", "--list", env={**os.environ, "PYTHONIOENCODING": "ascii"}
     )
@@ -196,7 +196,7 @@ def test_info_says_why_there_is_no_cuda(gpumem_command, monkeypatch):
     assert "not available: no driver here" in gpumem_command("info")[1]
 
 
-def test_info_tells_the_cuda_version_and_what_an_old_driver_lacks(gpumem_command, monkeypatch):
+def test_info_shows_the_cuda_version_and_missing_driver_functions(gpumem_command, monkeypatch):
     status = gpumem.DriverStatus(True, "", 12090, ("cuMemCreate",))
     monkeypatch.setattr(gpumem, "driver_status", lambda: status)
     assert one_object(gpumem_command("info", "--json")[1])["versions"]["driver"] == "12.9"
@@ -215,7 +215,7 @@ def test_info_shows_devices_with_capabilities_or_reasons(gpumem_command):
         assert re.search(rf"^ ?{name} +{expected}", out, re.MULTILINE)
 
 
-def test_info_lists_a_device_that_does_not_answer(gpumem_command, monkeypatch):
+def test_info_lists_a_failing_device(gpumem_command, monkeypatch):
     silent = gpumem.Device("host:63")
     monkeypatch.setattr(gpumem, "devices", lambda: [silent])
     code, out, _ = gpumem_command("info", "--json")
@@ -266,7 +266,7 @@ def test_replay_reads_every_format(gpumem_command, tmp_path, small_trace):
         assert one_object(out)["peak_requested_bytes"] == 4096
 
 
-def test_the_bundled_traces_are_listed(gpumem_command):
+def test_replay_lists_the_bundled_traces(gpumem_command):
     code, out, _ = gpumem_command("replay", "--list")
     assert code == 0
     assert re.search(r"gpt2_varlen_train +102,762 +1 +11\.2 GiB", out)
@@ -279,7 +279,7 @@ def test_the_bundled_traces_are_listed(gpumem_command):
 
 
 @pytest.mark.parametrize("limit", ["1GiB", "1073741824", "1.0 gib"])
-def test_a_limit_is_kept_and_what_does_not_fit_is_counted(gpumem_command, limit):
+def test_replay_counts_failed_allocations_under_a_limit(gpumem_command, limit):
     code, out, _ = gpumem_command(
         "replay", "multistream_train", "--device", "host", "--max-mem", limit, "--json"
     )
@@ -289,7 +289,7 @@ def test_a_limit_is_kept_and_what_does_not_fit_is_counted(gpumem_command, limit)
     assert result["failed_allocs"] > 0
 
 
-def test_settings_reach_the_arena(gpumem_command, small_trace, monkeypatch):
+def test_replay_settings_reach_the_arena(gpumem_command, small_trace, monkeypatch):
     seen = []
 
     def record(trace, device, *, config, lag_us):
@@ -310,12 +310,12 @@ def test_settings_reach_the_arena(gpumem_command, small_trace, monkeypatch):
     assert seen == [("host:0", expected, 7)]
 
 
-def test_a_setting_repeated_with_the_same_value_is_no_contradiction(gpumem_command, small_trace):
+def test_replay_accepts_a_setting_repeated_with_one_value(gpumem_command, small_trace):
     repeated = ["--config", "max_mem=1GiB"] * 2 + ["--max-mem", "1073741824"]
     assert gpumem_command("replay", small_trace, *repeated, "--device", "host")[0] == 0
 
 
-def test_calls_go_straight_to_the_driver_when_the_arena_is_off(gpumem_command):
+def test_replay_calls_the_driver_directly_with_the_arena_disabled(gpumem_command):
     options = ["--device", "host", "--config", "enable=false", "--json"]
     code, out, _ = gpumem_command("replay", "multistream_train", *options)
     assert code == 0
@@ -358,7 +358,7 @@ def write_inconsistent(path):
         (lambda path: None, "no such file, and no sample of that name"),
     ],
 )
-def test_a_bad_trace_is_one_line_on_stderr_and_exit_code_2(
+def test_invalid_trace_is_one_line_on_stderr_and_exit_code_2(
     gpumem_command, tmp_path, write, message, json_option
 ):
     path = tmp_path / "trace\nwith a line break"
@@ -407,7 +407,7 @@ def test_bad_usage_is_one_line_on_stderr_and_exit_code_2(
     assert message in err
 
 
-def test_a_failure_is_one_line_on_stderr_and_exit_code_1(gpumem_command, small_trace, monkeypatch):
+def test_failure_is_one_line_on_stderr_and_exit_code_1(gpumem_command, small_trace, monkeypatch):
     def fail(*_, **__):
         raise OutOfMemoryError("no room\nfor 5 bytes")
 
@@ -416,7 +416,7 @@ def test_a_failure_is_one_line_on_stderr_and_exit_code_1(gpumem_command, small_t
     assert result == (1, "", "gpumem: OutOfMemoryError: no room for 5 bytes\n")
 
 
-def test_an_interrupt_is_one_line_on_stderr_and_exit_code_130(
+def test_interrupt_is_one_line_on_stderr_and_exit_code_130(
     gpumem_command, small_trace, monkeypatch
 ):
     def interrupt(*_, **__):
@@ -427,7 +427,7 @@ def test_an_interrupt_is_one_line_on_stderr_and_exit_code_130(
     assert (code, out, err.strip()) == (130, "", "gpumem: interrupted")
 
 
-def test_progress_is_shown_on_a_terminal_only(small_trace):
+def test_replay_shows_progress_on_a_terminal_only(small_trace):
     command = [sys.executable, "-m", "gpumem", "replay", str(small_trace), "--json"]
     # Even where colour is forced, a pipe is no terminal.
     assert python(*command[1:], env={**os.environ, "FORCE_COLOR": "1"}).stderr == ""
@@ -445,7 +445,7 @@ def test_progress_is_shown_on_a_terminal_only(small_trace):
 # ----------------------------------------------------------------------------------------- demo
 
 
-def test_the_demo_compares_policies_and_shares_memory_without_a_copy(gpumem_command):
+def test_demo_compares_policies_and_shares_memory_without_a_copy(gpumem_command):
     code, out, err = gpumem_command("demo", "--json")
     facts = one_object(out)
     assert (code, err) == (0, "")
@@ -459,7 +459,7 @@ def test_the_demo_compares_policies_and_shares_memory_without_a_copy(gpumem_comm
     assert (numpy_view["library"], numpy_view["zero_copy"]) == ("NumPy", True)
 
 
-def test_the_demo_prints_a_short_table(gpumem_command):
+def test_demo_prints_a_short_table(gpumem_command):
     code, out, _ = gpumem_command("demo")
     assert code == 0
     for text in (gpumem.Device("host").name, "real training run", "PyTorch-like caching"):
@@ -468,7 +468,7 @@ def test_the_demo_prints_a_short_table(gpumem_command):
     assert len(out.splitlines()) < 40
 
 
-def test_the_demo_fails_when_a_library_saw_a_copy(gpumem_command, monkeypatch):
+def test_demo_fails_when_a_library_sees_a_copy(gpumem_command, monkeypatch):
     monkeypatch.setattr(demo_module, "_check_numpy", lambda buffer: False)
     code, out, err = gpumem_command("demo")
     assert code == 1
@@ -476,7 +476,7 @@ def test_the_demo_fails_when_a_library_saw_a_copy(gpumem_command, monkeypatch):
     assert err == "gpumem: NumPy: it saw other bytes\n"
 
 
-def test_the_demo_fails_when_a_library_raises(gpumem_command, monkeypatch):
+def test_demo_fails_when_a_library_raises(gpumem_command, monkeypatch):
     def refuse(buffer):
         raise RuntimeError("not\nthat one")
 
@@ -487,7 +487,7 @@ def test_the_demo_fails_when_a_library_raises(gpumem_command, monkeypatch):
     assert err == "gpumem: NumPy: RuntimeError: not that one\n"
 
 
-def test_the_demo_fails_when_an_allocation_fails(gpumem_command, monkeypatch):
+def test_demo_fails_when_an_allocation_fails(gpumem_command, monkeypatch):
     def limited(trace, device, **options):
         return original(trace, device, max_mem=1 << 30)
 
@@ -506,7 +506,7 @@ def test_the_demo_fails_when_an_allocation_fails(gpumem_command, monkeypatch):
         (4 << 30, "multistream_train", "host:0"),
     ],
 )
-def test_the_demo_takes_a_trace_that_the_gpu_can_hold(free_bytes, trace, device):
+def test_demo_chooses_a_trace_that_fits_the_gpu(free_bytes, trace, device):
     class Gpu(gpumem.Device):
         free_bytes = property(lambda self: self.room)
 
@@ -516,7 +516,7 @@ def test_the_demo_takes_a_trace_that_the_gpu_can_hold(free_bytes, trace, device)
     assert (chosen.name, str(where)) == (trace, device)
 
 
-def test_the_demo_shares_memory_with_pytorch_without_a_copy():
+def test_demo_shares_memory_with_pytorch_without_a_copy():
     pytest.importorskip("torch")
     device = demo_module._torch_device(gpumem.default_device())
     view = demo_module._view("PyTorch", gpumem.MemoryInfo(device), demo_module._check_torch)
@@ -542,7 +542,7 @@ def test_the_demo_shares_memory_with_pytorch_without_a_copy():
         (str(2**63 - 1), 2**63 - 1),
     ],
 )
-def test_sizes_are_plain_bytes_or_carry_a_unit(text, nbytes):
+def test_size_is_plain_bytes_or_has_a_unit(text, nbytes):
     assert parse_size(text) == nbytes
 
 
@@ -550,19 +550,19 @@ def test_sizes_are_plain_bytes_or_carry_a_unit(text, nbytes):
     "text",
     ["", "-1", "+1", "1e9", "1.5", "0.3B", "G", "1G", "1 2", "1GiBs", "0x10", "٣", "nan", "2**10"],
 )
-def test_what_is_no_size_is_refused(text):
+def test_invalid_size_is_refused(text):
     with pytest.raises(ConfigError, match="expected whole bytes from 0 to"):
         parse_size(text)
 
 
 @pytest.mark.parametrize("text", [str(2**63), "8388608TiB", "1_000", ".5kB", "1.kB", "9" * 40])
-def test_what_is_no_number_of_63_bits_is_refused_too(text):
+def test_size_beyond_63_bits_is_refused(text):
     with pytest.raises(ConfigError, match="expected whole bytes from 0 to"):
         parse_size(text)
 
 
 @given(st.integers(0, 2**63 - 1), st.sampled_from(["", "B", "kb", "KiB", "MB", "MiB", "TiB"]))
-def test_a_size_with_a_unit_is_its_number_times_the_unit(number, unit):
+def test_size_with_a_unit_is_its_number_times_the_unit(number, unit):
     factor = parse_size(f"1{unit}")
     if number * factor < 2**63:
         assert parse_size(f"{number}{unit}") == number * factor
@@ -575,7 +575,7 @@ def test_a_size_with_a_unit_is_its_number_times_the_unit(number, unit):
     ("text", "has_unit"),
     [("4MiB", True), ("1 kB", True), ("4", False), ("tight", False), ("1.5x", False), ("", False)],
 )
-def test_a_setting_is_read_as_a_size_only_if_it_carries_a_unit(text, has_unit):
+def test_setting_is_read_as_a_size_only_with_a_unit(text, has_unit):
     assert is_size_with_unit(text) is has_unit
 
 

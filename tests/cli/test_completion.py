@@ -41,7 +41,7 @@ def completed(*words):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_that_is_here_accepts_its_script(capsys, shell):
+def test_completion_script_is_valid_in_its_shell(capsys, shell):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     assert main(["completion", shell]) == 0
@@ -50,7 +50,7 @@ def test_a_shell_that_is_here_accepts_its_script(capsys, shell):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_bash_completes_by_the_script_that_it_sourced(tmp_path):
+def test_bash_completes_after_sourcing_the_script(tmp_path):
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     command = tmp_path / "gpumem"
@@ -70,14 +70,14 @@ def test_bash_completes_by_the_script_that_it_sourced(tmp_path):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_as_json(capsys, shell):
+def test_completion_script_as_json(capsys, shell):
     assert main(["completion", shell, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["shell"] == shell
     assert "_GPUMEM_COMPLETE" in facts["script"]
 
 
-def test_a_script_needs_no_shell(capsys, monkeypatch):
+def test_completion_script_is_printed_without_the_shell(capsys, monkeypatch):
     """It is made on one machine for another, or while an image is built."""
     monkeypatch.setenv("PATH", "")
     assert main(["completion", "bash"]) == 0
@@ -85,14 +85,14 @@ def test_a_script_needs_no_shell(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [(), ("tcsh",), ("bash", "zsh")])
-def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments):
+def test_completion_bad_input_is_one_line_and_exit_code_2(capsys, arguments):
     assert main(["completion", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
 
 
-def test_commands_options_devices_and_traces_are_offered():
+def test_completion_offers_commands_options_devices_and_traces():
     assert ("plain", "replay") in completed("")
     assert ("plain", "--max-mem") in completed("replay", "--max")
     assert ("plain", "host:0") in completed("replay", "--device", "h")
@@ -110,7 +110,7 @@ def test_every_command_completes_its_argument_and_prints_json(name):
     assert "--json" in [option for each in command.params for option in each.opts]
 
 
-def test_processes_that_publish_are_offered():
+def test_completion_offers_publishing_processes():
     with observe.publish():
         assert ("plain", str(os.getpid())) in completed("top", str(os.getpid())[:1])
         assert str(os.getpid()) not in str(completed("top", "x"))

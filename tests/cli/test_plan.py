@@ -43,7 +43,7 @@ def half_of(model):
     return AdHocAccountant().cost(ModelGraph.from_onnx(model).nodes).total_bytes // 2
 
 
-def test_json_says_what_the_library_says(command, model):
+def test_plan_json_equals_the_librarys_plan(command, model):
     budget = half_of(model)
     code, out, err = command(model, "--budget", budget, "--json")
     told = json.loads(out)
@@ -69,7 +69,7 @@ def test_json_says_what_the_library_says(command, model):
     assert told["copied_bytes"] == made.copies.copied_bytes
 
 
-def test_the_plan_is_written_as_the_same_json(command, model, tmp_path):
+def test_plan_file_equals_the_printed_json(command, model, tmp_path):
     path = tmp_path / "plan.json"
     code, out, err = command(model, "--budget", "10KiB", "-o", path)
     assert (code, err) == (0, "")
@@ -80,7 +80,7 @@ def test_the_plan_is_written_as_the_same_json(command, model, tmp_path):
         assert word in out
 
 
-def test_tables_show_copies_and_sizes_that_nobody_knows(command, named, model):
+def test_plan_tables_show_copies_and_unknown_sizes(command, named, model):
     out = command(named)[1]
     assert "size only known in a run" in out
     assert "nothing is copied" in out
@@ -88,20 +88,20 @@ def test_tables_show_copies_and_sizes_that_nobody_knows(command, named, model):
     assert "are copied in a run" in out
 
 
-def test_named_lengths_are_bound(command, named):
+def test_plan_binds_named_lengths(command, named):
     told = json.loads(command(named, "--dim", "batch=8", "--json")[1])
     assert told["memory"]["unplanned"] == []
     assert told["memory"]["peak_bytes"] == 2 * 256
 
 
-def test_weights_have_places_if_they_are_asked_for(command, model):
+def test_plan_places_weights_on_request(command, model):
     without, plan = (
         json.loads(command(model, *more, "--json")[1]) for more in ((), ("--weights",))
     )
     assert plan["memory"]["peak_bytes"] > without["memory"]["peak_bytes"]
 
 
-def test_every_device_can_have_a_budget_and_be_filled_further(command, model):
+def test_plan_takes_a_budget_per_device_and_a_strategy(command, model):
     total = 2 * half_of(model)
     options = ["--device", "cuda:0", "--device", "cuda:1", "--device", "host"]
     options += ["--budget", f"cuda:1={total // 3}", "--budget", total // 3, "--strategy", "best"]
@@ -111,7 +111,7 @@ def test_every_device_can_have_a_budget_and_be_filled_further(command, model):
     assert "than the greedy order" in command(model, *options)[1]
 
 
-def test_costs_are_measured_ones_with_statistics(command, model, tmp_path):
+def test_plan_uses_measured_costs_from_statistics(command, model, tmp_path):
     recorder = StatsRecorder()
     for node in ModelGraph.from_onnx(model):
         recorder.record(node, temporary_bytes=1000)
@@ -146,7 +146,7 @@ def test_costs_are_measured_ones_with_statistics(command, model, tmp_path):
         (["--strategy", "lucky"], "lucky"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(command, model, options, message):
+def test_plan_bad_input_is_one_line_and_exit_code_2(command, model, options, message):
     for more in ([], ["--json"]):
         code, out, err = command(model, *options, *more)
         assert (code, out) == (2, "")
@@ -154,7 +154,7 @@ def test_bad_input_is_one_line_and_exit_code_2(command, model, options, message)
         assert err.count("\n") == 1
 
 
-def test_a_file_that_is_no_model_or_not_there_is_bad_input(command, tmp_path):
+def test_plan_of_a_missing_or_invalid_model_is_bad_input(command, tmp_path):
     text = tmp_path / "text.onnx"
     text.write_text("not a model")
     for path in (text, tmp_path / "nothing.onnx", tmp_path):
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_model_or_not_there_is_bad_input(command, tmp_path):
         assert str(path) in err
 
 
-def test_what_fits_nowhere_or_cannot_be_written_is_a_failure(command, model, tmp_path):
+def test_plan_fails_when_nodes_fit_nowhere_or_output_is_unwritable(command, model, tmp_path):
     code, out, err = command(model, "--device", "cuda:0", "--budget", "1KiB")
     assert (code, out) == (1, "")
     assert "no device takes" in err
@@ -172,7 +172,7 @@ def test_what_fits_nowhere_or_cannot_be_written_is_a_failure(command, model, tmp
     assert "No such file" in err
 
 
-def test_without_onnx_it_says_what_to_install(command, model, monkeypatch):
+def test_plan_without_onnx_names_the_missing_package(command, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     code, out, err = command(model)
     assert (code, out) == (1, "")

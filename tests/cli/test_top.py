@@ -68,7 +68,7 @@ def told(result):
     return json.loads(out)
 
 
-def test_a_process_as_json_has_every_counter(arena, top):
+def test_top_json_has_every_counter(arena, top):
     facts = told(top(os.getpid(), "--json"))
     assert facts["process"] == os.getpid()
     assert facts["state"] in ("running", "sleeping")
@@ -83,7 +83,7 @@ def test_a_process_as_json_has_every_counter(arena, top):
     assert levels["tenant"]["used"] == stats.reserved
 
 
-def test_without_a_process_those_that_publish_are_listed(arena, top):
+def test_top_lists_publishing_processes(arena, top):
     listed = {each["process"]: each for each in told(top("--json"))["processes"]}
     assert "weights" in [one["name"] for one in listed[os.getpid()]["resources"]]
     code, out, err = top()
@@ -91,7 +91,7 @@ def test_without_a_process_those_that_publish_are_listed(arena, top):
     assert f" {os.getpid()} " in out
 
 
-def test_people_get_tables_of_resources_and_budgets(arena, top):
+def test_top_prints_tables_of_resources_and_budgets(arena, top):
     code, out, err = top(os.getpid(), "--once")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
@@ -101,7 +101,7 @@ def test_people_get_tables_of_resources_and_budgets(arena, top):
     assert out.index("process ") < out.index("\n   tenant ")  # below its parent, and further in
 
 
-def test_names_of_another_process_reach_the_terminal_as_they_can_be_read(top):
+def test_top_escapes_control_characters_in_names(top):
     rogue = "\x1b[2J[red]x\r\n\u202e"
     budget = gpumem.Budget(1 << 30, name=rogue)
     with gpumem.Arena("host", name=rogue, budget=budget), observe.publish(period=0.01):
@@ -113,20 +113,20 @@ def test_names_of_another_process_reach_the_terminal_as_they_can_be_read(top):
     assert all(c.isprintable() for c in out.replace("\n", ""))
 
 
-def test_a_command_line_of_another_process_is_shown_as_it_can_be_read(arena, top, monkeypatch):
+def test_top_escapes_control_characters_in_command_lines(arena, top, monkeypatch):
     monkeypatch.setattr(top_view, "command_of", lambda process: "a\x1b]0;b\x07")
     monkeypatch.setattr(top_module, "command_of", lambda process: "a\x1b]0;b\x07")
     for arguments in ((), (os.getpid(), "--once")):
         assert r"a\x1b]0;b\x07" in top(*arguments)[1]
 
 
-def test_nobody_publishes(top, monkeypatch):
+def test_top_without_publishing_processes(top, monkeypatch):
     monkeypatch.setattr(top_module.LivePage, "of_all", tuple)
     assert told(top("--json")) == {"processes": []}
     assert "GPUMEM_TOP=1" in top()[1]
 
 
-def test_a_page_that_cannot_be_read_is_told_beside_the_list(arena, top):
+def test_top_reports_unreadable_pages_beside_the_list(arena, top):
     path = live.FOLDER / f"gpumem-{os.getuid()}-{2**31 - 9}"
     path.write_bytes(b"x" * 100)
     try:
@@ -138,7 +138,7 @@ def test_a_page_that_cannot_be_read_is_told_beside_the_list(arena, top):
     assert err == f"gpumem: left out: {path} is not a page of gpumem\n"
 
 
-def test_a_dead_process_is_shown_once_and_gone_then(arena, top):
+def test_top_shows_a_dead_process_once(arena, top):
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     process = int(dead.stdout)
@@ -165,7 +165,7 @@ def test_a_dead_process_is_shown_once_and_gone_then(arena, top):
         ([1, "--interval", "x"], "not a valid number from 0.1 to 3600"),
     ],
 )
-def test_bad_input_is_one_line_on_stderr_and_exit_code_2(top, arguments, complaint):
+def test_top_bad_input_is_one_line_and_exit_code_2(top, arguments, complaint):
     for json_option in ([], ["--json"]):
         code, out, err = top(*arguments, *json_option)
         assert (code, out) == (2, "")
@@ -173,7 +173,7 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(top, arguments, complai
         assert err.count("\n") == 1
 
 
-def test_a_damaged_page_is_a_failure(top):
+def test_top_fails_on_a_damaged_page(top):
     process = 2**31 - 9
     path = live.FOLDER / f"gpumem-{os.getuid()}-{process}"
     path.write_bytes(b"no page of counters")
@@ -185,7 +185,7 @@ def test_a_damaged_page_is_a_failure(top):
     assert err.count("\n") == 1
 
 
-def test_rates_are_of_the_time_between_two_looks():
+def test_top_rates_cover_the_time_between_two_reads():
     def page(clock, count):
         counters = {name: 0 for name in gpumem._live.COUNTERS} | {"num_allocs": count}
         one = observe.LiveResource(7, "told", "host:0", "arena", None, counters)
@@ -215,7 +215,7 @@ def columns_at(width):
     return [each.header for each in shown.columns]
 
 
-def test_a_narrow_terminal_shows_what_matters_most():
+def test_top_drops_columns_on_a_narrow_terminal():
     everything = columns_at(150)
     assert everything == [
         "resource", "memory", "kind", "in use", "peak", "reserved", "peak", "limit", "blocks",
@@ -229,7 +229,7 @@ def test_a_narrow_terminal_shows_what_matters_most():
         assert set(columns_at(width)) <= set(columns_at(width + 1))
 
 
-def test_columns_that_say_nothing_are_left_out():
+def test_top_leaves_out_empty_columns():
     counters = {name: 0 for name in gpumem._live.COUNTERS}
     one = observe.LiveResource(7, "told", "host:0", "arena", None, counters)
     page = observe.LivePage(1, True, 0.0, 1.0, 0.1, (one,), (), 0)
@@ -238,7 +238,7 @@ def test_columns_that_say_nothing_are_left_out():
     assert "blocks/s" not in titles  # it is the first look
 
 
-def test_budgets_without_their_parent_are_shown_as_roots():
+def test_top_shows_budgets_without_parents_as_roots():
     def level(number, parent):
         return observe.LiveBudget(number, f"level {number}", parent, 0, None, None, 0)
 
@@ -246,7 +246,7 @@ def test_budgets_without_their_parent_are_shown_as_roots():
     assert [(depth, one.id) for depth, one in tree] == [(0, 5), (0, 1), (1, 2), (2, 3)]
 
 
-def test_on_a_terminal_it_looks_again_until_the_process_ends():
+def test_top_refreshes_a_terminal_until_the_process_ends():
     script = """
 import gpumem, sys
 arena = gpumem.Arena("host", name="watched")

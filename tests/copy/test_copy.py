@@ -31,7 +31,7 @@ def counted(host):
 
 @pytest.mark.parametrize(("to", "origin"), PAIRS)
 @pytest.mark.parametrize("given", [False, True], ids=["own-stream", "stream"])
-def test_any_pair_of_memories(to, origin, given, stream):
+def test_copy_between_any_pair_of_memories(to, origin, given, stream):
     data = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     dst, src = put(np.zeros_like(data), to), put(data, origin)
     gpumem.copy(dst, src, *([stream] if given else []))
@@ -41,7 +41,7 @@ def test_any_pair_of_memories(to, origin, given, stream):
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (1, 1, 1)])
 @pytest.mark.parametrize(("to", "origin"), [("host", "numpy"), ("numpy", "host"), ("host",) * 2])
-def test_ranks_and_lengths_at_the_edge(shape, to, origin, stream):
+def test_copy_of_extreme_ranks_and_lengths(shape, to, origin, stream):
     data = np.full(shape, 7, np.float64)
     dst = put(np.zeros(shape), to)
     gpumem.copy(dst, put(data, origin))
@@ -49,12 +49,12 @@ def test_ranks_and_lengths_at_the_edge(shape, to, origin, stream):
     assert (elements(dst) == data).all()
 
 
-def test_an_empty_copy_calls_no_driver_function(counted, stream):
+def test_empty_copy_makes_no_driver_call(counted, stream):
     empty = gpumem.empty((0, 3), "int8", memory="host")
     assert counted(empty, np.empty((0, 3), np.int8), stream) == {}
 
 
-def test_buffers_and_the_buffer_protocol_are_ends(arena):
+def test_copy_accepts_buffers_and_the_buffer_protocol(arena):
     with arena.allocate(8) as buffer:
         gpumem.copy(buffer, np.arange(8, dtype=np.uint8))
         target = bytearray(8)
@@ -67,7 +67,7 @@ def test_buffers_and_the_buffer_protocol_are_ends(arena):
     assert numbers.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_a_dlpack_producer_that_is_nothing_else_is_an_end():
+def test_copy_accepts_bare_dlpack_producers():
     class Producer:
         def __init__(self, array):
             self.array = array
@@ -83,7 +83,7 @@ def test_a_dlpack_producer_that_is_nothing_else_is_an_end():
     assert target.tolist() == [0, 1, 2, 3]
 
 
-def test_structured_and_complex_elements_are_bytes():
+def test_copy_of_structured_and_complex_elements():
     record = np.dtype([("a", "i1"), ("b", "f8")])
     data = np.array([(1, 2.5), (3, 4.5)], record)
     target = np.zeros(2, record)
@@ -91,7 +91,7 @@ def test_structured_and_complex_elements_are_bytes():
     assert target.tolist() == data.tolist()
 
 
-def test_a_source_may_be_broadcast_by_its_strides():
+def test_copy_from_a_broadcast_source():
     target = np.zeros((3, 4), np.int16)
     gpumem.copy(target, np.broadcast_to(np.arange(4, dtype=np.int16), (3, 4)))
     assert (target == np.arange(4)).all()
@@ -100,7 +100,7 @@ def test_a_source_may_be_broadcast_by_its_strides():
 # ---- between devices -----------------------------------------------------------------------------
 
 
-def test_memories_of_two_devices():
+def test_copy_between_two_devices():
     child.run_quietly("""
         import gpumem, numpy as np
         from gpumem._testing import host_device
@@ -126,7 +126,7 @@ def test_memories_of_two_devices():
     """)
 
 
-def test_memory_of_one_device_and_anothers_pinned_memory_in_the_order_of_any_stream():
+def test_copy_between_a_device_and_anothers_pinned_memory_on_any_stream():
     child.run_quietly(
         """
         import itertools
@@ -166,7 +166,7 @@ def test_memory_of_one_device_and_anothers_pinned_memory_in_the_order_of_any_str
 # ---- the fewest calls ----------------------------------------------------------------------------
 
 
-def test_contiguous_elements_are_one_call_whatever_their_rank(counted, stream):
+def test_contiguous_copy_is_one_driver_call_at_any_rank(counted, stream):
     shape = (2, 3, 4, 5, 6)
     dst = gpumem.empty(shape, "int32", memory="host")
     src = gpumem.zeros(shape, "int32", memory="host")
@@ -185,7 +185,7 @@ def test_contiguous_elements_are_one_call_whatever_their_rank(counted, stream):
         ((6, 8, 10), np.s_[::-1, :6:2, 1:4], "cuMemcpy3DAsync"),
     ],
 )
-def test_pitched_copies_are_one_driver_call(shape, cut, function, counted, stream):
+def test_pitched_copy_is_one_driver_call(shape, cut, function, counted, stream):
     src = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     dst = gpumem.zeros(shape, "int32", memory="host")
     calls = counted(dst[cut], put(src, "host")[cut], stream)
@@ -195,14 +195,14 @@ def test_pitched_copies_are_one_driver_call(shape, cut, function, counted, strea
     assert calls == {function: 1}
 
 
-def test_a_fourth_dimension_costs_a_call_for_each_of_its_fewest_indices(counted, stream):
+def test_fourth_dimension_costs_one_call_per_index_of_the_shortest(counted, stream):
     dst = gpumem.zeros((3, 9, 8, 10), "int32", memory="host")
     src = gpumem.zeros((3, 9, 8, 10), "int32", memory="host")
     cut = np.s_[:, ::2, 1:7, 2:9]
     assert counted(dst[cut], src[cut], stream) == {"cuMemcpy3DAsync": 3}
 
 
-def test_a_layout_that_needs_thousands_of_calls_is_packed_instead(counted, stream):
+def test_layout_of_thousands_of_calls_is_packed_instead(counted, stream):
     data = np.arange(90_000, dtype=np.int32).reshape(300, 300)
     src = put(data, "host")
     dst = gpumem.empty((300, 300), "int32", memory="host")
@@ -230,28 +230,28 @@ def test_a_layout_that_needs_thousands_of_calls_is_packed_instead(counted, strea
         (bytes(3), bytearray(3), BufferError, "read-only"),
     ],
 )
-def test_refusals_name_what_is_wrong(dst, src, error, said):
+def test_refused_copy_names_the_reason(dst, src, error, said):
     before = np.array(dst)
     with pytest.raises(error, match=said):
         gpumem.copy(dst, src)
     assert (np.array(dst) == before).all()
 
 
-def test_a_read_only_tensor_is_no_destination():
+def test_copy_to_a_read_only_tensor_is_refused():
     tensor = gpumem.zeros(3, "int8", memory="host")
     with pytest.raises(BufferError, match="read-only"):
         gpumem.copy(tensor.as_read_only(), np.ones(3, np.int8))
     assert tensor.numpy().tolist() == [0, 0, 0]
 
 
-def test_a_destination_whose_elements_share_bytes_is_refused():
+def test_copy_to_overlapping_elements_is_refused():
     shared = np.lib.stride_tricks.as_strided(np.zeros(4), (3, 4), (0, 8))
     with pytest.raises(ValueError, match="stride 0 along dimension 0"):
         gpumem.copy(shared, np.ones((3, 4)))
 
 
 @pytest.mark.parametrize("closed", ["dst", "src"])
-def test_a_closed_buffer_is_refused(closed):
+def test_copy_of_a_closed_buffer_is_refused(closed):
     ends = {
         "dst": gpumem.zeros(3, "int8", memory="host"),
         "src": gpumem.zeros(3, "int8", memory="host"),
@@ -262,7 +262,7 @@ def test_a_closed_buffer_is_refused(closed):
 
 
 @pytest.mark.parametrize("stream", ["fast", -1, object(), 1.5, True])
-def test_what_is_no_stream_is_refused_between_any_memories(stream):
+def test_copy_rejects_an_invalid_stream(stream):
     for dst in (np.zeros(3), gpumem.zeros(3, "float64", memory="host")):
         with pytest.raises((TypeError, ValueError)):
             gpumem.copy(dst, np.ones(3), stream)
@@ -284,7 +284,7 @@ def test_what_is_no_stream_is_refused_between_any_memories(stream):
     ],
 )
 @pytest.mark.parametrize("given", [False, True], ids=["own-stream", "stream"])
-def test_overlapping_ends_are_copied_as_if_there_were_a_third(memory, dst, src, given, stream):
+def test_overlapping_copy_equals_a_copy_through_a_third_array(memory, dst, src, given, stream):
     data = np.arange(100, dtype=np.int64)
     array = put(data, memory)
     gpumem.copy(array[dst], array[src], *([stream] if given else []))
@@ -294,6 +294,6 @@ def test_overlapping_ends_are_copied_as_if_there_were_a_third(memory, dst, src, 
     assert (elements(array) == expected).all()
 
 
-def test_a_copy_onto_itself_does_nothing(counted, stream):
+def test_copy_onto_itself_does_nothing(counted, stream):
     tensor = gpumem.zeros((4, 4), "int8", memory="host")
     assert counted(tensor, tensor, stream) == {}

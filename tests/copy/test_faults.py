@@ -40,7 +40,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_call_may_fail(way, faults, stream, staged):
+def test_copy_survives_a_failure_of_any_driver_call(way, faults, stream, staged):
     kept = refused_destroys(way, faults, stream)
     before = faults.live()
     refusals = [
@@ -87,7 +87,7 @@ def refused_destroys(way, faults, stream):
 
 
 @pytest.mark.parametrize(("to", "origin"), [("host", "numpy"), ("numpy", "host")])
-def test_a_lost_device_ends_a_staged_copy_with_its_error(to, origin):
+def test_lost_device_ends_a_staged_copy_with_its_error(to, origin):
     child.run_quietly(f"""
         import numpy as np, gpumem
         from gpumem._testing import host_device
@@ -107,7 +107,7 @@ def test_a_lost_device_ends_a_staged_copy_with_its_error(to, origin):
     """)
 
 
-def test_without_pinned_memory_the_copy_goes_through_ordinary_memory(faults, stream, staged):
+def test_staged_copy_falls_back_to_pageable_memory(faults, stream, staged):
     gpumem.staging_arena("host").shrink()
     faults.fail("cuMemHostAlloc", 1, 2, times=0)
     faults.fail("cuMemHostRegister", 1, 2, times=0)

@@ -33,7 +33,7 @@ ASYNCHRONOUS = [
 
 
 @pytest.mark.parametrize(("to", "origin"), ASYNCHRONOUS)
-def test_a_copy_between_memories_that_the_driver_knows_returns_at_once(to, origin, stream, driver):
+def test_copy_between_driver_memories_is_asynchronous(to, origin, stream, driver):
     dst, src = filled(0, to), filled(7, origin)
     with driver.block(stream):
         gpumem.copy(dst, src, stream)
@@ -41,7 +41,7 @@ def test_a_copy_between_memories_that_the_driver_knows_returns_at_once(to, origi
     assert (dst.numpy() == 7).all()
 
 
-def test_what_was_queued_on_the_stream_comes_first(stream, driver):
+def test_copy_runs_after_earlier_work_of_its_stream(stream, driver):
     dst, src = filled(0), filled(1)
     with driver.block(stream):
         driver.fill(src.buffer, 9, stream)
@@ -49,7 +49,7 @@ def test_what_was_queued_on_the_stream_comes_first(stream, driver):
     assert (dst.numpy() == 9).all()
 
 
-def test_copies_on_different_streams_follow_each_other_through_their_buffers(host, stream):
+def test_copies_on_different_streams_are_ordered_by_their_buffers(host, stream):
     host.set_lag(3_000_000)
     streams = [stream, gpumem.Stream("host"), gpumem.Stream("host")]
     chain = [filled(value) for value in range(40)]
@@ -59,7 +59,7 @@ def test_copies_on_different_streams_follow_each_other_through_their_buffers(hos
     assert (chain[-1].numpy() == 200).all()
 
 
-def test_a_destination_is_not_overwritten_while_it_is_read(host, stream):
+def test_copy_waits_for_readers_of_its_destination(host, stream):
     host.set_lag(20_000_000)
     middle, last = filled(5), filled(0)
     gpumem.copy(last, middle, stream)
@@ -68,7 +68,7 @@ def test_a_destination_is_not_overwritten_while_it_is_read(host, stream):
     assert (middle.numpy() == 6).all()
 
 
-def test_numpy_waits_for_the_copy_and_says_so_only_if_asked(stream, driver):
+def test_numpy_waits_for_the_copy_unless_sync_is_false(stream, driver):
     dst = filled(0)
     gate = driver.block(stream)
     gpumem.copy(dst, filled(3), stream)
@@ -78,7 +78,7 @@ def test_numpy_waits_for_the_copy_and_says_so_only_if_asked(stream, driver):
     assert (dst.numpy() == 3).all()
 
 
-def test_memory_that_is_dropped_is_not_handed_out_before_the_copy_is_done(stream, driver):
+def test_dropped_buffers_are_not_reused_before_the_copy_is_done(stream, driver):
     arena = gpumem.Arena("host", {"initial_chunk_size_bytes": 1 << 16})
     gate = driver.block(stream)
     dst = filled(0)
@@ -100,7 +100,7 @@ def seen_by_numpy(tensor):
 
 
 @pytest.mark.parametrize("end", ["dst", "src"])
-def test_others_memory_lives_until_the_copy_is_done_and_not_longer(end, stream, driver):
+def test_foreign_memory_lives_exactly_until_the_copy_is_done(end, stream, driver):
     ends = {"dst": filled(0), "src": filled(8)}
     array = seen_by_numpy(ends.pop(end))
     alive = weakref.ref(array)
@@ -126,7 +126,7 @@ def wait_until(condition):
 
 
 @pytest.mark.parametrize("end", ["dst", "src"])
-def test_without_a_stream_an_array_of_numpys_is_ready_at_once(end, host):
+def test_copy_to_numpy_without_a_stream_is_synchronous(end, host):
     host.set_lag(5_000_000)
     tensor, array = filled(0), filled(8).numpy()
     if end == "dst":
@@ -138,7 +138,7 @@ def test_without_a_stream_an_array_of_numpys_is_ready_at_once(end, host):
         assert (tensor.numpy() == 8).all()
 
 
-def test_a_pageable_source_may_change_and_a_destination_is_written_at_once(host, stream, staged):
+def test_staged_copy_is_synchronous_for_pageable_arrays(host, stream, staged):
     host.set_lag(5_000_000)
     array = np.full(1 << 20, 3, np.uint8)
     tensor = gpumem.zeros(1 << 20, "uint8", memory="host/managed")
@@ -149,7 +149,7 @@ def test_a_pageable_source_may_change_and_a_destination_is_written_at_once(host,
     assert (target == 3).all()
 
 
-def test_a_stream_is_read_before_anything_is_queued(stream):
+def test_stream_argument_is_read_before_anything_is_queued(stream):
     class Broken:
         def __cuda_stream__(self):
             raise RuntimeError("no stream today")
@@ -160,7 +160,7 @@ def test_a_stream_is_read_before_anything_is_queued(stream):
     assert (elements(dst) == 1).all()
 
 
-def test_every_stream_of_every_library_is_a_stream_here(stream):
+def test_copy_accepts_streams_of_every_library(stream):
     class Foreign:
         def __init__(self, inner):
             self.inner = inner
@@ -174,7 +174,7 @@ def test_every_stream_of_every_library_is_a_stream_here(stream):
         assert (dst.numpy() == value).all()
 
 
-def test_no_order_is_missing_in_a_crowd_of_copies(host, stream):
+def test_random_copies_on_many_streams_miss_no_ordering(host, stream):
     """The host device looks for copies that nothing orders, whether or not they went well."""
     host.find_misuse(True)
     try:

@@ -11,7 +11,7 @@ DTYPES = ["u1", "i2", "f4", "f8", "c16", "V3", "V24", "?"]
 
 
 @pytest.mark.parametrize("run", range(200))
-def test_what_arrives_is_numpys(run, rng, stream, staged):
+def test_random_copy_equals_numpys(run, rng, stream, staged):
     data = drawn(rng)
     axes = drawn_axes(rng, data)
     whole = np.zeros(grown(rng, data.shape, axes), data.dtype)

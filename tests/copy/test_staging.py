@@ -11,7 +11,7 @@ import gpumem
 N = 3_000_000
 
 
-def test_staging_memory_is_idle_between_copies_and_goes_back_on_shrink(stream, staged):
+def test_staging_memory_is_idle_between_copies_and_released_by_shrink(stream, staged):
     arena = gpumem.staging_arena("host")
     gpumem.copy(gpumem.empty(N, "uint8", memory="host"), np.zeros(N, np.uint8), stream)
     assert arena.stats().max_in_use > 0
@@ -21,7 +21,7 @@ def test_staging_memory_is_idle_between_copies_and_goes_back_on_shrink(stream, s
     assert gpumem.staging_arena("host:0") is arena
 
 
-def test_a_closed_staging_arena_is_made_anew(stream, staged):
+def test_closed_staging_arena_is_recreated(stream, staged):
     arena = gpumem.staging_arena("host")
     arena.close()
     target = gpumem.empty(N, "uint8", memory="host")
@@ -30,17 +30,17 @@ def test_a_closed_staging_arena_is_made_anew(stream, staged):
     assert gpumem.staging_arena("host") is not arena
 
 
-def test_staging_has_a_limit():
+def test_staging_arena_has_a_limit():
     assert gpumem.staging_arena("host").stats().limit == 256 << 20
 
 
 @pytest.mark.parametrize("device", ["moon", "host:99"])
-def test_an_unknown_device_has_no_staging(device):
+def test_staging_arena_of_an_unknown_device_is_refused(device):
     with pytest.raises(ValueError, match="unknown device"):
         gpumem.staging_arena(device)
 
 
-def test_threads_copy_both_ways_at_once(staged):
+def test_concurrent_staged_copies_in_both_directions(staged):
     failed = []
 
     def work(number):
@@ -63,7 +63,7 @@ def test_threads_copy_both_ways_at_once(staged):
     assert not failed
 
 
-def test_a_forks_child_copies_with_threads_of_its_own():
+def test_forked_child_copies_with_its_own_worker_threads():
     child.run_quietly("""
         import os, warnings, numpy as np, gpumem
         from gpumem._testing.copies import set_staged_from
@@ -88,7 +88,7 @@ def test_a_forks_child_copies_with_threads_of_its_own():
     """)
 
 
-def test_the_interpreter_may_end_while_copies_are_queued_and_claimed():
+def test_interpreter_exit_with_queued_copies():
     child.run_quietly("""
         import numpy as np, gpumem
         from gpumem._testing import host_device

@@ -25,7 +25,7 @@ def arena():
     arena.validate()
 
 
-def test_a_hooks_block_lies_between_guards(caller, arena, write):
+def test_hook_block_lies_between_guards(caller, arena, write):
     address = caller.alloc(1000)
     write(address + 1000)
     write(address - 1)
@@ -35,7 +35,7 @@ def test_a_hooks_block_lies_between_guards(caller, arena, write):
     assert arena.stats().in_use == 0
 
 
-def test_a_hooks_block_that_was_freed_is_watched(caller, arena, write):
+def test_freed_hook_block_is_quarantined(caller, arena, write):
     address = caller.alloc(1000)
     caller.free(address)
     arena.check()
@@ -43,7 +43,7 @@ def test_a_hooks_block_that_was_freed_is_watched(caller, arena, write):
     assert found_by(arena.check)[0].kind == "use_after_free"
 
 
-def test_a_double_free_names_three_places(caller, arena, capfd):
+def test_double_free_names_allocation_free_and_second_free(caller, arena, capfd):
     address = caller.alloc(1000)
     caller.free(address)
     caller.free(address)  # refused, as without a debug heap
@@ -56,7 +56,7 @@ def test_a_double_free_names_three_places(caller, arena, capfd):
     assert "refused with status" in capfd.readouterr().err
 
 
-def test_a_free_in_the_middle_of_a_block_names_the_block(caller, arena, capfd):
+def test_interior_free_names_the_block(caller, arena, capfd):
     address = caller.alloc(1000)
     caller.free(address + 256)
     (report,) = found_by(arena.check, InvalidFreeError)
@@ -66,14 +66,14 @@ def test_a_free_in_the_middle_of_a_block_names_the_block(caller, arena, capfd):
     assert arena.check() == ()
 
 
-def test_a_hooks_free_of_a_buffers_block_is_refused(caller, arena, capfd):
+def test_hook_free_of_a_buffers_block_is_refused(caller, arena, capfd):
     buffer = arena.allocate(100)
     caller.free(buffer.ptr)
     assert found_by(arena.check, InvalidFreeError)[0].kind == "invalid_free"
     buffer.close()
 
 
-def test_findings_in_hooks_are_told_to_functions_without_a_call_of_the_arena(caller):
+def test_hook_reports_reach_callbacks_without_an_arena_call(caller):
     told = []
     arena = gpumem.Arena("host", debug={"on_error": told.append})
     torch_hooks.serve(0, arena)
@@ -87,7 +87,7 @@ def test_findings_in_hooks_are_told_to_functions_without_a_call_of_the_arena(cal
     torch_hooks.serve(0, gpumem.Arena("host"))
 
 
-def test_callers_that_free_by_address_are_told_both_stacks(make_arena):
+def test_invalid_free_by_address_reports_both_stacks(make_arena):
     arena = make_arena(debug=True)
     blocks, stream = Blocks(lambda: arena), gpumem.Stream("host")
     address = blocks.take(100, stream)  # taken by address
@@ -98,14 +98,14 @@ def test_callers_that_free_by_address_are_told_both_stacks(make_arena):
     assert report.again.where == line_of("given twice")
 
 
-def test_an_address_that_no_heap_knows_is_refused_without_a_report(make_arena):
+def test_unknown_address_is_refused_without_a_report(make_arena):
     arena = make_arena(debug=True)
     with pytest.raises(InvalidFreeError) as caught:
         Blocks(lambda: arena).give(4096, gpumem.Stream("host"))
     assert caught.value.reports == ()
 
 
-def test_closing_a_buffer_twice_is_no_double_free(make_arena):
+def test_closing_a_buffer_twice_is_not_a_double_free(make_arena):
     arena = make_arena(debug=True)
     buffer = arena.allocate(100)
     buffer.close()

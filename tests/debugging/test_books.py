@@ -10,7 +10,7 @@ KIB, MIB = 1 << 10, 1 << 20
 GUARDS = 512
 
 
-def test_blocks_are_shown_with_what_their_users_asked_for(make_arena):
+def test_blocks_show_the_requested_size(make_arena):
     arena = make_arena(debug=True)
     kept, freed = arena.allocate(1000), arena.allocate(2000)
     freed.close()
@@ -29,7 +29,7 @@ def test_blocks_are_shown_with_what_their_users_asked_for(make_arena):
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_a_snapshot_agrees_with_the_statistics_and_tells_what_is_kept_back(
+def test_snapshot_agrees_with_stats_and_shows_the_quarantine(
     make_arena, backing, streams, driver, rng
 ):
     arena = make_arena({"backing": backing}, debug=True)
@@ -52,7 +52,7 @@ def test_a_snapshot_agrees_with_the_statistics_and_tells_what_is_kept_back(
 
 
 @pytest.mark.parametrize("alignment", [None, 4096])
-def test_a_recording_pairs_each_free_with_its_allocation(make_arena, alignment):
+def test_recording_pairs_each_free_with_its_allocation(make_arena, alignment):
     arena = make_arena(debug=True)
     with observe.record(arena) as recording:
         for nbytes in (1, 1000, 70_000):
@@ -67,7 +67,7 @@ def test_a_recording_pairs_each_free_with_its_allocation(make_arena, alignment):
 
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_a_budget_has_charged_what_statistics_say(make_arena, count, rng):
+def test_budget_charge_equals_stats(make_arena, count, rng):
     budget = gpumem.Budget(64 * MIB)
     arena = make_arena(debug=True, budget=budget, count=count)
     live = []
@@ -85,7 +85,7 @@ def test_a_budget_has_charged_what_statistics_say(make_arena, count, rng):
 
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_what_rests_is_given_up_before_a_budget_refuses(make_arena, count):
+def test_quarantine_is_released_before_a_budget_refuses(make_arena, count):
     asked = []
     budget = gpumem.Budget(8 * MIB, on_pressure=lambda budget, nbytes: asked.append(nbytes))
     arena = make_arena({"backing": "regions"}, debug=True, budget=budget, count=count)
@@ -96,7 +96,7 @@ def test_what_rests_is_given_up_before_a_budget_refuses(make_arena, count):
         arena.allocate(9 * MIB)
 
 
-def test_counters_for_others_are_those_of_the_statistics(make_arena, streams, driver):
+def test_published_counters_equal_stats(make_arena, streams, driver):
     arena = make_arena(debug=True, name="counted by others")
     live = [arena.allocate(1000 * n) for n in range(1, 11)]
     for _ in range(4):
@@ -119,7 +119,7 @@ def test_counters_for_others_are_those_of_the_statistics(make_arena, streams, dr
         buffer.close()
 
 
-def test_an_out_of_memory_error_counts_guards_and_gives_the_advice_that_fits(make_arena):
+def test_out_of_memory_error_counts_guards_in_its_remedies(make_arena):
     arena = make_arena({"max_mem": 4 * MIB}, debug=True)
     with pytest.raises(gpumem.OutOfMemoryError, match="larger than max_mem") as caught:
         arena.allocate(4 * MIB)
@@ -127,7 +127,7 @@ def test_an_out_of_memory_error_counts_guards_and_gives_the_advice_that_fits(mak
 
 
 @pytest.mark.parametrize("nbytes", [(1 << 48) - 256, (1 << 48) - 512, 1 << 48, (1 << 64) - 1])
-def test_a_size_that_guards_would_carry_over_the_end_is_out_of_memory(make_arena, nbytes):
+def test_size_that_overflows_with_guards_is_out_of_memory(make_arena, nbytes):
     arena = make_arena(debug=True)
     for allocate in (arena.allocate, arena.allocate_persistent):
         with pytest.raises(gpumem.OutOfMemoryError):
@@ -135,7 +135,7 @@ def test_a_size_that_guards_would_carry_over_the_end_is_out_of_memory(make_arena
     assert arena.stats().in_use == 0
 
 
-def test_shareable_blocks_that_are_aligned_stay_zero(make_arena):
+def test_aligned_shareable_blocks_stay_zero(make_arena):
     arena = make_arena(debug=True)
     buffer = arena.allocate(5000, shareable=True, alignment=4096)
     assert bytes(buffer) == bytes(5000)

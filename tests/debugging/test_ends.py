@@ -25,23 +25,23 @@ def told(script, **more):
     return done.stderr
 
 
-def test_blocks_in_use_at_the_end_are_told_by_the_place_of_their_allocation():
+def test_leaks_at_exit_are_reported_by_allocation_site():
     text = told(LEAK.format(options=True))
     assert "3 blocks, 3000 bytes, of arena 'leaky' on host:0 are in use at the end" in text
     assert text.count("leak:") == 1  # three of one place
     assert 'File "<string>", line 7, in make' in text
 
 
-def test_what_only_a_cycle_keeps_is_no_leak():
+def test_blocks_kept_by_a_cycle_are_no_leaks():
     script = LEAK.format(options=True)
     assert told(script + "held.append(held)\nimport gc\ngc.disable()\ndel held\n") == ""
 
 
-def test_leaks_may_be_left_untold():
+def test_leak_reports_can_be_disabled():
     assert told(LEAK.format(options={"leaks": False})) == ""
 
 
-def test_a_function_hears_of_leaks():
+def test_callback_receives_leaks():
     script = """
     import gpumem
 
@@ -55,7 +55,7 @@ def test_a_function_hears_of_leaks():
     assert (done.returncode, done.stdout, done.stderr) == (0, "leak 1000\n", "")
 
 
-def test_the_environment_debugs_a_program_that_says_nothing():
+def test_environment_variable_enables_the_debug_heap():
     script = """
     import gpumem
     tensor = gpumem.zeros(10, "float32", memory="host")
@@ -64,7 +64,7 @@ def test_the_environment_debugs_a_program_that_says_nothing():
     assert told(script, env={"GPUMEM_DEBUG_HEAP": "0"}) == ""
 
 
-def test_a_fault_that_no_call_came_for_is_told_at_the_end():
+def test_pending_fault_is_reported_at_exit():
     script = """
     import ctypes, gpumem
     arena = gpumem.Arena("host", debug=True)
@@ -77,7 +77,7 @@ def test_a_fault_that_no_call_came_for_is_told_at_the_end():
     assert "offset 100" in text
 
 
-def test_an_end_with_unfinished_work_waits_for_nothing():
+def test_exit_with_unfinished_work_does_not_wait():
     script = """
     import gpumem, gpumem.interop
     arena = gpumem.Arena("host", debug={"leaks": False})
@@ -90,7 +90,7 @@ def test_an_end_with_unfinished_work_waits_for_nothing():
     assert told(script) == ""
 
 
-def test_a_forks_child_says_nothing_of_its_parents_blocks_and_makes_its_own():
+def test_forked_child_reports_its_own_blocks_only():
     script = """
     import os, warnings
     import gpumem
@@ -153,11 +153,11 @@ freed.close()
         "threading.Thread(target=lambda: [arena.allocate(n + 1) for n in range(2000)]).start()",
     ],
 )
-def test_an_end_in_any_order_says_nothing_where_nothing_is_wrong(body):
+def test_exit_in_any_order_is_quiet_without_faults(body):
     child.run_quietly(EVERYTHING + body, env={"GPUMEM_DEBUG_HEAP": "leaks=0"})
 
 
-def test_daemon_threads_that_allocate_and_free_at_the_end():
+def test_exit_while_daemon_threads_allocate():
     child.run_quietly(
         EVERYTHING
         + """
@@ -178,7 +178,7 @@ for _ in range(20):
     )
 
 
-def test_forks_beside_threads_that_allocate_leave_children_that_work():
+def test_forked_child_works_while_parent_threads_allocate():
     child.run_quietly(
         EVERYTHING
         + """

@@ -21,7 +21,7 @@ def give_dropped_arenas_back():
 # ---- the quarantine ------------------------------------------------------------------------------
 
 
-def test_a_freed_block_is_not_handed_out_while_it_rests(make_arena, memory):
+def test_quarantined_block_is_not_reused(make_arena, memory):
     arena = make_arena(memory=memory, debug={"quarantine_bytes": 64 * KIB})
     resting = []
     for _ in range(100):
@@ -33,7 +33,7 @@ def test_a_freed_block_is_not_handed_out_while_it_rests(make_arena, memory):
     assert len(set(resting)) <= 20
 
 
-def test_the_quarantine_is_bounded_by_what_blocks_hold_not_by_what_was_asked(make_arena):
+def test_quarantine_is_bounded_by_allocated_bytes(make_arena):
     arena = make_arena(debug={"quarantine_bytes": 64 * KIB})
     for _ in range(2000):
         arena.allocate(1).close()
@@ -41,7 +41,7 @@ def test_the_quarantine_is_bounded_by_what_blocks_hold_not_by_what_was_asked(mak
     assert 64 * KIB - 2048 < sum(block.nbytes for block in kept) <= 64 * KIB + 2048
 
 
-def test_without_a_quarantine_memory_is_used_again_at_once(make_arena, memory):
+def test_without_a_quarantine_blocks_are_reused_at_once(make_arena, memory):
     arena = make_arena(memory=memory, debug={"quarantine_bytes": 0})
     addresses = set()
     for _ in range(10):
@@ -52,7 +52,7 @@ def test_without_a_quarantine_memory_is_used_again_at_once(make_arena, memory):
     assert len(addresses) == 1
 
 
-def test_a_block_larger_than_the_quarantine_drives_nothing_out_of_it(make_arena):
+def test_block_larger_than_the_quarantine_evicts_nothing(make_arena):
     arena = make_arena(debug={"quarantine_bytes": MIB})
     small = arena.allocate(1000)
     small.close()
@@ -64,7 +64,7 @@ def test_a_block_larger_than_the_quarantine_drives_nothing_out_of_it(make_arena)
     assert arena.stats().in_use == 0
 
 
-def test_statistics_count_what_is_handed_out(make_arena):
+def test_stats_leave_out_quarantined_blocks(make_arena):
     arena = make_arena(debug=True)
     buffers = [arena.allocate(1000) for _ in range(3)]
     buffers.pop().close()
@@ -79,7 +79,7 @@ def test_statistics_count_what_is_handed_out(make_arena):
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_memory_that_rests_is_used_before_memory_is_out(make_arena, backing):
+def test_quarantine_is_released_before_out_of_memory(make_arena, backing):
     arena = make_arena({"max_mem": 4 * MIB, "backing": backing}, debug=True)
     for _ in range(20):
         arena.allocate(3 * MIB).close()
@@ -89,7 +89,7 @@ def test_memory_that_rests_is_used_before_memory_is_out(make_arena, backing):
     arena.allocate(3 * MIB).close()
 
 
-def test_memory_that_unfinished_work_holds_is_waited_for(make_arena, host, driver, streams):
+def test_quarantine_with_unfinished_work_is_waited_for(make_arena, host, driver, streams):
     arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug=True)
     host.set_lag(20_000_000)
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_memory_that_unfinished_work_holds_is_waited_for(make_arena, host, drive
     assert arena.check() == ()
 
 
-def test_others_have_their_turn_while_one_waits_for_memory(make_arena, streams, driver):
+def test_other_threads_allocate_while_one_waits(make_arena, streams, driver):
     arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug=True)
     buffer, got = arena.allocate(3 * MIB, streams[0]), []
     with driver.block(streams[0]):
@@ -114,7 +114,7 @@ def test_others_have_their_turn_while_one_waits_for_memory(make_arena, streams, 
     assert got.pop().nbytes == 3 * MIB
 
 
-def test_a_reset_stream_holds_nothing_back(make_arena, streams):
+def test_reset_stream_releases_its_quarantined_blocks(make_arena, streams):
     arena = make_arena(debug={"quarantine_bytes": 0})
     buffer = arena.allocate(5000, streams[0])
     address = buffer.ptr
@@ -126,7 +126,7 @@ def test_a_reset_stream_holds_nothing_back(make_arena, streams):
     again.close()
 
 
-def test_out_of_memory_leaves_the_heap_as_it_was(make_arena, streams, driver, memory):
+def test_out_of_memory_leaves_the_debug_heap_unchanged(make_arena, streams, driver, memory):
     arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 0}, memory=memory, debug=True)
     buffer = arena.allocate(3 * MIB, streams[0])
     with driver.block(streams[0]):
@@ -140,7 +140,7 @@ def test_out_of_memory_leaves_the_heap_as_it_was(make_arena, streams, driver, me
     assert arena.outstanding() == []
 
 
-def test_a_shrink_gives_back_what_rests(make_arena, memory):
+def test_shrink_releases_the_quarantine(make_arena, memory):
     arena = make_arena(memory=memory, debug=True)
     for _ in range(8):
         arena.allocate(MIB).close()
@@ -151,7 +151,7 @@ def test_a_shrink_gives_back_what_rests(make_arena, memory):
     assert arena.stats().reserved == 0
 
 
-def test_a_shrink_tells_what_it_found(make_arena, write):
+def test_shrink_reports_faults(make_arena, write):
     arena = make_arena(debug=True)
     buffer = arena.allocate(MIB)
     address = buffer.ptr
@@ -164,7 +164,7 @@ def test_a_shrink_tells_what_it_found(make_arena, write):
 # ---- suspend -------------------------------------------------------------------------------------
 
 
-def test_suspend_and_resume_keep_guards_and_let_frees_wait(make_arena, write):
+def test_suspend_and_resume_keep_guards_and_defer_frees(make_arena, write):
     arena = make_arena(debug=True)
     kept, dropped, rested = (arena.allocate(MIB) for _ in range(3))
     memoryview(kept)[:4] = b"here"
@@ -182,7 +182,7 @@ def test_suspend_and_resume_keep_guards_and_let_frees_wait(make_arena, write):
     kept.close()
 
 
-def test_an_arena_with_frees_is_closed_or_dropped_while_suspended():
+def test_suspended_arena_with_deferred_frees_closes():
     for end in ("close", "drop"):
         arena = gpumem.Arena("host", debug=True)
         buffer = arena.allocate(MIB)
@@ -199,7 +199,7 @@ def test_an_arena_with_frees_is_closed_or_dropped_while_suspended():
 # ---- graphs --------------------------------------------------------------------------------------
 
 
-def test_blocks_of_graph_pools_have_no_guards(make_arena, streams):
+def test_graph_pool_blocks_have_no_guards(make_arena, streams):
     arena, stream = make_arena(debug=True), streams[0]
     with arena.capture(stream) as pool:
         buffer = arena.allocate(4096, stream)
@@ -209,7 +209,7 @@ def test_blocks_of_graph_pools_have_no_guards(make_arena, streams):
     pool.close()
 
 
-def test_other_threads_arenas_work_while_a_stream_captures(make_arena, memory, streams, driver):
+def test_other_threads_allocate_while_a_stream_captures(make_arena, memory, streams, driver):
     import ctypes
 
     arena, stream = make_arena(memory=memory, debug=True), streams[0]
@@ -228,7 +228,7 @@ def test_other_threads_arenas_work_while_a_stream_captures(make_arena, memory, s
 # ---- the end of an arena -------------------------------------------------------------------------
 
 
-def test_a_close_that_is_refused_names_the_places_of_allocation(make_arena):
+def test_refused_close_names_allocation_sites(make_arena):
     arena = make_arena(debug=True)
     buffers = [arena.allocate(100) for _ in range(12)]  # still in use
     with pytest.raises(gpumem.errors.InUseError) as caught:
@@ -240,7 +240,7 @@ def test_a_close_that_is_refused_names_the_places_of_allocation(make_arena):
         buffer.close()
 
 
-def test_a_close_tells_what_it_found_and_closes(write, memory):
+def test_close_reports_faults_and_closes(write, memory):
     arena = gpumem.Arena(memory, debug=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
@@ -250,7 +250,7 @@ def test_a_close_tells_what_it_found_and_closes(write, memory):
     arena.close()
 
 
-def test_what_is_found_when_a_dropped_arena_ends_is_a_warning(write):
+def test_faults_of_a_dropped_arena_are_warnings(write):
     arena = gpumem.Arena("host", debug=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
@@ -263,7 +263,7 @@ def test_what_is_found_when_a_dropped_arena_ends_is_a_warning(write):
 # ---- who is told ---------------------------------------------------------------------------------
 
 
-def test_a_warning_for_each_report(make_arena, write):
+def test_warn_mode_warns_for_each_report(make_arena, write):
     arena = make_arena(debug={"on_error": "warn"})
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
@@ -274,7 +274,7 @@ def test_a_warning_for_each_report(make_arena, write):
     buffer.close()
 
 
-def test_a_function_is_called_with_each_report_and_may_call_the_arena(make_arena, write):
+def test_callback_receives_each_report_and_may_call_the_arena(make_arena, write):
     told = []
 
     def tell(report):
@@ -290,7 +290,7 @@ def test_a_function_is_called_with_each_report_and_may_call_the_arena(make_arena
     buffer.close()
 
 
-def test_what_a_function_raises_reaches_the_caller_after_all_were_told(make_arena, write):
+def test_callbacks_exception_is_raised_after_all_reports(make_arena, write):
     told = []
 
     def tell(report):
@@ -307,7 +307,7 @@ def test_what_a_function_raises_reaches_the_caller_after_all_were_told(make_aren
     buffer.close()
 
 
-def test_an_allocation_that_raises_takes_nothing(make_arena, write):
+def test_raising_allocation_takes_no_memory(make_arena, write):
     arena = make_arena(debug=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
@@ -321,7 +321,7 @@ def test_an_allocation_that_raises_takes_nothing(make_arena, write):
 # ---- the driver refuses --------------------------------------------------------------------------
 
 
-def test_a_refused_guard_gives_the_block_back(make_arena, host, streams):
+def test_block_is_released_when_writing_its_guard_fails(make_arena, host, streams):
     arena = make_arena(memory="host/host_accessible", debug=True)
     before = arena.stats().in_use
     host.fail("cuMemsetD8Async", 1, 999)
@@ -335,7 +335,7 @@ def test_a_refused_guard_gives_the_block_back(make_arena, host, streams):
     arena.allocate(100).close()
 
 
-def test_a_refused_look_is_an_error_of_the_check(make_arena, host):
+def test_check_raises_when_reading_guards_fails(make_arena, host):
     arena = make_arena(memory="host/host_accessible", debug=True)
     buffer = arena.allocate(100)
     host.fail("cuMemcpyDtoHAsync", 1, 999)
@@ -351,7 +351,7 @@ def test_a_refused_look_is_an_error_of_the_check(make_arena, host):
 # ---- settings ------------------------------------------------------------------------------------
 
 
-def test_shareable_blocks_are_cleared_and_known_but_not_guarded(make_arena):
+def test_shareable_blocks_are_zeroed_and_tracked_without_guards(make_arena):
     arena = make_arena(debug=True)
     buffer = arena.allocate(5000, shareable=True)
     assert bytes(buffer) == bytes(5000)
@@ -361,7 +361,7 @@ def test_shareable_blocks_are_cleared_and_known_but_not_guarded(make_arena):
     assert arena.stats().in_use == 0
 
 
-def test_an_arena_without_a_debug_heap_says_how_to_get_one(make_arena):
+def test_check_without_a_debug_heap_names_the_setting(make_arena):
     arena = make_arena(debug=False)
     assert arena.debug is None
     for call in (arena.check, arena.outstanding):
@@ -383,13 +383,13 @@ def test_an_arena_without_a_debug_heap_says_how_to_get_one(make_arena):
         ({"colour": 1}, "unknown key 'colour'"),
     ],
 )
-def test_bad_settings_are_refused_by_name_and_range(options, message):
+def test_invalid_settings_are_refused_by_name_and_range(options, message):
     with pytest.raises(gpumem.ConfigError, match=message):
         gpumem.Arena("host", debug=options)
 
 
 @pytest.mark.parametrize("debug", [1, "yes", [("guard_bytes", 256)], object()])
-def test_other_things_than_settings_are_type_errors(debug):
+def test_settings_of_a_wrong_type_are_type_errors(debug):
     with pytest.raises(TypeError, match="debug takes"):
         gpumem.Arena("host", debug=debug)
 
@@ -397,7 +397,7 @@ def test_other_things_than_settings_are_type_errors(debug):
 @pytest.mark.parametrize(
     ("text", "guard"), [("1", 256), ("true", 256), ("guard_bytes=512,on_error=warn", 512)]
 )
-def test_the_environment_asks_for_it(monkeypatch, make_arena, text, guard):
+def test_environment_variable_sets_the_options(monkeypatch, make_arena, text, guard):
     monkeypatch.setenv("GPUMEM_DEBUG_HEAP", text)
     assert make_arena().debug.guard_bytes == guard
     assert make_arena(debug=False).debug is None
@@ -408,12 +408,12 @@ def test_the_environment_asks_for_it(monkeypatch, make_arena, text, guard):
         gpumem.Arena("host")
 
 
-def test_settings_are_written_as_they_are_read():
+def test_settings_round_trip_through_text():
     options = gpumem.HeapOptions(fresh_byte=None, guard_bytes=512, leaks=False)
     assert gpumem.HeapOptions.from_text(options.to_text()) == options
 
 
-def test_a_report_survives_pickling(make_arena, write):
+def test_report_survives_pickling(make_arena, write):
     import pickle
 
     arena = make_arena(debug=True)
@@ -426,7 +426,7 @@ def test_a_report_survives_pickling(make_arena, write):
     buffer.close()
 
 
-def test_no_warning_is_given_where_nothing_is_wrong(make_arena):
+def test_correct_program_gives_no_warning(make_arena):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         arena = make_arena(debug={"on_error": "warn"})

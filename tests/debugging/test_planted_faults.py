@@ -11,7 +11,7 @@ import gpumem
 
 
 @pytest.mark.parametrize("nbytes", [1, 100, 255, 256, 257, 70_000, 3 << 20])
-def test_one_byte_behind_a_block_is_found_when_it_is_freed(debugged, write, nbytes):
+def test_one_byte_overrun_is_found_at_the_free(debugged, write, nbytes):
     buffer = debugged.allocate(nbytes)  # overrun
     assert buffer.ptr % 256 == 0
     write(buffer.ptr + nbytes)
@@ -27,7 +27,7 @@ def test_one_byte_behind_a_block_is_found_when_it_is_freed(debugged, write, nbyt
 
 
 @pytest.mark.parametrize("distance", [1, 200, 256])
-def test_a_byte_before_a_block_is_found_while_it_lives(debugged, write, distance):
+def test_one_byte_underrun_is_found_by_check(debugged, write, distance):
     buffer = debugged.allocate(100)  # underrun
     write(buffer.ptr - distance)
     (report,) = found_by(debugged.check)
@@ -40,7 +40,7 @@ def test_a_byte_before_a_block_is_found_while_it_lives(debugged, write, distance
     buffer.close()
 
 
-def test_what_is_queued_on_a_stream_is_found_once_it_was_done(debugged, write, streams, driver):
+def test_queued_overrun_is_found_once_it_ran(debugged, write, streams, driver):
     buffer = debugged.allocate(1000, streams[0])
     with driver.block(streams[0]):
         write(buffer.ptr + 1000, stream=streams[0])
@@ -49,7 +49,7 @@ def test_what_is_queued_on_a_stream_is_found_once_it_was_done(debugged, write, s
     buffer.close()
 
 
-def test_a_write_after_the_free_is_found(debugged, write):
+def test_write_after_free_is_found(debugged, write):
     buffer = debugged.allocate(5000)  # used after free
     address = buffer.ptr
     buffer.close()  # freed and used
@@ -60,7 +60,7 @@ def test_a_write_after_the_free_is_found(debugged, write):
     assert report.freed.where == line_of("freed and used")
 
 
-def test_a_late_write_of_an_unrecorded_stream_is_found(debugged, write, streams, driver):
+def test_late_write_of_an_unrecorded_stream_is_found(debugged, write, streams, driver):
     """The block's own stream came to the free; another one still writes."""
     own, other = streams[:2]
     buffer = debugged.allocate(5000, own)
@@ -72,7 +72,7 @@ def test_a_late_write_of_an_unrecorded_stream_is_found(debugged, write, streams,
     assert (report.kind, report.offset) == ("use_after_free", 17)
 
 
-def test_recorded_streams_may_write_until_they_come_to_the_free(debugged, write, streams, driver):
+def test_recorded_streams_may_write_until_they_reach_the_free(debugged, write, streams, driver):
     own, other = streams[:2]
     buffer = debugged.allocate(5000, own)
     buffer.record_stream(other)
@@ -83,7 +83,7 @@ def test_recorded_streams_may_write_until_they_come_to_the_free(debugged, write,
     assert debugged.check() == ()
 
 
-def test_a_block_freed_on_a_stream_that_does_not_wait_for_its_own(debugged, write, streams, driver):
+def test_free_on_an_unordered_stream_is_found(debugged, write, streams, driver):
     own, other = streams[:2]
     buffer = debugged.allocate(5000, own)  # of one stream
     with driver.block(own):
@@ -97,9 +97,7 @@ def test_a_block_freed_on_a_stream_that_does_not_wait_for_its_own(debugged, writ
     assert report.freed.where == line_of("on another")
 
 
-def test_a_free_elsewhere_of_what_is_still_written_is_found_without_another_call(
-    debugged, write, streams, driver
-):
+def test_unordered_free_of_a_written_block_is_found_at_once(debugged, write, streams, driver):
     own, other = streams[:2]
     buffer = debugged.allocate(5000, own)
     with driver.block(own):
@@ -109,7 +107,7 @@ def test_a_free_elsewhere_of_what_is_still_written_is_found_without_another_call
     assert found_by(debugged.check)[0].kind == "wrong_stream"
 
 
-def test_a_block_freed_on_another_stream_behind_its_own_is_right(debugged, write, streams, driver):
+def test_free_on_an_ordered_stream_is_accepted(debugged, write, streams, driver):
     own, other = streams[:2]
     buffer = debugged.allocate(5000, own)
     with driver.block(own):
@@ -119,9 +117,7 @@ def test_a_block_freed_on_another_stream_behind_its_own_is_right(debugged, write
     assert debugged.check() == ()
 
 
-def test_the_same_is_found_by_the_allocation_that_would_use_the_memory_again(
-    make_arena, memory, write, streams
-):
+def test_write_after_free_is_found_by_the_reusing_allocation(make_arena, memory, write, streams):
     arena = make_arena(memory=memory, debug={"quarantine_bytes": 5000})  # one block
     first = arena.allocate(4000)
     address = first.ptr
@@ -136,7 +132,7 @@ def test_the_same_is_found_by_the_allocation_that_would_use_the_memory_again(
     arena.allocate(4000).close()  # told once
 
 
-def test_a_recorded_stream_that_is_gone_is_told(make_arena, driver, memory):
+def test_destroyed_recorded_stream_is_reported(make_arena, driver, memory):
     arena = make_arena(memory=memory, debug=True)
     buffer = arena.allocate(100)
     stream = gpumem.Stream("host")
@@ -173,7 +169,7 @@ def test_persistent_blocks_have_guards(debugged, write):
     assert found_by(debugged.check)[0].kind == "use_after_free"
 
 
-def test_a_view_that_outlives_its_buffer_is_no_fault_and_then_one(make_arena, write):
+def test_write_through_a_view_is_a_fault_only_after_the_view_ended(make_arena, write):
     arena = make_arena(debug=True)
     buffer = arena.allocate(1000)
     view = np.from_dlpack(buffer)
@@ -188,7 +184,7 @@ def test_a_view_that_outlives_its_buffer_is_no_fault_and_then_one(make_arena, wr
     assert found_by(arena.check)[0].kind == "use_after_free"
 
 
-def test_fresh_and_freed_memory_show_what_they_are(make_arena):
+def test_fresh_and_freed_memory_have_their_patterns(make_arena):
     arena = make_arena(debug=True)
     buffer = arena.allocate(8000)
     values = np.from_dlpack(buffer).view(np.float32)
@@ -200,7 +196,7 @@ def test_fresh_and_freed_memory_show_what_they_are(make_arena):
     assert ctypes.string_at(address, 8000) == b"\xdd" * 8000
 
 
-def test_patterns_may_be_other_bytes_or_none(make_arena, write):
+def test_patterns_are_configurable(make_arena, write):
     arena = make_arena(debug={"fresh_byte": 0x11, "freed_byte": "none", "guard_byte": 0x22})
     buffer = arena.allocate(100)
     assert bytes(buffer) == b"\x11" * 100
@@ -213,7 +209,7 @@ def test_patterns_may_be_other_bytes_or_none(make_arena, write):
     assert found_by(arena.check)[0].expected == 0x22
 
 
-def test_without_guards_the_rest_of_the_last_quantum_is_one(make_arena, write):
+def test_without_guards_the_padding_is_checked(make_arena, write):
     arena = make_arena(debug={"guard_bytes": 0})
     buffer = arena.allocate(100)
     write(buffer.ptr + 255)

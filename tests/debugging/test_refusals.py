@@ -67,7 +67,7 @@ def alive(host):
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, INVALID_VALUE])
-def test_every_driver_call_may_fail_once(host, streams, error):
+def test_debug_heap_survives_a_failure_of_any_driver_call(host, streams, error):
     memory = "host/host_accessible"  # filled and looked at by the driver
     gc.collect()  # what earlier tests left in cycles goes now, not in the middle
     before = alive(host)

@@ -9,7 +9,7 @@ from helpers.heap import found_by, line_of
 import gpumem
 
 
-def test_equal_code_of_two_files_is_told_apart(make_arena):
+def test_equal_code_of_two_files_has_distinct_sites(make_arena):
     arena, held = make_arena(debug=True), []
     source = "def take(arena):\n    return arena.allocate(1)"
     for path in ("one.py", "two.py"):
@@ -21,7 +21,7 @@ def test_equal_code_of_two_files_is_told_apart(make_arena):
     held.clear()
 
 
-def test_the_same_call_again_and_again_is_one_stack(make_arena):
+def test_repeated_call_is_stored_as_one_stack(make_arena):
     arena = make_arena(debug=True)
     held = [arena.allocate(1) for _ in range(100)]
     stacks = {str(block.allocated.stack) for block in arena.outstanding()}
@@ -29,7 +29,7 @@ def test_the_same_call_again_and_again_is_one_stack(make_arena):
     held.clear()
 
 
-def test_stacks_may_be_short_few_or_none(make_arena):
+def test_stack_depth_and_count_are_configurable(make_arena):
     def inner(arena):
         return arena.allocate(1)
 
@@ -44,7 +44,7 @@ def test_stacks_may_be_short_few_or_none(make_arena):
     del held
 
 
-def test_an_allocation_that_is_refused_leaves_its_place_to_nobody(make_arena, write, host):
+def test_refused_allocation_leaves_no_site(make_arena, write, host):
     arena = make_arena({"max_mem": 1 << 20}, debug=True)
     buffer = arena.allocate(100)
     with pytest.raises(gpumem.OutOfMemoryError):
@@ -62,7 +62,7 @@ def buffer_address(arena):
     return rests.address + 256
 
 
-def test_each_place_names_its_thread(make_arena, write):
+def test_each_site_names_its_thread(make_arena, write):
     arena = make_arena(debug=True)
     buffers, threads = [], []
 
@@ -81,7 +81,7 @@ def test_each_place_names_its_thread(make_arena, write):
     assert (report.allocated.thread, report.freed.thread) == (threads[0], threading.get_ident())
 
 
-def test_a_free_that_a_finalizer_makes_during_an_exception_has_its_place(make_arena, write):
+def test_free_in_a_finalizer_during_an_exception_has_a_site(make_arena, write):
     arena = make_arena(debug=True)
 
     def fail():
@@ -99,7 +99,7 @@ def test_a_free_that_a_finalizer_makes_during_an_exception_has_its_place(make_ar
     assert found_by(arena.check)[0].freed.where == line_of("while it is on its way")
 
 
-def test_more_reports_than_are_kept_are_counted(make_arena, write):
+def test_reports_beyond_the_maximum_are_counted(make_arena, write):
     arena = make_arena(debug={"quarantine_bytes": 16 << 20})
     buffers = [arena.allocate(1) for _ in range(1100)]
     for buffer in buffers:
@@ -114,7 +114,7 @@ def test_more_reports_than_are_kept_are_counted(make_arena, write):
         buffer.close()
 
 
-def test_more_reports_than_are_kept_are_a_warning_where_nothing_is_raised(make_arena, write):
+def test_reports_beyond_the_maximum_give_one_warning(make_arena, write):
     told = []
     arena = make_arena(debug={"on_error": told.append})
     buffers = [arena.allocate(1) for _ in range(1100)]

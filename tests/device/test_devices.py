@@ -18,7 +18,7 @@ CUDA = gpumem.driver_status().available
     ("name", "kind", "index"),
     [("cuda", "cuda", 0), ("cuda:7", "cuda", 7), ("host", "host", 0), ("host:12", "host", 12)],
 )
-def test_a_device_is_named_without_a_driver(name, kind, index):
+def test_device_is_parsed_without_a_driver(name, kind, index):
     device = Device(name)
     assert (device.type, device.index, str(device)) == (kind, index, f"{kind}:{index}")
     assert Device(device) == device
@@ -30,7 +30,7 @@ def test_a_device_is_named_without_a_driver(name, kind, index):
     ["", "cpu", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1 ", " host", "CUDA", "host:0/managed",
      "cuda:12345", "host\n", "cuda:\u0661", b"host", None, 0, MemoryInfo(Device("host"))],
 )  # fmt: skip
-def test_any_other_name_is_refused(name):
+def test_unknown_device_name_is_refused(name):
     with pytest.raises(ValueError, match="unknown device"):
         Device(name)
 
@@ -42,7 +42,7 @@ def test_devices_are_values():
     assert pickle.loads(pickle.dumps(Device("cuda:3"))) == Device("cuda:3")
 
 
-def test_the_host_answers_what_a_device_is_asked(host):
+def test_host_device_answers_every_property(host):
     device = Device("host")
     assert device in gpumem.devices()
     assert device.name
@@ -53,14 +53,14 @@ def test_the_host_answers_what_a_device_is_asked(host):
     device.synchronize()
 
 
-def test_a_device_that_is_not_there_is_told_when_it_is_used():
+def test_missing_device_raises_when_used():
     for use in (lambda: Device("host:63").name, lambda: gpumem.Arena("host:63")):
         with pytest.raises(ValueError, match="unknown device 'host:63'"):
             use()
 
 
 @pytest.mark.skipif(CUDA, reason="a CUDA device is here")
-def test_without_a_driver_cuda_says_why_and_the_host_is_the_default():
+def test_without_a_driver_cuda_reports_the_reason_and_host_is_the_default():
     status = gpumem.driver_status()
     assert status.reason
     assert (status.version, status.missing) == (0, ())
@@ -83,12 +83,12 @@ def test_capabilities_answer_with_a_reason_and_do_not_raise():
 
 
 @pytest.mark.parametrize("count", [0, -1, 65, True, 1.0, "2", None])
-def test_a_number_of_host_devices_that_cannot_be_is_refused(count):
+def test_invalid_host_device_count_is_refused(count):
     with pytest.raises(ValueError, match="host device count"):
         gpumem.set_host_device_count(count)
 
 
-def test_the_number_of_host_devices_cannot_change_after_one_was_used(arena):
+def test_host_device_count_is_fixed_after_first_use(arena):
     with pytest.raises(gpumem.ConfigError, match="before one is used"):
         gpumem.set_host_device_count(64 if len(gpumem.devices()) != 64 else 63)
     gpumem.set_host_device_count(sum(device.type == "host" for device in gpumem.devices()))
@@ -109,7 +109,7 @@ def test_the_number_of_host_devices_cannot_change_after_one_was_used(arena):
         ("cuda:0/host_accessible", "cuda:0", MemoryKind.HOST_ACCESSIBLE, "cuda:0/host_accessible"),
     ],
 )
-def test_a_memory_is_read_from_its_name(name, device, kind, text):
+def test_memory_info_is_parsed_from_its_name(name, device, kind, text):
     memory = MemoryInfo.parse(name)
     assert (str(memory.device), memory.kind, str(memory)) == (device, kind, text)
     assert MemoryInfo.parse(text) == memory
@@ -121,18 +121,18 @@ def test_a_memory_is_read_from_its_name(name, device, kind, text):
     "name", ["", "/", "host/", "host/host ", "cuda:0/host", "cuda:0/pinned", "cuda:0/DEVICE",
              "host/managed/x", "cpu/managed"]
 )  # fmt: skip
-def test_a_name_of_no_memory_is_refused(name):
+def test_unknown_memory_name_is_refused(name):
     with pytest.raises(ValueError, match=r"unknown|has no HOST memory"):
         MemoryInfo.parse(name)
 
 
-def test_what_is_no_name_at_all_is_refused():
+def test_memory_name_of_a_wrong_type_is_refused():
     for thing in (None, 0, b"host", MemoryKind.HOST):
         with pytest.raises(TypeError, match="memory must be"):
             MemoryInfo.parse(thing)
 
 
-def test_a_memory_is_a_value():
+def test_memory_info_is_a_value():
     memory = MemoryInfo(Device("cuda:0"))
     assert memory == MemoryInfo("cuda", "device") == MemoryInfo.parse(Device("cuda"))
     assert pickle.loads(pickle.dumps(memory)) == memory
@@ -142,7 +142,7 @@ def test_a_memory_is_a_value():
 
 
 @pytest.mark.parametrize("alignment", [0, -256, 3, 384])
-def test_an_alignment_that_is_no_power_of_two_is_refused(alignment):
+def test_memory_info_alignment_must_be_a_power_of_two(alignment):
     with pytest.raises(ValueError, match="not a power of two"):
         MemoryInfo("host", alignment=alignment)
 
@@ -199,11 +199,11 @@ def test_host_accessible_and_managed_are_compatible_with_the_memory_of_their_own
         (PINNED, MANAGED1),
     ],
 )
-def test_every_other_pair_is_not_compatible(a, b):
+def test_all_other_pairs_are_incompatible(a, b):
     assert not compatible(a, b)
 
 
-def test_the_rules_cover_every_pair():
+def test_compatibility_rules_cover_every_pair():
     pairs = itertools.combinations_with_replacement(MEMORIES, 2)
     assert sum(compatible(a, b) for a, b in pairs) == 8 + 1 + 2 * 4 + 2 * 2
 
@@ -212,7 +212,7 @@ def test_the_rules_cover_every_pair():
 
 
 @pytest.mark.parametrize("reader", [HOST, HOST1])
-def test_the_cpu_reads_everything_but_a_gpus_own_memory(reader):
+def test_cpu_can_access_all_but_device_memory(reader):
     for memory in MEMORIES:
         assert can_access(reader, memory) == (memory not in (GPU, GPU1))
 
@@ -220,12 +220,12 @@ def test_the_cpu_reads_everything_but_a_gpus_own_memory(reader):
 @pytest.mark.parametrize(
     ("reader", "reads"), [(GPU, {GPU, PINNED, MANAGED}), (GPU1, {GPU1, PINNED1, MANAGED1})]
 )
-def test_a_gpu_reads_its_own_memory_and_what_carries_its_index(reader, reads):
+def test_gpu_can_access_memory_of_its_own_index(reader, reads):
     for memory in MEMORIES:
         assert can_access(reader, memory) == (memory in reads)
 
 
-def test_compatible_does_not_mean_that_the_cpu_may_read():
+def test_compatible_memory_need_not_be_cpu_accessible():
     assert compatible(PINNED, GPU)
     assert can_access(HOST, PINNED)
     assert not can_access(HOST, GPU)

@@ -8,7 +8,7 @@ import gpumem
 from gpumem import _host, device
 
 
-def test_a_device_opened_meanwhile_by_another_thread_is_the_one_for_all(monkeypatch):
+def test_concurrent_first_use_opens_one_device(monkeypatch):
     monkeypatch.setattr(device, "_opened", {})
     original, faster = _host.open_device, []
 
@@ -22,7 +22,7 @@ def test_a_device_opened_meanwhile_by_another_thread_is_the_one_for_all(monkeypa
     assert gpumem.Device("host")._open() is faster[0]
 
 
-def test_who_asks_for_the_driver_while_another_thread_loads_it_gets_the_same_answer():
+def test_concurrent_driver_load_gives_one_answer():
     run_quietly("""
         import sys, threading, time, types
 

@@ -35,28 +35,28 @@ def run(*command, folder=ROOT):
     return done.stdout.splitlines()
 
 
-def test_numpy_sees_pinned_memory_that_a_device_writes():
+def test_example_numpy_sees_pinned_memory_written_by_a_device():
     assert run("examples/numpy_sees_pinned.py", "--device", "host") == [
         f"step {step}: {2**step}" for step in range(4)
     ]
 
 
 @needs_vulkan
-def test_numpy_reads_what_vulkan_produces():
+def test_example_numpy_reads_vulkan_output():
     assert run("examples/vulkan_producer.py", "--device", "host", "--frames", "6") == [
         f"frame {number}: {0.25 * 2**number:g}" for number in range(1, 7)
     ]
 
 
 @needs_vulkan
-def test_torch_reads_what_vulkan_produces():
+def test_example_torch_reads_vulkan_output():
     pytest.importorskip("torch")
     assert run("examples/vulkan_producer.py", "--device", "host", "--reader", "torch") == [
         f"frame {number}: {0.25 * 2**number:g}" for number in range(1, 5)
     ]
 
 
-def test_fragmentation_is_found_from_an_out_of_memory_error_in_three_steps():
+def test_example_finds_fragmentation_from_an_out_of_memory_error():
     lines = run("examples/find_fragmentation.py")
     assert [line.split()[0] for line in lines] == ["1.", "free:", "backing=\"virtual\",", "2.",
                                                    "3.", "3.", "with"]  # fmt: skip
@@ -81,7 +81,7 @@ STATUS = gpumem.driver_status()
 needs_gpu = pytest.mark.skipif(not STATUS.available, reason=f"needs a CUDA device: {STATUS.reason}")
 
 
-def test_what_the_readme_shows_runs(tmp_path):
+def test_readme_code_blocks_run(tmp_path):
     """One block after the other, as a reader would type them; Vulkan's where it is there."""
     assert len(BLOCKS) >= 3
     shown = [block for block in BLOCKS if block not in OTHERS.values()]
@@ -92,7 +92,7 @@ def test_what_the_readme_shows_runs(tmp_path):
         assert value in printed
 
 
-def test_the_readme_has_a_way_in_for_each_library():
+def test_readme_has_a_snippet_for_each_library():
     folder = ROOT / "gpumem" / "integrations"
     modules = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py")}
     assert set(OTHERS) == {name for name in modules if not name.startswith("_")}
@@ -100,14 +100,14 @@ def test_the_readme_has_a_way_in_for_each_library():
 
 @needs_gpu
 @pytest.mark.parametrize("library", sorted(OTHERS))
-def test_the_readmes_way_in_runs(library):
+def test_readme_snippets_run(library):
     pytest.importorskip(library.replace("_", "."), reason=f"{library} is not installed")
     # Others' warnings are not ours.
     run("-W", "ignore", "-c", OTHERS[library])
 
 
 @needs_gpu
-def test_three_libraries_take_turns_under_one_limit():
+def test_example_three_libraries_share_one_limit():
     lines = run("-W", "ignore", "examples/one_arena.py")
     assert [line.split()[0].rstrip(":") for line in lines] == ["torch", "cupy", "numba"]
     for line in lines:

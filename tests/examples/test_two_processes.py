@@ -12,7 +12,7 @@ import gpumem
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_two_processes_take_turns_on_one_tensor():
+def test_example_two_processes_share_one_tensor():
     done = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "examples" / "two_processes.py"],
         capture_output=True, text=True, timeout=180, check=False,

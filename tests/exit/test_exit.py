@@ -37,16 +37,16 @@ def ends_quietly(body: str = "") -> None:
     child.run_quietly(SETUP + body)
 
 
-def test_everything_alive():
+def test_exit_with_everything_alive():
     ends_quietly()
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["arena", "buffer", "stream"])))
-def test_objects_dropped_in_any_order_before_the_end(names):
+def test_exit_after_drops_in_any_order(names):
     ends_quietly("\n".join(f"del {name}" for name in names))
 
 
-def test_objects_that_only_a_cycle_keeps():
+def test_exit_with_objects_in_a_cycle():
     ends_quietly("""
 class Holder: pass
 holder = Holder()
@@ -56,7 +56,7 @@ del arena, buffer, stream, event, view, tensor, capsule, weights, holder
 """)
 
 
-def test_objects_kept_by_modules_that_outlive_everything():
+def test_exit_with_objects_kept_by_late_modules():
     ends_quietly("""
 sys.kept = [arena, buffer, stream, event, view, tensor, capsule, weights]
 import builtins
@@ -64,21 +64,21 @@ builtins.kept = [gpumem.Arena("host").allocate(10), gpumem.Stream("host")]
 """)
 
 
-def test_work_still_queued():
+def test_exit_with_queued_work():
     ends_quietly("""
 for _ in range(100):
     driver.fill(buffer, 1, stream)
 """)
 
 
-def test_a_stream_blocked_for_ever():
+def test_exit_with_a_stream_blocked_forever():
     ends_quietly("""
 gate = driver.block(stream)
 driver.fill(buffer, 1, stream)
 """)
 
 
-def test_a_stream_that_lags_far_behind():
+def test_exit_with_a_lagging_stream():
     ends_quietly("""
 from gpumem._testing import host_device
 host_device.set_lag(10**15)
@@ -89,7 +89,7 @@ arena.allocate(1 << 22, other)
 """)
 
 
-def test_a_last_call_in_an_exit_handler():
+def test_calls_in_an_exit_handler_work():
     ends_quietly("""
 import atexit
 def last():
@@ -101,7 +101,7 @@ atexit.register(last)
 """)
 
 
-def test_an_exit_handler_that_was_there_before():
+def test_exit_handler_that_runs_after_gpumems_is_refused():
     """It runs after gpumem's own: calls are refused, frees and closes are harmless."""
     child.run_quietly(
         """
@@ -122,7 +122,7 @@ atexit.register(last)
     )
 
 
-def test_threads_at_work():
+def test_exit_while_threads_allocate():
     ends_quietly("""
 def work():
     own = gpumem.Stream("host")
@@ -138,7 +138,7 @@ for thread in threads:
 """)
 
 
-def test_a_thread_waiting_for_a_stream_that_never_ends():
+def test_exit_while_a_thread_waits_for_a_blocked_stream():
     ends_quietly("""
 gate = driver.block(stream)
 waiting = threading.Event()
@@ -153,7 +153,7 @@ waiting.wait()
 """)
 
 
-def test_an_error_leaves_its_own_exit_code_and_message_only():
+def test_uncaught_error_leaves_only_its_own_message_and_exit_code():
     done = child.run(SETUP + "raise SystemExit(3)")
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
     done = child.run(SETUP + "raise KeyError('mine')")
@@ -183,11 +183,11 @@ def fork(child_body: str, parent_body: str = "") -> None:
     )
 
 
-def test_a_child_that_does_nothing_leaves_its_parent_alone():
+def test_idle_forked_child_leaves_its_parent_alone():
     fork("pass")
 
 
-def test_a_child_cannot_use_its_parents_arena():
+def test_forked_child_cannot_use_its_parents_arena():
     fork("""
 def refused(call):
     try:
@@ -213,7 +213,7 @@ refused(lambda: event.query())
 """)
 
 
-def test_a_child_makes_an_arena_of_its_own():
+def test_forked_child_makes_its_own_arena():
     fork("""
 own = gpumem.Arena("host")
 own_stream = gpumem.Stream("host")
@@ -227,7 +227,7 @@ own.close()
 """)
 
 
-def test_what_a_child_drops_does_not_reach_its_parent():
+def test_drops_in_a_forked_child_do_not_reach_its_parent():
     fork("""
 del view, tensor, capsule
 weights.close()
@@ -240,7 +240,7 @@ own.shrink()
 """)
 
 
-def test_a_child_may_close_what_it_inherited():
+def test_forked_child_may_close_inherited_objects():
     fork("""
 arena.close()
 assert arena.closed
@@ -248,7 +248,7 @@ gpumem.Device("host").free_bytes
 """)
 
 
-def test_a_parent_goes_on_with_what_it_had_at_the_fork():
+def test_parent_continues_after_a_fork():
     fork("del arena, buffer, view", """
 tensor[:] = 5
 del tensor, capsule
@@ -258,7 +258,7 @@ assert arena.stats().num_frees > 0
 """)  # fmt: skip
 
 
-def test_a_fork_while_threads_use_the_arena():
+def test_fork_while_threads_allocate():
     ends_quietly(
         MAY_FORK
         + """
@@ -287,7 +287,7 @@ arena.validate()
     )
 
 
-def test_the_child_of_a_child_has_its_own_too():
+def test_grandchild_makes_its_own_arena():
     fork("""
 own = gpumem.Arena("host")
 kept = own.allocate(1000)
@@ -307,7 +307,7 @@ own.close()
 """)
 
 
-def test_multiprocessing_by_fork_and_by_spawn():
+def test_multiprocessing_by_fork_and_spawn():
     ends_quietly(
         MAY_FORK
         + """
@@ -323,7 +323,7 @@ for method in ("fork", "spawn"):
 # ---- start ---------------------------------------------------------------------------------------
 
 
-def test_a_process_without_a_driver_imports_and_uses_the_host():
+def test_process_without_a_driver_uses_the_host():
     """The loader of the CUDA driver finds nothing: cuda-python cannot be imported at all."""
     child.run_quietly("""
 import sys
@@ -344,7 +344,7 @@ except ValueError as error:
 """)
 
 
-def test_a_loader_that_fails_is_quoted_as_the_reason():
+def test_failed_driver_load_is_quoted_as_the_reason():
     child.run_quietly("""
 import sys, types
 bindings = types.ModuleType("cuda.bindings")
@@ -361,7 +361,7 @@ assert [device.type for device in gpumem.devices()] == ["host"]
 """)
 
 
-def test_several_host_devices_can_be_asked_for_before_the_first_use():
+def test_host_device_count_can_be_set_before_first_use():
     child.run_quietly("""
 import gpumem
 gpumem.set_host_device_count(4)

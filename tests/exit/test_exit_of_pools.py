@@ -48,20 +48,20 @@ def ends_quietly(body: str = "") -> None:
     child.run_quietly(SETUP + body)
 
 
-def test_everything_alive():
+def test_exit_with_everything_alive():
     ends_quietly()
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["resources", "buffers", "stream"])))
-def test_objects_dropped_in_any_order_before_the_end(names):
+def test_exit_after_drops_in_any_order(names):
     ends_quietly("del pool, python, native\n" + "\n".join(f"del {name}" for name in names))
 
 
-def test_objects_kept_by_modules_that_outlive_everything():
+def test_exit_with_objects_kept_by_late_modules():
     ends_quietly("sys.kept = [resources, buffers, views, capsules]")
 
 
-def test_blocks_that_wait_for_a_stream_for_ever():
+def test_exit_with_blocks_pending_on_a_blocked_stream():
     ends_quietly("""
 gate = driver.block(stream)
 for buffer in buffers:
@@ -69,7 +69,7 @@ for buffer in buffers:
 """)
 
 
-def test_views_dropped_without_the_interpreter_at_the_very_end():
+def test_exit_with_views_dropped_without_the_gil():
     """The last of them when nobody takes the interpreter lock any more."""
     ends_quietly("""
 for one in dropped:
@@ -80,7 +80,7 @@ atexit.register(lambda: [one.delete() for one in more])
 """)
 
 
-def test_views_dropped_by_a_thread_that_lives_beyond_the_interpreter():
+def test_exit_with_views_dropped_by_a_surviving_thread():
     ends_quietly("""
 held = [consume(r.allocate(1000).__dlpack__()) for r in resources for _ in range(50)]
 def work():
@@ -90,7 +90,7 @@ threading.Thread(target=work, daemon=True).start()
 """)
 
 
-def test_exit_handlers_older_than_gpumem_meet_closed_resources():
+def test_earlier_exit_handlers_find_resources_closed():
     child.run_quietly(
         """
 import atexit
@@ -112,7 +112,7 @@ atexit.register(last)
     )
 
 
-def test_a_forks_child_is_refused_and_leaves_its_parent_alone():
+def test_forked_child_is_refused_and_leaves_its_parent_alone():
     ends_quietly(
         "pid = os.fork()\nif pid == 0:\n"
         + textwrap.indent(

@@ -19,7 +19,7 @@ def arena():
         arena.validate()
 
 
-def test_the_resource_is_asked_for_at_the_first_block(arena):
+def test_resource_is_looked_up_at_the_first_block(arena):
     asked = []
     blocks = Blocks(lambda: asked.append(1) or arena)
     assert not asked
@@ -29,7 +29,7 @@ def test_the_resource_is_asked_for_at_the_first_block(arena):
 
 
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: gpumem.limit(r, 1 << 20)])
-def test_a_block_goes_back_on_the_stream_that_is_named_then(arena, wrap):
+def test_block_is_freed_on_the_stream_of_the_free(arena, wrap):
     blocks, stream = Blocks(lambda: wrap(arena)), gpumem.Stream("host")
     address = blocks.take(4096, LEGACY)
     assert len(blocks) == 1
@@ -42,13 +42,13 @@ def test_a_block_goes_back_on_the_stream_that_is_named_then(arena, wrap):
     blocks.give(other, LEGACY)
 
 
-def test_no_bytes_are_the_null_address(arena):
+def test_zero_bytes_give_the_null_address(arena):
     blocks = Blocks(lambda: arena)
     assert blocks.take(0, LEGACY) == 0
     blocks.give(0, LEGACY)
 
 
-def test_an_address_that_is_not_out_is_refused(arena):
+def test_free_of_an_unknown_address_is_refused(arena):
     blocks = Blocks(lambda: arena)
     address = blocks.take(100, LEGACY)
     blocks.give(address, LEGACY)
@@ -56,14 +56,14 @@ def test_an_address_that_is_not_out_is_refused(arena):
         blocks.give(address, LEGACY)
 
 
-def test_a_callback_reports_and_raises_nothing(arena, monkeypatch):
+def test_callback_reports_errors_and_raises_nothing(arena, monkeypatch):
     seen = []
     monkeypatch.setattr("sys.unraisablehook", lambda report: seen.append(report.exc_value))
     Blocks(lambda: arena).deallocate(4096, 100, LEGACY)
     assert isinstance(seen[0], InvalidFreeError)
 
 
-def test_a_capture_is_served_from_a_pool_of_its_graph(arena):
+def test_capture_is_served_from_a_graph_pool(arena):
     blocks, stream = Blocks(lambda: arena), gpumem.Stream("host")
     warm = blocks.take(4096, stream)
     blocks.give(warm, stream)
@@ -76,7 +76,7 @@ def test_a_capture_is_served_from_a_pool_of_its_graph(arena):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_blocks_that_are_given_back_in_a_forks_child_say_nothing(arena):
+def test_frees_in_a_forked_child_are_silent(arena):
     blocks = Blocks(lambda: arena)
     address = blocks.take(100, LEGACY)
     child = os.fork()
@@ -92,7 +92,7 @@ def test_blocks_that_are_given_back_in_a_forks_child_say_nothing(arena):
 
 @pytest.mark.parametrize("when", ["", "import atexit; atexit.register(globals().pop, 'held')"])
 @pytest.mark.parametrize("end", ["", "del arena", "del blocks", "del stream"])
-def test_blocks_that_come_back_while_the_process_ends_say_nothing(when, end):
+def test_frees_during_exit_are_silent(when, end):
     child.run_quietly(
         f"""
         import gpumem

@@ -30,7 +30,7 @@ def source(arena):
     return integration.allocator(arena)
 
 
-def test_a_buffer_is_the_arenas_memory(source, arena):
+def test_cuda_core_buffer_is_arena_memory(source, arena):
     block = source.allocate(1000, stream=None)
     assert isinstance(block, core.Buffer)
     assert (block.size, block.memory_resource) == (1000, source)
@@ -42,29 +42,29 @@ def test_a_buffer_is_the_arenas_memory(source, arena):
     assert arena.stats().in_use == 0
 
 
-def test_a_dropped_buffer_goes_back(source, arena):
+def test_dropped_cuda_core_buffer_is_freed(source, arena):
     source.allocate(1000, stream=None)
     gc.collect()
     assert arena.stats().in_use == 0
 
 
-def test_nothing_is_a_buffer_too(source, arena):
+def test_zero_bytes_give_a_cuda_core_buffer(source, arena):
     block = source.allocate(0, stream=None)
     assert (int(block.handle), block.size) == (0, 0)
     block.close()
 
 
-def test_it_says_who_reaches_its_memory(source):
+def test_cuda_core_resource_reports_accessibility(source):
     assert (source.is_device_accessible, source.is_host_accessible) == (False, True)
     assert (source.device_id, source.is_managed) == (-1, False)
 
 
-def test_exhaustion_is_gpumems_error(source):
+def test_out_of_memory_is_gpumems_error(source):
     with pytest.raises(gpumem.OutOfMemoryError):
         source.allocate(17 * MIB, stream=None)
 
 
-def test_a_gpumem_buffer_is_shown_without_a_copy(arena):
+def test_gpumem_buffer_is_shown_without_a_copy(arena):
     block = arena.allocate(1000)
     shown = integration.buffer(block)
     np.from_dlpack(block)[:] = 5
@@ -76,14 +76,14 @@ def test_a_gpumem_buffer_is_shown_without_a_copy(arena):
     assert arena.stats().in_use == 0
 
 
-def test_a_closed_buffer_is_not_shown(arena):
+def test_closed_buffer_is_refused(arena):
     block = arena.allocate(1)
     block.close()
     with pytest.raises(gpumem.errors.ClosedError):
         integration.buffer(block)
 
 
-def test_their_resource_serves_gpumem(source, arena):
+def test_cuda_core_resource_serves_gpumem(source, arena):
     resource = integration.resource(source, name="theirs")
     with resource.allocate(1000) as block:
         np.from_dlpack(block)[:] = 1
@@ -94,7 +94,7 @@ def test_their_resource_serves_gpumem(source, arena):
     assert arena.stats().in_use == 0
 
 
-def test_what_is_not_accepted_is_named(arena):
+def test_invalid_arguments_are_named(arena):
     with pytest.raises(TypeError, match=r"7 is not a gpumem\.MemoryResource"):
         integration.allocator(7)
     with pytest.raises(TypeError, match=r"7 is not a gpumem\.Buffer"):
@@ -105,14 +105,14 @@ def test_what_is_not_accepted_is_named(arena):
         integration.enable(arena)
 
 
-def test_without_a_device_enable_says_so():
+def test_enable_without_a_device_is_refused():
     if any(device.type == "cuda" for device in gpumem.devices()):
         pytest.skip("a CUDA device is here; tests/gpu switches it")
     with pytest.raises(IntegrationError, match="no CUDA device answers"):
         integration.enable()
 
 
-def test_each_thread_has_its_own_devices_and_its_own_switch(monkeypatch):
+def test_switch_is_per_thread(monkeypatch):
     per_thread = threading.local()
 
     def device(index):
@@ -147,7 +147,7 @@ def test_each_thread_has_its_own_devices_and_its_own_switch(monkeypatch):
 @pytest.mark.parametrize(
     "end", ["", "del arena", "del source", "del shown", "source.keep = source", "shown.close()"]
 )
-def test_the_end_of_the_process_is_quiet(end):
+def test_exit_is_quiet(end):
     child.run_quietly(
         f"""
         import gpumem, gpumem.integrations.cuda_core as integration

@@ -36,7 +36,7 @@ def arena():
     arena.close()
 
 
-def test_enable_serves_arrays_from_the_resource(cuda, arena):
+def test_enabled_resource_serves_cupy_arrays(cuda, arena):
     integration.enable(arena, pinned=False)
     pointer = cuda.alloc(1000)
     assert pointer.mem._owner.resource is arena
@@ -48,20 +48,20 @@ def test_enable_serves_arrays_from_the_resource(cuda, arena):
     assert arena.stats().in_use == 0
 
 
-def test_an_empty_array_is_a_null_pointer(cuda, arena):
+def test_empty_cupy_array_has_a_null_pointer(cuda, arena):
     with integration.using(arena, pinned=False):
         pointer = cuda.alloc(0)
     assert (pointer.ptr, pointer.mem.size) == (0, 0)
 
 
-def test_none_is_the_default_resource(cuda):
+def test_enable_without_arguments_uses_the_default_resource(cuda):
     with gpumem.using_resource(gpumem.Arena("host")) as default, integration.using(pinned=False):
         pointer = cuda.alloc(1)
         assert pointer.mem._owner.resource is default
         del pointer
 
 
-def test_a_block_goes_back_to_the_stream_that_was_current_at_its_allocation(cuda):
+def test_block_is_freed_on_the_current_stream_of_its_allocation(cuda):
     arena = gpumem.Arena("host", {"stream_reuse": "never"})
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     with integration.using(arena, pinned=False):
@@ -78,7 +78,7 @@ def test_a_block_goes_back_to_the_stream_that_was_current_at_its_allocation(cuda
     assert again.ptr == address
 
 
-def test_the_stream_object_lives_as_long_as_memory_is_marked_with_it(cuda, arena):
+def test_cupy_stream_object_lives_as_long_as_its_memory(cuda, arena):
     import weakref
 
     class Named:
@@ -96,7 +96,7 @@ def test_the_stream_object_lives_as_long_as_memory_is_marked_with_it(cuda, arena
         del pointer
 
 
-def test_other_resources_than_arenas_serve_as_well(cuda, arena):
+def test_any_resource_can_serve_cupy(cuda, arena):
     with integration.using(gpumem.limit(arena, MIB), pinned=False):
         cuda.stream = gpumem.Stream("host")
         pointer = cuda.alloc(100)
@@ -106,7 +106,7 @@ def test_other_resources_than_arenas_serve_as_well(cuda, arena):
         del pointer
 
 
-def test_exhaustion_is_every_callers_error(cuda, arena):
+def test_out_of_memory_is_cupys_and_gpumems_error(cuda, arena):
     with integration.using(arena, pinned=False), pytest.raises(gpumem.OutOfMemoryError) as caught:
         cuda.alloc(65 * MIB)
     error = caught.value
@@ -118,7 +118,7 @@ def test_exhaustion_is_every_callers_error(cuda, arena):
     assert (str(again), again.status, again.asked) == (str(error), 2, 65 * MIB)
 
 
-def test_garbage_in_cycles_is_collected_before_memory_is_out(cuda, arena):
+def test_cyclic_garbage_is_collected_before_out_of_memory(cuda, arena):
     class Holder:
         pass
 
@@ -133,7 +133,7 @@ def test_garbage_in_cycles_is_collected_before_memory_is_out(cuda, arena):
             gc.enable()
 
 
-def test_using_allocator_goes_before_and_forbids_a_switch(cuda, arena):
+def test_cupys_using_allocator_takes_precedence_and_blocks_a_switch(cuda, arena):
     integration.enable(arena, pinned=False)
     cuda.local.allocator = fake_cupy.own_allocator
     assert cuda.alloc(1) == ("CuPy's own", 1)
@@ -146,7 +146,7 @@ def test_using_allocator_goes_before_and_forbids_a_switch(cuda, arena):
     integration.disable()
 
 
-def test_pinned_memory_comes_along_and_goes_back(cuda, arena, monkeypatch):
+def test_enable_and_disable_switch_pinned_memory_too(cuda, arena, monkeypatch):
     pinned = gpumem.Arena("host/host_accessible")
     integration.enable(arena, pinned=pinned)
     pointer = cuda.pinned(100)
@@ -161,14 +161,14 @@ def test_pinned_memory_comes_along_and_goes_back(cuda, arena, monkeypatch):
     pinned.close()
 
 
-def test_a_pinned_allocator_of_the_users_stays_where_it_is_not_asked_for(cuda, arena):
+def test_users_pinned_allocator_stays_unless_requested(cuda, arena):
     cuda.pinned = mine = object()
     with integration.using(arena, pinned=False):
         assert cuda.pinned is mine
     assert cuda.pinned is mine
 
 
-def test_what_is_not_accepted_changes_nothing(cuda, arena, monkeypatch):
+def test_invalid_arguments_change_nothing(cuda, arena, monkeypatch):
     with pytest.raises(ConfigError, match="pinned memory"):
         integration.enable(arena, pinned=arena)
     with pytest.raises(TypeError, match="'arena'"):
@@ -179,7 +179,7 @@ def test_what_is_not_accepted_changes_nothing(cuda, arena, monkeypatch):
     assert cuda.current is fake_cupy.own_allocator
 
 
-def test_a_cupy_that_will_not_do_says_why(cuda, monkeypatch):
+def test_unsupported_cupy_is_named_with_the_reason(cuda, monkeypatch):
     sys.modules["cupy"].__version__ = "12.9"
     with pytest.raises(IntegrationError, match=r"CuPy 12\.9 was found.*13\.0"):
         integration.enable()
@@ -221,5 +221,5 @@ held = [cuda.alloc(1000), cuda.pinned(1000)]
         "del sys.modules['cupy'], cuda",
     ],
 )
-def test_the_end_of_the_process_is_quiet(end):
+def test_exit_is_quiet(end):
     child.run_quietly(FAKE + end)

@@ -38,7 +38,7 @@ def slow():
     host_device.set_lag(0)
 
 
-def test_blocks_come_and_go(fence, arena):
+def test_fence_blocks_are_allocated_and_freed(fence, arena):
     for _ in range(3):
         buffer = fence.allocate(arena, MIB)
         np.from_dlpack(buffer)[:] = 1
@@ -48,7 +48,7 @@ def test_blocks_come_and_go(fence, arena):
 
 
 @pytest.mark.parametrize("stream", [0, 2])
-def test_a_block_is_handed_out_when_work_queued_before_its_free_is_done(fence, stream):
+def test_block_is_reused_after_work_queued_before_its_free(fence, stream):
     config = {"initial_chunk_size_bytes": 4 * MIB, "max_mem": 4 * MIB}
     with gpumem.Arena("host", config) as arena, arena.allocate(256):
         # What is left of the only region holds one such block, and the region stays.
@@ -70,7 +70,7 @@ def test_a_block_is_handed_out_when_work_queued_before_its_free_is_done(fence, s
         fence.give(again)
 
 
-def test_what_another_stream_freed_is_done_before_it_is_handed_out(fence, arena, slow):
+def test_block_freed_by_another_stream_is_complete_before_reuse(fence, arena, slow):
     stream = gpumem.Stream("host")
     buffer = arena.allocate(3 * MIB, stream)
     address = buffer.ptr
@@ -84,7 +84,7 @@ def test_what_another_stream_freed_is_done_before_it_is_handed_out(fence, arena,
     fence.give(again)
 
 
-def test_a_refused_fence_keeps_the_block_until_a_later_call(fence, arena):
+def test_failed_fence_retains_the_block_until_a_later_call(fence, arena):
     buffer = fence.allocate(arena, MIB)
     host_device.fail("cuEventRecord", 1, 1)
     try:
@@ -97,7 +97,7 @@ def test_a_refused_fence_keeps_the_block_until_a_later_call(fence, arena):
     assert arena.stats().in_use == 0
 
 
-def test_drain_leaves_everything_free(fence, arena, slow):
+def test_drain_frees_everything(fence, arena, slow):
     buffer = fence.allocate(arena, MIB)
     fill(buffer, 1, 0)
     fence.give(buffer)

@@ -35,7 +35,7 @@ def variables():
     return {name: value for name, value in os.environ.items() if name.startswith("XLA_")}
 
 
-def test_env_is_a_part_that_is_never_above_the_budget():
+def test_env_fraction_never_exceeds_the_budget():
     assert integration.env(0.5)["XLA_CLIENT_MEM_FRACTION"] == "0.5"
     assert integration.env(1.0)["XLA_CLIENT_MEM_FRACTION"] == "1"
     for budget in (GIB, 3 * GIB + 1, 10 * GIB - 7):
@@ -45,12 +45,12 @@ def test_env_is_a_part_that_is_never_above_the_budget():
 
 
 @pytest.mark.parametrize("budget", [0, -1, 11 * GIB, 0.0, 1.1, -0.5, True, "1GiB", float("nan")])
-def test_a_budget_out_of_range_is_named(budget):
+def test_budget_out_of_range_is_named(budget):
     with pytest.raises(ConfigError, match="budget = "):
         integration.env(budget, total_bytes=10 * GIB)
 
 
-def test_enable_asks_for_the_drivers_pool_and_disable_takes_it_back(bridge):
+def test_enable_selects_the_drivers_pool_and_disable_restores(bridge):
     integration.enable()
     assert variables() == {
         "XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async",
@@ -65,7 +65,7 @@ def test_enable_asks_for_the_drivers_pool_and_disable_takes_it_back(bridge):
     assert variables() == {}
 
 
-def test_what_was_set_before_comes_back(bridge, monkeypatch):
+def test_disable_restores_earlier_environment_variables(bridge, monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9")
     with integration.using(budget=0.5):
         assert variables() == {
@@ -76,7 +76,7 @@ def test_what_was_set_before_comes_back(bridge, monkeypatch):
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
-def test_after_its_start_nothing_can_be_switched(bridge):
+def test_enable_after_jax_started_is_refused(bridge):
     integration.enable()
     bridge.started = True
     for call in (integration.disable, lambda: integration.enable(budget=0.5)):
@@ -89,14 +89,14 @@ def test_after_its_start_nothing_can_be_switched(bridge):
         integration.enable()
 
 
-def test_an_arena_is_refused_with_the_reason(bridge):
+def test_enable_with_an_arena_is_refused(bridge):
     with gpumem.Arena("host") as arena, pytest.raises(IntegrationError, match="no hook"):
         integration.enable(arena)
     with pytest.raises(IntegrationError, match="no hook"):
         integration.using(gpumem.DriverPool("host"))
 
 
-def test_the_devices_own_pool_is_accepted_and_has_no_bound(bridge):
+def test_default_driver_pool_is_accepted_without_a_limit(bridge):
     own = gpumem.DriverPool.default("host")
     with integration.using(own):
         assert variables()["XLA_PYTHON_CLIENT_ALLOCATOR"] == "cuda_async"
@@ -104,13 +104,13 @@ def test_the_devices_own_pool_is_accepted_and_has_no_bound(bridge):
         integration.using(own, budget=0.5)
 
 
-def test_a_missing_jax_says_what_brings_it(bridge, monkeypatch):
+def test_missing_jax_names_the_package(bridge, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(MissingFrameworkError, match="jax"):
         integration.enable()
 
 
-def test_arrays_go_both_ways_without_a_copy():
+def test_jax_arrays_are_exchanged_without_a_copy():
     jax = pytest.importorskip("jax", reason="jax is not installed")
     tensor = gpumem.full((4, 8), 3, "float32", memory="host")
     array = jax.dlpack.from_dlpack(tensor)

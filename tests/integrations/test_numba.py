@@ -50,7 +50,7 @@ def restored():
     assert driver._memory_manager is before
 
 
-def test_a_pointer_owns_its_block(manager, arena):
+def test_memory_pointer_owns_its_block(manager, arena):
     pointer = manager.memalloc(1000)
     assert isinstance(pointer, cuda.MemoryPointer)
     assert (pointer.size, arena.stats().requested_in_use) == (1000, 1000)
@@ -58,7 +58,7 @@ def test_a_pointer_owns_its_block(manager, arena):
     assert arena.stats().in_use == 0
 
 
-def test_pinned_memory_comes_from_gpumem_too(manager, arena):
+def test_numba_pinned_memory_comes_from_gpumem(manager, arena):
     memory = manager.memhostalloc(1000)
     assert arena.stats().requested_in_use == 1000
     assert memoryview(memory).nbytes == 1000
@@ -74,7 +74,7 @@ def test_memory_info_counts_what_the_arena_has_free(manager, arena):
     assert manager.get_memory_info().free == 16 * MIB
 
 
-def test_exhaustion_is_every_callers_error(manager):
+def test_out_of_memory_is_numbas_and_gpumems_error(manager):
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         manager.memalloc(17 * MIB)
     assert isinstance(caught.value, driver.CudaAPIError)
@@ -83,7 +83,7 @@ def test_exhaustion_is_every_callers_error(manager):
     assert "out of memory" in str(caught.value)
 
 
-def test_garbage_is_collected_before_memory_is_out(manager):
+def test_garbage_is_collected_before_out_of_memory(manager):
     gc.disable()
     try:
         holder = types.SimpleNamespace(memory=manager.memalloc(12 * MIB))
@@ -94,7 +94,7 @@ def test_garbage_is_collected_before_memory_is_out(manager):
         gc.enable()
 
 
-def test_a_reset_gives_everything_back_and_finalizers_may_come_later(manager, arena, context):
+def test_reset_frees_everything_before_finalizers_run(manager, arena, context):
     type(manager)(context=context).reset()  # before initialize
     pointer = manager.memalloc(MIB)
     manager.reset()
@@ -106,7 +106,7 @@ def test_a_reset_gives_everything_back_and_finalizers_may_come_later(manager, ar
     del other
 
 
-def test_numba_takes_the_class(manager, restored):
+def test_numba_accepts_the_memory_manager(manager, restored):
     assert type(manager)(context=None).interface_version == 1
     integration.enable()
     assert driver._memory_manager.__name__ == "GpumemManager"
@@ -115,7 +115,7 @@ def test_numba_takes_the_class(manager, restored):
     integration.disable()
 
 
-def test_after_a_context_nothing_can_be_switched(monkeypatch, restored):
+def test_enable_after_a_context_exists_is_refused(monkeypatch, restored):
     made = types.SimpleNamespace(primary_context=object())
     integration.enable()
     monkeypatch.setitem(driver.driver.devices, 0, made)
@@ -131,26 +131,26 @@ def test_after_a_context_nothing_can_be_switched(monkeypatch, restored):
     monkeypatch.delitem(driver.driver.devices, 0)
 
 
-def test_the_environment_variables_module_has_the_class():
+def test_module_named_by_the_environment_variable_has_the_class():
     assert integration._numba_memory_manager(context=None).interface_version == 1
     with pytest.raises(AttributeError, match="nothing"):
         integration.nothing  # noqa: B018
 
 
-def test_what_is_not_accepted_is_named(arena):
+def test_invalid_arguments_are_named(arena):
     with pytest.raises(ConfigError, match="host:0"):
         integration.enable(arena)
     with pytest.raises(ConfigError, match="pinned memory"):
         integration.using(pinned=arena)
 
 
-def test_a_missing_numba_says_what_brings_it(monkeypatch):
+def test_missing_numba_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba_cuda", None)
     with pytest.raises(MissingFrameworkError, match="pip install numba-cuda"):
         integration.enable()
 
 
-def test_the_simulator_is_refused():
+def test_numba_simulator_is_refused():
     done = child.run(
         """
         import gpumem.integrations.numba as integration
@@ -165,7 +165,7 @@ def test_the_simulator_is_refused():
 
 
 @pytest.mark.parametrize("end", ["", "del arena", "del pointer", "manager.reset()"])
-def test_the_end_of_the_process_is_quiet(end):
+def test_exit_is_quiet(end):
     done = child.run(
         f"""
         import types

@@ -22,7 +22,7 @@ def arena():
         yield arena
 
 
-def test_none_is_the_default_resource_of_the_first_use():
+def test_none_means_the_default_resource_at_first_use():
     resources = host_resources()
     with gpumem.using_resource(gpumem.Arena("host")) as first:
         assert resources.of(0) is first
@@ -32,18 +32,18 @@ def test_none_is_the_default_resource_of_the_first_use():
 @pytest.mark.parametrize(
     "wrap", [lambda r: r, lambda r: [r], lambda r: {0: r}, lambda r: iter([r])]
 )
-def test_one_or_several_serve_their_devices(arena, wrap):
+def test_one_or_several_resources_serve_their_devices(arena, wrap):
     resources = host_resources(wrap(arena))
     assert resources.of(0) is arena
     assert resources.given == {0: arena}
 
 
 @pytest.mark.parametrize("key", ["host", "host:0", gpumem.Device("host")])
-def test_a_mappings_keys_are_devices_too(arena, key):
+def test_mapping_keys_may_be_devices(arena, key):
     assert host_resources({key: arena}).of(0) is arena
 
 
-def test_equal_means_the_same_resources(arena):
+def test_equal_resource_choices_compare_equal(arena):
     with gpumem.Arena("host") as other:
         assert host_resources(arena) == host_resources([arena])
         assert host_resources(arena) != host_resources(other)
@@ -51,7 +51,7 @@ def test_equal_means_the_same_resources(arena):
         assert host_resources() == host_resources()
 
 
-def test_host_memory_is_no_devices(arena):
+def test_host_memory_is_refused_for_a_device(arena):
     with pytest.raises(ConfigError, match=r"is of host:0 memory, and CuPy takes DEVICE"):
         Resources("CuPy", arena)
 
@@ -68,7 +68,7 @@ def test_host_memory_is_no_devices(arena):
         (lambda a: {True: a}, TypeError, "is not a device"),
     ],
 )
-def test_what_is_not_accepted_is_named(arena, given, error, words):
+def test_invalid_resources_are_named(arena, given, error, words):
     with pytest.raises(error, match=words):
         host_resources(given(arena) if callable(given) else given)
 
@@ -84,14 +84,14 @@ def made_up(monkeypatch, version):
     return module
 
 
-def test_a_framework_that_will_do_is_imported(monkeypatch):
+def test_supported_framework_is_imported(monkeypatch):
     module = made_up(monkeypatch, "13.2.1rc1")
     found = import_framework("Made Up", "made_up", "13.2", install="pip install made-up")
     assert found is module
 
 
 @pytest.mark.parametrize("version", ["13.1.9", "9", None, "unknown"])
-def test_one_that_is_too_old_is_named_with_both_versions(monkeypatch, version):
+def test_too_old_framework_is_refused_with_both_versions(monkeypatch, version):
     made_up(monkeypatch, version)
     with pytest.raises(IntegrationError, match=r"needs Made Up 13\.2 or later") as caught:
         import_framework("Made Up", "made_up", "13.2", install="pip install made-up")
@@ -99,7 +99,7 @@ def test_one_that_is_too_old_is_named_with_both_versions(monkeypatch, version):
     assert (version or "without a version") in str(caught.value)
 
 
-def test_one_that_is_missing_says_what_brings_it(monkeypatch):
+def test_missing_framework_names_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "made_up", None)
     with pytest.raises(MissingFrameworkError, match="pip install made-up") as caught:
         import_framework("Made Up", "made_up", "13.2", install="pip install made-up")
@@ -109,7 +109,7 @@ def test_one_that_is_missing_says_what_brings_it(monkeypatch):
     assert (str(again), again.name) == (str(caught.value), "made_up")
 
 
-def test_versions_compare_by_their_numbers():
+def test_versions_compare_numerically():
     assert numbers_of("13.0") == numbers_of("13")
     assert numbers_of("9.9") < numbers_of("13")
     assert numbers_of("2.9.0+cu130") == (2, 9)

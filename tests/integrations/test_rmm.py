@@ -70,19 +70,19 @@ def test_enable_serves_the_device_and_disable_gives_it_back(mr, arena):
     assert arena.stats().in_use == 0
 
 
-def test_exhaustion_is_a_memory_error(mr, arena):
+def test_out_of_memory_is_a_memory_error(mr, arena):
     with integration.using(arena), pytest.raises(MemoryError, match="out of memory"):
         mr.sources[0].allocate(1 << 30, gpumem.Stream("host"))
 
 
-def test_none_is_the_default_resource_of_the_first_block(mr):
+def test_none_means_the_default_resource_of_the_first_block(mr):
     with integration.using(), gpumem.using_resource(gpumem.Arena("host")) as default:
         address = mr.sources[0].allocate(1, gpumem.Stream("host"))
         assert default.stats().in_use
         mr.sources[0].deallocate(address, 1, gpumem.Stream("host"))
 
 
-def test_their_resource_serves_gpumem(mr, arena):
+def test_rmm_resource_serves_gpumem(mr, arena):
     with integration.using(arena):
         resource = integration.resource(mr.sources[0], memory="host")
         with resource.allocate(1000):
@@ -100,7 +100,7 @@ def test_allocator_is_their_resource_over_ours_and_switches_nothing(mr, arena):
     assert arena.stats().in_use == 0
 
 
-def test_status_tells_which_resources_serve_rmm(mr, arena):
+def test_status_names_the_resources_that_serve_rmm(mr, arena):
     assert integration.status() == Status(False, {})
     with integration.using(arena):
         assert integration.status() == Status(True, {0: arena})
@@ -109,7 +109,7 @@ def test_status_tells_which_resources_serve_rmm(mr, arena):
     assert not integration.status().enabled
 
 
-def test_what_is_not_accepted_is_named(mr, arena):
+def test_invalid_arguments_are_named(mr, arena):
     with pytest.raises(TypeError, match=r"is not an rmm\.mr\.DeviceMemoryResource"):
         integration.resource(arena)
     for wrong in (None, mr.own, [arena]):
@@ -119,7 +119,7 @@ def test_what_is_not_accepted_is_named(mr, arena):
         integration.using(gpumem.Arena("host/host_accessible"))
 
 
-def test_an_rmm_that_will_not_do_says_why(mr, monkeypatch):
+def test_unsupported_rmm_is_named_with_the_reason(mr, monkeypatch):
     sys.modules["rmm"].__version__ = "24.12.00"
     with pytest.raises(IntegrationError, match=r"RMM 24\.12\.00 was found"):
         integration.enable()

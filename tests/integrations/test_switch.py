@@ -72,7 +72,7 @@ def in_thread(function):
 # ---- enable and disable ------------------------------------------------------------------------
 
 
-def test_disable_restores_what_was_there_before_the_first_enable(switch, framework):
+def test_disable_restores_the_state_before_the_first_enable(switch, framework):
     switch.enable(A)
     assert framework.memory == A
     switch.enable(B)
@@ -82,13 +82,13 @@ def test_disable_restores_what_was_there_before_the_first_enable(switch, framewo
     assert framework.memory == OWN
 
 
-def test_enable_with_what_is_enabled_does_nothing(switch, framework):
+def test_enable_of_the_enabled_choice_does_nothing(switch, framework):
     switch.enable(A)
     switch.enable(Setting("a"))
     assert framework.switches == 1
 
 
-def test_disable_of_what_is_not_enabled_does_nothing(switch, framework):
+def test_disable_without_enable_does_nothing(switch, framework):
     switch.disable()
     switch.enable(A)
     switch.disable()
@@ -96,7 +96,7 @@ def test_disable_of_what_is_not_enabled_does_nothing(switch, framework):
     assert framework.switches == 2
 
 
-def test_a_refused_enable_changes_nothing(switch, framework):
+def test_failed_enable_changes_nothing(switch, framework):
     framework.refusal = "initialised already"
     with pytest.raises(IntegrationError, match="initialised already"):
         switch.enable(A)
@@ -111,7 +111,7 @@ def test_a_refused_enable_changes_nothing(switch, framework):
     assert switch.current() == A
 
 
-def test_without_a_way_back_disable_and_another_enable_say_why(switch, framework):
+def test_irreversible_switch_refuses_disable_and_enable_with_the_reason(switch, framework):
     switch.enable(A)
     framework.stuck = "its first tensor is made"
     for call in (switch.disable, lambda: switch.enable(B)):
@@ -125,7 +125,7 @@ def test_without_a_way_back_disable_and_another_enable_say_why(switch, framework
 # ---- using -------------------------------------------------------------------------------------
 
 
-def test_using_nests_and_restores_what_was_there(switch, framework):
+def test_using_nests_and_restores(switch, framework):
     switch.enable(A)
     with Using(switch, B):
         assert framework.memory == B
@@ -144,13 +144,13 @@ def test_using_restores_after_an_exception(switch, framework):
     assert switch.current() is None
 
 
-def test_using_what_is_in_force_switches_nothing(switch, framework):
+def test_using_the_active_choice_switches_nothing(switch, framework):
     with Using(switch, A), Using(switch, Setting("a")):
         assert framework.switches == 1
     assert framework.memory == OWN
 
 
-def test_a_refused_using_leaves_nothing_open(switch, framework):
+def test_failed_using_leaves_nothing_open(switch, framework):
     framework.refusal = "not now"
     with pytest.raises(IntegrationError, match="not now"), Using(switch, A):
         raise AssertionError("the block must not begin")
@@ -159,7 +159,7 @@ def test_a_refused_using_leaves_nothing_open(switch, framework):
     switch.disable()
 
 
-def test_only_the_innermost_can_be_left(switch, framework):
+def test_only_the_innermost_using_can_be_left(switch, framework):
     outer, inner = Using(switch, A), Using(switch, B)
     outer.__enter__()
     inner.__enter__()
@@ -172,7 +172,7 @@ def test_only_the_innermost_can_be_left(switch, framework):
     assert framework.memory == OWN
 
 
-def test_a_using_is_left_once_and_entered_once(switch, framework):
+def test_using_is_entered_and_left_once(switch, framework):
     use = Using(switch, A)
     with pytest.raises(IntegrationError, match="not entered"):
         use.leave()
@@ -185,7 +185,7 @@ def test_a_using_is_left_once_and_entered_once(switch, framework):
     assert framework.switches == 2
 
 
-def test_another_thread_cannot_leave_it(switch, framework):
+def test_using_cannot_be_left_by_another_thread(switch, framework):
     with Using(switch, A) as use:
         error = in_thread(use.leave)
         assert isinstance(error, IntegrationError)
@@ -194,7 +194,7 @@ def test_another_thread_cannot_leave_it(switch, framework):
     assert framework.memory == OWN
 
 
-def test_a_using_of_a_thread_that_ended_can_be_left(switch, framework):
+def test_using_of_an_ended_thread_can_be_left(switch, framework):
     use = Using(switch, A)
     assert in_thread(use.__enter__) is None
     use.leave()
@@ -211,7 +211,7 @@ def test_enable_and_disable_inside_a_using_are_refused(switch, framework, call):
     assert framework.memory == A
 
 
-def test_leaving_without_a_way_back_raises_and_tells_the_truth_from_then_on(switch, framework):
+def test_leaving_an_irreversible_using_raises_and_updates_the_status(switch, framework):
     use = Using(switch, A)
     with pytest.raises(IntegrationError, match=r"keeps gpumem's memory.*a tensor"), use:
         framework.stuck = "a tensor is made"
@@ -225,7 +225,7 @@ def test_leaving_without_a_way_back_raises_and_tells_the_truth_from_then_on(swit
     assert framework.memory == OWN
 
 
-def test_an_exception_on_its_way_is_not_hidden_by_a_refusal_to_leave(switch, framework):
+def test_exception_in_the_block_is_not_hidden_by_a_failed_leave(switch, framework):
     def body():
         with Using(switch, A):
             framework.stuck = "a tensor is made"
@@ -236,7 +236,7 @@ def test_an_exception_on_its_way_is_not_hidden_by_a_refusal_to_leave(switch, fra
     assert any("a tensor is made" in note for note in caught.value.__notes__)
 
 
-def test_without_a_way_back_using_what_is_enabled_still_works(switch, framework):
+def test_irreversible_switch_allows_using_the_enabled_choice(switch, framework):
     switch.enable(A)
     framework.stuck = "a tensor is made"
     with Using(switch, A):
@@ -246,7 +246,7 @@ def test_without_a_way_back_using_what_is_enabled_still_works(switch, framework)
     assert switch.current() == A
 
 
-def test_threads_that_enable_and_disable_end_in_the_beginning(switch, framework):
+def test_concurrent_enable_and_disable_restore_the_initial_state(switch, framework):
     def body():
         for _ in range(200):
             switch.enable(A)
@@ -264,7 +264,7 @@ def test_threads_that_enable_and_disable_end_in_the_beginning(switch, framework)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside other threads
-def test_a_forks_child_finds_the_lock_free_and_can_switch_back(switch, framework):
+def test_forked_child_finds_the_lock_free_and_can_disable(switch, framework):
     held, done = threading.Event(), threading.Event()
 
     def hold():
@@ -289,7 +289,7 @@ def test_a_forks_child_finds_the_lock_free_and_can_switch_back(switch, framework
     assert framework.memory == A
 
 
-def test_the_errors_are_what_callers_catch():
+def test_switch_errors_derive_from_builtin_errors():
     assert issubclass(IntegrationError, gpumem.GpumemError)
     assert issubclass(IntegrationError, RuntimeError)
     assert issubclass(gpumem.errors.MissingFrameworkError, IntegrationError)
@@ -328,7 +328,7 @@ class Given:
         return self.given == other.given
 
 
-def test_only_the_devices_that_were_named_are_switched():
+def test_only_named_devices_are_switched():
     framework = Devices()
     switch = Switch(framework)
     switch.enable(Setting(Given(d0="a")))
@@ -343,7 +343,7 @@ def test_only_the_devices_that_were_named_are_switched():
     assert framework.sources == {0: "own 0", 1: "own 1"}
 
 
-def test_devices_are_switched_all_or_none():
+def test_switching_several_devices_is_all_or_nothing():
     framework = Devices()
     switch = Switch(framework)
     switch.enable(Setting(Given(d0="a")))

@@ -44,7 +44,7 @@ def touch(address, nbytes, value=7):
     ctypes.memset(address, value, nbytes)
 
 
-def test_a_block_comes_from_the_devices_arena_and_goes_back_to_it(caller, arena):
+def test_torch_block_comes_from_the_devices_arena(caller, arena):
     address = caller.alloc(1000)
     touch(address, 1000)
     assert arena.stats().requested_in_use == 1000
@@ -52,13 +52,13 @@ def test_a_block_comes_from_the_devices_arena_and_goes_back_to_it(caller, arena)
     assert arena.stats().in_use == 0
 
 
-def test_nothing_is_allocated_for_no_bytes_and_freeing_nothing_is_nothing(caller, arena):
+def test_zero_bytes_allocate_nothing_and_free_of_null_is_ignored(caller, arena):
     assert caller.alloc(0) is None
     caller.free(None)
     assert arena.stats().num_allocs == 0
 
 
-def test_blocks_that_live_at_once_never_share_an_address(caller, arena):
+def test_live_blocks_never_share_an_address(caller, arena):
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -82,7 +82,7 @@ def test_blocks_that_live_at_once_never_share_an_address(caller, arena):
     assert arena.stats().in_use == 0
 
 
-def test_a_block_that_another_stream_was_recorded_for_waits_for_that_stream(caller, arena, stream):
+def test_recorded_stream_delays_reuse(caller, arena, stream):
     other = Stream("host")
     address = caller.alloc(4096, stream=stream.ptr)
     with HostDriver().block(other):
@@ -97,7 +97,7 @@ def test_a_block_that_another_stream_was_recorded_for_waits_for_that_stream(call
     caller.free(again)
 
 
-def test_a_block_freed_on_a_busy_stream_is_not_handed_to_another(caller, arena, stream):
+def test_block_freed_on_a_busy_stream_is_not_reused_by_another(caller, arena, stream):
     other = Stream("host")
     address = caller.alloc(4096, stream=stream.ptr)
     with HostDriver().block(stream):
@@ -110,7 +110,7 @@ def test_a_block_freed_on_a_busy_stream_is_not_handed_to_another(caller, arena, 
     caller.free(taken)
 
 
-def test_exhaustion_throws_the_arenas_report(caller, arena):
+def test_out_of_memory_throws_the_arenas_report(caller, arena):
     arena.set_limit(1 << 20)
     before = torch_hooks.counts(0)["failures"]
     with pytest.raises(Refused, match=r"out of memory: asked for 2097152 bytes") as refused:
@@ -121,7 +121,7 @@ def test_exhaustion_throws_the_arenas_report(caller, arena):
     assert arena.stats().in_use == 0
 
 
-def test_exhaustion_throws_by_the_function_that_was_given_for_it(caller, arena):
+def test_out_of_memory_throws_through_the_registered_function(caller, arena):
     arena.set_limit(1 << 20)
     torch_hooks.set_thrower(caller.thrower())
     try:
@@ -136,7 +136,7 @@ def test_exhaustion_throws_by_the_function_that_was_given_for_it(caller, arena):
         torch_hooks.set_thrower(0)
 
 
-def test_exhaustion_begins_with_the_words_that_programs_search_for(caller, arena):
+def test_out_of_memory_message_begins_like_pytorchs(caller, arena):
     arena.set_limit(1 << 20)
     with pytest.raises(Refused) as refused:
         caller.alloc(2 << 20)
@@ -151,7 +151,7 @@ def test_exhaustion_begins_with_the_words_that_programs_search_for(caller, arena
     assert report.startswith("gpumem: host:0 is out of memory: asked for 2097152 bytes")
 
 
-def test_exhaustion_tells_what_pytorch_holds_of_an_arena_that_others_share(caller, arena):
+def test_out_of_memory_reports_pytorchs_share_of_a_shared_arena(caller, arena):
     address = caller.alloc(3 << 20)
     mine = arena.allocate(1 << 20)
     arena.set_limit(arena.stats().reserved)
@@ -174,11 +174,11 @@ def test_exhaustion_tells_what_pytorch_holds_of_an_arena_that_others_share(calle
         ((1 << 60) + 1, "more than 1EB memory"),
     ],
 )
-def test_sizes_in_its_words_are_in_pytorchs_units(nbytes, said):
+def test_out_of_memory_sizes_use_pytorchs_units(nbytes, said):
     assert out_of_memory_text(0, nbytes, None) == f"CUDA out of memory. Tried to allocate {said}."
 
 
-def test_a_segment_that_cannot_be_had_is_null(caller, arena):
+def test_segment_allocation_failure_returns_null(caller, arena):
     arena.set_limit(1 << 20)
     assert caller.alloc(2 << 20, hook="alloc_segment") is None
     address = caller.alloc(4096, hook="alloc_segment")
@@ -186,7 +186,7 @@ def test_a_segment_that_cannot_be_had_is_null(caller, arena):
     assert arena.stats().in_use == 0
 
 
-def test_a_device_that_no_arena_serves_is_asked_for_once(caller):
+def test_device_without_an_arena_is_looked_up_once(caller):
     asked = []
     arena = Arena("host")
 
@@ -210,12 +210,12 @@ def test_a_device_that_no_arena_serves_is_asked_for_once(caller):
         torch_hooks.set_finder(None)
 
 
-def test_a_device_out_of_range_is_refused():
+def test_device_out_of_range_is_refused():
     with pytest.raises(ConfigError, match="device 64 is not from 0 to 63"):
         torch_hooks.serve(64, Arena("host"))
 
 
-def test_blocks_outlive_the_arenas_turn(caller):
+def test_blocks_outlive_the_switch_to_another_arena(caller):
     first, second = Arena("host"), Arena("host")
     torch_hooks.serve(1, first)
     address = caller.alloc(4096, device=1)
@@ -226,14 +226,14 @@ def test_blocks_outlive_the_arenas_turn(caller):
     assert second.stats().num_allocs == 0
 
 
-def test_empty_cache_gives_idle_memory_back(caller, arena):
+def test_empty_cache_releases_idle_memory(caller, arena):
     caller.free(caller.alloc(64 << 20))
     assert arena.stats().reserved
     caller.reset()
     assert arena.stats().reserved == 0
 
 
-def test_a_memory_fraction_bounds_the_arena_but_never_above_its_settings(caller):
+def test_memory_fraction_never_raises_the_arenas_limit(caller):
     total = gpumem.Device("host").total_bytes
     arena = Arena("host")
     torch_hooks.serve(2, arena)
@@ -245,7 +245,7 @@ def test_a_memory_fraction_bounds_the_arena_but_never_above_its_settings(caller)
     assert bounded.stats().limit == 1 << 20
 
 
-def test_peaks_are_of_what_torch_asked_for(caller, arena):
+def test_peaks_count_torchs_requested_bytes(caller, arena):
     other = arena.allocate(1 << 20)  # somebody else's
     first, second = caller.alloc(1000), caller.alloc(2000)
     caller.free(first)
@@ -261,7 +261,7 @@ def test_peaks_are_of_what_torch_asked_for(caller, arena):
 # ---- graph captures ------------------------------------------------------------------------------
 
 
-def test_what_the_capturing_stream_takes_comes_from_the_pool(caller, arena, stream):
+def test_capturing_stream_allocates_from_the_graph_pool(caller, arena, stream):
     caller.begin_pool(1, stream.ptr)
     inside = caller.alloc(4096, stream=stream.ptr)
     outside = caller.alloc(4096)
@@ -273,9 +273,7 @@ def test_what_the_capturing_stream_takes_comes_from_the_pool(caller, arena, stre
     caller.release_pool(1)
 
 
-def test_memory_freed_inside_a_capture_is_used_again_inside_but_never_outside(
-    caller, arena, stream
-):
+def test_memory_freed_in_a_capture_is_reused_only_in_the_capture(caller, arena, stream):
     caller.begin_pool(1, stream.ptr)
     address = caller.alloc(4096, stream=stream.ptr)
     caller.free(address, stream=stream.ptr)
@@ -294,7 +292,7 @@ def test_memory_freed_inside_a_capture_is_used_again_inside_but_never_outside(
     caller.release_pool(1)
 
 
-def test_a_pool_gives_its_memory_back_with_its_last_graph_and_block(caller, stream):
+def test_graph_pool_is_released_with_its_last_graph_and_block(caller, stream):
     gpumem.Arena("host").close()
     arena = Arena("host", {"max_mem": 64 << 20, "oom_wait_ms": 0})
     torch_hooks.serve(3, arena)
@@ -310,7 +308,7 @@ def test_a_pool_gives_its_memory_back_with_its_last_graph_and_block(caller, stre
     caller.free(again, device=3)
 
 
-def test_the_pool_that_began_last_serves_where_two_would(caller, arena, stream):
+def test_most_recent_graph_pool_serves_where_two_match(caller, arena, stream):
     caller.begin_pool(1, stream.ptr)
     first = caller.alloc(4096, stream=stream.ptr)
     caller.free(first)
@@ -326,7 +324,7 @@ def test_the_pool_that_began_last_serves_where_two_would(caller, arena, stream):
     caller.release_pool(2)
 
 
-def test_an_arena_with_a_source_has_no_pools_and_says_so(caller, stream):
+def test_graph_pool_over_a_source_is_refused(caller, stream):
     upstream = Arena("host")
     arena = Arena("host", source=upstream)
     torch_hooks.serve(4, arena)
@@ -385,7 +383,7 @@ def test_threads_on_streams_of_their_own_never_share_bytes(caller, arena):
 # ---- the end -------------------------------------------------------------------------------------
 
 
-def test_what_is_freed_while_the_process_ends_says_nothing(caller):
+def test_frees_during_exit_are_silent(caller):
     script = f"""
 import atexit, sys
 sys.path[:0] = {sys.path!r}
@@ -404,7 +402,7 @@ late.append(lambda: (caller.free(address), print("freed")))
     assert (done.returncode, done.stdout, done.stderr) == (0, "freed\n", "")
 
 
-def test_a_block_that_is_freed_twice_is_told_on_stderr(caller, arena, capfd):
+def test_double_free_is_reported_on_stderr(caller, arena, capfd):
     address = caller.alloc(4096)
     caller.free(address)
     caller.free(address, 4096)
@@ -412,7 +410,7 @@ def test_a_block_that_is_freed_twice_is_told_on_stderr(caller, arena, capfd):
     assert arena.stats().in_use == 0
 
 
-def test_a_forks_child_leaves_its_parents_blocks_alone(caller, arena, capfd):
+def test_forks_child_leaves_its_parents_blocks_alone(caller, arena, capfd):
     address = caller.alloc(4096)
     child = os.fork()
     if child == 0:
@@ -431,7 +429,7 @@ def test_a_forks_child_leaves_its_parents_blocks_alone(caller, arena, capfd):
 # ---- budgets -------------------------------------------------------------------------------------
 
 
-def test_a_budgets_callback_makes_room_for_a_hook_that_has_no_interpreter(caller):
+def test_budget_callback_runs_for_a_hook_without_the_gil(caller):
     kept = []
     asked = []
 
@@ -456,7 +454,7 @@ def test_a_budgets_callback_makes_room_for_a_hook_that_has_no_interpreter(caller
     assert budget.used == 0
 
 
-def test_a_graph_pool_is_charged_to_its_arenas_budget(caller, stream):
+def test_graph_pool_is_charged_to_its_arenas_budget(caller, stream):
     budget = Budget(64 << 20)
     arena = Arena("host", {"oom_wait_ms": 0}, budget=budget)
     torch_hooks.serve(8, arena)
