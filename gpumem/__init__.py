@@ -8,10 +8,18 @@ imported when it is first named.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+try:
+    from gpumem._core import Arena
+except ModuleNotFoundError as missing:
+    if missing.name != "gpumem._core":
+        raise
+    raise ImportError(
+        f"{__path__[0]} is source that was not compiled: run `pip install -e .` beside it, or "
+        "start Python in another folder to import the installed gpumem"
+    ) from None
 from gpumem import _live as _live  # publishes, if GPUMEM_TOP=1 asks for it
 from gpumem._budget import Budget
 from gpumem._buffer import Buffer, MemoryResource, set_observers
-from gpumem._core import Arena
 from gpumem._core_capture import GraphPool
 from gpumem._external import ExternalAllocator
 from gpumem._handle import Handle

@@ -1,6 +1,11 @@
 """What `import gpumem` does not do: no framework, no driver, no thread."""
 
+import shutil
+from pathlib import Path
+
 from helpers import child
+
+SOURCE = Path(__file__).resolve().parents[2] / "gpumem"
 
 
 def test_importing_gpumem_imports_no_framework_and_nothing_of_the_command_line():
@@ -74,4 +79,26 @@ for module in (gpumem, gpumem.integrations):
         assert "has no attribute 'nothing'" in str(error)
     else:
         raise AssertionError
+""")
+
+
+def test_source_that_was_not_compiled_says_what_to_do(tmp_path):
+    (tmp_path / "gpumem").mkdir()
+    shutil.copy(SOURCE / "__init__.py", tmp_path / "gpumem")
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import gpumem"
+    done = child.run(script, str(tmp_path))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path}/gpumem is source that was not compiled")
+    assert "pip install -e ." in last
+
+
+def test_names_that_are_imported_late_are_listed_and_then_stay():
+    child.run_quietly("""
+import sys
+import gpumem
+assert "gpumem.session" not in sys.modules
+assert {"Session", "session", "Arena"} <= set(dir(gpumem))
+assert gpumem.Session is gpumem.session.Session
+assert vars(gpumem)["Session"] is gpumem.session.Session
 """)
