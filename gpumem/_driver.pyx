@@ -121,6 +121,31 @@ cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal):
     return opened
 
 
+cdef dict attribute_numbers = {     # of those that Python code names
+    "CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY":
+        CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
+    "CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY": CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+    "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM":
+        CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+    "CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED":
+        CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
+    "CU_DEVICE_ATTRIBUTE_INTEGRATED": CU_DEVICE_ATTRIBUTE_INTEGRATED,
+    "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED":
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED":
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    "CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED":
+        CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED,
+    "CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED":
+        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+    "CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES":
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+    "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS":
+        CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+    "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED": CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
+}
+
+
 cdef class DriverDevice:
     """One opened device: the questions that a Device answers from it."""
 
@@ -163,6 +188,10 @@ cdef class DriverDevice:
         code = self.place.table.cuDeviceGetAttribute(&value, <CUdevice_attribute>number,
                                                      self.place.device)
         return value if code == CUDA_SUCCESS else 0
+
+    def named_attribute(self, str name):
+        """Return the attribute of that name, such as "CU_DEVICE_ATTRIBUTE_INTEGRATED"."""
+        return self.attribute(attribute_numbers[name])
 
     def has(self, str name):
         """Whether the table has an entry of that name, such as "cuMemCreate"."""

@@ -501,19 +501,31 @@ def decide_copy(device: Device, memory: MemoryInfo) -> CopyDecision:
 
 
 # What a device may be able to do: the functions it takes, and the attribute that must be set.
-# The numbers are CUdevice_attribute values.
-_CAPABILITIES: Mapping[str, tuple[tuple[str, ...], int | None]] = {
+# Attributes are named as in CUdevice_attribute, without CU_DEVICE_ATTRIBUTE_.
+_CAPABILITIES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "allocate": (("cuMemAlloc", "cuMemFree"), None),
-    "pinned": (("cuMemHostAlloc", "cuMemFreeHost"), 19),
-    "managed": (("cuMemAllocManaged",), 83),
-    "host_register": (("cuMemHostRegister", "cuMemHostUnregister"), 99),
-    "virtual_memory": (("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"), 102),
-    "memory_pools": (("cuMemPoolCreate", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"), 115),
-    "posix_fd_handles": (("cuMemExportToShareableHandle",), 103),
+    "pinned": (("cuMemHostAlloc", "cuMemFreeHost"), "CAN_MAP_HOST_MEMORY"),
+    "managed": (("cuMemAllocManaged",), "MANAGED_MEMORY"),
+    "host_register": (("cuMemHostRegister", "cuMemHostUnregister"), "HOST_REGISTER_SUPPORTED"),
+    "virtual_memory": (
+        ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"),
+        "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    ),
+    "memory_pools": (
+        ("cuMemPoolCreate", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"),
+        "MEMORY_POOLS_SUPPORTED",
+    ),
+    "posix_fd_handles": (
+        ("cuMemExportToShareableHandle",),
+        "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    ),
     "external_memory": (("cuImportExternalMemory", "cuExternalMemoryGetMappedBuffer"), None),
-    "timeline_semaphores": (("cuImportExternalSemaphore",), 114),
-    "stream_memory_operations": (("cuStreamWaitValue64", "cuStreamWriteValue64"), 122),
-    "dma_buf_export": (("cuMemGetHandleForAddressRange",), 124),
+    "timeline_semaphores": (("cuImportExternalSemaphore",), "TIMELINE_SEMAPHORE_INTEROP_SUPPORTED"),
+    "stream_memory_operations": (
+        ("cuStreamWaitValue64", "cuStreamWriteValue64"),
+        "CAN_USE_64_BIT_STREAM_MEM_OPS",
+    ),
+    "dma_buf_export": (("cuMemGetHandleForAddressRange",), "DMA_BUF_SUPPORTED"),
     "graph_capture": (("cuStreamBeginCapture", "cuStreamGetCaptureInfo"), None),
 }
 
@@ -542,11 +554,12 @@ class _Capabilities(Mapping[str, Capability]):
 
 
 def _ask_capability(
-    opened: DriverDevice, functions: tuple[str, ...], attribute: int | None
+    opened: DriverDevice, functions: tuple[str, ...], attribute: str | None
 ) -> Capability:
     lacking = [function for function in functions if not opened.has(function)]
     if lacking:
         return Capability(False, f"the driver has no {', '.join(lacking)}")
-    if attribute is not None and not opened.attribute(attribute):
-        return Capability(False, f"the device says no (attribute {attribute})")
+    if attribute is not None and not opened.named_attribute(f"CU_DEVICE_ATTRIBUTE_{attribute}"):
+        reason = f"not supported by the device (CU_DEVICE_ATTRIBUTE_{attribute} = 0)"
+        return Capability(False, reason)
     return Capability(True)

@@ -37,9 +37,10 @@ __all__ = ["import_memory", "memory_capability"]
 
 # CUexternalMemoryHandleType
 _OPAQUE_FD, _OPAQUE_WIN32, _D3D12_HEAP, _D3D12_RESOURCE, _DMABUF_FD = 1, 2, 4, 5, 9
-# CUdevice_attribute
-_INTEGRATED, _HOST_POINTER_IS_DEVICES, _READ_ONLY_REGISTER = 18, 91, 113
-_POOL_HANDLE_TYPES, _POSIX_FD = 119, 1
+_INTEGRATED = "CU_DEVICE_ATTRIBUTE_INTEGRATED"
+_SAME_HOST_POINTER = "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"
+_POOL_HANDLE_TYPES = "CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES"
+_POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, a bit of that attribute
 
 # Of a file of Mesa's software Vulkan: its size, where the bytes begin, and what marks it.
 _LAVAPIPE_HEADER = struct.Struct("<QQ16s")
@@ -182,20 +183,20 @@ def _lavapipe(device: Device) -> InteropCapability:
 def _dmabuf(device: Device) -> InteropCapability:
     if device.type == "host":
         return InteropCapability(True)
-    if not device._open().attribute(_INTEGRATED):
+    if not device._open().named_attribute(_INTEGRATED):
         return _no("CUDA imports dma-bufs on integrated devices (Tegra from Thor on) only")
     return _by("external_memory")(device)
 
 
 def _host_pages(device: Device) -> InteropCapability:
-    if device.type == "cuda" and not device._open().attribute(_HOST_POINTER_IS_DEVICES):
+    if device.type == "cuda" and not device._open().named_attribute(_SAME_HOST_POINTER):
         return _no("the device sees registered host memory at another address than the CPU")
     return _by("host_register")(device)
 
 
 def _pool(device: Device) -> InteropCapability:
     able = device.capabilities["memory_pools"]
-    if able and not device._open().attribute(_POOL_HANDLE_TYPES) & _POSIX_FD:
+    if able and not device._open().named_attribute(_POOL_HANDLE_TYPES) & _POSIX_FD:
         return _no("the device's pools cannot be shared by descriptor")
     return InteropCapability(able.supported, able.reason)
 
