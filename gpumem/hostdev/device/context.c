@@ -54,7 +54,7 @@ static CUresult context_begin(Context *context) {
 
 /* Streams first: what they still do reaches for the memory that goes last. */
 static void context_end(Context *context) {
-    uint64_t handle = atomic_exchange(&context->handle, 0); /* nobody gets in any more */
+    uint64_t handle = atomic_exchange(&context->handle, 0); /* from here on no call finds it */
     Points points;
     pthread_mutex_lock(&context->lock);
     for (Stream *stream = context->streams; stream; stream = stream->next)

@@ -16,8 +16,8 @@
  * Memory. One ordered map holds every range that the device knows (allocations, pinned
  * and registered ranges, mappings, segments of pools), a second one the reserved address
  * ranges, a third the allocations inside segments: queued work may still use a block that
- * is free or somebody else's by now, so access is a matter of the segment. Whoever
- * touches bytes on the device's behalf holds the map for reading, a piece at a time:
+ * is free or has another owner by now, so access is a matter of the segment. Code that
+ * accesses bytes for the device holds the map for reading, a piece at a time:
  * after a free or an unmap returns, nothing is still writing there.
  *
  * Lock order. Take only downwards; two locks of one line never together.
@@ -108,7 +108,7 @@ typedef enum ObjectKind {
 } ObjectKind;
 
 typedef struct Object { /* first member of whatever is looked up by handle */
-    _Atomic uint64_t handle; /* 0: nobody can reach it */
+    _Atomic uint64_t handle; /* 0: not published */
     uint32_t index;
     uint32_t generation;
     struct Object *next_free;
@@ -130,7 +130,7 @@ void host_table_build(Table *table, ObjectKind kind, size_t size, void (*build)(
 void *host_object_take(Table *table); /* unpublished; NULL: out of memory */
 uint64_t host_object_publish(Table *table, void *object);
 bool host_object_hide(Table *table, void *object, uint64_t handle); /* false: already hidden */
-void host_object_give(Table *table, void *object); /* hidden and used by nobody */
+void host_object_give(Table *table, void *object); /* hidden, and no longer in use */
 void *host_object_find(Table *table, uint64_t handle);
 void host_object_each(Table *table, void (*visit)(void *object, void *data), void *data);
 uint64_t host_handle_make(ObjectKind kind, uint32_t index, uint32_t generation);
@@ -222,7 +222,7 @@ struct Stream {
     ParkKind park;           /* what the worker waits for, and on what */
     Point park_point;
     uint64_t running;        /* number of the operation in hand */
-    uint64_t pulled;         /* virtual clock: somebody waits for this number */
+    uint64_t pulled;         /* virtual clock: a host waits for this number */
     Capture *capture;        /* NULL: not capturing */
     struct NodeSet *captured; /* of that capture: all that the stream's next node comes after */
     struct NodeSet *latest;   /* of those, the ones it would name */

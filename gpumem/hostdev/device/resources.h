@@ -1,6 +1,6 @@
 /* What is made of memory and order: physical handles, pools, imports, captures, graphs.
  *
- * Second half of internal.h, which includes it at its end; nobody else does.
+ * Second half of internal.h, which includes it at its end; no other file does.
  */
 #ifndef GPUMEM_HOSTDEV_RESOURCES_H
 #define GPUMEM_HOSTDEV_RESOURCES_H
@@ -12,7 +12,7 @@ typedef struct Physical { /* memory without an address; every field under map_lo
     size_t size;       /* bytes, a multiple of HOST_BLOCK */
     int fd;            /* its own memfd, or -1: an extent of the shared one */
     size_t offset;     /* bytes into that file */
-    unsigned handles;  /* references that the caller holds; 0: the handle is no more */
+    unsigned handles;  /* references that the caller holds; 0: released */
     unsigned mappings; /* addresses it is at; memory goes when both are 0 */
     bool charged;      /* to prop.location.id */
     uintptr_t shadow;  /* key of its bytes' marks in instruments/; beyond all addresses, never reused */
@@ -73,7 +73,7 @@ CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *pool, bool is_
 CUresult host_block_take(Pool *pool, Stream *stream, size_t size, Block **block); /* both locked */
 void host_block_give(Block *block, Point freed);                                  /* pool locked */
 void host_pool_shrink(Pool *pool, uint64_t keep);                                 /* locked */
-void host_pools_synchronized(void); /* somebody waited: pools above their threshold give back */
+void host_pools_synchronized(void); /* after a host wait: pools above their threshold shrink */
 CUresult host_pool_lock(CUmemoryPool handle, Pool **pool);
 void host_pool_unlock(Pool *pool);
 CUresult host_pooled_free(uintptr_t address, Point freed); /* INVALID_VALUE: none starts there */
@@ -124,14 +124,14 @@ struct Capture { /* everything under capture_lock */
     Capture *next;
     uint64_t id;
     CUstreamCaptureMode mode;
-    const Thread *thread;  /* who began it */
+    const Thread *thread;  /* that began it */
     Stream *origin;
     bool invalidated;
     Nodes nodes;
     uint64_t graph;        /* handle of the graph being made */
 };
-extern _Atomic int host_captures; /* active: 0 in the common case, then nobody looks further */
-CUresult host_capture_forbids(Call call); /* calls that are unsafe while somebody captures */
+extern _Atomic int host_captures; /* active: 0 in the common case, checked first */
+CUresult host_capture_forbids(Call call); /* calls that are unsafe during a capture */
 CUresult host_capture_push(Stream *stream, const Op *op);                  /* stream locked */
 CUresult host_capture_record(Stream *stream, Event *event);                /* both locked */
 CUresult host_capture_wait(Stream *stream, const Event *event, bool *done); /* both locked */

@@ -1,4 +1,4 @@
-/* External memory: a file that somebody else filled, mapped as device memory.
+/* External memory: a file that another program filled, mapped as device memory.
  *
  * What OPAQUE_FD means on the host device is any file that can be mapped shared: a memfd,
  * POSIX shared memory, an exported physical handle. As with CUDA, a successful import

@@ -133,7 +133,7 @@ static CUresult signal_run(Stream *stream, void *data) {
     return CUDA_SUCCESS;
 }
 
-/* Moment by moment: whoever waits also looks whether to stop. */
+/* Moment by moment: a waiter also checks whether to stop. */
 static void wait_parked(Stream *stream, const Step *step) {
     enum { MOMENT_NS = 5000000 };
     TimelinePage *page = step->timeline->page;

@@ -52,7 +52,7 @@ static size_t set_count(const NodeSet *set) {
     return count;
 }
 
-/* ---- what is forbidden while somebody captures ---- */
+/* ---- what is forbidden during a capture ---- */
 
 static const bool unsafe[HOST_CALL_COUNT] = {
     [HOST_CALL_MemAlloc] = true,        [HOST_CALL_MemFree] = true,

@@ -4,7 +4,7 @@
  * delay_, watch_ or rehearse_. While its instrument is off a hook does nothing, at the price
  * of one relaxed load. controls.h is what switches the instruments on.
  *
- * Third part of internal.h, which includes it at its end; nobody else does.
+ * Third part of internal.h, which includes it at its end; no other file does.
  */
 #ifndef GPUMEM_HOSTDEV_INSTRUMENTS_H
 #define GPUMEM_HOSTDEV_INSTRUMENTS_H

@@ -51,7 +51,7 @@ void host_misuse_unordered(Access access, bool writes, Access before, bool wrote
 
 /* ---- what is left at the end ---- */
 
-static void count_own_pool(void *pointer, void *data) { /* a device's default pool is nobody's */
+static void count_own_pool(void *pointer, void *data) { /* a default pool belongs to the device */
     Pool *pool = pointer;
     if (atomic_load(&pool->object.handle) && pool->is_default) --*(uint64_t *)data;
 }

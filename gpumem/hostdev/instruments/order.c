@@ -1,4 +1,4 @@
-/* Who knows of whose work: order between streams and the host, while looking for misuse.
+/* Which work is ordered before which: between streams and the host, while looking for misuse.
  *
  * Everything here happens when calls are made, not when work runs, so what is found
  * depends on what the program asked for and not on how fast anything was. For each
@@ -15,7 +15,7 @@
  * count as one. A host function, a written value or a signalled semaphore tells the host,
  * in ways of its own, of all before it. After a wait for a value or a semaphore only the
  * program knows what a stream is ordered after: the stream is loose, its accesses are not
- * looked at, until the host synchronizes with it; so is whoever waits for it.
+ * looked at, until the host synchronizes with it; so is every stream that waits for it.
  */
 #include "../device/internal.h"
 

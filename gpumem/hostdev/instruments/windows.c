@@ -3,7 +3,7 @@
  * While the rehearsal is on, the number of a descriptor stands for an NT handle, and the
  * name of a POSIX shared memory object for an object's name. As there, an import keeps a
  * reference of its own and the caller closes what he gave. The latest import of any kind
- * is kept for whoever wants to see what the driver was told.
+ * is kept, so that a test can read the driver's arguments.
  */
 #include "../device/internal.h"
 

@@ -1,7 +1,7 @@
 /* The address map: disjoint ranges ordered by base, in a treap.
  *
  * A treap because ranges come and go by the hundred thousand, one at a time, and a
- * look-up must cost some fifty nanoseconds. Whoever calls holds the map's lock.
+ * look-up must cost some fifty nanoseconds. The caller holds the map's lock.
  */
 #include "../device/internal.h"
 

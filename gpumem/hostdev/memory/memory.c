@@ -1,6 +1,6 @@
 /* Device memory: allocation, its accounting, and the life of every range.
  *
- * Pages are private anonymous mappings that reserve nothing: memory that nobody touches
+ * Pages are private anonymous mappings that reserve nothing: memory that is never touched
  * costs address space alone. A device is charged as a GPU is, in blocks of 2 MiB:
  * an allocation above 1 MiB has its own blocks, smaller ones share a block (a slab) in
  * units of 512 bytes, and the block is given back with its last tenant.

@@ -120,7 +120,7 @@ CUresult host_prop_check(const CUmemAllocationProp *prop) {
     }
 }
 
-/* The name carries what an importing process must know. Sealed, so that nobody's access
+/* The name carries what an importing process must know. Sealed, so that no access
  * can turn into a bus error by making the file shorter. */
 static int file_new(const CUmemAllocationProp *prop, size_t size) {
     char name[64];
@@ -324,7 +324,7 @@ CUresult host_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
     return CUDA_SUCCESS;
 }
 
-/* A memfd is no dma-buf, and this machine may have no way to make one. */
+/* A memfd is not a dma-buf, and this machine may have no way to make one. */
 CUresult host_cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t size,
                                             CUmemRangeHandleType type, unsigned long long flags) {
     enum { PAGE = 4096 };

@@ -252,7 +252,7 @@ static bool settle_on_node(const Range *range, const Physical *physical) {
     return node == 0 && errno == ENOSYS;
 }
 
-/* The pages are there for whoever may use them most. */
+/* The pages get the widest access that any device or the host has. */
 static CUresult access_apply(Range *range) {
     const Physical *physical = range->owner;
     bool readable = range->readers != 0, writable = range->writers != 0;

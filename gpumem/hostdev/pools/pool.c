@@ -200,7 +200,7 @@ CUresult host_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemor
     return pool_alloc(context, pointer, size, pool, stream);
 }
 
-/* Freed by whoever comes first: the block is looked up again under its pool's lock. */
+/* Several threads may free it; the first one does: the block is looked up again under its pool's lock. */
 CUresult host_pooled_free(uintptr_t address, Point freed) {
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_map_find(&host.pooled, address);
@@ -219,7 +219,7 @@ CUresult host_pooled_free(uintptr_t address, Point freed) {
     return block ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* What is no block of a pool of ours, when the free's turn has come. */
+/* Runs on the stream: frees memory that is not a block of one of this process's pools. */
 static CUresult release_run(Stream *stream, void *data) {
     (void)stream;
     host_memory_free((uintptr_t)data, RANGE_IMPORTED, RANGE_DEVICE);

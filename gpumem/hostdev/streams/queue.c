@@ -30,7 +30,7 @@ bool host_point_done(Point point) {
     return host_seq_done(point) && (point.due == 0 || host_now() >= point.due);
 }
 
-/* When the last thing queued may finish; 0 when that is no question. Locked. */
+/* When the last thing queued may finish; 0 without lag. Locked. */
 static uint64_t due_next(Stream *stream) {
     uint64_t due = host_clock_due();
     uint64_t last = atomic_load_explicit(&stream->last_due, memory_order_relaxed);
@@ -68,7 +68,7 @@ static void wait_due(Stream *stream, uint64_t due) {
             pthread_mutex_lock(&stream->lock);
         } else {
             park(stream, PARK_TIME, (Point){NULL, 0, due});
-            pthread_cond_broadcast(&stream->progress); /* whoever settles: parked now */
+            pthread_cond_broadcast(&stream->progress); /* host_point_settle looks again: parked now */
             pthread_cond_wait(&stream->work, &stream->lock);
         }
     }
@@ -83,7 +83,7 @@ static void execute(Stream *stream, uint64_t number) { /* locked on entry and ex
     if (host_stop_requested(stream) || atomic_load(&stream->context->error)) host_op_drop(&op);
     else host_op_run(stream, &op);
     pthread_mutex_lock(&stream->lock);
-    if (host_is_down()) return; /* cut short: whoever waits for it learns of the end instead */
+    if (host_is_down()) return; /* cut short: its waiters see the shutdown instead */
     atomic_store_explicit(&stream->completed, number, memory_order_release);
     pthread_cond_broadcast(&stream->progress);
 }

@@ -117,7 +117,7 @@ CUresult host_point_wait(Point point) {
     return wait_age(point.due);
 }
 
-/* Whether the worker will get on without the clock or anybody else. Locked. */
+/* Whether the worker will get on by itself, without the clock moving. Locked. */
 static bool gets_on(const Stream *stream) {
     switch (stream->park) {
     case PARK_NONE: return stream->worker_alive;
