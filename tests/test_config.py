@@ -35,7 +35,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize(("field", "value"), DEFAULTS.items())
-def test_the_default_of_each_setting(field, value):
+def test_arena_config_defaults(field, value):
     assert getattr(ArenaConfig(), field) == value
 
 
@@ -44,12 +44,12 @@ SPELLINGS = ["{}", "arena.{}", "ep.cuda.arena.{}", "ep_factory.CUDA.arena.{}", "
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("name", [None, "cuda", "CUDA"])
-def test_a_key_may_be_bare_or_under_either_prefix_whatever_the_case_of_the_name(spelling, name):
+def test_key_may_be_bare_or_prefixed_in_any_case(spelling, name):
     config = ArenaConfig.from_mapping({spelling.format("max_mem"): "12345"}, name)
     assert config.max_mem == 12345
 
 
-def test_a_key_for_another_name_is_refused():
+def test_key_with_a_foreign_prefix_is_refused():
     with pytest.raises(ConfigError, match="is for 'cuda', not for 'webgpu'"):
         ArenaConfig.from_mapping({"ep.cuda.arena.max_mem": "1"}, "webgpu")
 
@@ -61,7 +61,7 @@ def test_a_key_for_another_name_is_refused():
      " max_mem", "max_mem ", "max_mem\n", 5,
      None],
 )  # fmt: skip
-def test_an_unknown_key_is_refused_by_name(key):
+def test_unknown_key_is_refused_by_name(key):
     with pytest.raises(ConfigError, match="unknown key") as caught:
         ArenaConfig.from_mapping({key: "1"})
     assert repr(key) in str(caught.value)
@@ -76,7 +76,7 @@ BAD_NUMBERS = ["", "-1", "+1", "1.0", "1e6", "1 ", " 1", "1k", "0x10", "1_000", 
 
 @pytest.mark.parametrize("value", BAD_NUMBERS, ids=range(len(BAD_NUMBERS)))
 @pytest.mark.parametrize("field", NUMBERS)
-def test_a_malformed_number_is_refused_with_key_value_and_range(field, value):
+def test_malformed_number_is_refused_with_key_value_and_range(field, value):
     with pytest.raises(ConfigError, match=r"an integer from [01] to") as caught:
         ArenaConfig.from_mapping({f"arena.{field}": value})
     assert f"arena.{field}" in str(caught.value)
@@ -96,7 +96,7 @@ def test_a_malformed_number_is_refused_with_key_value_and_range(field, value):
         ("cuda_mempool_bytes_to_keep_on_shrink", 0, (1 << 64) - 1),
     ],
 )
-def test_the_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low, high):
+def test_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low, high):
     for value in (low, high, str(low), str(high), np.int64(low)):
         assert getattr(ArenaConfig.from_mapping({field: value}), field) == int(value)
     for value in (low - 1, high + 1):
@@ -123,13 +123,13 @@ def test_the_ends_of_a_range_are_accepted_and_what_lies_beyond_is_not(field, low
         ("enable", True, True),
     ],
 )
-def test_a_choice_is_taken_by_its_name_or_its_number(field, value, means):
+def test_choice_is_given_by_name_or_number(field, value, means):
     assert getattr(ArenaConfig.from_mapping({field: value}), field) == means
 
 
 @pytest.mark.parametrize("value", ["", "2", 2, "other", None, True, 1.0, " wait", "Wait", "0 "])
 @pytest.mark.parametrize("field", ["extend_strategy", "stream_reuse", "split_rule", "backing"])
-def test_an_unknown_choice_is_refused_with_those_that_are(field, value):
+def test_unknown_choice_is_refused_with_the_accepted_ones(field, value):
     with pytest.raises(ConfigError, match="it takes one of") as caught:
         ArenaConfig.from_mapping({field: value})
     assert repr(value) in str(caught.value)
@@ -138,37 +138,37 @@ def test_an_unknown_choice_is_refused_with_those_that_are(field, value):
 
 @pytest.mark.parametrize("field", ["enable", "use_cuda_mempool"])
 @pytest.mark.parametrize("value", ["", "yes", "on", "1 ", "01", "2", 2, -1, None, 1.0, 0.0])
-def test_a_malformed_truth_value_is_refused(field, value):
+def test_malformed_bool_is_refused(field, value):
     with pytest.raises(ConfigError, match=rf"{field} = .* it takes true or false"):
         ArenaConfig.from_mapping({field: value})
 
 
 @pytest.mark.parametrize("value", ["", "-0.1", "1e3", "1001", "0.5 ", "nan", "inf", float("nan"),
                                    -1, 1001.0, True, None, "0.1.2", ".5"])  # fmt: skip
-def test_a_malformed_share_is_refused(value):
+def test_malformed_fraction_is_refused(value):
     with pytest.raises(ConfigError, match=r"page_move_threshold = .* a number from 0 to 1000"):
         ArenaConfig.from_mapping({"page_move_threshold": value})
 
 
-def test_one_option_given_twice_with_different_values_is_refused_naming_both():
+def test_conflicting_duplicate_option_is_refused_naming_both():
     with pytest.raises(ConfigError, match="given twice") as caught:
         ArenaConfig.from_mapping({"max_mem": 1, "ep.cuda.arena.max_mem": "2"})
     assert "max_mem = 1" in str(caught.value)
     assert "ep.cuda.arena.max_mem = '2'" in str(caught.value)
 
 
-def test_one_option_given_twice_with_one_value_is_accepted():
+def test_consistent_duplicate_option_is_accepted():
     config = ArenaConfig.from_mapping({"max_mem": 7, "arena.max_mem": "7", "ep.x.max_mem": "007"})
     assert config.max_mem == 7
 
 
-def test_one_option_under_two_names_with_different_values_is_refused():
+def test_conflicting_aliases_of_an_option_are_refused():
     with pytest.raises(ConfigError, match=r"ep\.a\.max_mem = '1' and ep_factory\.b\.max_mem = '2'"):
         ArenaConfig.from_mapping({"ep.a.max_mem": "1", "ep_factory.b.max_mem": "2"})
 
 
 @pytest.mark.parametrize("mapping", [5, "max_mem=1", [("max_mem", 1)], PoolConfig()])
-def test_what_is_no_mapping_is_a_type_error(mapping):
+def test_config_from_a_non_mapping_is_a_type_error(mapping):
     with pytest.raises(
         TypeError, match=f"takes ArenaConfig or a mapping, not {type(mapping).__name__}"
     ):
@@ -197,7 +197,7 @@ configs = st.builds(
 
 
 @given(config=configs)
-def test_settings_survive_the_way_to_text_and_back(config):
+def test_arena_config_round_trips_through_text(config):
     text = config.to_mapping()
     assert all(isinstance(part, str) for item in text.items() for part in item)
     assert set(text) == {f"arena.{field.name}" for field in dataclasses.fields(config)}
@@ -218,14 +218,14 @@ pools = st.builds(
 
 
 @given(config=pools)
-def test_a_pools_settings_survive_the_way_to_text_and_back(config):
+def test_pool_config_round_trips_through_text(config):
     text = config.to_mapping()
     assert set(text) == {f"arena.{field.name}" for field in dataclasses.fields(config)}
     assert PoolConfig.from_mapping(text) == config
     assert PoolConfig.from_text(config.to_text()) == config
 
 
-def test_one_string_holds_all_settings():
+def test_one_string_holds_all_options():
     text = ArenaConfig(max_mem=5, stream_reuse="wait", enable=False).to_text()
     assert {"max_mem=5", "stream_reuse=wait", "enable=0"} <= set(text.split(","))
     assert ArenaConfig.from_text("") == ArenaConfig()
@@ -234,7 +234,7 @@ def test_one_string_holds_all_settings():
 
 @pytest.mark.parametrize("text", ["max_mem", "max_mem=1,", "max_mem=1,max_mem=2", "max_mem=1 ",
                                   "=", "max_mem=1, enable=0", "max_mem=1=2"])  # fmt: skip
-def test_malformed_text_is_refused(text):
+def test_malformed_config_text_is_refused(text):
     with pytest.raises(ConfigError):
         ArenaConfig.from_text(text)
 
@@ -245,7 +245,7 @@ def test_malformed_text_is_refused(text):
 @pytest.mark.parametrize(
     "field", ["cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink"]
 )
-def test_a_pools_setting_without_a_pool_is_refused_where_it_would_have_no_effect(field):
+def test_pool_option_without_a_pool_is_refused(field):
     config = ArenaConfig.from_mapping({f"arena.{field}": "4096"})
     assert getattr(config, field) == 4096
     with pytest.raises(ConfigError, match=f"{field} = 4096 has no effect without use_cuda_mempool"):
@@ -253,12 +253,12 @@ def test_a_pools_setting_without_a_pool_is_refused_where_it_would_have_no_effect
     gpumem.Arena("host", {field: 0}).close()
 
 
-def test_an_arena_that_is_to_be_a_pool_is_refused_with_the_way_to_make_one():
+def test_arena_with_the_pool_option_is_refused_naming_make_resource():
     with pytest.raises(ConfigError, match=r"use_cuda_mempool = True .* make_resource"):
         gpumem.Arena("host", {"arena.use_cuda_mempool": "1"})
 
 
-def test_a_pools_mapping_may_say_that_it_is_one():
+def test_pool_config_accepts_the_pool_option():
     assert PoolConfig.from_mapping({"ep.cuda.arena.use_cuda_mempool": "1"}) == PoolConfig()
     with pytest.raises(ConfigError, match=r"use_cuda_mempool = '0' is not accepted"):
         PoolConfig.from_mapping({"arena.use_cuda_mempool": "0"})
@@ -272,7 +272,7 @@ def test_a_pools_mapping_may_say_that_it_is_one():
         ("never", (False, False, False)),
     ],
 )
-def test_an_arenas_settings_become_a_pools(reuse, policies):
+def test_arena_config_converts_to_a_pool_config(reuse, policies):
     config = ArenaConfig(
         use_cuda_mempool=True,
         cuda_mempool_release_threshold=1,
@@ -284,20 +284,20 @@ def test_an_arenas_settings_become_a_pools(reuse, policies):
 
 
 @pytest.mark.parametrize(("field", "value"), [("enable", False), ("use_cuda_mempool", False)])
-def test_settings_that_no_pool_can_follow_are_refused(field, value):
+def test_options_unsupported_by_pools_are_refused(field, value):
     config = dataclasses.replace(ArenaConfig(use_cuda_mempool=True), **{field: value})
     with pytest.raises(ConfigError, match=f"{field} = False is not accepted"):
         PoolConfig.from_arena(config)
 
 
-def test_settings_are_values():
+def test_configs_are_values():
     assert ArenaConfig(max_mem=5) == ArenaConfig(max_mem="5")
     assert hash(ArenaConfig()) == hash(ArenaConfig())
     with pytest.raises(dataclasses.FrozenInstanceError):
         ArenaConfig().max_mem = 5
 
 
-def test_an_arena_takes_settings_or_a_mapping_and_tells_them(make_arena):
+def test_arena_accepts_a_config_or_a_mapping(make_arena):
     config = ArenaConfig(max_mem=MIB)
     assert make_arena(config).config is config
     assert make_arena({"ep_factory.cuda.arena.max_mem": str(MIB)}).config == config
@@ -305,7 +305,7 @@ def test_an_arena_takes_settings_or_a_mapping_and_tells_them(make_arena):
     assert make_arena(config).stats().limit == MIB
 
 
-def test_an_arena_refuses_a_bad_setting():
+def test_arena_refuses_an_invalid_option():
     with pytest.raises(ConfigError, match="unknown key 'max_memory'") as caught:
         gpumem.Arena("host", {"max_memory": 1})
     assert isinstance(caught.value, ValueError)

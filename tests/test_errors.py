@@ -17,13 +17,13 @@ BASES = {
 
 
 @pytest.mark.parametrize(("name", "base"), BASES.items())
-def test_an_error_is_a_gpumem_error_and_what_callers_know(name, base):
+def test_errors_derive_from_gpumem_error_and_a_builtin(name, base):
     error = getattr(errors, name)
     assert issubclass(error, errors.GpumemError)
     assert issubclass(error, base)
 
 
-def test_every_error_is_listed_and_has_the_root():
+def test_every_error_is_exported_and_derives_from_gpumem_error():
     classes = {
         name
         for name, value in vars(errors).items()
@@ -33,7 +33,7 @@ def test_every_error_is_listed_and_has_the_root():
     assert set(BASES) <= classes
 
 
-def test_a_driver_error_names_call_code_and_name_also_after_a_pickle():
+def test_driver_error_names_call_code_and_name_after_pickle():
     error = errors.DriverError("cuMemAlloc", 1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")
     for seen in (error, pickle.loads(pickle.dumps(error))):
         assert (seen.call, seen.code, seen.name) == ("cuMemAlloc", 1, "CUDA_ERROR_INVALID_VALUE")
@@ -43,7 +43,7 @@ def test_a_driver_error_names_call_code_and_name_also_after_a_pickle():
 
 
 @pytest.mark.parametrize("name", [name for name in BASES if name != "DriverError"])
-def test_a_message_survives_a_pickle(name):
+def test_error_message_survives_pickle(name):
     error = getattr(errors, name)("what happened")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), "what happened")

@@ -29,7 +29,7 @@ def report_of(resource, nbytes, stream=None) -> OutOfMemoryReport:
 # ---- what an arena knows -------------------------------------------------------------------------
 
 
-def test_bytes_in_use_are_told_by_tag_and_by_nobody_s(make_arena):
+def test_report_lists_bytes_in_use_by_tag_and_untagged(make_arena):
     arena = make_arena(TIGHT | {"max_mem": 4 * MIB})
     with observe.record(arena):
         with observe.tag("weights"):
@@ -50,7 +50,7 @@ def test_bytes_in_use_are_told_by_tag_and_by_nobody_s(make_arena):
         buffer.close()
 
 
-def test_without_a_recording_everything_is_untagged_and_left_out_of_the_text(make_arena):
+def test_report_without_a_recording_omits_tags(make_arena):
     arena = make_arena(TIGHT | {"max_mem": MIB})
     with arena.allocate(MIB // 2):
         report = report_of(arena, MIB)
@@ -58,7 +58,7 @@ def test_without_a_recording_everything_is_untagged_and_left_out_of_the_text(mak
     assert "untagged" not in report.text()
 
 
-def test_free_bytes_are_told_by_why_they_cannot_be_had(make_arena, virtual_clock):
+def test_report_lists_free_bytes_by_reason(make_arena, virtual_clock):
     one, two = gpumem.Stream("host"), gpumem.Stream("host")
     arena = make_arena(TIGHT | GIVEN | {"oom_wait_ms": 0})
     queued, parked, pin = (arena.allocate(n * MIB, one) for n in (1, 1, 2))
@@ -80,7 +80,7 @@ def test_free_bytes_are_told_by_why_they_cannot_be_had(make_arena, virtual_clock
     pin.close()
 
 
-def test_memory_at_rest_in_threads_caches_is_told(make_arena):
+def test_report_lists_memory_in_thread_caches(make_arena):
     arena = make_arena({"max_mem": 2 * MIB})
     arena.allocate(256).close()
     report = report_of(arena, 1 << 60)  # for which nobody empties a cache
@@ -90,7 +90,7 @@ def test_memory_at_rest_in_threads_caches_is_told(make_arena):
     assert "256 B in threads' caches" in report.text()
 
 
-def test_pages_that_could_go_elsewhere_are_told(make_arena):
+def test_report_lists_movable_pages(make_arena):
     arena = make_arena({"backing": "virtual"})
     held = [arena.allocate(32 * MIB) for _ in range(8)]
     for buffer in held[::2]:
@@ -105,7 +105,7 @@ def test_pages_that_could_go_elsewhere_are_told(make_arena):
 # ---- the device ----------------------------------------------------------------------------------
 
 
-def test_what_the_device_has_and_who_holds_it_is_told(make_arena, leave_room, host):
+def test_report_lists_device_memory_and_its_holders(make_arena, leave_room, host):
     arena, other = make_arena(TIGHT), make_arena(TIGHT)
     held = [arena.allocate(2 * MIB), other.allocate(3 * MIB)]
     before = report_of(arena, 1 << 60)
@@ -125,7 +125,7 @@ def test_what_the_device_has_and_who_holds_it_is_told(make_arena, leave_room, ho
         buffer.close()
 
 
-def test_an_arena_inside_another_resource_is_not_counted_twice(make_arena):
+def test_report_counts_a_nested_arena_once(make_arena):
     below = make_arena(TIGHT)
     alone = report_of(below, 1 << 60).held_here
     above = make_arena(TIGHT, source=below)
@@ -135,7 +135,7 @@ def test_an_arena_inside_another_resource_is_not_counted_twice(make_arena):
     above.close()
 
 
-def test_memory_that_lies_idle_in_another_arena_is_the_first_remedy(make_arena, leave_room):
+def test_idle_memory_of_another_arena_is_the_first_remedy(make_arena, leave_room):
     region = {"backing": "regions", "initial_chunk_size_bytes": 64 * MIB}
     arena, other = make_arena(TIGHT), make_arena(TIGHT | region)
     with other.allocate(8 * MIB):
@@ -145,13 +145,13 @@ def test_memory_that_lies_idle_in_another_arena_is_the_first_remedy(make_arena, 
     assert report.remedies[0].startswith("shrink() other arenas of this process: ")
 
 
-def test_a_block_larger_than_the_device_is_told_so(make_arena, host):
+def test_request_larger_than_the_device_is_reported_as_such(make_arena, host):
     host.set_capacity(0, 8 * GIB)
     report = report_of(make_arena(), 9 * GIB)
     assert report.remedies == ("host:0 has 8.0 GiB in all: take smaller blocks",)
 
 
-def test_a_driver_that_does_not_tell_is_left_out(make_arena, host):
+def test_report_omits_device_memory_the_driver_does_not_give(make_arena, host):
     arena = make_arena({"max_mem": MIB})
     host.fail("cuMemGetInfo", 1, 999)
     report = report_of(arena, 2 * MIB)
@@ -162,7 +162,7 @@ def test_a_driver_that_does_not_tell_is_left_out(make_arena, host):
 # ---- remedies ------------------------------------------------------------------------------------
 
 
-def test_a_block_that_fits_but_for_the_pieces_is_answered_with_pages_that_move(make_arena):
+def test_fragmentation_remedy_suggests_movable_pages(make_arena):
     arena = make_arena(TIGHT | GIVEN)
     held = [arena.allocate(MIB) for _ in range(4)]
     held[0].close()
@@ -177,7 +177,7 @@ def test_a_block_that_fits_but_for_the_pieces_is_answered_with_pages_that_move(m
         buffer.close()
 
 
-def test_pinned_memory_is_not_answered_with_pages_that_move(make_arena):
+def test_fragmentation_remedy_for_pinned_memory_suggests_no_pages(make_arena):
     arena = make_arena(TIGHT | GIVEN, memory="host/host_accessible")
     held = [arena.allocate(MIB) for _ in range(4)]
     held[0].close()
@@ -206,7 +206,7 @@ def test_pinned_memory_is_not_answered_with_pages_that_move(make_arena):
         ),
     ],
 )
-def test_the_remedy_fits_the_numbers(numbers, reason, remedy):
+def test_remedy_matches_the_numbers(numbers, reason, remedy):
     report = OutOfMemoryReport("cuda:0", 5 * MIB, 5 * MIB, **numbers)
     assert find_remedies(report, reason) == (remedy,)
 
@@ -214,7 +214,7 @@ def test_the_remedy_fits_the_numbers(numbers, reason, remedy):
 # ---- for programs --------------------------------------------------------------------------------
 
 
-def test_a_report_is_plain_values_and_survives_a_pickle(make_arena):
+def test_report_is_plain_values_and_survives_pickle(make_arena):
     arena = make_arena({"max_mem": MIB})
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         arena.allocate(2 * MIB)
@@ -226,7 +226,7 @@ def test_a_report_is_plain_values_and_survives_a_pickle(make_arena):
     assert pickle.loads(pickle.dumps(caught.value)).report == report
 
 
-def test_a_budget_s_levels_come_before_the_arena_s_own_limit(make_arena):
+def test_report_lists_budget_levels_before_the_arenas_limit(make_arena):
     team = gpumem.Budget(8 * MIB, name="team")
     budget = gpumem.Budget(2 * MIB, parent=team, name="session")
     arena = make_arena(TIGHT | {"max_mem": 64 * MIB}, budget=budget)
@@ -243,7 +243,7 @@ def test_a_budget_s_levels_come_before_the_arena_s_own_limit(make_arena):
 
 
 @pytest.mark.parametrize("nbytes", [64 * MIB, 1 << 60])
-def test_every_kind_of_resource_reports(nbytes):
+def test_every_kind_of_resource_makes_a_report(nbytes):
     pool = gpumem.DriverPool("host", gpumem.PoolConfig(max_size=MIB))
     adaptor = LimitAdaptor(gpumem.Arena("host"), MIB)
     external = gpumem.ExternalAllocator(lambda n: 0, lambda p: None, memory="host")

@@ -23,13 +23,13 @@ def make_arena(make_arena):
     return make
 
 
-def test_every_key_of_onnx_runtime_is_there_as_a_decimal_string(arena):
+def test_stats_have_every_onnx_runtime_key_as_decimal_text(arena):
     values = arena.stats().as_ort()
     assert list(values) == ORT_KEYS
     assert all(value.isdecimal() for value in values.values())
 
 
-def test_the_counters_after_a_known_history(make_arena):
+def test_stats_after_a_known_history(make_arena):
     arena = make_arena({"max_mem": 64 * MIB, "split_rule": "tight"})
     held = [arena.allocate(1000), arena.allocate(300 * KIB), arena.allocate_persistent(5000)]
     arena.allocate(3 * MIB).close()
@@ -76,17 +76,17 @@ def test_the_counters_after_a_known_history(make_arena):
     held.clear()
 
 
-def test_no_limit_is_the_largest_number_in_onnx_runtimes_names(arena):
+def test_unlimited_is_the_largest_number_under_onnx_runtimes_keys(arena):
     assert arena.stats().limit == 0
     assert arena.stats().as_ort()["Limit"] == str((1 << 63) - 1)
 
 
-def test_total_allocated_is_another_name_for_reserved(arena):
+def test_total_allocated_equals_reserved(arena):
     arena.allocate(1).close()
     assert arena.stats().total_allocated == arena.stats().reserved == MIB
 
 
-def test_blocks_tell_address_size_use_and_stream(make_arena):
+def test_blocks_show_address_size_state_and_stream(make_arena):
     arena, stream = make_arena({"split_rule": "tight"}), gpumem.Stream("host")
     buffer = arena.allocate(1000, stream)
     used, rest = arena.blocks()
@@ -95,7 +95,7 @@ def test_blocks_tell_address_size_use_and_stream(make_arena):
     buffer.close()
 
 
-def test_an_arena_is_shown_with_its_name_memory_and_use(make_arena):
+def test_arena_repr_shows_name_memory_and_use(make_arena):
     arena = make_arena(name="weights")
     buffer = arena.allocate(1000)
     assert (arena.name, str(arena.memory)) == ("weights", "host:0")

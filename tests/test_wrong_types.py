@@ -60,20 +60,20 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
         (lambda: observe.record(native="x"), "native = 'x' .* True or False"),
     ],
 )
-def test_a_wrong_type_is_told_with_the_value_and_what_is_accepted(call, told):
+def test_wrong_type_is_refused_with_value_and_accepted_types(call, told):
     with pytest.raises(TypeError, match=told):
         call()
     assert (ACCOUNTANT.pending, ACCOUNTANT.consumed) == (0, 0)
 
 
-def test_a_refused_recording_leaves_nothing_recorded():
+def test_refused_recording_records_nothing():
     arena = gpumem.Arena("host")
     with pytest.raises(TypeError, match=r"native"):
         observe.record(arena, native=1)
     observe.record(arena).stop()  # nobody else records it
 
 
-def test_shareable_takes_a_bool(arena):
+def test_shareable_must_be_a_bool(arena):
     before = arena.stats()
     pool = gpumem.DriverPool("host")
     for resource in (arena, pool):
@@ -82,13 +82,13 @@ def test_shareable_takes_a_bool(arena):
     assert arena.stats() == before
 
 
-def test_an_alignment_is_a_power_of_two_up_to_1_gib():
+def test_memory_info_alignment_is_at_most_1_gib():
     assert MemoryInfo("host", alignment=np.int64(1 << 30)).alignment == 1 << 30
     with pytest.raises(ValueError, match=r"alignment \d+ is not a power of two from 1 to 2\*\*30"):
         MemoryInfo("host", alignment=1 << 70)
 
 
-def test_a_soft_limit_is_not_above_the_hard_one():
+def test_soft_limit_must_not_exceed_the_limit():
     with pytest.raises(ValueError, match=r"soft = 200 .* 0 to the limit, 100 bytes"):
         gpumem.Budget(100, soft=200)
     budget = gpumem.Budget(100, soft=100)
@@ -99,7 +99,7 @@ def test_a_soft_limit_is_not_above_the_hard_one():
     assert (budget.soft, gpumem.Budget(None, soft=200).soft) == (None, 200)
 
 
-def test_an_output_is_bound_to_something_that_shares_its_memory():
+def test_bind_output_rejects_what_is_no_array():
     with gpumem.Session("host") as session:
         for nothing in (5, [1.0, 2.0]):
             with pytest.raises(TypeError, match=r"memory of type .* is no array: it takes"):
@@ -108,13 +108,13 @@ def test_an_output_is_bound_to_something_that_shares_its_memory():
 
 
 @pytest.mark.parametrize("given", [None, 5, [5], [[5]], ["Relu"]])
-def test_what_fuse_gives_must_be_groups_of_nodes(given):
+def test_fuse_must_return_groups_of_nodes(given):
     with pytest.raises(ModelGraphError, match=r"host:0 proposes"):
         partition(GRAPH, [Target("host", fuse=lambda nodes: given)])
 
 
 @pytest.mark.parametrize("shape", ["abc", 5])
-def test_a_shape_is_a_sequence_of_lengths(shape):
+def test_graph_value_shape_must_be_a_sequence_of_lengths(shape):
     builder = GraphBuilder()
     with pytest.raises(ModelGraphError, match=rf"shape {shape!r} of 'x' is not a sequence"):
         builder.input("x", "f4", shape)
@@ -122,7 +122,7 @@ def test_a_shape_is_a_sequence_of_lengths(shape):
 
 
 @pytest.mark.parametrize("kept", [3, 10, 63, 64, HEADER_BYTES - 1])
-def test_a_recording_cut_in_its_header_is_told_to_be_torn(tmp_path, kept):
+def test_recording_cut_in_its_header_is_reported_as_torn(tmp_path, kept):
     path = tmp_path / "events"
     observe.record(path=path).stop()
     path.write_bytes(path.read_bytes()[:kept])
@@ -131,7 +131,7 @@ def test_a_recording_cut_in_its_header_is_told_to_be_torn(tmp_path, kept):
 
 
 @pytest.mark.parametrize("data", [b"", b"gpx", b"no events"])
-def test_a_short_file_of_something_else_is_not_told_to_be_torn(tmp_path, data):
+def test_short_foreign_file_is_not_reported_as_torn(tmp_path, data):
     path = tmp_path / "events"
     path.write_bytes(data)
     with pytest.raises(EventFileError, match=r"does not begin with gpumemEV"):
@@ -149,7 +149,7 @@ def test_a_short_file_of_something_else_is_not_told_to_be_torn(tmp_path, data):
         (lambda plain: plain["resources"][0].update(blocks={}), "blocks = {} .* list"),
     ],
 )
-def test_a_snapshot_with_a_key_of_another_kind_is_refused_by_its_name(change, told):
+def test_snapshot_key_of_a_wrong_type_is_refused_by_name(change, told):
     plain = gpumem.Arena("host").snapshot().as_dict()
     Snapshot.from_dict(plain)
     change(plain)

@@ -41,12 +41,12 @@ UUID = "00112233445566778899aabbccddeeff"
         ({"handle_type": MemoryHandleType.CUDA_POOL_FD}, "pool_pointer"),
     ],
 )
-def test_a_malformed_descriptor_is_refused_by_value(describe, changes, names):
+def test_malformed_descriptor_is_refused_with_its_value(describe, changes, names):
     with pytest.raises(InvalidDescriptorError, match=names):
         describe(**changes)
 
 
-def test_kinds_of_memory_and_of_timelines_are_not_mixed_up(fd):
+def test_memory_and_semaphore_handle_types_are_distinct(fd):
     with pytest.raises(TypeError, match="MemoryHandleType"):
         MemoryDescriptor(fd, SemaphoreType.TIMELINE_OPAQUE_FD, 4096)
     with pytest.raises(TypeError, match="MemoryHandleType"):
@@ -58,11 +58,11 @@ def test_kinds_of_memory_and_of_timelines_are_not_mixed_up(fd):
 @pytest.mark.parametrize(
     "given", [UUID, UUID.upper(), bytes.fromhex(UUID), uuid.UUID(UUID), f"GPU-{uuid.UUID(UUID)}"]
 )
-def test_an_identity_is_kept_in_one_form(describe, given):
+def test_device_uuid_is_normalised(describe, given):
     assert describe(device_uuid=given).device_uuid == UUID
 
 
-def test_a_descriptor_is_a_value(describe):
+def test_descriptor_is_a_value(describe):
     assert describe() == describe()
     assert describe(offset=16).nbytes == (1 << 16) - 16
     assert pickle.loads(pickle.dumps(describe())) == describe()
@@ -70,7 +70,7 @@ def test_a_descriptor_is_a_value(describe):
         describe().size = 5
 
 
-def test_the_numbers_of_shared_types_are_those_of_onnx_runtime():
+def test_numbers_of_shared_types_are_those_of_onnx_runtime():
     assert [kind.value for kind in list(MemoryHandleType)[:5]] == [0, 1, 2, 3, 4]
     assert [kind.name for kind in list(MemoryHandleType)[:5]] == [
         "D3D12_RESOURCE", "D3D12_HEAP", "OPAQUE_WIN32", "OPAQUE_FD", "HOST_ALLOCATION",

@@ -44,7 +44,7 @@ def things_held(host):
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_two_processes_share_a_tensor_in_two_calls(shared, method):
+def test_two_processes_share_a_tensor_by_export_and_attach(shared, method):
     context = multiprocessing.get_context(method)
     tensor = gpumem.from_dlpack(shared.allocate(4096, shareable=True)).view("f4").reshape((32, 32))
     part = tensor[4:8, 2:20]
@@ -66,7 +66,7 @@ def test_two_processes_share_a_tensor_in_two_calls(shared, method):
     other.close()
 
 
-def test_a_handle_crosses_a_socket_as_well(arena):
+def test_handle_can_be_sent_over_a_socket(arena):
     buffer = arena.allocate(4096, shareable=True)
     one, other = socket.socketpair()
     with one, other, interop.export(buffer) as handle:
@@ -81,7 +81,7 @@ def test_a_handle_crosses_a_socket_as_well(arena):
     assert (np.from_dlpack(buffer) == 3).all()
 
 
-def test_shareable_memory_is_cleared_alone_and_stays(shared):
+def test_shareable_block_is_zeroed_and_has_its_own_memory(shared):
     buffers = [shared.allocate(5000, shareable=True) for _ in range(3)]
     granule = 2 * MIB if shared.config.numa_node == 0 else 4096
     for buffer in buffers:
@@ -102,7 +102,7 @@ def test_shareable_memory_is_cleared_alone_and_stays(shared):
     assert not np.from_dlpack(shared.allocate(5000, shareable=True)).any()
 
 
-def test_it_counts_in_the_arenas_books_and_goes_back(shared):
+def test_shareable_block_counts_in_stats_and_is_released(shared):
     before = shared.stats()
     buffer = shared.allocate(5000, shareable=True)
     assert shared.stats().reserved == before.reserved + buffer.allocated
@@ -117,7 +117,7 @@ def test_it_counts_in_the_arenas_books_and_goes_back(shared):
     assert shared.stats().reserved == before.reserved
 
 
-def test_a_limit_holds_for_it(make_arena):
+def test_limit_applies_to_shareable_blocks(make_arena):
     arena = make_arena({"max_mem": 3 * 4096, "backing": "regions"})
     kept = arena.allocate(2 * 4096, shareable=True)
     with pytest.raises(OutOfMemoryError) as caught:
@@ -127,7 +127,7 @@ def test_a_limit_holds_for_it(make_arena):
     arena.allocate(2 * 4096, shareable=True).close()
 
 
-def test_an_arena_that_is_suspended_leaves_it_where_it_is(make_arena):
+def test_suspend_leaves_shareable_blocks_in_place(make_arena):
     arena = make_arena()
     plain, shared = arena.allocate(1000), arena.allocate(4096, shareable=True)
     np.from_dlpack(plain)[:] = 1
@@ -145,7 +145,7 @@ def test_an_arena_that_is_suspended_leaves_it_where_it_is(make_arena):
     "call", ["cuMemHostRegister", "cuMemHostGetDevicePointer", "cuMemCreate", "cuMemMap",
              "cuMemSetAccess", "cuMemsetD8Async", "cuStreamCreate", "cuStreamSynchronize"],
 )  # fmt: skip
-def test_a_refused_allocation_leaves_nothing(make_arena, host, call):
+def test_failed_shareable_allocation_leaves_nothing(make_arena, host, call):
     by_handle = call not in ("cuMemHostRegister", "cuMemHostGetDevicePointer")
     arena = make_arena({"numa_node": 0} if by_handle else None)
     before = arena.stats(), things_held(host)
@@ -160,7 +160,7 @@ def test_a_refused_allocation_leaves_nothing(make_arena, host, call):
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_memory_lives_as_long_as_somebody_has_it(memory):
+def test_shared_memory_lives_until_its_last_user(memory):
     arena = gpumem.Arena(memory)
     with interop.export(arena.allocate(4096, shareable=True)) as handle:
         arena.close()
@@ -169,7 +169,7 @@ def test_memory_lives_as_long_as_somebody_has_it(memory):
     assert (second.numpy() == 5).all()
 
 
-def test_a_handle_keeps_memory_that_nobody_else_has(arena):
+def test_handle_keeps_shared_memory_alive(arena):
     buffer = arena.allocate(4096, shareable=True)
     np.from_dlpack(buffer)[:] = 9
     handle = interop.export(buffer)
@@ -182,7 +182,7 @@ def test_a_handle_keeps_memory_that_nobody_else_has(arena):
         interop.attach(handle)
 
 
-def test_what_is_given_away_to_be_read_cannot_be_written(arena):
+def test_read_only_export_cannot_be_written(arena):
     buffer = arena.allocate(4096, shareable=True)
     with interop.export(buffer, read_only=True) as handle:
         tensor = interop.attach(handle)
@@ -198,7 +198,7 @@ def test_what_is_given_away_to_be_read_cannot_be_written(arena):
     del tensor
 
 
-def test_a_shared_files_size_is_sealed(arena):
+def test_shared_file_size_is_sealed(arena):
     with interop.export(arena.allocate(4096, shareable=True)) as handle:
         assert handle.kind is MemoryHandleType.MEMFD
         for size in (0, 8192):
@@ -206,7 +206,7 @@ def test_a_shared_files_size_is_sealed(arena):
                 os.truncate(handle.fileno(), size)
 
 
-def test_a_pools_block_is_exported_by_its_pool():
+def test_pools_block_is_exported_by_its_pool():
     with gpumem.DriverPool("host", {"shareable": True}) as pool:
         tensor = gpumem.zeros((4, 4), "f4", resource=pool)
         with interop.export(tensor[1:]) as handle:
@@ -217,7 +217,7 @@ def test_a_pools_block_is_exported_by_its_pool():
         del there, tensor
 
 
-def test_gpumems_pending_writes_are_waited_for(arena, host):
+def test_export_waits_for_pending_writes(arena, host):
     host.set_lag(30_000_000)
     stream = gpumem.Stream("host")
     buffer = arena.allocate(4096, stream, shareable=True)
@@ -227,7 +227,7 @@ def test_gpumems_pending_writes_are_waited_for(arena, host):
         assert (interop.attach(handle).numpy(sync=False) == 8).all()
 
 
-def test_adaptors_hand_it_on(arena):
+def test_adaptors_pass_shareable_on(arena):
     limited = gpumem.limit(arena, 1 << 20)
     with limited.allocate(4096, shareable=True) as buffer, interop.export(buffer) as handle:
         tensor = interop.attach(handle)
@@ -236,7 +236,7 @@ def test_adaptors_hand_it_on(arena):
         del tensor
 
 
-def test_what_cannot_be_shareable_says_why(make_arena):
+def test_unsupported_shareable_allocation_names_the_reason(make_arena):
     for resource, why in (
         (make_arena(memory="host/managed"), "managed"),
         (gpumem.DriverPool("host"), "Arena"),
@@ -248,7 +248,7 @@ def test_what_cannot_be_shareable_says_why(make_arena):
         resource.close()
 
 
-def test_what_cannot_be_exported_says_why(arena):
+def test_unsupported_export_names_the_reason(arena):
     plain = gpumem.empty(4, "f4", resource=arena)
     with pytest.raises(UnsupportedHandleTypeError, match="shareable=True"):
         interop.export(plain)
@@ -265,7 +265,7 @@ def test_what_cannot_be_exported_says_why(arena):
         interop.export(shareable)
 
 
-def test_attach_takes_handles_of_memory_and_finds_their_device(arena):
+def test_attach_finds_the_device_of_a_memory_handle(arena):
     with interop.export(arena.allocate(4096, shareable=True)) as handle:
         assert interop.attach(handle, device="host").device == gpumem.Device("host")
         elsewhere = Handle(
@@ -280,12 +280,12 @@ def test_attach_takes_handles_of_memory_and_finds_their_device(arena):
             interop.attach(plain)
 
 
-def test_zero_bytes_are_an_empty_buffer(arena):
+def test_zero_shareable_bytes_give_an_empty_buffer(arena):
     buffer = arena.allocate(0, shareable=True)
     assert (buffer.ptr, buffer.nbytes) == (0, 0)
 
 
-def test_alignment_is_kept(arena):
+def test_shareable_block_has_the_requested_alignment(arena):
     with arena.allocate(5000, alignment=1 << 16, shareable=True) as buffer:
         assert buffer.ptr % (1 << 16) == 0
         with interop.export(buffer) as handle:
@@ -295,7 +295,7 @@ def test_alignment_is_kept(arena):
             del tensor
 
 
-def test_a_timeline_is_exported_and_attached_alike():
+def test_timeline_can_be_exported_and_attached():
     timeline = interop.HostTimeline.create()
     with timeline, interop.export(timeline) as handle, interop.attach(handle) as there:
         timeline.signal(5)

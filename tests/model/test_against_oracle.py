@@ -212,9 +212,7 @@ class ArenaMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("stream_reuse", ["completed", "wait", "never"])
 @pytest.mark.parametrize("extend_strategy", ["next_power_of_two", "same_as_requested"])
 @pytest.mark.parametrize("split_rule", ["tight", "ort"])
-def test_an_arena_does_what_the_model_allows(
-    split_rule, extend_strategy, stream_reuse, virtual_clock
-):
+def test_arena_matches_the_oracle(split_rule, extend_strategy, stream_reuse, virtual_clock):
     class Machine(ArenaMachine):
         config = gpumem.ArenaConfig(
             split_rule=split_rule,

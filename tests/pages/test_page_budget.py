@@ -19,7 +19,7 @@ def crowded(make_arena, **settings):
     return arena, pin
 
 
-def test_within_the_budget_idle_pages_move_and_no_memory_comes(make_arena):
+def test_within_the_move_budget_pages_move_instead_of_growing(make_arena):
     arena, pin = crowded(make_arena, page_move_budget=1)
     arena.allocate(8 * MIB).close()
     stats = arena.stats()
@@ -28,7 +28,7 @@ def test_within_the_budget_idle_pages_move_and_no_memory_comes(make_arena):
     pin.close()
 
 
-def test_without_a_budget_memory_comes_and_no_page_moves(make_arena):
+def test_without_a_move_budget_the_arena_grows_and_moves_nothing(make_arena):
     arena, pin = crowded(make_arena, page_move_budget=0)
     arena.allocate(8 * MIB).close()
     stats = arena.stats()
@@ -38,7 +38,7 @@ def test_without_a_budget_memory_comes_and_no_page_moves(make_arena):
     pin.close()
 
 
-def test_at_the_hard_limit_pages_move_whatever_the_budget_says(make_arena):
+def test_at_max_mem_pages_move_regardless_of_the_move_budget(make_arena):
     arena, pin = crowded(make_arena, page_move_budget=0, max_mem=10 * MIB)
     assert arena.allocate(8 * MIB).nbytes == 8 * MIB
     assert arena.stats().pages_moved > 0
@@ -46,7 +46,7 @@ def test_at_the_hard_limit_pages_move_whatever_the_budget_says(make_arena):
     pin.close()
 
 
-def test_a_spent_budget_fills_again_with_time(make_arena, virtual_clock):
+def test_spent_move_budget_refills_with_time(make_arena, virtual_clock):
     virtual_clock.use_h200_costs(True)
     try:
         arena = make_arena(
@@ -77,6 +77,6 @@ def move_until_refused(arena):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, "1.0.0", "many"])
-def test_a_budget_that_is_no_share_of_time_is_refused(share):
+def test_move_budget_must_be_a_fraction_of_time(share):
     with pytest.raises(gpumem.ConfigError, match="page_move_budget"):
         gpumem.ArenaConfig(page_move_budget=share)

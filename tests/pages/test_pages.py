@@ -24,7 +24,7 @@ def holds(buffer, value):
 
 
 @pytest.mark.parametrize("name", sorted(samples()))
-def test_a_real_trace_needs_at_most_two_per_cent_more_than_its_peak(name):
+def test_real_trace_reserves_at_most_two_per_cent_over_its_peak(name):
     result = replay(name, "host", config=VIRTUAL)
     assert result.failed_allocs == 0
     assert result.fragmentation <= 1.02
@@ -33,13 +33,13 @@ def test_a_real_trace_needs_at_most_two_per_cent_more_than_its_peak(name):
 @pytest.mark.parametrize(
     ("name", "expandable"), [("gpt2_varlen_train", 1.074), ("multistream_train", 1.288)]
 )
-def test_without_moving_it_needs_no_more_than_expandable_segments_did(name, expandable):
+def test_without_moves_reserved_is_at_most_that_of_expandable_segments(name, expandable):
     result = replay(name, "host", config=VIRTUAL | {"page_move_threshold": 1000})
     assert result.pages_moved == 0
     assert result.fragmentation <= expandable
 
 
-def test_moving_costs_at_most_one_per_cent_of_the_traces_time():
+def test_moves_cost_at_most_one_per_cent_of_the_traces_time():
     # 45 us for a handle mapped anew, as measured on an H200.
     from gpumem.replay import load_trace
 
@@ -48,21 +48,21 @@ def test_moving_costs_at_most_one_per_cent_of_the_traces_time():
         assert result.pages_moved * 45 <= 0.01 * load_trace(name).duration_us
 
 
-def test_unfinished_work_of_other_streams_stays_usable_behind_a_device_side_wait():
+def test_pending_memory_of_other_streams_is_used_behind_a_device_side_wait():
     result = replay(
         "multistream_train", "host", config=VIRTUAL | {"stream_reuse": "wait"}, lag_us=10_000
     )
     assert result.fragmentation <= 1.05
 
 
-def test_reserved_memory_grows_by_pages_and_not_by_doubling(make_arena):
+def test_reserved_memory_grows_by_pages(make_arena):
     arena = make_arena(VIRTUAL)
     kept = [arena.allocate(5 * MIB) for _ in range(20)]
     assert arena.stats().reserved <= 100 * MIB + 4 * MIB
     del kept
 
 
-def test_small_blocks_and_large_ones_live_in_ranges_of_their_own(make_arena):
+def test_small_and_large_blocks_have_separate_ranges(make_arena):
     arena = make_arena(VIRTUAL)
     large = arena.allocate(64 * MIB)
     small = arena.allocate(1000)
@@ -71,7 +71,7 @@ def test_small_blocks_and_large_ones_live_in_ranges_of_their_own(make_arena):
     large.close()
 
 
-def test_a_block_larger_than_every_gap_is_built_from_pages_of_several(make_arena):
+def test_large_block_is_built_from_pages_of_several_gaps(make_arena):
     arena = make_arena(VIRTUAL | {"max_mem": 64 * MIB, "page_move_threshold": 0})
     blocks = [arena.allocate(8 * MIB) for _ in range(8)]
     for block, value in zip(blocks, range(8), strict=True):
@@ -137,7 +137,7 @@ def test_addresses_are_recycled_however_long_it_runs(make_arena):
     assert span <= 10 * 64 * MIB
 
 
-def test_shrink_gives_idle_pages_back_and_keeps_the_blocks(make_arena):
+def test_shrink_releases_idle_pages_and_keeps_blocks(make_arena):
     arena = make_arena(VIRTUAL)
     keep = arena.allocate(3 * MIB)
     fill(keep, 5)
@@ -155,7 +155,7 @@ def test_shrink_gives_idle_pages_back_and_keeps_the_blocks(make_arena):
     keep.close()
 
 
-def test_exhaustion_changes_nothing_and_the_arena_goes_on(make_arena, leave_room):
+def test_out_of_memory_changes_nothing(make_arena, leave_room):
     arena = make_arena(VIRTUAL)
     kept = [arena.allocate(6 * MIB) for _ in range(4)]
     for value, buffer in enumerate(kept):
@@ -178,7 +178,7 @@ def test_exhaustion_changes_nothing_and_the_arena_goes_on(make_arena, leave_room
         buffer.close()
 
 
-def test_a_full_device_is_served_from_idle_pages_alone(make_arena, leave_room):
+def test_full_device_is_served_from_idle_pages(make_arena, leave_room):
     arena = make_arena(VIRTUAL | {"page_move_threshold": 1000})
     blocks = [arena.allocate(4 * MIB) for _ in range(8)]
     leave_room(0)
@@ -202,7 +202,7 @@ def test_max_mem_bounds_the_physical_memory(make_arena):
         buffer.close()
 
 
-def test_a_page_with_unfinished_work_goes_to_its_own_stream_only(make_arena, virtual_clock):
+def test_page_with_pending_work_moves_for_its_own_stream_only(make_arena, virtual_clock):
     virtual_clock.set_lag(1_000_000)
     arena = make_arena(VIRTUAL | {"max_mem": 16 * MIB})
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
@@ -218,12 +218,12 @@ def test_a_page_with_unfinished_work_goes_to_its_own_stream_only(make_arena, vir
 
 
 @pytest.mark.parametrize("value", [-0.1, 1001, "much", True, None])
-def test_a_move_threshold_out_of_range_is_refused(value):
+def test_move_threshold_out_of_range_is_refused(value):
     with pytest.raises(gpumem.ConfigError, match="page_move_threshold"):
         gpumem.ArenaConfig(page_move_threshold=value)
 
 
-def test_the_books_are_whole_while_another_thread_gives_pages_back(make_arena, host):
+def test_invariants_hold_while_another_thread_releases_pages(make_arena, host):
     arena = make_arena(VIRTUAL)
     halfway = 0
     for _ in range(200):  # until a look fell between the first call to the driver and the last

@@ -25,7 +25,7 @@ def open_soon(gate):
     return timer
 
 
-def test_new_pages_keep_off_a_view_with_queued_work(make_arena, stream):
+def test_new_pages_leave_a_view_with_queued_work_alone(make_arena, stream):
     driver, other = HostDriver(), gpumem.Stream("host")
     arena = make_arena(VIRTUAL | {"page_move_threshold": 0})
     first, second, kept = (arena.allocate(size * MIB, stream) for size in (4, 2, 4))
@@ -49,7 +49,7 @@ def test_new_pages_keep_off_a_view_with_queued_work(make_arena, stream):
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_an_arena_that_ends_waits_for_the_work_on_its_pages(stream, end):
+def test_close_waits_for_queued_work_on_pages(stream, end):
     driver = HostDriver()
     arena = gpumem.Arena("host", VIRTUAL)
     buffer = arena.allocate(4 * MIB, stream)
@@ -67,7 +67,7 @@ def test_an_arena_that_ends_waits_for_the_work_on_its_pages(stream, end):
     stream.synchronize()  # raises if the fill found its memory gone
 
 
-def test_pages_with_queued_work_do_not_lead_beyond_max_mem(make_arena, stream):
+def test_pages_with_queued_work_count_towards_max_mem(make_arena, stream):
     # Pages of two granules, as from a live peak of 896 MiB on: they do not fit a gap of one.
     driver = HostDriver()
     arena = make_arena(VIRTUAL | {"page_move_threshold": 1000, "max_mem": 1000 * MIB})
@@ -91,7 +91,7 @@ def test_pages_with_queued_work_do_not_lead_beyond_max_mem(make_arena, stream):
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_closing_while_others_allocate_raises_there_and_leaves_nothing(backing):
+def test_close_while_other_threads_allocate_leaves_nothing(backing):
     failures = []
 
     def work(arena, start):
@@ -121,13 +121,13 @@ def test_closing_while_others_allocate_raises_there_and_leaves_nothing(backing):
     assert failures == []
 
 
-def test_a_block_beyond_every_address_range_is_not_blamed_on_max_mem(make_arena):
+def test_request_beyond_every_address_range_does_not_name_max_mem(make_arena):
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         make_arena(VIRTUAL).allocate(1 << 43)
     assert "max_mem" not in str(caught.value)
 
 
-def test_a_shrink_names_the_stream_whose_work_holds_memory(make_arena, stream):
+def test_shrink_names_the_stream_whose_work_retains_memory(make_arena, stream):
     driver = HostDriver()
     arena = make_arena(VIRTUAL)
     pin = arena.allocate(MIB)

@@ -13,20 +13,20 @@ import gpumem
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-def test_a_devices_own_memory_comes_in_pages_unless_regions_are_asked_for(make_arena):
+def test_device_memory_uses_pages_by_default(make_arena):
     assert make_arena().backing == "virtual"
     assert make_arena({"backing": "virtual"}).backing == "virtual"
     assert make_arena({"backing": "regions"}).backing == "regions"
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
-def test_memory_that_has_no_pages_comes_in_regions(make_arena, memory):
+def test_other_memory_kinds_use_regions(make_arena, memory):
     assert make_arena(memory=memory).backing == "regions"
     with pytest.raises(gpumem.ConfigError, match="virtual"):
         gpumem.Arena(memory, {"backing": "virtual"})
 
 
-def test_no_pages_where_the_device_has_none(make_arena, monkeypatch):
+def test_device_without_virtual_memory_uses_regions(make_arena, monkeypatch):
     none = {"virtual_memory": gpumem.Capability(False, "not on this device")}
     monkeypatch.setattr("gpumem.device._Capabilities", lambda device: none)
     assert make_arena().backing == "regions"
@@ -46,19 +46,19 @@ def test_no_pages_where_the_device_has_none(make_arena, monkeypatch):
         {"enable": False},
     ],
 )
-def test_what_only_regions_can_do_brings_regions(make_arena, config):
+def test_options_of_regions_select_regions(make_arena, config):
     assert make_arena(config).backing == "regions"
     assert make_arena({"max_mem": 256 * MIB}).backing == "virtual"
 
 
-def test_the_split_rule_is_tight_unless_regions_are_named():
+def test_split_rule_is_tight_unless_regions_are_selected():
     assert gpumem.ArenaConfig().split_rule == "tight"
     assert gpumem.ArenaConfig(backing="virtual").split_rule == "tight"
     assert gpumem.ArenaConfig(backing="regions").split_rule == "ort"
 
 
 @pytest.mark.parametrize("limit", [256, 64 * KIB, MIB, 10_000_128, 64 * MIB])
-def test_a_small_limit_is_used_to_the_last_byte(make_arena, limit):
+def test_small_max_mem_is_used_to_the_last_byte(make_arena, limit):
     arena = make_arena({"arena.max_mem": limit})
     whole = arena.allocate(limit)
     assert arena.stats().reserved == limit
@@ -68,7 +68,7 @@ def test_a_small_limit_is_used_to_the_last_byte(make_arena, limit):
     whole.close()
 
 
-def test_an_arena_of_a_few_kilobytes_holds_one_page(make_arena):
+def test_small_arena_holds_one_page(make_arena):
     arena = make_arena()
     assert arena.stats().driver_calls == 0, "making it calls no driver"
     blocks = [arena.allocate(size) for size in (256, 4 * KIB, 100 * KIB, 300 * KIB, MIB)]
@@ -92,7 +92,7 @@ def test_thousands_of_arenas_fit_into_a_process(host):
     assert host.live() == before
 
 
-def test_addresses_grow_by_further_ranges_when_one_is_used_up(make_arena, host):
+def test_further_address_ranges_are_reserved_when_one_is_full(make_arena, host):
     host.set_capacity(0, 1 << 40)
     before = host.live()["reservations"]
     arena = make_arena()
@@ -112,7 +112,7 @@ def test_addresses_grow_by_further_ranges_when_one_is_used_up(make_arena, host):
     del again, blocks
 
 
-def test_a_block_larger_than_every_range_gets_one(make_arena, host):
+def test_block_larger_than_every_range_gets_its_own(make_arena, host):
     host.set_capacity(0, 1 << 42)
     arena = make_arena()
     small = arena.allocate(1000)
@@ -123,7 +123,7 @@ def test_a_block_larger_than_every_range_gets_one(make_arena, host):
     large.close()
 
 
-def test_a_smaller_range_does_where_addresses_are_scarce(make_arena, host):
+def test_smaller_range_is_reserved_where_addresses_are_scarce(make_arena, host):
     host.fail("cuMemAddressReserve", 1, 2, 2)
     try:
         arena = make_arena()
@@ -133,7 +133,7 @@ def test_a_smaller_range_does_where_addresses_are_scarce(make_arena, host):
         host.clear_faults()
 
 
-def test_more_than_the_device_has_is_refused_without_making_pages(make_arena, host):
+def test_request_beyond_device_memory_is_refused_without_making_pages(make_arena, host):
     arena = make_arena()
     keep = arena.allocate(MIB)
     created = host.call_count("cuMemCreate")

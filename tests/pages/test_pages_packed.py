@@ -20,7 +20,7 @@ def row(arena, *sizes):
     return blocks
 
 
-def test_a_block_goes_to_a_low_place_rather_than_to_a_tight_one(make_arena):
+def test_block_takes_a_low_chunk_rather_than_the_tightest(make_arena):
     arena = make_arena(VIRTUAL)
     low, _a, tight, _b = row(arena, 8, 2, 4, 2)
     place = low.ptr
@@ -29,7 +29,7 @@ def test_a_block_goes_to_a_low_place_rather_than_to_a_tight_one(make_arena):
     assert arena.allocate(4 * MIB).ptr == place
 
 
-def test_it_does_not_go_where_the_last_block_of_its_size_was(make_arena):
+def test_packed_block_does_not_reuse_the_last_address_of_its_size(make_arena):
     arena = make_arena(VIRTUAL)
     low, _a, last, _b = row(arena, 4, 2, 4, 2)
     place = low.ptr
@@ -38,7 +38,7 @@ def test_it_does_not_go_where_the_last_block_of_its_size_was(make_arena):
     assert arena.allocate(4 * MIB).ptr == place
 
 
-def test_a_megabyte_goes_where_the_last_one_was(make_arena):
+def test_one_mib_block_reuses_the_last_address_of_its_size(make_arena):
     arena = make_arena(VIRTUAL)
     low, _a, last, _b = row(arena, 1, 2, 1, 2)
     place = last.ptr
@@ -47,7 +47,7 @@ def test_a_megabyte_goes_where_the_last_one_was(make_arena):
     assert arena.allocate(MIB).ptr == place
 
 
-def test_regions_take_the_tight_place(make_arena):
+def test_arena_of_regions_takes_the_tightest_chunk(make_arena):
     arena = make_arena({"backing": "regions", "initial_chunk_size_bytes": 64 * MIB})
     low, _a, tight, _b = row(arena, 8, 2, 4, 2)
     place = tight.ptr
@@ -56,7 +56,7 @@ def test_regions_take_the_tight_place(make_arena):
     assert arena.allocate(4 * MIB).ptr == place
 
 
-def test_beside_another_streams_unfinished_memory_it_takes_the_tight_place(make_arena):
+def test_beside_pending_memory_the_tightest_chunk_is_taken(make_arena):
     arena = make_arena(VIRTUAL)
     stream = Stream("host")
     other = arena.allocate(4 * MIB, stream=stream)
@@ -70,7 +70,7 @@ def test_beside_another_streams_unfinished_memory_it_takes_the_tight_place(make_
         assert [block.ptr for block in taken] == places
 
 
-def test_no_more_than_sixteen_places_are_looked_at(make_arena):
+def test_at_most_sixteen_chunks_are_compared(make_arena):
     arena = make_arena(VIRTUAL)
     sizes = [64] + [4 + i / 8 for i in range(16)]  # of which each has a bin of its own
     blocks = [block for size in sizes for block in row(arena, size, 2)]

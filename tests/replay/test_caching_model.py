@@ -31,7 +31,7 @@ def run(*events):
 
 
 @pytest.mark.parametrize("name", ["gpt2_varlen_train", "multistream_train"])
-def test_the_model_reproduces_what_pytorch_reserved_on_the_samples(name):
+def test_caching_model_reproduces_pytorchs_reserved_on_the_samples(name):
     trace = load_trace(name)
     assert caching_allocator_reserved(trace) == pytest.approx(trace.meta["peak_reserved"], rel=0.01)
 
@@ -48,7 +48,7 @@ def test_the_model_reproduces_what_pytorch_reserved_on_the_samples(name):
         (12 * MIB, 12 * MIB),
     ],
 )
-def test_a_block_that_finds_no_room_takes_the_segment_of_its_size(size, segment):
+def test_miss_allocates_a_segment_by_size_class(size, segment):
     assert caching_allocator_reserved(run((size,))) == segment
 
 
@@ -62,12 +62,12 @@ def test_small_and_large_blocks_do_not_share_segments():
     assert caching_allocator_reserved(run((2 * MIB,), 0, (512,))) == 22 * MIB
 
 
-def test_a_free_block_of_another_stream_is_not_reused():
+def test_free_block_of_another_stream_is_not_reused():
     assert caching_allocator_reserved(run((512, 0), 0, (512, 1))) == 4 * MIB
     assert caching_allocator_reserved(run((512, 0), 0, (512, 0))) == 2 * MIB
 
 
-def test_a_large_block_is_split_only_if_more_than_one_mib_remains():
+def test_large_block_is_split_only_if_more_than_one_mib_remains():
     # One segment of 20 MiB: 6, 3 and 11. What the middle leaves over joins the 11, if split off.
     def needs(middle):
         trace = run((6 * MIB,), (3 * MIB,), (11 * MIB,), 1, (middle,), 2, (12 * MIB,))
@@ -88,13 +88,13 @@ def test_blocks_of_different_segments_never_become_one():
     assert caching_allocator_reserved(trace) == 48 * MIB
 
 
-def test_the_smallest_block_that_fits_is_taken():
+def test_smallest_block_that_fits_is_taken():
     # Free: 30 MiB and 12 MiB. Best fit puts 12 into 12, so that 30 fits again.
     trace = run((30 * MIB,), (12 * MIB,), 0, 1, (12 * MIB,), (30 * MIB,))
     assert caching_allocator_reserved(trace) == 42 * MIB
 
 
-def test_memory_is_held_until_the_free_completes():
+def test_memory_is_reserved_until_the_free_completes():
     requested = Trace(
         action=[0, 1, 0],
         block=[0, 0, 1],
@@ -106,7 +106,7 @@ def test_memory_is_held_until_the_free_completes():
 
 
 @pytest.mark.parametrize("model", [caching_allocator_reserved, plain_driver_reserved])
-def test_empty_blocks_and_unknown_frees_hold_nothing(model):
+def test_empty_blocks_and_unknown_frees_reserve_nothing(model):
     assert model(run((0,), 0, (0,))) == 0
     unknown = Trace(action=[2], block=[-1], size=[64], stream=[0], time_us=[0])
     assert model(unknown) == 0
@@ -124,7 +124,7 @@ def random_run(rng):
 
 
 @pytest.mark.parametrize("model", [caching_allocator_reserved, plain_driver_reserved])
-def test_no_model_holds_less_than_was_asked_or_more_than_all_of_it_apart(model):
+def test_models_reserve_between_the_request_and_the_sum_of_segments(model):
     seed = random.randrange(1 << 32)
     print("seed", seed)
     trace = random_run(random.Random(seed))
@@ -147,29 +147,29 @@ def test_no_model_holds_less_than_was_asked_or_more_than_all_of_it_apart(model):
         (20 * MIB + 1, 22 * MIB),
     ],
 )
-def test_a_driver_call_holds_whole_granules(size, held):
+def test_driver_model_reserves_whole_granules(size, held):
     assert plain_driver_reserved(run((size,))) == held
 
 
-def test_small_driver_blocks_share_granules_and_large_ones_do_not():
+def test_driver_model_shares_granules_among_small_blocks_only():
     assert plain_driver_reserved(run((MIB,), (MIB,))) == 2 * MIB
     assert plain_driver_reserved(run((MIB + 1,), (MIB + 1,))) == 4 * MIB
     assert plain_driver_reserved(run(*[(5000,)] * 409)) == 2 * MIB  # 5000 takes 5120
     assert plain_driver_reserved(run(*[(5000,)] * 410)) == 4 * MIB
 
 
-def test_the_driver_takes_back_what_is_freed():
+def test_driver_model_releases_freed_memory():
     assert plain_driver_reserved(run((4 * MIB,), 0, (4 * MIB,))) == 4 * MIB
     assert plain_driver_reserved(run((MIB,), (MIB,), 0, 1, (2 * MIB,))) == 2 * MIB
     one_left = run((MIB,), (MIB,), 0, (2 * MIB,))
     assert plain_driver_reserved(one_left) == 4 * MIB
 
 
-def test_streams_share_driver_granules():
+def test_driver_model_shares_granules_between_streams():
     assert plain_driver_reserved(run((512, 0), (512, 1))) == 2 * MIB
 
 
-def test_the_driver_granularity_can_be_set():
+def test_driver_model_granularity_is_configurable():
     assert plain_driver_reserved(run((100 * KIB,)), granularity=64 * KIB) == 128 * KIB
     for wrong in (0, -1024, 512, 1000):
         with pytest.raises(ValueError, match=f"granularity is {wrong}, accepted is"):

@@ -39,7 +39,7 @@ def changed(**columns):
 # ---------------------------------------------------------------------------- the trace itself
 
 
-def test_a_trace_tells_its_events_streams_peak_and_duration():
+def test_trace_has_events_streams_peak_and_duration():
     trace = Trace(**GOOD, step_start=[0, 3], meta={"peak_reserved": 7}, name="two")
     assert (trace.events, trace.allocs, trace.streams) == (5, 2, 2)
     assert (trace.peak_requested, trace.duration_us) == (150, 3)
@@ -48,14 +48,14 @@ def test_a_trace_tells_its_events_streams_peak_and_duration():
     assert "two" in repr(trace)
 
 
-def test_a_block_stays_live_until_its_free_completes():
+def test_block_stays_live_until_its_free_completes():
     requested_early = Trace(
         action=[0, 1, 0, 2], block=[0, 0, 1, 0], size=[8, 8, 4, 8], stream=[0] * 4, time_us=[0] * 4
     )
     assert requested_early.peak_requested == 12
 
 
-def test_columns_take_the_documented_types_and_cannot_be_written():
+def test_trace_columns_have_documented_types_and_are_read_only():
     trace = Trace(**GOOD)
     types = [trace.action, trace.block, trace.size, trace.stream, trace.time_us, trace.step_start]
     assert [a.dtype.name for a in types] == ["int8", "int32", "int64", "int16", "int64", "int64"]
@@ -65,14 +65,14 @@ def test_columns_take_the_documented_types_and_cannot_be_written():
         trace.name = "other"
 
 
-def test_a_trace_does_not_follow_later_changes_of_the_arrays_it_was_made_from():
+def test_trace_copies_its_arrays():
     columns = {name: np.array(values) for name, values in GOOD.items()}
     trace = Trace(**columns)
     columns["size"][0] = 999
     assert trace.size[0] == 100
 
 
-def test_a_trace_without_events_is_empty_not_an_error():
+def test_trace_without_events_is_valid():
     trace = Trace(action=[], block=[], size=[], stream=[], time_us=[])
     assert (trace.events, trace.allocs, trace.streams) == (0, 0, 0)
     assert (trace.peak_requested, trace.duration_us) == (0, 0)
@@ -89,7 +89,7 @@ def test_frees_of_blocks_from_before_recording_are_ignored():
     assert trace.peak_requested == 64
 
 
-def test_a_block_number_can_be_given_out_again_after_its_free():
+def test_block_number_can_be_given_out_again_after_its_free():
     trace = Trace(
         action=[0, 2, 0, 0],
         block=[0, 0, 0, 1],
@@ -148,14 +148,14 @@ def test_a_block_number_can_be_given_out_again_after_its_free():
         (changed(size=[[1], [2, 3]]), "size is not an array of integers"),
     ],
 )
-def test_an_inconsistent_trace_is_refused_with_index_value_and_range(columns, message):
+def test_inconsistent_trace_is_refused_with_index_value_and_range(columns, message):
     with pytest.raises(TraceError, match=re.escape(message)) as caught:
         Trace(**columns)
     assert isinstance(caught.value, GpumemError)
     assert isinstance(caught.value, ValueError)
 
 
-def test_the_earliest_bad_event_is_the_one_reported():
+def test_earliest_invalid_event_is_reported():
     # Block 1 fails first in time, block 0 first by number.
     with pytest.raises(TraceError, match="event 2: block 1"):
         Trace(
@@ -167,7 +167,7 @@ def test_the_earliest_bad_event_is_the_one_reported():
         )
 
 
-def test_sums_that_leave_64_bits_are_refused_not_wrapped():
+def test_sums_beyond_64_bits_are_refused():
     count = (1 << 14) + 2
     columns = {
         "action": [0] * count,
@@ -214,7 +214,7 @@ def consistent_columns(draw):
 
 
 @given(consistent_columns())
-def test_a_possible_run_is_accepted_and_its_peak_is_exact(run):
+def test_random_valid_trace_is_accepted_with_its_exact_peak(run):
     columns, peak = run
     assert Trace(**columns).peak_requested == peak
 
@@ -251,7 +251,7 @@ def test_samples_are_listed_with_files_that_exist():
     assert all(path.is_file() for path in listed.values())
 
 
-def test_a_file_wins_over_a_sample_of_its_name(tmp_path, monkeypatch):
+def test_file_takes_precedence_over_a_sample_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("own.npz", **GOOD)
     os.rename("own.npz", "multistream_train")
@@ -267,14 +267,14 @@ def npz_file(path, **columns):
     return path
 
 
-def test_an_npz_is_known_by_content_whatever_its_name(tmp_path):
+def test_npz_is_recognised_by_content(tmp_path):
     trace = load_trace(npz_file(tmp_path / "run.csv", **GOOD, meta=json.dumps({"a": 1})))
     assert trace.events == 5
     assert trace.meta == {"a": 1}
     assert trace.name == "run"
 
 
-def test_a_path_object_is_taken(tmp_path):
+def test_path_object_is_taken(tmp_path):
     assert load_trace(Path(npz_file(tmp_path / "a", **GOOD))).events == 5
 
 
@@ -291,7 +291,7 @@ def test_a_path_object_is_taken(tmp_path):
         (changed(size=np.array([object()])), "array size.npy holds Python objects"),
     ],
 )
-def test_an_archive_of_something_else_is_refused(tmp_path, columns, message):
+def test_foreign_archive_is_refused(tmp_path, columns, message):
     with pytest.raises(TraceError, match=re.escape(message)):
         load_trace(npz_file(tmp_path / "bad.npz", **columns))
 
@@ -315,13 +315,13 @@ def npy_header(shape):
 
 
 @pytest.mark.parametrize("shape", [(10**15,), (2**40, 2**40), (-5,), (4,), (6,)])
-def test_a_header_that_promises_other_data_than_follows_is_refused(tmp_path, shape):
+def test_npz_header_that_contradicts_its_data_is_refused(tmp_path, shape):
     path = archive_with(tmp_path / "lie.npz", npy_header(shape) + bytes(40))
     with pytest.raises(TraceError, match=r"has shape .* but holds 40 bytes"):
         load_trace(path)
 
 
-def test_an_archive_that_unpacks_to_absurd_size_is_refused_before_unpacking(tmp_path, monkeypatch):
+def test_npz_bomb_is_refused_before_unpacking(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "MAX_EVENTS", 1 << 10)
     bomb = archive_with(tmp_path / "bomb.npz", npy_header((1 << 20,)) + bytes(8 << 20))
     assert bomb.stat().st_size < 20_000
@@ -329,7 +329,7 @@ def test_an_archive_that_unpacks_to_absurd_size_is_refused_before_unpacking(tmp_
         load_trace(bomb)
 
 
-def test_an_absurdly_large_file_is_refused_unread(tmp_path):
+def test_oversized_file_is_refused_unread(tmp_path):
     path = tmp_path / "huge.npz"
     with path.open("wb") as file:
         file.truncate((1 << 32) + 1)  # sparse: takes no disk
@@ -374,7 +374,7 @@ def snapshot_file(path, *device_traces, protocol=4):
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_snapshot_becomes_blocks_by_lifetime_and_streams_from_zero(tmp_path, protocol):
+def test_torch_snapshot_becomes_blocks_and_numbered_streams(tmp_path, protocol):
     now = 1_700_000_000_000_000
     entries = [
         entry("segment_alloc", 0x1000, 2 << 20, time_us=now),
@@ -393,7 +393,7 @@ def test_a_snapshot_becomes_blocks_by_lifetime_and_streams_from_zero(tmp_path, p
     assert trace.time_us.tolist() == [0, 5, 6, 6, 9]
 
 
-def test_the_device_with_most_events_is_taken_unless_one_is_named(tmp_path):
+def test_torch_snapshot_device_defaults_to_the_busiest(tmp_path):
     busy = [entry("alloc", 512 * i, 1) for i in range(4)]
     idle = [entry("segment_alloc", 0, 1)] * 9
     path = snapshot_file(tmp_path / "s", idle, [entry("alloc", 0, 7)], busy)
@@ -406,7 +406,7 @@ def test_the_device_with_most_events_is_taken_unless_one_is_named(tmp_path):
             load_trace(path, device=device)
 
 
-def test_only_snapshots_take_a_device(tmp_path):
+def test_device_argument_is_for_snapshots_only(tmp_path):
     path = npz_file(tmp_path / "a.npz", **GOOD)
     assert load_trace(path, device=0).events == 5
     with pytest.raises(TraceError, match="device is 1, accepted is 0"):
@@ -414,7 +414,7 @@ def test_only_snapshots_take_a_device(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protocol):
+def test_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protocol):
     marker = tmp_path / "ran"
 
     class Malicious:
@@ -429,7 +429,7 @@ def test_a_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protoc
 
 
 @pytest.mark.parametrize("value", [print, OrderedDict(), np.float64(1), 1j])
-def test_even_harmless_globals_are_refused(tmp_path, value):
+def test_pickle_with_harmless_globals_is_refused(tmp_path, value):
     path = tmp_path / "global.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[value]]}))
     with pytest.raises(TraceError, match="accepted is plain data only"):
@@ -452,7 +452,7 @@ def nested_lists(depth):
     ],
     ids=["nested", "digits", "digits in a list"],
 )
-def test_a_value_that_cannot_be_written_out_is_refused_in_one_line(tmp_path, entry):
+def test_unprintable_value_is_refused_in_one_line(tmp_path, entry):
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[entry]]}))
     with pytest.raises(TraceError, match=r"entry 0: (action|addr) is") as caught:
@@ -494,14 +494,14 @@ def test_reading_a_snapshot_imports_no_framework(tmp_path):
         ),
     ],
 )
-def test_a_pickle_of_something_else_is_refused(tmp_path, value, message):
+def test_foreign_pickle_is_refused(tmp_path, value, message):
     path = tmp_path / "odd.pickle"
     path.write_bytes(pickle.dumps(value))
     with pytest.raises(TraceError, match=re.escape(message)):
         load_trace(path)
 
 
-def test_a_snapshot_of_a_version_without_times_is_read(tmp_path):
+def test_torch_snapshot_without_times_is_read(tmp_path):
     old = {"action": "alloc", "addr": 1, "size": 2, "stream": 3, "frames": []}
     assert load_trace(snapshot_file(tmp_path / "s", [old])).time_us.tolist() == [0]
 
@@ -528,7 +528,7 @@ def log_file(path, *lines, header=HEADER):
         (["1700000000000000", "1700000000000250", "1700000000000251"], [0, 250, 251]),
     ],
 )
-def test_an_rmm_log_is_read_in_every_form_of_time(tmp_path, times, expected_us):
+def test_rmm_log_is_read_in_every_time_format(tmp_path, times, expected_us):
     path = log_file(
         tmp_path / "log",
         f"17,{times[0]},allocate,0x7f0000000200,1024,0x55aa",
@@ -543,7 +543,7 @@ def test_an_rmm_log_is_read_in_every_form_of_time(tmp_path, times, expected_us):
     assert trace.stream.tolist() == [0, 0, 1]
 
 
-def test_failed_and_empty_allocations_of_a_log_are_left_out(tmp_path):
+def test_rmm_log_skips_failed_and_empty_allocations(tmp_path):
     path = log_file(
         tmp_path / "log",
         "1,10:00:00.000000,allocate failure,(nil),99999999999,0x0",
@@ -575,18 +575,18 @@ def test_failed_and_empty_allocations_of_a_log_are_left_out(tmp_path):
         ("1,10:00:00.0,allocate,0x40,1,0x0", "line 3: 0x40 is allocated while block 0 lives"),
     ],
 )
-def test_a_bad_line_of_a_log_is_refused_by_number(tmp_path, line, message):
+def test_rmm_log_reports_an_invalid_line_by_number(tmp_path, line, message):
     path = log_file(tmp_path / "log", "1,10:00:00.0,allocate,0x40,1,0x0", line)
     with pytest.raises(TraceError, match=re.escape(message)):
         load_trace(path)
 
 
-def test_a_log_without_allocations_is_refused(tmp_path):
+def test_rmm_log_without_allocations_is_refused(tmp_path):
     with pytest.raises(TraceError, match="the log holds no allocations"):
         load_trace(log_file(tmp_path / "log"))
 
 
-def test_a_log_that_is_no_text_is_refused(tmp_path):
+def test_rmm_log_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(HEADER.encode() + b"\xff\xfe")
     with pytest.raises(TraceError, match="the log is not text: byte 39"):
@@ -610,7 +610,7 @@ def test_a_log_that_is_no_text_is_refused(tmp_path):
         (lambda p: os.mkfifo(p), "is not a regular file"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_one_line_naming_the_file(tmp_path, make, message):
+def test_foreign_file_is_refused_in_one_line_naming_it(tmp_path, make, message):
     path = tmp_path / "thing"
     make(path)
     with pytest.raises(TraceError, match=re.escape(message)) as caught:
@@ -620,7 +620,7 @@ def test_what_is_no_trace_is_refused_in_one_line_naming_the_file(tmp_path, make,
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, ""])
-def test_a_name_that_no_file_can_have_is_refused(name):
+def test_invalid_file_name_is_refused(name):
     with pytest.raises(TraceError):
         load_trace(name)
 
@@ -637,7 +637,7 @@ def good_files(folder):
 
 
 @pytest.mark.parametrize("kind", range(3), ids=["npz", "snapshot", "rmm"])
-def test_damaged_files_load_or_raise_trace_error_and_nothing_else(tmp_path, kind):
+def test_damaged_files_load_or_raise_trace_error_only(tmp_path, kind):
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -669,7 +669,7 @@ def test_every_truncation_of_a_snapshot_is_refused(tmp_path):
             load_trace(path)
 
 
-def test_the_unpickler_knows_no_persistent_objects():
+def test_pickle_with_persistent_ids_is_refused():
     persistent = b"\x80\x04K\x05Q."  # a reference to outside object 5
     with pytest.raises(TraceError, match="refers to outside objects"):
         torch_snapshot.read_torch_snapshot(io.BytesIO(persistent), "p")
@@ -678,7 +678,7 @@ def test_the_unpickler_knows_no_persistent_objects():
 @pytest.mark.parametrize(
     "opcode", [b"r\x00\x00\x00\x30", b"p805306368\n", b"p" + b"9" * 30 + b"\n"], ids=repr
 )
-def test_a_pickle_that_asks_for_more_room_than_it_has_bytes_is_refused(tmp_path, opcode):
+def test_pickle_that_claims_more_than_its_size_is_refused(tmp_path, opcode):
     path = tmp_path / "huge.pickle"
     path.write_bytes(b"\x80\x02]" + opcode + b".")
     with pytest.raises(TraceError, match="object number"):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 NBYTES = 1 << 16
 
 
-def test_blocks_lie_in_the_memory_and_nowhere_else(memory, rng):
+def test_arena_blocks_lie_inside_the_imported_memory(memory, rng):
     arena = memory.resource()
     live = []
     for _ in range(400):
@@ -40,7 +40,7 @@ def test_blocks_lie_in_the_memory_and_nowhere_else(memory, rng):
     arena.close()
 
 
-def test_the_whole_memory_can_be_one_block_again(memory):
+def test_whole_memory_can_be_one_block_again(memory):
     with memory.resource() as arena:
         for _ in range(3):
             pieces = [arena.allocate(NBYTES // 8) for _ in range(8)]
@@ -52,7 +52,7 @@ def test_the_whole_memory_can_be_one_block_again(memory):
             arena.shrink()
 
 
-def test_memory_that_begins_anywhere_gives_aligned_blocks(importer, describe):
+def test_unaligned_memory_gives_aligned_blocks(importer, describe):
     with importer.import_memory(describe(offset=100)) as memory, memory.resource() as arena:
         room = (NBYTES - 256) // 256 * 256
         with arena.allocate(room) as buffer:
@@ -61,7 +61,7 @@ def test_memory_that_begins_anywhere_gives_aligned_blocks(importer, describe):
                 arena.allocate(1)
 
 
-def test_the_exporter_is_asked_for_more_when_it_is_full(memory, importer):
+def test_grow_is_called_when_the_memory_is_full(memory, importer):
     asked = []
 
     def grow(nbytes):
@@ -91,7 +91,7 @@ def test_the_exporter_is_asked_for_more_when_it_is_full(memory, importer):
             buffer.close()
 
 
-def test_what_grow_gives_has_to_be_such_memory(memory, importer, describe):
+def test_grow_must_return_compatible_memory(memory, importer, describe):
     too_small = importer.import_memory(describe(size=4096))
     read_only = importer.import_memory(describe(read_only=True))
     for given in (too_small, read_only, "memory"):
@@ -104,7 +104,7 @@ def test_what_grow_gives_has_to_be_such_memory(memory, importer, describe):
     read_only.close()
 
 
-def test_an_exporter_may_not_give_the_same_memory_twice(memory, importer):
+def test_grow_may_not_return_the_same_memory_twice(memory, importer):
     number = os.memfd_create("more")
     os.truncate(number, 8 * NBYTES)
     more = importer.import_memory(
@@ -120,7 +120,7 @@ def test_an_exporter_may_not_give_the_same_memory_twice(memory, importer):
     more.close()
 
 
-def test_memory_stays_open_while_its_arena_is(memory):
+def test_memory_cannot_close_while_its_arena_is_open(memory):
     arena = memory.resource()
     buffer = arena.allocate(100)
     with pytest.raises(InUseError):
@@ -132,7 +132,7 @@ def test_memory_stays_open_while_its_arena_is(memory):
     memory.close()
 
 
-def test_an_arena_keeps_the_memory_when_nobody_else_does(importer, describe, fd):
+def test_arena_keeps_the_memory_alive(importer, describe, fd):
     arena = importer.import_memory(describe()).resource()
     view = np.from_dlpack(arena.allocate(NBYTES))
     del arena
@@ -140,7 +140,7 @@ def test_an_arena_keeps_the_memory_when_nobody_else_does(importer, describe, fd)
     assert os.pread(fd, NBYTES, 0) == bytes([3]) * NBYTES
 
 
-def test_settings_are_the_arenas(memory):
+def test_arena_settings_are_accepted(memory):
     with memory.resource({"arena.max_mem": 4096}) as arena:
         assert arena.config.max_mem == 4096
         arena.allocate(4096).close()
@@ -161,14 +161,14 @@ def test_settings_are_the_arenas(memory):
         ({"read_only": True}, "read-only"),
     ],
 )
-def test_memory_that_holds_no_block_to_write_is_refused(importer, describe, changes, says):
+def test_too_small_or_read_only_memory_is_refused(importer, describe, changes, says):
     memory = importer.import_memory(describe(**changes))
     with pytest.raises(ConfigError, match=says):
         memory.resource()
     memory.close()
 
 
-def test_tensors_come_from_it_as_from_any_resource(memory):
+def test_tensors_are_allocated_from_the_arena(memory):
     with memory.resource() as arena:
         tensor = gpumem.zeros((10, 10), "f4", resource=arena)
         tensor.numpy()[:] = 2

@@ -48,14 +48,14 @@ def check_against_view(memory, mine):
 
 
 @pytest.mark.parametrize("kind", ["MEMFD", "OPAQUE_FD"])
-def test_a_file_in_memory(importer, describe, fd, kind):
+def test_import_of_a_memfd(importer, describe, fd, kind):
     memory = importer.import_memory(describe(handle_type=MemoryHandleType[kind]))
     check_both_directions(
         memory, lambda at, n: os.pread(fd, n, at), lambda at, data: os.pwrite(fd, data, at)
     )
 
 
-def test_a_shared_memory_object_by_name(importer):
+def test_import_of_a_named_shared_memory_object(importer):
     shared = shared_memory.SharedMemory(create=True, size=NBYTES)
     try:
         memory = importer.import_memory(
@@ -75,13 +75,13 @@ def test_a_shared_memory_object_by_name(importer):
 
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "/a/b", "..", "/."])
-def test_a_name_cannot_lead_elsewhere(importer, name):
+def test_name_with_a_path_is_refused(importer, name):
     with pytest.raises(InvalidDescriptorError, match="not a name of a shared memory object"):
         importer.import_memory(MemoryDescriptor(name, MemoryHandleType.SHM_NAME, 4096))
 
 
 @pytest.mark.parametrize("by", ["buffer", "address"])
-def test_pages_of_this_process(importer, by):
+def test_import_of_host_pages(importer, by):
     pages = mmap.mmap(-1, NBYTES)
     array = np.frombuffer(pages, np.uint8)
     given = (
@@ -102,7 +102,7 @@ def test_pages_of_this_process(importer, by):
     pages.close()  # nobody holds them any more
 
 
-def test_a_pages_owner_lives_as_long_as_the_last_view(importer):
+def test_owner_of_host_pages_lives_as_long_as_the_last_view(importer):
     class Owner:
         alive = 0
 
@@ -125,7 +125,7 @@ def test_a_pages_owner_lives_as_long_as_the_last_view(importer):
     assert Owner.alive == 0
 
 
-def test_pages_that_do_not_begin_at_one_are_refused(importer):
+def test_unaligned_host_pages_are_refused(importer):
     pages = mmap.mmap(-1, NBYTES)
     inside = np.frombuffer(pages, np.uint8)[8:]
     with pytest.raises(AlignmentError, match="4096"):
@@ -142,7 +142,7 @@ def test_pages_that_do_not_begin_at_one_are_refused(importer):
         )
 
 
-def test_physical_memory_of_the_driver(importer):
+def test_import_of_a_physical_memory_handle(importer):
     with (
         gpumem.Arena("host", {"numa_node": 0}) as arena,
         arena.allocate(NBYTES, shareable=True) as buffer,
@@ -157,7 +157,7 @@ def test_physical_memory_of_the_driver(importer):
         del mine
 
 
-def test_a_block_of_a_drivers_pool(importer):
+def test_import_of_a_pool_block(importer):
     with gpumem.DriverPool("host", {"shareable": True}) as pool, pool.allocate(NBYTES) as buffer:
         mine = np.from_dlpack(buffer)
         with pool.export_handle() as handle:
@@ -186,7 +186,7 @@ def test_a_block_of_a_drivers_pool(importer):
 
 
 @pytest.mark.parametrize("kind", ["LAVAPIPE_OPAQUE_FD", "OPAQUE_FD"])
-def test_memory_of_a_software_vulkan_begins_behind_its_header(importer, fd, kind):
+def test_import_of_lavapipe_memory_skips_its_header(importer, fd, kind):
     start = 4096
     os.pwrite(fd, struct.pack("<QQ16s", NBYTES, start, LAVAPIPE_MARK), 0)
     memory = importer.import_memory(
@@ -209,13 +209,13 @@ def test_memory_of_a_software_vulkan_begins_behind_its_header(importer, fd, kind
         (NBYTES, 1 << 63, LAVAPIPE_MARK, 4096, "holds no 4096"),
     ],
 )
-def test_a_header_that_lies_is_refused(importer, fd, size, start, mark, asked, says):
+def test_invalid_lavapipe_header_is_refused(importer, fd, size, start, mark, asked, says):
     os.pwrite(fd, struct.pack("<QQ16s", size, start, mark), 0)
     with pytest.raises(BadHandleError, match=says):
         importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.LAVAPIPE_OPAQUE_FD, asked))
 
 
-def test_a_file_in_memory_is_no_dma_buf(importer, describe):
+def test_memfd_is_refused_as_a_dma_buf(importer, describe):
     with pytest.raises(BadHandleError, match="not a dma-buf") as caught:
         importer.import_memory(describe(handle_type=MemoryHandleType.DMABUF_FD))
     assert caught.value.errno == 25  # ENOTTY
@@ -223,7 +223,7 @@ def test_a_file_in_memory_is_no_dma_buf(importer, describe):
 
 @pytest.mark.parametrize("kind", WINDOWS)
 @pytest.mark.parametrize("by", ["handle", "name"])
-def test_handles_of_windows_reach_the_driver_as_it_wants_them(host, importer, fd, kind, by):
+def test_windows_handles_reach_the_driver_unchanged(host, importer, fd, kind, by):
     handle_type = MemoryHandleType[kind]
     if by == "handle":
         given, name = fd, None
@@ -250,7 +250,7 @@ def test_handles_of_windows_reach_the_driver_as_it_wants_them(host, importer, fd
             shared.unlink()
 
 
-def test_a_committed_resource_cannot_be_said_to_be_shared_by_others(host, importer, fd):
+def test_committed_resource_cannot_be_marked_as_shared(host, importer, fd):
     host.rehearse_windows(True)
     try:
         for kind, dedicated in (("D3D12_RESOURCE", False), ("D3D12_HEAP", True)):
@@ -265,7 +265,7 @@ def test_a_committed_resource_cannot_be_said_to_be_shared_by_others(host, import
 # ---- asking ----
 
 
-def test_asking_for_a_capability_answers_for_every_kind_and_never_raises(importer):
+def test_capability_answers_for_every_kind_without_raising(importer):
     for kind in MemoryHandleType:
         answer = importer.can_import_memory(kind)
         assert bool(answer) is answer.supported is (answer.reason == "")
@@ -274,7 +274,7 @@ def test_asking_for_a_capability_answers_for_every_kind_and_never_raises(importe
 
 
 @pytest.mark.parametrize("kind", [*WINDOWS, "CUDA_VMM_WIN32"])
-def test_what_cannot_be_imported_is_refused_with_the_capabilitys_reason(importer, fd, kind):
+def test_unsupported_kind_is_refused_with_the_capabilitys_reason(importer, fd, kind):
     handle_type = MemoryHandleType[kind]
     reason = importer.can_import_memory(handle_type).reason
     assert "Windows" in reason
@@ -284,7 +284,7 @@ def test_what_cannot_be_imported_is_refused_with_the_capabilitys_reason(importer
     assert isinstance(caught.value, NotImplementedError)
 
 
-def test_a_device_that_is_not_there_has_no_importer_and_a_reason():
+def test_missing_device_has_no_importer_and_a_reason():
     assert Importer.for_device("host:63") is None
     assert "host:63" in interop.Importer.unavailable_reason("host:63")
     assert interop.Importer.unavailable_reason("host") == ""
@@ -299,7 +299,7 @@ def test_memory_of_another_device_is_refused(importer, describe):
         assert memory.device == gpumem.Device("host")
 
 
-def test_a_registered_factory_makes_the_importers(importer):
+def test_registered_factory_makes_the_importers(importer):
     class Mine:
         pass
 
@@ -317,7 +317,7 @@ def test_a_registered_factory_makes_the_importers(importer):
         interop.Importer.register("host", 5)
 
 
-def test_an_importer_may_be_closed_before_what_it_imported(describe):
+def test_importer_may_be_closed_before_its_imports(describe):
     with Importer.for_device("host") as importer:
         memory = importer.import_memory(describe())
     with pytest.raises(ClosedError):

@@ -22,7 +22,7 @@ KINDS = ["MEMFD", "OPAQUE_FD"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_view_keeps_the_mapping_after_everything_else_is_gone(importer, describe, fd, kind):
+def test_view_keeps_the_mapping_alive(importer, describe, fd, kind):
     memory = importer.import_memory(describe(handle_type=MemoryHandleType[kind]))
     view = memory.tensor(100, "u1").numpy()
     importer.close()
@@ -33,7 +33,7 @@ def test_a_view_keeps_the_mapping_after_everything_else_is_gone(importer, descri
     assert os.pread(fd, 100, 0) == bytes([9] * 100)
 
 
-def test_a_close_with_exports_is_refused_and_changes_nothing(memory):
+def test_close_with_exports_is_refused_without_a_change(memory):
     tensor = memory.tensor(4, "u1")
     view = memoryview(tensor)
     del tensor
@@ -47,7 +47,7 @@ def test_a_close_with_exports_is_refused_and_changes_nothing(memory):
     memory.close()
 
 
-def test_a_close_waits_for_the_last_export_as_long_as_it_may(memory):
+def test_close_waits_for_the_last_export_up_to_its_timeout(memory):
     kept = [memory.tensor(4, "u1").numpy()]
     with pytest.raises(InUseError):
         memory.close(timeout=0.01)
@@ -56,7 +56,7 @@ def test_a_close_waits_for_the_last_export_as_long_as_it_may(memory):
     assert memory.closed
 
 
-def test_closed_memory_answers_with_an_error(memory):
+def test_closed_memory_refuses_every_call(memory):
     memory.close()
     for use in (
         lambda: memory.tensor(1, "u1"),
@@ -70,14 +70,14 @@ def test_closed_memory_answers_with_an_error(memory):
     assert "closed" in repr(memory)
 
 
-def test_memory_is_made_by_an_importer_only():
+def test_external_memory_cannot_be_constructed_directly():
     from gpumem.interop import ExternalMemory
 
     with pytest.raises(TypeError, match="import_memory"):
         ExternalMemory()
 
 
-def test_a_deleter_that_runs_without_the_interpreter_ends_the_export(memory):
+def test_deleter_without_the_gil_ends_the_export(memory):
     consumed = consume(memory.tensor(4, "u1").__dlpack__(max_version=(1, 0)))
     assert memory.exports == 1
     consumed.delete()
@@ -92,7 +92,7 @@ def test_unused_and_refused_capsules_end_the_export(memory):
     assert memory.exports == 0
 
 
-def test_dropping_memory_calls_no_driver_until_somebody_may_wait(importer, describe, host):
+def test_dropped_memory_is_released_at_the_next_call_that_may_wait(importer, describe, host):
     memory = importer.import_memory(describe(handle_type=MemoryHandleType.OPAQUE_FD))
     tensor = memory.tensor(4, "u1")
     before = host.call_count()
@@ -103,7 +103,7 @@ def test_dropping_memory_calls_no_driver_until_somebody_may_wait(importer, descr
     assert host.live()["imports"] == 0
 
 
-def test_memory_stays_while_a_stream_still_works_on_it(importer, describe, host, fd):
+def test_memory_stays_mapped_while_a_stream_uses_it(importer, describe, host, fd):
     host.set_lag(20_000_000)
     stream = gpumem.Stream("host")
     memory = importer.import_memory(describe(handle_type=MemoryHandleType.OPAQUE_FD))
@@ -113,13 +113,13 @@ def test_memory_stays_while_a_stream_still_works_on_it(importer, describe, host,
     assert os.pread(fd, 1 << 16, 0) == bytes([7]) * (1 << 16)
 
 
-def test_both_ends_of_a_file_are_torch_or_numpy_tensors_alike(memory):
+def test_memory_tensors_are_shared_through_dlpack(memory):
     array = np.from_dlpack(memory.tensor((2, 3), "i4"))
     array[...] = 4
     assert gpumem.from_dlpack(memory.tensor((2, 3), "i4")).numpy().sum() == 24
 
 
-def test_an_import_waits_for_no_value_that_is_yet_to_be_signalled(importer, describe, host):
+def test_import_does_not_wait_for_unsignalled_values(importer, describe, host):
     stream = gpumem.Stream("host")
     with interop.HostTimeline.create() as timeline:
         timeline.enqueue_wait(stream, 1)
@@ -133,7 +133,7 @@ def test_an_import_waits_for_no_value_that_is_yet_to_be_signalled(importer, desc
         assert (held, host.live()["imports"]) == (before + 1, before)
 
 
-def test_memory_that_is_closed_while_its_arguments_are_read_is_closed(memory):
+def test_memory_closed_while_arguments_are_read_raises(memory):
     class Shape:
         def __index__(self):
             memory.close()
@@ -143,7 +143,7 @@ def test_memory_that_is_closed_while_its_arguments_are_read_is_closed(memory):
         memory.tensor(Shape(), "u1")
 
 
-def test_an_error_is_not_hidden_by_what_it_left_alive(importer, describe):
+def test_error_in_a_with_block_is_not_hidden_by_live_views(importer, describe):
     kept = []
 
     def fail():
@@ -157,7 +157,7 @@ def test_an_error_is_not_hidden_by_what_it_left_alive(importer, describe):
     kept.clear()
 
 
-def test_a_shared_block_is_kept_while_it_is_exported(arena):
+def test_shared_block_stays_while_exported(arena):
     failures = []
     for _ in range(100):
         buffer = arena.allocate(4096, shareable=True)
@@ -212,7 +212,7 @@ drivers.tensor(4, "u1").numpy()[:] = 1  # the parent's is alive
 """
 
 
-def test_in_a_forks_child_pages_live_and_the_drivers_objects_do_not():
+def test_forked_child_keeps_host_pages_and_loses_driver_objects():
     run_quietly(IN_A_FORKS_CHILD)
 
 
@@ -234,11 +234,11 @@ cycle.append((cycle, Importer.for_device("host").import_memory(
 """
 
 
-def test_the_interpreter_ends_quietly_with_imports_alive():
+def test_exit_with_live_imports_is_quiet():
     run_quietly(AT_THE_END)
 
 
-def test_importing_the_package_needs_no_other_library():
+def test_importing_interop_needs_no_framework():
     done = run("""
         import sys
         import gpumem.interop

@@ -39,7 +39,7 @@ def is_open(number: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_the_callers_descriptor_stays_his(importer, describe, given, kind):
+def test_borrowed_descriptor_stays_open(importer, describe, given, kind):
     memory = importer.import_memory(describe(handle=given, handle_type=MemoryHandleType[kind]))
     os.close(given)  # he may close it at once
     memory.tensor(4, "u1").numpy()[:] = 1
@@ -47,7 +47,7 @@ def test_the_callers_descriptor_stays_his(importer, describe, given, kind):
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_descriptor_that_is_consumed_is_closed_after_success(importer, describe, given, kind):
+def test_consumed_descriptor_is_closed_on_success_only(importer, describe, given, kind):
     memory = importer.import_memory(
         describe(handle=given, handle_type=MemoryHandleType[kind]), consume=True
     )
@@ -55,7 +55,7 @@ def test_a_descriptor_that_is_consumed_is_closed_after_success(importer, describ
     memory.close()
 
 
-def test_an_object_with_a_descriptor_is_consumed_by_its_own_close(importer, describe, given):
+def test_consumed_object_is_closed_through_its_own_close(importer, describe, given):
     handle = Handle(os.dup(given))
     importer.import_memory(describe(handle=handle), consume=True).close()
     assert handle.closed
@@ -74,9 +74,7 @@ def test_an_object_with_a_descriptor_is_consumed_by_its_own_close(importer, desc
         ("OPAQUE_FD", "cuExternalMemoryGetMappedBuffer"),
     ],
 )
-def test_a_driver_that_refuses_costs_no_descriptor(
-    host, importer, describe, given, kind, call, consume
-):
+def test_failed_import_leaks_no_descriptor(host, importer, describe, given, kind, call, consume):
     host.fail(call, 1, 304)
     with pytest.raises(gpumem.errors.DriverError) as caught:
         importer.import_memory(
@@ -91,7 +89,7 @@ def test_a_driver_that_refuses_costs_no_descriptor(
     ["cuMemImportFromShareableHandle", "cuMemGetAllocationPropertiesFromHandle",
      "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"],
 )  # fmt: skip
-def test_an_import_of_physical_memory_is_undone_at_every_step(host, importer, call):
+def test_physical_memory_import_is_undone_when_any_step_fails(host, importer, call):
     with (
         gpumem.Arena("host", {"numa_node": 0}) as arena,
         arena.allocate(100, shareable=True) as buffer,
@@ -138,11 +136,11 @@ memory.close()
         ("OPAQUE_FD", "cuDestroyExternalMemory"),
     ],
 )
-def test_a_close_that_the_driver_refuses_is_told_and_ends_the_memory(kind, call):
+def test_failed_driver_close_is_reported_and_ends_the_memory(kind, call):
     run_quietly(REFUSED_CLOSE, kind, call)  # on its own: what was refused stays with the driver
 
 
-def test_what_is_not_open_is_a_bad_handle(importer, describe, given):
+def test_closed_descriptor_is_a_bad_handle(importer, describe, given):
     os.close(given)
     with pytest.raises(BadHandleError) as caught:
         importer.import_memory(describe(handle=given), consume=True)
@@ -150,18 +148,18 @@ def test_what_is_not_open_is_a_bad_handle(importer, describe, given):
     assert isinstance(caught.value, OSError)
 
 
-def test_what_is_of_another_kind_is_a_bad_handle(importer, describe):
+def test_descriptor_of_another_kind_is_a_bad_handle(importer, describe):
     one, other = socket.socketpair()
     with one, other, pytest.raises(BadHandleError):
         importer.import_memory(describe(handle=one))
 
 
-def test_a_file_that_is_too_small_is_a_bad_handle(importer, describe, fd):
+def test_too_small_file_is_a_bad_handle(importer, describe, fd):
     with pytest.raises(BadHandleError, match="65536 bytes, not 65537"):
         importer.import_memory(describe(size=NBYTES + 1))
 
 
-def test_a_file_that_may_not_be_written_is_imported_to_be_read(importer, describe, fd):
+def test_read_only_file_is_imported_read_only(importer, describe, fd):
     reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     try:
         with pytest.raises(BadHandleError, match="to write") as caught:
@@ -173,7 +171,7 @@ def test_a_file_that_may_not_be_written_is_imported_to_be_read(importer, describ
 
 
 @pytest.mark.parametrize("consume", [1, None, "yes"])
-def test_consume_is_a_yes_or_no(importer, describe, consume):
+def test_consume_must_be_a_bool(importer, describe, consume):
     with pytest.raises(TypeError, match="consume"):
         importer.import_memory(describe(), consume=consume)
 
@@ -186,7 +184,7 @@ def test_names_and_addresses_cannot_be_consumed(importer):
             )
 
 
-def test_a_number_that_is_used_again_is_not_closed(importer, describe, given, tmp_path):
+def test_reused_descriptor_number_is_not_closed(importer, describe, given, tmp_path):
     memory = importer.import_memory(
         describe(handle=given, handle_type=MemoryHandleType.OPAQUE_FD), consume=True
     )
@@ -200,14 +198,14 @@ def test_a_number_that_is_used_again_is_not_closed(importer, describe, given, tm
         file.close()
 
 
-def test_descriptors_and_imports_stay_level_over_a_thousand_cycles(importer, describe, host):
+def test_thousand_import_cycles_leak_nothing(importer, describe, host):
     for kind in FILES:
         for _ in range(500):
             with importer.import_memory(describe(handle_type=MemoryHandleType[kind])) as memory:
                 memory.tensor(16, "f4")
 
 
-def test_many_threads_import_and_close(importer, describe):
+def test_concurrent_imports_and_closes(importer, describe):
     failures = []
 
     def work():
@@ -230,7 +228,7 @@ def test_many_threads_import_and_close(importer, describe):
     assert failures == []
 
 
-def test_no_descriptor_survives_exec(importer, describe):
+def test_descriptors_are_closed_on_exec(importer, describe):
     memory = importer.import_memory(describe(handle_type=MemoryHandleType.OPAQUE_FD))
     ours = [number for number, link in open_descriptors().items() if "memfd:test" in link]
     assert len(ours) == 2  # the test's own, and the one that the driver has

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 NBYTES = 1 << 16
 
 
-def test_tensors_overlap_and_see_each_other(memory):
+def test_overlapping_tensors_share_bytes(memory):
     words = memory.tensor(8, "u4").numpy()
     octets = memory.tensor((4, 4), "u1", offset=8).numpy()
     words[2] = 0x04030201
     assert octets[0].tolist() == [1, 2, 3, 4]
 
 
-def test_both_offsets_count(importer, describe, fd):
+def test_memory_and_tensor_offsets_add_up(importer, describe, fd):
     with importer.import_memory(describe(offset=4096)) as memory:
         assert (memory.offset, memory.nbytes, memory.size) == (4096, NBYTES - 4096, NBYTES)
         os.pwrite(fd, b"\x2a", 4096 + 7)
@@ -44,7 +44,7 @@ def test_both_offsets_count(importer, describe, fd):
         del tensor
 
 
-def test_rows_may_be_padded(memory, fd):
+def test_row_pitch_may_exceed_the_row(memory, fd):
     tensor = memory.tensor((3, 2, 5), "u2", offset=256, row_pitch=64)
     assert tensor.strides == (128, 64, 2)
     tensor.numpy()[...] = np.arange(30).reshape(3, 2, 5)
@@ -52,7 +52,7 @@ def test_rows_may_be_padded(memory, fd):
     assert os.pread(fd, 54, 256 + 10) == bytes(54)
 
 
-def test_the_last_row_needs_no_padding(memory):
+def test_last_row_needs_no_padding(memory):
     rows = NBYTES // 4096
     memory.tensor((rows, 100), "u1", offset=NBYTES - 4096 * (rows - 1) - 100, row_pitch=4096)
     with pytest.raises(OutOfBoundsError):
@@ -69,7 +69,7 @@ def test_the_last_row_needs_no_padding(memory):
         ((2, 3), "u1", {"strides": (0, 1)}),
     ],
 )
-def test_what_just_fits(memory, shape, dtype, more):
+def test_tensor_that_exactly_fits_is_accepted(memory, shape, dtype, more):
     tensor = memory.tensor(shape, dtype, **more)
     assert tensor.numpy().shape == np.empty(shape, "u1").shape
 
@@ -114,13 +114,13 @@ def test_what_just_fits(memory, shape, dtype, more):
         ((4,), "f4", {"read_only": "no"}, InvalidDescriptorError, "read_only 'no'"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_numbers(memory, shape, dtype, more, error, says):
+def test_tensor_beyond_the_memory_is_refused_with_numbers(memory, shape, dtype, more, error, says):
     with pytest.raises(error, match=says):
         memory.tensor(shape, dtype, **more)
     assert memory.exports == 0
 
 
-def test_memory_that_is_read_only_stays_so(importer, describe, fd):
+def test_read_only_memory_gives_read_only_tensors(importer, describe, fd):
     os.pwrite(fd, b"\x05", 0)
     with importer.import_memory(describe(read_only=True)) as memory:
         tensor = memory.tensor(4, "u1")
@@ -138,7 +138,7 @@ def test_memory_that_is_read_only_stays_so(importer, describe, fd):
         del tensor
 
 
-def test_a_tensor_can_be_read_only_in_memory_that_is_not(memory):
+def test_tensor_of_writable_memory_can_be_read_only(memory):
     assert memory.tensor(4, "u1", read_only=True).read_only
     assert not memory.tensor(4, "u1").read_only
 
@@ -163,9 +163,7 @@ class Extents:
     offset=st.integers(0, 40),
     memory_offset=st.integers(0, 40),
 )
-def test_exactly_what_reaches_beyond_the_end_is_refused(
-    shape, data, itemsize, offset, memory_offset
-):
+def test_bounds_check_matches_a_reference(shape, data, itemsize, offset, memory_offset):
     strides = [data.draw(st.integers(0, 12)) * itemsize for _ in shape]
     reach = memory_offset + offset * itemsize + Extents.of(shape, strides, itemsize)
     size = data.draw(st.integers(max(1, memory_offset, reach - 2), reach + 2))

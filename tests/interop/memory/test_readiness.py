@@ -41,7 +41,7 @@ def timeline():
     return Timeline()
 
 
-def test_the_cpu_waits_when_it_takes_a_view(memory, timeline):
+def test_cpu_view_waits_for_readiness(memory, timeline):
     memory.set_ready(timeline, 5)
     tensor = memory.tensor(4, "u1")
     assert timeline.waits == []
@@ -57,13 +57,13 @@ def test_the_cpu_waits_when_it_takes_a_view(memory, timeline):
     assert timeline.waits == [("cpu", 5, None)] * 5
 
 
-def test_a_view_that_is_not_to_wait_does_not(memory, timeline):
+def test_view_without_sync_does_not_wait(memory, timeline):
     memory.set_ready(timeline, 5)
     memory.tensor(4, "u1").numpy(sync=False)
     assert timeline.waits == []
 
 
-def test_a_streams_copy_waits_on_the_device(memory, timeline):
+def test_copy_on_a_stream_waits_on_the_device(memory, timeline):
     memory.set_ready(timeline, 6)
     stream = gpumem.Stream("host")
     with gpumem.Arena("host/managed") as arena:
@@ -74,14 +74,14 @@ def test_a_streams_copy_waits_on_the_device(memory, timeline):
         del target
 
 
-def test_an_export_for_a_stream_waits_there(memory, timeline):
+def test_export_for_a_stream_waits_on_that_stream(memory, timeline):
     memory.set_ready(timeline, 7)
     tensor = memory.tensor(4, "u1")
     consume(tensor.__dlpack__(max_version=(1, 0))).delete()
     assert timeline.waits == [("cpu", 7, None)]  # host memory goes out as the CPU's
 
 
-def test_tensors_keep_the_point_they_were_made_with(memory, timeline):
+def test_tensor_keeps_the_timeline_point_of_its_creation(memory, timeline):
     memory.set_ready(timeline, 1)
     before = memory.tensor(4, "u1")
     memory.set_ready(timeline, 2)
@@ -94,7 +94,7 @@ def test_tensors_keep_the_point_they_were_made_with(memory, timeline):
     assert memory.ready is None
 
 
-def test_the_cpu_waits_no_longer_than_it_was_told(memory, timeline):
+def test_cpu_wait_is_bounded_by_the_timeout(memory, timeline):
     memory.set_ready(timeline, 3, timeout=0.5)
     timeline.lost = True
     tensor = memory.tensor(4, "u1")
@@ -108,7 +108,7 @@ def test_the_cpu_waits_no_longer_than_it_was_told(memory, timeline):
         memory.set_ready(timeline, 3, timeout=-1)
 
 
-def test_a_point_is_taken_as_it_is(memory, timeline):
+def test_set_ready_accepts_a_timeline_point(memory, timeline):
     memory.set_ready(timeline.point(9))
     assert memory.ready.value == 9
     for given in (timeline, 5, "timeline"):
@@ -116,7 +116,7 @@ def test_a_point_is_taken_as_it_is(memory, timeline):
             memory.set_ready(given)
 
 
-def test_a_timeline_of_another_device_is_refused(memory, timeline):
+def test_set_ready_rejects_a_timeline_of_another_device(memory, timeline):
     timeline.device = gpumem.Device("host:5")
     with pytest.raises(DeviceMismatchError, match="host:5"):
         memory.set_ready(timeline, 1)
@@ -126,13 +126,13 @@ def test_a_timeline_of_another_device_is_refused(memory, timeline):
     assert memory.ready is None
 
 
-def test_closed_memory_has_no_readiness(memory, timeline):
+def test_set_ready_on_closed_memory_is_refused(memory, timeline):
     memory.close()
     with pytest.raises(ClosedError):
         memory.set_ready(timeline, 1)
 
 
-def test_the_last_view_of_waiting_memory_may_end_anywhere(memory, timeline):
+def test_last_view_of_unready_memory_may_be_dropped_on_any_thread(memory, timeline):
     memory.set_ready(timeline, 4)
     consumed = consume(memory.tensor(4, "u1").__dlpack__(max_version=(1, 0)))
     memory.set_ready(None)

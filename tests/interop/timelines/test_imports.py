@@ -50,7 +50,7 @@ def made():
 # ---- what can be imported ----
 
 
-def test_a_capability_is_an_answer_and_never_raises():
+def test_semaphore_capability_never_raises():
     for kind in FD_TYPES:
         assert semaphore_capability("host", kind)
     for kind in WINDOWS:
@@ -66,7 +66,7 @@ def test_a_capability_is_an_answer_and_never_raises():
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_an_unsupported_type_is_refused_with_the_capabilitys_reason(made, same_files, kind):
+def test_unsupported_semaphore_type_is_refused_with_the_reason(made, same_files, kind):
     with made.export() as handle:
         with pytest.raises(UnsupportedHandleTypeError) as caught:
             import_semaphore("host", SemaphoreDescriptor(handle, kind), consume=True)
@@ -74,7 +74,7 @@ def test_an_unsupported_type_is_refused_with_the_capabilitys_reason(made, same_f
         assert is_open(handle.fileno())
 
 
-def test_a_timeline_of_another_device_is_refused(made, same_files):
+def test_timeline_of_another_device_is_refused(made, same_files):
     with made.export() as handle:
         other = SemaphoreDescriptor(handle, SemaphoreType.HOST_TIMELINE, "0" * 31 + "1")
         with pytest.raises(DeviceMismatchError):
@@ -90,7 +90,7 @@ def test_a_timeline_of_another_device_is_refused(made, same_files):
 
 @pytest.mark.parametrize("kind", FD_TYPES)
 @pytest.mark.parametrize("consume", [False, True])
-def test_the_callers_descriptor_is_closed_only_if_he_says_so(made, same_files, kind, consume):
+def test_descriptor_is_closed_only_with_consume(made, same_files, kind, consume):
     fd = made.export().detach()
     timeline = import_semaphore("host", SemaphoreDescriptor(fd, kind), consume)
     assert is_open(fd) is not consume
@@ -102,7 +102,7 @@ def test_the_callers_descriptor_is_closed_only_if_he_says_so(made, same_files, k
 
 
 @pytest.mark.parametrize("kind", FD_TYPES)
-def test_a_consumed_handle_is_closed_and_not_again(made, same_files, kind):
+def test_consumed_handle_is_closed_once(made, same_files, kind):
     handle = made.export()
     timeline = import_semaphore("host", SemaphoreDescriptor(handle, kind), consume=True)
     assert handle.closed
@@ -110,7 +110,7 @@ def test_a_consumed_handle_is_closed_and_not_again(made, same_files, kind):
     timeline.close()
 
 
-def test_a_descriptor_number_that_is_used_again_is_left_alone(made, tmp_path):
+def test_reused_descriptor_number_is_not_closed(made, tmp_path):
     fd = made.export().detach()
     descriptor = SemaphoreDescriptor(fd, SemaphoreType.TIMELINE_OPAQUE_FD)
     timeline = import_semaphore("host", descriptor, consume=True)
@@ -125,7 +125,7 @@ def test_a_descriptor_number_that_is_used_again_is_left_alone(made, tmp_path):
 
 @pytest.mark.parametrize("kind", FD_TYPES)
 @pytest.mark.parametrize("number", [-1, 1 << 20])
-def test_a_handle_that_is_not_open_is_refused(same_files, kind, number):
+def test_closed_handle_is_refused(same_files, kind, number):
     class Closed:
         def fileno(self):
             return number
@@ -138,7 +138,7 @@ def test_a_handle_that_is_not_open_is_refused(same_files, kind, number):
     assert caught.value.errno == errno.EBADF
 
 
-def test_another_kind_of_file_is_no_host_timeline(same_files, tmp_path):
+def test_file_of_another_kind_is_refused_as_a_host_timeline(same_files, tmp_path):
     import fcntl
 
     unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
@@ -159,7 +159,7 @@ def test_another_kind_of_file_is_no_host_timeline(same_files, tmp_path):
 
 
 @pytest.mark.parametrize("call", ["cuImportExternalSemaphore", "cuCtxPushCurrent"])
-def test_a_refused_import_leaves_the_callers_handle(made, same_files, faults, call):
+def test_failed_import_leaves_the_handle_open(made, same_files, faults, call):
     handle = made.export()
     descriptor = SemaphoreDescriptor(handle, SemaphoreType.TIMELINE_OPAQUE_FD)
     faults.fail(call, 1, FAILED)
@@ -170,7 +170,7 @@ def test_a_refused_import_leaves_the_callers_handle(made, same_files, faults, ca
     import_semaphore("host", descriptor, consume=True).close()
 
 
-def test_a_file_that_the_driver_refuses_stays_open(same_files):
+def test_file_refused_by_the_driver_stays_open(same_files):
     small = os.memfd_create("x")
     with pytest.raises(DriverError, match="cuImportExternalSemaphore"):
         import_semaphore(
@@ -179,7 +179,7 @@ def test_a_file_that_the_driver_refuses_stays_open(same_files):
     os.close(small)
 
 
-def test_duplicates_do_not_reach_programs_that_are_run(made):
+def test_duplicated_descriptors_are_closed_on_exec(made):
     descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)
     with import_semaphore("host", descriptor, consume=True), made.export() as handle:
         assert not os.get_inheritable(handle.fileno())
@@ -201,9 +201,7 @@ def test_duplicates_do_not_reach_programs_that_are_run(made):
 
 @pytest.mark.parametrize("kind", WINDOWS)
 @pytest.mark.parametrize("consume", [False, True])
-def test_an_nt_handle_reaches_the_driver_and_stays_the_callers(
-    made, same_files, windows, kind, consume
-):
+def test_nt_handle_reaches_the_driver_and_stays_open(made, same_files, windows, kind, consume):
     handle = made.export().detach()
     timeline = import_semaphore("host", SemaphoreDescriptor(handle, kind), consume)
     told = windows.last_import()
@@ -224,7 +222,7 @@ def test_an_nt_handle_reaches_the_driver_and_stays_the_callers(
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_a_name_reaches_the_driver_in_utf16(same_files, windows, kind):
+def test_name_reaches_the_driver_as_utf16(same_files, windows, kind):
     name = f"gpumem-é中-{os.getpid()}"
     path = f"/dev/shm/{name}"
     with open(path, "wb") as file:
@@ -259,7 +257,7 @@ def unreadable(made, windows):
         yield timeline
 
 
-def test_what_the_driver_alone_knows_is_waited_for_through_a_stream(made, unreadable):
+def test_opaque_timeline_is_waited_for_through_a_stream(made, unreadable):
     made.signal(3)
     unreadable.wait(3, timeout=60)
     with pytest.raises(TimelineTimeout):
@@ -270,7 +268,7 @@ def test_what_the_driver_alone_knows_is_waited_for_through_a_stream(made, unread
     unreadable.close(timeout=60)
 
 
-def test_what_the_driver_alone_knows_is_signalled_through_a_stream(made, unreadable):
+def test_opaque_timeline_is_signalled_through_a_stream(made, unreadable):
     unreadable.signal(2)
     made.wait(2, timeout=60)
     assert unreadable.pending == 2
@@ -279,7 +277,7 @@ def test_what_the_driver_alone_knows_is_signalled_through_a_stream(made, unreada
             unreadable.signal(value)
 
 
-def test_what_the_driver_alone_knows_cannot_be_read_or_exported(unreadable):
+def test_opaque_timeline_cannot_be_read_or_exported(unreadable):
     for call in (unreadable.value, unreadable.export):
         with pytest.raises(UnsupportedHandleTypeError):
             call()
@@ -288,7 +286,7 @@ def test_what_the_driver_alone_knows_cannot_be_read_or_exported(unreadable):
         unreadable.__reduce__()
 
 
-def test_signals_of_two_streams_stay_in_order_where_nobody_can_read_the_value(made, unreadable):
+def test_signals_of_two_streams_on_an_opaque_timeline_stay_in_order(made, unreadable):
     from helpers.driver import HostDriver
 
     one, two = gpumem.Stream("host"), gpumem.Stream("host")
@@ -301,7 +299,7 @@ def test_signals_of_two_streams_stay_in_order_where_nobody_can_read_the_value(ma
     assert made.value() == 7
 
 
-def test_a_refused_operation_leaves_an_imported_timeline_as_it_was(made, unreadable, faults):
+def test_failed_operation_leaves_an_imported_timeline_unchanged(made, unreadable, faults):
     stream = gpumem.Stream("host")
     for call in ("cuCtxPushCurrent", "cuEventCreate", "cuSignalExternalSemaphoresAsync"):
         faults.fail(call, 1, FAILED, 0, this_thread=True)  # a late end takes not the only one
@@ -313,7 +311,7 @@ def test_a_refused_operation_leaves_an_imported_timeline_as_it_was(made, unreada
     made.wait(1, timeout=60)
 
 
-def test_a_readable_import_is_exported_again(made, same_files):
+def test_readable_import_can_be_exported_again(made, same_files):
     handle = made.export()
     descriptor = SemaphoreDescriptor(handle, SemaphoreType.TIMELINE_OPAQUE_FD)
     timeline = import_semaphore("host", descriptor, consume=True)
@@ -327,7 +325,7 @@ def test_a_readable_import_is_exported_again(made, same_files):
         timeline.export()
 
 
-def test_hundreds_of_imports_leave_nothing(made, same_files):
+def test_hundreds_of_imports_leak_nothing(made, same_files):
     stream = gpumem.Stream("host")
     for value in range(1, 301):
         descriptor = SemaphoreDescriptor(made.export(), SemaphoreType.TIMELINE_OPAQUE_FD)

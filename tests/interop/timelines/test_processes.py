@@ -56,12 +56,12 @@ def start(timeline):
 @pytest.mark.parametrize(
     ("mode", "rounds"), [("brief", 300_000), ("mixed", 100_000), ("park", 60_000)]
 )
-def test_two_processes_take_turns_without_a_lost_or_early_wake_up(players, mode, rounds):
+def test_wake_ups_between_processes_are_neither_lost_nor_early(players, mode, rounds):
     play(players, mode, rounds)
 
 
 @pytest.mark.parametrize("mode", ["park", "mixed"])
-def test_no_wake_up_is_lost_however_the_steps_of_both_sides_meet(tmp_path, players, mode):
+def test_no_wake_up_is_lost_under_jitter_between_the_steps(tmp_path, players, mode):
     """With delays between the steps: one step out of order hangs within some thousand turns."""
     play(compile_players(tmp_path, "-DJITTER"), mode, 20_000, timeout=100)
 
@@ -78,7 +78,7 @@ for turn in range(2000):
     assert other.wait(60) == 0
 
 
-def test_a_process_that_sleeps_is_woken(timeline, start):
+def test_sleeping_process_is_woken(timeline, start):
     other = start("""
 timeline.signal(1)
 timeline.wait(2, timeout=60)
@@ -94,7 +94,7 @@ timeline.signal(3)
 # ---- a peer that dies ----
 
 
-def test_a_wait_for_a_process_that_was_killed_ends(timeline, start):
+def test_wait_for_a_killed_process_raises(timeline, start):
     other = start("timeline.signal(1)\ntime.sleep(600)\n")
     timeline.wait(1, timeout=60)
     other.send_signal(signal.SIGKILL)
@@ -114,7 +114,7 @@ def test_a_wait_for_a_process_that_was_killed_ends(timeline, start):
             time.sleep(0.01)
 
 
-def test_a_wait_goes_on_while_another_process_lives(timeline, start):
+def test_wait_continues_while_another_process_lives(timeline, start):
     dead = start("timeline.signal(1)\ntime.sleep(600)\n")
     timeline.wait(1, timeout=60)
     living = start("timeline.signal(2)\ntime.sleep(600)\n")
@@ -129,7 +129,7 @@ def test_a_wait_goes_on_while_another_process_lives(timeline, start):
         timeline.wait(3, timeout=60)
 
 
-def test_a_process_that_has_closed_it_is_nobodys_peer(timeline, start):
+def test_process_that_closed_the_timeline_is_no_peer(timeline, start):
     other = start("timeline.signal(1)\ntimeline.close()\n")
     timeline.wait(1, timeout=60)
     assert other.wait(60) == 0
@@ -137,7 +137,7 @@ def test_a_process_that_has_closed_it_is_nobodys_peer(timeline, start):
         timeline.wait(2, timeout=0.3)
 
 
-def test_more_processes_than_there_are_entries_leave_no_false_alarm(timeline):
+def test_processes_beyond_the_peer_table_raise_no_false_alarm(timeline):
     others = [HostTimeline.from_fd(timeline.export()) for _ in range(130)]
     with pytest.raises(TimelineTimeout):
         timeline.wait(1, timeout=0.15)
@@ -164,7 +164,7 @@ except TimelineLostError:
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
-def test_it_arrives_with_a_processes_arguments(timeline, method):
+def test_timeline_is_passed_as_a_process_argument(timeline, method):
     context = multiprocessing.get_context(method)
     other = context.Process(target=answer, args=(timeline,))
     other.start()
@@ -174,7 +174,7 @@ def test_it_arrives_with_a_processes_arguments(timeline, method):
     assert other.exitcode == 0
 
 
-def test_it_arrives_through_a_pipe(timeline):
+def test_timeline_is_passed_through_a_pipe(timeline):
     context = multiprocessing.get_context("spawn")
     mine, yours = context.Pipe()
     other = context.Process(target=answer_through, args=(yours,))
@@ -209,7 +209,7 @@ imported = import_semaphore(
 
 
 @pytest.mark.parametrize("way", [(), ("memory operations",)])
-def test_a_host_timeline_goes_on_in_a_forked_child_and_an_import_does_not(way):
+def test_forked_child_keeps_host_timelines_and_loses_imports(way):
     child.run_quietly(
         FORK
         + """
@@ -247,7 +247,7 @@ stream.synchronize()
     )
 
 
-def test_the_death_of_a_forked_child_is_noticed():
+def test_death_of_a_forked_child_is_noticed():
     child.run_quietly(
         FORK
         + """
@@ -281,5 +281,5 @@ imported.close(timeout=60)
         "del timeline, stream, imported, holder",
     ],
 )
-def test_a_process_ends_quietly_whatever_is_left(body, way):
+def test_exit_is_quiet_whatever_is_left(body, way):
     child.run_quietly(FORK + body, *way)

@@ -26,7 +26,7 @@ def other():
     return gpumem.Stream("host")
 
 
-def test_a_stream_waits_for_the_cpu_and_the_cpu_for_a_stream(timeline, stream):
+def test_stream_and_cpu_wait_for_each_other(timeline, stream):
     timeline.enqueue_wait(stream, 1)
     assert not stream.query()
     timeline.signal(1)
@@ -54,7 +54,7 @@ def test_two_streams_hand_a_buffer_back_and_forth(timeline, stream, other):
         del view
 
 
-def test_nothing_that_is_queued_blocks_the_cpu(timeline, stream, other):
+def test_queued_operations_do_not_block_the_cpu(timeline, stream, other):
     timeline.enqueue_wait(stream, 10)
     timeline.enqueue_signal(stream, 11)
     timeline.enqueue_wait(other, 11)
@@ -68,7 +68,7 @@ def test_nothing_that_is_queued_blocks_the_cpu(timeline, stream, other):
     assert timeline.value() == 11
 
 
-def test_signals_take_effect_in_the_order_in_which_they_were_made(timeline, stream, other):
+def test_signals_take_effect_in_submission_order(timeline, stream, other):
     driver = HostDriver()
     with driver.block(stream):
         timeline.enqueue_signal(stream, 5)
@@ -78,7 +78,7 @@ def test_signals_take_effect_in_the_order_in_which_they_were_made(timeline, stre
     assert timeline.value() == 7
 
 
-def test_a_signal_of_the_cpu_is_not_taken_back_by_a_stream(timeline, stream):
+def test_late_stream_signal_does_not_lower_the_value(timeline, stream):
     driver = HostDriver()
     gate = driver.block(stream)
     timeline.enqueue_signal(stream, 5)
@@ -88,7 +88,7 @@ def test_a_signal_of_the_cpu_is_not_taken_back_by_a_stream(timeline, stream):
     assert timeline.value() == 6
 
 
-def test_a_reached_value_costs_no_driver_call(host, timeline, stream):
+def test_waiting_for_a_reached_value_makes_no_driver_call(host, timeline, stream):
     timeline.signal(3)
     host.reset_counts()
     timeline.enqueue_wait(stream, 3)
@@ -98,7 +98,7 @@ def test_a_reached_value_costs_no_driver_call(host, timeline, stream):
     assert host.call_count() == 0
 
 
-def test_a_stream_waits_for_a_point_or_an_event_and_nothing_else(timeline, stream, other):
+def test_stream_wait_accepts_points_and_events_only(timeline, stream, other):
     stream.wait(timeline.point(1))
     other.wait(stream.record())
     assert not other.query()
@@ -110,7 +110,7 @@ def test_a_stream_waits_for_a_point_or_an_event_and_nothing_else(timeline, strea
             stream.wait(nothing)
 
 
-def test_a_stream_of_another_device_is_refused():
+def test_timeline_rejects_a_stream_of_another_device():
     with HostTimeline.create(device="host") as timeline:
         stream = gpumem.Stream("host")
         foreign = gpumem.Stream.__new__(gpumem.Stream)
@@ -122,13 +122,13 @@ def test_a_stream_of_another_device_is_refused():
         stream.synchronize()
 
 
-def test_a_handle_needs_a_timeline_that_has_a_device(timeline, stream):
+def test_raw_stream_handle_needs_a_timeline_with_a_device(timeline, stream):
     for handle in (stream.ptr, None):
         with pytest.raises(TypeError, match="of which device"):
             timeline.enqueue_wait(handle, 1)
 
 
-def test_a_capture_is_refused_and_goes_on(timeline, stream):
+def test_operation_on_a_capturing_stream_is_refused_and_the_capture_continues(timeline, stream):
     import ctypes
 
     driver = HostDriver()
@@ -143,7 +143,7 @@ def test_a_capture_is_refused_and_goes_on(timeline, stream):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_refused_signal_leaves_the_timeline_as_it_was(same_files, faults, way, stream, again):
+def test_failed_signal_leaves_the_timeline_unchanged(same_files, faults, way, stream, again):
     page = way == "page"
     calls = ["cuCtxPushCurrent", "cuStreamIsCapturing"]
     calls += ["cuSignalExternalSemaphoresAsync" if page else "cuStreamWriteValue64"]
@@ -166,7 +166,7 @@ def test_a_refused_signal_leaves_the_timeline_as_it_was(same_files, faults, way,
             stream.synchronize()
 
 
-def test_a_signal_whose_event_cannot_be_recorded_is_still_one(faults, timeline, stream):
+def test_signal_survives_a_failed_event_record(faults, timeline, stream):
     gate = HostDriver().block(stream)
     faults.fail("cuEventRecord", 1, FAILED)
     timeline.enqueue_signal(stream, 1)
@@ -178,7 +178,7 @@ def test_a_signal_whose_event_cannot_be_recorded_is_still_one(faults, timeline, 
     timeline.close(timeout=60)
 
 
-def test_a_timeline_in_use_is_not_closed(timeline, stream):
+def test_close_of_a_timeline_in_use_is_refused(timeline, stream):
     timeline.enqueue_wait(stream, 4)
     with pytest.raises(InUseError, match="stream"):
         timeline.close()
@@ -190,7 +190,7 @@ def test_a_timeline_in_use_is_not_closed(timeline, stream):
     assert timeline.closed
 
 
-def test_a_dropped_timeline_lives_until_its_streams_are_done(same_files, stream):
+def test_dropped_timeline_lives_until_its_streams_are_done(same_files, stream):
     timeline = HostTimeline.create()
     there = HostTimeline.from_fd(timeline.export())
     timeline.enqueue_wait(stream, 4)
@@ -204,7 +204,7 @@ def test_a_dropped_timeline_lives_until_its_streams_are_done(same_files, stream)
     there.close()
 
 
-def test_a_closed_timeline_waits_for_nobody_elses_streams(same_files, timeline, stream, other):
+def test_close_does_not_wait_for_unrelated_streams(same_files, timeline, stream, other):
     """To unregister memory waits for the device, and a stream there may wait for the caller."""
     timeline.enqueue_wait(stream, 1)
     short = HostTimeline.create()
@@ -217,7 +217,7 @@ def test_a_closed_timeline_waits_for_nobody_elses_streams(same_files, timeline, 
     timeline.close(timeout=60)
 
 
-def test_many_threads_queue_to_many_streams(timeline):
+def test_concurrent_operations_on_many_streams(timeline):
     streams = [gpumem.Stream("host") for _ in range(4)]
     taken: list[int] = []
 
@@ -251,7 +251,7 @@ def _release(timeline, value):
         page[:8] = value.to_bytes(8, "little")
 
 
-def test_the_cpu_times_out_while_a_stream_is_blocked(timeline, stream):
+def test_cpu_wait_times_out_while_a_stream_is_blocked(timeline, stream):
     with HostDriver().block(stream):
         timeline.enqueue_signal(stream, 1)
         with pytest.raises(TimelineTimeout, match="its value is 0"):
@@ -259,7 +259,7 @@ def test_the_cpu_times_out_while_a_stream_is_blocked(timeline, stream):
     timeline.wait(1, timeout=60)
 
 
-def test_another_librarys_stream_says_its_device():
+def test_foreign_stream_names_its_device():
     """As torch's, CuPy's and cuda.core's do; a device that is not here is named."""
 
     class Where:
@@ -286,7 +286,7 @@ def test_another_librarys_stream_says_its_device():
         assert timeline.pending == 0
 
 
-def test_a_timeline_that_is_closed_while_a_stream_is_read_is_closed():
+def test_timeline_closed_while_a_stream_is_read_raises():
     class Closing:
         def __cuda_stream__(self):
             timeline.close()

@@ -17,7 +17,7 @@ from gpumem.interop import HostTimeline, SemaphoreType, Timeline, TimelinePoint
 LARGEST = (1 << 63) - 1
 
 
-def test_a_wait_is_over_at_the_value_and_above(timeline):
+def test_wait_ends_at_the_value_and_above(timeline):
     timeline.signal(5)
     timeline.wait(5, timeout=0)
     timeline.wait(4, timeout=0)
@@ -36,7 +36,7 @@ def test_values_above_32_bits(timeline, value):
 
 
 @pytest.mark.parametrize("value", [1, 3, 5])
-def test_a_value_that_is_not_above_the_last_is_refused_and_changes_nothing(timeline, value):
+def test_non_increasing_value_is_refused_without_a_change(timeline, value):
     timeline.signal(5)
     with pytest.raises(NonMonotonicError, match=f"{value} is not above 5") as caught:
         timeline.signal(value)
@@ -47,9 +47,7 @@ def test_a_value_that_is_not_above_the_last_is_refused_and_changes_nothing(timel
 
 @pytest.mark.parametrize("value", [0, -1, 1 << 63, (1 << 64) - 1, 1 << 64])
 @pytest.mark.parametrize("method", ["signal", "wait", "enqueue_signal", "enqueue_wait", "point"])
-def test_a_value_out_of_range_is_refused_before_anything_happens(
-    host, timeline, stream, method, value
-):
+def test_value_out_of_range_is_refused_without_a_driver_call(host, timeline, stream, method, value):
     arguments = (stream, value) if method.startswith("enqueue") else (value,)
     host.reset_counts()
     with pytest.raises(NonMonotonicError, match="1 to 2"):
@@ -60,18 +58,18 @@ def test_a_value_out_of_range_is_refused_before_anything_happens(
 
 @pytest.mark.parametrize("value", [True, False, 1.0, "1", None])
 @pytest.mark.parametrize("method", ["signal", "wait", "point"])
-def test_what_is_no_integer_is_refused(timeline, method, value):
+def test_non_integer_value_is_refused(timeline, method, value):
     with pytest.raises(TypeError):
         getattr(timeline, method)(value)
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_timeout_is_not_negative(timeline, timeout):
+def test_negative_timeout_is_refused(timeline, timeout):
     with pytest.raises(ValueError, match="timeout"):
         timeline.wait(1, timeout)
 
 
-def test_it_begins_where_it_is_told():
+def test_timeline_starts_at_its_initial_value():
     with HostTimeline.create(7) as timeline:
         assert timeline.value() == timeline.pending == 7
         with pytest.raises(NonMonotonicError):
@@ -81,7 +79,7 @@ def test_it_begins_where_it_is_told():
             HostTimeline.create(initial)
 
 
-def test_the_cpu_is_woken_by_another_thread(timeline):
+def test_signal_wakes_all_waiting_threads(timeline):
     reached = []
 
     def wait():
@@ -100,7 +98,7 @@ def test_the_cpu_is_woken_by_another_thread(timeline):
     assert reached == [3] * 8
 
 
-def test_each_value_is_signalled_by_one_thread_only(timeline):
+def test_concurrent_signals_take_each_value_once(timeline):
     """Threads that race for the same values: each is taken once, and they only rise."""
     taken: list[int] = []
     start = threading.Barrier(4)
@@ -123,7 +121,7 @@ def test_each_value_is_signalled_by_one_thread_only(timeline):
     assert timeline.value() == timeline.pending == 2000
 
 
-def test_a_poisoned_timeline_lets_nobody_wait_for_what_is_not_reached(timeline, stream):
+def test_poison_ends_waits_for_unreached_values(timeline, stream):
     timeline.signal(1)
     errors = []
 
@@ -149,7 +147,7 @@ def test_a_poisoned_timeline_lets_nobody_wait_for_what_is_not_reached(timeline, 
     timeline.wait(2)
 
 
-def test_a_fence_whose_device_was_removed_is_lost(timeline, stream):
+def test_fence_of_a_removed_device_is_lost(timeline, stream):
     import mmap
 
     with timeline.export() as handle, mmap.mmap(handle.fileno(), 4096) as page:
@@ -161,7 +159,7 @@ def test_a_fence_whose_device_was_removed_is_lost(timeline, stream):
         timeline.enqueue_wait(stream, 1)
 
 
-def test_a_closed_timeline_does_nothing(timeline, stream):
+def test_closed_timeline_refuses_every_call(timeline, stream):
     point = timeline.point(1)
     timeline.close()
     timeline.close()
@@ -181,7 +179,7 @@ def test_a_closed_timeline_does_nothing(timeline, stream):
             call()
 
 
-def test_a_timeline_is_not_closed_under_a_thread_that_waits(timeline):
+def test_close_while_a_thread_waits_is_refused(timeline):
     thread = threading.Thread(target=timeline.wait, args=(1, 60))
     thread.start()
     wait_for_waiters(timeline)
@@ -192,7 +190,7 @@ def test_a_timeline_is_not_closed_under_a_thread_that_waits(timeline):
     timeline.close()
 
 
-def test_only_its_makers_make_one():
+def test_timeline_cannot_be_constructed_directly():
     with pytest.raises(TypeError, match="is made by"):
         Timeline()
     with pytest.raises(TypeError, match="is made by"):
@@ -200,14 +198,14 @@ def test_only_its_makers_make_one():
     assert HostTimeline.__new__(HostTimeline).closed
 
 
-def test_points_are_values(timeline):
+def test_timeline_points_are_values(timeline):
     assert timeline.point(3) == TimelinePoint(timeline, 3)
     assert timeline.point(3) != timeline.point(4)
     assert len({timeline.point(3), timeline.point(3)}) == 1
     assert (timeline.point(3).timeline, timeline.point(3).value) == (timeline, 3)
 
 
-def test_an_export_is_a_handle_of_its_kind(timeline):
+def test_exported_handle_has_the_kind_host_timeline(timeline):
     with timeline.export() as handle:
         assert handle.kind is SemaphoreType.HOST_TIMELINE
         with HostTimeline.from_fd(handle) as there:

@@ -21,7 +21,7 @@ def handles(engine):
     return {name: getattr(engine, name) for name in NAMES}
 
 
-def test_an_applications_device_is_used_and_left_alone(engine, importer, vk):
+def test_application_device_is_used_and_left_alone(engine, importer, vk):
     with VulkanDevice("host", **handles(engine)) as device, device.allocate(4096) as buffer:
         assert device.logical_device == engine.logical_device
         memory = importer.import_memory(buffer.descriptor(), consume=True)
@@ -31,7 +31,7 @@ def test_an_applications_device_is_used_and_left_alone(engine, importer, vk):
     vk.vkDeviceWaitIdle(engine.logical_device)
 
 
-def test_handles_may_be_integers_as_other_bindings_give_them(engine, vk):
+def test_vulkan_handles_may_be_integers(engine, vk):
     plain = {
         name: handle if isinstance(handle, int) else int(vk.ffi.cast("uintptr_t", handle))
         for name, handle in handles(engine).items()
@@ -41,20 +41,20 @@ def test_handles_may_be_integers_as_other_bindings_give_them(engine, vk):
         device.synchronize()
 
 
-def test_an_applications_instance_alone_is_enough(engine):
+def test_application_instance_alone_is_enough(engine):
     with VulkanDevice("host", instance=engine.instance) as device:
         assert device.logical_device != engine.logical_device
     assert physical_devices(engine.instance)
 
 
 @pytest.mark.parametrize("left_out", NAMES)
-def test_handles_go_together(engine, left_out):
+def test_incomplete_sets_of_handles_are_refused(engine, left_out):
     given = {name: handle for name, handle in handles(engine).items() if name != left_out}
     with pytest.raises(ConfigError, match="go together"):
         VulkanDevice("host", **given)
 
 
-def test_memory_of_an_application_at_an_offset(engine, importer, vk):
+def test_application_memory_is_imported_at_an_offset(engine, importer, vk):
     """A buffer in the middle of an allocation: the descriptor has the whole and the offset."""
     with VulkanDevice("host", **handles(engine)) as device:
         allocation = application.exportable_memory_of(engine, 1 << 16)
@@ -69,7 +69,7 @@ def test_memory_of_an_application_at_an_offset(engine, importer, vk):
         assert seen[1024] == 0
 
 
-def test_a_linear_image_is_a_tensor_with_its_row_pitch(engine, importer, vk):
+def test_linear_image_is_a_tensor_with_its_row_pitch(engine, importer, vk):
     width, height = 37, 5
     with VulkanDevice("host", **handles(engine)) as device:
         image, allocation = application.linear_image_in(engine, width, height)
@@ -111,14 +111,14 @@ def clear(vk, commands, image, colour):
     vk.vkCmdClearColorImage(commands, image, general, value, 1, [whole])
 
 
-def test_an_image_whose_layout_only_the_driver_knows_is_refused(engine, vk):
+def test_image_of_optimal_tiling_is_refused(engine, vk):
     with VulkanDevice("host", **handles(engine)) as device:
         image, _ = application.linear_image_in(engine, 8, 8)
         with pytest.raises(InvalidDescriptorError, match="TILING_LINEAR"):
             device.image_layout(image, vk.VK_IMAGE_TILING_OPTIMAL)
 
 
-def test_a_device_is_found_by_its_identity_only(engine, monkeypatch):
+def test_device_is_matched_by_uuid_only(engine, monkeypatch):
     """A CUDA device's UUID is nobody's here: neither a name nor the first device stands in."""
     monkeypatch.setattr(gpumem.Device, "uuid", property(lambda self: "ab" * 16))
     with pytest.raises(DeviceMismatchError, match=r"UUID (ab){16} of cuda:0; there: .*llvmpipe"):
@@ -127,20 +127,20 @@ def test_a_device_is_found_by_its_identity_only(engine, monkeypatch):
         VulkanDevice("cuda:0", **handles(engine))
 
 
-def test_a_device_with_the_uuid_is_the_one(engine, monkeypatch):
+def test_physical_device_with_the_uuid_is_chosen(engine, monkeypatch):
     there = physical_devices(engine.instance)
     wanted = next(each for each in there if each.is_lavapipe)
     monkeypatch.setattr(gpumem.Device, "uuid", property(lambda self: wanted.uuid))
     assert physical_device_for("cuda:0", engine.instance) == wanted
 
 
-def test_a_device_that_is_no_lavapipe_is_none_of_the_host(engine, monkeypatch, vk):
+def test_only_lavapipe_matches_the_host_device(engine, monkeypatch, vk):
     monkeypatch.setattr(vk, "VK_DRIVER_ID_MESA_LLVMPIPE", -1)
     with pytest.raises(DeviceMismatchError, match=r"host:0 takes; there: .*llvmpipe"):
         physical_device_for("host", engine.instance)
 
 
-def test_an_importer_of_another_device_refuses_the_descriptor(device, monkeypatch):
+def test_importer_of_another_device_refuses_the_descriptor(device, monkeypatch):
     with device.allocate(4096) as buffer:
         described = buffer.descriptor()
         monkeypatch.setattr(gpumem.Device, "uuid", property(lambda self: "cd" * 16))

@@ -58,7 +58,7 @@ def test_torch_shares_the_bytes(device, importer):
         assert (words(memory) == 0x40A00000).all()
 
 
-def test_the_descriptor_says_what_was_allocated(device):
+def test_descriptor_describes_the_allocation(device):
     with device.allocate(100) as buffer:
         descriptor = buffer.descriptor()
         assert descriptor.handle_type is MemoryHandleType.LAVAPIPE_OPAQUE_FD
@@ -68,7 +68,7 @@ def test_the_descriptor_says_what_was_allocated(device):
         assert not os.get_inheritable(descriptor.handle.fileno())
 
 
-def test_each_export_is_a_descriptor_of_its_own(device, importer):
+def test_each_export_has_its_own_descriptor(device, importer):
     with device.allocate(4096) as buffer:
         first, second = buffer.descriptor(), buffer.descriptor()
         assert first.handle.fileno() != second.handle.fileno()
@@ -80,7 +80,7 @@ def test_each_export_is_a_descriptor_of_its_own(device, importer):
         assert words(memory)[0] == 7
 
 
-def test_the_map_outlives_the_buffer_and_its_device(importer):
+def test_mapping_outlives_the_buffer_and_its_device(importer):
     from gpumem.interop.vulkan import VulkanDevice
 
     with VulkanDevice("host") as device, device.allocate(1 << 20) as buffer:
@@ -95,7 +95,7 @@ def test_the_map_outlives_the_buffer_and_its_device(importer):
     assert view[0] == 9
 
 
-def test_a_closed_buffer_stays_until_its_work_is_done(device, importer, gate):
+def test_closed_buffer_stays_until_its_work_is_done(device, importer, gate):
     """The fill waits for a value that comes after the buffer was closed."""
     buffer = device.allocate(1 << 16)
     memory = importer.import_memory(buffer.descriptor(), consume=True)
@@ -108,7 +108,7 @@ def test_a_closed_buffer_stays_until_its_work_is_done(device, importer, gate):
     assert (words(memory) == 3).all()
 
 
-def test_descriptors_are_given_back(device, importer):
+def test_descriptors_are_released(device, importer):
     with no_file_left():
         for _ in range(20):
             with device.allocate(4096) as buffer:
@@ -118,7 +118,7 @@ def test_descriptors_are_given_back(device, importer):
         device.synchronize()
 
 
-def test_a_dropped_buffer_is_freed(device):
+def test_dropped_buffer_is_freed(device):
     device.allocate(4096)
     gc.collect()
     device.close()
@@ -146,7 +146,7 @@ def other():
         assert child.exitcode == 0
 
 
-def test_another_process_reads_and_writes_vulkans_buffer(device, importer, other):
+def test_other_process_reads_and_writes_a_vulkan_buffer(device, importer, other):
     with device.allocate(1 << 16) as buffer, device.allocate(1 << 16) as copied:
         device.fill(buffer, 41)
         device.synchronize()
@@ -161,7 +161,7 @@ def test_another_process_reads_and_writes_vulkans_buffer(device, importer, other
         assert (words(memory) == 42).all()
 
 
-def test_another_processs_buffer_outlives_it(importer, other):
+def test_buffer_outlives_the_process_that_exported_it(importer, other):
     connection = other(vulkan_child.produce)
     memory = importer.import_memory(connection.recv(), consume=True)
     connection.send("seen")

@@ -24,7 +24,7 @@ def pages(nbytes, alignment):
     return whole[start : start + nbytes]
 
 
-def test_vulkan_fills_an_array_of_numpys(device):
+def test_vulkan_fills_a_numpy_array(device):
     array = pages(1 << 16, device.pointer_alignment)
     with device.import_host(array) as buffer:
         device.fill(buffer, 0x11223344)
@@ -42,7 +42,7 @@ def test_vulkan_reads_what_numpy_wrote(device, importer):
         assert (memory.tensor(4096, "uint8").numpy() == array).all()
 
 
-def test_an_arrays_tensor_of_gpumems_sees_it(device, importer):
+def test_tensor_over_the_array_sees_vulkans_writes(device, importer):
     array = pages(4096, device.pointer_alignment)
     described = MemoryDescriptor(array, MemoryHandleType.HOST_ALLOCATION, 4096)
     with importer.import_memory(described) as memory:
@@ -54,7 +54,7 @@ def test_an_arrays_tensor_of_gpumems_sees_it(device, importer):
         del tensor
 
 
-def test_vulkan_fills_a_block_of_an_arena(device, arena):
+def test_vulkan_fills_an_arena_block(device, arena):
     size = 2 * device.pointer_alignment
     with arena.allocate(size + device.pointer_alignment) as block:
         view = np.from_dlpack(block)
@@ -66,7 +66,7 @@ def test_vulkan_fills_a_block_of_an_arena(device, arena):
         del view, buffer
 
 
-def test_vulkan_fills_a_memfd_that_others_map(device, importer):
+def test_vulkan_fills_a_shared_memfd(device, importer):
     number = os.memfd_create("frame")
     os.truncate(number, 8192)
     memory = importer.import_memory(MemoryDescriptor(number, MemoryHandleType.MEMFD, 8192))
@@ -79,7 +79,7 @@ def test_vulkan_fills_a_memfd_that_others_map(device, importer):
     assert (memory.tensor(2048, "uint32").numpy() == 4).all()
 
 
-def test_the_memory_is_kept_until_vulkan_is_done_with_it(device, gate):
+def test_host_memory_is_kept_until_vulkan_is_done(device, gate):
     """A buffer's memory must not go while commands that write it are queued."""
     array = pages(4096, device.pointer_alignment)
     gone = weakref.ref(array.base)
@@ -97,7 +97,7 @@ def test_the_memory_is_kept_until_vulkan_is_done_with_it(device, gate):
     assert gone() is None
 
 
-def test_what_a_driver_with_hardware_would_reject_is_refused(device):
+def test_unaligned_or_non_contiguous_host_memory_is_refused(device):
     array = pages(3 * 4096, device.pointer_alignment)
     with pytest.raises(AlignmentError, match="address"):
         device.import_host(array[64 : 64 + 4096])
@@ -115,7 +115,7 @@ def test_what_a_driver_with_hardware_would_reject_is_refused(device):
     device.close()
 
 
-def test_the_hosts_memory_needs_no_descriptor(device):
+def test_host_memory_needs_no_descriptor(device):
     with (
         device.import_host(pages(4096, device.pointer_alignment)) as buffer,
         pytest.raises(UnsupportedHandleTypeError, match="HOST_ALLOCATION"),
@@ -123,7 +123,7 @@ def test_the_hosts_memory_needs_no_descriptor(device):
         buffer.descriptor()
 
 
-def test_a_tensor_of_pinned_memory_is_filled(device):
+def test_vulkan_fills_a_pinned_tensor(device):
     tensor = gpumem.zeros(3 * 1024, "uint32", memory="host/host_accessible")
     array = tensor.numpy().view(np.uint8)
     start = -array.ctypes.data % device.pointer_alignment

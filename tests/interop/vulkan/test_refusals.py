@@ -35,7 +35,7 @@ def adopted(engine):
     return VulkanDevice("host", **{name: getattr(engine, name) for name in names})
 
 
-def test_memory_that_was_not_made_for_export(engine):
+def test_export_of_unexportable_memory_is_refused(engine):
     """lavapipe answers with success and descriptor -1."""
     with adopted(engine) as device, no_file_left():
         plain = application.memory_of(engine, 4096)
@@ -43,7 +43,7 @@ def test_memory_that_was_not_made_for_export(engine):
             device.export_memory(plain, 4096)
 
 
-def test_a_device_without_the_extension():
+def test_device_without_the_extension_is_refused():
     with application.engine() as engine, adopted(engine) as device:
         with pytest.raises(UnsupportedHandleTypeError, match="VK_KHR_external_memory_fd"):
             device.export_memory(application.exportable_memory_of(engine, 4096), 4096)
@@ -51,7 +51,7 @@ def test_a_device_without_the_extension():
             device.import_host(bytearray(4096))
 
 
-def test_an_allocation_smaller_than_it_is_said_to_be(device, importer):
+def test_import_larger_than_the_allocation_is_refused(device, importer):
     with device.allocate(4096) as buffer, no_file_left():
         described = device.export_memory(buffer.memory, 2 * buffer.allocation_size)
         with pytest.raises(BadHandleError, match="holds no 8192"):
@@ -60,7 +60,7 @@ def test_an_allocation_smaller_than_it_is_said_to_be(device, importer):
         described.handle.close()
 
 
-def test_a_file_that_is_no_memory_of_lavapipes(importer):
+def test_file_that_is_no_lavapipe_memory_is_refused(importer):
     number = os.memfd_create("plain")
     os.truncate(number, 8192)
     with pytest.raises(BadHandleError, match="not one of lavapipe's"):
@@ -68,7 +68,7 @@ def test_a_file_that_is_no_memory_of_lavapipes(importer):
     os.close(number)
 
 
-def test_a_result_that_the_package_does_not_know_is_a_driver_error(device, vk):
+def test_unknown_vulkan_result_is_a_driver_error(device, vk):
     """Vulkan's refusal of a foreign file comes as a bare KeyError out of the package."""
     number = os.memfd_create("plain")
     os.truncate(number, 8192)
@@ -94,7 +94,7 @@ def test_a_result_that_the_package_does_not_know_is_a_driver_error(device, vk):
         (-1234567890, "VK_ERROR_UNKNOWN"),
     ],
 )
-def test_every_result_has_its_code_and_name(vk, code, name):
+def test_vulkan_results_have_code_and_name(vk, code, name):
     def failing():
         raise vk.exception_codes[code]
 
@@ -103,7 +103,7 @@ def test_every_result_has_its_code_and_name(vk, code, name):
     assert (raised.value.code, raised.value.name) == (code, name)
 
 
-def test_an_error_that_is_no_result_is_left_as_it_is():
+def test_other_errors_pass_unchanged():
     def failing():
         raise KeyError("a field of a struct")
 
@@ -111,7 +111,7 @@ def test_an_error_that_is_no_result_is_left_as_it_is():
         call("vkDoSomething", function=failing)
 
 
-def test_more_memory_than_there_is(device):
+def test_request_beyond_vulkans_memory_is_out_of_memory(device):
     with no_file_left():
         with pytest.raises(DriverError) as raised:
             device.allocate(1 << 50)
@@ -121,7 +121,7 @@ def test_more_memory_than_there_is(device):
 
 @pytest.mark.parametrize("step", ["vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory"])
 @pytest.mark.parametrize("kind", ["own", "host"])
-def test_a_step_that_fails_undoes_those_before_it(device, monkeypatch, step, kind):
+def test_failed_step_undoes_earlier_ones(device, monkeypatch, step, kind):
     alive = Counter()
 
     def failing(name, *arguments, function=None):
@@ -148,7 +148,7 @@ def test_a_step_that_fails_undoes_those_before_it(device, monkeypatch, step, kin
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, True, 1.5, "4096", 1 << 63])
-def test_sizes_that_cannot_be(device, nbytes):
+def test_invalid_sizes_are_refused(device, nbytes):
     with pytest.raises(InvalidDescriptorError, match="nbytes"):
         device.allocate(nbytes)
 
@@ -167,12 +167,12 @@ def test_sizes_that_cannot_be(device, nbytes):
         (InvalidDescriptorError, True, {}),
     ],
 )
-def test_fills_that_cannot_be(device, error, word, part):
+def test_invalid_fills_are_refused(device, error, word, part):
     with device.allocate(64) as buffer, pytest.raises(error):
         device.fill(buffer, word, **part)
 
 
-def test_copies_that_cannot_be(device):
+def test_invalid_copies_are_refused(device):
     with device.allocate(64) as small, device.allocate(128) as large:
         for arguments in (
             {"destination": small, "source": large},
@@ -185,13 +185,13 @@ def test_copies_that_cannot_be(device):
             assert raised.value.size in (64, 128)
 
 
-def test_a_device_with_buffers_does_not_close(device):
+def test_close_of_a_device_with_buffers_is_refused(device):
     with device.allocate(64), pytest.raises(InUseError, match="1 buffers and timelines"):
         device.close()
     assert not device.closed
 
 
-def test_a_closed_device_and_a_closed_buffer_do_nothing(device):
+def test_closed_device_and_buffer_refuse_every_call(device):
     buffer = device.allocate(64)
     buffer.close()
     buffer.close()
@@ -205,7 +205,7 @@ def test_a_closed_device_and_a_closed_buffer_do_nothing(device):
             use()
 
 
-def test_a_record_that_fails_submits_nothing(device):
+def test_failed_recording_submits_nothing(device):
     with device.timeline() as timeline:
 
         def fail(commands):
@@ -218,7 +218,7 @@ def test_a_record_that_fails_submits_nothing(device):
         timeline.wait(5, 10)
 
 
-def test_a_forked_child_has_no_device_and_ends_quietly():
+def test_forked_child_has_no_device_and_exits_quietly():
     done = run(
         """
         import os
@@ -245,7 +245,7 @@ def test_a_forked_child_has_no_device_and_ends_quietly():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_without_the_package_the_reason_is_how_to_get_it():
+def test_missing_vulkan_package_is_named():
     done = run(
         """
         import sys
@@ -266,7 +266,7 @@ def test_without_the_package_the_reason_is_how_to_get_it():
     )
 
 
-def test_without_drivers_the_reason_says_so():
+def test_missing_vulkan_drivers_are_named():
     done = run(
         """
         from gpumem.interop import vulkan

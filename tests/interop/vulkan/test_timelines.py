@@ -25,7 +25,7 @@ def done(device):
         yield done
 
 
-def test_work_waits_for_a_value_and_signals_another(device, importer, gate, done):
+def test_vulkan_work_waits_for_a_value_and_signals_another(device, importer, gate, done):
     with device.allocate(64) as buffer:
         memory = importer.import_memory(buffer.descriptor(), consume=True)
         device.fill(buffer, 7, wait=(gate, 1), signal=(done, 3))
@@ -40,7 +40,7 @@ def test_work_waits_for_a_value_and_signals_another(device, importer, gate, done
         assert done.value() == 3
 
 
-def test_several_points_at_once(device, gate, done):
+def test_submission_with_several_points(device, gate, done):
     with device.timeline() as other:
         device.run(wait=[(gate, 1), (other, 2)], signal=[(done, 1), (other, 5)])
         gate.signal(1)
@@ -51,7 +51,7 @@ def test_several_points_at_once(device, gate, done):
         other.wait(5, 60)
 
 
-def test_a_wait_of_one_thread_leaves_the_others_running(device, gate):
+def test_wait_releases_the_gil(device, gate):
     waiter = threading.Thread(target=gate.wait, args=(1, 60))
     waiter.start()
     assert gate.value() == 0
@@ -61,7 +61,7 @@ def test_a_wait_of_one_thread_leaves_the_others_running(device, gate):
 
 
 @pytest.mark.parametrize("value", [4, 3, 1])
-def test_a_value_that_is_not_above_is_refused_and_the_device_lives(device, done, value):
+def test_non_increasing_value_is_refused_and_the_device_survives(device, done, value):
     done.signal(4)
     with pytest.raises(NonMonotonicError, match=f"{value} is not above 4, the value now") as raised:
         done.signal(value)
@@ -74,7 +74,7 @@ def test_a_value_that_is_not_above_is_refused_and_the_device_lives(device, done,
 
 
 @pytest.mark.parametrize("value", [5, 6])
-def test_the_cpu_signals_below_what_is_queued_only(device, gate, value):
+def test_cpu_signal_at_or_above_queued_values_is_refused(device, gate, value):
     """A queued 5 that waits for 4 may come after a 4 of the CPU's, and never after a 5."""
     with device.timeline() as both:
         device.run(wait=(both, 4), signal=(both, 5))
@@ -90,7 +90,7 @@ def test_the_cpu_signals_below_what_is_queued_only(device, gate, value):
         both.wait(9, 60)
 
 
-def test_a_submission_with_one_bad_signal_claims_nothing(device, done):
+def test_submission_with_an_invalid_signal_changes_nothing(device, done):
     with device.timeline(9) as ahead:
         with pytest.raises(NonMonotonicError):
             device.run(signal=[(done, 1), (ahead, 9)])
@@ -98,7 +98,7 @@ def test_a_submission_with_one_bad_signal_claims_nothing(device, done):
 
 
 @pytest.mark.parametrize("value", [0, -1, 1 << 63, (1 << 64) - 1])
-def test_values_out_of_range(device, done, value):
+def test_values_out_of_range_are_refused(device, done, value):
     for use in (
         lambda: done.signal(value),
         lambda: done.wait(value, 0),
@@ -110,37 +110,37 @@ def test_values_out_of_range(device, done, value):
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None])
-def test_values_that_are_no_integers(done, value):
+def test_non_integer_values_are_refused(done, value):
     with pytest.raises(TypeError, match="integer"):
         done.signal(value)
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_timeouts_that_cannot_be(done, timeout):
+def test_invalid_timeouts_are_refused(done, timeout):
     with pytest.raises(ValueError, match="timeout"):
         done.wait(1, timeout)
 
 
 @pytest.mark.parametrize("points", [1, [1], [(1, 2)], [("a", "b", "c")]])
-def test_points_that_are_none(device, points):
+def test_invalid_points_are_refused(device, points):
     with pytest.raises(TypeError):
         device.run(wait=points)
 
 
-def test_what_was_reached_is_forgotten(device, done):
+def test_reached_points_are_released(device, done):
     for value in range(1, 500):
         device.run(signal=(done, value))
         device.synchronize()
     assert len(done._queued) <= 64
 
 
-def test_a_first_value(device):
+def test_timeline_starts_at_its_initial_value(device):
     with device.timeline(1 << 40) as timeline:
         assert timeline.value() == timeline.pending == 1 << 40
         timeline.wait(1 << 40, 0)
 
 
-def test_lavapipe_has_no_descriptor_of_a_timeline_and_says_so(device, done):
+def test_export_of_a_lavapipe_timeline_is_refused_with_the_reason(device, done):
     assert not done.exportable
     assert "llvmpipe" in device.can_export_timelines.reason
     for use in (done.descriptor, lambda: device.export_semaphore(done.handle)):
@@ -148,7 +148,7 @@ def test_lavapipe_has_no_descriptor_of_a_timeline_and_says_so(device, done):
             use()
 
 
-def test_a_timeline_in_use_by_queued_work_may_be_closed(device, gate, done):
+def test_timeline_in_use_by_queued_work_may_be_closed(device, gate, done):
     device.run(wait=(gate, 1), signal=(done, 1))
     done.close()
     device.collect()
@@ -156,7 +156,7 @@ def test_a_timeline_in_use_by_queued_work_may_be_closed(device, gate, done):
     device.synchronize()
 
 
-def test_a_closed_timeline_does_nothing(device):
+def test_closed_timeline_refuses_every_call(device):
     timeline = device.timeline()
     with pytest.raises(InUseError):
         device.close()
@@ -173,7 +173,7 @@ def test_a_closed_timeline_does_nothing(device):
         device.run(signal=(timeline, 1))
 
 
-def test_a_lost_device_is_a_lost_timeline(done, monkeypatch):
+def test_lost_device_raises_timeline_lost(done, monkeypatch):
     """Vulkan's loss of a device cannot be had without losing it for every later test."""
 
     def lost(*arguments):
@@ -185,7 +185,7 @@ def test_a_lost_device_is_a_lost_timeline(done, monkeypatch):
     assert isinstance(raised.value.__cause__, DriverError)
 
 
-def test_a_bridge_orders_numpy_after_vulkan_and_vulkan_after_numpy(device, importer):
+def test_bridge_orders_numpy_and_vulkan_both_ways(device, importer):
     """Each sees what the other wrote, a hundred times over; nothing else orders them."""
     with (
         device.allocate(4096) as frame,
@@ -215,7 +215,7 @@ def test_a_bridge_orders_numpy_after_vulkan_and_vulkan_after_numpy(device, impor
         del words, answers
 
 
-def test_a_stream_of_the_host_device_waits_for_vulkan(device, importer, gate):
+def test_host_stream_waits_for_vulkan(device, importer, gate):
     stream = gpumem.Stream("host")
     copied = np.zeros(1024, np.uint32)
     with (
@@ -236,7 +236,7 @@ def test_a_stream_of_the_host_device_waits_for_vulkan(device, importer, gate):
     assert (copied == 8).all()
 
 
-def test_a_bridge_stops_in_between(device, done):
+def test_bridge_can_be_stopped(device, done):
     with HostTimeline.create() as written:
         bridge = Bridge(done, written)
         done.signal(3)
@@ -247,7 +247,7 @@ def test_a_bridge_stops_in_between(device, done):
         assert written.value() == 3
 
 
-def test_a_bridge_whose_target_goes_ahead_ends_and_says_so(device, done):
+def test_bridge_whose_target_runs_ahead_ends_with_an_error(device, done):
     with HostTimeline.create() as written:
         written.signal(7)
         bridge = Bridge(done, written)
