@@ -2,10 +2,10 @@
 
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 
-from gpumem._budget cimport account_of, admit_or_raise
-from gpumem._budget_core cimport budget_drop, budget_uncharge
+from gpumem._budget cimport Budget, account_of, limit_of
+from gpumem._budget_core cimport budget_load
 from gpumem._buffer cimport (
     Buffer,
     MemoryResource,
@@ -13,15 +13,31 @@ from gpumem._buffer cimport (
     buffer_of,
     buffer_share,
     resource_adapt,
+    resource_charge,
+    resource_claim,
     size_of,
 )
 from gpumem._deferred cimport Deferred, defer, report_unraisable, run_deferred
 from gpumem._driver cimport CUstream, place_is_dead
-from gpumem._lease cimport Lease, Uses, lease_create, lease_drop
+from gpumem._lease cimport Lease, Uses, lease_drop
+from gpumem._ledger cimport (
+    DEFAULT_SLOT,
+    BlockLedger,
+    LedgerBlock,
+    LedgerCounters,
+    ledger_cancel,
+    ledger_copy_blocks,
+    ledger_counters,
+    ledger_deliver,
+    ledger_end,
+    ledger_lease,
+    ledger_make,
+    ledger_reset_peaks,
+    ledger_return,
+)
 from gpumem._stream cimport stream_handle
-from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
 
-from gpumem.errors import ClosedError, InUseError, OutOfMemoryError
+from gpumem.errors import ClosedError, OutOfMemoryError
 from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport
 
 cdef extern from *:
@@ -39,9 +55,6 @@ cdef extern from *:
     int64_t gm_now() noexcept nogil
     uint64_t gm_thread() noexcept nogil
 
-cdef uint64_t NO_LIMIT = <uint64_t>-1
-
-
 cdef class Adaptor(MemoryResource):
     """Base of adaptors: a resource that hands out other resources' blocks under its own name.
 
@@ -53,8 +66,7 @@ cdef class Adaptor(MemoryResource):
         Where its blocks come from.
     """
 
-    def __init__(self, upstreams, *, name=None, limit=None, tells=False, budget=None):
-        cdef bint in_use
+    def __init__(self, upstreams, *, name=None, limit=None, tells=False):
         if self.memory is not None:
             raise TypeError(f"this {type(self).__name__} was initialised before")
         for upstream in upstreams:
@@ -62,15 +74,17 @@ cdef class Adaptor(MemoryResource):
                 raise TypeError(f"{upstream!r} is not a MemoryResource")
         self.upstreams = tuple(upstreams)
         self.tells = tells
-        self.ledger.limit = NO_LIMIT if limit is None else limit
         resource_adapt(self, self.upstreams[0], name)
+        self.ledger = ledger_make(sizeof(BlockLedger), sizeof(AdaptedBlock), free_leased, NULL)
+        if self.ledger == NULL:
+            raise MemoryError("out of host memory while allocating a resource's metadata")
         self.ledger.place = &self.place.place
-        lock_init(&self.ledger.lock)
-        self.ledger.account = account_of(budget, "reserved", self.name, &in_use)
-        self.budget = budget
-
-    def __dealloc__(self):
-        budget_drop(self.ledger.account)
+        if isinstance(limit, Budget):
+            self.budget = limit
+            self.ledger.account = account_of(limit, "reserved", self.name,
+                                             &self.ledger.counts_in_use)
+        elif limit is not None:
+            self.ledger.account = limit_of(limit, self.name)
 
     @property
     def upstream(self):
@@ -109,31 +123,32 @@ cdef class Adaptor(MemoryResource):
 
     cdef Buffer hand_out(self, object nbytes, object stream, dict options, bint persistent):
         cdef uint64_t size = size_of(nbytes)
-        cdef Buffer inner
-        require_open(self)
-        if not admit(&self.ledger, size):
-            raise_over_limit(self, size)
+        cdef LedgerBlock* block
+        self.require_open()
+        block = resource_claim(self, size, size, DEFAULT_SLOT, persistent)
         try:
-            charge(self, size)
+            resource_charge(self, block)
+            return adopt(self, self._serve(size, stream, options, persistent),
+                         <AdaptedBlock*>block)
         except BaseException:
-            uncount(&self.ledger, size)
+            ledger_cancel(block)
             raise
-        try:
-            inner = self._serve(size, stream, options, persistent)
-            return adopt(self, inner, size, persistent)
-        except BaseException:
-            cancel(&self.ledger, size)
-            raise
+
+    cdef int make_room(self, uint64_t nbytes) except -1:
+        # A budget asks its callbacks next; what refuses without one is the adaptor's own limit.
+        if self.budget is None:
+            raise_over_limit(self, nbytes)
+        return 0
 
     def _serve(self, nbytes, stream, options, persistent):
         return serve_from(self.upstreams[0], nbytes, stream, options, persistent)
 
     def _note(self, buffer, persistent):
-        """Return what to keep with a new block, None for nothing."""
+        """Return what is kept with a new block, or None."""
         return None
 
-    def _taken_back(self, address, nbytes, stream, time, thread):
-        """Hear of the end of a block; asked for by `tells`."""
+    def _on_free(self, address, nbytes, stream, time, thread):
+        """Called when a block is freed, if `tells` is true."""
 
     # ---- the rest --------------------------------------------------------------------------------
 
@@ -155,49 +170,34 @@ cdef class Adaptor(MemoryResource):
         """Whether the upstream sub-allocates and can be shrunk."""
         return self.upstreams[0].is_arena
 
-    @property
-    def closed(self):
-        """Whether `close` was called."""
-        return bool(self.is_closed)
-
-    def close(self):
-        """Take no calls any more; the upstream stays open. Idempotent.
-
-        Raises
-        ------
-        InUseError
-            A buffer of this adaptor, or a view of one, is still alive; nothing is changed.
-        """
-        cdef Counts now
-        run_deferred()
-        if self.is_closed:
-            return
-        if not place_is_dead(&self.place.place):
-            now = counts_of(&self.ledger)
-            if now.current_blocks:
-                raise InUseError(f"{self!r} cannot be closed: {now.current_bytes} bytes in "
-                                 f"{now.current_blocks} blocks are in use")
-        self.is_closed = True
-
     def __getattr__(self, name):
         if name.startswith("_") or self.upstreams is None or len(self.upstreams) != 1:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.upstreams[0], name)
 
     def __repr__(self):
-        state = ", closed" if self.is_closed else ""
+        state = ", closed" if self.closed else ""
         return f"<gpumem.{type(self).__name__} around {self.upstreams[0]!r}{state}>"
 
     def _counts(self):
-        require_own(self)
+        cdef LedgerCounters now
+        self.require_own()
         run_deferred()
-        now = counts_of(&self.ledger)
-        return (now.current_bytes, now.current_blocks, now.peak_bytes, now.peak_blocks,
-                now.total_bytes, now.total_blocks)
+        now = ledger_counters(self.ledger)
+        return (now.in_use, now.num_allocs - now.num_frees, now.max_in_use, now.max_blocks,
+                now.total_bytes, now.num_allocs)
 
     def _reset_peaks(self):
-        require_own(self)
-        reset_peaks(&self.ledger)
+        self.require_own()
+        ledger_reset_peaks(self.ledger)
+
+    def _limit(self):
+        """Return (limit, bytes that may still be handed out) of one with a limit; None: any."""
+        cdef uint64_t limit
+        if self.budget is not None:
+            return self.budget.limit, self.budget.free
+        limit = budget_load(&self.ledger.account.limit)
+        return limit, limit - min(limit, budget_load(&self.ledger.account.used))
 
     def _note_of(self, Buffer buffer not None):
         if buffer.resource is not self:
@@ -210,26 +210,15 @@ cdef class Adaptor(MemoryResource):
 
     def _live(self):
         """Return (address, bytes, note) of every live block, the oldest first."""
-        cdef AdaptedBlock* block
-        cdef Counts now
+        cdef uint64_t i, count = 0
         cdef AdaptedBlock* found
-        cdef uint64_t count = 0
-        cdef uint64_t i
-        require_own(self)
-        now = counts_of(&self.ledger)
-        found = <AdaptedBlock*>calloc(now.current_blocks + 1, sizeof(AdaptedBlock))
+        self.require_own()
+        found = <AdaptedBlock*>ledger_copy_blocks(self.ledger, &count)
         if found == NULL:
-            raise MemoryError("no host memory for a list of blocks")
+            raise MemoryError("out of host memory while copying a list of blocks")
         # Notes go with the interpreter lock only, which is held here: they stay.
-        lock_acquire(&self.ledger.lock)
-        block = self.ledger.newest
-        while block != NULL and count < now.current_blocks:
-            found[count] = block[0]
-            count += 1
-            block = block.older
-        lock_release(&self.ledger.lock)
         try:
-            return [(found[i].address, found[i].asked,
+            return [(found[i].block.base, found[i].block.requested,
                      <object>found[i].note if found[i].note != NULL else None)
                     for i in reversed(range(count))]
         finally:
@@ -256,16 +245,16 @@ cdef class Adaptor(MemoryResource):
         inner.uses = buffer.uses
         buffer.uses = NULL
         buffer_end(inner)
-        take_back(block)
-        tell(self, block)
+        note_free(block)
+        finish(self, block)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
         cdef Buffer inner = <Buffer>block.inner
-        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.block_bytes,
-                                         buffer.slot, NULL, release_lease)
+        cdef Lease* lease = ledger_lease(&block.block, buffer.address, buffer.block_bytes,
+                                         buffer.slot)
         if lease == NULL:
-            raise MemoryError("no host memory for a view's lease")
+            raise MemoryError("out of host memory while sharing a block")
         try:
             block.lease = buffer_share(inner)
         except BaseException:
@@ -276,7 +265,7 @@ cdef class Adaptor(MemoryResource):
         Py_DECREF(inner)        # the variable holds it until here
         buffer_end(inner)
         Py_INCREF(self)
-        block.adaptor = <PyObject*>self
+        block.block.owner = <PyObject*>self
         return lease
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
@@ -307,54 +296,32 @@ def handle_or_zero(MemoryResource resource, stream):
     return <uintptr_t>handle
 
 
-cdef int require_open(Adaptor adaptor) except -1:
-    if adaptor.upstreams is None:
-        raise TypeError(f"this {type(adaptor).__name__} was never initialised")
-    run_deferred()
-    if adaptor.is_closed:
-        raise ClosedError(f"{adaptor!r} takes no calls any more")
-    return require_own(adaptor)
-
-
-cdef int require_own(Adaptor adaptor) except -1:
-    # A thread of the parent may have held the lock at the fork.
-    if place_is_dead(&adaptor.place.place):
-        raise ClosedError(f"{adaptor!r} belongs to the parent process, or the interpreter is "
-                          "ending")
-    return 0
-
-
 cdef int raise_over_limit(Adaptor adaptor, uint64_t size) except -1:
-    cdef Counts now = counts_of(&adaptor.ledger)
-    limit = LimitInForce("limit", adaptor.ledger.limit, now.current_bytes)
+    most, room = adaptor._limit()
+    limit = LimitInForce("limit", most, most - room)
     raise OutOfMemoryError.of(OutOfMemoryReport(
-        str(adaptor.memory), size, size, adaptor.name, limits=(limit,), in_use=now.current_bytes,
-        reserved=now.current_bytes, largest_free=limit.limit - now.current_bytes,
+        str(adaptor.memory), size, size, adaptor.name, limits=(limit,), in_use=limit.used,
+        reserved=limit.used, largest_free=room,
         remedies=("free buffers of this adaptor, or raise its limit",)))
 
 
-# ---- a block's way through the ledger ------------------------------------------------------------
+# ---- a block's way -------------------------------------------------------------------------------
 
-cdef Buffer adopt(Adaptor adaptor, Buffer inner, uint64_t asked, bint persistent):
+cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
     """Make a Buffer of the adaptor's of one that an upstream handed out."""
     cdef Buffer buffer
-    cdef AdaptedBlock* block
+    cdef uint64_t asked = block.block.requested
     if inner is None or inner.is_closed or inner.requested_bytes < asked:
         raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: an adaptor takes an open "
                         f"Buffer of at least {asked} bytes")
     buffer = buffer_of(adaptor, inner.address, inner.requested_bytes, 0, 0, inner.slot)
     buffer.home = inner.home
     if inner.block_bytes == 0:
-        cancel(&adaptor.ledger, asked)
+        ledger_cancel(&block.block)
         return buffer
-    note = adaptor._note(inner, persistent)
-    block = <AdaptedBlock*>calloc(1, sizeof(AdaptedBlock))
-    if block == NULL:
-        raise MemoryError("no host memory for a block's books")
-    block.deferred.run = tell_of_leased
-    block.ledger = &adaptor.ledger
-    block.asked = asked
-    block.address = inner.address
+    note = adaptor._note(inner, block.block.persistent)
+    block.block.deferred.run = finish_leased
+    block.block.base = inner.address
     block.home = <PyObject*>inner.home
     block.inner = <PyObject*>inner
     Py_INCREF(inner)
@@ -363,124 +330,44 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, uint64_t asked, bint persistent
         Py_INCREF(note)
     buffer.block_bytes = inner.block_bytes
     buffer.handle = <uintptr_t>block
-    list_block(block)
+    ledger_deliver(&block.block)
     return buffer
 
 
-cdef bint admit(Ledger* ledger, uint64_t size) noexcept nogil:
-    """Count a block before it is taken, so that no limit is passed; False: it would be."""
-    cdef Counts* counts = &ledger.counts
-    cdef bint room
-    lock_acquire(&ledger.lock)
-    room = size <= ledger.limit - counts.current_bytes
-    if room:
-        counts.current_bytes += size
-        counts.current_blocks += 1
-    lock_release(&ledger.lock)
-    return room
+cdef void free_leased(LedgerBlock* freed) noexcept nogil:
+    """Free a block whose last view was dropped, perhaps on a thread without the interpreter."""
+    cdef AdaptedBlock* block = <AdaptedBlock*>freed
+    block.lease.stream = freed.slot
+    block.lease.uses = freed.uses
+    freed.uses = NULL
+    lease_drop(block.lease)
+    note_free(block)
+    defer(&freed.deferred)
 
 
-cdef int charge(Adaptor adaptor, uint64_t size) except -1:
-    cdef Counts now
-    if adaptor.ledger.account == NULL or size == 0:
-        return 0
-    now = counts_of(&adaptor.ledger)
-    return admit_or_raise(adaptor.ledger.account, size, {
-        "in_use": now.current_bytes - size, "reserved": now.current_bytes - size,
-        "memory": str(adaptor.memory)})
-
-
-cdef void uncharge(Ledger* ledger, uint64_t size) noexcept nogil:
-    if ledger.account != NULL:
-        budget_uncharge(ledger.account, size)
-
-
-cdef void cancel(Ledger* ledger, uint64_t size) noexcept nogil:
-    uncharge(ledger, size)
-    uncount(ledger, size)
-
-
-cdef void uncount(Ledger* ledger, uint64_t size) noexcept nogil:
-    lock_acquire(&ledger.lock)
-    ledger.counts.current_bytes -= size
-    ledger.counts.current_blocks -= 1
-    lock_release(&ledger.lock)
-
-
-cdef void list_block(AdaptedBlock* block) noexcept nogil:
-    cdef Ledger* ledger = block.ledger
-    cdef Counts* counts = &ledger.counts
-    lock_acquire(&ledger.lock)
-    counts.peak_bytes = max(counts.peak_bytes, counts.current_bytes)
-    counts.peak_blocks = max(counts.peak_blocks, counts.current_blocks)
-    counts.total_bytes += block.asked
-    counts.total_blocks += 1
-    block.older = ledger.newest
-    if ledger.newest != NULL:
-        ledger.newest.newer = block
-    ledger.newest = block
-    lock_release(&ledger.lock)
-
-
-cdef void take_back(AdaptedBlock* block) noexcept nogil:
-    """Forget a block that the upstream has back. After a fork the child leaves the books alone."""
-    cdef Ledger* ledger = block.ledger
-    if place_is_dead(ledger.place):
-        return
+cdef void note_free(AdaptedBlock* block) noexcept nogil:
+    """Count the end of a block that the upstream has back."""
     block.time = gm_now()
     block.thread = gm_thread()
-    lock_acquire(&ledger.lock)
-    if block.newer != NULL:
-        block.newer.older = block.older
-    else:
-        ledger.newest = block.older
-    if block.older != NULL:
-        block.older.newer = block.newer
-    ledger.counts.current_bytes -= block.asked
-    ledger.counts.current_blocks -= 1
-    lock_release(&ledger.lock)
-    uncharge(ledger, block.asked)
+    ledger_return(&block.block, False)
 
 
-cdef void reset_peaks(Ledger* ledger) noexcept nogil:
-    lock_acquire(&ledger.lock)
-    ledger.counts.peak_bytes = ledger.counts.current_bytes
-    ledger.counts.peak_blocks = ledger.counts.current_blocks
-    lock_release(&ledger.lock)
-
-
-cdef Counts counts_of(Ledger* ledger) noexcept nogil:
-    cdef Counts now
-    lock_acquire(&ledger.lock)
-    now = ledger.counts
-    lock_release(&ledger.lock)
-    return now
-
-
-cdef void release_lease(Lease* lease) noexcept nogil:
-    cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>lease.handle
-    block.lease.stream = lease.stream
-    block.lease.uses = lease.uses
-    lease_drop(block.lease)
-    take_back(block)
-    defer(&block.deferred)
-
-
-cdef void tell_of_leased(Deferred* work) noexcept:
+cdef void finish_leased(Deferred* work) noexcept:
     cdef AdaptedBlock* block = <AdaptedBlock*>work
-    adaptor = <Adaptor>block.adaptor
+    cdef Adaptor adaptor = <Adaptor>block.block.owner
     Py_DECREF(adaptor)      # the variable holds it now
-    tell(adaptor, block)
+    finish(adaptor, block)
 
 
-cdef void tell(Adaptor adaptor, AdaptedBlock* block) noexcept:
-    """Do what a block's end needs the interpreter for, and free the block."""
+cdef void finish(Adaptor adaptor, AdaptedBlock* block) noexcept:
+    """Do what the end of a block needs the interpreter for."""
     cdef AdaptedBlock gone = block[0]
-    free(block)
+    ledger_end(&block.block, True)
     Py_XDECREF(gone.note)
-    if not adaptor.tells or place_is_dead(gone.ledger.place):
+    if not adaptor.tells or place_is_dead(&adaptor.place.place):
         return
     try:
-        adaptor._taken_back(gone.address, gone.asked, gone.stream, gone.time, gone.thread)
+        adaptor._on_free(gone.block.base, gone.block.requested, gone.stream, gone.time,
+                         gone.thread)
     except BaseException as error:
         report_unraisable(error, adaptor)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NoReturn
 
-__all__ = ["refuse", "require"]
+__all__ = ["power_of_two", "refuse", "require"]
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
@@ -16,3 +17,12 @@ def require(name: str, value: object, kind: type | tuple[type, ...], accepted: s
     """Raise TypeError unless `value` is one of `kind`."""
     if not isinstance(value, kind):
         refuse(name, value, accepted)
+
+
+def power_of_two(name: str, value: object, most: int, shown: str) -> int:
+    """Return a power of two, or raise ValueError. NumPy's integers count, a bool does not."""
+    if not isinstance(value, bool) and hasattr(type(value), "__index__"):
+        number = operator.index(value)  # type: ignore[arg-type]
+        if 1 <= number <= most and not number & (number - 1):
+            return number
+    raise ValueError(f"{name} {value!r:.80} is not a power of two from 1 to {shown}")

@@ -35,6 +35,9 @@ cdef class Reservation:
 # A new account for a resource, the caller's to drop; NULL: no budget. `in_use`: what it counts.
 cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_use) except? NULL
 
+# The account of a holder with a limit of its own, `nbytes` of a user, which charges no budget.
+cdef BudgetCore* limit_of(object nbytes, str holder) except NULL
+
 # Charges an account, under pressure if need be, or raises BudgetExceededError with further fields.
 cdef int admit_or_raise(BudgetCore* level, uint64_t nbytes, dict numbers) except -1
 # A request for so many bytes was refused. Calls callbacks, one after the other; True: try again.

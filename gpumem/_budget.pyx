@@ -441,7 +441,6 @@ cdef object callback_of(object callback):
 
 
 cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_use) except? NULL:
-    cdef BudgetCore* account
     in_use[0] = count == "in_use"
     if count not in ("reserved", "in_use"):
         raise ConfigError(f"count = {count!r} is not accepted: it takes 'reserved' or 'in_use'")
@@ -451,8 +450,15 @@ cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_us
         return NULL
     if not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget, not {type(budget).__name__}")
-    account = budget_make((<Budget>budget).core, holder.encode(), BUDGET_UNLIMITED,
-                          BUDGET_UNLIMITED, True)
+    return account_under((<Budget>budget).core, BUDGET_UNLIMITED, holder)
+
+
+cdef BudgetCore* limit_of(object nbytes, str holder) except NULL:
+    return account_under(NULL, bytes_of("nbytes", nbytes, needed=True), holder)
+
+
+cdef BudgetCore* account_under(BudgetCore* parent, uint64_t limit, str holder) except NULL:
+    cdef BudgetCore* account = budget_make(parent, holder.encode(), limit, BUDGET_UNLIMITED, True)
     if account == NULL:
         raise MemoryError("no host memory for an account of a budget")
     return account

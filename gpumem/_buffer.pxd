@@ -6,7 +6,7 @@ from gpumem._budget cimport Budget
 from gpumem._dlpack cimport DLDevice
 from gpumem._driver cimport CUstream, DriverDevice
 from gpumem._lease cimport Lease, Uses, lease_drop
-from gpumem._raw cimport RawBooks
+from gpumem._ledger cimport BlockLedger, LedgerBlock
 
 # What a Buffer needs of where it came from. A *slot* is a resource's own number for a stream.
 cdef class MemoryResource:
@@ -18,7 +18,7 @@ cdef class MemoryResource:
     cdef bint cpu_can_read              # blocks are host-accessible
     cdef bint is_read_only              # nobody may write them
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
-    cdef RawBooks raw                   # of a class written in Python; else None
+    cdef BlockLedger* ledger            # of what takes and frees blocks one by one; else NULL
     cdef object __weakref__
 
     # What `allocate` does without a stream, for C callers.
@@ -38,6 +38,18 @@ cdef class MemoryResource:
     # CPU, which waits; by work queued on a stream of the resource's device from now on.
     cdef int before_cpu(self, Buffer buffer) except -1
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1
+
+    # ---- with a ledger -----------------------------------------------------------------------
+    # Sets block.base; raises, with nothing changed, if there is no memory.
+    cdef int take_block(self, LedgerBlock* block) except -1
+    # The account refuses so many bytes: gets blocks back that users have freed.
+    cdef int make_room(self, uint64_t nbytes) except -1
+    # What is left to do once it is closed: waits for blocks that users have freed.
+    cdef int finish_close(self) except -1
+    cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
+    # Raise ClosedError: it is closed; it belongs to the parent of a fork.
+    cdef int require_open(self) except -1
+    cdef int require_own(self) except -1
 
 cdef class Buffer:
     cdef readonly MemoryResource resource   # handed it out, and takes it back
@@ -64,6 +76,19 @@ cdef int resource_init(MemoryResource resource, object memory, object name) exce
 cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1
 # Raises ConfigError where somebody asks a resource for shareable memory that has none.
 cdef int refuse_shareable(MemoryResource resource, object shareable) except -1
+# Takes a new ledger over (NULL: MemoryError). After resource_init.
+cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
+                        object default_stream, object budget, object count) except -1
+# Counts a block of an open resource; charges it, under pressure if need be; makes it the user's.
+# The first two raise with nothing changed.
+cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, uint64_t size,
+                                 uint32_t slot, bint persistent) except NULL
+cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1
+cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address)
+# What `record` does where streams are waited for.
+cdef int record_use(Uses** uses, uint32_t slot) except -1
+# Bytes, a power of two up to 2 MiB.
+cdef uint64_t alignment_of(object alignment) except? 0
 cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
 # Wraps a block that was just taken. `handle` is the resource's own name for it.
 cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,

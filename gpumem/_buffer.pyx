@@ -3,11 +3,14 @@
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.long cimport PyLong_AsSsize_t
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._backing_managed cimport HOST_SIDE, managed_advise, managed_prefetch
 from gpumem._bfc cimport ABSURD
-from gpumem._deferred cimport run_deferred
+from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
+from gpumem._budget_core cimport budget_has_crossed
+from gpumem._deferred cimport Deferred, defer, run_deferred
 from gpumem._dlpack cimport (
     DL_CPU,
     DL_CUDA,
@@ -40,22 +43,47 @@ from gpumem._driver cimport (
     place_is_dead,
     place_leave,
 )
-from gpumem._lease cimport Lease, Uses, lease_drop_buffer, lease_retain
-from gpumem._raw cimport (
+from gpumem._lease cimport Lease, Uses, lease_drop_buffer, lease_retain, uses_add
+from gpumem._ledger cimport (
     DEFAULT_SLOT,
-    RawBlock,
-    RawBooks,
-    raw_address,
-    raw_alignment,
-    raw_books,
-    raw_lease,
+    LEDGER_CLOSED,
+    LEDGER_OK,
+    BlockLedger,
+    LedgerBlock,
+    LedgerCounters,
+    counted_fields,
+    ledger_cancel,
+    ledger_charge,
+    ledger_claim,
+    ledger_close,
+    ledger_count_call,
+    ledger_counters,
+    ledger_deliver,
+    ledger_drain,
+    ledger_drop,
+    ledger_end,
+    ledger_find_stream,
+    ledger_lease,
+    ledger_make,
+    ledger_note_failure,
+    ledger_open_streams,
+    ledger_open_tap,
+    ledger_return,
+    ledger_stream,
+    ledgers_release_retired,
 )
+from gpumem._raw cimport user_allocate, user_deallocate
 from gpumem._stream cimport Stream, stream_handle
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
-from gpumem._arguments import require
+from gpumem._arguments import power_of_two, require
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.errors import ClosedError, ConfigError
-from gpumem.stats import ShrinkReport
+from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
+from gpumem.out_of_memory import absurd
+from gpumem.stats import ShrinkReport, Stats
+
+cdef enum:
+    MOST_ALIGNMENT = 1 << 21    # bytes
 
 on_resource = NULL
 
@@ -141,8 +169,17 @@ cdef class MemoryResource:
             raise TypeError(f"this {type(self).__name__} was initialised before")
         require_hooks(type(self))
         resource_init(self, memory, name)
-        self.raw = raw_books(self.place, self.memory, self.streams, self.name, budget, count)
-        self.budget = budget
+        resource_begin(
+            self, ledger_make(sizeof(BlockLedger), sizeof(LedgerBlock), free_later, NULL),
+            "user", None, budget, count)
+        self.ledger.is_users = True
+        self.ledger.granule = self.memory.alignment
+        self.streams[DEFAULT_SLOT] = Stream.from_handle(self.memory.device, 0)
+
+    def __dealloc__(self):
+        if self.ledger != NULL:
+            ledger_drop(self.ledger)
+            ledgers_release_retired()
 
     def allocate_raw(self, nbytes, stream):
         """Take a block from wherever the memory comes from; written by a derived class.
@@ -220,9 +257,12 @@ cdef class MemoryResource:
             It is closed, or belongs to the parent of a fork.
         """
         cdef uint64_t size = size_of(nbytes)
-        cdef uint64_t multiple = raw_alignment(alignment)
+        cdef uint64_t multiple = 0 if alignment is None else alignment_of(alignment)
+        cdef uint32_t slot = DEFAULT_SLOT
+        self.require_open()
         refuse_shareable(self, shareable)
-        return raw_buffer(self, size, stream, multiple, False)
+        self.slot_of(stream, &slot)
+        return serve(self, size, slot, multiple, False)
 
     def allocate_persistent(self, nbytes):
         """Hand out a long-lived block (weights), on the default stream.
@@ -237,7 +277,9 @@ cdef class MemoryResource:
         TypeError, ValueError, MemoryError, ClosedError
             As `allocate`.
         """
-        return raw_buffer(self, size_of(nbytes), None, 0, True)
+        cdef uint64_t size = size_of(nbytes)
+        self.require_open()
+        return serve(self, size, DEFAULT_SLOT, 0, True)
 
     def reserve(self, nbytes):
         """Alias of `allocate_persistent`, ONNX Runtime's name."""
@@ -256,7 +298,7 @@ cdef class MemoryResource:
         >>> gpumem.limit(gpumem.Arena("host"), 1 << 20).shrink()
         ShrinkReport(released_bytes=0, kept=())
         """
-        open_books(self)
+        self.require_open()
         return ShrinkReport(0, ())
 
     def reset_stream(self, stream):
@@ -264,22 +306,37 @@ cdef class MemoryResource:
 
         The caller has synchronised the stream. Required before the owner of a stream given as a
         raw handle destroys it; a stream given as an object is kept alive instead.
+
+        Raises
+        ------
+        ClosedError
+            It is closed, or belongs to the parent of a fork.
         """
-        open_books(self).reset(stream)
+        cdef uint32_t slot = DEFAULT_SLOT
+        self.require_open()
+        self.slot_of(stream, &slot)
+        if slot != DEFAULT_SLOT:
+            ledger_drain(self.ledger, slot)
+            self.streams.pop(slot, None)
 
     def stats(self):
-        """Return the counters of this moment as `Stats`; reserved is what is in use.
+        """Return the counters of this moment as `Stats`; reserved is what is not back yet.
 
         Raises
         ------
         ClosedError
             It belongs to the parent of a fork.
         """
-        cdef RawBooks books = books_of(self)
-        if place_is_dead(&self.place.place):
-            books.require_open(self)
+        cdef LedgerCounters now
+        self.require_own()
         run_deferred()
-        return books.stats()
+        now = ledger_counters(self.ledger)
+        return Stats(
+            limit=0,
+            reserved=now.in_use + now.waiting,
+            max_reserved=now.max_held,
+            **counted_fields(&now),
+        )
 
     def snapshot(self):
         """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`.
@@ -307,7 +364,7 @@ cdef class MemoryResource:
     @property
     def closed(self):
         """Whether `close` was called."""
-        return self.raw is None or self.raw.closed
+        return self.ledger == NULL or bool(self.ledger.closed)
 
     def close(self):
         """Take no calls any more. Idempotent.
@@ -317,8 +374,20 @@ cdef class MemoryResource:
         InUseError
             A buffer, or a view of one, is still alive; nothing is changed.
         """
+        cdef LedgerCounters now
         run_deferred()
-        books_of(self).close(self)
+        if self.ledger == NULL:
+            refuse_forgotten(self)
+        if self.closed:
+            return
+        if place_is_dead(&self.place.place):
+            self.ledger.closed = True
+            return
+        if ledger_close(self.ledger) != LEDGER_OK:
+            now = ledger_counters(self.ledger)
+            raise InUseError(f"{self!r} cannot be closed: {now.requested} bytes in {now.live} "
+                             "blocks are in use")
+        self.finish_close()
 
     def __enter__(self):
         return self
@@ -328,7 +397,9 @@ cdef class MemoryResource:
 
     def __repr__(self):
         state = ", closed" if self.closed else ""
-        return f"<{type(self).__name__} {self.name!r} on {self.memory}{state}>"
+        ours = self.ledger != NULL and not self.ledger.is_users
+        kind = f"{'gpumem.' if ours else ''}{type(self).__name__}"
+        return f"<{kind} {self.name!r} on {self.memory}{state}>"
 
     # ---- what buffers ask ------------------------------------------------------------------------
 
@@ -336,21 +407,46 @@ cdef class MemoryResource:
         return self.allocate(nbytes)
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        cdef CUstream handle = NULL
+        if stream is None and self.ledger != NULL and self.ledger.default_per_thread:
+            stream = PER_THREAD_STREAM
         if stream is None:
             slot[0] = DEFAULT_SLOT
             return 0
-        return open_books(self).find_slot(stream, slot)
+        self.require_own()
+        stream_handle(stream, self.place, &handle)
+        if not ledger_find_stream(self.ledger, handle, slot):
+            raise MemoryError("out of host memory while noting a stream")
+        self.keep_stream(stream, handle, slot[0])
+        return 0
+
+    cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1:
+        cdef bint is_handle = hasattr(stream, "__index__")  # its owner resets it before it ends
+        # A stream that ends with its object must be that object; of others the first will do.
+        if slot in self.streams and not (isinstance(stream, Stream) and (<Stream>stream).owned):
+            return 0
+        if self.ledger.is_users and not isinstance(stream, Stream):
+            stream = Stream.from_handle(self.memory.device, <uintptr_t>handle,
+                                        None if is_handle else stream)
+        elif is_handle:
+            return 0
+        self.streams[slot] = stream
+        return 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return (<Stream>self.streams[slot]).ptr
+        return <uintptr_t>self.ledger.streams[slot].handle
 
     cdef void give_back(self, Buffer buffer) noexcept:
-        cdef RawBlock* block = <RawBlock*><uintptr_t>buffer.handle
+        cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         block.slot = buffer.slot
-        self.raw.give(self, block)
+        free_now(&block.deferred)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
-        return raw_lease(self, self.raw, <RawBlock*><uintptr_t>buffer.handle, buffer.slot)
+        cdef Lease* lease = ledger_lease(<LedgerBlock*><uintptr_t>buffer.handle, buffer.address,
+                                         buffer.block_bytes, buffer.slot)
+        if lease == NULL:
+            raise MemoryError("out of host memory while sharing a block")
+        return lease
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         lease.stream = slot
@@ -365,6 +461,37 @@ cdef class MemoryResource:
         return 0
 
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
+        return 0
+
+    # ---- what a ledger's resource does for one block: here, of a class that users write ----------
+
+    cdef int take_block(self, LedgerBlock* block) except -1:
+        block.base = user_allocate(self, block.size, stream_object(self, block.slot))
+        ledger_count_call(self.ledger, 0)
+        block.deferred.run = free_now
+        block.owner = <PyObject*>self
+        Py_INCREF(self)
+        return 0
+
+    cdef int make_room(self, uint64_t nbytes) except -1:
+        return 0
+
+    cdef int finish_close(self) except -1:
+        return 0
+
+    cdef int require_open(self) except -1:
+        require_made(self)
+        run_deferred()
+        if self.ledger.closed:
+            raise ClosedError(f"{self!r} is closed")
+        return self.require_own()
+
+    cdef int require_own(self) except -1:
+        require_made(self)
+        # A thread of the parent may have held the lock at the fork.
+        if place_is_dead(&self.place.place):
+            raise ClosedError(f"{self!r} belongs to the parent process, or the interpreter is "
+                              "ending")
         return 0
 
 
@@ -403,35 +530,134 @@ cdef int refuse_shareable(MemoryResource resource, object shareable) except -1:
     return 0
 
 
-cdef RawBooks books_of(MemoryResource resource):
-    if resource.raw is None:
+cdef int require_made(MemoryResource resource) except -1:
+    if resource.ledger == NULL:
+        refuse_forgotten(resource)
+        raise ClosedError(f"this {type(resource).__name__} was never initialised")
+    return 0
+
+
+cdef int refuse_forgotten(MemoryResource resource) except -1:
+    # An __init__ that was written in Python is one that may forget its base.
+    if hasattr(type(resource).__init__, "__code__"):
         raise TypeError(f"this {type(resource).__name__} was never initialised: its __init__ calls "
                         "super().__init__(memory)")
-    return resource.raw
+    return 0
 
 
-cdef RawBooks open_books(MemoryResource resource):
-    cdef RawBooks books = books_of(resource)
-    run_deferred()
-    books.require_open(resource)
-    return books
+# ---- resources with a ledger ---------------------------------------------------------------------
 
-
-cdef Buffer raw_buffer(MemoryResource resource, uint64_t size, object stream, uint64_t alignment,
-                       bint persistent):
-    cdef RawBooks books = open_books(resource)
-    cdef uint32_t slot = DEFAULT_SLOT
-    cdef RawBlock* block
-    resource.slot_of(stream, &slot)
-    if size == 0:
+cdef Buffer serve(MemoryResource resource, uint64_t requested, uint32_t slot, uint64_t alignment,
+                  bint persistent):
+    cdef BlockLedger* ledger = resource.ledger
+    cdef uint64_t size = requested
+    cdef LedgerBlock* block
+    if requested == 0:
         return empty_buffer(resource, slot)
-    block = books.take(resource, size, alignment, slot, persistent)
+    if alignment > ledger.granule:
+        size += alignment - ledger.granule
+    if size >= ABSURD:
+        now = ledger_counters(ledger)
+        raise OutOfMemoryError.of(absurd(
+            str(resource.memory), requested, size, resource=resource.name,
+            stream=resource.stream_at(slot), in_use=now.in_use, reserved=now.in_use + now.waiting))
+    block = resource_claim(resource, requested, size, slot, persistent)
     try:
-        return buffer_of(resource, raw_address(block, alignment), size, block.size,
-                         <uintptr_t>block, slot)
-    except BaseException:
-        books.give(resource, block)
+        resource_charge(resource, block)
+        resource.take_block(block)
+    except BaseException as error:
+        if isinstance(error, MemoryError):
+            ledger_note_failure(block)
+        ledger_cancel(block)
         raise
+    alignment = max(alignment, 1)
+    return resource_deliver(resource, block, (block.base + alignment - 1) & ~(alignment - 1))
+
+
+cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, uint64_t size,
+                                 uint32_t slot, bint persistent) except NULL:
+    cdef LedgerBlock* block = NULL
+    cdef int status = ledger_claim(resource.ledger, requested, size, slot, persistent, &block)
+    if status == LEDGER_CLOSED:
+        raise ClosedError(f"{resource!r} is closed")
+    if status != LEDGER_OK:
+        raise MemoryError("out of host memory while allocating a block's metadata")
+    return block
+
+
+cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1:
+    if block.ledger.account == NULL:
+        return 0
+    if ledger_charge(block):
+        if budget_has_crossed():
+            tell_of_crossings()
+        return 0
+    resource.make_room(block.size)
+    now = ledger_counters(block.ledger)
+    admit_or_raise(block.ledger.account, block.size, {
+        "asked": block.requested, "in_use": now.in_use, "reserved": now.in_use + now.waiting,
+        "memory": str(resource.memory), "stream": resource.stream_at(block.slot)})
+    block.charged = block.size
+    return 0
+
+
+cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address):
+    ledger_deliver(block)
+    try:
+        return buffer_of(resource, address, block.requested, block.size, <uintptr_t>block,
+                         block.slot)
+    except BaseException:
+        block.ledger.free(block)
+        raise
+
+
+cdef int record_use(Uses** uses, uint32_t slot) except -1:
+    cdef bint added
+    if not uses_add(uses, slot, &added):
+        raise MemoryError("out of host memory while noting a stream")
+    return 0
+
+
+cdef object stream_object(MemoryResource resource, uint32_t slot):
+    # Of a user's class: every slot has its Stream, and the default stream is the legacy one. That
+    # stands for streams that were reset, and for another thread's default stream.
+    cdef uintptr_t handle = <uintptr_t>ledger_stream(resource.ledger, slot)
+    return resource.streams[slot if handle > LEGACY_STREAM else DEFAULT_SLOT]
+
+
+cdef void free_later(LedgerBlock* block) noexcept nogil:
+    # A user's block whose last view was dropped, perhaps on a thread without the interpreter.
+    defer(&block.deferred)
+
+
+cdef void free_now(Deferred* work) noexcept:
+    cdef LedgerBlock* block = <LedgerBlock*>work
+    cdef MemoryResource resource = <MemoryResource>block.owner
+    Py_DECREF(resource)     # the variable holds it now
+    if not place_is_dead(&resource.place.place):
+        ledger_return(block, True)
+        user_deallocate(resource, block.base, block.size, stream_object(resource, block.slot))
+        ledger_count_call(resource.ledger, 0)
+    ledger_end(block, True)
+
+
+cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
+                        object default_stream, object budget, object count) except -1:
+    cdef CUstream handle = NULL
+    if ledger == NULL:
+        raise MemoryError("out of host memory while allocating a resource's metadata")
+    resource.ledger = ledger
+    ledger.place = &resource.place.place
+    ledger.account = account_of(budget, count, resource.name, &ledger.counts_in_use)
+    resource.budget = budget
+    stream_handle(default_stream, resource.place, &handle)
+    if not ledger_open_streams(ledger, handle):
+        raise MemoryError("out of host memory while allocating a resource's metadata")
+    if default_stream is not None and not hasattr(default_stream, "__index__"):
+        resource.streams[DEFAULT_SLOT] = default_stream
+    ledger_open_tap(ledger, str(resource.memory).encode(), kind.encode(),
+                    resource.name.encode("utf-8", "replace"))
+    return 0
 
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1:
@@ -489,6 +715,15 @@ cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
     if size < 0:
         raise ValueError(f"nbytes = {nbytes} is negative: it takes 0 or more bytes")
     return size
+
+
+cdef uint64_t alignment_of(object alignment) except? 0:
+    cdef uint64_t number
+    if type(alignment) is int and 1 <= alignment <= MOST_ALIGNMENT:
+        number = alignment
+        if number & (number - 1) == 0:
+            return number
+    return power_of_two("alignment", alignment, MOST_ALIGNMENT, "2097152")
 
 
 cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,

@@ -61,6 +61,7 @@ from gpumem._bfc cimport ABSURD, QUANTUM, bfc_largest_free
 from gpumem._buffer cimport (
     Buffer,
     MemoryResource,
+    alignment_of,
     buffer_of,
     empty_buffer,
     resource_init,
@@ -80,7 +81,7 @@ from gpumem._core_budget cimport (
 from gpumem._core_capture cimport Captures, GraphPool, make_pool
 from gpumem._core_heap cimport make_heap
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
-from gpumem._core_settings cimport alignment_of, settings_from, takes_pages
+from gpumem._core_settings cimport settings_from, takes_pages
 from gpumem._core_source cimport make_source, source_keep
 from gpumem._driver cimport CUgraph, CUstream, place_is_dead, process, stream_captures
 from gpumem._lease cimport Lease, Uses, claims_held, uses_free
@@ -269,7 +270,7 @@ cdef class Arena(MemoryResource):
         cdef GraphPool pool
         cdef Region region = SHARED_REGION if shareable else REGION_OF_MANY
         if alignment is not None:
-            extra = alignment_of(alignment) - QUANTUM
+            extra = max(alignment_of(alignment), <uint64_t>QUANTUM) - QUANTUM
         if stream is not None or self.default_per_thread:
             self.slot_of(stream, &slot)
         if size == 0:

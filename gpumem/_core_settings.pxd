@@ -8,7 +8,5 @@ from gpumem._buffer cimport MemoryResource
 cdef int settings_from(object config, ArenaSettings* settings) except -1
 # Is it backed by pages? Raises ConfigError where they are asked for by name and cannot be had.
 cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *
-# Bytes, a power of two of at least QUANTUM.
-cdef uint64_t alignment_of(object alignment) except? 0
 # Why memory cannot be backed by pages that move; empty if it can.
 cdef str pages_problem(object memory)

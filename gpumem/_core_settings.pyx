@@ -11,7 +11,7 @@ from gpumem._arena_types cimport (
     REUSE_NEVER,
     REUSE_WAIT,
 )
-from gpumem._bfc cimport QUANTUM, round_to_quantum
+from gpumem._bfc cimport round_to_quantum
 from gpumem._buffer cimport MemoryResource
 
 from gpumem.config import _PAGED_FROM
@@ -54,14 +54,3 @@ cdef str pages_problem(object memory):
         return "it takes a device's own memory"
     capability = memory.device.capabilities["virtual_memory"]
     return "" if capability else capability.reason
-
-
-cdef uint64_t alignment_of(object alignment) except? 0:
-    # NumPy's integers count, a bool does not.
-    number = alignment
-    if not isinstance(alignment, int) and hasattr(alignment, "__index__"):
-        number = alignment.__index__()
-    if (isinstance(number, bool) or not isinstance(number, int)
-            or not 1 <= number <= 1 << 21 or number & (number - 1)):
-        raise ValueError(f"alignment {alignment!r} is not a power of two from 1 to 2097152")
-    return max(number, QUANTUM)

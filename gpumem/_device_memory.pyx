@@ -5,9 +5,9 @@ from libc.string cimport memcpy, strcmp
 
 from gpumem._arena_types cimport arena_in_use, ArenaCore, arena_reserved
 from gpumem._buffer cimport MemoryResource
-from gpumem._direct cimport DirectCore, DirectCounters, direct_counters
 from gpumem._driver cimport CUDA_SUCCESS, Place, place_enter, place_leave
-from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, Tap, taps_visit
+from gpumem._ledger cimport BlockLedger, LedgerCounters, ledger_counters
+from gpumem._recorder cimport TAP_ARENA, TAP_LEDGER, Tap, taps_visit
 
 from gpumem._nvml import processes_on
 
@@ -49,8 +49,8 @@ cdef void add_held(Tap* tap, void* context) noexcept nogil:
     if strcmp(tap.memory, held.memory) == 0:
         if tap.owner_is == TAP_ARENA:
             add_arena(<const ArenaCore*>tap.owner, held)
-        elif tap.owner_is == TAP_DIRECT:
-            add_blocks(<DirectCore*>tap.owner, held)
+        elif tap.owner_is == TAP_LEDGER:
+            add_blocks(<BlockLedger*>tap.owner, held)
 
 
 cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
@@ -63,7 +63,9 @@ cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:
         held.idle += reserved - in_use
 
 
-cdef void add_blocks(DirectCore* core, Held* held) noexcept nogil:
-    # What a driver's pool keeps beyond its blocks only the driver knows.
-    cdef DirectCounters now = direct_counters(core)
-    held.here += now.in_use + now.waiting
+cdef void add_blocks(BlockLedger* ledger, Held* held) noexcept nogil:
+    # What a driver's pool keeps beyond its blocks only the driver knows; where the blocks of a
+    # user's class come from only the user does.
+    cdef LedgerCounters now = ledger_counters(ledger)
+    if not ledger.is_users:
+        held.here += now.in_use + now.waiting

@@ -3,22 +3,28 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t
 
-from gpumem._direct cimport DirectCore, DirectResource
+from gpumem._buffer cimport MemoryResource
+from gpumem._driver cimport CUevent
+from gpumem._ledger cimport BlockLedger, LedgerBlock
 
 ctypedef void* (*ExternalAlloc)(size_t) noexcept nogil
 ctypedef void (*ExternalFree)(void*) noexcept nogil
 ctypedef void (*ExternalEmptyCache)() noexcept nogil
 
 # Of each pair one is set: the C function, or the Python callable (borrowed: the resource object,
-# or what it leaves in `direct.kept`, owns it).
+# or what it leaves in `ledger.kept`, owns it).
 cdef struct ExternalCore:
-    DirectCore direct           # first: a pointer to one is a pointer to the other
+    BlockLedger ledger          # first: a pointer to one is a pointer to the other
     ExternalFree free
     PyObject* free_object
     ExternalEmptyCache empty_cache
     PyObject* empty_cache_object
 
-cdef class ExternalAllocator(DirectResource):
+cdef struct ExternalBlock:
+    LedgerBlock block           # first
+    CUevent event               # behind the work it waits for; NULL: none
+
+cdef class ExternalAllocator(MemoryResource):
     cdef ExternalAlloc alloc
     cdef readonly object callbacks      # (alloc, free, empty_cache) as they were given
 

@@ -2,13 +2,13 @@ from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
 from gpumem._budget import Budget, _Count
-from gpumem._direct import DirectResource
+from gpumem._buffer import MemoryResource
 from gpumem._stream import _StreamLike
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import ShrinkReport, Stats
 
 @final
-class ExternalAllocator(DirectResource):
+class ExternalAllocator(MemoryResource):
     callbacks: tuple[Any, Any, Any]
     def __init__(
         self,

@@ -4,22 +4,8 @@ cimport cython
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_WriteUnraisable
 from cpython.ref cimport Py_XDECREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc
 
-from gpumem._buffer cimport Buffer
-from gpumem._direct cimport (
-    DirectBlock,
-    DirectCore,
-    DirectCounters,
-    DirectResource,
-    direct_count_call,
-    counted_fields,
-    direct_counters,
-    direct_gone,
-    direct_is_default,
-    direct_returned,
-    direct_stream_at,
-)
+from gpumem._buffer cimport Buffer, MemoryResource, record_use, resource_begin, resource_init
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
     CU_STREAM_CAPTURE_STATUS_NONE,
@@ -36,24 +22,26 @@ from gpumem._driver cimport (
     place_leave,
     process_is_exiting,
 )
+from gpumem._lease cimport Uses
+from gpumem._ledger cimport (
+    BlockLedger,
+    LedgerBlock,
+    LedgerCounters,
+    ledger_count_call,
+    ledger_counters,
+    ledger_end,
+    ledger_is_default,
+    ledger_keep,
+    ledger_make,
+    ledger_return,
+    ledger_stream,
+)
+from gpumem._support.atomics cimport pointer_swap, pointer_try
 
 from gpumem.device import _reapers
 from gpumem.errors import ConfigError, OutOfMemoryError
 from gpumem.out_of_memory import OutOfMemoryReport
-from gpumem.stats import ShrinkReport, Stats
-
-cdef extern from *:
-    """
-    static inline void *gm_external_swap(void **at, void *value) {
-        return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
-    }
-    static inline int gm_external_try(void **at, void *seen, void *value) {
-        return __atomic_compare_exchange_n(at, &seen, value, 0, __ATOMIC_ACQ_REL,
-                                           __ATOMIC_RELAXED);
-    }
-    """
-    void* gm_external_swap(void** at, void* value) noexcept nogil
-    int gm_external_try(void** at, void* seen, void* value) noexcept nogil
+from gpumem.stats import ShrinkReport
 
 cdef extern from "Python.h":
     ctypedef struct PyThreadState:
@@ -69,13 +57,13 @@ cdef extern from "Python.h":
 # is a stack without a lock, since a view may be dropped anywhere; whoever has the interpreter
 # lock moves them to the end of `waiting`, which it guards.
 cdef void* arriving = NULL
-cdef DirectBlock* waiting = NULL
-cdef DirectBlock* last_waiting = NULL
+cdef LedgerBlock* waiting = NULL
+cdef LedgerBlock* last_waiting = NULL
 
 
 @cython.final
 @cython.no_gc_clear
-cdef class ExternalAllocator(DirectResource):
+cdef class ExternalAllocator(MemoryResource):
     """An allocator of somebody else, behind callbacks, as a resource.
 
     Every allocation and every free is one call of a callback; nothing is cached and nothing put
@@ -142,22 +130,19 @@ cdef class ExternalAllocator(DirectResource):
                  default_stream=None, name=None):
         cdef ExternalCore* core
         cdef uintptr_t address
-        if self.core != NULL:
+        if self.ledger != NULL:
             raise TypeError("an ExternalAllocator is initialised once")
         if alloc is None or free is None:
             missing = "alloc" if alloc is None else "free"
             raise ConfigError(f"{missing} = None is not accepted: alloc and free come together")
         addresses = [address_of("alloc", alloc), address_of("free", free),
                      0 if empty_cache is None else address_of("empty_cache", empty_cache)]
-        core = <ExternalCore*>calloc(1, sizeof(ExternalCore))
-        if core == NULL:
-            raise MemoryError("no host memory for an allocator's books")
-        core.direct.give = external_give
-        core.direct.end = external_end
-        self.granule = 1
-        self.begin(&core.direct, memory, default_stream, name, budget, count)
+        resource_init(self, memory, name)
+        resource_begin(
+            self, ledger_make(sizeof(ExternalCore), sizeof(ExternalBlock), external_free, NULL),
+            "ExternalAllocator", default_stream, budget, count)
+        core = external(self.ledger)
         self.callbacks = (alloc, free, empty_cache)
-        self.kept = (self.streams, self.callbacks)
         address = addresses[0]
         self.alloc = <ExternalAlloc><void*>address
         address = addresses[1]
@@ -166,6 +151,10 @@ cdef class ExternalAllocator(DirectResource):
         address = addresses[2]
         core.empty_cache = <ExternalEmptyCache><void*>address
         core.empty_cache_object = <PyObject*>empty_cache if empty_cache is not None else NULL
+
+    def __dealloc__(self):
+        # Blocks may outlive the object; what they need stays with them (no_gc_clear).
+        ledger_keep(self.ledger, (self.streams, self.callbacks))
 
     def shrink(self):
         """Call `empty_cache`, if there is one.
@@ -185,7 +174,7 @@ cdef class ExternalAllocator(DirectResource):
         self.require_open()
         free_waiting(None)
         self.call_empty_cache()
-        direct_count_call(self.core, 1)
+        ledger_count_call(self.ledger, 1)
         return ShrinkReport(0, ())
 
     def stats(self):
@@ -196,20 +185,13 @@ cdef class ExternalAllocator(DirectResource):
         ClosedError
             It belongs to the parent of a fork.
         """
-        cdef DirectCounters now
         self.require_own()
         free_waiting(None)
-        now = direct_counters(self.core)
-        return Stats(
-            limit=0,
-            reserved=now.in_use + now.waiting,
-            max_reserved=now.max_held,
-            **counted_fields(&now),
-        )
+        return MemoryResource.stats(self)
 
     # ---- blocks ----------------------------------------------------------------------------------
 
-    cdef int take(self, DirectBlock* block) except -1:
+    cdef int take_block(self, LedgerBlock* block) except -1:
         free_waiting(None)
         block.base = self.call_alloc(block.size)
         if block.base == 0:
@@ -224,54 +206,58 @@ cdef class ExternalAllocator(DirectResource):
         cdef uint64_t address = 0
         cdef CUresult code
         with nogil:
-            code = place_enter(self.core.place)
+            code = place_enter(self.ledger.place)
             if code == CUDA_SUCCESS and self.alloc != NULL:
                 address = <uintptr_t>self.alloc(nbytes)
-                place_leave(self.core.place)
+                place_leave(self.ledger.place)
         check(self.place.place.table, code, "cuCtxPushCurrent")
-        direct_count_call(self.core, 0)
+        ledger_count_call(self.ledger, 0)
         if self.alloc != NULL:
             return address
         try:
             given = self.callbacks[0](nbytes)
         finally:
-            place_leave(self.core.place)
+            place_leave(self.ledger.place)
         return 0 if given is None else number_of("alloc returned", given, 0)
 
     cdef bint call_empty_cache(self) except -1:
         """Tell whether there was one to call."""
-        cdef ExternalCore* core = external(self.core)
+        cdef ExternalCore* core = external(self.ledger)
         cdef CUresult code
         if core.empty_cache_object == NULL:
             return False
         with nogil:
-            code = place_enter(self.core.place)
+            code = place_enter(self.ledger.place)
             if code == CUDA_SUCCESS and core.empty_cache != NULL:
                 core.empty_cache()
-                place_leave(self.core.place)
+                place_leave(self.ledger.place)
         check(self.place.place.table, code, "cuCtxPushCurrent")
         if core.empty_cache == NULL:
             try:
                 self.callbacks[2]()
             finally:
-                place_leave(self.core.place)
+                place_leave(self.ledger.place)
         return True
 
-    cdef int recover(self) except -1:
-        if not self.core.counts_in_use:
+    cdef int make_room(self, uint64_t nbytes) except -1:
+        if not self.ledger.counts_in_use:
             free_waiting(self)
         return 0
 
-    cdef int settle(self) except -1:
+    cdef int finish_close(self) except -1:
         free_waiting(self)
+        self.streams.clear()
         return 0
 
     cdef void give_back(self, Buffer buffer) noexcept:
         # With the interpreter lock, which Python callables need.
-        cdef DirectBlock* block = <DirectBlock*><uintptr_t>buffer.handle
+        cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
         block.slot = buffer.slot
         block.uses = buffer.uses
-        external_give(block)
+        external_free(block)
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return record_use(uses, slot)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -295,37 +281,37 @@ def number_of(what, value, int low):
     return number
 
 
-cdef int raise_out_of_memory(ExternalAllocator allocator, DirectBlock* block) except -1:
-    cdef DirectCounters now = direct_counters(allocator.core)
+cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) except -1:
+    cdef LedgerCounters now = ledger_counters(allocator.ledger)
     raise OutOfMemoryError.of(OutOfMemoryReport(
         str(allocator.memory), block.requested, block.size, allocator.name,
-        <uintptr_t>direct_stream_at(block.core, block.slot), in_use=now.in_use,
+        <uintptr_t>ledger_stream(block.ledger, block.slot), in_use=now.in_use,
         reserved=now.in_use + now.waiting, waiting=now.waiting,
         remedies=("free buffers, or ask the external allocator why",)))
 
 
 # ---- giving back ---------------------------------------------------------------------------------
 
-cdef inline ExternalCore* external(DirectCore* core) noexcept nogil:
-    return <ExternalCore*>core
+cdef inline ExternalCore* external(BlockLedger* ledger) noexcept nogil:
+    return <ExternalCore*>ledger
 
 
-cdef inline bint needs_interpreter(DirectBlock* block) noexcept nogil:
-    cdef ExternalCore* core = external(block.core)
+cdef inline bint needs_interpreter(LedgerBlock* block) noexcept nogil:
+    cdef ExternalCore* core = external(block.ledger)
     return core.free == NULL or (block.persistent and core.empty_cache == NULL
                                  and core.empty_cache_object != NULL)
 
 
-cdef void external_give(DirectBlock* block) noexcept nogil:
+cdef void external_free(LedgerBlock* block) noexcept nogil:
     """Take a block back from a user, on any thread, with the interpreter lock or without."""
     cdef bint done
-    direct_returned(block)
-    if place_is_dead(block.core.place):
-        direct_gone(block)
+    ledger_return(block, True)
+    if place_is_dead(block.ledger.place):
+        ledger_end(block, True)
         return
     done = streams_are_done(block)
     if (done and (PyGILState_Check() or not needs_interpreter(block))
-            and reaches_driver(block.core.place)):
+            and reaches_driver(block.ledger.place)):
         call_back(block)
     else:
         wait_for_turn(block)
@@ -339,46 +325,46 @@ cdef bint reaches_driver(Place* place) noexcept nogil:
     return True
 
 
-cdef void wait_for_turn(DirectBlock* block) noexcept nogil:
+cdef void wait_for_turn(LedgerBlock* block) noexcept nogil:
     cdef void* seen
     while True:
         seen = arriving
-        block.next = <DirectBlock*>seen
-        if gm_external_try(&arriving, seen, block):
+        block.next = <LedgerBlock*>seen
+        if pointer_try(&arriving, seen, block):
             break
     if not PyGILState_Check() and not process_is_exiting():
         Py_AddPendingCall(free_soon, NULL)
 
 
-cdef inline void call_back(DirectBlock* block) noexcept nogil:
+cdef inline void call_back(LedgerBlock* block) noexcept nogil:
     if needs_interpreter(block):
         call_free_with_interpreter(block)
     else:
         call_free(block)
 
 
-cdef void call_free(DirectBlock* block) noexcept nogil:
+cdef void call_free(LedgerBlock* block) noexcept nogil:
     """Call C functions, without the interpreter lock."""
-    cdef ExternalCore* core = external(block.core)
+    cdef ExternalCore* core = external(block.ledger)
     cdef PyThreadState* state = NULL
     cdef bint entered
     if PyGILState_Check():
         state = PyEval_SaveThread()
-    entered = place_enter(core.direct.place) == CUDA_SUCCESS
+    entered = place_enter(core.ledger.place) == CUDA_SUCCESS
     core.free(<void*><uintptr_t>block.base)
     if block.persistent and core.empty_cache != NULL:
         core.empty_cache()
     if entered:
-        place_leave(core.direct.place)
-    direct_count_call(&core.direct, 0)
-    direct_gone(block)
+        place_leave(core.ledger.place)
+    ledger_count_call(&core.ledger, 0)
+    ledger_end(block, True)
     if state != NULL:
         PyEval_RestoreThread(state)
 
 
-cdef void call_free_with_interpreter(DirectBlock* block) noexcept with gil:
-    cdef ExternalCore* core = external(block.core)
-    cdef bint entered = place_enter(core.direct.place) == CUDA_SUCCESS
+cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
+    cdef ExternalCore* core = external(block.ledger)
+    cdef bint entered = place_enter(core.ledger.place) == CUDA_SUCCESS
     cdef uint64_t address = block.base
     if core.free != NULL:
         with nogil:
@@ -391,9 +377,9 @@ cdef void call_free_with_interpreter(DirectBlock* block) noexcept with gil:
     elif block.persistent and core.empty_cache_object != NULL:
         call_or_tell(<object>core.empty_cache_object, ())
     if entered:
-        place_leave(core.direct.place)
-    direct_count_call(&core.direct, 0)
-    direct_gone(block)
+        place_leave(core.ledger.place)
+    ledger_count_call(&core.ledger, 0)
+    ledger_end(block, True)
 
 
 cdef int call_or_tell(object function, tuple arguments) noexcept:
@@ -411,32 +397,28 @@ cdef int call_or_tell(object function, tuple arguments) noexcept:
     return 0
 
 
-cdef void external_end(DirectCore* core) noexcept nogil:
-    pass
-
-
 # ---- waiting -------------------------------------------------------------------------------------
 
-cdef bint streams_are_done(DirectBlock* block) noexcept nogil:
+cdef bint streams_are_done(LedgerBlock* block) noexcept nogil:
     """Tell whether every stream has passed the block; leave events behind what is queued."""
-    cdef bint done = stream_is_done(block.core, block.slot, &block.event)
+    cdef bint done = stream_is_done(block.ledger, block.slot, &(<ExternalBlock*>block).event)
     cdef CUevent event
     cdef uint32_t i
     if block.uses != NULL:
         for i in range(block.uses.count):
             event = NULL
-            done &= stream_is_done(block.core, block.uses.at[i].slot, &event)
+            done &= stream_is_done(block.ledger, block.uses.at[i].slot, &event)
             block.uses.at[i].until = <uintptr_t>event
     return done
 
 
-cdef bint stream_is_done(DirectCore* core, uint32_t slot, CUevent* event) noexcept nogil:
-    cdef Place* place = core.place
+cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noexcept nogil:
+    cdef Place* place = ledger.place
     cdef CUstream stream
     cdef bint done
-    if direct_is_default(core, slot) or place_enter(place) != CUDA_SUCCESS:
+    if ledger_is_default(ledger, slot) or place_enter(place) != CUDA_SUCCESS:
         return True                 # the external allocator orders it; no context, no work
-    stream = direct_stream_at(core, slot)
+    stream = ledger_stream(ledger, slot)
     done = is_idle(place, stream)
     if not done and place.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
         if place.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
@@ -456,42 +438,42 @@ cdef bint is_idle(Place* place, CUstream stream) noexcept nogil:
     return place.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY
 
 
-cdef bint has_turn(DirectBlock* block) noexcept nogil:
+cdef bint has_turn(LedgerBlock* block) noexcept nogil:
     cdef bint done
     cdef uint32_t i
-    if place_is_dead(block.core.place):
+    if place_is_dead(block.ledger.place):
         return True
-    done = has_passed(block.core, block.slot, block.event, False)
+    done = has_passed(block.ledger, block.slot, (<ExternalBlock*>block).event, False)
     if block.uses != NULL:
         for i in range(block.uses.count):
-            done = done and has_passed(block.core, block.uses.at[i].slot,
+            done = done and has_passed(block.ledger, block.uses.at[i].slot,
                                        <CUevent><uintptr_t>block.uses.at[i].until, False)
     return done
 
 
-cdef void wait_for(DirectBlock* block) noexcept nogil:
+cdef void wait_for(LedgerBlock* block) noexcept nogil:
     cdef uint32_t i
-    has_passed(block.core, block.slot, block.event, True)
+    has_passed(block.ledger, block.slot, (<ExternalBlock*>block).event, True)
     if block.uses != NULL:
         for i in range(block.uses.count):
-            has_passed(block.core, block.uses.at[i].slot,
+            has_passed(block.ledger, block.uses.at[i].slot,
                        <CUevent><uintptr_t>block.uses.at[i].until, True)
 
 
-cdef bint has_passed(DirectCore* core, uint32_t slot, CUevent event, bint wait) noexcept nogil:
+cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event, bint wait) noexcept nogil:
     """Tell whether a stream has come to an event, without one whether it is idle; or wait."""
-    cdef Place* place = core.place
+    cdef Place* place = ledger.place
     cdef bint done = True
-    if direct_is_default(core, slot) or place_enter(place) != CUDA_SUCCESS:
+    if ledger_is_default(ledger, slot) or place_enter(place) != CUDA_SUCCESS:
         return True
     if event != NULL:
         done = place.table.cuEventQuery(event) != CUDA_ERROR_NOT_READY
         if wait and not done:
             place.table.cuEventSynchronize(event)
     else:
-        done = is_idle(place, direct_stream_at(core, slot))
+        done = is_idle(place, ledger_stream(ledger, slot))
         if wait and not done:
-            place.table.cuStreamSynchronize(direct_stream_at(core, slot))
+            place.table.cuStreamSynchronize(ledger_stream(ledger, slot))
     place_leave(place)
     return done
 
@@ -502,27 +484,27 @@ cdef bint free_waiting(ExternalAllocator of):
     Returns whether any went. Callbacks may come back here, and other threads too while a C
     function runs or a stream is waited for: a block is taken out of the list first.
     """
-    cdef DirectBlock* block
+    cdef LedgerBlock* block
     cdef bint freed = False
     while True:
         collect_arrived()
         block = unlink_first(of)
         if block == NULL:
             return freed
-        if of is not None and not place_is_dead(block.core.place) and not has_turn(block):
+        if of is not None and not place_is_dead(block.ledger.place) and not has_turn(block):
             with nogil:
                 wait_for(block)
         end_waiting(block)
         freed = True
 
 
-cdef void end_waiting(DirectBlock* block) noexcept:
-    cdef Place* place = block.core.place
+cdef void end_waiting(LedgerBlock* block) noexcept:
+    cdef Place* place = block.ledger.place
     cdef uint32_t i
     if place_is_dead(place):
-        direct_gone(block)
+        ledger_end(block, True)
         return
-    destroy_event(place, block.event)
+    destroy_event(place, (<ExternalBlock*>block).event)
     if block.uses != NULL:
         for i in range(block.uses.count):
             destroy_event(place, <CUevent><uintptr_t>block.uses.at[i].until)
@@ -538,10 +520,10 @@ cdef void destroy_event(Place* place, CUevent event) noexcept nogil:
 cdef void collect_arrived() noexcept:
     """Move what arrived to the end of the waiting list, oldest first."""
     global waiting, last_waiting
-    cdef DirectBlock* block = <DirectBlock*>gm_external_swap(&arriving, NULL)
-    cdef DirectBlock* next_block
-    cdef DirectBlock* first = NULL
-    cdef DirectBlock* last = block
+    cdef LedgerBlock* block = <LedgerBlock*>pointer_swap(&arriving, NULL)
+    cdef LedgerBlock* next_block
+    cdef LedgerBlock* first = NULL
+    cdef LedgerBlock* last = block
     while block != NULL:
         next_block = block.next
         block.next = first
@@ -556,12 +538,12 @@ cdef void collect_arrived() noexcept:
     last_waiting = last
 
 
-cdef DirectBlock* unlink_first(ExternalAllocator of) noexcept:
+cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
     """Take out the oldest block if its turn has come; with `of`, that allocator's oldest."""
     global waiting, last_waiting
-    cdef DirectBlock* before = NULL
-    cdef DirectBlock* block = waiting
-    while of is not None and block != NULL and block.core != of.core:
+    cdef LedgerBlock* before = NULL
+    cdef LedgerBlock* block = waiting
+    while of is not None and block != NULL and block.ledger != of.ledger:
         before = block
         block = block.next
     if block == NULL or (of is None and not has_turn(block)):

@@ -12,9 +12,8 @@ from gpumem._arena_types cimport (
     ArenaCore,
     ThreadCache,
 )
-from gpumem._direct cimport DirectCore, DirectCounters
-from gpumem._raw cimport RawBooks
-from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, TAP_RAW
+from gpumem._ledger cimport BlockLedger, LedgerCounters
+from gpumem._recorder cimport TAP_ARENA, TAP_LEDGER, Tap
 from gpumem._support.atomics cimport load32, load64, published64, published_pointer
 
 cdef enum:
@@ -45,19 +44,15 @@ cdef inline void never_falls(uint64_t* told, uint64_t* count) noexcept nogil:
 cdef bint is_closed(const Tap* tap) noexcept nogil:
     if tap.owner_is == TAP_ARENA:
         return load32(&(<const ArenaCore*>tap.owner).closed) == STATE_CLOSED
-    if tap.owner_is == TAP_DIRECT:
-        return (<const DirectCore*>tap.owner).closed
-    return (<RawBooks>tap.owner).closed
+    return (<const BlockLedger*>tap.owner).closed
 
 
 cdef void look_once(const Tap* tap, uint64_t* counters) noexcept nogil:
     memset(counters, 0, LIVE_COUNTERS * sizeof(uint64_t))
     if tap.owner_is == TAP_ARENA:
         look_at_arena(<const ArenaCore*>tap.owner, counters)
-    elif tap.owner_is == TAP_DIRECT:
-        look_at_direct(<const DirectCore*>tap.owner, counters)
-    elif tap.owner_is == TAP_RAW:
-        look_at_raw(tap.owner, counters)
+    elif tap.owner_is == TAP_LEDGER:
+        look_at_ledger(<const BlockLedger*>tap.owner, counters)
 
 
 # ---- arenas --------------------------------------------------------------------------------------
@@ -127,10 +122,10 @@ cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
 
 # ---- resources whose every block is a call -------------------------------------------------------
 
-cdef void look_at_direct(const DirectCore* core, uint64_t* counters) noexcept nogil:
+cdef void look_at_ledger(const BlockLedger* ledger, uint64_t* counters) noexcept nogil:
     # What the driver keeps in a pool besides is its own to say: asking it might block.
-    cdef const DirectCounters* now = &core.counters
-    counters[<int>LIVE_LIMIT] = load64(&core.limit)
+    cdef const LedgerCounters* now = &ledger.counters
+    counters[<int>LIVE_LIMIT] = load64(&ledger.limit)
     counters[<int>LIVE_IN_USE] = load64(&now.in_use)
     counters[<int>LIVE_REQUESTED_IN_USE] = load64(&now.requested)
     counters[<int>LIVE_RESERVED] = counters[<int>LIVE_IN_USE] + load64(&now.waiting)
@@ -142,18 +137,3 @@ cdef void look_at_direct(const DirectCore* core, uint64_t* counters) noexcept no
     counters[<int>LIVE_NUM_SHRINKAGES] = load64(&now.num_shrinks)
     counters[<int>LIVE_MAX_ALLOC_SIZE] = load64(&now.max_block)
     counters[<int>LIVE_DRIVER_CALLS] = load64(&now.calls)
-
-
-cdef void look_at_raw(void* owner, uint64_t* counters) noexcept nogil:
-    # Fields of an object whose finalizer waits for the visitor; no reference is taken.
-    counters[<int>LIVE_IN_USE] = load64(&(<RawBooks>owner).in_use)
-    counters[<int>LIVE_REQUESTED_IN_USE] = load64(&(<RawBooks>owner).requested)
-    counters[<int>LIVE_RESERVED] = counters[<int>LIVE_IN_USE]
-    counters[<int>LIVE_MAX_IN_USE] = load64(&(<RawBooks>owner).max_in_use)
-    counters[<int>LIVE_MAX_RESERVED] = counters[<int>LIVE_MAX_IN_USE]
-    counters[<int>LIVE_NUM_ALLOCS] = load64(&(<RawBooks>owner).num_allocs)
-    counters[<int>LIVE_NUM_FREES] = load64(&(<RawBooks>owner).num_frees)
-    counters[<int>LIVE_NUM_RESERVES] = load64(&(<RawBooks>owner).num_reserves)
-    counters[<int>LIVE_MAX_ALLOC_SIZE] = load64(&(<RawBooks>owner).max_block)
-    counters[<int>LIVE_DRIVER_CALLS] = (counters[<int>LIVE_NUM_ALLOCS]
-                                        + counters[<int>LIVE_NUM_FREES])

@@ -3,8 +3,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, final
 
 from gpumem._budget import Budget, _Count
-from gpumem._buffer import Buffer
-from gpumem._direct import DirectResource
+from gpumem._buffer import Buffer, MemoryResource
 from gpumem._handle import Handle
 from gpumem._stream import _StreamLike
 from gpumem.config import PoolConfig
@@ -18,7 +17,7 @@ class _HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 @final
-class DriverPool(DirectResource):
+class DriverPool(MemoryResource):
     config: PoolConfig
     def __init__(
         self,

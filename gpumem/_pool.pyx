@@ -6,22 +6,18 @@ from dataclasses import replace
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
-from gpumem._buffer cimport Buffer
-from gpumem._device_memory cimport device_figures
-from gpumem._direct cimport (
-    DEFAULT_SLOT,
-    DirectBlock,
-    DirectCounters,
-    DirectResource,
-    direct_count_call,
-    counted_fields,
-    direct_counters,
-    direct_stream_at,
-    direct_unclaim,
+from gpumem._buffer cimport (
+    Buffer,
+    MemoryResource,
+    record_use,
+    resource_begin,
+    resource_claim,
+    resource_deliver,
+    resource_init,
 )
+from gpumem._device_memory cimport device_figures
 from gpumem._driver cimport (
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
@@ -43,7 +39,21 @@ from gpumem._driver cimport (
     place_enter,
     place_leave,
 )
+from gpumem._lease cimport Uses
+from gpumem._ledger cimport (
+    DEFAULT_SLOT,
+    LedgerBlock,
+    LedgerCounters,
+    counted_fields,
+    ledger_cancel,
+    ledger_count_call,
+    ledger_counters,
+    ledger_keep,
+    ledger_make,
+    ledger_stream,
+)
 from gpumem._pool_core cimport (
+    PoolBlock,
     PoolCore,
     pool_attribute,
     pool_core,
@@ -51,7 +61,7 @@ from gpumem._pool_core cimport (
     pool_destroy_native,
     pool_end,
     pool_free_refused,
-    pool_give,
+    pool_free,
     pool_make,
     pool_require_sharing,
     pool_take,
@@ -75,7 +85,7 @@ NOTE_MAGIC = b"gmpool 1"
 
 @cython.final
 @cython.no_gc_clear
-cdef class DriverPool(DirectResource):
+cdef class DriverPool(MemoryResource):
     """The driver's stream-ordered memory pool.
 
     Every allocation and free is a driver call ordered by a stream; the driver caches, reuses and
@@ -139,19 +149,13 @@ cdef class DriverPool(DirectResource):
     def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
                  default_stream=None, name=None):
         cdef PoolCore* core
-        if self.core != NULL:
+        if self.ledger != NULL:
             raise TypeError("a DriverPool is initialised once")
         if handle is not None and config is not None:
             raise ConfigError("a pool given by its handle is used as it is: config must be None")
         memory = require_pools(MemoryInfo.parse(device))
         given = None if handle is None else pool_number(handle)
-        core = <PoolCore*>calloc(1, sizeof(PoolCore))
-        if core == NULL:
-            raise MemoryError("no host memory for a pool's books")
-        core.direct.give = pool_give
-        core.direct.end = pool_end
-        self.granule = POOL_ALIGNMENT
-        self.begin(&core.direct, memory, default_stream, name, budget, count)
+        core = begin(self, memory, default_stream, name, budget, count)
         if given is None:
             self.config = (config if isinstance(config, PoolConfig)
                            else PoolConfig.from_mapping({} if config is None else config))
@@ -160,7 +164,11 @@ cdef class DriverPool(DirectResource):
         else:
             core.pool = <CUmemoryPool><uintptr_t>given
             self.config = config_of(self)
-        core.direct.limit = self.config.max_size
+        core.ledger.limit = self.config.max_size
+
+    def __dealloc__(self):
+        # Blocks may outlive the object; their streams stay with them (no_gc_clear).
+        ledger_keep(self.ledger, self.streams)
 
     @staticmethod
     def default(device, *, default_stream=None, name=None):
@@ -193,7 +201,7 @@ cdef class DriverPool(DirectResource):
     def handle(self):
         """The native pool (CUmemoryPool) as an integer, for other libraries."""
         self.require_open()
-        return <uintptr_t>pool_core(self.core).pool
+        return <uintptr_t>pool_core(self.ledger).pool
 
     @property
     def imported(self):
@@ -202,29 +210,40 @@ cdef class DriverPool(DirectResource):
 
     # ---- blocks ----------------------------------------------------------------------------------
 
-    cdef int take(self, DirectBlock* block) except -1:
+    cdef int take_block(self, LedgerBlock* block) except -1:
         cdef CUresult code
         if self.is_imported:
             raise ConfigError(f"{self!r} was imported: only the process that made it allocates "
                               "from it; use import_buffer")
         with nogil:
             code = pool_take(block)
-            if code == CUDA_ERROR_OUT_OF_MEMORY and pool_free_refused(pool_core(self.core)):
+            if code == CUDA_ERROR_OUT_OF_MEMORY and pool_free_refused(pool_core(self.ledger)):
                 code = pool_take(block)
         if code == CUDA_ERROR_OUT_OF_MEMORY:
             raise_out_of_memory(self, block)
         return check(self.place.place.table, code, "cuMemAllocFromPoolAsync")
 
-    cdef int recover(self) except -1:
+    cdef int make_room(self, uint64_t nbytes) except -1:
         with nogil:
-            pool_free_refused(pool_core(self.core))
+            pool_free_refused(pool_core(self.ledger))
         return 0
 
-    cdef int settle(self) except -1:
+    cdef int finish_close(self) except -1:
         with nogil:
-            pool_free_refused(pool_core(self.core))
-            pool_destroy(pool_core(self.core))
+            pool_free_refused(pool_core(self.ledger))
+            pool_destroy(pool_core(self.ledger))
+        self.streams.clear()
         return 0
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
+        block.slot = buffer.slot
+        block.uses = buffer.uses
+        with nogil:
+            pool_free(block)
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return record_use(uses, slot)
 
     def shrink(self):
         """Let the driver give unused memory back, down to `bytes_to_keep_on_shrink`.
@@ -246,16 +265,16 @@ cdef class DriverPool(DirectResource):
         cdef CUresult code
         self.require_open()
         keep = self.config.bytes_to_keep_on_shrink
-        before = pool_attribute(pool_core(self.core), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        before = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
         with nogil:
-            pool_free_refused(pool_core(self.core))
-            code = place_enter(self.core.place)
+            pool_free_refused(pool_core(self.ledger))
+            code = place_enter(self.ledger.place)
             if code == CUDA_SUCCESS:
-                code = self.core.place.table.cuMemPoolTrimTo(pool_core(self.core).pool, keep)
-                place_leave(self.core.place)
+                code = self.ledger.place.table.cuMemPoolTrimTo(pool_core(self.ledger).pool, keep)
+                place_leave(self.ledger.place)
         check(self.place.place.table, code, "cuMemPoolTrimTo")
-        direct_count_call(self.core, 1)
-        after = pool_attribute(pool_core(self.core), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        ledger_count_call(self.ledger, 1)
+        after = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
         return ShrinkReport(before - after if before > after else 0, ())
 
     def stats(self):
@@ -268,12 +287,12 @@ cdef class DriverPool(DirectResource):
         DriverError
             The driver did not tell.
         """
-        cdef DirectCounters now
+        cdef LedgerCounters now
         self.require_open()
-        now = direct_counters(self.core)
+        now = ledger_counters(self.ledger)
         driver = [0] * 4
         if not self.is_imported:
-            driver = [pool_attribute(pool_core(self.core), which) for which in (
+            driver = [pool_attribute(pool_core(self.ledger), which) for which in (
                 CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
                 CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH)]
         return PoolStats(
@@ -317,11 +336,11 @@ cdef class DriverPool(DirectResource):
         self.require_open()
         require_shareable(self)
         with nogil:
-            code = place_enter(self.core.place)
+            code = place_enter(self.ledger.place)
             if code == CUDA_SUCCESS:
-                code = self.core.place.table.cuMemPoolExportToShareableHandle(
-                    &fd, pool_core(self.core).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                place_leave(self.core.place)
+                code = self.ledger.place.table.cuMemPoolExportToShareableHandle(
+                    &fd, pool_core(self.ledger).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                place_leave(self.ledger.place)
         check(self.place.place.table, code, "cuMemPoolExportToShareableHandle")
         self.was_exported = True
         return Handle(fd)
@@ -376,12 +395,14 @@ cdef class DriverPool(DirectResource):
         check(place.place.table, code, "cuMemPoolImportFromShareableHandle")
         try:
             made = DriverPool.__new__(DriverPool)
-            adopt_import(made, memory, default_stream, name)
+            made.is_imported = True
+            made.config = PoolConfig(shareable=True)
+            begin(made, memory, default_stream, name, None, "reserved")
         except BaseException:
             pool_destroy_native(&place.place, pool)
             raise
-        pool_core(made.core).pool = pool
-        pool_core(made.core).owned = True
+        pool_core(made.ledger).pool = pool
+        pool_core(made.ledger).owned = True
         return made
 
     def export_buffer(self, Buffer buffer not None):
@@ -412,7 +433,7 @@ cdef class DriverPool(DirectResource):
             The driver refused.
         """
         cdef CUmemPoolPtrExportData note
-        cdef DirectBlock* block
+        cdef LedgerBlock* block
         cdef CUresult code
         self.require_open()
         require_shareable(self)
@@ -424,12 +445,12 @@ cdef class DriverPool(DirectResource):
             raise ValueError("an empty buffer has no memory to export")
         if not self.was_exported:
             self.export_handle().close()    # drivers export a pointer after its pool only
-        block = <DirectBlock*><uintptr_t>buffer.handle
+        block = <LedgerBlock*><uintptr_t>buffer.handle
         with nogil:
-            code = place_enter(self.core.place)
+            code = place_enter(self.ledger.place)
             if code == CUDA_SUCCESS:
-                code = self.core.place.table.cuMemPoolExportPointer(&note, block.base)
-                place_leave(self.core.place)
+                code = self.ledger.place.table.cuMemPoolExportPointer(&note, block.base)
+                place_leave(self.ledger.place)
         check(self.place.place.table, code, "cuMemPoolExportPointer")
         return NOTE.pack(NOTE_MAGIC, buffer.requested_bytes, buffer.address - block.base,
                          block.size, (<char*>note.reserved)[:sizeof(note.reserved)])
@@ -463,7 +484,7 @@ cdef class DriverPool(DirectResource):
         """
         cdef CUmemPoolPtrExportData note
         cdef CUdeviceptr base = 0
-        cdef DirectBlock* block
+        cdef LedgerBlock* block
         cdef CUresult code
         cdef uint32_t slot = DEFAULT_SLOT
         cdef bytes raw
@@ -474,18 +495,19 @@ cdef class DriverPool(DirectResource):
         requested, offset, size, raw = read_note(data)
         self.slot_of(stream, &slot)
         memcpy(note.reserved, <char*>raw, sizeof(note.reserved))
-        block = self.claim(requested, size, slot, False)
-        block.imported = True
+        block = resource_claim(self, requested, size, slot, False)
+        (<PoolBlock*>block).imported = True
         with nogil:
-            code = place_enter(self.core.place)
+            code = place_enter(self.ledger.place)
             if code == CUDA_SUCCESS:
-                code = pool_import_pointer(self.core.place, pool_core(self.core).pool, &note, &base)
-                place_leave(self.core.place)
+                code = pool_import_pointer(self.ledger.place, pool_core(self.ledger).pool, &note,
+                                           &base)
+                place_leave(self.ledger.place)
         if code != CUDA_SUCCESS:
-            direct_unclaim(block)
+            ledger_cancel(block)
             check(self.place.place.table, code, "cuMemPoolImportPointer")
         block.base = base
-        return self.deliver(block, base + <uint64_t>offset)
+        return resource_deliver(self, block, base + <uint64_t>offset)
 
 
 # ---- making one ----------------------------------------------------------------------------------
@@ -532,41 +554,38 @@ def pool_of_device(device, bint current):
     return <uintptr_t>pool
 
 
-cdef int adopt_import(DriverPool pool, object memory, object default_stream, object name) except -1:
-    cdef PoolCore* core = <PoolCore*>calloc(1, sizeof(PoolCore))
-    if core == NULL:
-        raise MemoryError("no host memory for a pool's books")
-    core.direct.give = pool_give
-    core.direct.end = pool_end
-    pool.granule = POOL_ALIGNMENT
-    pool.is_imported = True
-    pool.config = PoolConfig(shareable=True)
-    return pool.begin(&core.direct, memory, default_stream, name, None, "reserved")
+cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, object name,
+                     object budget, object count) except NULL:
+    resource_init(pool, memory, name)
+    resource_begin(pool, ledger_make(sizeof(PoolCore), sizeof(PoolBlock), pool_free, pool_end),
+                   "DriverPool", default_stream, budget, count)
+    pool.ledger.granule = POOL_ALIGNMENT
+    return pool_core(pool.ledger)
 
 
 cdef object config_of(DriverPool pool):
     """Read the settings of a pool that somebody else made; its driver knows whether it is one."""
-    switches = {name: bool(<int>pool_attribute(pool_core(pool.core), which)) for name, which in (
+    switches = {name: bool(<int>pool_attribute(pool_core(pool.ledger), which)) for name, which in (
         ("follow_event_dependencies", CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
         ("allow_opportunistic", CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
         ("allow_internal_dependencies", CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES))}
-    threshold = pool_attribute(pool_core(pool.core), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    threshold = pool_attribute(pool_core(pool.ledger), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
     return PoolConfig(release_threshold=threshold,
                       **{f"reuse_{name}": value for name, value in switches.items()})
 
 
 # ---- failure and other processes' notes ----------------------------------------------------------
 
-cdef int raise_out_of_memory(DriverPool pool, DirectBlock* block) except -1:
-    cdef DirectCounters now = direct_counters(pool.core)
-    cdef uint64_t reserved = pool_attribute(pool_core(pool.core),
+cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
+    cdef LedgerCounters now = ledger_counters(pool.ledger)
+    cdef uint64_t reserved = pool_attribute(pool_core(pool.ledger),
                                             CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     report = OutOfMemoryReport(
         str(pool.memory), block.requested, block.size, pool.name,
-        <uintptr_t>direct_stream_at(pool.core, block.slot),
+        <uintptr_t>ledger_stream(pool.ledger, block.slot),
         (LimitInForce("max_size", pool.config.max_size, reserved),) if pool.config.max_size else (),
         in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
-        waiting=now.waiting, **device_figures(pool, &pool.place.place, pool.core))
+        waiting=now.waiting, **device_figures(pool, &pool.place.place, pool.ledger))
     remedies = find_remedies(report, "limit" if pool.config.max_size else "driver")
     raise OutOfMemoryError.of(replace(report, remedies=remedies))
 

@@ -2,7 +2,6 @@
 
 from libc.stdint cimport uint64_t
 
-from gpumem._direct cimport DirectBlock, DirectCore
 from gpumem._driver cimport (
     CUmemoryPool,
     CUmemPool_attribute,
@@ -10,21 +9,26 @@ from gpumem._driver cimport (
     DriverDevice,
     Place,
 )
+from gpumem._ledger cimport BlockLedger, LedgerBlock
 
 cdef struct PoolCore:
-    DirectCore direct           # first: a pointer to one is a pointer to the other
+    BlockLedger ledger          # first: a pointer to one is a pointer to the other
     CUmemoryPool pool           # NULL until there is one
     bint owned                  # destroy the pool with the last reference
-    DirectBlock* refused        # frees that the driver did not take; tried again when it is idle
+    LedgerBlock* refused        # frees that the driver did not take; tried again when it is idle
 
-cdef inline PoolCore* pool_core(DirectCore* core) noexcept nogil:
-    return <PoolCore*>core
+cdef struct PoolBlock:
+    LedgerBlock block           # first
+    bint imported               # another process's
+
+cdef inline PoolCore* pool_core(BlockLedger* ledger) noexcept nogil:
+    return <PoolCore*>ledger
 
 # Allocates in the order of the block's stream.
-cdef CUresult pool_take(DirectBlock* block) noexcept nogil
-# `DirectCore.give` and `.end`.
-cdef void pool_give(DirectBlock* block) noexcept nogil
-cdef void pool_end(DirectCore* core) noexcept nogil
+cdef CUresult pool_take(LedgerBlock* block) noexcept nogil
+# `BlockLedger.free` and `.end`.
+cdef void pool_free(LedgerBlock* block) noexcept nogil
+cdef void pool_end(BlockLedger* ledger) noexcept nogil
 # Waits for the device; tells whether anything went.
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil
 # Destroys the pool if it is owned.

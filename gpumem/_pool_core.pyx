@@ -3,17 +3,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from gpumem._direct cimport (
-    DirectBlock,
-    DirectCore,
-    direct_count_call,
-    direct_drop,
-    direct_forget,
-    direct_gone,
-    direct_is_default,
-    direct_returned,
-    direct_stream_at,
-)
 from gpumem._driver cimport (
     CU_EVENT_DISABLE_TIMING,
     CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
@@ -40,6 +29,16 @@ from gpumem._driver cimport (
     place_leave,
     require,
 )
+from gpumem._ledger cimport (
+    BlockLedger,
+    LedgerBlock,
+    ledger_count_call,
+    ledger_drop,
+    ledger_end,
+    ledger_is_default,
+    ledger_return,
+    ledger_stream,
+)
 from gpumem._pool_imports cimport pool_import_drop
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -47,39 +46,39 @@ from gpumem.errors import ConfigError
 
 # ---- blocks, without the interpreter -------------------------------------------------------------
 
-cdef CUresult pool_take(DirectBlock* block) noexcept nogil:
-    cdef Place* place = block.core.place
+cdef CUresult pool_take(LedgerBlock* block) noexcept nogil:
+    cdef Place* place = block.ledger.place
     cdef CUresult code = place_enter(place)
     if code == CUDA_SUCCESS:
         code = place.table.cuMemAllocFromPoolAsync(
-            &block.base, block.size, pool_core(block.core).pool,
-            direct_stream_at(block.core, block.slot))
+            &block.base, block.size, pool_core(block.ledger).pool,
+            ledger_stream(block.ledger, block.slot))
         place_leave(place)
-        direct_count_call(block.core, 0)
+        ledger_count_call(block.ledger, 0)
     return code
 
 
-cdef void pool_give(DirectBlock* block) noexcept nogil:
+cdef void pool_free(LedgerBlock* block) noexcept nogil:
     # The only way back for a block. One driver call, which orders and does not wait.
-    cdef PoolCore* core = pool_core(block.core)
+    cdef PoolCore* core = pool_core(block.ledger)
     cdef CUstream stream
     cdef CUresult code = CUDA_SUCCESS
-    direct_returned(block)
-    if not place_is_dead(core.direct.place):
-        stream = direct_stream_at(block.core, block.slot)
+    ledger_return(block, True)
+    if not place_is_dead(core.ledger.place):
+        stream = ledger_stream(block.ledger, block.slot)
         code = order_behind_uses(block, stream)
         if code == CUDA_SUCCESS:
             code = free_block(block, stream)
     if code == CUDA_SUCCESS:
-        direct_gone(block)
+        ledger_end(block, True)
         return
     push_refused(block)
-    direct_drop(&core.direct)
+    ledger_drop(&core.ledger)
 
 
-cdef CUresult order_behind_uses(DirectBlock* block, CUstream stream) noexcept nogil:
+cdef CUresult order_behind_uses(LedgerBlock* block, CUstream stream) noexcept nogil:
     """Let the stream wait on the device for what is queued on recorded ones."""
-    cdef Place* place = block.core.place
+    cdef Place* place = block.ledger.place
     cdef CUevent event = NULL
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t i
@@ -91,11 +90,11 @@ cdef CUresult order_behind_uses(DirectBlock* block, CUstream stream) noexcept no
     code = place.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
     for i in range(block.uses.count):
         # A stream that was reset is drained; the one event may be recorded anew at once.
-        if direct_is_default(block.core, block.uses.at[i].slot) and block.uses.at[i].slot:
+        if ledger_is_default(block.ledger, block.uses.at[i].slot) and block.uses.at[i].slot:
             continue
         if code == CUDA_SUCCESS:
             code = place.table.cuEventRecord(
-                event, direct_stream_at(block.core, block.uses.at[i].slot))
+                event, ledger_stream(block.ledger, block.uses.at[i].slot))
         if code == CUDA_SUCCESS:
             code = place.table.cuStreamWaitEvent(stream, event, 0)
     if event != NULL:
@@ -104,38 +103,38 @@ cdef CUresult order_behind_uses(DirectBlock* block, CUstream stream) noexcept no
     return code
 
 
-cdef CUresult free_block(DirectBlock* block, CUstream stream) noexcept nogil:
-    cdef Place* place = block.core.place
+cdef CUresult free_block(LedgerBlock* block, CUstream stream) noexcept nogil:
+    cdef Place* place = block.ledger.place
     cdef CUresult code = place_enter(place)
     if code != CUDA_SUCCESS:
         return code
-    if block.imported:
+    if (<PoolBlock*>block).imported:
         code = pool_import_drop(place, block.base, stream)
     else:
         code = place.table.cuMemFreeAsync(block.base, stream)
     place_leave(place)
-    direct_count_call(block.core, 0)
+    ledger_count_call(block.ledger, 0)
     return code
 
 
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
     """Free what the driver refused to, once the device is idle; tell whether anything went."""
-    cdef DirectBlock* block
-    cdef DirectBlock* next_block
+    cdef LedgerBlock* block
+    cdef LedgerBlock* next_block
     cdef bint freed = False
-    lock_acquire(&core.direct.lock)
+    lock_acquire(&core.ledger.lock)
     block = core.refused
     core.refused = NULL
-    lock_release(&core.direct.lock)
+    lock_release(&core.ledger.lock)
     if block == NULL:
         return False
-    if place_enter(core.direct.place) == CUDA_SUCCESS:
-        core.direct.place.table.cuCtxSynchronize()
-        place_leave(core.direct.place)
+    if place_enter(core.ledger.place) == CUDA_SUCCESS:
+        core.ledger.place.table.cuCtxSynchronize()
+        place_leave(core.ledger.place)
     while block != NULL:
         next_block = block.next
         if free_block(block, NULL) == CUDA_SUCCESS:
-            direct_forget(block)
+            ledger_end(block, False)
             freed = True
         else:
             push_refused(block)
@@ -143,32 +142,32 @@ cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
     return freed
 
 
-cdef void push_refused(DirectBlock* block) noexcept nogil:
+cdef void push_refused(LedgerBlock* block) noexcept nogil:
     # Such a block counts no reference: it must not keep what alone could free it.
-    cdef PoolCore* core = pool_core(block.core)
-    lock_acquire(&core.direct.lock)
+    cdef PoolCore* core = pool_core(block.ledger)
+    lock_acquire(&core.ledger.lock)
     block.next = core.refused
     core.refused = block
-    lock_release(&core.direct.lock)
+    lock_release(&core.ledger.lock)
 
 
 cdef void pool_destroy(PoolCore* core) noexcept nogil:
     # A pool that still has work in flight is kept by the driver until that is done.
-    if core.owned and not place_is_dead(core.direct.place):
-        pool_destroy_native(core.direct.place, core.pool)
+    if core.owned and not place_is_dead(core.ledger.place):
+        pool_destroy_native(core.ledger.place, core.pool)
     core.owned = False
 
 
-cdef void pool_end(DirectCore* core) noexcept nogil:
-    cdef DirectBlock* block = pool_core(core).refused
-    cdef DirectBlock* next_block
+cdef void pool_end(BlockLedger* ledger) noexcept nogil:
+    cdef LedgerBlock* block = pool_core(ledger).refused
+    cdef LedgerBlock* next_block
     while block != NULL:
         next_block = block.next
-        if not place_is_dead(core.place):
+        if not place_is_dead(ledger.place):
             free_block(block, NULL)     # the pool ends with them: nobody takes the memory again
-        direct_forget(block)
+        ledger_end(block, False)
         block = next_block
-    pool_destroy(pool_core(core))
+    pool_destroy(pool_core(ledger))
 
 
 cdef void pool_destroy_native(Place* place, CUmemoryPool pool) noexcept nogil:
@@ -248,7 +247,7 @@ cdef int set_attribute(DriverDevice place, CUmemoryPool made, CUmemPool_attribut
 
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1:
     cdef uint64_t value = 0     # as wide as the widest
-    cdef Place* place = core.direct.place
+    cdef Place* place = core.ledger.place
     cdef CUresult code
     with nogil:
         code = place_enter(place)

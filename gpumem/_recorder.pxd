@@ -48,8 +48,7 @@ cdef extern from "recorder_types.h" nogil:
 
     enum:
         TAP_ARENA
-        TAP_DIRECT
-        TAP_RAW
+        TAP_LEDGER
 
     ctypedef struct Tap:
         Recorder* recorder

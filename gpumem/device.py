@@ -8,13 +8,12 @@ device. CUDA devices come from the installed driver, host devices from the host 
 from __future__ import annotations
 
 import enum
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpumem._arguments import refuse, require
+from gpumem._arguments import power_of_two, refuse, require
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -263,10 +262,7 @@ class MemoryInfo:
 def _checked_alignment(given: object) -> int:
     if isinstance(given, bool) or not hasattr(type(given), "__index__"):
         refuse("alignment", given, "a power of two from 1 to 2**30")
-    number = operator.index(given)  # type: ignore[arg-type]
-    if not 1 <= number <= _MOST_ALIGNMENT or number & (number - 1):
-        raise ValueError(f"alignment {given!r} is not a power of two from 1 to 2**30")
-    return number
+    return power_of_two("alignment", given, _MOST_ALIGNMENT, "2**30")
 
 
 def _kind_named(name: object) -> MemoryKind:

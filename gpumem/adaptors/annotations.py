@@ -44,7 +44,7 @@ class AnnotateAdaptor(Adaptor):
         with self._range("allocate_persistent" if persistent else "allocate", payload=nbytes):
             return serve_from(self.upstreams[0], nbytes, stream, options, persistent)
 
-    def _taken_back(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
+    def _on_free(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
         self._mark("free", payload=nbytes)
 
     def shrink(self) -> ShrinkReport:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from gpumem._adaptor import Adaptor
+from gpumem._arguments import refuse
 from gpumem._budget import Budget
 from gpumem._buffer import MemoryResource
 
 __all__ = ["LimitAdaptor", "limit"]
-
-_MAX_LIMIT = (1 << 63) - 1
 
 
 class LimitAdaptor(Adaptor):
@@ -26,21 +25,14 @@ class LimitAdaptor(Adaptor):
     def __init__(
         self, resource: MemoryResource, nbytes: int | Budget, *, name: str | None = None
     ) -> None:
-        if isinstance(nbytes, Budget):
-            super().__init__((resource,), name=name, budget=nbytes)
-            return
-        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-            raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
-        number = nbytes.__index__()
-        if not 0 <= number <= _MAX_LIMIT:
-            raise ValueError(f"nbytes = {number} is not accepted: it takes 0 to {_MAX_LIMIT}")
-        super().__init__((resource,), name=name, limit=number)
-        self._limit = number
+        if nbytes is None:
+            refuse("nbytes", nbytes, "an integer or a Budget")
+        super().__init__((resource,), name=name, limit=nbytes)
 
     @property
     def limit(self) -> int | None:
         """Bytes that may be handed out at a time, as they are asked for; its budget's, if any."""
-        return self._limit if self.budget is None else self.budget.limit
+        return self._limit()[0]
 
     @property
     def used(self) -> int:
@@ -50,7 +42,7 @@ class LimitAdaptor(Adaptor):
     @property
     def free(self) -> int | None:
         """Bytes that may still be handed out; None: any."""
-        return self._limit - self.used if self.budget is None else self.budget.free
+        return self._limit()[1]
 
 
 def limit(

@@ -108,7 +108,7 @@ class LogAdaptor(Adaptor):
         self._tell("allocate", buffer.ptr, nbytes, buffer.stream.ptr, persistent, memory=memory)
         return buffer
 
-    def _taken_back(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
+    def _on_free(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
         memory = str(self.memory)
         self._put(MemoryEvent("free", address, nbytes, stream, time, thread, memory))
 

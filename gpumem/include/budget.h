@@ -39,7 +39,7 @@ typedef struct BudgetCore {
     uint64_t padding;
     uint64_t pending; /* of `used`: in reservations that are not committed (atomic) */
     int32_t references; /* (atomic) */
-    int is_account; /* a resource's: no limit of its own */
+    int is_account; /* a resource's; only one without a parent has a limit of its own */
     char *name;
     void *face; /* the Budget object; not owned, gone before it is; interpreter lock */
     /* Under the lock of the trees. */

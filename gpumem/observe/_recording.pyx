@@ -14,7 +14,6 @@ from gpumem._adaptor cimport Adaptor
 from gpumem._buffer cimport MemoryResource
 from gpumem._core cimport Arena
 from gpumem._core_capture cimport GraphPool
-from gpumem._direct cimport DirectResource
 from gpumem._driver cimport process, process_is_exiting
 from gpumem._recorder cimport (
     REC_FRAMEWORKS,
@@ -389,10 +388,8 @@ cdef Tap* tap_of(object resource) except NULL:
         return &(<GraphPool>resource).core.tap
     if isinstance(resource, Arena):
         return &(<Arena>resource).core.tap
-    if isinstance(resource, DirectResource) and (<DirectResource>resource).core != NULL:
-        return &(<DirectResource>resource).core.tap
-    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).raw is not None:
-        return &(<MemoryResource>resource).raw.tap
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        return &(<MemoryResource>resource).ledger.tap
     raise TypeError(f"{resource!r} was never initialised, or hands out no blocks")
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -33,21 +32,20 @@ from gpumem._bfc cimport (
 from gpumem._buffer cimport MemoryResource
 from gpumem._core cimport Arena
 from gpumem._core_capture cimport GraphPool
-from gpumem._direct cimport (
-    DirectBlock,
-    DirectCore,
-    DirectResource,
-    direct_counters,
-    direct_drop,
-    direct_stream_at,
-)
 from gpumem._driver cimport Place, place_is_dead, process
+from gpumem._ledger cimport (
+    BlockLedger,
+    LedgerBlock,
+    LedgerCounters,
+    ledger_copy_blocks,
+    ledger_counters,
+    ledger_drop,
+    ledger_stream,
+)
 from gpumem._outlets cimport outlets_blocks
-from gpumem._raw cimport RawBlock, RawBooks
-from gpumem._recorder cimport TAP_ARENA, TAP_DIRECT, Tap, taps_visit
+from gpumem._recorder cimport TAP_ARENA, Tap, taps_visit
 from gpumem._support.atomics cimport count_retain_live
 from gpumem._support.columns cimport column_of
-from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem.errors import ClosedError
 
@@ -118,30 +116,10 @@ cdef void collect(Tap* tap, void* context) noexcept nogil:
     if tap.owner_is == TAP_ARENA:
         if not arena_retain_live(<ArenaCore*>tap.owner):
             return
-    elif tap.owner_is == TAP_DIRECT:
-        if not count_retain_live(&(<DirectCore*>tap.owner).references):
-            return
-    elif not keeps_books(<PyObject*>tap.owner):
+    elif not count_retain_live(&(<BlockLedger*>tap.owner).references):
         return
     found.taps[found.count] = tap[0]
     found.count += 1
-
-
-cdef bint keeps_books(PyObject* books) noexcept nogil:
-    return gm_incref_live(books)
-
-
-cdef extern from *:
-    """
-    /* With the interpreter lock. An object whose last reference is gone is on its way out. */
-    static inline int gm_incref_live(PyObject *object) {
-        if (Py_REFCNT(object) <= 0) return 0;
-        Py_INCREF(object);
-        return 1;
-    }
-    """
-    bint gm_incref_live(PyObject* object) noexcept nogil
-    void Py_DecRef(PyObject* object)
 
 
 def all_of_them():
@@ -166,10 +144,8 @@ def all_of_them():
 cdef void let_go(const Tap* tap) noexcept:
     if tap.owner_is == TAP_ARENA:
         arena_drop(<ArenaCore*>tap.owner)
-    elif tap.owner_is == TAP_DIRECT:
-        direct_drop(<DirectCore*>tap.owner)
     else:
-        Py_DecRef(<PyObject*>tap.owner)
+        ledger_drop(<BlockLedger*>tap.owner)
 
 
 def describe(resource):
@@ -191,12 +167,10 @@ def describe(resource):
         return describe_tap(&(<GraphPool>resource).core.tap)
     if isinstance(resource, Arena):
         return describe_tap(&(<Arena>resource).core.tap)
-    if isinstance(resource, DirectResource) and (<DirectResource>resource).core != NULL:
-        return describe_tap(&(<DirectResource>resource).core.tap)
     if isinstance(resource, Adaptor) and (<Adaptor>resource).upstreams is not None:
         return describe_adaptor(resource)
-    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).raw is not None:
-        return describe_tap(&(<MemoryResource>resource).raw.tap)
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        return describe_tap(&(<MemoryResource>resource).ledger.tap)
     raise TypeError(f"{resource!r} is not a resource, or was never initialised")
 
 
@@ -217,20 +191,16 @@ def key_of(resource):
         return <uintptr_t>(<GraphPool>resource).core
     if isinstance(resource, Arena):
         return <uintptr_t>(<Arena>resource).core
-    if isinstance(resource, DirectResource):
-        return <uintptr_t>(<DirectResource>resource).core
-    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).raw is not None:
-        return <uintptr_t><PyObject*>(<MemoryResource>resource).raw
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        return <uintptr_t>(<MemoryResource>resource).ledger
     return id(resource)
 
 
 cdef dict describe_tap(const Tap* tap):
     if tap.owner_is == TAP_ARENA:
         found = describe_arena(<ArenaCore*>tap.owner)
-    elif tap.owner_is == TAP_DIRECT:
-        found = describe_direct(<DirectCore*>tap.owner)
     else:
-        found = describe_raw(<RawBooks><object><PyObject*>tap.owner)
+        found = describe_ledger(<BlockLedger*>tap.owner)
     found["key"] = <uintptr_t>tap.owner
     found["name"] = (<bytes>tap.name).decode("utf-8", "replace")
     found["kind"] = (<bytes>tap.kind).decode()
@@ -436,63 +406,50 @@ cdef object page_rows(const ArenaCopy* copy):
 
 # ---- others --------------------------------------------------------------------------------------
 
-cdef dict describe_direct(DirectCore* core):
-    cdef uint64_t most, count = 0
-    cdef DirectBlock* block
-    cdef BlockRow* view
-    if place_is_dead(core.place):
+cdef dict describe_ledger(BlockLedger* ledger):
+    cdef LedgerCounters now
+    if place_is_dead(ledger.place):
         return described({}, np.empty(0, BLOCK))
-    now = direct_counters(core)
-    most = now.live + 64
-    rows = np.zeros(most, BLOCK)
-    view = <BlockRow*>column_of(rows, most, sizeof(BlockRow), True)
-    with nogil:
-        lock_acquire(&core.lock)
-        block = core.newest
-        while block != NULL and count < most:
-            view[count].address = block.base
-            view[count].nbytes = block.size
-            view[count].requested = block.requested
-            view[count].generation = block.number
-            view[count].stream = block.slot         # its handle follows: that takes the lock
-            view[count].state = USED
-            count += 1
-            block = block.older
-        lock_release(&core.lock)
-    for i in range(count):
-        view[i].stream = <uint64_t>direct_stream_at(core, <uint32_t>view[i].stream)
+    now = ledger_counters(ledger)
     return described({
         "in_use": now.in_use, "requested_in_use": now.requested,
         "reserved": now.in_use + now.waiting, "waiting": now.waiting,
         "max_in_use": now.max_in_use, "max_reserved": now.max_held,
         "num_allocs": now.num_allocs, "num_frees": now.num_frees,
-    }, rows[:count])
+    }, ledger_rows(ledger))
 
 
-cdef dict describe_raw(RawBooks books):
-    # All of it is under the interpreter lock.
-    cdef RawBlock* block = books.newest
-    rows = []
-    while block != NULL:
-        rows.append((block.base, block.size, block.requested, books.streams[block.slot].ptr,
-                     block.number, 0, 0, 0, 0, 0, 0, 0, <int>USED))
-        block = block.older
-    return described({
-        "in_use": books.in_use, "requested_in_use": books.requested, "reserved": books.in_use,
-        "max_in_use": books.max_in_use, "max_reserved": books.max_in_use,
-        "num_allocs": books.num_allocs, "num_frees": books.num_frees,
-    }, np.array(rows, BLOCK))
+cdef object ledger_rows(BlockLedger* ledger):
+    cdef uint64_t i, count = 0
+    cdef BlockRow* view
+    cdef LedgerBlock* block
+    cdef char* blocks = ledger_copy_blocks(ledger, &count)
+    if blocks == NULL:
+        raise MemoryError("out of host memory while copying a list of blocks")
+    try:
+        rows = np.zeros(count, BLOCK)
+        view = <BlockRow*>column_of(rows, count, sizeof(BlockRow), True)
+        for i in range(count):
+            block = <LedgerBlock*>(blocks + i * ledger.block_size)
+            view[i].address = block.base
+            view[i].nbytes = block.size
+            view[i].requested = block.requested
+            view[i].generation = block.number
+            view[i].state = USED
+            if ledger.streams != NULL:
+                view[i].stream = <uint64_t>ledger_stream(ledger, block.slot)
+        return rows
+    finally:
+        free(blocks)
 
 
 cdef dict describe_adaptor(Adaptor adaptor):
     current, blocks, peak, _, _, total = adaptor._counts()
-    rows = [(address, nbytes, nbytes, 0, 0, 0, 0, 0, 0, 0, 0, 0, <int>USED)
-            for address, nbytes, _ in adaptor._live()]
     found = described({
         "in_use": current, "requested_in_use": current, "max_in_use": peak,
         "num_allocs": total, "num_frees": total - blocks,
-    }, np.array(rows, BLOCK))
-    found["key"] = id(adaptor)
+    }, ledger_rows(adaptor.ledger))
+    found["key"] = key_of(adaptor)
     found["name"] = adaptor.name
     found["kind"] = type(adaptor).__name__
     found["memory"] = str(adaptor.memory)

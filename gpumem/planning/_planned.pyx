@@ -9,9 +9,15 @@ from gpumem._arena_slots cimport slot_claim, slot_unclaim
 from gpumem._arena_types cimport ARENA_MISS, ARENA_OK, Block
 from gpumem._bfc cimport NIL
 from gpumem._bfc_places cimport Places, places_free
-from gpumem._buffer cimport Buffer, MemoryResource, buffer_of, resource_adapt, size_of
+from gpumem._buffer cimport (
+    Buffer,
+    MemoryResource,
+    alignment_of,
+    buffer_of,
+    resource_adapt,
+    size_of,
+)
 from gpumem._core cimport Arena
-from gpumem._core_settings cimport alignment_of
 from gpumem._driver cimport place_is_dead
 from gpumem._support.columns cimport column_of
 

@@ -55,12 +55,12 @@ typedef struct Recorder {
     uint64_t missed;      /* events that found no slot */
 } Recorder;
 
-enum { TAP_ARENA = 1, TAP_DIRECT = 2, TAP_RAW = 3 }; /* whose struct it is in */
+enum { TAP_ARENA = 1, TAP_LEDGER = 2 }; /* whose struct it is in */
 
 typedef struct Tap {
     Recorder *recorder; /* NULL: nothing is recorded */
     void *owner;        /* the resource's C struct; NULL: not in the list */
-    uint32_t owner_is;  /* TAP_ARENA: an ArenaCore, TAP_DIRECT: a DirectCore, TAP_RAW: RawBooks */
+    uint32_t owner_is;  /* TAP_ARENA: an ArenaCore, TAP_LEDGER: a BlockLedger */
     struct Tap *older;
     struct Tap *newer;
     uint32_t generation; /* of the process that opened it */
