@@ -18,15 +18,15 @@ cdef void arena_reap() noexcept nogil
 
 # The fast path alone: no driver call, no wait. On ARENA_MISS call arena_allocate_slow of
 # _arena_slow, without the interpreter lock; its arena_allocate does both.
-cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              Block* block) noexcept nogil
-cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
+cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
 # Of a block that other streams were recorded for; takes `uses` over.
-cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
+cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                          Uses* uses) noexcept nogil
 # With a budget of bytes in use: after charge_request, and an attempt to allocate that ended with
 # `status`. Charges what the block is larger, or takes block and charge back. Returns a status.
-cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, int status,
+cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, int status,
                             Block* block) noexcept nogil
 # Of a paged arena: makes pages for so many bytes more than it holds.
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
@@ -44,6 +44,6 @@ cdef int arena_check(ArenaCore* arena) noexcept nogil
 # Copies every chunk that names memory, region by region in address order; the caller frees it.
 cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil
 
-cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil
+cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
 # The block is freed on another stream than it was taken for.
-cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream) noexcept nogil
+cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot) noexcept nogil

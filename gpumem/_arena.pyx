@@ -3,16 +3,16 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from gpumem._arena_books cimport check_tables, hand_out, take_back
+from gpumem._arena_books cimport check_tables, finish_allocate, table_free
 from gpumem._arena_budget cimport charge_padding, charge_request, count_out, counted_bytes
 from gpumem._arena_cache cimport (
     cache_find,
-    cache_give,
+    cache_free,
     cache_make,
-    cache_let_go,
+    cache_free_last,
     cache_may_have,
     cache_publish,
-    cache_take,
+    cache_allocate,
     caches_flush,
     caches_free,
     caches_freeze,
@@ -33,18 +33,18 @@ from gpumem._arena_heap cimport (
 from gpumem._arena_heap_books cimport heap_counts
 from gpumem._arena_heap_types cimport DebugHeap
 from gpumem._arena_pages cimport prepare_pages, trim_pages
-from gpumem._arena_parked cimport park, unpark_all
+from gpumem._arena_parked cimport free_later, free_all_pending
 from gpumem._arena_recorded cimport (
-    note_given,
+    note_free,
     note_shrink,
-    note_taken,
+    note_allocate,
     notes_free,
 )
 from gpumem._arena_slots cimport add_stream, slot_claim, streams_free
 from gpumem._arena_streams cimport (
     destroy_events,
     drain_streams,
-    settle_streams,
+    release_completed,
     switch_needs_event,
 )
 from gpumem._arena_suspend cimport copy_forget
@@ -78,10 +78,10 @@ from gpumem._bfc cimport (
     bfc_init,
     BFC_OK,
     bfc_resolve,
-    bfc_take,
+    bfc_allocate,
     Chunk,
     CHUNK_HOLE,
-    LANE_RELEASED,
+    SLOT_RELEASED,
     NIL,
     round_to_quantum,
     SPLIT_ORT,
@@ -130,26 +130,26 @@ cdef uint64_t serials = 0
 
 # ---- the fast path: one lock, one search, no driver ----------------------------------------------
 
-cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              Block* block) noexcept nogil:
     cdef int status
     if place_is_dead(arena.place):
         return ARENA_DEAD
     if not arena.detour:
-        status = allocate_fast(arena, nbytes, stream, block)
+        status = allocate_fast(arena, nbytes, stream_slot, block)
     elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):
         return ARENA_MISS
     elif not charge_request(arena, nbytes):
         return ARENA_OVER_BUDGET
     else:
-        status = allocate_fast(arena, nbytes, stream, block)
-        status = arena_charge_block(arena, nbytes, stream, status, block)
+        status = allocate_fast(arena, nbytes, stream_slot, block)
+        status = arena_charge_block(arena, nbytes, stream_slot, status, block)
     if arena.tap.recorder != NULL and status == ARENA_OK:
-        note_taken(arena, nbytes, stream, block)
+        note_allocate(arena, nbytes, stream_slot, block)
     return status
 
 
-cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                               Block* block) noexcept nogil:
     cdef int status = BFC_OK
     cdef uint32_t index = NIL
@@ -162,41 +162,41 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
         cache = cache_make(arena)
     if cache == NULL:
         return ARENA_MISS
-    if (cache_may_have(cache, stream, nbytes)
-            and cache_take(arena, cache, nbytes, stream, block)):
+    if (cache_may_have(cache, stream_slot, nbytes)
+            and cache_allocate(arena, cache, nbytes, stream_slot, block)):
         return ARENA_OK
     owner_enter(&cache.lock)
     lock_acquire(&arena.lock)
-    if not (arena.closed or (arena.last_stream != stream and switch_needs_event(arena))):
-        arena.last_stream = stream
+    if not (arena.closed or (arena.last_stream != stream_slot and switch_needs_event(arena))):
+        arena.last_stream = stream_slot
         cache_publish(arena, cache)
-        cache_let_go(arena, cache)
+        cache_free_last(arena, cache)
         table = table_for(arena, nbytes)
-        index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
+        index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
         if index != NIL:
-            hand_out(arena, cache, table, index, block)
+            finish_allocate(arena, cache, table, index, block)
     lock_release(&arena.lock)
     owner_leave(&cache.lock)
     return ARENA_OK if index != NIL else ARENA_MISS
 
 
-cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef uint64_t counted
     cdef int status
     if arena.tap.recorder != NULL and arena.heap == NULL:
-        note_given(arena, handle, stream)       # before: the next owner's event comes after it
+        note_free(arena, handle, stream_slot)   # before: the next owner's event comes after it
     if not arena.detour:
-        return give_block(arena, handle, stream)
+        return block_free(arena, handle, stream_slot)
     if arena.heap != NULL:
-        return heap_free(arena, handle, stream, NULL)
+        return heap_free(arena, handle, stream_slot, NULL)
     counted = counted_bytes(arena, handle)
-    status = give_any(arena, handle, stream)
+    status = block_free_uncharged(arena, handle, stream_slot)
     if status == ARENA_OK:
         count_out(arena, counted)
     return status
 
 
-cdef inline int give_block(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+cdef inline int block_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef ThreadCache* cache
     cdef uint32_t index
@@ -204,53 +204,54 @@ cdef inline int give_block(ArenaCore* arena, uint64_t handle, uint32_t stream) n
     if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
         return ARENA_STALE
     cache = cache_find(arena)
-    if cache_give(arena, cache, table, index, stream):
+    if cache_free(arena, cache, table, index, stream_slot):
         return ARENA_OK
     lock_acquire(&arena.lock)
-    status = take_back(arena, cache, handle, stream)
+    status = table_free(arena, cache, handle, stream_slot)
     lock_release(&arena.lock)
     return status
 
 
-cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream,
+cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                          Uses* uses) noexcept nogil:
     cdef bint parked
     cdef uint64_t counted
     if arena.heap != NULL:
-        return heap_free(arena, handle, stream, uses)
+        return heap_free(arena, handle, stream_slot, uses)
     counted = counted_bytes(arena, handle)
     lock_acquire(&arena.lock)
-    parked = park(arena, handle, stream, uses)
+    parked = free_later(arena, handle, stream_slot, uses)
     lock_release(&arena.lock)
     if not parked:
-        return arena_free(arena, handle, stream)
+        return arena_free(arena, handle, stream_slot)
     count_out(arena, counted)
     return ARENA_OK
 
 
-cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, int status,
+cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, int status,
                             Block* block) noexcept nogil:
     # What was charged before the block was looked for goes back unless it is handed out.
     if status == ARENA_OK and not charge_padding(arena, nbytes, block):
-        give_any(arena, block.handle, stream)
+        block_free_uncharged(arena, block.handle, stream_slot)
         status = ARENA_OVER_BUDGET
     if status != ARENA_OK:
         count_out(arena, round_to_quantum(nbytes))
     return status
 
 
-cdef int give_any(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+cdef int block_free_uncharged(ArenaCore* arena, uint64_t handle,
+                              uint32_t stream_slot) noexcept nogil:
     # A block that is not charged, or no longer.
     if arena.settings.passthrough:
-        return free_through(arena, handle, stream)
-    return give_block(arena, handle, stream)
+        return block_free_through(arena, handle, stream_slot)
+    return block_free(arena, handle, stream_slot)
 
 
-cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
+cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef CUstreamCaptureMode mode
     cdef int status
     lock_acquire(&arena.lock)
-    status = take_back(arena, NULL, handle, stream)
+    status = table_free(arena, NULL, handle, stream_slot)
     lock_release(&arena.lock)
     if status != ARENA_OK or place_is_dead(arena.place):
         return status
@@ -267,11 +268,11 @@ cdef int free_through(ArenaCore* arena, uint64_t handle, uint32_t stream) noexce
 # ---- a debug heap in front -----------------------------------------------------------------------
 
 cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil:
-    heap_attach(arena, heap, give_from_heap)
+    heap_attach(arena, heap, block_free_for_heap)
 
 
-cdef int give_from_heap(void* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    return give_any(<ArenaCore*>arena, handle, stream)
+cdef int block_free_for_heap(void* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    return block_free_uncharged(<ArenaCore*>arena, handle, stream_slot)
 
 
 # ---- giving regions back -------------------------------------------------------------------------
@@ -285,7 +286,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     mode = place_relax(arena.place)
     arena_reap()
     caches_flush(arena)
-    settle_streams(arena, LANE_RELEASED)
+    release_completed(arena, SLOT_RELEASED)
     lock_acquire(&arena.grow_lock)
     released[0] = release_retired(arena) + release_idle(arena)
     arena.next_region = arena.settings.initial_growth_chunk
@@ -327,7 +328,7 @@ cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
 cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
     cdef ArenaCore* arena = <ArenaCore*>lines_alloc(sizeof(ArenaCore))
     cdef uint64_t first = round_to_quantum(settings.initial_chunk)
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     if arena == NULL:
         return NULL
     lock_init(&arena.lock)
@@ -350,7 +351,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         return NULL
     arena.table.merge_released = settings.reuse != REUSE_NEVER
     arena.small.merge_released = arena.table.merge_released
-    if add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, NULL, &slot) != ARENA_OK:
+    if add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, NULL, &stream_slot) != ARENA_OK:
         forget(arena)
         return NULL
     if settings.paged:
@@ -359,7 +360,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         space_create(&arena.spaces[SMALL_SPACE], &arena.small, SMALL_RANGE, False)
         space_create(&arena.spaces[PERSISTENT_SPACE], &arena.persistent, LARGE_RANGE, True)
         budget_init(&arena.move_budget, settings.move_budget)
-    slot_claim(arena, slot)
+    slot_claim(arena, stream_slot)
     return arena
 
 
@@ -478,7 +479,7 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
     if arena.settings.paged:
         drain_streams(arena)
     lock_acquire(&arena.lock)
-    unpark_all(arena)
+    free_all_pending(arena)
     lock_release(&arena.lock)
     while release_one(arena, False) or release_one(arena, True):
         pass
@@ -527,8 +528,8 @@ cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
 
 # ---- leases --------------------------------------------------------------------------------------
 
-cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    cdef Lease* lease = lease_create(handle, 0, 0, stream, arena, release_lease)
+cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    cdef Lease* lease = lease_create(handle, 0, 0, stream_slot, arena, release_lease)
     if lease != NULL:
         lease.views = &arena.views
         arena_retain(arena)
@@ -546,12 +547,12 @@ cdef void release_lease(Lease* lease) noexcept nogil:
     arena_drop(arena)
 
 
-cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream) noexcept nogil:
+cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot) noexcept nogil:
     cdef Bfc* table
     cdef uint32_t index
     lock_acquire(&arena.lock)
-    lease.stream = stream
+    lease.stream = stream_slot
     table = table_of(arena, lease.handle)
     if bfc_resolve(table, lease.handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
-        table.chunks[index].lane = stream
+        table.chunks[index].stream_slot = stream_slot
     lock_release(&arena.lock)

@@ -14,7 +14,7 @@ from gpumem._arena_types cimport (
     table_of,
     ThreadCache,
 )
-from gpumem._bfc cimport Bfc, bfc_give, BFC_OK, bfc_resolve, Chunk, handle_of
+from gpumem._bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of
 
 cdef extern from *:
     """
@@ -29,8 +29,8 @@ cdef extern from *:
 
 # A chunk was taken for the thread whose cache is `cache`: fills in the block and the statistics. It
 # goes back to that cache, unless its region is persistent.
-cdef inline void hand_out(ArenaCore* arena, ThreadCache* cache, const Bfc* table, uint32_t index,
-                          Block* block) noexcept nogil:
+cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
+                                 uint32_t index, Block* block) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t size = chunk.size
     if not table.regions[chunk.region].persistent:
@@ -47,23 +47,23 @@ cdef inline void hand_out(ArenaCore* arena, ThreadCache* cache, const Bfc* table
         require_sound(arena)
 
 # Frees a block on a stream. ARENA_STALE: the handle names no live block.
-cdef inline int take_back(ArenaCore* arena, ThreadCache* cache, uint64_t handle,
-                          uint32_t stream) noexcept nogil:
+cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle,
+                           uint32_t stream_slot) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef uint32_t index
     if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
         return ARENA_STALE
     cache_publish(arena, cache)
     if table.regions[table.chunks[index].region].persistent:
-        persistent_unuse(arena, index)
+        persistent_block_free(arena, index)
     else:
-        bfc_give(table, index, stream, stamp_free(&arena.streams[stream]))
+        bfc_free(table, index, stream_slot, stamp_free(&arena.streams[stream_slot]))
     arena.stats.num_frees += 1
     if GM_DEBUG:
         require_sound(arena)
     return ARENA_OK
 
-cdef void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nogil
+cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil
 # Memory came: keeps the highest reserved so far.
 cdef void note_reserved(ArenaCore* arena) noexcept nogil
 # Memory came or went: a graph pool's counts in its parent's limit.

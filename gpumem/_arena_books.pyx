@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t
 
 from gpumem._arena_types cimport arena_reserved, ArenaCore, SPACES
-from gpumem._bfc cimport bfc_give, LANE_RELEASED
+from gpumem._bfc cimport bfc_free, SLOT_RELEASED
 from gpumem._bfc_check cimport bfc_check, bfc_invariant
 from gpumem._page_check cimport pages_check, pages_invariant
 from gpumem._support.atomics cimport store32, sum_add
@@ -40,9 +40,9 @@ cdef void require_sound(const ArenaCore* arena) noexcept nogil:
         gm_panic(invariant_text(broken))
 
 
-cdef void persistent_unuse(ArenaCore* arena, uint32_t index) noexcept nogil:
+cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil:
     # The region goes back at the next call that may block: this may be a finalizer.
-    bfc_give(&arena.table, index, LANE_RELEASED, 0)
+    bfc_free(&arena.table, index, SLOT_RELEASED, 0)
     store32(&arena.retired, arena.retired + 1)
 
 

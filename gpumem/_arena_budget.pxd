@@ -1,7 +1,7 @@
 """What an arena charges its budget: bytes that it holds, or bytes that it has handed out.
 
 Held bytes are charged with the grow lock, before the driver is asked, and given back when the
-driver has them, by one function that compares with the books (`arena_settle`). So whatever fails
+driver has them, by one function that compares with the books (`arena_reconcile`). So whatever fails
 half-way, at rest the account's `used` is what the arena holds. The fast path knows nothing of it.
 
 Bytes handed out are charged around taking a block and given back with its free, whatever the
@@ -21,7 +21,7 @@ cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted)
 # The same for a suspended arena that takes its memory again.
 cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil
 # With the grow lock, nothing under way: gives back what is charged beyond what it holds.
-cdef void arena_settle(ArenaCore* arena) noexcept nogil
+cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
 # Bytes up to which it may hold memory now; all ones without a budget.
 cdef uint64_t arena_budget_bound(const ArenaCore* arena) noexcept nogil
 # Could a block of this size ever be held?

@@ -69,7 +69,7 @@ cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil:
     return wanted <= held or arena_charge(arena, wanted - held)
 
 
-cdef void arena_settle(ArenaCore* arena) noexcept nogil:
+cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
     cdef uint64_t charged, held
     if arena.held_account == NULL:
         return

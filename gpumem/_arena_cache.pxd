@@ -2,7 +2,7 @@
 
 A block of up to 64 KiB that is freed stays *kept*: in the cache of the thread that took it, in a
 stack of blocks of exactly its size and stream. Taking one again costs neither search, split nor
-merge, and no lock that other threads wait for. Each stack holds up to KEPT_DEPTH blocks.
+merge, and no lock that other threads wait for. Each stack holds up to CACHED_DEPTH blocks.
 
 What is larger, or does not fit, is kept too, but only the last one: it goes to the table under the
 lock of the next allocation that cannot use it, so that a free and an allocation lock once. Where a
@@ -17,7 +17,7 @@ A cache's lock (owner_lock.h) costs its owner nothing. Whoever needs to see all 
 growth, a shrink or statistics, flushes every cache. Order of locks: grow lock, caches lock, a
 cache's lock, arena lock.
 
-Sums stay exact although the table is not told: it counts kept chunks as used, `kept_bytes` of the
+Sums stay exact although the table is not told: it counts kept chunks as used, `cached_bytes` of the
 arena is what of that the caches have published. A cache remembers the least it kept since it last
 published, so that for one thread the peak of bytes in use is exact; for several it is exact but for
 what other threads' caches did since they published.
@@ -46,9 +46,9 @@ cdef extern from *:
     void gm_set_home(uint32_t* links, void* home) noexcept nogil
 
 cdef enum:
-    KEPT_QUANTA = 256           # blocks of up to so many quanta, 64 KiB, are kept
-    KEPT_BYTES = 65536
-    KEPT_DEPTH = 32             # of each size and stream
+    CACHED_QUANTA = 256         # blocks of up to so many quanta, 64 KiB, are kept
+    CACHED_BYTES = 65536
+    CACHED_DEPTH = 32           # of each size and stream
     LAST_BYTES = 1048576        # up to so many the last one is taken again wherever it lies
     REMOTE_DEPTH = 64           # freed by other threads and not yet collected
 
@@ -58,53 +58,53 @@ cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil
 cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil
 
 # A look without the lock: only its owner puts blocks in.
-cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t slot,
+cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t stream_slot,
                                 uint64_t requested) noexcept nogil:
     cdef uint64_t size = round_to_quantum(requested)
     if load64(&cache.last_size) == size:
         return True
-    return size <= KEPT_BYTES and (
+    return size <= CACHED_BYTES and (
         load64(&cache.remote) != 0
-        or (slot < cache.slot_count and cache.stacks[slot] != NULL
-            and load32(&cache.stacks[slot].head[size >> QUANTUM_BITS]) != 0))
+        or (stream_slot < cache.slot_count and cache.stacks[stream_slot] != NULL
+            and load32(&cache.stacks[stream_slot].head[size >> QUANTUM_BITS]) != 0))
 
-cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, uint32_t slot,
-                     Block* block) noexcept nogil
+cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
+                         uint32_t stream_slot, Block* block) noexcept nogil
 
 # A used chunk that was freed on the slot's stream, by the thread whose cache is `mine`. False if
 # the table has to take it.
-cdef inline bint cache_give(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
-                            uint32_t slot) noexcept nogil:
+cdef inline bint cache_free(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
+                            uint32_t stream_slot) noexcept nogil:
     cdef const Chunk* chunk = &table.chunks[index]
     cdef ThreadCache* home = <ThreadCache*>gm_home(&chunk.bin_prev)
-    if home == NULL or chunk.lane != slot:
+    if home == NULL or chunk.stream_slot != stream_slot:
         return False
     if home != mine:
-        return chunk.size <= KEPT_BYTES and cache_push_remote(arena, home, table, index)
-    cache_push(arena, mine, table, index)
+        return chunk.size <= CACHED_BYTES and cache_free_remote(arena, home, table, index)
+    cache_free_own(arena, mine, table, index)
     return True
 
-cdef void cache_push(ArenaCore* arena, ThreadCache* cache, Bfc* table,
-                     uint32_t index) noexcept nogil
-cdef bint cache_push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                         uint32_t index) noexcept nogil
+cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
                             uint32_t index) noexcept nogil
 
 # With the arena lock, by the cache's owner, before the table changes; NULL: nothing to publish.
 cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     cdef uint64_t others, peak
-    if cache == NULL or (cache.published == cache.kept_bytes
-                         and cache.least_kept == cache.kept_bytes):
+    if cache == NULL or (cache.published == cache.cached_bytes
+                         and cache.least_cached == cache.cached_bytes):
         return
-    others = arena.kept_bytes - cache.published
-    peak = arena.table.in_use + arena.small.in_use - others - cache.least_kept
+    others = arena.cached_bytes - cache.published
+    peak = arena.table.in_use + arena.small.in_use - others - cache.least_cached
     if peak > arena.stats.max_in_use:
         arena.stats.max_in_use = peak
-    arena.kept_bytes = others + cache.kept_bytes
-    cache.published = cache.kept_bytes
-    cache.least_kept = cache.kept_bytes
+    arena.cached_bytes = others + cache.cached_bytes
+    cache.published = cache.cached_bytes
+    cache.least_cached = cache.cached_bytes
 
 # With the arena lock, inside the owner's: what it freed last goes to the table.
-cdef void cache_let_go(ArenaCore* arena, ThreadCache* cache) noexcept nogil
+cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil
 
 # The calling thread, as a name that outlives it for whoever retains it; NULL: no host memory.
 cdef ThreadMark* thread_now() noexcept nogil

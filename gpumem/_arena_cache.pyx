@@ -16,12 +16,12 @@ from gpumem._arena_types cimport (
 )
 from gpumem._bfc cimport (
     Bfc,
-    CHUNK_KEPT,
+    CHUNK_CACHED,
     CHUNK_USED,
     Chunk,
-    LANE_RELEASED,
+    SLOT_RELEASED,
     QUANTUM_BITS,
-    bfc_give,
+    bfc_free,
     handle_of,
     round_to_quantum,
 )
@@ -64,34 +64,34 @@ cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil:
     return <ThreadCache*>cache_remembered(arena.serial)
 
 
-cdef bint cache_take(ArenaCore* arena, ThreadCache* cache, uint64_t requested, uint32_t slot,
-                     Block* block) noexcept nogil:
+cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
+                         uint32_t stream_slot, Block* block) noexcept nogil:
     cdef uint64_t size = round_to_quantum(requested)
     cdef bint taken = True
     owner_enter(&cache.lock)
-    if size <= KEPT_BYTES and pop(arena, cache, slot, size, block):
-        reuse(arena, cache, kept_table(arena), requested, block)
-    elif (cache.last_size == size and cache.last_slot == slot
+    if size <= CACHED_BYTES and pop(arena, cache, stream_slot, size, block):
+        reuse(arena, cache, cached_table(arena), requested, block)
+    elif (cache.last_size == size and cache.last_slot == stream_slot
           and (size <= LAST_BYTES or not arena.table.packs
-               or load32(&arena.table.lanes_filled) > 1)):
-        take_last(arena, cache, requested, block)
-    elif size <= KEPT_BYTES and load64(&cache.remote):
+               or load32(&arena.table.bins_filled) > 1)):
+        allocate_last(arena, cache, requested, block)
+    elif size <= CACHED_BYTES and load64(&cache.remote):
         collect(arena, cache)
-        taken = pop(arena, cache, slot, size, block)
+        taken = pop(arena, cache, stream_slot, size, block)
         if taken:
-            reuse(arena, cache, kept_table(arena), requested, block)
+            reuse(arena, cache, cached_table(arena), requested, block)
     else:
         taken = False
     owner_leave(&cache.lock)
     return taken
 
 
-cdef void cache_push(ArenaCore* arena, ThreadCache* cache, Bfc* table,
-                     uint32_t index) noexcept nogil:
+cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                         uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     owner_enter(&cache.lock)
-    chunk.epoch = stamp_free(&arena.streams[chunk.lane])
-    store32(&chunk.state, CHUNK_KEPT)
+    chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
+    store32(&chunk.state, CHUNK_CACHED)
     if not stack(arena, cache, table, index):
         replace_last(arena, cache, table, index)
     note_freed(arena, cache, table, chunk)
@@ -100,27 +100,27 @@ cdef void cache_push(ArenaCore* arena, ThreadCache* cache, Bfc* table,
 
 # ---- one function per change of state ------------------------------------------------------------
 
-cdef inline bint pop(ArenaCore* arena, ThreadCache* cache, uint32_t slot, uint64_t size,
+cdef inline bint pop(ArenaCore* arena, ThreadCache* cache, uint32_t stream_slot, uint64_t size,
                      Block* block) noexcept nogil:
     # Takes a chunk off its stack. Stacks hold index + 1, so that fresh memory is empty stacks.
     cdef uint64_t quanta = size >> QUANTUM_BITS
     cdef Stacks* stacks
     cdef uint32_t top
-    if slot >= cache.slot_count or cache.stacks[slot] == NULL:
+    if stream_slot >= cache.slot_count or cache.stacks[stream_slot] == NULL:
         return False
-    stacks = cache.stacks[slot]
+    stacks = cache.stacks[stream_slot]
     top = stacks.head[quanta]
     if top == 0:
         return False
-    store32(&stacks.head[quanta], kept_table(arena).chunks[top - 1].bin_next)
+    store32(&stacks.head[quanta], cached_table(arena).chunks[top - 1].bin_next)
     stacks.depth[quanta] -= 1
     stacks.chunks -= 1
     block.handle = top - 1
     return True
 
 
-cdef inline void take_last(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
-                           Block* block) noexcept nogil:
+cdef inline void allocate_last(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
+                               Block* block) noexcept nogil:
     block.handle = cache.last & ~<uint32_t>IN_SMALL
     store64(&cache.last_size, 0)
     reuse(arena, cache, table_of(arena, cache.last), requested, block)
@@ -131,9 +131,9 @@ cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_
     # Kept to used: the chunk whose index is in block.handle.
     cdef uint32_t index = <uint32_t>block.handle
     cdef Chunk* chunk = &table.chunks[index]
-    cache.kept_bytes -= chunk.size
-    if cache.kept_bytes < cache.least_kept:
-        cache.least_kept = cache.kept_bytes
+    cache.cached_bytes -= chunk.size
+    if cache.cached_bytes < cache.least_cached:
+        cache.least_cached = cache.cached_bytes
     note_requested(arena, cache, table, requested)
     cache.allocs += 1
     chunk.requested = requested
@@ -159,7 +159,7 @@ cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* tab
     cache.frees += 1
     note_requested(arena, cache, table, 0 - chunk.requested)
     chunk.requested = 0
-    cache.kept_bytes += chunk.size
+    cache.cached_bytes += chunk.size
 
 
 cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
@@ -168,10 +168,10 @@ cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t quanta = chunk.size >> QUANTUM_BITS
     cdef Stacks* stacks
-    if quanta > KEPT_QUANTA or table != kept_table(arena):
+    if quanta > CACHED_QUANTA or table != cached_table(arena):
         return False
-    stacks = stacks_of(cache, chunk.lane)
-    if stacks == NULL or stacks.depth[quanta] == KEPT_DEPTH:
+    stacks = stacks_of(cache, chunk.stream_slot)
+    if stacks == NULL or stacks.depth[quanta] == CACHED_DEPTH:
         return False
     chunk.bin_next = stacks.head[quanta]
     store32(&stacks.head[quanta], index + 1)
@@ -187,25 +187,25 @@ cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
     if cache.last_size:
         lock_acquire(&arena.lock)
         cache_publish(arena, cache)
-        cache_let_go(arena, cache)
+        cache_free_last(arena, cache)
         lock_release(&arena.lock)
     store64(&cache.last_size, chunk.size)
-    cache.last_slot = chunk.lane
+    cache.last_slot = chunk.stream_slot
     cache.last = index | (IN_SMALL if table == &arena.small else 0)
 
 
-cdef void cache_let_go(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     if cache.last_size == 0:
         return
-    cache.kept_bytes -= cache.last_size
-    cache.least_kept -= cache.last_size
+    cache.cached_bytes -= cache.last_size
+    cache.least_cached -= cache.last_size
     cache.published -= cache.last_size
-    arena.kept_bytes -= cache.last_size
+    arena.cached_bytes -= cache.last_size
     release(table_of(arena, cache.last), cache.last & ~<uint32_t>IN_SMALL)
     store64(&cache.last_size, 0)
 
 
-cdef bint cache_push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
                             uint32_t index) noexcept nogil:
     # Used to kept, by a thread that does not own the cache and takes no lock. The word counts the
     # list in its upper half; the lower half is the first index + 1, and IN_SMALL tells its table.
@@ -214,8 +214,8 @@ cdef bint cache_push_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
     cdef Chunk* chunk = &table.chunks[index]
     if seen >> 32 >= REMOTE_DEPTH:
         return False
-    chunk.epoch = stamp_free(&arena.streams[chunk.lane])
-    store32(&chunk.state, CHUNK_KEPT)
+    chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
+    store32(&chunk.state, CHUNK_CACHED)
     chunk.bin_next = <uint32_t>seen
     while not head_try(&home.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
         chunk.bin_next = <uint32_t>seen
@@ -242,32 +242,32 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
-    # Kept to free, with both locks. What has settled since the free has no mark any more.
-    cdef uint32_t lane = table.chunks[index].lane
+    # Kept to free, with both locks. What has completed since the free has no mark any more.
+    cdef uint32_t stream_slot = table.chunks[index].stream_slot
     cdef uint64_t epoch = table.chunks[index].epoch
-    if epoch <= table.lanes[lane].settled:
-        lane = LANE_RELEASED
-    bfc_give(table, index, lane, epoch)
+    if epoch <= table.bins[stream_slot].completed:
+        stream_slot = SLOT_RELEASED
+    bfc_free(table, index, stream_slot, epoch)
 
 
-cdef inline Bfc* kept_table(ArenaCore* arena) noexcept nogil:
+cdef inline Bfc* cached_table(ArenaCore* arena) noexcept nogil:
     # What is kept lies in one table; the choice changes only while every cache is empty and locked.
     return &arena.small if arena.small_below else &arena.table
 
 
-cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t slot) noexcept nogil:
+cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t stream_slot) noexcept nogil:
     cdef Stacks** stacks
-    if slot < cache.slot_count and cache.stacks[slot] != NULL:
-        return cache.stacks[slot]
-    if slot >= cache.slot_count:
-        stacks = <Stacks**>realloc(cache.stacks, (slot + 8) * sizeof(Stacks*))
+    if stream_slot < cache.slot_count and cache.stacks[stream_slot] != NULL:
+        return cache.stacks[stream_slot]
+    if stream_slot >= cache.slot_count:
+        stacks = <Stacks**>realloc(cache.stacks, (stream_slot + 8) * sizeof(Stacks*))
         if stacks == NULL:
             return NULL
-        memset(stacks + cache.slot_count, 0, (slot + 8 - cache.slot_count) * sizeof(Stacks*))
+        memset(stacks + cache.slot_count, 0, (stream_slot + 8 - cache.slot_count) * sizeof(Stacks*))
         cache.stacks = stacks
-        cache.slot_count = slot + 8
-    cache.stacks[slot] = <Stacks*>calloc(1, sizeof(Stacks))
-    return cache.stacks[slot]
+        cache.slot_count = stream_slot + 8
+    cache.stacks[stream_slot] = <Stacks*>calloc(1, sizeof(Stacks))
+    return cache.stacks[stream_slot]
 
 
 # ---- all caches of an arena ----------------------------------------------------------------------
@@ -328,18 +328,18 @@ cdef void leave(ThreadCache* cache) noexcept nogil:
 
 cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     # With the cache's lock.
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     collect(arena, cache)
     lock_acquire(&arena.lock)
     cache_publish(arena, cache)
-    cache_let_go(arena, cache)
-    for slot in range(cache.slot_count):
-        if cache.stacks[slot] != NULL and cache.stacks[slot].chunks:
-            flush_stacks(kept_table(arena), cache.stacks[slot])
-    arena.kept_bytes -= cache.kept_bytes
-    cache.kept_bytes = 0
+    cache_free_last(arena, cache)
+    for stream_slot in range(cache.slot_count):
+        if cache.stacks[stream_slot] != NULL and cache.stacks[stream_slot].chunks:
+            flush_stacks(cached_table(arena), cache.stacks[stream_slot])
+    arena.cached_bytes -= cache.cached_bytes
+    cache.cached_bytes = 0
     cache.published = 0
-    cache.least_kept = 0
+    cache.least_cached = 0
     arena.table.requested_in_use += cache.requested
     arena.small.requested_in_use += cache.requested_small
     cache.requested = 0
@@ -358,7 +358,7 @@ cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
 
 cdef void flush_stacks(Bfc* table, Stacks* stacks) noexcept nogil:
     cdef uint32_t quanta, index
-    for quanta in range(1, KEPT_QUANTA + 1):
+    for quanta in range(1, CACHED_QUANTA + 1):
         while stacks.head[quanta]:
             index = stacks.head[quanta] - 1
             store32(&stacks.head[quanta], table.chunks[index].bin_next)
@@ -418,11 +418,11 @@ cdef void caches_free(ArenaCore* arena) noexcept nogil:
     # Nobody uses the arena any more; threads forget its serial by themselves.
     cdef ThreadCache* cache = arena.caches
     cdef ThreadCache* following
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     while cache != NULL:
         following = cache.next
-        for slot in range(cache.slot_count):
-            free(cache.stacks[slot])
+        for stream_slot in range(cache.slot_count):
+            free(cache.stacks[stream_slot])
         free(cache.stacks)
         mark_drop(cache.owner)
         free(cache)

@@ -1,6 +1,6 @@
 """Graph capture: memory that a graph may write whenever it is launched.
 
-A *graph pool* is an arena of its own, a child of the one that is asked: plain regions, a lane per
+A *graph pool* is an arena of its own, a child of the one that is asked: plain regions, a slot per
 captured stream and no reuse between them, so that it neither records nor asks an event, and memory
 freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. Each graph
 that retains it counts as a reference, dropped by the driver with the graph and its last instance.

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena cimport arena_create, arena_drop, arena_retain
 from gpumem._arena_budget cimport arena_join_as
-from gpumem._arena_streams cimport settle_all
+from gpumem._arena_streams cimport complete_all
 from gpumem._arena_types cimport ArenaCore, ArenaSettings, REUSE_NEVER
 from gpumem._backing cimport Backing, backing_init
 from gpumem._driver cimport (
@@ -58,9 +58,9 @@ cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil:
 
 
 cdef void pool_begin(ArenaCore* pool) noexcept nogil:
-    cdef uint32_t slot
-    for slot in range(1, pool.table.lane_count):
-        settle_all(pool, slot)
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, pool.table.stream_slot_count):
+        complete_all(pool, stream_slot)
 
 
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:

@@ -67,7 +67,7 @@ cdef bint room_for_table(const Bfc* table, TableCopy* copy) noexcept nogil:
 
 cdef bint room_for_rest(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     copy.page_count = page_slots(arena) + SPARE
-    copy.stream_count = arena.table.lane_count + SPARE
+    copy.stream_count = arena.table.stream_slot_count + SPARE
     copy.pages = <PageCopy*>touched(<size_t>copy.page_count * sizeof(PageCopy))
     copy.streams = <uint64_t*>touched(<size_t>copy.stream_count * sizeof(uint64_t))
     return copy.pages != NULL and copy.streams != NULL
@@ -94,7 +94,7 @@ cdef bint fits(const ArenaCore* arena, const ArenaCopy* room) noexcept nogil:
             and arena.table.region_count <= room.tables[0].region_count
             and arena.small.region_count <= room.tables[1].region_count
             and page_slots(arena) <= room.page_count
-            and arena.table.lane_count <= room.stream_count)
+            and arena.table.stream_slot_count <= room.stream_count)
 
 
 # ---- with every lock -----------------------------------------------------------------------------
@@ -106,7 +106,7 @@ cdef void copy_books(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     copy.page_count = 0
     for i in range(SPACES):
         copy_pages(&arena.spaces[i], copy)
-    copy.stream_count = arena.table.lane_count
+    copy.stream_count = arena.table.stream_slot_count
     for i in range(copy.stream_count):
         copy.streams[i] = <uint64_t>arena.streams[i].handle
     copy.stats = arena.stats

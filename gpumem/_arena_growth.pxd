@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._arena_types cimport ArenaCore, Block
 
 # A new region, or pages, and the block from them in one step.
-cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil
+cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, Block* block) noexcept nogil
 # Bytes that max_mem still allows to reserve, in quanta.
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
 # Gives back what holds no used block; returns the bytes.
@@ -19,5 +19,5 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) n
 # Is memory out, so that others' memory, once it is free, may serve the block?
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # A region of exactly this block; `flags` are AllocateFlags.
-cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                         Block* block) noexcept nogil

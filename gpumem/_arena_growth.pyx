@@ -2,12 +2,12 @@
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from gpumem._arena_books cimport charge_parent, hand_out, note_reserved
+from gpumem._arena_books cimport charge_parent, finish_allocate, note_reserved
 from gpumem._arena_budget cimport (
     arena_budget_allows,
     arena_charge,
     arena_charge_region,
-    arena_settle,
+    arena_reconcile,
 )
 from gpumem._arena_cache cimport cache_find
 from gpumem._arena_pages cimport grow_pages, persistent_release, persistent_reserve, trim_pages
@@ -32,9 +32,9 @@ from gpumem._bfc cimport (
     BFC_OK,
     bfc_region_is_idle,
     bfc_remove_region,
-    bfc_take_from,
-    bfc_take_persistent,
-    LANE_RELEASED,
+    bfc_allocate_from,
+    bfc_allocate_persistent,
+    SLOT_RELEASED,
     NIL,
     QUANTUM,
     round_to_quantum,
@@ -48,17 +48,17 @@ cdef enum:
     BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
 
 
-cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil:
+cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, Block* block) noexcept nogil:
     cdef int status
     if arena.settings.paged:
-        status = grow_pages(arena, nbytes, stream, block)
+        status = grow_pages(arena, nbytes, stream_slot, block)
     else:
-        status = grow_region(arena, nbytes, stream, block)
-    arena_settle(arena)
+        status = grow_region(arena, nbytes, stream_slot, block)
+    arena_reconcile(arena)
     return status
 
 
-cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                      Block* block) noexcept nogil:
     # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
     # block from it in one step, so that no other thread can take it away in between.
@@ -85,10 +85,10 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     note_reserved(arena)
     note_region(arena, REC_RESERVE, address, wanted)
     advance_growth(arena, running, forced)
-    index = bfc_take_from(&arena.table, round_to_quantum(nbytes), nbytes, LANE_RELEASED, 0,
-                          stream, &status)
+    index = bfc_allocate_from(&arena.table, round_to_quantum(nbytes), nbytes, SLOT_RELEASED, 0,
+                              stream_slot, &status)
     if index != NIL:
-        hand_out(arena, cache_find(arena), &arena.table, index, block)
+        finish_allocate(arena, cache_find(arena), &arena.table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK if index != NIL else ARENA_NO_METADATA
 
@@ -208,7 +208,7 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
             break
     lock_release(&arena.lock)
     if size == 0 or release_memory_of(arena, address, size):
-        arena_settle(arena)
+        arena_reconcile(arena)
         return size
     lock_acquire(&arena.lock)
     bfc_add_region(&arena.table, address, size, persistent, &region)
@@ -242,15 +242,15 @@ cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noe
     return shrink_may_help(arena, nbytes, status)
 
 
-cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                         Block* block) noexcept nogil:
     # With the grow lock: a region of exactly this block, as far as the backing can.
-    cdef int status = reserve_block(arena, nbytes, stream, flags, block)
-    arena_settle(arena)
+    cdef int status = reserve_block(arena, nbytes, stream_slot, flags, block)
+    arena_reconcile(arena)
     return status
 
 
-cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
+cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                        Block* block) noexcept nogil:
     cdef bint shareable = flags & ALLOCATE_SHAREABLE
     cdef Backing* backing = &arena.shareable if shareable else &arena.backing
@@ -270,9 +270,9 @@ cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint3
         return ARENA_NO_METADATA
     note_reserved(arena)
     note_region(arena, REC_RESERVE, address, size)
-    hand_out(arena, NULL, &arena.table,
-             bfc_take_persistent(&arena.table, region, nbytes, stream),
-             block)
+    finish_allocate(arena, NULL, &arena.table,
+                    bfc_allocate_persistent(&arena.table, region, nbytes, stream_slot),
+                    block)
     if flags & ALLOCATE_PERSISTENT:
         arena.stats.num_reserves += 1
     lock_release(&arena.lock)

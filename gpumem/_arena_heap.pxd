@@ -13,7 +13,7 @@ from gpumem._driver cimport CUresult
 from gpumem._lease cimport Uses
 
 # How the arena finds room for a block; `flags` are AllocateFlags. Returns an ArenaStatus.
-ctypedef int (*HeapSource)(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+ctypedef int (*HeapSource)(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                            Block* block) noexcept nogil
 
 # NULL: no host memory. Everybody who got a reference drops it.
@@ -28,14 +28,15 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil
 
 # A block between guards; without guards where other processes may be given it. May wait, as the
 # arena's slow path; empties the quarantine before memory is out.
-cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                        HeapSource source, Block* block) noexcept nogil
 # Of a live block only this part is the user's; the rest becomes guard.
 cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
                           uint64_t nbytes) noexcept nogil
 # Takes `uses` over; NULL: none. Where its streams are done the block rests at once, and the driver
 # may be called for that; nothing is waited for that a thread may hold up.
-cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses) noexcept nogil
+cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
+                   Uses* uses) noexcept nogil
 # Somebody freed an address where no block of an outlet begins: which heap knows it?
 cdef void heap_bad_free(uint64_t address) noexcept nogil
 

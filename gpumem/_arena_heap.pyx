@@ -32,8 +32,8 @@ from gpumem._arena_heap_types cimport (
     HeapState,
 )
 from gpumem._arena_heap_zones cimport block_prepare, zones_end
-from gpumem._arena_parked cimport let_go
-from gpumem._arena_recorded cimport note_given_at
+from gpumem._arena_parked cimport uses_let_go
+from gpumem._arena_recorded cimport note_free_at
 from gpumem._arena_slots cimport slot_claim, slot_unclaim
 from gpumem._arena_suspend cimport arena_suspend
 from gpumem._arena_types cimport (
@@ -147,7 +147,7 @@ cdef void forget_parents_heaps() noexcept nogil:
 
 # ---- allocating ----------------------------------------------------------------------------------
 
-cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                        HeapSource source, Block* block) noexcept nogil:
     cdef bint guarded = not flags & ALLOCATE_SHAREABLE
     cdef uint64_t guards = 2 * arena.heap.settings.guard if guarded else 0
@@ -155,11 +155,11 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_
     cdef int status
     if nbytes > ABSURD - QUANTUM - guards:
         return ARENA_OVER_LIMIT
-    made = make(arena, nbytes, slot, guarded)
+    made = make(arena, nbytes, stream_slot, guarded)
     if made == NULL:
         return ARENA_NO_METADATA
     lock_acquire(&arena.heap.turn)
-    status = find_room(arena, nbytes + guards, slot, flags, source, block)
+    status = find_room(arena, nbytes + guards, stream_slot, flags, source, block)
     if status == ARENA_OK and guarded:
         status = hand_out_guarded(arena, made, block)
     elif status == ARENA_OK:
@@ -170,7 +170,7 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_
     return status
 
 
-cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t slot,
+cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                      bint guarded) noexcept nogil:
     cdef HeapBlock* made = <HeapBlock*>calloc(1, sizeof(HeapBlock))
     if made == NULL:
@@ -178,9 +178,9 @@ cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t slot,
     site_here(arena.heap, &made.taken)
     made.asked = nbytes
     made.guarded = guarded
-    made.slot = slot
-    made.stream = <uint64_t>arena.streams[slot].handle
-    slot_claim(arena, slot)
+    made.slot = stream_slot
+    made.stream = <uint64_t>arena.streams[stream_slot].handle
+    slot_claim(arena, stream_slot)
     return made
 
 
@@ -189,22 +189,22 @@ cdef void unmake(ArenaCore* arena, HeapBlock* made) noexcept nogil:
     free(made)
 
 
-cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t slot, uint32_t flags,
+cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                    HeapSource source, Block* block) noexcept nogil:
     # What rests goes before memory is out, and before a budget's callbacks are asked.
     cdef uint64_t until = 0
-    cdef int status = source(arena, nbytes, slot, flags, block)
+    cdef int status = source(arena, nbytes, stream_slot, flags, block)
     while (memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET) and (
-            turn_over(arena, 0, False) or wait_for_room(arena, slot, &until)):
-        status = source(arena, nbytes, slot, flags, block)
+            turn_over(arena, 0, False) or wait_for_room(arena, stream_slot, &until)):
+        status = source(arena, nbytes, stream_slot, flags, block)
     return status
 
 
-cdef bint wait_for_room(ArenaCore* arena, uint32_t slot, uint64_t* until) noexcept nogil:
+cdef bint wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint64_t* until) noexcept nogil:
     # Others have their turn meanwhile.
     cdef bint found
     lock_release(&arena.heap.turn)
-    found = wait_for_streams(arena, slot, until)
+    found = wait_for_streams(arena, stream_slot, until)
     while not found and holds_any(arena.heap) and clock() < until[0]:
         sleep(LOOK_AGAIN)
         found = heap_flush(arena) != 0
@@ -263,7 +263,8 @@ cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
 
 # ---- freeing -------------------------------------------------------------------------------------
 
-cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses) noexcept nogil:
+cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
+                   Uses* uses) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
     cdef HeapBlock* block
     cdef HeapSite site
@@ -271,13 +272,13 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses)
     cdef bint live
     site_here(heap, &site)
     if arena.tap.recorder != NULL:
-        tell_recorder(arena, handle, slot)      # before: the next owner's event comes after it
+        tell_recorder(arena, handle, stream_slot)  # before: the next owner's event comes after it
     lock_acquire(&heap.lock)
     block = table_find(heap, handle)
     live = block != NULL and block.state == HEAP_LIVE
     if live:
         counted = counted_bytes(arena, handle)
-        note_freed(arena, block, slot, uses)
+        note_freed(arena, block, stream_slot, uses)
         block.freed = site
         list_remove(heap, block)
         list_add(heap, block, HEAP_FREED)
@@ -289,7 +290,7 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t slot, Uses* uses)
         rest_now(arena)
         return ARENA_OK
     if uses != NULL:
-        let_go(arena, uses)
+        uses_let_go(arena, uses)
     heap.hooks.found()
     return ARENA_STALE
 
@@ -303,7 +304,7 @@ cdef void rest_now(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.heap.turn)
 
 
-cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t slot) noexcept nogil:
+cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
     cdef HeapBlock* block
     cdef uint64_t address, nbytes, held
@@ -315,18 +316,18 @@ cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t slot) noexce
         address, nbytes, held = block.told_address, block.told_bytes, block.size
     lock_release(&heap.lock)
     if live:
-        note_given_at(arena, address, nbytes, held, slot)
+        note_free_at(arena, address, nbytes, held, stream_slot)
 
 
-cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t slot,
+cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
                      Uses* uses) noexcept nogil:
     # What is queued on its streams now may still use it.
     cdef uint32_t i
-    cdef bint recorded = slot == block.slot
-    slot_claim(arena, slot)
-    block.freed_slot = slot
-    block.freed_stream = <uint64_t>arena.streams[slot].handle
-    block.freed_epoch = stamp_free(&arena.streams[slot])
+    cdef bint recorded = stream_slot == block.slot
+    slot_claim(arena, stream_slot)
+    block.freed_slot = stream_slot
+    block.freed_stream = <uint64_t>arena.streams[stream_slot].handle
+    block.freed_epoch = stamp_free(&arena.streams[stream_slot])
     block.epoch = stamp_free(&arena.streams[block.slot])
     block.uses = uses
     if uses != NULL:

@@ -22,7 +22,7 @@ from gpumem._arena_heap_types cimport (
     HeapState,
 )
 from gpumem._arena_heap_zones cimport block_examine, block_lay
-from gpumem._arena_parked cimport let_go
+from gpumem._arena_parked cimport uses_let_go
 from gpumem._arena_slots cimport slot_unclaim
 from gpumem._arena_streams cimport drain_streams, end_epochs
 from gpumem._arena_types cimport ArenaCore, STATE_OPEN, STATE_SUSPENDED
@@ -85,18 +85,18 @@ cdef uint64_t give_oldest(ArenaCore* arena, uint64_t most, bint forced) noexcept
 
 cdef void ask_streams(ArenaCore* arena) noexcept nogil:
     cdef CUstreamCaptureMode mode = place_relax(arena.place)
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
-    for slot in range(1, arena.table.lane_count):
-        if load32(&arena.streams[slot].dirty) or arena.streams[slot].event_epoch:
-            end_epochs(arena, slot)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch:
+            end_epochs(arena, stream_slot)
     lock_release(&arena.lock)
     place_restore(arena.place, mode)
 
 
-cdef inline bint is_done(ArenaCore* arena, uint32_t slot, uint64_t epoch) noexcept nogil:
+cdef inline bint is_done(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     # A stream that was reset and is not named again has been drained.
-    return arena.streams[slot].silent or load64(&arena.streams[slot].done) >= epoch
+    return arena.streams[stream_slot].silent or load64(&arena.streams[stream_slot].done) >= epoch
 
 
 cdef bint is_quiet(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
@@ -159,7 +159,7 @@ cdef uint64_t give_back(ArenaCore* arena, HeapBlock* block) noexcept nogil:
     table_remove(heap, block)
     lock_release(&heap.lock)
     if block.uses != NULL:
-        let_go(arena, block.uses)
+        uses_let_go(arena, block.uses)
     heap.give(arena, block.handle, block.freed_slot)
     slot_unclaim(arena, block.freed_slot)
     slot_unclaim(arena, block.slot)
@@ -202,25 +202,25 @@ cdef void look_for_streams(ArenaCore* arena, HeapBlock* block) noexcept nogil:
             tell_if_gone(arena, block, block.uses.at[i].slot)
 
 
-cdef void tell_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t slot) noexcept nogil:
+cdef void tell_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
     cdef HeapFinding* finding
-    if block.orphaned or arena.streams[slot].event_epoch or not is_gone(arena, slot):
+    if block.orphaned or arena.streams[stream_slot].event_epoch or not is_gone(arena, stream_slot):
         return
     block.orphaned = True
     lock_acquire(&heap.lock)
-    finding = finding_of(block, HEAP_STREAM_GONE, <uint64_t>arena.streams[slot].handle,
+    finding = finding_of(block, HEAP_STREAM_GONE, <uint64_t>arena.streams[stream_slot].handle,
                          &block.freed)
     note_finding(heap, finding)
     lock_release(&heap.lock)
     heap.hooks.found()
 
 
-cdef bint is_gone(ArenaCore* arena, uint32_t slot) noexcept nogil:
+cdef bint is_gone(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # Asking whether it captures is legal at any time.
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult code = place_enter(arena.place)
     if code == CUDA_SUCCESS and arena.place.table.cuStreamIsCapturing != NULL:
-        code = arena.place.table.cuStreamIsCapturing(arena.streams[slot].handle, &status)
+        code = arena.place.table.cuStreamIsCapturing(arena.streams[stream_slot].handle, &status)
     place_leave(arena.place)
     return code == CUDA_ERROR_INVALID_HANDLE

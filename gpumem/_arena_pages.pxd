@@ -5,7 +5,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._arena_types cimport ArenaCore, Block
 
 # A block from new or moved pages.
-cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream, Block* block) noexcept nogil
+cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                    Block* block) noexcept nogil
 # Makes pages for so many bytes more, free for everyone.
 cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # Gives back every page that is idle and has no queued work; returns the bytes.

@@ -2,16 +2,16 @@
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from gpumem._arena_books cimport hand_out, note_reserved
+from gpumem._arena_books cimport finish_allocate, note_reserved
 from gpumem._arena_budget cimport (
     arena_budget_bound,
     arena_charge,
-    arena_settle,
+    arena_reconcile,
     note_over_budget,
 )
 from gpumem._arena_cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._arena_recorded cimport note_plan
-from gpumem._arena_streams cimport forget_waits, settle_streams, wait_for_others
+from gpumem._arena_streams cimport forget_waits, release_completed, wait_for_others
 from gpumem._arena_types cimport (
     ARENA_BEYOND_DEVICE,
     ARENA_CLOSED,
@@ -35,11 +35,11 @@ from gpumem._arena_types cimport (
 )
 from gpumem._bfc cimport (
     Bfc,
-    bfc_give,
+    bfc_free,
     BFC_OK,
-    bfc_take,
+    bfc_allocate,
     CHUNK_USED,
-    LANE_RELEASED,
+    SLOT_RELEASED,
     NIL,
     round_to_quantum,
 )
@@ -80,7 +80,7 @@ cdef enum:
 
 # ---- growing -------------------------------------------------------------------------------------
 
-cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                     Block* block) noexcept nogil:
     cdef Demand demand
     cdef uint32_t index
@@ -88,19 +88,19 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
     cdef int status
     open_small_range(arena, nbytes)
     table = table_for(arena, nbytes)
-    demand_of(arena, nbytes, stream, &demand)
+    demand_of(arena, nbytes, stream_slot, &demand)
     if not device_may_have(arena, demand.size):
         return ARENA_BEYOND_DEVICE
     # All streams are asked, the taker's too: views left by earlier moves retire when it is known
     # that their work is done.
     if arena.settings.reuse != REUSE_NEVER:
-        settle_streams(arena, LANE_RELEASED)
+        release_completed(arena, SLOT_RELEASED)
     status = build(arena, space_for(arena, table), &demand, &index)
     if status != ARENA_OK:
         return status
     lock_acquire(&arena.lock)
     cache_publish(arena, cache_find(arena))
-    hand_out(arena, cache_find(arena), table, index, block)
+    finish_allocate(arena, cache_find(arena), table, index, block)
     lock_release(&arena.lock)
     return ARENA_OK
 
@@ -127,25 +127,25 @@ cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef Demand demand
     cdef uint32_t index
     cdef int status
-    demand_of(arena, nbytes, LANE_RELEASED, &demand)
+    demand_of(arena, nbytes, SLOT_RELEASED, &demand)
     if not device_may_have(arena, demand.size):
         return ARENA_BEYOND_DEVICE
     status = build(arena, &arena.spaces[LARGE_SPACE], &demand, &index)
     if status == ARENA_OK:
         lock_acquire(&arena.lock)
-        bfc_give(&arena.table, index, LANE_RELEASED, 0)
+        bfc_free(&arena.table, index, SLOT_RELEASED, 0)
         lock_release(&arena.lock)
-    arena_settle(arena)
+    arena_reconcile(arena)
     return status
 
 
-cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                     Demand* demand) noexcept nogil:
     cdef uint64_t limit = load64(&arena.settings.max_mem)
     demand.size = round_to_quantum(nbytes)
     demand.claim = demand.size
     demand.requested = nbytes
-    demand.lane = stream
+    demand.stream_slot = stream_slot
     demand.hard_limit = <uint64_t>1 << 62
     if limit:
         demand.hard_limit = limit - min(limit, arena.lent)
@@ -221,7 +221,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     if code == CUDA_SUCCESS:
         if arena.tap.recorder != NULL:
             note_plan(arena, space, &plan)
-        space_finish(space, &plan, demand, arena.streams[demand.lane].epoch)
+        space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch)
         note_reserved(arena)
         arena.stats.num_extensions += 1 if plan.creates else 0
         index[0] = plan.chunk
@@ -271,8 +271,8 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
     plan.actions = NULL
     lock_acquire(&arena.lock)
     if not arena.closed:
-        if arena.settings.reuse == REUSE_WAIT and demand.lane != LANE_RELEASED:
-            wait_for_others(arena, demand.lane)
+        if arena.settings.reuse == REUSE_WAIT and demand.stream_slot != SLOT_RELEASED:
+            wait_for_others(arena, demand.stream_slot)
         bound_by_budget(arena, demand)
         set_limits(arena, space, demand)
         result = space_plan(space, demand, plan)
@@ -313,8 +313,8 @@ cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexc
 cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
                          const Demand* demand) noexcept nogil:
     # What was claimed becomes free in the taker's running epoch; it must be seen to end.
-    space_undo(space, plan, demand, arena.streams[demand.lane].epoch)
-    arena.streams[demand.lane].dirty = demand.lane != LANE_RELEASED
+    space_undo(space, plan, demand, arena.streams[demand.stream_slot].epoch)
+    arena.streams[demand.stream_slot].dirty = demand.stream_slot != SLOT_RELEASED
 
 
 cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:
@@ -347,7 +347,7 @@ cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
         return 0
     for i in range(SPACES):
         trim_space(arena, &arena.spaces[i])
-    arena_settle(arena)
+    arena_reconcile(arena)
     return before - arena_reserved(arena)
 
 
@@ -386,11 +386,11 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
     cdef int status = BFC_OK
     cdef Bfc* table = &arena.persistent
     lock_acquire(&arena.lock)
-    index = bfc_take(table, size, size, LANE_RELEASED, &status)
+    index = bfc_allocate(table, size, size, SLOT_RELEASED, &status)
     lock_release(&arena.lock)
     status = ARENA_OK if status == BFC_OK else ARENA_NO_METADATA
     if index == NIL and status == ARENA_OK:
-        demand_of(arena, size, LANE_RELEASED, &demand)
+        demand_of(arena, size, SLOT_RELEASED, &demand)
         if not device_may_have(arena, size):
             return ARENA_BEYOND_DEVICE
         status = build_claim(arena, &arena.spaces[PERSISTENT_SPACE], &demand, &index)
@@ -407,7 +407,7 @@ cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     lock_acquire(&arena.lock)
     for index in range(table.count):
         if table.chunks[index].state == CHUNK_USED and table.chunks[index].address == address:
-            bfc_give(table, index, LANE_RELEASED, 0)
+            bfc_free(table, index, SLOT_RELEASED, 0)
             break
     lock_release(&arena.lock)
     trim_space(arena, &arena.spaces[PERSISTENT_SPACE])

@@ -16,6 +16,6 @@ cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* ed
 # The fast path alone: no driver call, no wait. On ARENA_MISS arena_place_slow asks other streams
 # or waits behind them on the device; its ARENA_MISS says that the place cannot be had now.
 cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
-                          uint64_t requested, uint32_t stream, Block* block) noexcept nogil
+                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil
 cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
-                          uint64_t requested, uint32_t stream, Block* block) noexcept nogil
+                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil

@@ -35,64 +35,67 @@ from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_op
 
 # ---- blocks --------------------------------------------------------------------------------------
 
-cdef void note_taken(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
-                     const Block* block) noexcept nogil:
+cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                        const Block* block) noexcept nogil:
     cdef RecEvent event
     cdef RecNoted noted
     event.kind = REC_ALLOC
     event.address = block.address
     event.nbytes = nbytes
     event.block = block.size
-    event.stream = <uint64_t>arena.streams[stream].handle
+    event.stream = <uint64_t>arena.streams[stream_slot].handle
     tap_note(&arena.tap, &event, True, &noted)
     if noted.seal:
         remember(arena, block.handle, &noted)
 
 
-cdef void note_given(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    note_end(arena, REC_FREE, handle, stream, True)
+cdef void note_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    note_end(arena, REC_FREE, handle, stream_slot, True)
 
 
-cdef void note_given_at(ArenaCore* arena, uint64_t address, uint64_t nbytes, uint64_t block,
-                        uint32_t stream) noexcept nogil:
-    note(arena, REC_FREE, address, nbytes, block, stream, True)
+cdef void note_free_at(ArenaCore* arena, uint64_t address, uint64_t nbytes, uint64_t block,
+                       uint32_t stream_slot) noexcept nogil:
+    note(arena, REC_FREE, address, nbytes, block, stream_slot, True)
 
 
-cdef void note_parked(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    note_chunk(arena, REC_FREE_REQUESTED, table_of(arena, handle), index_of(handle), stream, False)
+cdef void note_pending_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    note_chunk(arena, REC_FREE_REQUESTED, table_of(arena, handle), index_of(handle), stream_slot,
+               False)
 
 
-cdef void note_unparked(ArenaCore* arena, uint64_t handle, uint32_t stream) noexcept nogil:
-    note_chunk(arena, REC_FREE_COMPLETED, table_of(arena, handle), index_of(handle), stream, False)
+cdef void note_pending_free_end(ArenaCore* arena, uint64_t handle,
+                                uint32_t stream_slot) noexcept nogil:
+    note_chunk(arena, REC_FREE_COMPLETED, table_of(arena, handle), index_of(handle), stream_slot,
+               False)
 
 
 cdef inline uint32_t index_of(uint64_t handle) noexcept nogil:
     return <uint32_t>handle & ~<uint32_t>IN_SMALL
 
 
-cdef void note_end(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream,
+cdef void note_end(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
                    bint may_wait) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef uint32_t index
     if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
-        note_chunk(arena, kind, table, index, stream, may_wait)
+        note_chunk(arena, kind, table, index, stream_slot, may_wait)
 
 
 cdef void note_chunk(ArenaCore* arena, uint32_t kind, const Bfc* table, uint32_t index,
-                     uint32_t stream, bint may_wait) noexcept nogil:
+                     uint32_t stream_slot, bint may_wait) noexcept nogil:
     cdef RecEvent event
     cdef RecNoted noted
     event.kind = kind
     event.address = table.chunks[index].address
     event.nbytes = table.chunks[index].requested
     event.block = table.chunks[index].size
-    event.stream = <uint64_t>arena.streams[stream].handle
+    event.stream = <uint64_t>arena.streams[stream_slot].handle
     tap_note(&arena.tap, &event, may_wait, &noted)
 
 
-cdef void note_failed(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef void note_failed(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                       int status) noexcept nogil:
-    note(arena, REC_FAILURE, 0, nbytes, status, stream, True)
+    note(arena, REC_FAILURE, 0, nbytes, status, stream_slot, True)
 
 
 # ---- memory and streams --------------------------------------------------------------------------
@@ -121,19 +124,19 @@ cdef void note_shrink(ArenaCore* arena, uint64_t released) noexcept nogil:
     note(arena, REC_SHRINK, 0, released, released, 0, True)
 
 
-cdef void note_reset(ArenaCore* arena, uint32_t stream) noexcept nogil:
-    note(arena, REC_RESET, 0, 0, 0, stream, True)
+cdef void note_reset(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    note(arena, REC_RESET, 0, 0, 0, stream_slot, True)
 
 
 cdef void note(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes, uint64_t block,
-               uint32_t stream, bint may_wait) noexcept nogil:
+               uint32_t stream_slot, bint may_wait) noexcept nogil:
     cdef RecEvent event
     cdef RecNoted noted
     event.kind = kind
     event.address = address
     event.nbytes = nbytes
     event.block = block
-    event.stream = <uint64_t>arena.streams[stream].handle
+    event.stream = <uint64_t>arena.streams[stream_slot].handle
     tap_note(&arena.tap, &event, may_wait, &noted)
 
 

@@ -8,15 +8,15 @@ from gpumem._arena_types cimport ARENA_MISS, ArenaCore, Block
 
 # After ARENA_MISS from the fast path, without the interpreter lock, because it may wait.
 # `flags` are AllocateFlags. A persistent block has no fast path.
-cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
-                             Block* block) noexcept nogil
+cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                             uint32_t flags, Block* block) noexcept nogil
 
 # The fast path, then the slow one. In this file so that a hit costs its caller one call.
-cdef inline int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream,
+cdef inline int arena_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                                Block* block) noexcept nogil:
-    cdef int status = arena_allocate_fast(arena, nbytes, stream, block)
+    cdef int status = arena_allocate_fast(arena, nbytes, stream_slot, block)
     if status != ARENA_MISS:
         return status
     if arena.heap != NULL:
         heap_pump(arena)
-    return arena_allocate_slow(arena, nbytes, stream, 0, block)
+    return arena_allocate_slow(arena, nbytes, stream_slot, 0, block)

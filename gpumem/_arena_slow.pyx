@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena cimport arena_charge_block, arena_reap
-from gpumem._arena_books cimport hand_out
+from gpumem._arena_books cimport finish_allocate
 from gpumem._arena_budget cimport charge_request
 from gpumem._arena_cache cimport cache_find, cache_publish, caches_flush
 from gpumem._arena_growth cimport (
@@ -15,8 +15,8 @@ from gpumem._arena_growth cimport (
     shrink_may_help,
 )
 from gpumem._arena_heap cimport heap_allocate
-from gpumem._arena_recorded cimport note_failed, note_taken
-from gpumem._arena_streams cimport settle_streams, switch_stream, take_behind
+from gpumem._arena_recorded cimport note_failed, note_allocate
+from gpumem._arena_streams cimport release_completed, switch_stream, allocate_behind
 from gpumem._arena_types cimport (
     ALLOCATE_NO_WAIT,
     ALLOCATE_PERSISTENT,
@@ -35,7 +35,7 @@ from gpumem._arena_types cimport (
     table_for,
 )
 from gpumem._arena_wait cimport wait_for_streams
-from gpumem._bfc cimport BFC_NO_METADATA, BFC_OK, Bfc, NIL, bfc_take, round_to_quantum
+from gpumem._bfc cimport BFC_NO_METADATA, BFC_OK, Bfc, NIL, bfc_allocate, round_to_quantum
 from gpumem._driver cimport (
     CUgraph,
     CUstreamCaptureMode,
@@ -49,8 +49,8 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 
 # ---- what happens when memory is out -------------------------------------------------------------
 
-cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
-                               Block* block) noexcept nogil:
+cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                               uint32_t flags, Block* block) noexcept nogil:
     # Cheapest first, each step only if those before it found no room. No lock is held on entry, nor
     # between two steps.
     cdef bint own_region = flags & (ALLOCATE_PERSISTENT | ALLOCATE_SHAREABLE)
@@ -61,16 +61,16 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         # enable=False: one driver allocation per block. Nothing is pooled that a wait could free.
         own_region = True
         flags |= ALLOCATE_NO_WAIT
-        if stream_slot_captures(arena, stream):
+        if stream_slot_captures(arena, stream_slot):
             return ARENA_CAPTURING
     while True:
         if not own_region:
             # 1. Close the epoch of the stream served before: an event behind its frees must be
             #    recorded before other streams queue more work, and step 4 polls it.
-            switch_stream(arena, stream)
+            switch_stream(arena, stream_slot)
 
             # 2. Search the table as it is. The fast path leaves this undone when an event was due.
-            status = take_from_table(arena, nbytes, stream, False, block)
+            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
             if status != ARENA_OVER_LIMIT:
                 return status
 
@@ -78,25 +78,25 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             #    only merge with them once they are free. It interrupts other threads, but costs no
             #    driver call, so it comes before all steps that do.
             caches_flush(arena)
-            status = take_from_table(arena, nbytes, stream, False, block)
+            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
             if status != ARENA_OVER_LIMIT:
                 return status
 
             # A capturing stream ends here: the next steps poll events and reserve memory that a
             # graph would use at every launch. A graph pool has to serve it.
-            if stream_slot_captures(arena, stream):
+            if stream_slot_captures(arena, stream_slot):
                 return ARENA_CAPTURING
 
             # 4. Poll the events of the other streams: what has completed is free for everyone.
             #    After the flush, so that blocks that were cached are released, too.
-            if (settle_streams(arena, stream)
-                    and take_from_table(arena, nbytes, stream, False, block) == ARENA_OK):
+            if (release_completed(arena, stream_slot)
+                    and allocate_from_table(arena, nbytes, stream_slot, False, block) == ARENA_OK):
                 return ARENA_OK
 
             # 5. Under "wait": take a block with unfinished work, and let the stream wait for that
             #    work on the device. It delays the stream, so completed memory is preferred.
             if (arena.settings.reuse == REUSE_WAIT
-                    and take_from_table(arena, nbytes, stream, True, block) == ARENA_OK):
+                    and allocate_from_table(arena, nbytes, stream_slot, True, block) == ARENA_OK):
                 return ARENA_OK
 
         # 6. The driver, one thread at a time. What nobody can reach any more goes back first, so
@@ -110,14 +110,14 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         #    Then grow: a new region, or pages that are made or moved.
         status = ARENA_OVER_LIMIT
         if not own_region:
-            status = take_from_table(arena, nbytes, stream, False, block)
+            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
         if status != ARENA_OK and status != ARENA_CLOSED:
-            status = get_memory(arena, nbytes, stream, own_region, flags, block)
+            status = get_memory(arena, nbytes, stream_slot, own_region, flags, block)
 
         # 8. Give back regions and pages that hold no block, then grow once more. Not earlier:
         #    idle memory is there to be used again, and its return may wait for the device.
         if shrink_may_help(arena, nbytes, status) and release_idle(arena) != 0:
-            status = get_memory(arena, nbytes, stream, own_region, flags, block)
+            status = get_memory(arena, nbytes, stream_slot, own_region, flags, block)
         lock_release(&arena.grow_lock)
         place_restore(arena.place, mode)
 
@@ -126,12 +126,12 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         #    depend on what other threads still have to queue. A debug heap waits by itself.
         # 10. Refuse: `status` says what was missing.
         if (flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status)
-                or not wait_for_streams(arena, stream, &until)):
+                or not wait_for_streams(arena, stream_slot, &until)):
             return status
 
 
-cdef int take_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint unfinished,
-                         Block* block) noexcept nogil:
+cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                             bint unfinished, Block* block) noexcept nogil:
     # ARENA_OVER_LIMIT: no chunk fits. `unfinished`: one of another stream, behind a wait on the
     # device.
     cdef int status = BFC_OK
@@ -144,62 +144,62 @@ cdef int take_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bin
         return ARENA_CLOSED
     cache_publish(arena, cache)         # before the table changes, so that the peak is exact
     if unfinished:
-        index = take_behind(arena, table, nbytes, stream)
+        index = allocate_behind(arena, table, nbytes, stream_slot)
     else:
-        index = bfc_take(table, round_to_quantum(nbytes), nbytes, stream, &status)
+        index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
     if index != NIL:
-        hand_out(arena, cache, table, index, block)
+        finish_allocate(arena, cache, table, index, block)
     lock_release(&arena.lock)
     if index != NIL:
         return ARENA_OK
     return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
 
 
-cdef int get_memory(ArenaCore* arena, uint64_t nbytes, uint32_t stream, bint own_region,
+cdef int get_memory(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_region,
                     uint32_t flags, Block* block) noexcept nogil:
     if own_region:
-        return add_own_region(arena, nbytes, stream, flags, block)
-    return grow(arena, nbytes, stream, block)
+        return add_own_region(arena, nbytes, stream_slot, flags, block)
+    return grow(arena, nbytes, stream_slot, block)
 
 
-cdef bint stream_slot_captures(ArenaCore* arena, uint32_t slot) noexcept nogil:
+cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # Streams of a graph pool always capture, and the pool serves them.
     cdef uint64_t capture
     cdef CUgraph graph
     cdef bint unknown
     return arena.parent == NULL and stream_captures(
-        arena.place, arena.streams[slot].handle, &capture, &graph, &unknown)
+        arena.place, arena.streams[stream_slot].handle, &capture, &graph, &unknown)
 
 
 # ---- around it: debug heap, budget, recorder -----------------------------------------------------
 
-cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
-                             Block* block) noexcept nogil:
+cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                             uint32_t flags, Block* block) noexcept nogil:
     cdef int status
     if place_is_dead(arena.place):
         return ARENA_DEAD
     if arena.heap != NULL:
         # The heap waits, for its quarantine as well as for streams.
-        status = heap_allocate(arena, nbytes, stream, flags | ALLOCATE_NO_WAIT, allocate_charged,
-                               block)
+        status = heap_allocate(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT,
+                               allocate_charged, block)
     else:
-        status = allocate_charged(arena, nbytes, stream, flags, block)
+        status = allocate_charged(arena, nbytes, stream_slot, flags, block)
     if arena.tap.recorder == NULL:
         return status
     if status == ARENA_OK:
-        note_taken(arena, nbytes, stream, block)
+        note_allocate(arena, nbytes, stream_slot, block)
     elif status != ARENA_CAPTURING:     # another arena serves that
-        note_failed(arena, nbytes, stream, status)
+        note_failed(arena, nbytes, stream_slot, status)
     return status
 
 
-cdef int allocate_charged(ArenaCore* arena, uint64_t nbytes, uint32_t stream, uint32_t flags,
+cdef int allocate_charged(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                           Block* block) noexcept nogil:
     # A budget of bytes in use is charged first: a refusal must not cost anybody memory.
     cdef int status
     if arena.in_use_account == NULL:
-        return allocate_step_by_step(arena, nbytes, stream, flags, block)
+        return allocate_step_by_step(arena, nbytes, stream_slot, flags, block)
     if not charge_request(arena, nbytes):
         return ARENA_OVER_BUDGET
-    status = allocate_step_by_step(arena, nbytes, stream, flags, block)
-    return arena_charge_block(arena, nbytes, stream, status, block)
+    status = allocate_step_by_step(arena, nbytes, stream_slot, flags, block)
+    return arena_charge_block(arena, nbytes, stream_slot, status, block)

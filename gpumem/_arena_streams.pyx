@@ -3,7 +3,12 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._arena_cache cimport caches_flush, thread_now
-from gpumem._arena_parked cimport is_parked, parked_best, unpark_behind, unpark_done
+from gpumem._arena_parked cimport (
+    free_completed,
+    free_pending_behind,
+    is_pending_free,
+    pending_free_best,
+)
 from gpumem._arena_types cimport (
     ArenaCore,
     LARGE_SPACE,
@@ -17,8 +22,8 @@ from gpumem._bfc cimport (
     Bfc,
     NIL,
     bfc_has,
-    bfc_release_settled,
-    bfc_take_from,
+    bfc_release_completed,
+    bfc_allocate_from,
     round_to_quantum,
 )
 from gpumem._driver cimport (
@@ -46,37 +51,37 @@ from gpumem._support.streams cimport LEGACY_STREAM
 cdef void drain_streams(ArenaCore* arena) noexcept nogil:
     # By the device: the streams' owners may have destroyed them.
     cdef bint pending = False
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
-    for slot in range(1, arena.table.lane_count):
-        if (load32(&arena.streams[slot].dirty) or arena.streams[slot].event_epoch
-                or arena.streams[slot].asking):
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if (load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch
+                or arena.streams[stream_slot].asking):
             pending = True
     lock_release(&arena.lock)
     if pending and place_enter(arena.place) == CUDA_SUCCESS:
         arena.place.table.cuCtxSynchronize()
         place_leave(arena.place)
-    for slot in range(1, arena.table.lane_count):
-        settle_all(arena, slot)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        complete_all(arena, stream_slot)
 
 
-cdef void settle_all(ArenaCore* arena, uint32_t slot) noexcept nogil:
-    cdef StreamSlot* stream = &arena.streams[slot]
+cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
     caches_flush(arena)
     lock_acquire(&arena.lock)
     stream.done = stream.epoch
-    settle(arena, slot, stream.epoch)
+    release_epochs(arena, stream_slot, stream.epoch)
     store32(&stream.dirty, False)
     publish64(&stream.epoch, stream.epoch + 1)
     stream.event_epoch = 0
-    unpark_done(arena)
+    free_completed(arena)
     lock_release(&arena.lock)
 
 
-cdef void settle(ArenaCore* arena, uint32_t slot, uint64_t epoch) noexcept nogil:
+cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     # What was freed on the stream up to this epoch becomes free for everyone.
-    bfc_release_settled(&arena.table, slot, epoch)
-    bfc_release_settled(&arena.small, slot, epoch)
+    bfc_release_completed(&arena.table, stream_slot, epoch)
+    bfc_release_completed(&arena.small, stream_slot, epoch)
 
 
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
@@ -85,39 +90,41 @@ cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
             and arena.settings.reuse != REUSE_NEVER)
 
 
-cdef void switch_stream(ArenaCore* arena, uint32_t stream) noexcept nogil:
+cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     lock_acquire(&arena.lock)
-    if arena.last_stream != stream and switch_needs_event(arena):
+    if arena.last_stream != stream_slot and switch_needs_event(arena):
         close_epoch(arena, arena.last_stream)
-    arena.last_stream = stream
+    arena.last_stream = stream_slot
     lock_release(&arena.lock)
 
 
-cdef void close_epoch(ArenaCore* arena, uint32_t slot) noexcept nogil:
+cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # With the lock, given up for the driver. Records an event behind everything that was queued
     # on the stream when its blocks were freed; later frees belong to the next epoch.
-    cdef uint64_t epoch = arena.streams[slot].epoch
-    cdef CUstream handle = arena.streams[slot].handle
-    cdef CUevent event = arena.streams[slot].event
+    cdef uint64_t epoch = arena.streams[stream_slot].epoch
+    cdef CUstream handle = arena.streams[stream_slot].handle
+    cdef CUevent event = arena.streams[stream_slot].event
     cdef CUresult code
-    if arena.streams[slot].silent:
+    if arena.streams[stream_slot].silent:
         return
-    if arena.streams[slot].thread != NULL and arena.streams[slot].thread != thread_now():
+    if (arena.streams[stream_slot].thread != NULL
+            and arena.streams[stream_slot].thread != thread_now()):
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         handle = <CUstream><uint64_t>LEGACY_STREAM
-    store32(&arena.streams[slot].dirty, False)
-    publish64(&arena.streams[slot].epoch, arena.streams[slot].epoch + 1)
-    arena.streams[slot].asking = True
+    store32(&arena.streams[stream_slot].dirty, False)
+    publish64(&arena.streams[stream_slot].epoch, arena.streams[stream_slot].epoch + 1)
+    arena.streams[stream_slot].asking = True
     lock_release(&arena.lock)
     code = record_event(arena.place, handle, &event)
     lock_acquire(&arena.lock)
-    arena.streams[slot].asking = False
-    arena.streams[slot].event = event
+    arena.streams[stream_slot].asking = False
+    arena.streams[stream_slot].event = event
     if code == CUDA_SUCCESS:
-        arena.streams[slot].event_epoch = epoch
+        arena.streams[stream_slot].event_epoch = epoch
         arena.stats.events_recorded += 1
     else:
-        store32(&arena.streams[slot].dirty, True)   # still unknown: the next event covers it too
+        # still unknown: the next event covers it too
+        store32(&arena.streams[stream_slot].dirty, True)
 
 
 cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexcept nogil:
@@ -139,58 +146,60 @@ cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexce
     return code
 
 
-cdef bint settle_streams(ArenaCore* arena, uint32_t taker) noexcept nogil:
-    cdef bint settled = False
-    cdef uint32_t slot
+cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    cdef bint completed = False
+    cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
-    for slot in range(1, arena.table.lane_count):
-        if is_worth_asking(arena, slot, taker) and end_epochs(arena, slot):
-            settled = True
-    if arena.parked != NULL and unpark_done(arena):
-        settled = True
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if is_worth_asking(arena, stream_slot, taker) and end_epochs(arena, stream_slot):
+            completed = True
+    if arena.pending_free != NULL and free_completed(arena):
+        completed = True
     lock_release(&arena.lock)
-    return settled
+    return completed
 
 
-cdef bint is_worth_asking(const ArenaCore* arena, uint32_t slot,
+cdef bint is_worth_asking(const ArenaCore* arena, uint32_t stream_slot,
                           uint32_t taker) noexcept nogil:
     # Under "never" no stream's blocks settle, but those that wait for it go back to their own.
-    if arena.streams[slot].guards:
+    if arena.streams[stream_slot].guards:
         return True
-    return arena.settings.reuse != REUSE_NEVER and slot != taker and (
-        has_free(arena, slot) or dormant_views_wait(arena, slot))
+    return arena.settings.reuse != REUSE_NEVER and stream_slot != taker and (
+        has_free(arena, stream_slot) or dormant_views_wait(arena, stream_slot))
 
 
-cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t slot) noexcept nogil:
+cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # All that was freed on the stream is in use again; views from before a move may wait for it.
     return (arena.spaces[LARGE_SPACE].moved + arena.spaces[SMALL_SPACE].moved != 0
-            and (load32(&arena.streams[slot].dirty) or arena.streams[slot].event_epoch != 0))
+            and (load32(&arena.streams[stream_slot].dirty)
+                 or arena.streams[stream_slot].event_epoch != 0))
 
 
-cdef bint end_epochs(ArenaCore* arena, uint32_t slot) noexcept nogil:
+cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # An event from the last switch first; then one behind what was freed since.
-    if arena.streams[slot].asking or arena.streams[slot].silent:
+    if arena.streams[stream_slot].asking or arena.streams[stream_slot].silent:
         return False
-    if arena.streams[slot].event_epoch and not ask_event(arena, slot):
+    if arena.streams[stream_slot].event_epoch and not ask_event(arena, stream_slot):
         return False
-    if load32(&arena.streams[slot].dirty) and not arena.streams[slot].asking:
-        close_epoch(arena, slot)
-        if arena.streams[slot].event_epoch:
-            ask_event(arena, slot)
+    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].asking:
+        close_epoch(arena, stream_slot)
+        if arena.streams[stream_slot].event_epoch:
+            ask_event(arena, stream_slot)
     return True
 
 
-cdef inline bint has_free(const ArenaCore* arena, uint32_t slot) noexcept nogil:
-    return (arena.table.lanes[slot].free_chunks != 0 or arena.small.lanes[slot].free_chunks != 0)
+cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    return (arena.table.bins[stream_slot].free_chunks != 0
+            or arena.small.bins[stream_slot].free_chunks != 0)
 
 
-cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
+cdef bint ask_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # With the lock, given up for the driver.
-    cdef uint64_t epoch = arena.streams[slot].event_epoch
-    cdef CUevent event = arena.streams[slot].event
+    cdef uint64_t epoch = arena.streams[stream_slot].event_epoch
+    cdef CUevent event = arena.streams[stream_slot].event
     cdef CUstreamCaptureMode mode
     cdef CUresult code
-    arena.streams[slot].asking = True
+    arena.streams[stream_slot].asking = True
     lock_release(&arena.lock)
     code = place_enter(arena.place)
     if code == CUDA_SUCCESS:
@@ -199,55 +208,56 @@ cdef bint ask_event(ArenaCore* arena, uint32_t slot) noexcept nogil:
         place_restore(arena.place, mode)
         place_leave(arena.place)
     lock_acquire(&arena.lock)
-    arena.streams[slot].asking = False
+    arena.streams[stream_slot].asking = False
     arena.stats.events_asked += 1
     if code != CUDA_SUCCESS:
         return False
-    if arena.streams[slot].event_epoch == epoch:
-        arena.streams[slot].event_epoch = 0
-    if epoch > arena.streams[slot].done:
-        arena.streams[slot].done = epoch
-        store64(&arena.settlements, arena.settlements + 1)
-    if epoch > arena.table.lanes[slot].settled and arena.settings.reuse != REUSE_NEVER:
-        settle(arena, slot, epoch)
+    if arena.streams[stream_slot].event_epoch == epoch:
+        arena.streams[stream_slot].event_epoch = 0
+    if epoch > arena.streams[stream_slot].done:
+        arena.streams[stream_slot].done = epoch
+        store64(&arena.completions, arena.completions + 1)
+    if epoch > arena.table.bins[stream_slot].completed and arena.settings.reuse != REUSE_NEVER:
+        release_epochs(arena, stream_slot, epoch)
     return True
 
 
-cdef uint32_t take_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
-                          uint32_t taker) noexcept nogil:
+cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
+                              uint32_t taker) noexcept nogil:
     cdef uint64_t size = round_to_quantum(nbytes)
     cdef uint32_t index = NIL
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     cdef int status = BFC_OK
-    for slot in range(1, arena.table.lane_count):
-        if slot == taker or arena.streams[slot].asking or not bfc_has(table, size, slot):
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if stream_slot == taker or arena.streams[stream_slot].asking or not bfc_has(table, size,
+                                                                                    stream_slot):
             continue
-        if load32(&arena.streams[slot].dirty):
-            close_epoch(arena, slot)
-        if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
-            index = bfc_take_from(table, size, nbytes, slot,
-                                  arena.streams[slot].event_epoch, taker, &status)
+        if load32(&arena.streams[stream_slot].dirty):
+            close_epoch(arena, stream_slot)
+        if arena.streams[stream_slot].event_epoch and enqueue_wait(arena, stream_slot, taker):
+            index = bfc_allocate_from(table, size, nbytes, stream_slot,
+                                      arena.streams[stream_slot].event_epoch, taker, &status)
             if index != NIL:
                 break
-    if index == NIL and arena.parked != NULL and free_parked_behind(arena, table, size, taker):
-        index = bfc_take_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &status)
+    if index == NIL and arena.pending_free != NULL and free_best_behind(arena, table, size, taker):
+        index = bfc_allocate_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &status)
     return index
 
 
-cdef bint free_parked_behind(ArenaCore* arena, Bfc* table, uint64_t size,
-                             uint32_t taker) noexcept nogil:
+cdef bint free_best_behind(ArenaCore* arena, Bfc* table, uint64_t size,
+                           uint32_t taker) noexcept nogil:
     # A parked block becomes the taker's, whose stream waits for everything that uses it.
-    cdef Uses* uses = parked_best(arena, table, size)
+    cdef Uses* uses = pending_free_best(arena, table, size)
     cdef uint64_t handle
     cdef uint32_t i = 0
     if uses == NULL:
         return False
     handle = uses.handle
-    if not order_behind(arena, uses.lane, uses.epoch, taker):
+    if not order_behind(arena, uses.stream_slot, uses.epoch, taker):
         return False
-    while is_parked(arena, uses, handle):
+    while is_pending_free(arena, uses, handle):
         if i == uses.count:
-            unpark_behind(arena, uses, taker)
+            free_pending_behind(arena, uses, taker)
             return True
         if not order_behind(arena, uses.at[i].slot, uses.at[i].until, taker):
             return False
@@ -255,61 +265,63 @@ cdef bint free_parked_behind(ArenaCore* arena, Bfc* table, uint64_t size,
     return False
 
 
-cdef bint order_behind(ArenaCore* arena, uint32_t slot, uint64_t epoch,
+cdef bint order_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
                        uint32_t taker) noexcept nogil:
-    if slot == taker or arena.streams[slot].done >= epoch:
+    if stream_slot == taker or arena.streams[stream_slot].done >= epoch:
         return True
-    if arena.streams[slot].asking:
+    if arena.streams[stream_slot].asking:
         return False
-    if arena.streams[slot].epoch == epoch:
-        close_epoch(arena, slot)
-    return arena.streams[slot].event_epoch >= epoch and enqueue_wait(arena, slot, taker)
+    if arena.streams[stream_slot].epoch == epoch:
+        close_epoch(arena, stream_slot)
+    return arena.streams[stream_slot].event_epoch >= epoch and enqueue_wait(arena, stream_slot,
+                                                                            taker)
 
 
 cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
-    cdef uint32_t slot
-    for slot in range(1, arena.table.lane_count):
-        if slot == taker or arena.streams[slot].asking or not has_free(arena, slot):
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if stream_slot == taker or arena.streams[stream_slot].asking or not has_free(arena,
+                                                                                     stream_slot):
             continue
-        if load32(&arena.streams[slot].dirty):
-            close_epoch(arena, slot)
-        if arena.streams[slot].event_epoch and enqueue_wait(arena, slot, taker):
-            arena.table.lanes[slot].waited = arena.streams[slot].event_epoch
-            arena.small.lanes[slot].waited = arena.streams[slot].event_epoch
+        if load32(&arena.streams[stream_slot].dirty):
+            close_epoch(arena, stream_slot)
+        if arena.streams[stream_slot].event_epoch and enqueue_wait(arena, stream_slot, taker):
+            arena.table.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
+            arena.small.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
 
 
 cdef void forget_waits(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t slot
-    for slot in range(1, arena.table.lane_count):
-        arena.table.lanes[slot].waited = 0
-        arena.small.lanes[slot].waited = 0
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        arena.table.bins[stream_slot].waited = 0
+        arena.small.bins[stream_slot].waited = 0
 
 
-cdef bint enqueue_wait(ArenaCore* arena, uint32_t slot, uint32_t taker) noexcept nogil:
+cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) noexcept nogil:
     # With the lock, given up for the driver; `asking` keeps others from recording the event anew.
-    cdef CUevent event = arena.streams[slot].event
+    cdef CUevent event = arena.streams[stream_slot].event
     cdef CUstream stream = arena.streams[taker].handle
     cdef CUresult code
-    arena.streams[slot].asking = True
+    arena.streams[stream_slot].asking = True
     lock_release(&arena.lock)
     code = place_enter(arena.place)
     if code == CUDA_SUCCESS:
         code = arena.place.table.cuStreamWaitEvent(stream, event, 0)
         place_leave(arena.place)
     lock_acquire(&arena.lock)
-    arena.streams[slot].asking = False
+    arena.streams[stream_slot].asking = False
     arena.stats.events_waited += 1
     return code == CUDA_SUCCESS
 
 
 cdef void destroy_events(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     if place_enter(arena.place) != CUDA_SUCCESS:
         return
-    for slot in range(1, arena.table.lane_count):
-        if arena.streams[slot].event != NULL:
-            if arena.place.table.cuEventDestroy(arena.streams[slot].event) != CUDA_SUCCESS:
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if arena.streams[stream_slot].event != NULL:
+            if arena.place.table.cuEventDestroy(arena.streams[stream_slot].event) != CUDA_SUCCESS:
                 continue
-            arena.streams[slot].event = NULL
-            arena.streams[slot].event_epoch = 0
+            arena.streams[stream_slot].event = NULL
+            arena.streams[stream_slot].event_epoch = 0
     place_leave(arena.place)

@@ -3,10 +3,10 @@
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from gpumem._arena_budget cimport arena_charge_pages_anew, arena_settle
+from gpumem._arena_budget cimport arena_charge_pages_anew, arena_reconcile
 from gpumem._arena_cache cimport caches_flush
 from gpumem._arena_pages cimport trim_pages
-from gpumem._arena_parked cimport unpark_all
+from gpumem._arena_parked cimport free_all_pending
 from gpumem._arena_streams cimport drain_streams
 from gpumem._arena_types cimport (
     ARENA_CLOSED,
@@ -61,7 +61,7 @@ cdef int arena_suspend(ArenaCore* arena) noexcept nogil:
         if status != ARENA_OK and status != ARENA_HALF_SUSPENDED:
             copy_forget(arena)
             set_state(arena, STATE_OPEN)
-        arena_settle(arena)
+        arena_reconcile(arena)
     lock_release(&arena.grow_lock)
     return status
 
@@ -105,7 +105,7 @@ cdef CUresult drain(ArenaCore* arena) noexcept nogil:
     if code == CUDA_SUCCESS:
         drain_streams(arena)
         lock_acquire(&arena.lock)
-        unpark_all(arena)
+        free_all_pending(arena)
         lock_release(&arena.lock)
     return code
 
@@ -128,7 +128,7 @@ cdef int arena_resume(ArenaCore* arena) noexcept nogil:
         if status == ARENA_OK:
             copy_forget(arena)
             set_state(arena, STATE_OPEN)
-        arena_settle(arena)
+        arena_reconcile(arena)
     lock_release(&arena.grow_lock)
     return status
 

@@ -10,7 +10,7 @@ Locks, in this order: the interpreter's, `grow_lock`, `caches_lock`, a cache's, 
   caches_lock  the list of caches, and whoever looks at all of them.
   grow_lock    one thread at a time reserves or releases regions. Held across driver calls.
 
-Streams have slots; slot n and lane n of the chunk table belong together, slot 0 is "released".
+Streams have slots, the same in the arena and in its chunk tables; slot 0 is "released".
 A block freed on stream s is stamped with the running epoch of s. When the taker changes, one
 event is recorded on the stream that was served last, if anything was freed on it; that closes
 its epoch. A miss asks each outstanding event once. Nothing is recorded or asked on one stream.
@@ -148,9 +148,9 @@ cdef struct ThreadCache:
     uint64_t last_size      # bytes of the block freed last, if it is not in a stack; 0: none
     uint32_t last_slot      # its stream's slot
     uint32_t last           # its handle's chunk index
-    uint64_t kept_bytes     # at rest here
-    uint64_t least_kept     # since it last published
-    uint64_t published      # its part of the arena's kept_bytes
+    uint64_t cached_bytes   # at rest here
+    uint64_t least_cached   # since it last published
+    uint64_t published      # its part of the arena's cached_bytes
     uint64_t requested      # bytes that each table's requested_in_use has changed by, modulo 2**64
     uint64_t requested_small
     uint64_t allocs         # not yet in the arena's statistics
@@ -179,7 +179,7 @@ cdef struct BlockNote:
 cdef struct ArenaCore:
     uint64_t serial         # of this arena, never used again
     Place* place
-    StreamSlot* streams     # parallel to the lanes of both tables; never moves
+    StreamSlot* streams     # parallel to the stream slots of both tables; never moves
     uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     ArenaSettings settings
     uint32_t closed         # ArenaState: unless 0, nothing is handed out
@@ -192,7 +192,7 @@ cdef struct ArenaCore:
     Lock caches_lock
     uint32_t last_stream    # slot served last
     ThreadCache* caches
-    uint64_t kept_bytes     # of the bytes that the tables count as used, at rest in caches
+    uint64_t cached_bytes   # of the bytes that the tables count as used, at rest in caches
     int32_t references      # the Arena object and every lease (atomic)
     Bfc table               # blocks; of a large paged arena those from SMALL_BLOCK on
     Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty
@@ -213,9 +213,9 @@ cdef struct ArenaCore:
     uint64_t next_region    # bytes the next region will have, if it need not be larger
     uint32_t stream_capacity
     uint32_t vacant_slots
-    uint32_t reclaim_at     # lanes from which on unused slots are looked for before adding one
-    uint64_t settlements    # how often something became free because work had ended
-    Uses* parked            # freed blocks that wait for the streams recorded for them
+    uint32_t reclaim_at     # slots from which on unused ones are looked for before adding one
+    uint64_t completions    # how often something became free because work had ended
+    Uses* pending_free      # freed blocks that wait for the streams recorded for them
     uint32_t retired        # persistent regions whose block is gone, to be given back
     ArenaCore* parent       # of a graph pool; a reference; NULL for all others
     uint64_t charged        # graph pool: bytes that its parent counts for it
@@ -233,7 +233,7 @@ cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
     return &arena.small if handle & IN_SMALL else &arena.table
 
 cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
-    return arena.table.in_use + arena.small.in_use - arena.kept_bytes
+    return arena.table.in_use + arena.small.in_use - arena.cached_bytes
 
 cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     # Persistent regions are cut from pages: what those have besides counts too.

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
 
-from gpumem._arena_streams cimport is_worth_asking, settle_streams
+from gpumem._arena_streams cimport is_worth_asking, release_completed
 from gpumem._arena_types cimport ArenaCore, StreamSlot
 from gpumem._support.atomics cimport load32, load64
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -14,14 +14,14 @@ cdef enum:
 
 
 cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
-    cdef uint64_t before = load64(&arena.settlements)
+    cdef uint64_t before = load64(&arena.completions)
     cdef uint64_t pause = FIRST_PAUSE
     cdef uint64_t now = clock()
     if until[0] == 0:
         until[0] = now + arena.settings.oom_wait
     while True:
-        settle_streams(arena, taker)
-        if load64(&arena.settlements) != before:
+        release_completed(arena, taker)
+        if load64(&arena.completions) != before:
             return True
         if now >= until[0]:
             give_up(arena)
@@ -35,13 +35,13 @@ cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) no
 
 cdef bint is_there_hope(ArenaCore* arena, uint32_t taker) noexcept nogil:
     # Does unfinished work hold memory that the taker may have once it is done?
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     cdef bint hope = False
     cdef const StreamSlot* stream
     lock_acquire(&arena.lock)
-    for slot in range(1, arena.table.lane_count):
-        stream = &arena.streams[slot]
-        if not stream.silent and is_worth_asking(arena, slot, taker):
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        stream = &arena.streams[stream_slot]
+        if not stream.silent and is_worth_asking(arena, stream_slot, taker):
             if stream.event_epoch:
                 hope = hope or stream.event_epoch != stream.gave_up
             else:
@@ -51,10 +51,10 @@ cdef bint is_there_hope(ArenaCore* arena, uint32_t taker) noexcept nogil:
 
 
 cdef void give_up(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
-    for slot in range(1, arena.table.lane_count):
-        arena.streams[slot].gave_up = arena.streams[slot].event_epoch
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        arena.streams[stream_slot].gave_up = arena.streams[stream_slot].event_epoch
     lock_release(&arena.lock)
 
 

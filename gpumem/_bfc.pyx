@@ -10,41 +10,43 @@ from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_op
 
 # ---- the fast path -----------------------------------------------------------------------------
 
-cdef uint32_t bfc_take(Bfc* table, uint64_t size, uint64_t requested, uint32_t lane,
-                       int* status) noexcept nogil:
+cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
+                           int* status) noexcept nogil:
     # From what costs no question: the stream's own blocks, which are warm, and those that everybody
-    # may have (lane 0). Then the lanes of other streams as far as they have settled.
+    # may have (slot 0). Then those of other streams, as far as their epochs have completed.
     cdef uint32_t other
     cdef uint32_t index
-    if packs_low(table, size, lane):
-        index = lower_of(table, lane_lowest(table, table.lanes[lane], size),
-                         lane_lowest(table, table.lanes[0], size))
+    if packs_low(table, size, stream_slot):
+        index = lower_of(table, bins_lowest(table, table.bins[stream_slot], size),
+                         bins_lowest(table, table.bins[0], size))
     else:
-        index = lane_find(table, table.lanes[lane], size, <uint64_t>ANY_EPOCH)
+        index = bins_find(table, table.bins[stream_slot], size, <uint64_t>ANY_EPOCH)
         if index == NIL or table.chunks[index].size != size:
-            index = smaller_of(table, index, lane_find(table, table.lanes[0], size,
+            index = smaller_of(table, index, bins_find(table, table.bins[0], size,
                                                        <uint64_t>ANY_EPOCH))
     if index != NIL:
-        return take_found(table, index, size, requested, lane, status)
-    for other in range(1, table.lane_count):
-        if other != lane and table.lanes[other].levels != 0:
-            index = bfc_take_from(table, size, requested, other, table.lanes[other].settled, lane,
-                                  status)
+        return allocate_found(table, index, size, requested, stream_slot, status)
+    for other in range(1, table.stream_slot_count):
+        if other != stream_slot and table.bins[other].levels != 0:
+            index = bfc_allocate_from(table, size, requested, other, table.bins[other].completed,
+                                      stream_slot, status)
             if index != NIL or status[0] != BFC_OK:
                 return index
     status[0] = BFC_OK
     return NIL
 
 
-cdef uint32_t bfc_take_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
-                            uint64_t settled, uint32_t lane, int* status) noexcept nogil:
-    cdef uint32_t index = lane_find(table, table.lanes[source], size, settled)
+cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
+                                uint64_t completed, uint32_t stream_slot,
+                                int* status) noexcept nogil:
+    cdef uint32_t index = bins_find(table, table.bins[source], size, completed)
     status[0] = BFC_OK
-    return NIL if index == NIL else take_found(table, index, size, requested, lane, status)
+    return NIL if index == NIL else allocate_found(table, index, size, requested, stream_slot,
+                                                   status)
 
 
-cdef inline uint32_t take_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
-                                uint32_t lane, int* status) noexcept nogil:
+cdef inline uint32_t allocate_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
+                                    uint32_t stream_slot, int* status) noexcept nogil:
     cdef bint split = split_leaves(table, table.chunks[index].size, size)
     if split and not slot_ready(table):
         status[0] = BFC_NO_METADATA
@@ -53,16 +55,16 @@ cdef inline uint32_t take_found(Bfc* table, uint32_t index, uint64_t size, uint6
     bin_remove(table, index)
     if split:
         chunk_split(table, index, size)
-    chunk_use(table, index, requested, lane)
+    chunk_allocate(table, index, requested, stream_slot)
     return index
 
 
 cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil:
-    return lane_find(table, table.lanes[source], size, <uint64_t>ANY_EPOCH) != NIL
+    return bins_find(table, table.bins[source], size, <uint64_t>ANY_EPOCH) != NIL
 
 
-cdef void bfc_give(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil:
-    chunk_unuse(table, index, lane, epoch)
+cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    chunk_free(table, index, stream_slot, epoch)
     # A persistent block hangs in no bin: nobody takes it, its region goes back whole.
     if not table.regions[table.chunks[index].region].persistent:
         chunk_coalesce(table, index)
@@ -77,25 +79,25 @@ cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
 
 # ---- finding -----------------------------------------------------------------------------------
 
-cdef inline uint32_t lane_find(const Bfc* table, const Lane* lane, uint64_t size,
-                               uint64_t settled) noexcept nogil:
+cdef inline uint32_t bins_find(const Bfc* table, const StreamBins* bins, uint64_t size,
+                               uint64_t completed) noexcept nogil:
     cdef uint32_t level, step, found
-    if lane.levels == 0:
+    if bins.levels == 0:
         return NIL
     bin_of(size, &level, &step)
-    found = bin_best(table, lane.head[level][step], size, settled)
+    found = bin_best(table, bins.head[level][step], size, completed)
     if found != NIL:
         return found
     # Any chunk of a later bin is large enough: first the rest of this level, then the levels above.
-    cdef uint32_t steps = lane.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFE << step)
+    cdef uint32_t steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFE << step)
     cdef uint64_t levels
     if steps == 0:
-        levels = lane.levels & (<uint64_t>-2 << level)
+        levels = bins.levels & (<uint64_t>-2 << level)
         if levels == 0:
             return NIL
         level = <uint32_t>gm_low_bit64(levels)
-        steps = lane.steps[level]
-    return bin_best(table, lane.head[level][gm_low_bit32(steps)], size, settled)
+        steps = bins.steps[level]
+    return bin_best(table, bins.head[level][gm_low_bit32(steps)], size, completed)
 
 
 cdef inline uint32_t smaller_of(const Bfc* table, uint32_t a, uint32_t b) noexcept nogil:
@@ -110,7 +112,7 @@ cdef inline uint32_t lower_of(const Bfc* table, uint32_t a, uint32_t b) noexcept
     return b if table.chunks[b].address < table.chunks[a].address else a
 
 
-cdef uint32_t lane_lowest(const Bfc* table, const Lane* lane, uint64_t size) noexcept nogil:
+cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
     # The lowest of up to PACK_LIMIT chunks that fit, from the smallest bin upward. In the request's
     # own bin SCAN_LIMIT are looked at, of the later bins every chunk fits.
     cdef uint32_t level, step, steps, index
@@ -119,11 +121,11 @@ cdef uint32_t lane_lowest(const Bfc* table, const Lane* lane, uint64_t size) noe
     cdef int fitting = 0
     cdef int looked = 0
     bin_of(size, &level, &step)
-    steps = lane.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFF << step)
-    levels = lane.levels & (<uint64_t>-2 << level)
+    steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFF << step)
+    levels = bins.levels & (<uint64_t>-2 << level)
     while True:
         while steps != 0:
-            index = lane.head[level][gm_low_bit32(steps)]
+            index = bins.head[level][gm_low_bit32(steps)]
             steps &= steps - 1
             looked = 0
             while index != NIL and looked < SCAN_LIMIT and fitting < PACK_LIMIT:
@@ -136,11 +138,11 @@ cdef uint32_t lane_lowest(const Bfc* table, const Lane* lane, uint64_t size) noe
             return lowest
         level = <uint32_t>gm_low_bit64(levels)
         levels &= levels - 1
-        steps = lane.steps[level]
+        steps = bins.steps[level]
 
 
 cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
-                              uint64_t settled) noexcept nogil:
+                              uint64_t completed) noexcept nogil:
     # The smallest chunk that fits among the first SCAN_LIMIT of a bin, the lower address if equal.
     cdef uint32_t best = NIL
     cdef uint64_t best_size = <uint64_t>-1
@@ -149,7 +151,7 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
     cdef const Chunk* chunk
     while index != NIL and looked < SCAN_LIMIT:
         chunk = &table.chunks[index]
-        if chunk.size >= size and chunk.epoch <= settled:
+        if chunk.size >= size and chunk.epoch <= completed:
             if chunk.size < best_size or (chunk.size == best_size
                                           and chunk.address < best_address):
                 best = index
@@ -164,26 +166,26 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
 
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
-    cdef Lane* lane = table.lanes[chunk.lane]
+    cdef StreamBins* bins = table.bins[chunk.stream_slot]
     cdef uint32_t level, step, head
     bin_of(chunk.size, &level, &step)
-    head = lane.head[level][step]
-    if lane.levels == 0 and chunk.lane != LANE_RELEASED:
-        store32(&table.lanes_filled, table.lanes_filled + 1)
+    head = bins.head[level][step]
+    if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
+        store32(&table.bins_filled, table.bins_filled + 1)
     chunk.bin_prev = NIL
     chunk.bin_next = head
     if head != NIL:
         table.chunks[head].bin_prev = index
-    lane.head[level][step] = index
-    lane.steps[level] |= <uint32_t>1 << step
-    lane.levels |= <uint64_t>1 << level
-    lane.free_bytes += chunk.size
-    lane.free_chunks += 1
+    bins.head[level][step] = index
+    bins.steps[level] |= <uint32_t>1 << step
+    bins.levels |= <uint64_t>1 << level
+    bins.free_bytes += chunk.size
+    bins.free_chunks += 1
 
 
 cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
-    cdef Lane* lane = table.lanes[chunk.lane]
+    cdef StreamBins* bins = table.bins[chunk.stream_slot]
     cdef uint32_t level, step
     if chunk.bin_next != NIL:
         table.chunks[chunk.bin_next].bin_prev = chunk.bin_prev
@@ -191,22 +193,22 @@ cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
         table.chunks[chunk.bin_prev].bin_next = chunk.bin_next
     else:
         bin_of(chunk.size, &level, &step)
-        lane.head[level][step] = chunk.bin_next
+        bins.head[level][step] = chunk.bin_next
         if chunk.bin_next == NIL:
-            lane.steps[level] &= ~(<uint32_t>1 << step)
-            if lane.steps[level] == 0:
-                lane.levels &= ~(<uint64_t>1 << level)
-                if lane.levels == 0 and chunk.lane != LANE_RELEASED:
-                    store32(&table.lanes_filled, table.lanes_filled - 1)
-    lane.free_bytes -= chunk.size
-    lane.free_chunks -= 1
+            bins.steps[level] &= ~(<uint32_t>1 << step)
+            if bins.steps[level] == 0:
+                bins.levels &= ~(<uint64_t>1 << level)
+                if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
+                    store32(&table.bins_filled, table.bins_filled - 1)
+    bins.free_bytes -= chunk.size
+    bins.free_chunks -= 1
 
 
-cdef void chunk_use(Bfc* table, uint32_t index, uint64_t requested,
-                    uint32_t lane) noexcept nogil:
+cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
+                         uint32_t stream_slot) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     chunk.requested = requested
-    chunk.lane = lane
+    chunk.stream_slot = stream_slot
     chunk.bin_prev = 0          # at home in no cache
     chunk.bin_next = 0
     store32(&chunk.generation, chunk.generation + 1)
@@ -217,8 +219,8 @@ cdef void chunk_use(Bfc* table, uint32_t index, uint64_t requested,
     table.used_chunks += 1
 
 
-cdef void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane,
-                      uint64_t epoch) noexcept nogil:
+cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                     uint64_t epoch) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     table.regions[chunk.region].used -= 1
     table.in_use -= chunk.size
@@ -226,8 +228,8 @@ cdef void chunk_unuse(Bfc* table, uint32_t index, uint32_t lane,
     table.used_chunks -= 1
     store32(&chunk.state, CHUNK_FREE)
     chunk.requested = 0
-    chunk.lane = lane
-    chunk.epoch = epoch if lane != LANE_RELEASED else 0
+    chunk.stream_slot = stream_slot
+    chunk.epoch = epoch if stream_slot != SLOT_RELEASED else 0
 
 
 cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil:
@@ -238,7 +240,7 @@ cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) no
 
 
 cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
-    # Cuts a detached free chunk after `size` bytes; the rest keeps lane and epoch and is binned.
+    # Cuts a detached free chunk after `size` bytes; the rest keeps slot and epoch and is binned.
     # The slot was made ready by the caller, so nothing here can fail or move the array.
     cdef uint32_t rest_index = slot_take(table)
     cdef Chunk* chunk = &table.chunks[index]
@@ -247,7 +249,7 @@ cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
     rest.size = chunk.size - size
     rest.requested = 0
     rest.epoch = chunk.epoch
-    rest.lane = chunk.lane
+    rest.stream_slot = chunk.stream_slot
     rest.region = chunk.region
     rest.state = CHUNK_FREE
     rest.prev = index
@@ -261,15 +263,16 @@ cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
 
 cdef inline bint can_merge(const Bfc* table, const Chunk* a, const Chunk* b) noexcept nogil:
     # A mark may spread over memory that is free for everyone, never over another stream's.
-    if a.lane == b.lane:
+    if a.stream_slot == b.stream_slot:
         return True
     if not table.merge_released:
         return False
-    return is_settled(table, a) or is_settled(table, b)
+    return is_completed(table, a) or is_completed(table, b)
 
 
-cdef inline bint is_settled(const Bfc* table, const Chunk* chunk) noexcept nogil:
-    return chunk.lane == LANE_RELEASED or chunk.epoch <= table.lanes[chunk.lane].settled
+cdef inline bint is_completed(const Bfc* table, const Chunk* chunk) noexcept nogil:
+    return (chunk.stream_slot == SLOT_RELEASED
+            or chunk.epoch <= table.bins[chunk.stream_slot].completed)
 
 
 cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil:
@@ -295,11 +298,11 @@ cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogi
     # `other` follows `index`; both are free and in no bin. The stricter mark survives.
     cdef Chunk* low = &table.chunks[index]
     cdef Chunk* high = &table.chunks[other]
-    if low.lane == high.lane:
+    if low.stream_slot == high.stream_slot:
         if high.epoch > low.epoch:
             low.epoch = high.epoch
-    elif is_settled(table, low):
-        low.lane = high.lane
+    elif is_completed(table, low):
+        low.stream_slot = high.stream_slot
         low.epoch = high.epoch
     low.size += high.size
     low.next = high.next
@@ -352,24 +355,24 @@ cdef inline void slot_give(Bfc* table, uint32_t index) noexcept nogil:
     table.unused = index
 
 
-# ---- regions and lanes -------------------------------------------------------------------------
+# ---- regions and stream slots ------------------------------------------------------------------
 
 cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil:
-    cdef uint32_t lane
+    cdef uint32_t stream_slot
     memset(table, 0, sizeof(Bfc))
     table.unused = NIL
     table.holes = NIL
     table.split_rule = split_rule
     table.max_dead = max_dead
     table.merge_released = True
-    return bfc_add_lane(table, &lane)
+    return bfc_add_stream_slot(table, &stream_slot)
 
 
 cdef void bfc_free_all(Bfc* table) noexcept nogil:
-    cdef uint32_t lane
-    for lane in range(table.lane_count):
-        free(table.lanes[lane])
-    free(table.lanes)
+    cdef uint32_t stream_slot
+    for stream_slot in range(table.stream_slot_count):
+        free(table.bins[stream_slot])
+    free(table.bins)
     free(table.regions)
     reserved_close(table.chunks, <size_t>MAX_CHUNKS * sizeof(Chunk))
     memset(table, 0, sizeof(Bfc))
@@ -377,18 +380,19 @@ cdef void bfc_free_all(Bfc* table) noexcept nogil:
     table.holes = NIL
 
 
-cdef int bfc_add_lane(Bfc* table, uint32_t* lane) noexcept nogil:
-    cdef Lane** lanes = <Lane**>realloc(table.lanes, (table.lane_count + 1) * sizeof(Lane*))
-    if lanes == NULL:
+cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil:
+    cdef size_t nbytes = (table.stream_slot_count + 1) * sizeof(StreamBins*)
+    cdef StreamBins** bins = <StreamBins**>realloc(table.bins, nbytes)
+    if bins == NULL:
         return BFC_NO_METADATA
-    table.lanes = lanes
-    cdef Lane* fresh = <Lane*>calloc(1, sizeof(Lane))
+    table.bins = bins
+    cdef StreamBins* fresh = <StreamBins*>calloc(1, sizeof(StreamBins))
     if fresh == NULL:
         return BFC_NO_METADATA
     memset(fresh.head, 0xFF, sizeof(fresh.head))
-    lanes[table.lane_count] = fresh
-    lane[0] = table.lane_count
-    table.lane_count += 1
+    bins[table.stream_slot_count] = fresh
+    stream_slot[0] = table.stream_slot_count
+    table.stream_slot_count += 1
     return BFC_OK
 
 
@@ -406,7 +410,7 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
     chunk.prev = NIL
     chunk.next = NIL
     chunk.region = slot
-    chunk.lane = LANE_RELEASED
+    chunk.stream_slot = SLOT_RELEASED
     chunk.state = CHUNK_FREE
     cdef Region* fresh = &table.regions[slot]
     fresh.address = address
@@ -448,10 +452,10 @@ cdef bint region_slot_ready(Bfc* table, uint32_t* slot) noexcept nogil:
     return True
 
 
-cdef uint32_t bfc_take_persistent(Bfc* table, uint32_t region, uint64_t requested,
-                                  uint32_t lane) noexcept nogil:
+cdef uint32_t bfc_allocate_persistent(Bfc* table, uint32_t region, uint64_t requested,
+                                      uint32_t stream_slot) noexcept nogil:
     cdef uint32_t index = table.regions[region].first
-    chunk_use(table, index, requested, lane)
+    chunk_allocate(table, index, requested, stream_slot)
     return index
 
 
@@ -476,18 +480,19 @@ cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
     gone.size = 0
 
 
-cdef void bfc_release_settled(Bfc* table, uint32_t lane, uint64_t settled) noexcept nogil:
+cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
+                                uint64_t completed) noexcept nogil:
     cdef uint32_t index
     cdef Chunk* chunk
-    table.lanes[lane].settled = settled
-    if table.lanes[lane].free_chunks == 0:
+    table.bins[stream_slot].completed = completed
+    if table.bins[stream_slot].free_chunks == 0:
         return
     for index in range(table.count):
         chunk = &table.chunks[index]
-        if (state_of(table, index) == CHUNK_FREE and chunk.lane == lane
-                and chunk.epoch <= settled):
+        if (state_of(table, index) == CHUNK_FREE and chunk.stream_slot == stream_slot
+                and chunk.epoch <= completed):
             bin_remove(table, index)
-            chunk.lane = LANE_RELEASED
+            chunk.stream_slot = SLOT_RELEASED
             chunk.epoch = 0
             bin_insert(table, chunk_merge_prev(table, chunk_merge_next(table, index)))
 
@@ -495,14 +500,15 @@ cdef void bfc_release_settled(Bfc* table, uint32_t lane, uint64_t settled) noexc
 # ---- looking at it -----------------------------------------------------------------------------
 
 cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
-    # The largest of the topmost filled bin of each lane; not on the fast path.
+    # The largest of the topmost filled bin of each stream slot; not on the fast path.
     cdef uint64_t largest = 0
-    cdef uint32_t lane, level, index
-    for lane in range(table.lane_count):
-        if table.lanes[lane].levels == 0:
+    cdef uint32_t stream_slot, level, steps, index
+    for stream_slot in range(table.stream_slot_count):
+        if table.bins[stream_slot].levels == 0:
             continue
-        level = <uint32_t>gm_high_bit64(table.lanes[lane].levels)
-        index = table.lanes[lane].head[level][gm_high_bit64(table.lanes[lane].steps[level])]
+        level = <uint32_t>gm_high_bit64(table.bins[stream_slot].levels)
+        steps = table.bins[stream_slot].steps[level]
+        index = table.bins[stream_slot].head[level][gm_high_bit64(steps)]
         while index != NIL:
             if table.chunks[index].size > largest:
                 largest = table.chunks[index].size

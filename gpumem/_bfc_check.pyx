@@ -7,14 +7,14 @@ from gpumem._bfc cimport (
     Bfc,
     CHUNK_FREE,
     CHUNK_HOLE,
-    CHUNK_KEPT,
-    CHUNK_PARKED,
+    CHUNK_CACHED,
+    CHUNK_PENDING_FREE,
     CHUNK_UNUSED,
     CHUNK_USED,
     Chunk,
-    LANE_RELEASED,
+    SLOT_RELEASED,
     LEVELS,
-    Lane,
+    StreamBins,
     NIL,
     QUANTUM,
     Region,
@@ -36,7 +36,7 @@ cdef struct Recount:
 
 cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
     cdef Recount sum
-    cdef uint32_t region, lane
+    cdef uint32_t region, stream_slot
     cdef int broken
     cdef uint64_t binned = 0
     cdef uint64_t unused = 0
@@ -48,12 +48,12 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
             broken = check_region(table, region, &sum)
             if broken:
                 return broken
-    for lane in range(table.lane_count):
-        broken = check_lane(table, lane, &binned)
+    for stream_slot in range(table.stream_slot_count):
+        broken = check_bins(table, stream_slot, &binned)
         if broken:
             return broken
-        filled += lane != LANE_RELEASED and table.lanes[lane].levels != 0
-    if filled != table.lanes_filled:
+        filled += stream_slot != SLOT_RELEASED and table.bins[stream_slot].levels != 0
+    if filled != table.bins_filled:
         return 25
     broken = check_holes(table, &binned)
     if broken:
@@ -71,7 +71,7 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
         return 4
     if sum.regions != table.regions_live:
         return 5
-    if sum.parked != table.parked_chunks:
+    if sum.parked != table.pending_free_chunks:
         return 8
     if binned + sum.used + sum.parked + count_persistent_free(table) != sum.chunks:
         return 6
@@ -120,16 +120,16 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         if chunk.address != address or chunk.size == 0 or chunk.size % QUANTUM:
             return 11
         if (chunk.requested > chunk.size
-                or (state != CHUNK_USED and state != CHUNK_KEPT and chunk.requested)):
+                or (state != CHUNK_USED and state != CHUNK_CACHED and chunk.requested)):
             return 12
         if (prev != NIL and state == CHUNK_FREE and state_of(table, prev) == CHUNK_FREE
-                and table.chunks[prev].lane == chunk.lane):
+                and table.chunks[prev].stream_slot == chunk.stream_slot):
             return 13
-        if state == CHUNK_USED or state == CHUNK_KEPT:
+        if state == CHUNK_USED or state == CHUNK_CACHED:
             used += 1
             sum.in_use += chunk.size
             sum.requested += chunk.requested
-        if state == CHUNK_PARKED:
+        if state == CHUNK_PENDING_FREE:
             parked += 1
         if state != CHUNK_HOLE:
             sum.reserved += chunk.size
@@ -153,18 +153,18 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
     return 0
 
 
-cdef int check_lane(const Bfc* table, uint32_t lane_index, uint64_t* binned) noexcept nogil:
-    cdef const Lane* lane = table.lanes[lane_index]
+cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noexcept nogil:
+    cdef const StreamBins* bins = table.bins[slot_index]
     cdef uint64_t bytes_found = 0
     cdef uint64_t chunks_found = 0
     cdef uint32_t level, step, index, prev, home_level, home_step
     cdef const Chunk* chunk
     for level in range(LEVELS):
-        if (lane.steps[level] != 0) != ((lane.levels >> level) & 1):
+        if (bins.steps[level] != 0) != ((bins.levels >> level) & 1):
             return 20
         for step in range(STEPS):
-            index = lane.head[level][step]
-            if (index != NIL) != ((lane.steps[level] >> step) & 1):
+            index = bins.head[level][step]
+            if (index != NIL) != ((bins.steps[level] >> step) & 1):
                 return 21
             prev = NIL
             while index != NIL:
@@ -172,7 +172,7 @@ cdef int check_lane(const Bfc* table, uint32_t lane_index, uint64_t* binned) noe
                 bin_of(chunk.size, &home_level, &home_step)
                 if home_level != level or home_step != step:
                     return 22
-                if (chunk.state != CHUNK_FREE or chunk.lane != lane_index
+                if (chunk.state != CHUNK_FREE or chunk.stream_slot != slot_index
                         or chunk.bin_prev != prev):
                     return 23
                 bytes_found += chunk.size
@@ -181,7 +181,7 @@ cdef int check_lane(const Bfc* table, uint32_t lane_index, uint64_t* binned) noe
                     return 23
                 prev = index
                 index = chunk.bin_next
-    if bytes_found != lane.free_bytes or chunks_found != lane.free_chunks:
+    if bytes_found != bins.free_bytes or chunks_found != bins.free_chunks:
         return 24
     binned[0] += chunks_found
     return 0
@@ -203,7 +203,7 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 7:
         return "the list of holes is linked both ways and holds only holes"
     if number == 8:
-        return "parked_chunks counts the parked chunks"
+        return "pending_free_chunks counts the parked chunks"
     if number == 10:
         return "chunks of a region are linked both ways and belong to it"
     if number == 11:
@@ -211,7 +211,7 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 12:
         return "no more is requested than the chunk holds, and nothing of a free one"
     if number == 13:
-        return "no two neighbours are free in the same lane"
+        return "no two neighbours are free in the same stream slot"
     if number == 14:
         return "the chunks of a region cover it exactly"
     if number == 15:
@@ -225,11 +225,11 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 22:
         return "a free chunk hangs in the bin of its size"
     if number == 23:
-        return "a bin is linked both ways and holds free chunks of its lane"
+        return "a bin is linked both ways and holds free chunks of its slot"
     if number == 24:
-        return "a lane's free_bytes and free_chunks are the sums over its bins"
+        return "a slot's free_bytes and free_chunks are the sums over its bins"
     if number == 25:
-        return "lanes_filled counts the lanes, but lane 0, that have free chunks"
+        return "bins_filled counts the lanes, but lane 0, that have free chunks"
     if number == 30:
         return "a cache's stack holds kept chunks of its size and stream, and counts them"
     return "unknown invariant"

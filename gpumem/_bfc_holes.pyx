@@ -10,15 +10,15 @@ from gpumem._bfc cimport (
     CHUNK_HOLE,
     CHUNK_USED,
     Chunk,
-    LANE_RELEASED,
+    SLOT_RELEASED,
     NIL,
     bfc_add_region,
     bin_insert,
     bin_remove,
     chunk_absorb,
     chunk_coalesce,
-    chunk_unuse,
-    chunk_use,
+    chunk_free,
+    chunk_allocate,
     slots_ready,
     slot_take,
     state_of,
@@ -33,7 +33,7 @@ cdef uint32_t hole_link(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint32_t beside = chunk.prev
     chunk.state = CHUNK_HOLE
     chunk.requested = 0
-    chunk.lane = LANE_RELEASED
+    chunk.stream_slot = SLOT_RELEASED
     chunk.epoch = 0
     if beside != NIL and state_of(table, beside) == CHUNK_HOLE:
         hole_unlink(table, beside)
@@ -119,8 +119,8 @@ cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t e
     return hole_link(table, index)
 
 
-cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end, uint32_t lane,
-                         uint64_t epoch) noexcept nogil:
+cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
+                         uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     cdef uint32_t lower
     hole_unlink(table, index)
     table.chunks[index].state = CHUNK_USED      # for now: its cut-off ends must not merge with it
@@ -131,23 +131,23 @@ cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t en
         index = cut(table, index, begin)
         hole_link(table, lower)
     table.chunks[index].state = CHUNK_FREE
-    table.chunks[index].lane = lane
-    table.chunks[index].epoch = epoch if lane != LANE_RELEASED else 0
+    table.chunks[index].stream_slot = stream_slot
+    table.chunks[index].epoch = epoch if stream_slot != SLOT_RELEASED else 0
     table.reserved += end - begin
     return chunk_coalesce(table, index)
 
 
 cdef uint32_t holes_claim(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
-                          uint64_t requested, uint32_t lane) noexcept nogil:
+                          uint64_t requested, uint32_t stream_slot) noexcept nogil:
     cdef uint32_t claimed, following
     claimed = claim_piece(table, index, begin, end)
     while end_of(table, claimed) < end:
         following = table.chunks[claimed].next
         following = claim_piece(table, following, end_of(table, claimed), end)
         chunk_absorb(table, claimed, following)
-    table.chunks[claimed].lane = LANE_RELEASED
+    table.chunks[claimed].stream_slot = SLOT_RELEASED
     table.chunks[claimed].epoch = 0
-    chunk_use(table, claimed, requested, lane)
+    chunk_allocate(table, claimed, requested, stream_slot)
     return claimed
 
 
@@ -169,7 +169,7 @@ cdef uint32_t claim_piece(Bfc* table, uint32_t index, uint64_t begin, uint64_t e
     if hole:
         table.reserved += table.chunks[index].size
     table.chunks[index].state = CHUNK_FREE
-    table.chunks[index].lane = LANE_RELEASED
+    table.chunks[index].stream_slot = SLOT_RELEASED
     table.chunks[index].epoch = 0
     return index
 
@@ -186,14 +186,14 @@ cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     cdef uint32_t rest
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t requested = chunk.requested
-    cdef uint32_t lane = chunk.lane
+    cdef uint32_t stream_slot = chunk.stream_slot
     cdef uint32_t generation
     if chunk.size == size:
         return
-    chunk_unuse(table, index, lane, epoch)
+    chunk_free(table, index, stream_slot, epoch)
     rest = cut(table, index, chunk.address + size)
     generation = table.chunks[index].generation
-    chunk_use(table, index, requested, lane)
+    chunk_allocate(table, index, requested, stream_slot)
     table.chunks[index].generation = generation
     table.chunks[rest].requested = 0
     chunk_coalesce(table, rest)
@@ -201,6 +201,6 @@ cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
 
 cdef uint32_t holes_unclaim(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint64_t size = table.chunks[index].size
-    chunk_unuse(table, index, LANE_RELEASED, 0)
+    chunk_free(table, index, SLOT_RELEASED, 0)
     table.reserved -= size
     return hole_link(table, index)

@@ -9,6 +9,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._bfc cimport Bfc
 
 # Used to parked.
-cdef void bfc_park(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil
-# Parked to free in a lane; merges. A persistent block hangs in no bin.
-cdef void bfc_unpark(Bfc* table, uint32_t index, uint32_t lane, uint64_t epoch) noexcept nogil
+cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                                 uint64_t epoch) noexcept nogil
+# Parked to free in a stream slot; merges. A persistent block hangs in no bin.
+cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                               uint64_t epoch) noexcept nogil

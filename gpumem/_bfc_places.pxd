@@ -27,7 +27,7 @@ cdef void places_free(Places* places) noexcept nogil
 # The free chunk that covers the bytes between two edges; NIL if there is none.
 cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
                           uint32_t end) noexcept nogil
-# Takes those bytes out of that chunk and marks them used for `lane`; NIL: the array of chunks could
-# not grow, nothing changed.
+# Takes those bytes out of that chunk and marks them used for `stream_slot`; NIL: the array of
+# chunks could not grow, nothing changed.
 cdef uint32_t places_take(Places* places, Bfc* table, uint32_t index, uint32_t begin, uint32_t end,
-                          uint64_t requested, uint32_t lane) noexcept nogil
+                          uint64_t requested, uint32_t stream_slot) noexcept nogil

@@ -11,7 +11,7 @@ from gpumem._bfc cimport (
     bin_insert,
     bin_remove,
     chunk_split,
-    chunk_use,
+    chunk_allocate,
     gm_high_bit64,
     slots_ready,
     state_of,
@@ -55,7 +55,7 @@ cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
 
 
 cdef uint32_t places_take(Places* places, Bfc* table, uint32_t index, uint32_t begin, uint32_t end,
-                          uint64_t requested, uint32_t lane) noexcept nogil:
+                          uint64_t requested, uint32_t stream_slot) noexcept nogil:
     cdef uint64_t before = places.base + places.edges[begin] - table.chunks[index].address
     cdef uint64_t size = places.edges[end] - places.edges[begin]
     cdef uint32_t taken = index
@@ -71,7 +71,7 @@ cdef uint32_t places_take(Places* places, Bfc* table, uint32_t index, uint32_t b
     if table.chunks[taken].size > size:
         chunk_split(table, taken, size)
         note_start(places, end, table.chunks[taken].next)
-    chunk_use(table, taken, requested, lane)
+    chunk_allocate(table, taken, requested, stream_slot)
     return taken
 
 

@@ -15,11 +15,11 @@ from gpumem._arena_types cimport (
 )
 from gpumem._bfc cimport (
     CHUNK_FREE,
-    CHUNK_KEPT,
-    CHUNK_PARKED,
+    CHUNK_CACHED,
+    CHUNK_PENDING_FREE,
     CHUNK_USED,
     Chunk,
-    LANE_RELEASED,
+    SLOT_RELEASED,
 )
 from gpumem._buffer cimport MemoryResource
 from gpumem._core_settings cimport pages_problem
@@ -34,7 +34,7 @@ cdef enum:
     MOST_FRAMEWORKS = 256
 
 cdef struct Sums:
-    uint32_t lane                               # of the stream that asks
+    uint32_t stream_slot                        # of the stream that asks
     uint64_t in_use
     uint64_t free
     uint64_t cached
@@ -81,7 +81,7 @@ cdef dict memory_of(ArenaCore* arena, uint32_t slot):
     cdef bint done = False
     if sums == NULL:
         return None
-    sums.lane = slot
+    sums.stream_slot = slot
     sums.by_tag = <uint64_t*>calloc(TAGS, sizeof(uint64_t))
     try:
         if sums.by_tag != NULL:
@@ -117,13 +117,13 @@ cdef void add_chunk(const ArenaCore* arena, const ArenaCopy* copy, bint small, u
     if chunk.state == CHUNK_USED:
         sums.in_use += chunk.size
         add_owner(arena, small, index, chunk, sums)
-    elif chunk.state == CHUNK_KEPT:
+    elif chunk.state == CHUNK_CACHED:
         sums.cached += chunk.size
-    elif chunk.state == CHUNK_PARKED:
+    elif chunk.state == CHUNK_PENDING_FREE:
         sums.parked += chunk.size
     elif chunk.state == CHUNK_FREE:
         sums.free += chunk.size
-        if chunk.lane != LANE_RELEASED and chunk.lane != sums.lane:
+        if chunk.stream_slot != SLOT_RELEASED and chunk.stream_slot != sums.stream_slot:
             sums.waiting += chunk.size
         sums.largest_free = max(sums.largest_free, chunk.size)
         sums.movable += pages_inside(copy, chunk.address, chunk.address + chunk.size)

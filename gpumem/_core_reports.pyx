@@ -20,7 +20,14 @@ from gpumem._arena_types cimport (
     ArenaCore,
     STATE_SUSPENDED,
 )
-from gpumem._bfc cimport ABSURD, CHUNK_PARKED, CHUNK_USED, Chunk, LANE_RELEASED, round_to_quantum
+from gpumem._bfc cimport (
+    ABSURD,
+    CHUNK_PENDING_FREE,
+    CHUNK_USED,
+    Chunk,
+    SLOT_RELEASED,
+    round_to_quantum,
+)
 from gpumem._buffer cimport MemoryResource
 from gpumem._core_budget cimport raise_over_budget
 from gpumem._core_memory cimport report_of
@@ -49,10 +56,10 @@ cdef list block_list(ArenaCore* core):
 
 cdef object block_info(ArenaCore* core, const Chunk* chunk):
     cdef bint used = chunk.state == CHUNK_USED
-    cdef bint parked = chunk.state == CHUNK_PARKED
+    cdef bint parked = chunk.state == CHUNK_PENDING_FREE
     stream = 0
-    if used or chunk.lane != LANE_RELEASED:
-        stream = <uintptr_t>core.streams[chunk.lane].handle
+    if used or chunk.stream_slot != SLOT_RELEASED:
+        stream = <uintptr_t>core.streams[chunk.stream_slot].handle
     return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
                      used=used, region=chunk.region, stream=stream, parked=parked)
 

@@ -22,7 +22,7 @@ cdef struct Uses:
     uint32_t capacity
     Uses* next
     uint64_t handle         # of the block
-    uint32_t lane           # of the stream it was freed on, and that stream's epoch at the free
+    uint32_t stream_slot    # of the stream it was freed on, and that stream's epoch at the free
     uint64_t epoch
 
 # Claims that began and claims that ended. One begins with the interpreter lock, while its buffer's

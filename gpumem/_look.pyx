@@ -93,7 +93,7 @@ cdef void subtract_caches(const ArenaCore* arena, uint64_t* counters) noexcept n
     cdef uint64_t kept = 0
     cdef uint64_t requested = counters[<int>LIVE_REQUESTED_IN_USE]
     while cache != NULL:
-        kept += load64(&cache.kept_bytes)
+        kept += load64(&cache.cached_bytes)
         requested += load64(&cache.requested) + load64(&cache.requested_small)
         counters[<int>LIVE_NUM_ALLOCS] += load64(&cache.allocs)
         counters[<int>LIVE_NUM_FREES] += load64(&cache.frees)

@@ -64,7 +64,7 @@ cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_
 # Adds the bytes asked for of an arena's live blocks to the sums of their callers' frameworks.
 cdef void outlets_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil
 # The arena's slot of a stream, for reports.
-cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* slot) noexcept nogil
+cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* stream_slot) noexcept nogil
 cdef OutletCounts outlet_counts(const Outlet* outlet) noexcept nogil
 # The peak is what is handed out now.
 cdef void outlet_reset_peak(Outlet* outlet) noexcept nogil

@@ -127,37 +127,38 @@ cdef void outlet_reset_peak(Outlet* outlet) noexcept nogil:
 
 # ---- streams -------------------------------------------------------------------------------------
 
-cdef bint remembered(const Outlet* outlet, uint64_t handle, uint32_t* slot) noexcept nogil:
+cdef bint remembered(const Outlet* outlet, uint64_t handle, uint32_t* stream_slot) noexcept nogil:
     cdef uint32_t i
     for i in range(published32(&outlet.count)):
         if outlet.names[i].handle == handle:
-            slot[0] = outlet.names[i].slot
+            stream_slot[0] = outlet.names[i].slot
             return True
     return False
 
 
-cdef int slot_for(Outlet* outlet, CUstream stream, uint32_t* slot, bint* claimed) noexcept nogil:
+cdef int slot_for(Outlet* outlet, CUstream stream, uint32_t* stream_slot,
+                  bint* claimed) noexcept nogil:
     # `claimed`: the caller unclaims it after use.
     cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
     cdef int status
     claimed[0] = False
-    if remembered(outlet, handle, slot):
+    if remembered(outlet, handle, stream_slot):
         return ARENA_OK
-    status = arena_claim_stream(outlet.arena, stream, slot)
+    status = arena_claim_stream(outlet.arena, stream, stream_slot)
     if status == ARENA_OK:
-        claimed[0] = not remember(outlet, handle, slot[0])
+        claimed[0] = not remember(outlet, handle, stream_slot[0])
     return status
 
 
-cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* slot) noexcept nogil:
+cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* stream_slot) noexcept nogil:
     cdef bint claimed
-    cdef int status = slot_for(outlet, stream, slot, &claimed)
+    cdef int status = slot_for(outlet, stream, stream_slot, &claimed)
     if claimed:
-        slot_unclaim(outlet.arena, slot[0])
+        slot_unclaim(outlet.arena, stream_slot[0])
     return status
 
 
-cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t slot) noexcept nogil:
+cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     # Takes over the caller's claim. False: somebody else was first, or there is no room.
     cdef uint32_t known
     cdef bint done = False
@@ -166,7 +167,7 @@ cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t slot) noexcept nogi
     lock_acquire(&outlet.lock)
     if outlet.count < OUTLET_STREAMS and not remembered(outlet, handle, &known):
         outlet.names[outlet.count].handle = handle
-        outlet.names[outlet.count].slot = slot
+        outlet.names[outlet.count].slot = stream_slot
         publish32(&outlet.count, outlet.count + 1)
         done = True
     lock_release(&outlet.lock)
@@ -177,16 +178,16 @@ cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t slot) noexcept nogi
 
 cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
                          uint64_t* address) noexcept nogil:
-    return hand_out(outlet, nbytes, stream, False, address)
+    return finish_allocate(outlet, nbytes, stream, False, address)
 
 
 cdef int outlet_allocate_alone(Outlet* outlet, uint64_t nbytes, CUstream stream,
                                uint64_t* address) noexcept nogil:
-    return hand_out(outlet, nbytes, stream, True, address)
+    return finish_allocate(outlet, nbytes, stream, True, address)
 
 
-cdef int hand_out(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
-                  uint64_t* address) noexcept nogil:
+cdef int finish_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
+                         uint64_t* address) noexcept nogil:
     cdef Entry entry
     cdef Block block
     cdef bint claimed
@@ -224,11 +225,11 @@ cdef int hand_out(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
     return status
 
 
-cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t slot, bint alone,
+cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint alone,
                            Block* block) noexcept nogil:
     if alone:
-        return arena_allocate_slow(arena, nbytes, slot, ALLOCATE_PERSISTENT, block)
-    return arena_allocate(arena, nbytes, slot, block)
+        return arena_allocate_slow(arena, nbytes, stream_slot, ALLOCATE_PERSISTENT, block)
+    return arena_allocate(arena, nbytes, stream_slot, block)
 
 
 cdef int outlet_free(uint64_t address) noexcept nogil:
@@ -263,17 +264,17 @@ cdef int give(Entry* entry) noexcept nogil:
 cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef Entry* found
-    cdef uint32_t slot
+    cdef uint32_t stream_slot
     cdef bint claimed
     cdef int status = ARENA_STALE
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        status = slot_for(found.outlet, stream, &slot, &claimed)
+        status = slot_for(found.outlet, stream, &stream_slot, &claimed)
     if status == ARENA_OK:
-        status = arena_record(found.outlet.arena, &found.uses, slot)
+        status = arena_record(found.outlet.arena, &found.uses, stream_slot)
         if claimed:
-            slot_unclaim(found.outlet.arena, slot)
+            slot_unclaim(found.outlet.arena, stream_slot)
     lock_release(&shard.lock)
     return status
 

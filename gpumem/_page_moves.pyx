@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._bfc cimport LANE_RELEASED, NIL
+from gpumem._bfc cimport SLOT_RELEASED, NIL
 from gpumem._bfc_holes cimport holes_fill, holes_trim, holes_unclaim
 from gpumem._driver cimport CUDA_SUCCESS, CUresult, Place, place_enter, place_leave
 from gpumem._page_driver cimport page_allow, page_create, page_map, page_release, page_unmap
@@ -230,7 +230,7 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
     for i in range(plan.count):
         undo_action(space, &plan.actions[plan.count - 1 - i])
     if plan.chunk != NIL:
-        refill(space, begin, end, demand.lane, epoch)
+        refill(space, begin, end, demand.stream_slot, epoch)
 
 
 cdef void undo_action(Space* space, const Action* action) noexcept nogil:
@@ -266,17 +266,17 @@ cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogi
     view_set(space, left, page.granules, action.page)
     if left == action.origin and action.unmap[0] != NIL and not action.unmapped[0]:
         show_dormant(space, action, page)
-    fill_granules(space, left, page.granules, action.lane, action.epoch)
+    fill_granules(space, left, page.granules, action.stream_slot, action.epoch)
 
 
 cdef void show_dormant(Space* space, const Action* action, Page* page) noexcept nogil:
     page.dormant = action.unmap[0]      # it was quiet, or it would not have been in the plan
-    page.dormant_lane = LANE_RELEASED
+    page.dormant_stream_slot = SLOT_RELEASED
     page.dormant_epoch = 0
     view_set(space, page.dormant, page.granules, action.page)
 
 
-cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t lane,
+cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slot,
                  uint64_t epoch) noexcept nogil:
     cdef uint64_t address = begin
     cdef uint64_t stop
@@ -284,5 +284,5 @@ cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t lane,
         stop = address_of(space, granule_of(space, address) + 1)
         stop = stop if stop < end else end
         if is_backed(space, granule_of(space, address)):
-            holes_fill(space.table, hole_at(space, address), address, stop, lane, epoch)
+            holes_fill(space.table, hole_at(space, address), address, stop, stream_slot, epoch)
         address = stop

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from gpumem._bfc cimport CHUNK_HOLE, LANE_RELEASED, NIL, state_of
+from gpumem._bfc cimport CHUNK_HOLE, SLOT_RELEASED, NIL, state_of
 from gpumem._bfc_holes cimport holes_claim, holes_prepare
 from gpumem._page_sites cimport find_site, chunk_at, can_swap, Site
 from gpumem._page_space cimport (
@@ -57,7 +57,7 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     cdef uint32_t first_granule, last_granule, count
     memset(plan, 0, sizeof(Plan))
     plan.chunk = NIL
-    see_idle_pages(space, demand.lane)
+    see_idle_pages(space, demand.stream_slot)
     if not find_site(space, demand, &site):
         return PLAN_NO_PLACE
     begin = site.begin
@@ -73,7 +73,7 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
         return PLAN_NO_MEMORY
     swap_views(space, begin, end)
     plan.chunk = holes_claim(space.table, chunk_at(space, site.anchor, begin), begin, end,
-                             demand.requested, demand.lane)
+                             demand.requested, demand.stream_slot)
     see_beside(space, plan.chunk)
     fill_missing(space, plan, begin, end, demand)
     return PLAN_OK
@@ -125,14 +125,14 @@ cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
 
 cdef void swap_page(Space* space, Page* page) noexcept nogil:
     cdef uint32_t target = page.dormant
-    cdef uint32_t lane
+    cdef uint32_t stream_slot
     cdef uint64_t epoch
-    take_out(space, page, &lane, &epoch)
+    take_out(space, page, &stream_slot, &epoch)
     page.dormant = page.active
-    page.dormant_lane = lane
+    page.dormant_stream_slot = stream_slot
     page.dormant_epoch = epoch
     page.active = target
-    fill_granules(space, target, page.granules, lane, epoch)
+    fill_granules(space, target, page.granules, stream_slot, epoch)
     page.seen_idle = 0
     space.swapped += 1
 
@@ -248,7 +248,7 @@ cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
         page = &space.page[i]
         if page.granules == 0 or not is_movable(space, page, begin, end):
             continue
-        if not is_quiet(space, space.table.chunks[page.chunk].lane,
+        if not is_quiet(space, space.table.chunks[page.chunk].stream_slot,
                         space.table.chunks[page.chunk].epoch):
             continue
         if best == NIL or page.granules < space.page[best].granules:
@@ -285,11 +285,11 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
     action.unmap[0] = page.dormant
     if page.dormant != NIL:
         view_set(space, page.dormant, page.granules, NIL)
-    take_out(space, page, &action.lane, &action.epoch)
+    take_out(space, page, &action.stream_slot, &action.epoch)
     page.dormant = page.active
-    page.dormant_lane = action.lane
+    page.dormant_stream_slot = action.stream_slot
     page.dormant_epoch = action.epoch
-    if not keep and is_quiet(space, action.lane, action.epoch):
+    if not keep and is_quiet(space, action.stream_slot, action.epoch):
         action.unmap[1] = page.active
         view_set(space, page.active, page.granules, NIL)
         page.dormant = NIL
@@ -308,7 +308,7 @@ cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand)
     action.unmap[1] = page.active
     if page.dormant != NIL:
         view_set(space, page.dormant, page.granules, NIL)
-    take_out(space, page, &action.lane, &action.epoch)
+    take_out(space, page, &action.stream_slot, &action.epoch)
     view_set(space, page.active, page.granules, NIL)
     page.active = NIL
     page.dormant = NIL
@@ -323,7 +323,7 @@ cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
     memset(plan, 0, sizeof(Plan))
     memset(&demand, 0, sizeof(Demand))
     plan.chunk = NIL
-    see_idle_pages(space, LANE_RELEASED)
+    see_idle_pages(space, SLOT_RELEASED)
     if (not actions_ready(plan, space.page_count + 1)
             or not holes_prepare(space.table, 3 * space.page_count + 1)):
         return False

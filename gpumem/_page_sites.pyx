@@ -38,24 +38,24 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
     cdef Gap gap
     best.missing = IMPOSSIBLE
     while hole != NIL:
-        if gap_from_first_hole(space, hole, demand.lane, &gap):
+        if gap_from_first_hole(space, hole, demand.stream_slot, &gap):
             if gap.end - gap.begin >= demand.claim:
                 try_gap(space, &gap, demand, best)
         hole = space.table.chunks[hole].bin_next
     return best.missing != IMPOSSIBLE
 
 
-cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t lane) noexcept nogil:
+cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot) noexcept nogil:
     cdef const Chunk* chunk = &space.table.chunks[index]
-    return load32(&chunk.state) == CHUNK_HOLE or may_take(space, chunk, lane)
+    return load32(&chunk.state) == CHUNK_HOLE or may_take(space, chunk, stream_slot)
 
 
-cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t lane,
+cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t stream_slot,
                               Gap* gap) noexcept nogil:
     # The gap around a hole; False if an earlier hole of the same gap will tell of it.
     cdef uint32_t index = hole
     cdef uint32_t prev = space.table.chunks[index].prev
-    while prev != NIL and in_gap(space, prev, lane):
+    while prev != NIL and in_gap(space, prev, stream_slot):
         if state_of(space.table, prev) == CHUNK_HOLE:
             return False
         index = prev
@@ -63,7 +63,7 @@ cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t lane,
     gap.first = index
     gap.begin = space.table.chunks[index].address
     while space.table.chunks[index].next != NIL and in_gap(
-            space, space.table.chunks[index].next, lane):
+            space, space.table.chunks[index].next, stream_slot):
         index = space.table.chunks[index].next
     gap.end = end_of(&space.table.chunks[index])
     gap.open = space.table.chunks[index].next == NIL
@@ -105,7 +105,7 @@ cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, cons
         if page.dormant == NIL or not page.dormant < g <= page.dormant + page.granules:
             continue
         g = page.dormant + page.granules
-        if (not is_quiet(space, page.dormant_lane, page.dormant_epoch)
+        if (not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)
                 and address_of(space, g) + demand.claim <= gap.end):
             try_site(space, gap, address_of(space, g), demand, best)
 
@@ -176,7 +176,7 @@ cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t be
         page = &space.page[mapped]
         if can_swap(space, page, begin, end):
             g = page.dormant + page.granules
-        elif not is_quiet(space, page.dormant_lane, page.dormant_epoch):
+        elif not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch):
             return IMPOSSIBLE
         else:
             missing += 1

@@ -10,8 +10,8 @@ from gpumem._bfc cimport (
     bin_of,
     Chunk,
     CHUNK_FREE,
-    Lane,
-    LANE_RELEASED,
+    StreamBins,
+    SLOT_RELEASED,
     LEVELS,
     NIL,
     STEPS,
@@ -51,27 +51,28 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
         space.page_at[g] = page
 
 
-cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t lane) noexcept nogil:
-    # Free for work of `lane` now, without asking anybody?
+cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
+    # Free for work of `stream_slot` now, without asking anybody?
     return load32(&chunk.state) == CHUNK_FREE and (
-        chunk.lane == lane or chunk.lane == LANE_RELEASED
-        or chunk.epoch <= space.table.lanes[chunk.lane].settled
-        or chunk.epoch <= space.table.lanes[chunk.lane].waited)
+        chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
+        or chunk.epoch <= space.table.bins[chunk.stream_slot].completed
+        or chunk.epoch <= space.table.bins[chunk.stream_slot].waited)
 
 
-cdef void see_idle_pages(Space* space, uint32_t lane) noexcept nogil:
-    # Marks every page that lies inside a free chunk which `lane` may take.
+cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
+    # Marks every page that lies inside a free chunk which `stream_slot` may take.
     cdef uint32_t i
     cdef Page* page
     space.plans += 1
-    for i in range(space.table.lane_count):
-        see_lane(space, space.table.lanes[i], lane)
+    for i in range(space.table.stream_slot_count):
+        see_stream_slot(space, space.table.bins[i], stream_slot)
     for i in range(space.page_count):
         page = &space.page[i]
         page.busy = not is_idle(space, page)
 
 
-cdef void see_lane(Space* space, const Lane* bins, uint32_t lane) noexcept nogil:
+cdef void see_stream_slot(Space* space, const StreamBins* bins,
+                          uint32_t stream_slot) noexcept nogil:
     cdef uint32_t level, step, first_level, first_step, index
     if bins.levels == 0:
         return
@@ -82,7 +83,7 @@ cdef void see_lane(Space* space, const Lane* bins, uint32_t lane) noexcept nogil
         for step in range(STEPS):
             index = bins.head[level][step]
             while index != NIL:
-                if may_take(space, &space.table.chunks[index], lane):
+                if may_take(space, &space.table.chunks[index], stream_slot):
                     see_chunk(space, index)
                 index = space.table.chunks[index].bin_next
 
@@ -109,11 +110,11 @@ cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
         g = page.active + page.granules if page.active <= g else g + 1
 
 
-cdef void take_out(Space* space, Page* page, uint32_t* lane, uint64_t* epoch) noexcept nogil:
+cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
     # Makes the active place of an idle page a hole, and looks again at what is left around it.
     cdef uint64_t begin = address_of(space, page.active)
     cdef uint64_t end = address_of(space, page.active + page.granules)
-    lane[0] = space.table.chunks[page.chunk].lane
+    stream_slot[0] = space.table.chunks[page.chunk].stream_slot
     epoch[0] = space.table.chunks[page.chunk].epoch
     page.seen_idle = 0
     see_beside(space, holes_carve(space.table, page.chunk, begin, end))
@@ -143,12 +144,12 @@ cdef void see_again(Space* space, uint32_t index) noexcept nogil:
         g += 1
 
 
-cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t lane,
+cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
                         uint64_t epoch) noexcept nogil:
     # Turns granules that are a hole now into free memory.
     cdef uint64_t begin = address_of(space, first)
     cdef uint32_t filled = holes_fill(space.table, hole_at(space, begin), begin,
-                                      address_of(space, first + granules), lane, epoch)
+                                      address_of(space, first + granules), stream_slot, epoch)
     see_again(space, filled)
 
 
@@ -165,7 +166,7 @@ cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
                      uint64_t end) noexcept nogil:
     return (is_idle(space, page) and not overlaps(space, page, begin, end)
             and (page.dormant == NIL
-                 or is_quiet(space, page.dormant_lane, page.dormant_epoch)))
+                 or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)))
 
 
 cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil:

@@ -25,7 +25,7 @@ the books at once; the driver calls come after, without it.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._bfc cimport Bfc, Chunk, LANE_RELEASED, NIL
+from gpumem._bfc cimport Bfc, Chunk, SLOT_RELEASED, NIL
 
 cdef enum:
     GRANULE_BITS = 21
@@ -41,7 +41,7 @@ cdef struct Page:
     uint32_t granules           # 0: this slot is unused
     uint32_t active             # first granule of the view that counts; NIL: it is being given back
     uint32_t dormant            # first granule of the other view; NIL: none
-    uint32_t dormant_lane       # what may still be queued through the dormant view
+    uint32_t dormant_stream_slot  # what may still be queued through the dormant view
     uint64_t dormant_epoch
     uint64_t idle_since         # number of the plan that first saw it idle
     uint64_t seen_idle          # number of the last plan that saw it idle
@@ -91,7 +91,7 @@ cdef struct Action:
     uint32_t origin             # active view before
     uint32_t unmap[2]           # views to unmap first, the dormant one, the active one; NIL: none
     bint unmapped[2]
-    uint32_t lane               # mark of the free chunk it lay in
+    uint32_t stream_slot        # mark of the free chunk it lay in
     uint64_t epoch
     bint created                # memory was made
     bint done                   # mapped at `to`
@@ -117,7 +117,7 @@ cdef struct Demand:
     uint64_t size               # bytes of the block, in quanta
     uint64_t claim              # bytes of its place until it is finished; see build_within
     uint64_t requested
-    uint32_t lane               # stream that will use it
+    uint32_t stream_slot        # stream that will use it
     uint64_t live_peak          # bytes, this block included
     uint64_t reserved           # bytes of physical memory held by the arena, all ranges
     uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
@@ -147,9 +147,9 @@ cdef inline uint64_t end_of(const Chunk* chunk) noexcept nogil:
 cdef inline bint is_idle(const Space* space, const Page* page) noexcept nogil:
     return page.seen_idle == space.plans
 
-cdef inline bint is_quiet(const Space* space, uint32_t lane, uint64_t epoch) noexcept nogil:
+cdef inline bint is_quiet(const Space* space, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     # Has everything finished that was queued under this mark?
-    return lane == LANE_RELEASED or epoch <= space.table.lanes[lane].settled
+    return stream_slot == SLOT_RELEASED or epoch <= space.table.bins[stream_slot].completed
 
 cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
                           uint64_t end) noexcept nogil:

@@ -21,12 +21,12 @@ from gpumem._arena_recorded cimport block_note
 from gpumem._arena_types cimport ArenaCore, BlockNote, STATE_SUSPENDED
 from gpumem._bfc cimport (
     CHUNK_HOLE,
-    CHUNK_KEPT,
-    CHUNK_PARKED,
+    CHUNK_CACHED,
+    CHUNK_PENDING_FREE,
     CHUNK_UNUSED,
     CHUNK_USED,
     Chunk,
-    LANE_RELEASED,
+    SLOT_RELEASED,
     NIL,
 )
 from gpumem._buffer cimport MemoryResource
@@ -286,16 +286,16 @@ cdef void fill_row(const ArenaCopy* copy, const Chunk* chunk, uint32_t first_reg
     row.state = state_of(chunk.state)
     if row.state == USED:
         row.requested = chunk.requested
-    if row.state != HOLE and (row.state == USED or chunk.lane != LANE_RELEASED):
-        row.stream = copy.streams[chunk.lane]
+    if row.state != HOLE and (row.state == USED or chunk.stream_slot != SLOT_RELEASED):
+        row.stream = copy.streams[chunk.stream_slot]
 
 
 cdef inline State state_of(uint32_t state) noexcept nogil:
     if state == CHUNK_USED:
         return USED
-    if state == CHUNK_KEPT:
+    if state == CHUNK_CACHED:
         return KEPT
-    if state == CHUNK_PARKED:
+    if state == CHUNK_PENDING_FREE:
         return PARKED
     return HOLE if state == CHUNK_HOLE else FREE
 
