@@ -229,7 +229,7 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 24:
         return "a slot's free_bytes and free_chunks are the sums over its bins"
     if number == 25:
-        return "bins_filled counts the lanes, but lane 0, that have free chunks"
+        return "bins_filled counts the slots, but slot 0, that have free chunks"
     if number == 30:
         return "a cache's stack holds kept chunks of its size and stream, and counts them"
     return "unknown invariant"
