@@ -69,8 +69,13 @@ cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requeste
     cdef uint64_t size = round_to_quantum(requested)
     cdef bint taken = True
     owner_enter(&cache.lock)
+    # A stack first: its top was freed last, so it is the warmest. Then the one block beside the
+    # stacks. `collect` comes last, because it may take the arena lock for what overflows; larger
+    # sizes never need it, since other threads free those to the table.
     if size <= CACHED_BYTES and pop(arena, cache, stream_slot, size, block):
         reuse(arena, cache, cached_table(arena), requested, block)
+    # Above LAST_BYTES only with several streams' memory in the table, or if it does not pack:
+    # otherwise a search places the block lower.
     elif (cache.last_size == size and cache.last_slot == stream_slot
           and (size <= LAST_BYTES or not arena.table.packs
                or load32(&arena.table.bins_filled) > 1)):
@@ -91,6 +96,7 @@ cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
     cdef Chunk* chunk = &table.chunks[index]
     owner_enter(&cache.lock)
     chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
+    # Marked before it can be found: from here on the old handle is stale.
     store32(&chunk.state, CHUNK_CACHED)
     if not stack(arena, cache, table, index):
         replace_last(arena, cache, table, index)
@@ -113,6 +119,7 @@ cdef inline bint pop(ArenaCore* arena, ThreadCache* cache, uint32_t stream_slot,
     if top == 0:
         return False
     store32(&stacks.head[quanta], cached_table(arena).chunks[top - 1].bin_next)
+    # `depth` bounds the stack, `chunks` lets a flush skip stacks that are empty.
     stacks.depth[quanta] -= 1
     stacks.chunks -= 1
     block.handle = top - 1
@@ -138,6 +145,7 @@ cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_
     cache.allocs += 1
     chunk.requested = requested
     gm_set_home(&chunk.bin_prev, cache)
+    # The generation first: a handle of before must not match a chunk that is used again.
     store32(&chunk.generation, chunk.generation + 1)
     store32(&chunk.state, CHUNK_USED)
     block.address = chunk.address
@@ -216,6 +224,8 @@ cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
         return False
     chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
     store32(&chunk.state, CHUNK_CACHED)
+    # The link is written before the entry is published, and again whenever another thread was
+    # faster.
     chunk.bin_next = <uint32_t>seen
     while not head_try(&home.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
         chunk.bin_next = <uint32_t>seen
@@ -231,6 +241,7 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
         table = table_of(arena, entry)
         index = (entry & ~<uint32_t>IN_SMALL) - 1
         entry = table.chunks[index].bin_next
+        # Counted only now: the thread that freed it may not change this cache's counts.
         if stack(arena, cache, table, index):
             note_freed(arena, cache, table, &table.chunks[index])
         else:
@@ -263,6 +274,7 @@ cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t stream_slot) noexcept
         stacks = <Stacks**>realloc(cache.stacks, (stream_slot + 8) * sizeof(Stacks*))
         if stacks == NULL:
             return NULL
+        # Eight more than needed, so that a run of new streams grows it once.
         memset(stacks + cache.slot_count, 0, (stream_slot + 8 - cache.slot_count) * sizeof(Stacks*))
         cache.stacks = stacks
         cache.slot_count = stream_slot + 8
@@ -329,6 +341,7 @@ cdef void leave(ThreadCache* cache) noexcept nogil:
 cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     # With the cache's lock.
     cdef uint32_t stream_slot
+    # What other threads freed joins the stacks, so that one pass over those frees everything.
     collect(arena, cache)
     lock_acquire(&arena.lock)
     cache_publish(arena, cache)
@@ -336,6 +349,7 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     for stream_slot in range(cache.slot_count):
         if cache.stacks[stream_slot] != NULL and cache.stacks[stream_slot].chunks:
             flush_stacks(cached_table(arena), cache.stacks[stream_slot])
+    # Published above, so the arena's sum holds exactly this much of the cache.
     arena.cached_bytes -= cache.cached_bytes
     cache.cached_bytes = 0
     cache.published = 0
@@ -392,6 +406,8 @@ cdef ThreadCache* find_listed(ArenaCore* arena, ThreadMark* mark) noexcept nogil
             return cache
         cache = cache.next
     cache = arena.caches
+    # None of its own: take over a cache whose thread has ended, with all it holds, so that the
+    # number of caches is bounded by the threads that live at once.
     while cache != NULL:
         if mark_ended(cache.owner):
             mark_drop(cache.owner)

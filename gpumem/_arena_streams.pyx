@@ -111,10 +111,13 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
             and arena.streams[stream_slot].thread != thread_now()):
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         handle = <CUstream><uint64_t>LEGACY_STREAM
+    # `dirty` before the epoch, the opposite of a free, which reads the epoch and then sets `dirty`:
+    # no free of the new epoch goes unnoticed.
     store32(&arena.streams[stream_slot].dirty, False)
     publish64(&arena.streams[stream_slot].epoch, arena.streams[stream_slot].epoch + 1)
     arena.streams[stream_slot].asking = True
     lock_release(&arena.lock)
+    # The driver is called without the lock: it may block behind another thread's call.
     code = record_event(arena.place, handle, &event)
     lock_acquire(&arena.lock)
     arena.streams[stream_slot].asking = False
@@ -214,6 +217,7 @@ cdef bint ask_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         return False
     if arena.streams[stream_slot].event_epoch == epoch:
         arena.streams[stream_slot].event_epoch = 0
+    # Another thread may have polled a later event while the lock was given up.
     if epoch > arena.streams[stream_slot].done:
         arena.streams[stream_slot].done = epoch
         store64(&arena.completions, arena.completions + 1)
@@ -232,6 +236,7 @@ cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
         if stream_slot == taker or arena.streams[stream_slot].asking or not bfc_has(table, size,
                                                                                     stream_slot):
             continue
+        # An event must lie behind the frees before anything can wait for it.
         if load32(&arena.streams[stream_slot].dirty):
             close_epoch(arena, stream_slot)
         if arena.streams[stream_slot].event_epoch and enqueue_wait(arena, stream_slot, taker):
@@ -255,6 +260,8 @@ cdef bint free_best_behind(ArenaCore* arena, Bfc* table, uint64_t size,
     handle = uses.handle
     if not order_behind(arena, uses.stream_slot, uses.epoch, taker):
         return False
+    # Each wait gives the lock up, so the block may have been freed or taken by another thread:
+    # look whether it is still pending before each step.
     while is_pending_free(arena, uses, handle):
         if i == uses.count:
             free_pending_behind(arena, uses, taker)

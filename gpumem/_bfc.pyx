@@ -21,11 +21,13 @@ cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32
                          bins_lowest(table, table.bins[0], size))
     else:
         index = bins_find(table, table.bins[stream_slot], size, <uint64_t>ANY_EPOCH)
+        # An exact fit needs no second search: nothing fits better, and its own memory is warm.
         if index == NIL or table.chunks[index].size != size:
             index = smaller_of(table, index, bins_find(table, table.bins[0], size,
                                                        <uint64_t>ANY_EPOCH))
     if index != NIL:
         return allocate_found(table, index, size, requested, stream_slot, status)
+    # Memory of other streams whose work has completed, but which no release has moved to slot 0.
     for other in range(1, table.stream_slot_count):
         if other != stream_slot and table.bins[other].levels != 0:
             index = bfc_allocate_from(table, size, requested, other, table.bins[other].completed,
@@ -48,6 +50,7 @@ cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, u
 cdef inline uint32_t allocate_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
                                     uint32_t stream_slot, int* status) noexcept nogil:
     cdef bint split = split_leaves(table, table.chunks[index].size, size)
+    # Before anything changes: the array of chunks may have to grow for the rest of a split.
     if split and not slot_ready(table):
         status[0] = BFC_NO_METADATA
         return NIL
@@ -85,6 +88,7 @@ cdef inline uint32_t bins_find(const Bfc* table, const StreamBins* bins, uint64_
     if bins.levels == 0:
         return NIL
     bin_of(size, &level, &step)
+    # Chunks in the request's own bin may be smaller than it, so this bin has to be searched.
     found = bin_best(table, bins.head[level][step], size, completed)
     if found != NIL:
         return found
@@ -125,6 +129,7 @@ cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t siz
     levels = bins.levels & (<uint64_t>-2 << level)
     while True:
         while steps != 0:
+            # `steps & steps - 1` clears the lowest bit: the bins are visited from the smallest up.
             index = bins.head[level][gm_low_bit32(steps)]
             steps &= steps - 1
             looked = 0
@@ -151,6 +156,7 @@ cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
     cdef const Chunk* chunk
     while index != NIL and looked < SCAN_LIMIT:
         chunk = &table.chunks[index]
+        # The lower of two equal chunks, so that free memory gathers at the top of a region.
         if chunk.size >= size and chunk.epoch <= completed:
             if chunk.size < best_size or (chunk.size == best_size
                                           and chunk.address < best_address):
@@ -172,6 +178,7 @@ cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
     head = bins.head[level][step]
     if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
         store32(&table.bins_filled, table.bins_filled + 1)
+    # At the head: what was freed last is taken first, and insertion costs no search.
     chunk.bin_prev = NIL
     chunk.bin_next = head
     if head != NIL:
@@ -187,6 +194,7 @@ cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
     cdef Chunk* chunk = &table.chunks[index]
     cdef StreamBins* bins = table.bins[chunk.stream_slot]
     cdef uint32_t level, step
+    # Only the head of a bin needs its bin looked up; the bits are cleared when it was the last.
     if chunk.bin_next != NIL:
         table.chunks[chunk.bin_next].bin_prev = chunk.bin_prev
     if chunk.bin_prev != NIL:
@@ -304,6 +312,7 @@ cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogi
     elif is_completed(table, low):
         low.stream_slot = high.stream_slot
         low.epoch = high.epoch
+    # The epoch of a merged chunk is the later one: all of its memory is safe only after that.
     low.size += high.size
     low.next = high.next
     if high.next != NIL:

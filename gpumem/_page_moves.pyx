@@ -227,8 +227,10 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
         begin = space.table.chunks[plan.chunk].address
         end = begin + space.table.chunks[plan.chunk].size
         holes_unclaim(space.table, plan.chunk)
+    # Last action first: a later one may have taken over a view that an earlier one gave up.
     for i in range(plan.count):
         undo_action(space, &plan.actions[plan.count - 1 - i])
+    # Only now is it known which pages are mapped in the claimed range.
     if plan.chunk != NIL:
         refill(space, begin, end, demand.stream_slot, epoch)
 
@@ -258,6 +260,7 @@ cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogi
     cdef uint32_t left = view_left(space, action)
     view_set(space, action.origin, page.granules, NIL)
     page.dormant = NIL
+    # The driver unmapped every view before it refused a later step: the page is gone.
     if left == NIL:
         space.physical -= <uint64_t>page.granules << GRANULE_BITS
         page.granules = 0

@@ -65,12 +65,15 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     first_granule = granule_of(space, begin)
     last_granule = granule_of(space, end + GRANULE - 1)
     count = last_granule - first_granule
+    # All host memory is acquired before anything changes, so that a plan that begins can be
+    # carried through.
     if (not granules_ready(space, last_granule) or not pages_ready(space, count)
             or not actions_ready(plan, 3 * count)     # drop, release and create for each
             or not holes_prepare(space.table, PLANNED_SLOTS + 8 * count)):
         return PLAN_NO_METADATA
     if not supply_suffices(space, demand, site.missing, begin, end):
         return PLAN_NO_MEMORY
+    # Swaps cost no driver call, so they come before pages are moved or made.
     swap_views(space, begin, end)
     plan.chunk = holes_claim(space.table, chunk_at(space, site.anchor, begin), begin, end,
                              demand.requested, demand.stream_slot)
@@ -180,19 +183,24 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
                      uint64_t end, Demand* demand) noexcept nogil:
     cdef uint32_t granules = largest_power_of_two(wanted, page_granules(space, demand))
     cdef uint32_t chosen
+    # 1. New memory, as long as the arena holds little more than its live peak.
     if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
         return plan_create(space, plan, at, granules, demand)
+    # 2. New memory also beyond that, if moving has used up its share of time.
     if demand.spare_moves and (
             demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
         space.spared += 1
         return plan_create(space, plan, at, granules, demand)
+    # 3. Move an idle page here: driver calls, but no more memory.
     chosen = longest_idle(space, wanted, begin, end)
     if chosen != NIL:
         return plan_move(space, plan, chosen, at, demand)
+    # 4. A smaller new page, if that stays within the share.
     while granules > 1:
         granules >>= 1
         if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
             return plan_create(space, plan, at, granules, demand)
+    # 5. Every idle page is larger than the gap: give the smallest back and make one granule.
     chosen = smallest_releasable(space, begin, end)
     if chosen != NIL:
         plan_release(space, plan, chosen, demand)
@@ -285,10 +293,13 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
     action.unmap[0] = page.dormant
     if page.dormant != NIL:
         view_set(space, page.dormant, page.granules, NIL)
+    # The old view stays mapped while work that was queued before may still use it.
     take_out(space, page, &action.stream_slot, &action.epoch)
     page.dormant = page.active
     page.dormant_stream_slot = action.stream_slot
     page.dormant_epoch = action.epoch
+    # A view that nothing uses is only kept for large demands, where the same place is soon wanted
+    # again and a swap saves the map and unmap.
     if not keep and is_quiet(space, action.stream_slot, action.epoch):
         action.unmap[1] = page.active
         view_set(space, page.active, page.granules, NIL)

@@ -193,4 +193,4 @@ def last_import():
 
 def stream_slots(Arena arena not None):
     """Return how many stream slots an arena has made, those of ended streams included."""
-    return arena.core.table.lane_count - 1
+    return arena.core.table.stream_slot_count - 1
