@@ -114,7 +114,7 @@ def assert_tells_its_statistics(resource, *, reserved=True):
 
 
 @pytest.mark.parametrize("backing", ["virtual", "regions"])
-def test_an_arena_tells_its_statistics_with_blocks_in_caches(backing):
+def test_published_counters_include_cached_blocks(backing):
     arena = gpumem.Arena("host", {"backing": backing, "max_mem": 1 << 30}, name="told")
     held = [arena.allocate(size) for size in (100, 4096, 70_000, 3 * MIB)]
     for size in (100, 5000, 4096, MIB):
@@ -124,7 +124,7 @@ def test_an_arena_tells_its_statistics_with_blocks_in_caches(backing):
     assert_tells_its_statistics(arena)
 
 
-def test_every_thread_s_cache_counts():
+def test_published_counters_include_every_threads_cache():
     arena = gpumem.Arena("host", name="told")
     held = []
 
@@ -142,7 +142,7 @@ def test_every_thread_s_cache_counts():
     assert_tells_its_statistics(arena)
 
 
-def test_a_suspended_arena_holds_nothing():
+def test_suspended_arena_publishes_no_reserved_bytes():
     arena = gpumem.Arena("host", {"backing": "virtual"}, name="told")
     buffer = arena.allocate(MIB)
     arena.suspend()
@@ -151,7 +151,7 @@ def test_a_suspended_arena_holds_nothing():
     buffer.close()
 
 
-def test_pools_callbacks_and_users_resources_tell_theirs(host_callbacks):
+def test_pools_external_allocators_and_user_resources_are_published(host_callbacks):
     pool = gpumem.DriverPool("host", {"max_size": 64 * MIB}, name="a pool")
     external = gpumem.ExternalAllocator(*host_callbacks, memory="host", name="external")
     held = [each.allocate(5000) for each in (pool, external) for _ in range(3)]
@@ -176,7 +176,7 @@ def host_callbacks():
     return alloc, lambda address: blocks.pop(address).close()
 
 
-def test_a_resource_that_is_closed_or_gone_is_not_told_of():
+def test_closed_and_dropped_resources_are_not_published():
     arena = gpumem.Arena("host", name="closed")
     gone = gpumem.Arena("host", name="gone")
     observe.publish(period=0.01)
@@ -187,7 +187,7 @@ def test_a_resource_that_is_closed_or_gone_is_not_told_of():
     assert not {"closed", "gone"} & {one.name for one in own_page().resources}
 
 
-def test_budgets_are_told_with_their_levels_and_who_charges_them():
+def test_budgets_are_published_with_parents_and_users():
     process = gpumem.Budget(None, name="process")
     tenant = gpumem.Budget(64 * MIB, soft=32 * MIB, parent=process, name="tenant é")
     arena = gpumem.Arena("host", name="charged", budget=tenant)
@@ -204,7 +204,7 @@ def test_budgets_are_told_with_their_levels_and_who_charges_them():
     buffer.close()
 
 
-def test_what_the_page_has_no_room_for_is_counted():
+def test_resources_beyond_the_pages_room_are_counted():
     arenas = [gpumem.Arena("host", {"backing": "regions"}) for _ in range(260)]
     observe.publish(period=0.05)
     page = own_page()
@@ -213,13 +213,13 @@ def test_what_the_page_has_no_room_for_is_counted():
     del arenas
 
 
-def test_a_long_name_is_cut_and_half_a_letter_left_out():
+def test_long_name_is_cut_at_a_character():
     arena = gpumem.Arena("host", name="é" * 50)
     observe.publish(period=0.01)
     assert named(own_page(), "é" * 31).memory == str(arena.memory)
 
 
-def test_counts_of_blocks_never_fall_while_caches_are_emptied():
+def test_published_counts_never_fall_while_caches_are_flushed():
     """Prometheus takes a count that fell for a process that began anew, and a rate for huge."""
     arena = gpumem.Arena("host", {"backing": "regions"}, name="busy")
     done = threading.Event()
@@ -254,7 +254,7 @@ def test_counts_of_blocks_never_fall_while_caches_are_emptied():
 # ------------------------------------------------------------------------------------- the file
 
 
-def test_the_file_is_this_user_s_alone_and_goes_at_the_end():
+def test_page_file_is_private_and_removed_at_exit():
     before = os.umask(0)
     try:
         publication = observe.publish()
@@ -272,13 +272,13 @@ def test_the_file_is_this_user_s_alone_and_goes_at_the_end():
         observe.LivePage.of_process(os.getpid())
 
 
-def test_publishing_twice_changes_the_period_of_one_page():
+def test_publishing_twice_changes_the_period():
     first = observe.publish(period=0.5)
     assert observe.publish(period=0.02) is first
     assert own_page().period == 0.02
 
 
-def test_a_publication_ends_with_its_with_block_and_leaves_a_later_one_alone():
+def test_with_block_ends_its_own_publication_only():
     with observe.publish() as first:
         assert pages_in_memory(os.getpid()) == [first.path.name]
     assert pages_in_memory(os.getpid()) == []
@@ -289,19 +289,19 @@ def test_a_publication_ends_with_its_with_block_and_leaves_a_later_one_alone():
 
 
 @pytest.mark.parametrize("period", [0, -1, 3601, float("nan"), float("inf")])
-def test_a_period_out_of_range_is_refused(period):
+def test_period_out_of_range_is_refused(period):
     with pytest.raises(ValueError, match=re.escape("expected 0.001 to 3600.0 seconds")):
         observe.publish(period=period)
     assert pages_in_memory(os.getpid()) == []
 
 
 @pytest.mark.parametrize("period", ["1", None, True])
-def test_a_period_that_is_no_number_is_refused(period):
+def test_period_that_is_no_number_is_refused(period):
     with pytest.raises(TypeError, match="a number of seconds"):
         observe.publish(period=period)
 
 
-def test_without_room_in_memory_nothing_is_published(monkeypatch):
+def test_full_shared_memory_publishes_nothing(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -313,14 +313,14 @@ def test_without_room_in_memory_nothing_is_published(monkeypatch):
     observe.publish()  # and it can be tried again
 
 
-def test_a_page_that_a_dead_process_of_this_id_left_is_replaced():
+def test_page_of_a_dead_process_with_this_pid_is_replaced():
     left = live.FOLDER / f"gpumem-{os.getuid()}-{os.getpid()}"
     left.write_bytes(b"old")
     assert observe.publish().path == left
     assert own_page().alive
 
 
-def test_half_an_update_is_not_read():
+def test_partial_update_is_not_read():
     """A process that was killed within an update leaves the copy before, which is whole."""
     arena = gpumem.Arena("host", name="told")
     observe.publish(period=3600)
@@ -358,27 +358,27 @@ def stray():
 
 
 @pytest.mark.parametrize("content", [b"", b"gpumemTP", b"x" * 9999])
-def test_what_is_no_page_is_told_and_left_alone(stray, content):
+def test_foreign_file_in_a_pages_place_is_reported_and_left_alone(stray, content):
     stray.write_bytes(content)
     with pytest.raises(gpumem.GpumemError, match="not a page"):
         observe.LivePage.of_process(2**31 - 8)
     assert stray.exists()
 
 
-def test_a_pipe_in_a_page_s_place_holds_no_reader_up(stray):
+def test_pipe_in_a_pages_place_does_not_block_readers(stray):
     os.mkfifo(stray, 0o600)
     with pytest.raises(gpumem.GpumemError, match="not a page"):
         observe.LivePage.of_process(2**31 - 8)
 
 
-def test_a_link_in_a_page_s_place_is_not_followed(stray):
+def test_link_in_a_pages_place_is_not_followed(stray):
     stray.symlink_to(observe.publish().path)
     with pytest.raises(errors.NotPublishedError):
         observe.LivePage.of_process(2**31 - 8)
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_page_of_another_version_is_told_and_goes_with_its_process(stray, alive):
+def test_page_of_another_version_is_reported_and_removed_with_its_process(stray, alive):
     stray.write_bytes(b"gpumemTP\2" + bytes(9999))
     with stray.open("rb") as file:
         if alive:
@@ -388,7 +388,7 @@ def test_a_page_of_another_version_is_told_and_goes_with_its_process(stray, aliv
         assert stray.exists() == alive
 
 
-def test_a_page_that_cannot_be_read_hides_no_other(stray):
+def test_unreadable_page_hides_no_other(stray):
     stray.write_bytes(b"x" * 9999)
     observe.publish()
     with pytest.warns(RuntimeWarning, match="left out: .* is not a page of gpumem"):
@@ -406,7 +406,7 @@ def test_without_shared_memory_nothing_is_published(monkeypatch, tmp_path):
         observe.LivePage.of_process(os.getpid())
 
 
-def test_a_living_process_s_page_is_not_replaced(folder):
+def test_page_of_a_living_process_is_not_replaced(folder):
     """One of the same id, which lives in another PID namespace and shares /dev/shm."""
     other = folder / f"gpumem-{os.getuid()}-{os.getpid()}"
     other.write_bytes(b"theirs")
@@ -418,7 +418,7 @@ def test_a_living_process_s_page_is_not_replaced(folder):
     assert other.read_bytes() == b"theirs"
 
 
-def test_at_the_end_only_the_own_file_is_removed():
+def test_exit_removes_only_the_own_page():
     publication = observe.publish()
     path = publication.path
     path.unlink()
@@ -427,7 +427,7 @@ def test_at_the_end_only_the_own_file_is_removed():
     assert path.read_bytes() == b"theirs"
 
 
-def test_another_user_s_page_is_refused(monkeypatch):
+def test_page_of_another_user_is_refused(monkeypatch):
     path = observe.publish().path
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     with pytest.raises(errors.NotPublishedError, match="another user's"):
@@ -439,7 +439,7 @@ def test_another_user_s_page_is_refused(monkeypatch):
 # ------------------------------------------------------------------------------ other processes
 
 
-def test_a_process_is_watched_while_it_allocates():
+def test_page_follows_a_process_while_it_allocates():
     script = """
     import sys
     arena = gpumem.Arena("host", name="growing")
@@ -459,7 +459,7 @@ def test_a_process_is_watched_while_it_allocates():
         assert pages_in_memory(process.pid) == []
 
 
-def test_numbers_are_true_while_a_thread_keeps_the_interpreter_to_itself():
+def test_page_is_current_while_a_thread_holds_the_gil():
     script = """
     import ctypes
     arena = gpumem.Arena("host", name="before")
@@ -474,7 +474,7 @@ def test_numbers_are_true_while_a_thread_keeps_the_interpreter_to_itself():
         page_when(process.pid, lambda page: page.clock > now)
 
 
-def test_a_stopped_process_is_read_all_the_same():
+def test_page_of_a_stopped_process_is_readable():
     with child(PUBLISHES + "input()", **ON) as process:
         page_when(process.pid, shows("weights", num_allocs=10))
         os.kill(process.pid, signal.SIGSTOP)
@@ -487,7 +487,7 @@ def test_a_stopped_process_is_read_all_the_same():
 
 
 @pytest.mark.parametrize("how", ["of_process", "of_all"])
-def test_a_killed_process_s_last_numbers_are_read_once(how):
+def test_page_of_a_killed_process_is_read_once(how):
     with child(PUBLISHES + "input()", **ON) as process:
         page_when(process.pid, shows("weights", num_allocs=10))
         process.kill()
@@ -503,14 +503,14 @@ def test_a_killed_process_s_last_numbers_are_read_once(how):
             observe.LivePage.of_process(process.pid)
 
 
-def test_a_process_that_became_another_program_counts_as_ended():
+def test_process_that_called_exec_counts_as_ended():
     script = PUBLISHES + "import os; os.execvp('sleep', ['sleep', '1000'])"
     with child(script, **ON) as process:
         page_when(process.pid, lambda page: not page.alive)
         assert process.poll() is None
 
 
-def test_a_fork_s_child_has_its_own_page_with_its_first_resource():
+def test_forked_child_publishes_its_own_page():
     script = """
     import os, sys, warnings
     warnings.simplefilter("ignore", DeprecationWarning)     # a fork beside a thread
@@ -556,7 +556,7 @@ def test_a_fork_s_child_has_its_own_page_with_its_first_resource():
         assert observe.LivePage.of_process(process.pid).alive
 
 
-def test_a_fork_s_child_that_lives_on_does_not_keep_a_dead_parent_s_page():
+def test_surviving_forked_child_does_not_keep_its_parents_page():
     script = (
         PUBLISHES.replace('print("ready", flush=True)', "")
         + """
@@ -582,18 +582,18 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize(("value", "count"), [("1", 1), ("0", 0), ("", 0)])
-def test_the_environment_decides(value, count):
+def test_environment_variable_enables_publishing(value, count):
     with child(PUBLISHES + "input()", GPUMEM_TOP=value) as process:
         assert len(pages_in_memory(process.pid)) == count
 
 
-def test_a_process_without_resources_is_not_listed():
+def test_process_without_resources_publishes_nothing():
     """So that ``gpumem top`` in the same environment does not list itself."""
     with child("print('ready', flush=True); input()", **ON) as process:
         assert pages_in_memory(process.pid) == []
 
 
-def test_an_unknown_value_in_the_environment_is_told():
+def test_unknown_value_of_the_environment_variable_is_reported():
     done = subprocess.run(
         [sys.executable, "-c", "import gpumem"],
         env=os.environ | {"GPUMEM_TOP": "yes"},
@@ -604,7 +604,7 @@ def test_an_unknown_value_in_the_environment_is_told():
     assert "ConfigWarning: GPUMEM_TOP='yes' is not accepted" in done.stderr
 
 
-def test_that_nothing_can_be_published_fails_no_allocator():
+def test_failed_publishing_fails_no_allocation():
     script = """
     import os, warnings
     def full(*_):
@@ -621,7 +621,7 @@ def test_that_nothing_can_be_published_fails_no_allocator():
         assert pages_in_memory(process.pid) == []
 
 
-def test_a_reader_holds_no_writer_up():
+def test_reader_does_not_block_writers():
     """The lock that tells a dead process is asked for, never waited for."""
     path = observe.publish(period=0.01).path
     with open(path, "rb") as file, pytest.raises(BlockingIOError):

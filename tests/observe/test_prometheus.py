@@ -28,7 +28,7 @@ def samples_of(text, metric, name):
     ]
 
 
-def test_every_line_is_of_the_format(arena):
+def test_prometheus_lines_follow_the_format(arena):
     budget = gpumem.Budget(64 * MIB, name="tenant")
     text = observe.prometheus_text()
     assert text.endswith("\n")
@@ -47,7 +47,7 @@ def test_every_line_is_of_the_format(arena):
     assert samples_of(text, "gpumem_budget_limit_bytes", budget.name) == [64 * MIB]
 
 
-def test_the_official_parser_reads_the_same_numbers(arena):
+def test_official_parser_reads_the_same_numbers(arena):
     parser = pytest.importorskip("prometheus_client.parser", reason="no prometheus_client here")
     held = [arena.allocate(5000), arena.allocate(2 * MIB)]
     held.pop().close()
@@ -75,7 +75,7 @@ def test_the_official_parser_reads_the_same_numbers(arena):
         assert len(set(labels)) == len(labels)
 
 
-def test_counters_are_named_so_and_sizes_are_bytes(arena):
+def test_counters_end_in_total_and_sizes_in_bytes(arena):
     for line in observe.prometheus_text().splitlines():
         if line.startswith("# TYPE"):
             name, kind = line.split()[2:]
@@ -83,7 +83,7 @@ def test_counters_are_named_so_and_sizes_are_bytes(arena):
             assert name.endswith(("_total", "_bytes"))
 
 
-def test_no_limit_is_no_sample():
+def test_unlimited_resource_has_no_limit_sample():
     arena = gpumem.Arena("host", name="unlimited")
     budget = gpumem.Budget(None, name="open")
     text = observe.prometheus_text()
@@ -93,14 +93,14 @@ def test_no_limit_is_no_sample():
     assert samples_of(text, "gpumem_budget_limit_bytes", budget.name) == []
 
 
-def test_resources_of_one_name_are_told_apart():
+def test_resources_of_equal_names_have_distinct_labels():
     arenas = [gpumem.Arena("host", name="twin") for _ in range(2)]
     buffer = arenas[1].allocate(MIB)
     assert sorted(samples_of(observe.prometheus_text(), "gpumem_in_use_bytes", "twin")) == [0, MIB]
     buffer.close()
 
 
-def test_none_of_many_resources_is_left_out():
+def test_every_one_of_many_resources_is_listed():
     arenas = [gpumem.Arena("host", {"backing": "regions"}, name="one of many") for _ in range(300)]
     budgets = [gpumem.Budget(MIB, name="one of many") for _ in range(150)]
     text = observe.prometheus_text()
@@ -108,7 +108,7 @@ def test_none_of_many_resources_is_left_out():
     assert len(samples_of(text, "gpumem_budget_used_bytes", "one of many")) == len(budgets)
 
 
-def test_budgets_are_named_by_numbers_that_are_never_used_again():
+def test_budget_numbers_are_never_reused():
     ids = set()
     for _ in range(10):
         budget = gpumem.Budget(MIB, name="short-lived")
@@ -120,7 +120,7 @@ def test_budgets_are_named_by_numbers_that_are_never_used_again():
     assert len(ids) == 10
 
 
-def test_a_closed_resource_is_absent():
+def test_closed_resource_is_absent():
     arena = gpumem.Arena("host", name="closed")
     arena.close()
     assert samples_of(observe.prometheus_text(), "gpumem_in_use_bytes", "closed") == []

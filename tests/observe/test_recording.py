@@ -38,7 +38,7 @@ def blocks_of(events):
 # ---- what is told --------------------------------------------------------------------------------
 
 
-def test_a_ring_holds_what_was_allocated_and_freed_meanwhile_and_nothing_else(make_arena):
+def test_ring_holds_exactly_the_events_of_the_recording(make_arena):
     arena = make_arena()
     before = arena.allocate(100)
     with observe.record(arena) as recording:
@@ -48,7 +48,7 @@ def test_a_ring_holds_what_was_allocated_and_freed_meanwhile_and_nothing_else(ma
     assert blocks_of(recording.events()) == [("alloc", 1000), ("free", 1000), ("free", 100)]
 
 
-def test_an_event_says_where_how_much_for_which_stream_and_on_which_thread(make_arena):
+def test_event_has_address_size_stream_and_thread(make_arena):
     arena = make_arena(name="mine")
     stream = gpumem.Stream("host")
     with observe.record(arena) as recording:
@@ -64,7 +64,7 @@ def test_an_event_says_where_how_much_for_which_stream_and_on_which_thread(make_
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
-def test_memory_that_comes_and_goes_is_told_to_the_byte(make_arena, backing):
+def test_region_events_are_exact_to_the_byte(make_arena, backing):
     arena = make_arena({"backing": backing})
     with observe.record(arena) as recording:
         buffers = [arena.allocate(3 << 20) for _ in range(8)]
@@ -81,7 +81,7 @@ def test_memory_that_comes_and_goes_is_told_to_the_byte(make_arena, backing):
     assert told(recording.events(), "shrink") == [("shrink", released)]
 
 
-def test_pages_that_move_are_told(make_arena):
+def test_page_moves_are_recorded(make_arena):
     arena = make_arena({"backing": "virtual", "page_move_threshold": 0.0, "page_move_budget": 1.0})
     rng = random.Random(7)
     with observe.record(arena) as recording:
@@ -98,14 +98,14 @@ def test_pages_that_move_are_told(make_arena):
     assert len(told(recording.events(), "move")) == moved
 
 
-def test_a_failure_is_told_with_what_was_asked_for(make_arena):
+def test_failed_allocation_is_recorded_with_its_request(make_arena):
     arena = make_arena({"max_mem": 1 << 20, **REGIONS})
     with observe.record(arena) as recording, pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(2 << 20)
     assert told(recording.events()) == [("failure", 2 << 20)]
 
 
-def test_a_block_that_another_stream_uses_is_free_later_than_it_was_given_back(make_arena, host):
+def test_block_pending_free_has_a_later_free_completed_event(make_arena, host):
     arena = make_arena()
     host.use_virtual_clock(True)
     host.set_lag(1_000_000)
@@ -126,7 +126,7 @@ def test_a_block_that_another_stream_uses_is_free_later_than_it_was_given_back(m
     assert (end.address, end.block_nbytes, end.stream) == (buffer.ptr, 1024, stream.ptr)
 
 
-def test_a_stream_that_is_reset_is_told(make_arena):
+def test_stream_reset_is_recorded(make_arena):
     arena, stream = make_arena(), gpumem.Stream("host")
     with observe.record(arena) as recording:
         arena.allocate(1, stream).close()
@@ -134,7 +134,7 @@ def test_a_stream_that_is_reset_is_told(make_arena):
     assert [e.stream for e in recording.events() if e.action == "reset"] == [stream.ptr]
 
 
-def test_views_that_outlive_their_buffer_tell_their_end(make_arena):
+def test_end_of_a_view_that_outlives_its_buffer_is_recorded(make_arena):
     arena = make_arena()
     with observe.record(arena) as recording:
         view = np.from_dlpack(arena.allocate(64))
@@ -146,7 +146,7 @@ def test_views_that_outlive_their_buffer_tell_their_end(make_arena):
 # ---- tags, stacks --------------------------------------------------------------------------------
 
 
-def test_tags_nest_and_belong_to_their_thread(make_arena):
+def test_tags_nest_and_are_per_thread(make_arena):
     arena = make_arena()
 
     def other():
@@ -168,12 +168,12 @@ def test_tags_nest_and_belong_to_their_thread(make_arena):
 
 
 @pytest.mark.parametrize(("name", "error"), [("", ValueError), (3, TypeError), (None, TypeError)])
-def test_a_tag_is_a_text(name, error):
+def test_tag_must_be_text(name, error):
     with pytest.raises(error), observe.tag(name):
         pass
 
 
-def test_every_allocation_has_its_stack_with_stacks_1_and_none_with_0(make_arena, tmp_path):
+def test_stacks_option_records_all_or_no_stacks(make_arena, tmp_path):
     arena = make_arena()
     with observe.record(arena, tmp_path / "all", stacks=1.0):
         arena.allocate(1).close()
@@ -186,12 +186,12 @@ def test_every_allocation_has_its_stack_with_stacks_1_and_none_with_0(make_arena
     innermost = found["all"][0][0]
     assert (innermost.filename, innermost.name) == (
         __file__,
-        "test_every_allocation_has_its_stack_with_stacks_1_and_none_with_0",
+        "test_stacks_option_records_all_or_no_stacks",
     )
     assert found["none"] == [()]
 
 
-def test_a_share_of_the_allocations_has_a_stack(make_arena):
+def test_stacks_option_samples_a_fraction(make_arena):
     arena = make_arena()
     with observe.record(arena, capacity=1 << 13, stacks=0.25) as recording:
         for _ in range(2000):
@@ -200,7 +200,7 @@ def test_a_share_of_the_allocations_has_a_stack(make_arena):
     assert 350 < with_stack < 650
 
 
-def test_native_frames_come_before_pythons(make_arena):
+def test_native_frames_precede_python_frames(make_arena):
     arena = make_arena()
     with observe.record(arena, stacks=1.0, native=True) as recording:
         arena.allocate(1).close()
@@ -215,7 +215,7 @@ def test_native_frames_come_before_pythons(make_arena):
 
 
 @pytest.mark.parametrize("make", RESOURCES.values(), ids=RESOURCES)
-def test_every_kind_of_resource_tells_of_its_blocks(make):
+def test_every_kind_of_resource_is_recorded(make):
     resource = make()
     with observe.record(resource) as recording, resource.allocate(500) as buffer:
         address = buffer.ptr
@@ -228,7 +228,7 @@ def test_every_kind_of_resource_tells_of_its_blocks(make):
     assert len(recording.events()) == len(recording.events())
 
 
-def test_a_graph_pool_tells_of_its_blocks():
+def test_graph_pool_blocks_are_recorded():
     arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
     with arena.capture(stream) as pool, observe.record(pool) as recording:
         arena.allocate(100, stream).close()
@@ -236,7 +236,7 @@ def test_a_graph_pool_tells_of_its_blocks():
     assert recording.events()[0].resource.kind == "graph pool"
 
 
-def test_without_a_resource_all_are_recorded_also_those_made_later(make_arena):
+def test_recording_without_a_resource_covers_all_and_later_ones(make_arena):
     early = make_arena(name="early")
     with observe.record() as recording:
         early.allocate(1).close()
@@ -246,7 +246,7 @@ def test_without_a_resource_all_are_recorded_also_those_made_later(make_arena):
     assert found == {("early", 1), ("late", 2), ("plain", 3)}
 
 
-def test_a_resource_has_one_recording_at_a_time_and_the_first_goes_on(make_arena):
+def test_second_recording_of_a_resource_is_refused(make_arena):
     arena = make_arena()
     with observe.record(arena) as recording:
         for resource in (arena, gpumem.track(arena), None):
@@ -258,7 +258,7 @@ def test_a_resource_has_one_recording_at_a_time_and_the_first_goes_on(make_arena
         pass
 
 
-def test_what_is_recorded_may_end_before_its_recording():
+def test_recorded_resource_may_end_before_its_recording():
     arena = gpumem.Arena("host")
     recording = observe.record(arena)
     view = np.from_dlpack(arena.allocate(8))
@@ -282,7 +282,7 @@ def test_what_is_recorded_may_end_before_its_recording():
         ({"path": "/nowhere/at/all"}, FileNotFoundError),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_and_nothing_is_recording(arguments, error):
+def test_unrecordable_resource_is_refused_and_starts_nothing(arguments, error):
     with pytest.raises(error):
         observe.record(**arguments)
     with observe.record():
@@ -292,7 +292,7 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_is_recording(arguments, 
 # ---- rings ---------------------------------------------------------------------------------------
 
 
-def test_a_ring_keeps_the_newest_events_and_says_how_many_are_gone(make_arena):
+def test_ring_keeps_the_newest_events_and_counts_the_lost(make_arena):
     arena = make_arena()
     with observe.record(arena, capacity=100) as recording:
         for size in range(1, 1001):
@@ -303,7 +303,7 @@ def test_a_ring_keeps_the_newest_events_and_says_how_many_are_gone(make_arena):
     assert recording.lost == events.lost == 2 * 1000 + 1 - 128
 
 
-def test_threads_write_into_a_ring_while_it_is_read_and_no_event_is_a_mixture(make_arena):
+def test_concurrent_ring_reads_see_whole_events(make_arena):
     arena = make_arena()
     streams = [gpumem.Stream("host") for _ in range(3)]
     done = threading.Event()
@@ -333,7 +333,7 @@ def test_threads_write_into_a_ring_while_it_is_read_and_no_event_is_a_mixture(ma
     assert seen > 1000
 
 
-def test_recordings_come_and_go_while_threads_allocate(make_arena, tmp_path):
+def test_recordings_start_and_stop_while_threads_allocate(make_arena, tmp_path):
     arena = make_arena()
     done = threading.Event()
 
@@ -360,7 +360,7 @@ def test_recordings_come_and_go_while_threads_allocate(make_arena, tmp_path):
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_a_file_holds_48_bytes_an_event_and_is_cut_behind_the_last(make_arena, tmp_path):
+def test_file_has_48_bytes_per_event_and_is_truncated_after_the_last(make_arena, tmp_path):
     arena = make_arena()
     with observe.record(arena, tmp_path / "events") as recording:
         for _ in range(30_000):  # more than one window
@@ -375,7 +375,7 @@ def test_a_file_holds_48_bytes_an_event_and_is_cut_behind_the_last(make_arena, t
     assert abs(events.began - time.time_ns()) < 600e9
 
 
-def test_a_name_longer_than_a_slot_comes_back_whole(make_arena, tmp_path):
+def test_long_name_round_trips(make_arena, tmp_path):
     arena = make_arena()
     long = "ä" * 1000
     with observe.record(arena, tmp_path / "events"), observe.tag(long):
@@ -384,7 +384,7 @@ def test_a_name_longer_than_a_slot_comes_back_whole(make_arena, tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(0, 2 * SLOT_BYTES, 7))
-def test_a_torn_tail_costs_no_more_than_the_last_events(make_arena, tmp_path, cut):
+def test_torn_tail_loses_only_the_last_events(make_arena, tmp_path, cut):
     arena = make_arena()
     path = tmp_path / "events"
     with observe.record(arena, path):
@@ -398,7 +398,7 @@ def test_a_torn_tail_costs_no_more_than_the_last_events(make_arena, tmp_path, cu
     assert (kept.records == whole.records[: len(kept)]).all()
 
 
-def test_a_slot_that_was_never_finished_is_counted_and_skipped(make_arena, tmp_path):
+def test_unfinished_slot_is_counted_and_skipped(make_arena, tmp_path):
     arena = make_arena()
     path = tmp_path / "events"
     with observe.record(arena, path):
@@ -423,14 +423,14 @@ def test_a_slot_that_was_never_finished_is_counted_and_skipped(make_arena, tmp_p
         (b"gpumemEV" + (2).to_bytes(4, "little") + (48).to_bytes(4, "little") + bytes(99), "2"),
     ],
 )
-def test_what_is_no_recording_is_refused_in_one_line(tmp_path, data, message):
+def test_foreign_file_is_refused_in_one_line(tmp_path, data, message):
     path = tmp_path / "events"
     path.write_bytes(data)
     with pytest.raises(errors.EventFileError, match=message):
         observe.read(path)
 
 
-def test_random_bytes_behind_the_header_never_break_the_reader(tmp_path):
+def test_random_bytes_after_the_header_never_break_the_reader(tmp_path):
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -441,7 +441,7 @@ def test_random_bytes_behind_the_header_never_break_the_reader(tmp_path):
         list(observe.read(path))
 
 
-def test_two_recordings_do_not_share_a_file(make_arena, tmp_path):
+def test_second_recording_into_one_file_is_refused(make_arena, tmp_path):
     first = observe.record(make_arena(), tmp_path / "events")
     with pytest.raises(InUseError, match="another recording"):
         observe.record(make_arena(), tmp_path / "events")
@@ -450,7 +450,7 @@ def test_two_recordings_do_not_share_a_file(make_arena, tmp_path):
         pass
 
 
-def test_a_full_disk_ends_the_recording_and_not_the_program(make_arena, tmp_path):
+def test_full_disk_ends_only_the_recording(make_arena, tmp_path):
     # A limit on the size of files stands for the disk: the file system refuses further room.
     arena_script = """
         import errno, resource, signal, sys
@@ -471,7 +471,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(make_arena, tmp_path
     child.run_quietly(arena_script, str(tmp_path / "events"))
 
 
-def test_what_was_recorded_survives_a_kill(tmp_path):
+def test_recording_survives_a_kill(tmp_path):
     script = """
         import os, sys, threading
         import gpumem
@@ -516,7 +516,7 @@ def test_what_was_recorded_survives_a_kill(tmp_path):
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def test_a_forks_child_does_not_write_into_its_parents_file(tmp_path):
+def test_forked_child_does_not_write_into_its_parents_file(tmp_path):
     script = """
         import os, sys
         import gpumem
@@ -549,7 +549,7 @@ def test_a_forks_child_does_not_write_into_its_parents_file(tmp_path):
     child.run_quietly(script, str(tmp_path / "events"))
 
 
-def test_a_process_that_ends_while_it_records_leaves_a_file_that_can_be_read(tmp_path):
+def test_process_that_exits_while_recording_leaves_a_readable_file(tmp_path):
     script = """
         import sys
         import gpumem
@@ -567,7 +567,7 @@ def test_a_process_that_ends_while_it_records_leaves_a_file_that_can_be_read(tmp
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
 @pytest.mark.parametrize("into_file", [True, False])
-def test_a_recorded_program_replays_to_the_peaks_of_its_statistics(tmp_path, backing, into_file):
+def test_recording_replays_to_the_peaks_of_its_stats(tmp_path, backing, into_file):
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -599,7 +599,7 @@ def test_a_recorded_program_replays_to_the_peaks_of_its_statistics(tmp_path, bac
     assert result.peak_reserved_bytes == stats.max_reserved
 
 
-def test_a_trace_takes_one_memory_of_several(make_arena, tmp_path):
+def test_trace_selects_one_memory_of_several(make_arena, tmp_path):
     path = tmp_path / "events"
     pinned, host = make_arena(memory="host/host_accessible"), make_arena()
     with observe.record(path=path):
@@ -615,7 +615,7 @@ def test_a_trace_takes_one_memory_of_several(make_arena, tmp_path):
         load_trace(path, device=len(memories))
 
 
-def test_a_trace_of_a_memory_in_which_nothing_was_allocated_is_refused(make_arena, tmp_path):
+def test_trace_of_an_unused_memory_is_refused(make_arena, tmp_path):
     path = tmp_path / "events"
     arena = make_arena()
     with observe.record(arena, path):
@@ -624,7 +624,7 @@ def test_a_trace_of_a_memory_in_which_nothing_was_allocated_is_refused(make_aren
         load_trace(path, device=0)
 
 
-def test_the_columns_are_what_the_events_are(make_arena):
+def test_columns_equal_the_events(make_arena):
     arena = make_arena()
     with observe.record(arena) as recording:
         arena.allocate(10).close()

@@ -52,7 +52,7 @@ def random_program(arena, rng, steps=400):
 
 
 @pytest.mark.parametrize("backing", BACKINGS)
-def test_blocks_cover_their_regions_and_counts_are_those_of_stats(make_arena, backing):
+def test_snapshot_blocks_cover_their_regions_and_match_stats(make_arena, backing):
     seed = random.randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -75,7 +75,7 @@ def test_blocks_cover_their_regions_and_counts_are_those_of_stats(make_arena, ba
         buffer.close()
 
 
-def test_pages_of_a_paged_arena_are_all_that_it_reserves(make_arena):
+def test_snapshot_pages_add_up_to_reserved(make_arena):
     arena = make_arena({"backing": "virtual"})
     buffers = [arena.allocate(5 << 20) for _ in range(5)]
     found = one(arena)
@@ -88,7 +88,7 @@ def test_pages_of_a_paged_arena_are_all_that_it_reserves(make_arena):
     del buffers
 
 
-def test_each_state_of_a_block_is_told_from_the_others(make_arena, host):
+def test_snapshot_distinguishes_block_states(make_arena, host):
     arena = make_arena()
     stream, side = gpumem.Stream("host"), gpumem.Stream("host")
     host.use_virtual_clock(True)
@@ -112,7 +112,7 @@ def test_each_state_of_a_block_is_told_from_the_others(make_arena, host):
     side.synchronize()
 
 
-def test_a_snapshot_changes_nothing_that_threads_keep(make_arena):
+def test_snapshot_leaves_thread_caches_unchanged(make_arena):
     arena = make_arena()
     arena.allocate(1000).close()
     first = arena.snapshot().as_dict()["resources"]
@@ -125,7 +125,7 @@ def test_a_snapshot_changes_nothing_that_threads_keep(make_arena):
     assert arena.stats().driver_calls == calls
 
 
-def test_what_was_recorded_of_a_block_stays_with_it_and_leaves_with_it(make_arena):
+def test_recorded_stack_and_tag_belong_to_their_block(make_arena):
     arena = make_arena()
     before = arena.allocate(1)
     with observe.record(arena, stacks=1.0), observe.tag("optimizer"):
@@ -200,7 +200,7 @@ def test_every_kind_of_resource_shows_its_live_blocks(make):
     assert resource.snapshot().resources[0].live == []
 
 
-def test_an_adaptor_comes_with_what_it_is_around():
+def test_snapshot_of_an_adaptor_includes_its_upstream():
     arena = gpumem.Arena("host", name="below")
     adaptor = gpumem.track(gpumem.limit(arena, 1 << 20, name="limited"), name="tracked")
     names = [found.name for found in adaptor.snapshot().resources]
@@ -210,7 +210,7 @@ def test_an_adaptor_comes_with_what_it_is_around():
     assert shown[1].upstreams == (shown[2].key,)
 
 
-def test_a_graph_pool_names_its_arena():
+def test_graph_pool_names_its_arena():
     arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
     with arena.capture(stream) as pool:
         kept = arena.allocate(100, stream)
@@ -220,7 +220,7 @@ def test_a_graph_pool_names_its_arena():
     del kept
 
 
-def test_all_live_resources_are_seen_also_where_only_a_view_is_left():
+def test_snapshot_covers_resources_kept_by_views_only():
     arena = gpumem.Arena("host", name="only a view is left")
     view = np.from_dlpack(arena.allocate(100))
     del arena
@@ -238,12 +238,12 @@ def test_all_live_resources_are_seen_also_where_only_a_view_is_left():
 
 
 @pytest.mark.parametrize("bad", [3, "host", object(), gpumem.GraphPool.__new__(gpumem.GraphPool)])
-def test_what_is_no_resource_has_no_snapshot(bad):
+def test_snapshot_rejects_what_is_no_resource(bad):
     with pytest.raises(TypeError):
         observe.snapshot(bad)
 
 
-def test_a_forks_child_sees_its_own_resources_only():
+def test_forked_child_sees_its_own_resources_only():
     child.run_quietly(
         """
         import os
@@ -268,7 +268,7 @@ def test_a_forks_child_sees_its_own_resources_only():
     )
 
 
-def test_a_closed_arena_shows_nothing():
+def test_closed_arena_shows_nothing():
     arena = gpumem.Arena("host", REGIONS)
     arena.allocate(1).close()
     arena.close()
@@ -279,7 +279,7 @@ def test_a_closed_arena_shows_nothing():
 # ---- diff ----------------------------------------------------------------------------------------
 
 
-def test_a_diff_names_the_blocks_that_came_and_went_also_at_one_address(make_arena):
+def test_diff_lists_new_and_freed_blocks_also_at_one_address(make_arena):
     arena = make_arena(name="mine")
     stays, goes = arena.allocate(1), arena.allocate(2)
     before = arena.snapshot()
@@ -298,7 +298,7 @@ def test_a_diff_names_the_blocks_that_came_and_went_also_at_one_address(make_are
     del stays
 
 
-def test_a_diff_of_saved_snapshots_is_that_of_the_originals(make_arena, tmp_path):
+def test_diff_of_saved_snapshots_equals_that_of_the_originals(make_arena, tmp_path):
     arena = make_arena()
     before = arena.snapshot()
     kept = arena.allocate(100)
@@ -324,7 +324,7 @@ def full_snapshot(make_arena):
     return observe.snapshot(), kept
 
 
-def test_json_follows_the_schema_that_is_shipped_and_comes_back_the_same(make_arena, tmp_path):
+def test_snapshot_json_matches_its_schema_and_round_trips(make_arena, tmp_path):
     found, kept = full_snapshot(make_arena)
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -356,7 +356,7 @@ def test_json_follows_the_schema_that_is_shipped_and_comes_back_the_same(make_ar
         "[" * 100_000,
     ],
 )
-def test_a_file_that_is_no_snapshot_is_refused_in_one_line(tmp_path, text):
+def test_foreign_file_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "snapshot.json"
     path.write_text(text)
     with pytest.raises(errors.SnapshotError) as refused:
@@ -367,7 +367,7 @@ def test_a_file_that_is_no_snapshot_is_refused_in_one_line(tmp_path, text):
 @pytest.mark.parametrize(
     ("key", "value"), [("state", "lost"), ("stack", 9), ("address", -1), ("framework", "none")]
 )
-def test_a_block_that_cannot_be_is_refused(make_arena, key, value):
+def test_inconsistent_block_is_refused(make_arena, key, value):
     arena = make_arena()
     kept = arena.allocate(1)
     plain = arena.snapshot().as_dict()
@@ -380,7 +380,7 @@ def test_a_block_that_cannot_be_is_refused(make_arena, key, value):
 # ---- PyTorch's form ------------------------------------------------------------------------------
 
 
-def test_pytorchs_form_has_every_block_and_the_sums_of_its_segments(make_arena, tmp_path):
+def test_torch_form_has_every_block_and_segment_sums(make_arena, tmp_path):
     arena = make_arena(REGIONS)
     live = random_program(arena, random.Random(3), 100)
     arena.snapshot().save(tmp_path / "snapshot.pickle")
@@ -399,7 +399,7 @@ def test_pytorchs_form_has_every_block_and_the_sums_of_its_segments(make_arena, 
         buffer.close()
 
 
-def test_recorded_events_are_the_history_in_pytorchs_form(make_arena, tmp_path):
+def test_torch_form_has_recorded_events_as_history(make_arena, tmp_path):
     arena = make_arena(REGIONS)
     with observe.record(arena) as recording:
         arena.allocate(1000).close()
@@ -455,6 +455,6 @@ def test_pytorchs_own_tools_read_a_snapshot(make_arena, tmp_path):
         buffer.close()
 
 
-def test_the_schema_is_part_of_the_package():
+def test_schema_is_part_of_the_package():
     assert Path(gpumem.__file__).parent / "observe" / "snapshot.schema.json" == SCHEMA
     assert SCHEMA.is_file()

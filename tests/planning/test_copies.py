@@ -37,13 +37,13 @@ def copies(plan):
     ]
 
 
-def test_on_the_host_nothing_is_copied():
+def test_host_only_placement_copies_nothing():
     plan = placed("host", "host")
     assert set(homes(plan).values()) == {"host:0"}
     assert copies(plan) == []
 
 
-def test_what_crosses_between_a_gpu_and_the_cpu_lives_where_both_reach_it():
+def test_values_between_gpu_and_cpu_use_host_accessible_memory():
     plan = placed("cuda:0", "cuda:0", "host", "cuda:0")
     assert homes(plan) == {
         "x": "cuda:0/host_accessible",
@@ -56,7 +56,7 @@ def test_what_crosses_between_a_gpu_and_the_cpu_lives_where_both_reach_it():
     assert copies(plan) == [("w", "cuda:0", "host:0", -1)], "the CPU reads no DEVICE memory"
 
 
-def test_without_such_memory_it_is_copied_where_it_is_read_first():
+def test_without_host_accessible_memory_values_are_copied_at_first_use():
     plan = placed("cuda:0", "cuda:0", "host", host_accessible=False)
     assert homes(plan)["v1"] == "cuda:0"
     assert copies(plan) == [
@@ -66,7 +66,7 @@ def test_without_such_memory_it_is_copied_where_it_is_read_first():
     ]
 
 
-def test_between_two_gpus_it_is_copied():
+def test_values_between_two_gpus_are_copied():
     plan = placed("cuda:0", "cuda:1")
     assert ("v0", "cuda:0", "cuda:1", 1) in copies(plan)
     copy = next(copy for copy in plan.copies if copy.value.name == "v0")
@@ -75,7 +75,7 @@ def test_between_two_gpus_it_is_copied():
     assert plan.copied_bytes == 16, "v0; the weight is there before a run"
 
 
-def test_a_device_finds_a_value_in_its_home_or_in_its_copy():
+def test_each_device_finds_a_value_or_its_copy():
     plan = placed("cuda:0", "cuda:1")
     v0 = plan.placement.graph.values["v0"]
     first, second = (target.device for target in plan.placement.targets)
@@ -84,7 +84,7 @@ def test_a_device_finds_a_value_in_its_home_or_in_its_copy():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_an_input_that_is_an_output_and_that_nobody_reads_stays_with_the_caller(shared):
+def test_unread_input_that_is_an_output_stays_with_the_caller(shared):
     builder = GraphBuilder()
     x = builder.input("x", "uint8", (1,))
     builder.node("Op", [x], [builder.value("y", "uint8", (1,))])

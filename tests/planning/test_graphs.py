@@ -40,7 +40,7 @@ def mlp(batch=4):
     )
 
 
-def test_a_model_becomes_a_graph_with_inferred_sizes(tmp_path):
+def test_model_becomes_a_graph_with_inferred_sizes(tmp_path):
     onnx.save(mlp(), tmp_path / "m.onnx")
     graph = ModelGraph.from_onnx(tmp_path / "m.onnx")
     assert [node.op_type for node in graph] == ["MatMul", "Relu", "MatMul"]
@@ -74,7 +74,7 @@ def test_named_lengths_are_unknown_until_they_are_bound():
             ModelGraph.from_onnx(mlp("batch"), dims={"batch": bad})
 
 
-def test_weights_in_files_beside_the_model_are_not_needed(tmp_path):
+def test_external_weight_files_are_not_needed(tmp_path):
     path = tmp_path / "m.onnx"
     onnx.save(mlp(), path, save_as_external_data=True, location="weights", size_threshold=0)
     (tmp_path / "weights").unlink()
@@ -98,7 +98,7 @@ def test_constants_are_weights():
     assert {value.name: value.nbytes for value in graph.initializers} == {"c": 16, "k": 8}
 
 
-def test_places_left_empty_stay_empty():
+def test_omitted_inputs_stay_omitted():
     graph = ModelGraph.from_onnx(
         model(
             [helper.make_node("Clip", ["x", "", "high"], ["y"])],
@@ -131,7 +131,7 @@ def branches():
     )
 
 
-def test_a_node_reads_what_its_bodies_read_of_the_graphs_around_it():
+def test_node_reads_the_outer_values_of_its_bodies():
     graph = ModelGraph.from_onnx(branches())
     (node,) = graph.nodes
     assert [value.name for value in node.reads] == ["cond", "x", "w"]
@@ -218,7 +218,7 @@ def no_operator():
         (onnx.ModelProto, "no graph"),
     ],
 )
-def test_a_malformed_model_is_refused_by_name(make, names):
+def test_malformed_model_is_refused_by_name(make, names):
     with pytest.raises(ModelGraphError, match=names):
         ModelGraph.from_onnx(make())
 
@@ -251,18 +251,18 @@ PAIR, TRIPLE = (F32, [2]), (F32, [3])
     ],
     ids=["shape", "dimensions", "type", "operator", "attribute", "inputs"],
 )
-def test_a_model_that_contradicts_itself_is_refused_unless_it_is_to_be_believed(proto, words):
+def test_contradictory_model_is_refused_unless_not_strict(proto, words):
     with pytest.raises(ModelGraphError, match=f"(?s){words}"):
         ModelGraph.from_onnx(proto)
     assert len(ModelGraph.from_onnx(proto, strict=False).nodes) == 1
 
 
-def test_operators_of_others_and_outputs_without_a_shape_are_accepted():
+def test_custom_operators_and_outputs_without_a_shape_are_accepted():
     ModelGraph.from_onnx(one_node("Blorp", [PAIR], (F32, None), domain="com.example"))
     ModelGraph.from_onnx(one_node("Relu", [PAIR], (F32, None)))
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path):
+def test_foreign_file_is_refused(tmp_path):
     path = tmp_path / "m.onnx"
     for content in (b"not a model", b"\xff" * 100, b""):
         path.write_bytes(content)
@@ -272,7 +272,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         ModelGraph.from_onnx(tmp_path / "missing.onnx")
 
 
-def test_a_truncated_model_is_refused_or_read(tmp_path):
+def test_truncated_model_is_refused_or_read(tmp_path):
     """Wherever it is cut: an error of ours, or a graph that is whole in itself."""
     whole = mlp().SerializeToString()
     path = tmp_path / "m.onnx"
@@ -282,7 +282,7 @@ def test_a_truncated_model_is_refused_or_read(tmp_path):
             ModelGraph.from_onnx(path)
 
 
-def test_the_builder_builds_bodies_that_read_outer_names():
+def test_builder_makes_bodies_that_read_outer_values():
     builder = GraphBuilder()
     x = builder.input("x", "float32", (4,))
     body = GraphBuilder(outer=builder)
@@ -294,7 +294,7 @@ def test_the_builder_builds_bodies_that_read_outer_names():
     assert builder.build(["y"]).consumers(x) == (outer,)
 
 
-def test_what_contradicts_itself_is_refused():
+def test_contradictory_builder_calls_are_refused():
     x, y = Value("x", "float32", (1,)), Value("y", "float32", (1,))
     node = Node("Relu", [x], [y])
     with pytest.raises(ModelGraphError, match="'x'"):
@@ -319,11 +319,11 @@ def test_what_contradicts_itself_is_refused():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_shipped_model_is_what_its_builder_makes(name):
+def test_shipped_model_equals_its_builders_output(name):
     assert shipped(name) == MODELS[name]()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_graph_is_read_from_a_file_by_its_path(name):
+def test_graph_is_read_from_a_path(name):
     graph = ModelGraph.from_onnx(DATA / f"{name}.onnx")
     assert [node.name for node in graph.nodes] == [node.name for node in shipped(name).graph.node]

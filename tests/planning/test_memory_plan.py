@@ -71,7 +71,7 @@ def assert_apart(blocks, offsets):
 
 
 @given(BLOCKS, st.sampled_from([*STRATEGIES, "exact"]))
-def test_blocks_that_live_together_never_overlap_and_no_layout_beats_the_bound(blocks, strategy):
+def test_live_blocks_never_overlap_and_the_bound_holds(blocks, strategy):
     layout = assign_offsets(blocks, strategy)
     assert_apart(blocks, layout.offsets)
     assert all(offset >= 0 for offset in layout.offsets)
@@ -81,7 +81,7 @@ def test_blocks_that_live_together_never_overlap_and_no_layout_beats_the_bound(b
 
 
 @given(BLOCKS)
-def test_the_exact_search_is_never_beaten(blocks):
+def test_exact_search_is_never_beaten(blocks):
     exact = assign_offsets(blocks, "exact").peak
     assert exact <= min(assign_offsets(blocks, strategy).peak for strategy in STRATEGIES)
 
@@ -100,11 +100,11 @@ def brute_force(blocks):
 
 @settings(max_examples=40)
 @given(BLOCKS.filter(lambda blocks: len(blocks) <= 6))
-def test_the_exact_search_finds_what_trying_everything_finds(blocks):
+def test_exact_search_equals_brute_force(blocks):
     assert assign_offsets(blocks, "exact").peak == brute_force(blocks)
 
 
-def test_the_exact_search_beats_the_fast_orders_where_they_fail():
+def test_exact_search_beats_the_fast_orders_where_they_fail():
     """One of 149 such cases among 3000 random ones."""
     rows = [(1, 0, 0), (6, 4, 8), (4, 5, 8), (4, 5, 5), (3, 1, 5), (1, 7, 9), (7, 3, 7), (6, 7, 9)]
     blocks = [BlockLifetime(256 * size, first, last) for size, first, last in rows]
@@ -126,7 +126,7 @@ def test_thousands_of_blocks_come_near_the_bound():
     assert_apart(blocks[:400], layout.offsets[:400])
 
 
-def test_strategies_and_sizes_that_are_not_accepted():
+def test_invalid_strategies_and_sizes_are_refused():
     with pytest.raises(ConfigError, match="best_fit_by_time"):
         assign_offsets([], "lucky")
     with pytest.raises(ConfigError, match="16 values"):
@@ -138,7 +138,7 @@ def test_strategies_and_sizes_that_are_not_accepted():
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-def test_a_chain_needs_two_places():
+def test_chain_needs_two_blocks():
     plan = on_host(chain(*["Softmax"] * 5))
     assert plan.peak_bytes == plan.lower_bound_bytes == 2 * 1024
     assert plan.verify()
@@ -153,12 +153,12 @@ def test_offsets_are_aligned(alignment):
 
 
 @pytest.mark.parametrize("alignment", [0, 3, -256, 1 << 31, 1.0, True])
-def test_an_alignment_that_is_none_is_refused(alignment):
+def test_invalid_alignment_is_refused(alignment):
     with pytest.raises(ConfigError, match="power of two"):
         on_host(chain("Relu"), alignment=alignment)
 
 
-def test_elementwise_results_begin_in_what_they_read_last():
+def test_elementwise_results_reuse_their_last_input():
     plan = on_host(chain("Softmax", "Relu", "Exp"))
     assert plan.offsets["v0"] == plan.offsets["v1"] == plan.offsets["v2"]
     assert {reuse.kind for reuse in plan.reuses.values()} == {"in_place"}
@@ -167,7 +167,7 @@ def test_elementwise_results_begin_in_what_they_read_last():
     assert not on_host(chain("Softmax", "Relu", "Exp"), in_place=False).reuses
 
 
-def test_nothing_writes_over_inputs_or_over_what_is_still_needed():
+def test_graph_inputs_and_live_values_are_not_overwritten():
     plan = on_host(chain("Relu"))
     assert not plan.reuses, "the input is the caller's"
     builder = GraphBuilder()
@@ -182,7 +182,7 @@ def test_nothing_writes_over_inputs_or_over_what_is_still_needed():
     assert plan.verify()
 
 
-def test_a_broadcast_result_does_not_begin_in_a_smaller_input():
+def test_broadcast_result_does_not_reuse_a_smaller_input():
     builder = GraphBuilder()
     builder.input("x", "uint8", (8,))
     builder.node("Softmax", ["x"], [builder.value("row", "uint8", (8,))])
@@ -191,7 +191,7 @@ def test_a_broadcast_result_does_not_begin_in_a_smaller_input():
     assert not on_host(builder.build(["y"])).reuses
 
 
-def test_two_shapes_of_the_same_bytes_are_not_written_over_while_they_are_read():
+def test_view_and_base_are_not_overwritten_while_either_is_read():
     builder = GraphBuilder()
     builder.input("x", "uint8", (4, 4))
     builder.node("Softmax", ["x"], [builder.value("a", "uint8", (4, 4))])
@@ -202,7 +202,7 @@ def test_two_shapes_of_the_same_bytes_are_not_written_over_while_they_are_read()
     assert plan.verify()
 
 
-def test_a_view_keeps_the_bytes_it_shows():
+def test_view_keeps_its_base_alive():
     builder = GraphBuilder()
     builder.input("x", "uint8", (16,))
     builder.node("Softmax", ["x"], [builder.value("a", "uint8", (16,))])
@@ -218,7 +218,7 @@ def test_a_view_keeps_the_bytes_it_shows():
     assert not on_host(builder.build(["y"])).reuses, "an output is not the caller's input"
 
 
-def test_nothing_is_shared_inside_a_group():
+def test_values_inside_a_group_do_not_reuse_each_other():
     graph = chain("Softmax", "Relu", "Exp", "Softmax")
     target = Target("host", fuse=lambda nodes: [nodes[:3]])
     plan = plan_memory(partition(graph, [target]))
@@ -227,7 +227,7 @@ def test_nothing_is_shared_inside_a_group():
     assert plan.verify()
 
 
-def test_weights_have_places_if_they_are_asked_for():
+def test_weights_are_placed_on_request():
     graph = ModelGraph.from_onnx(shipped("resnet"))
     without, plan = on_host(graph), on_host(graph, weights=True)
     names = {value.name for value in graph.initializers}
@@ -237,7 +237,7 @@ def test_weights_have_places_if_they_are_asked_for():
     assert plan.verify()
 
 
-def test_values_of_unknown_size_are_named():
+def test_values_of_unknown_size_are_listed():
     builder = GraphBuilder()
     builder.input("x", "uint8", (8,))
     builder.node("NonZero", ["x"], [builder.value("y", "int64", (1, "n"))])
@@ -249,7 +249,7 @@ def test_values_of_unknown_size_are_named():
         plan.run(None, {"x": np.zeros(8, np.uint8)}, gpumem.Arena("host"))
 
 
-def test_what_lives_inside_a_node_has_room_beside_what_it_reads():
+def test_values_of_a_body_lie_beside_the_nodes_inputs():
     builder = GraphBuilder()
     builder.input("x", "uint8", (512,))
     bodies = {}
@@ -265,7 +265,7 @@ def test_what_lives_inside_a_node_has_room_beside_what_it_reads():
     assert plan.verify()
 
 
-def test_a_copied_value_has_a_place_in_each_memory():
+def test_copied_value_is_placed_in_each_memory():
     targets = [
         Target("cuda:0", lambda node: node.op_type == "Softmax", host_accessible=False),
         Target("host"),
@@ -303,14 +303,14 @@ def moved(plan, name, offset):
         ("v1", 10, "not aligned"),
     ],
 )
-def test_a_plan_that_does_not_hold_is_found_out(name, offset, message):
+def test_verify_finds_overlapping_blocks(name, offset, message):
     plan = on_host(chain("Softmax", "Softmax", "Softmax"))
     assert plan.offsets == {"x": 0, "v0": 1024, "v1": 0, "v2": 1024}
     with pytest.raises(ModelGraphError, match=message):
         moved(plan, name, offset).verify()
 
 
-def test_a_value_that_is_overwritten_before_its_last_reader_is_found_out():
+def test_verify_finds_a_value_overwritten_before_its_last_reader():
     builder = GraphBuilder()
     builder.input("x", "uint8", (256,))
     for reads, name in (("x", "a"), ("a", "b"), ("b", "c"), ("ac", "y")):
@@ -346,7 +346,7 @@ def graphs(draw):
     st.integers(0, 30_000),
     st.booleans(),
 )
-def test_every_plan_holds_whatever_the_placement(graph, strategy, fused, limited, limit, shared):
+def test_every_plan_verifies_for_any_placement(graph, strategy, fused, limited, limit, shared):
     gpu = Target("cuda:0", fuse=lambda nodes: [nodes[:2]] if fused else [], host_accessible=shared)
     try:
         placement = partition(
@@ -390,7 +390,7 @@ def evaluator_of(model):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{}, {"in_place": False}, {"strategy": "best_fit_by_time"}])
-def test_a_planned_run_gives_what_an_unplanned_one_gives(name, options):
+def test_planned_run_equals_an_unplanned_run(name, options):
     model = shipped(name)
     graph = ModelGraph.from_onnx(model)
     inputs = inputs_of(model)
@@ -433,7 +433,7 @@ def test_models_are_placed_under_budgets_to_the_byte(name, share, is_partial):
     assert plan_memory(placement).verify()
 
 
-def test_tensors_lie_at_the_planned_offsets_of_a_block():
+def test_tensors_lie_at_the_planned_offsets():
     plan = on_host(chain("Softmax", "Softmax"), alignment=1024)
     with gpumem.Arena("host") as arena:
         tensors = plan.tensors(arena)
@@ -447,7 +447,7 @@ def test_tensors_lie_at_the_planned_offsets_of_a_block():
         del tensors
 
 
-def test_imported_memory_gives_the_block():
+def test_plan_runs_in_imported_memory():
     plan = on_host(chain("Softmax", "Softmax"))
     file = os.memfd_create("plan")
     os.truncate(file, 1 << 16)
@@ -460,7 +460,7 @@ def test_imported_memory_gives_the_block():
     os.close(file)
 
 
-def test_memory_of_another_kind_or_too_little_of_it_is_refused():
+def test_wrong_or_too_little_memory_is_refused():
     plan = plan_memory(partition(chain("Softmax"), [Target("cuda:0", host_accessible=False)]))
     arena = gpumem.Arena("host", {"max_mem": 1 << 20, "backing": "regions"})
     with pytest.raises(ConfigError, match="cuda:0"):
@@ -476,7 +476,7 @@ def test_memory_of_another_kind_or_too_little_of_it_is_refused():
         on_host(chain("Softmax")).run(None, {}, arena)
 
 
-def test_a_plan_becomes_plain_values():
+def test_plan_converts_to_plain_values():
     plan = on_host(chain("Softmax", "Relu"))
     told = json.loads(json.dumps(plan.as_dict()))
     assert told["peak_bytes"] == plan.peak_bytes

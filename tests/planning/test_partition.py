@@ -47,7 +47,7 @@ def test_without_a_budget_the_first_device_takes_all_it_supports():
     ("threshold", "on_gpu"),
     [(330, 3), (329, 2), (220, 2), (219, 1), (110, 1), (109, 0), (0, 0)],
 )
-def test_a_budget_places_a_part_and_commits_it_to_the_byte(threshold, on_gpu):
+def test_budget_places_a_part_and_commits_its_exact_cost(threshold, on_gpu):
     accountant = budget(threshold)
     placement = partition(chain(100, 100, 100), ["cuda:0", "host"], {"cuda:0": accountant})
     assert names_on(placement, "cuda:0") == [f"n{i}" for i in range(on_gpu)]
@@ -58,19 +58,19 @@ def test_a_budget_places_a_part_and_commits_it_to_the_byte(threshold, on_gpu):
 
 
 @pytest.mark.parametrize("name", ["cuda", "gpu:0", "CudaPluginExecutionProvider"])
-def test_a_budget_holds_under_every_name_of_its_device(name):
+def test_budget_applies_to_every_name_of_its_device(name):
     placement = partition(chain(100, 100), ["cuda:0", "host"], {name: budget(110)})
     assert names_on(placement, "cuda:0") == ["n0"]
 
 
-def test_the_greedy_order_gives_nothing_more_after_what_did_not_fit():
+def test_greedy_order_stops_at_the_first_node_that_does_not_fit():
     placement = partition(chain(100, 500, 100), ["cuda:0", "host"], {"cuda:0": budget(220)})
     assert names_on(placement, "cuda:0") == ["n0"]
     whys = [one.refusals[0].why for one in placement.assignments[1:]]
     assert whys == ["needs 550 bytes where 110 of 220 are left", "the device was full before"]
 
 
-def test_the_best_order_passes_over_what_does_not_fit_and_says_what_it_gained():
+def test_best_order_skips_nodes_that_do_not_fit_and_reports_the_gain():
     accountant = budget(220)
     placement = partition(
         chain(100, 500, 100), ["cuda:0", "host"], {"cuda:0": accountant}, strategy="best"
@@ -81,7 +81,7 @@ def test_the_best_order_passes_over_what_does_not_fit_and_says_what_it_gained():
     assert "needs 550 bytes" in placement.assignments[1].refusals[0].why
 
 
-def test_the_best_order_exchanges_what_fills_less():
+def test_best_order_exchanges_nodes_that_fill_less():
     accountant = budget(550)
     placement = partition(
         chain(100, 400, 100, 500), ["cuda:0", "host"], {"cuda:0": accountant}, strategy="best"
@@ -90,7 +90,7 @@ def test_the_best_order_exchanges_what_fills_less():
     assert placement.consumed[Device("cuda:0")] == 550
 
 
-def test_a_group_is_placed_whole_or_not_at_all():
+def test_group_is_placed_whole_or_not_at_all():
     def fuse(nodes):
         return [nodes[1:3]]
 
@@ -106,7 +106,7 @@ def test_a_group_is_placed_whole_or_not_at_all():
         )
 
 
-def test_a_group_that_needs_its_own_results_is_refused_and_nothing_is_committed():
+def test_group_that_needs_its_own_results_is_refused_and_nothing_is_committed():
     accountant = budget()
     target = Target("cuda:0", fuse=lambda nodes: [(nodes[0], nodes[2])])
     with pytest.raises(ModelGraphError, match="cannot run as one"):
@@ -114,7 +114,7 @@ def test_a_group_that_needs_its_own_results_is_refused_and_nothing_is_committed(
     assert accountant.consumed == accountant.pending == 0
 
 
-def test_a_group_runs_after_what_it_reads():
+def test_group_runs_after_what_it_reads():
     builder = GraphBuilder()
     x = builder.input("x", "uint8", (1,))
     for name, reads in (("a", ["x"]), ("b", ["x"]), ("c", ["a", "b"])):
@@ -133,7 +133,7 @@ def test_a_group_runs_after_what_it_reads():
         lambda nodes: [(Node("Op", [], [Value("other")]),)],
     ],
 )
-def test_a_proposal_of_what_is_not_on_offer_is_refused(fuse):
+def test_fuse_may_group_only_offered_nodes(fuse):
     with pytest.raises(ModelGraphError, match="not on offer"):
         partition(chain(100, 100, 100), [Target("cuda:0", fuse=fuse)])
 
@@ -155,9 +155,7 @@ def with_transposes(graph, nodes, cost):
 @pytest.mark.parametrize(
     ("threshold", "transposes", "consumed"), [(240, 2, 240), (239, 1, 230), (225, 0, 220)]
 )
-def test_after_a_layout_change_old_nodes_keep_their_price_and_new_ones_take_what_is_left(
-    threshold, transposes, consumed
-):
+def test_layout_change_keeps_old_prices_and_charges_new_nodes(threshold, transposes, consumed):
     accountant = budget(threshold)
     target = Target("cuda:0", relayout=lambda graph, nodes: with_transposes(graph, nodes, 10))
     placement = partition(chain(100, 100, 100), [target, "host"], {"cuda:0": accountant})
@@ -168,7 +166,7 @@ def test_after_a_layout_change_old_nodes_keep_their_price_and_new_ones_take_what
     assert placement.graph.nodes[0].op_type == "Transpose"
 
 
-def test_nodes_that_a_layout_change_removes_are_not_committed():
+def test_nodes_removed_by_a_layout_change_are_not_committed():
     def relayout(graph, nodes):
         first, _, last = graph.nodes
         kept = Node("Op", [first.outputs[0], last.inputs[1]], last.outputs, name="n2")
@@ -179,7 +177,7 @@ def test_nodes_that_a_layout_change_removes_are_not_committed():
     assert accountant.consumed == 220
 
 
-def test_a_layout_change_may_not_change_what_the_graph_takes_and_gives():
+def test_layout_change_may_not_change_inputs_and_outputs():
     def relayout(graph, nodes):
         return ModelGraph(graph.nodes[:1], inputs=graph.inputs, outputs=graph.nodes[0].outputs)
 
@@ -190,14 +188,14 @@ def test_a_layout_change_may_not_change_what_the_graph_takes_and_gives():
         assert accountant.consumed == accountant.pending == 0
 
 
-def test_what_no_device_takes_is_an_error_with_the_reasons_and_nothing_is_committed():
+def test_unplaceable_node_is_an_error_with_reasons_and_commits_nothing():
     accountants = {"cuda:0": budget(110), "host": budget(50)}
     with pytest.raises(ModelGraphError, match=r"n1.*cuda:0: needs 110 .*host:0: needs 110"):
         partition(chain(100, 100), ["cuda:0", "host"], accountants)
     assert all(one.consumed == one.pending == 0 for one in accountants.values())
 
 
-def test_what_was_committed_before_counts():
+def test_earlier_commits_count_towards_the_budget():
     accountant = budget(330)
     partition(chain(100, 100), ["cuda:0"], {"cuda:0": accountant})
     placement = partition(chain(100, 100), ["cuda:0", "host"], {"cuda:0": accountant})
@@ -205,7 +203,7 @@ def test_what_was_committed_before_counts():
     assert accountant.consumed == 330
 
 
-def test_statistics_place_too():
+def test_stats_accountants_place_nodes():
     graph = chain(100, 100)
     stats = {unique_node_name(node): NodeStats(1, 2, 3, 4) for node in graph}
     placement = partition(graph, ["cuda:0", "host"], {"cuda:0": StatsAccountant(stats, 19)})
@@ -231,7 +229,7 @@ def test_arguments_that_contradict_each_other_are_refused():
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=8),
     st.integers(0, 250),
 )
-def test_of_few_nodes_the_best_order_fills_what_trying_everything_fills(rows, threshold):
+def test_best_order_equals_brute_force_for_few_nodes(rows, threshold):
     """Weights are shared, so that what a node costs depends on the others."""
     builder = GraphBuilder()
     x = builder.input("x", "uint8", (1,))
@@ -255,7 +253,7 @@ LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=14)
 
 
 @given(LENGTHS, st.integers(0, 2000), st.sampled_from(["greedy", "best"]), st.booleans())
-def test_no_budget_is_exceeded_and_the_books_agree(lengths, threshold, strategy, fused):
+def test_no_budget_is_exceeded_and_commits_add_up(lengths, threshold, strategy, fused):
     graph = chain(*lengths)
     accountant = budget(threshold)
     target = Target("cuda:0", fuse=lambda nodes: [nodes[:2], nodes[2:4]] if fused else [])
@@ -271,7 +269,7 @@ def test_no_budget_is_exceeded_and_the_books_agree(lengths, threshold, strategy,
 
 
 @given(LENGTHS, st.integers(0, 2000))
-def test_the_best_order_fills_no_less_than_the_greedy_one(lengths, threshold):
+def test_best_order_fills_at_least_as_much_as_greedy(lengths, threshold):
     filled = []
     for strategy in ("greedy", "best"):
         accountant = budget(threshold)

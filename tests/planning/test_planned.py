@@ -64,7 +64,7 @@ def places(resource, *buffers):
 # ---- as planned ----------------------------------------------------------------------------------
 
 
-def test_the_nth_allocation_lies_at_the_nth_place(follow):
+def test_nth_allocation_takes_the_nth_planned_offset(follow):
     planned = follow(THREE)
     for _ in range(3):
         with planned.iteration() as resource:
@@ -80,7 +80,7 @@ def test_the_nth_allocation_lies_at_the_nth_place(follow):
         assert planned.report == IterationReport(3, 0, 0, None)
 
 
-def test_the_block_is_the_upstreams_and_as_large_as_the_peak(follow, make_arena):
+def test_block_comes_from_the_upstream_and_has_the_peak_size(follow, make_arena):
     arena = make_arena()
     planned = follow(THREE, arena)
     assert arena.stats().requested_in_use == THREE.peak_bytes
@@ -92,7 +92,7 @@ def test_the_block_is_the_upstreams_and_as_large_as_the_peak(follow, make_arena)
     assert arena.stats().in_use == 0
 
 
-def test_a_recorded_iteration_is_followed(follow, make_arena, rng):
+def test_recorded_iteration_is_replayed_from_the_plan(follow, make_arena, rng):
     streams = [gpumem.Stream("host"), gpumem.Stream("host")]
     script = [(rng.randrange(1, 40 * KIB), rng.randrange(2), rng.random()) for _ in range(200)]
 
@@ -128,7 +128,7 @@ def test_one_stream_in_steady_state_makes_no_driver_call(follow, host):
     assert host.call_count() == calls
 
 
-def test_outside_of_an_iteration_the_upstream_serves(follow):
+def test_upstream_serves_outside_of_an_iteration(follow):
     planned = follow(THREE)
     with planned.allocate(1000) as buffer:
         assert not 0 <= buffer.ptr - planned.ptr < THREE.peak_bytes
@@ -152,7 +152,7 @@ def test_outside_of_an_iteration_the_upstream_serves(follow):
         ((), (0, 0, 0, "it ended after 0 of 3 allocations")),
     ],
 )
-def test_from_the_first_that_differs_on_the_upstream_serves_and_the_reason_is_told(
+def test_upstream_serves_after_the_first_difference_and_the_reason_is_reported(
     follow, sizes, report
 ):
     planned = follow(THREE)
@@ -170,7 +170,7 @@ def test_from_the_first_that_differs_on_the_upstream_serves_and_the_reason_is_to
     assert planned.report == IterationReport(3, 0, 0, None), "the next iteration begins anew"
 
 
-def test_each_of_the_plans_streams_is_one_stream_of_the_program(follow):
+def test_each_planned_stream_maps_to_one_program_stream(follow):
     two = planned_as((256, 0, 0, 9, 0), (256, 256, 1, 9, 1), (256, 512, 2, 9, 0))
     a, b, c = (gpumem.Stream("host") for _ in range(3))
     planned = follow(two)
@@ -183,7 +183,7 @@ def test_each_of_the_plans_streams_is_one_stream_of_the_program(follow):
             assert "for another stream than the plan's" in planned.report.mismatch
 
 
-def test_what_asks_for_more_than_a_place_gives_is_the_upstreams(follow):
+def test_request_larger_than_planned_goes_to_the_upstream(follow):
     plan_of_two = planned_as((256, 0, 0, 9), (256, 256, 1, 9))
     planned = follow(plan_of_two)
     with planned.iteration():
@@ -202,7 +202,7 @@ def test_what_asks_for_more_than_a_place_gives_is_the_upstreams(follow):
 # ---- what lives on -------------------------------------------------------------------------------
 
 
-def test_a_block_that_outlives_its_time_keeps_its_bytes(follow):
+def test_block_that_outlives_its_plan_keeps_its_bytes(follow):
     planned = follow(THREE)
     with planned.iteration():
         a, b = planned.allocate(1000), planned.allocate(500)
@@ -224,7 +224,7 @@ def test_a_block_that_outlives_its_time_keeps_its_bytes(follow):
     c.close()
 
 
-def test_a_resource_with_live_blocks_does_not_close_and_they_outlive_it(make_arena):
+def test_close_with_live_blocks_is_refused_and_blocks_outlive_the_resource(make_arena):
     arena = make_arena()
     planned = PlannedResource(THREE, arena)
     with planned.iteration():
@@ -248,9 +248,7 @@ def test_a_resource_with_live_blocks_does_not_close_and_they_outlive_it(make_are
 HANDED_ON = planned_as((256, 0, 0, 0, 0), (256, 0, 1, 1, 1))
 
 
-def test_a_place_goes_to_another_stream_when_the_work_there_is_done_and_not_before(
-    follow, virtual_clock
-):
+def test_planned_offset_is_reused_by_another_stream_after_its_work(follow, virtual_clock):
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     planned = follow(planned_as((256, 0, 0, 0, 0), *((256, 0, n, n, 1) for n in (1, 2, 3))))
     virtual_clock.set_lag(LAG)
@@ -265,7 +263,7 @@ def test_a_place_goes_to_another_stream_when_the_work_there_is_done_and_not_befo
     assert planned.report == IterationReport(2, 2, 0, None)
 
 
-def test_under_wait_it_goes_at_once_behind_a_wait_on_the_device(follow, virtual_clock):
+def test_wait_policy_reuses_the_offset_behind_a_device_side_wait(follow, virtual_clock):
     driver = HostDriver()
     slow, taker = gpumem.Stream("host"), gpumem.Stream("host")
     planned = follow(HANDED_ON, stream_reuse="wait")
@@ -285,7 +283,7 @@ def test_under_wait_it_goes_at_once_behind_a_wait_on_the_device(follow, virtual_
 
 
 @pytest.mark.parametrize("reuse", ["completed", "wait", "never"])
-def test_a_block_that_another_stream_uses_holds_its_place(follow, virtual_clock, reuse):
+def test_recorded_stream_delays_reuse_of_the_offset(follow, virtual_clock, reuse):
     driver = HostDriver()
     stream, side = gpumem.Stream("host"), gpumem.Stream("host")
     planned = follow(planned_as((256, 0, 0, 0), (256, 0, 1, 1)), stream_reuse=reuse)
@@ -303,7 +301,7 @@ def test_a_block_that_another_stream_uses_holds_its_place(follow, virtual_clock,
     assert planned.report == IterationReport(2, 0, 0, None)
 
 
-def test_the_rule_between_streams_is_the_upstreams(make_arena, follow, virtual_clock):
+def test_stream_reuse_policy_is_the_upstreams(make_arena, follow, virtual_clock):
     slow, taker = gpumem.Stream("host"), gpumem.Stream("host")
     virtual_clock.set_lag(LAG)
     for reuse, planned_count in (("completed", 1), ("wait", 2), ("never", 1)):
@@ -316,7 +314,7 @@ def test_the_rule_between_streams_is_the_upstreams(make_arena, follow, virtual_c
 
 
 @pytest.mark.parametrize("reuse", ["completed", "wait", "never"])
-def test_no_byte_is_anothers_whatever_a_program_does_with_a_plan(make_arena, rng, host, reuse):
+def test_random_programs_over_a_plan_share_no_byte(make_arena, rng, host, reuse):
     streams = [gpumem.Stream("host") for _ in range(3)]
     script = [
         (rng.choice([1, 300, 5 * KIB, 64 * KIB, 200 * KIB]), rng.randrange(3), rng.random())
@@ -378,7 +376,7 @@ def test_no_byte_is_anothers_whatever_a_program_does_with_a_plan(make_arena, rng
 # ---- threads, forks, graphs ----------------------------------------------------------------------
 
 
-def test_threads_share_an_iteration_and_no_place_is_given_twice(follow):
+def test_threads_share_an_iteration_without_sharing_an_offset(follow):
     count = 64
     planned = follow(planned_as(*((1000, 1024 * n, n, 99) for n in range(count))))
     buffers, barrier = [], threading.Barrier(4)
@@ -400,7 +398,7 @@ def test_threads_share_an_iteration_and_no_place_is_given_twice(follow):
         buffers.clear()
 
 
-def test_a_view_that_another_thread_drops_gives_its_place_back(follow):
+def test_view_dropped_by_another_thread_frees_its_offset(follow):
     planned = follow(THREE)
     with planned.iteration():
         views = [np.asarray(memoryview(planned.allocate(1000)))]
@@ -411,7 +409,7 @@ def test_a_view_that_another_thread_drops_gives_its_place_back(follow):
         assert places(planned, planned.allocate(1000)) == [0]
 
 
-def test_a_capture_is_served_by_the_upstreams_pool(make_arena):
+def test_capture_is_served_by_the_upstreams_graph_pool(make_arena):
     arena, stream = make_arena(), gpumem.Stream("host")
     planned = PlannedResource(THREE, arena)
     with planned.iteration():
@@ -427,7 +425,7 @@ def test_a_capture_is_served_by_the_upstreams_pool(make_arena):
     planned.close()
 
 
-def test_after_a_fork_the_child_allocates_nothing():
+def test_forked_child_cannot_allocate():
     run_quietly("""
         import os, gpumem
         from gpumem.planning import IterationPlan, PlannedResource
@@ -466,7 +464,7 @@ def test_any_resource_can_be_the_upstream(follow):
         planned.allocate(101)
 
 
-def test_what_is_no_plan_or_has_no_room_is_refused_and_nothing_is_held(make_arena):
+def test_invalid_plan_or_missing_memory_is_refused_and_holds_nothing(make_arena):
     arena = make_arena({"max_mem": 1024, "backing": "regions"})
     with pytest.raises(TypeError, match="IterationPlan"):
         PlannedResource([], arena)
@@ -493,7 +491,7 @@ def test_what_is_no_plan_or_has_no_room_is_refused_and_nothing_is_held(make_aren
     planned.close()
 
 
-def test_iterations_come_one_after_another(follow):
+def test_iterations_may_not_overlap(follow):
     planned = follow(THREE)
     with planned.iteration():
         with pytest.raises(ConcurrentRunError), planned.iteration():
@@ -507,7 +505,7 @@ def test_iterations_come_one_after_another(follow):
         pass
 
 
-def test_a_closed_resource_takes_no_calls(make_arena):
+def test_closed_resource_refuses_every_call(make_arena):
     planned = PlannedResource(THREE, make_arena())
     assert not planned.closed
     planned.close()
@@ -520,7 +518,7 @@ def test_a_closed_resource_takes_no_calls(make_arena):
         pass
 
 
-def test_a_tensor_can_be_made_of_a_place(follow):
+def test_tensor_can_be_made_of_a_planned_block(follow):
     planned = follow(THREE)
     with planned.iteration():
         tensor = gpumem.empty(250, "float32", resource=planned)

@@ -59,7 +59,7 @@ def recordings(draw):
 
 
 @given(recordings(), st.sampled_from(["auto", "greedy_by_size", "best_fit_by_time"]))
-def test_blocks_that_live_together_lie_apart(trace, strategy):
+def test_live_blocks_never_overlap(trace, strategy):
     made = plan(trace, strategy=strategy)
     assert_apart(made)
     assert made.verify()
@@ -68,14 +68,14 @@ def test_blocks_that_live_together_lie_apart(trace, strategy):
     assert len(made) == np.count_nonzero((trace.action == ALLOC) & (trace.size > 0))
 
 
-def test_a_block_lives_until_its_free_has_completed():
+def test_block_lives_until_its_free_has_completed():
     events = [(ALLOC, 0, 256), (DROPPED, 0, 256), (ALLOC, 1, 256), (FREED, 0, 256), (ALLOC, 2, 256)]
     made = plan(trace_of(*events))
     assert made.offsets[0] != made.offsets[1]
     assert made.offsets[2] == made.offsets[0]
 
 
-def test_a_step_is_planned_alone():
+def test_step_is_planned_alone():
     events = [(ALLOC, 0, 1000), (ALLOC, 1, 256), (FREED, 1, 256), (ALLOC, 2, 512), (FREED, 0, 1000)]
     trace = trace_of(*events, step_start=[1, 3], streams=[7, 5, 5, 3, 7])
     whole, first, second = plan(trace), plan(trace, 0), plan(trace, 1)
@@ -87,14 +87,14 @@ def test_a_step_is_planned_alone():
 
 
 @pytest.mark.parametrize("step", [-1, 2, 1.0, True, "0"])
-def test_a_step_that_is_not_there_is_refused(step):
+def test_missing_step_is_refused(step):
     with pytest.raises(ConfigError, match="0 to 1"):
         plan(trace_of((ALLOC, 0, 1), step_start=[0, 1]), step)
     with pytest.raises(ConfigError, match="marks no steps"):
         plan(trace_of((ALLOC, 0, 1)), 0)
 
 
-def test_recorded_training_needs_hardly_more_than_what_it_requests():
+def test_recorded_training_plan_is_close_to_its_requested_bytes():
     trace = load_trace("gpt2_varlen_train")
     for step in range(1, len(trace.step_start), 5):
         made = plan(trace, step)
@@ -114,7 +114,7 @@ def small():
     return plan(trace_of(*events))
 
 
-def test_a_plan_goes_to_json_and_back():
+def test_iteration_plan_round_trips_through_json():
     made = small()
     back = IterationPlan.from_dict(json.loads(json.dumps(made.as_dict())))
     assert back.as_dict() == made.as_dict()
@@ -138,21 +138,21 @@ def test_a_plan_goes_to_json_and_back():
         ({"more": 1}, "and no other"),
     ],
 )
-def test_what_is_no_plan_is_refused(change, message):
+def test_invalid_plan_json_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         IterationPlan.from_dict({**small().as_dict(), **change})
     with pytest.raises(ConfigError, match="and no other"):
         IterationPlan.from_dict([])
 
 
-def test_a_block_that_is_moved_onto_another_is_found_out():
+def test_verify_finds_a_block_moved_onto_another():
     made = small()
     columns = {**made.as_dict(), "offsets": [256, 0, 0]}
     with pytest.raises(ModelGraphError, match="allocations 1 and 2"):
         IterationPlan(**columns).verify()
 
 
-def test_the_columns_cannot_be_changed():
+def test_plan_columns_are_read_only():
     with pytest.raises(ValueError, match="read-only"):
         small().offsets[0] = ALIGNMENT
 
@@ -160,7 +160,7 @@ def test_the_columns_cannot_be_changed():
 # ---- recording -----------------------------------------------------------------------------------
 
 
-def test_a_recording_has_what_was_allocated_through_it(arena):
+def test_recording_holds_the_allocations_made_through_it(arena):
     stream = gpumem.Stream("host")
     recording = IterationRecording(arena)
     outside = arena.allocate(1 << 20)
@@ -178,7 +178,7 @@ def test_a_recording_has_what_was_allocated_through_it(arena):
     outside.close()
 
 
-def test_a_recording_holds_a_free_that_was_told_after_its_bytes_were_given_out_again(arena):
+def test_recording_accepts_a_late_free_of_reused_bytes(arena):
     recording = IterationRecording(arena)
     first = recording.resource.allocate(256)
     first.close()
@@ -189,6 +189,6 @@ def test_a_recording_holds_a_free_that_was_told_after_its_bytes_were_given_out_a
     assert recording.trace().action.tolist() == [ALLOC, FREED, ALLOC, FREED]
 
 
-def test_only_a_resource_is_recorded():
+def test_recording_rejects_what_is_no_resource():
     with pytest.raises(TypeError, match="MemoryResource"):
         IterationRecording("host")

@@ -45,7 +45,7 @@ def drawn(page, chart):
 
 
 @pytest.mark.parametrize("name", sorted(TRACES))
-def test_each_recorded_run_is_drawn(open_page, pages, name):
+def test_page_draws_each_recorded_run(open_page, pages, name):
     page = open_page(pages(name, TRACES[name]))
     trace = load_trace(TRACES[name])
     assert f"{trace.allocs:,}" in page.text("#figures")
@@ -60,7 +60,7 @@ def test_each_recorded_run_is_drawn(open_page, pages, name):
             (Path(keep) / f"{name}-{theme}.png").write_bytes(page.browser.screenshot())
 
 
-def test_the_figures_are_those_of_the_run(small):
+def test_page_figures_are_those_of_the_run(small):
     assert "Peak live\n7 MiB" in small.text("#figures")
     assert "Never freed\n2 MiB\n1 block" in small.text("#figures")
     [(size, stream, _, allocated)] = small.rows("#leaks")
@@ -69,7 +69,7 @@ def test_the_figures_are_those_of_the_run(small):
     assert "live at most 7 MiB" in small.text("#shown")
 
 
-def test_dragging_over_the_timeline_zooms_all_charts_and_a_double_click_goes_back(small):
+def test_drag_over_the_timeline_zooms_all_charts_and_double_click_resets(small):
     before = {chart: small.colors(chart) for chart in ("timeline", "map", "lanes")}
     small.drag("timeline", (0.1, 0.5), (0.4, 0.5))  # 0.4 to 1.6 s
     assert "2 blocks" in small.text("#shown")
@@ -81,7 +81,7 @@ def test_dragging_over_the_timeline_zooms_all_charts_and_a_double_click_goes_bac
     assert "live at most 7 MiB" in small.text("#shown")
 
 
-def test_a_drag_over_the_map_zooms_its_addresses_too_and_reset_shows_them_again(small):
+def test_drag_over_the_map_zooms_addresses_and_reset_restores(small):
     everything = small.colors("map")
     small.drag("map", (0.3, 0.2), (0.7, 0.6))
     assert small.colors("map") != everything
@@ -89,7 +89,7 @@ def test_a_drag_over_the_map_zooms_its_addresses_too_and_reset_shows_them_again(
     assert small.colors("map") == everything
 
 
-def test_keys_zoom_move_and_reset(small):
+def test_keys_zoom_pan_and_reset(small):
     small.browser.evaluate("document.querySelector('#timeline').focus()")
     whole = small.text("#shown")
     small.browser.press("+", "+")
@@ -101,7 +101,7 @@ def test_keys_zoom_move_and_reset(small):
     assert small.text("#shown") == whole
 
 
-def test_filters_by_stream_size_and_owner_choose_blocks(small):
+def test_filters_select_blocks_by_stream_size_and_owner(small):
     small.choose("#stream", "1")
     assert small.text("#shown").startswith("1 of 3 blocks")
     assert "live at most 4 MiB" in small.text("#shown")
@@ -118,7 +118,7 @@ def test_filters_by_stream_size_and_owner_choose_blocks(small):
     assert "live at most 4 MiB" in small.text("#shown")
 
 
-def test_a_bar_of_the_sizes_chooses_its_blocks(small):
+def test_click_on_a_size_bar_selects_its_blocks(small):
     box = small.box("#sizes .u-over")
     # Bars of 1, 2 and 4 MiB, side by side.
     small.browser.click(box["left"] + 0.5 * box["width"], box["top"] + 0.9 * box["height"])
@@ -126,7 +126,7 @@ def test_a_bar_of_the_sizes_chooses_its_blocks(small):
     assert "live at most 2 MiB" in small.text("#shown")
 
 
-def test_the_block_under_the_pointer_is_told_of(small):
+def test_tooltip_describes_the_block_under_the_pointer(small):
     box = small.box("#map .u-over")
     # At 2.5 s the first block lies lowest; 1 MiB of 7 or more.
     small.browser.mouse("Moved", box["left"] + 0.62 * box["width"], box["top"] + 3)
@@ -140,7 +140,7 @@ def test_the_block_under_the_pointer_is_told_of(small):
     assert "0x" in told
 
 
-def test_another_policy_is_drawn_when_it_is_chosen(open_page, pages):
+def test_selected_policy_is_drawn(open_page, pages):
     page = open_page(pages("multistream_train", samples()["multistream_train"]))
     assert "by gpumem, pages that move" in page.browser.evaluate(
         "document.querySelector('#timeline').ariaLabel"
@@ -153,13 +153,13 @@ def test_another_policy_is_drawn_when_it_is_chosen(open_page, pages):
     assert page.colors("timeline") != before
 
 
-def test_events_may_be_the_horizontal_axis_and_the_window_stays(small):
+def test_axis_switches_to_events_and_keeps_the_window(small):
     small.drag("timeline", (0.1, 0.5), (0.4, 0.5))
     small.choose("input[name=axis][value=event]", "")
     assert small.text("#shown") == "2 blocks · event 1 to event 2 · live at most 3 MiB"
 
 
-def test_light_and_dark_are_the_systems_until_one_is_chosen(small):
+def test_theme_follows_the_system_until_chosen(small):
     call, evaluate = small.browser.call, small.browser.evaluate
     ground = "getComputedStyle(document.body).backgroundColor"
     light = evaluate(ground)
@@ -178,7 +178,7 @@ def test_light_and_dark_are_the_systems_until_one_is_chosen(small):
         call("Emulation.setEmulatedMedia", features=[])
 
 
-def test_controls_and_charts_have_names_for_those_who_do_not_see_them(small):
+def test_controls_and_charts_have_accessible_names(small):
     nameless = small.browser.evaluate(
         """Array.from(document.querySelectorAll('select, button, input, .chart'), found =>
              found.ariaLabel || found.title || found.labels?.[0]?.innerText || found.innerText
@@ -190,7 +190,7 @@ def test_controls_and_charts_have_names_for_those_who_do_not_see_them(small):
     )
 
 
-def test_a_million_events_are_drawn_and_a_zoom_is_drawn_at_once(open_page, pages):
+def test_million_events_are_drawn_and_zoomed(open_page, pages):
     page = open_page(pages("million", million_events))
     assert "1,000,000 events" in page.text("#figures")
     assert drawn(page, "map") > 5000
@@ -203,7 +203,7 @@ def test_a_million_events_are_drawn_and_a_zoom_is_drawn_at_once(open_page, pages
     assert "of 500,000 blocks" in page.text("#shown")
 
 
-def test_names_from_a_file_are_text_and_never_markup(open_page, tmp_path):
+def test_names_from_a_file_are_escaped(open_page, tmp_path):
     hostile = "</script><img src=x onerror=\"console.error('run')\"><!--{{facts}}"
     arena = gpumem.Arena("host")
     with observe.record(arena, tmp_path / "events") as recording, observe.tag(hostile):
@@ -216,7 +216,7 @@ def test_names_from_a_file_are_text_and_never_markup(open_page, tmp_path):
     assert page.browser.evaluate("document.images.length") == 0
 
 
-def test_a_run_without_blocks_makes_a_page_that_says_so(open_page, tmp_path):
+def test_empty_run_makes_a_page_that_says_so(open_page, tmp_path):
     empty = Trace(action=[0], block=[0], size=[0], stream=[0], time_us=[0])
     write_report(empty, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
@@ -224,7 +224,7 @@ def test_a_run_without_blocks_makes_a_page_that_says_so(open_page, tmp_path):
     assert "0 blocks" in page.text("#shown")
 
 
-def test_a_recording_is_shown_with_its_own_addresses_owners_and_what_was_held(open_page, tmp_path):
+def test_recording_is_drawn_with_addresses_owners_and_reserved_bytes(open_page, tmp_path):
     arena = gpumem.Arena("host")
     with observe.record(arena, tmp_path / "events") as recording:
         with observe.tag("weights"):
@@ -242,7 +242,7 @@ def test_a_recording_is_shown_with_its_own_addresses_owners_and_what_was_held(op
     assert page.rows("#policies")[0][0] == "as recorded"
 
 
-def test_a_log_without_times_is_shown_by_its_events(open_page, tmp_path):
+def test_log_without_times_is_drawn_by_events(open_page, tmp_path):
     run = small_run()
     columns = (run.action, run.block, run.size, run.stream)
     write_report(Trace(*columns, time_us=[0] * 6), tmp_path / "page.html")
@@ -251,7 +251,7 @@ def test_a_log_without_times_is_shown_by_its_events(open_page, tmp_path):
     assert drawn(page, "timeline") > 500
 
 
-def test_a_snapshot_is_shown_as_live_blocks(open_page, tmp_path, arena):
+def test_snapshot_is_drawn_as_live_blocks(open_page, tmp_path, arena):
     with observe.record(arena), observe.tag("weights"):
         kept = [arena.allocate((n + 1) * MIB) for n in range(3)]
     arena.report(tmp_path / "page.html")

@@ -57,7 +57,7 @@ def random_run(rng, allocs=300):
 # --------------------------------------------------------------------------------- what a run was
 
 
-def test_the_report_tells_the_main_figures(tmp_path):
+def test_report_has_the_main_figures(tmp_path):
     report = write_report(small_run(), tmp_path / "page.html")
     assert report.path.stat().st_size == report.nbytes
     assert (report.events, report.allocations, report.streams) == (6, 3, 2)
@@ -72,7 +72,7 @@ def test_the_report_tells_the_main_figures(tmp_path):
     assert all(each["peak_reserved_bytes"] >= 7 * MIB for each in report.policies)
 
 
-def test_policies_hold_what_a_replay_and_the_models_hold():
+def test_policies_reserve_what_replay_and_models_reserve():
     trace = load_trace("multistream_train")
     found = {each.name: each for each in policies(trace)}
     for name, config in (
@@ -86,7 +86,7 @@ def test_policies_hold_what_a_replay_and_the_models_hold():
         assert (each.held.by_event(trace.events) >= trace.live_bytes()).all(), each.name
 
 
-def test_a_replay_places_no_two_live_blocks_over_each_other(rng):
+def test_replayed_live_blocks_never_overlap(rng):
     trace = random_run(rng)
     blocks = blocks_of(trace)
     address = place(trace).address[blocks.allocation].astype(np.int64)
@@ -101,14 +101,14 @@ def test_a_replay_places_no_two_live_blocks_over_each_other(rng):
         live[number] = begin, end
 
 
-def test_what_a_replay_holds_changes_at_the_event_that_asks_for_it():
+def test_replayed_reserved_bytes_change_at_their_event():
     trace = Trace([0, 1, 0, 2, 0], [0, 0, 1, 0, 2], [5, 5, 1 << 30, 5, 3 << 30], [0] * 5, [0] * 5)
     held = place(trace, {"backing": "regions"}).held
     assert held.at.tolist() == [0, 2, 4]
     assert held.by_event(5).tolist()[1::2] == held.nbytes.tolist()[:2]
 
 
-def test_every_free_belongs_to_the_allocation_before_it_of_that_number(rng):
+def test_each_free_matches_the_latest_allocation_of_its_number(rng):
     trace = random_run(rng)
     blocks = blocks_of(trace)
     assert blocks.live().max() == trace.peak_requested
@@ -126,7 +126,7 @@ def test_every_free_belongs_to_the_allocation_before_it_of_that_number(rng):
     )
 
 
-def test_the_pages_columns_give_the_run_back(rng):
+def test_page_columns_reproduce_the_run(rng):
     trace = random_run(rng)
     columns = page_data(trace, [])["columns"]
     sizes, live, begun = unpack(columns["size"]), [], 0
@@ -141,7 +141,7 @@ def test_the_pages_columns_give_the_run_back(rng):
     assert unpack(columns["stream"]) == blocks.stream.tolist()
 
 
-def test_of_too_many_blocks_the_smallest_are_only_in_the_sums(rng, monkeypatch):
+def test_smallest_of_too_many_blocks_are_only_in_the_sums(rng, monkeypatch):
     monkeypatch.setattr(data_module, "MOST_BLOCKS", 40)
     trace = random_run(rng)
     data = page_data(trace, [])
@@ -155,7 +155,7 @@ def test_of_too_many_blocks_the_smallest_are_only_in_the_sums(rng, monkeypatch):
     assert total.tolist() == blocks.live()[shown].tolist()
 
 
-def test_of_too_many_owners_those_of_the_fewest_bytes_are_together(monkeypatch):
+def test_smallest_of_too_many_owners_are_grouped(monkeypatch):
     monkeypatch.setattr(blocks_module, "MOST_OWNERS", 3)
     sizes = np.array([100, 7, 300, 9, 200])
     details = Details(np.zeros(5, np.uint64), np.arange(5), tuple("abcde"), ("default",))
@@ -177,7 +177,7 @@ def test_blocks_of_too_many_sizes_are_grouped_by_powers_of_two(monkeypatch):
 # ------------------------------------------------------------------------------ what a log told
 
 
-def test_what_was_held_before_a_log_began_is_at_least_what_its_blocks_need():
+def test_reserved_bytes_of_a_log_cover_its_blocks():
     details = Details(
         address=np.zeros(1, np.uint64),
         owner=np.zeros(1, np.int32),
@@ -195,7 +195,7 @@ def test_what_was_held_before_a_log_began_is_at_least_what_its_blocks_need():
     assert (told.how, told.held.peak) == ("recorded", 128)
 
 
-def test_a_recording_tells_addresses_owners_what_was_held_and_what_was_refused(tmp_path):
+def test_recording_report_has_addresses_owners_reserved_and_failures(tmp_path):
     arena = gpumem.Arena("host", {"max_mem": 64 * MIB})
     with observe.record(arena, tmp_path / "events") as recording:
         with observe.tag("weights"):
@@ -214,7 +214,7 @@ def test_a_recording_tells_addresses_owners_what_was_held_and_what_was_refused(t
     kept.close()
 
 
-def test_a_running_recording_makes_no_report(tmp_path):
+def test_report_of_a_running_recording_is_refused(tmp_path):
     arena = gpumem.Arena("host")
     with observe.record(arena) as recording:
         arena.allocate(1).close()
@@ -223,7 +223,7 @@ def test_a_running_recording_makes_no_report(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_snapshot_of_pytorch_tells_lines_segments_and_what_was_refused(tmp_path):
+def test_torch_snapshot_report_has_source_lines_segments_and_failures(tmp_path):
     def entry(action, size, addr=4096, **more):
         return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 5, **more}
 
@@ -250,7 +250,7 @@ def test_a_snapshot_of_pytorch_tells_lines_segments_and_what_was_refused(tmp_pat
     assert write_report(path, tmp_path / "page.html").policies[0]["how"] == "recorded"
 
 
-def test_a_log_of_rmm_tells_addresses_and_threads(tmp_path):
+def test_rmm_log_report_has_addresses_and_threads(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text(
         "Thread,Time,Action,Pointer,Size,Stream\n7,00:00:00.1,allocate,0x1000,256,0x0\n"
@@ -298,7 +298,7 @@ SNAPSHOT = {
 }
 
 
-def test_a_snapshot_is_a_run_that_allocates_what_is_in_use_the_oldest_first(tmp_path):
+def test_snapshot_report_allocates_blocks_oldest_first(tmp_path):
     path = tmp_path / "moment.json"
     path.write_text(json.dumps(SNAPSHOT))
     trace = load_trace(path)
@@ -314,7 +314,7 @@ def test_a_snapshot_is_a_run_that_allocates_what_is_in_use_the_oldest_first(tmp_
     assert report.never_freed_blocks == 3
 
 
-def test_an_arena_reports_what_is_in_use_now(tmp_path):
+def test_arena_report_shows_current_use(tmp_path):
     arena = gpumem.Arena("host", name="weights")
     with pytest.raises(TraceError, match="nothing in use"):
         arena.report(tmp_path / "page.html")
@@ -347,7 +347,7 @@ def test_an_arena_reports_what_is_in_use_now(tmp_path):
         ({"stacks": []}, "IndexError"),
     ],
 )
-def test_what_is_no_snapshot_is_refused_in_words(tmp_path, change, words):
+def test_report_of_an_invalid_snapshot_is_refused(tmp_path, change, words):
     path = tmp_path / "moment.json"
     path.write_text(json.dumps(SNAPSHOT | change))
     with pytest.raises(TraceError, match=words):
@@ -373,13 +373,13 @@ def test_what_is_no_snapshot_is_refused_in_words(tmp_path, change, words):
         ([0, 1 << 53], "u1", 1 << 53),
     ],
 )
-def test_a_column_is_as_narrow_as_its_numbers_allow(values, width, unit):
+def test_column_uses_the_narrowest_type(values, width, unit):
     packed = column(values)
     assert (packed["type"], packed["unit"], packed["length"]) == (width, unit, len(values))
     assert unpack(packed) == values
 
 
-def test_a_column_refuses_what_it_cannot_hold():
+def test_column_refuses_numbers_out_of_range():
     for values in ([-1], [(1 << 53) + 1]):
         with pytest.raises(ValueError, match="a column takes"):
             column(values)
@@ -387,7 +387,7 @@ def test_a_column_refuses_what_it_cannot_hold():
         column([2, 1], rising=True)
 
 
-def test_wide_gaps_between_addresses_are_closed_and_narrow_ones_stay():
+def test_wide_address_gaps_are_closed_and_narrow_ones_stay():
     far, near = (1 << 64) - 4096, 10 * MIB
     address = np.array([far, 0x1000, 0x1000 + near + MIB, 0x1000], np.uint64)
     drawn = draw_together(address, np.array([8192, near, 512, near]))
@@ -406,7 +406,7 @@ def run(capsys, *arguments):
     return code, out, err
 
 
-def test_the_command_writes_the_page_and_prints_one_object(tmp_path, capsys):
+def test_report_command_writes_the_page_and_prints_one_object(tmp_path, capsys):
     page = tmp_path / "page.html"
     code, out, err = run(capsys, "report", "multistream_train", "-o", page, "--json")
     told = json.loads(out)
@@ -417,20 +417,20 @@ def test_the_command_writes_the_page_and_prints_one_object(tmp_path, capsys):
     assert len(told["policies"]) == 4
 
 
-def test_the_command_tells_people_the_figures_in_sizes_they_can_read(tmp_path, capsys):
+def test_report_command_prints_readable_sizes(tmp_path, capsys):
     code, out, _ = run(capsys, "report", "multistream_train", "-o", tmp_path / "page.html")
     assert code == 0
     assert "3.2 GiB" in out
     assert "PyTorch-like caching" in out
 
 
-def test_without_an_output_the_page_is_named_after_the_file(tmp_path, capsys, monkeypatch):
+def test_report_command_names_the_page_after_the_file(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "report", "multistream_train")[0] == 0
     assert (tmp_path / "multistream_train.html").exists()
 
 
-def test_bad_files_are_bad_input_and_a_page_that_cannot_be_written_is_a_failure(tmp_path, capsys):
+def test_report_command_distinguishes_bad_input_from_write_failures(tmp_path, capsys):
     code, out, err = run(capsys, "report", "nope", "-o", tmp_path / "page.html", "--json")
     assert (code, out) == (2, "")
     assert err.startswith("gpumem: nope: no such file")
@@ -440,7 +440,7 @@ def test_bad_files_are_bad_input_and_a_page_that_cannot_be_written_is_a_failure(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_page_that_cannot_replace_another_leaves_it_and_nothing_beside_it(tmp_path):
+def test_failed_page_write_leaves_the_old_page_and_no_temporary_file(tmp_path):
     taken = tmp_path / "page.html"
     taken.mkdir()
     with pytest.raises(OSError, match=r"page\.html"):
@@ -448,6 +448,6 @@ def test_a_page_that_cannot_replace_another_leaves_it_and_nothing_beside_it(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_a_source_that_is_no_run_is_refused():
+def test_report_rejects_an_unsupported_source():
     with pytest.raises(TraceError, match="no such file"):
         write_report("nope", "page.html")

@@ -20,7 +20,7 @@ def arenas(make_arena):
     return [make_arena() for _ in range(3)]
 
 
-def test_the_innermost_block_of_a_memory_serves_and_each_end_uncovers_the_one_before(arenas):
+def test_innermost_using_resource_serves_its_memory(arenas):
     first, second, _ = arenas
     pinned = gpumem.Arena("host/host_accessible")
     default = serving()
@@ -40,7 +40,7 @@ def test_the_innermost_block_of_a_memory_serves_and_each_end_uncovers_the_one_be
     pinned.close()
 
 
-def test_a_block_that_an_exception_leaves_is_over(arenas):
+def test_using_resource_ends_with_an_exception(arenas):
     default = serving()
     with (
         pytest.raises(KeyError),
@@ -54,7 +54,7 @@ def test_a_block_that_an_exception_leaves_is_over(arenas):
     assert serving() is default
 
 
-def test_a_resource_without_memory_leaves_the_block_in_place(make_arena):
+def test_using_resource_stays_in_force_after_out_of_memory(make_arena):
     small = make_arena({"max_mem": 1 << 20})
     with gpumem.using_resource(small):
         with pytest.raises(gpumem.OutOfMemoryError):
@@ -62,7 +62,7 @@ def test_a_resource_without_memory_leaves_the_block_in_place(make_arena):
         assert serving() is small
 
 
-def test_a_default_that_is_set_meanwhile_serves_after_the_block(arenas):
+def test_default_set_inside_using_resource_serves_after_it(arenas):
     first, second, _ = arenas
     with gpumem.using_resource(first):
         gpumem.set_default_resource("host", second)
@@ -78,7 +78,7 @@ def test_a_default_that_is_set_meanwhile_serves_after_the_block(arenas):
     assert serving() is not second
 
 
-def test_a_block_is_its_threads_alone(arenas):
+def test_using_resource_is_per_thread(arenas):
     default = serving()
     seen: dict[int, list] = {}
     inside = threading.Barrier(3)
@@ -102,7 +102,7 @@ def test_a_block_is_its_threads_alone(arenas):
         assert seen[number] == [default, *[arenas[number]] * 200, default]
 
 
-def test_a_thread_that_is_given_the_context_is_in_the_block(arenas):
+def test_using_resource_follows_a_copied_context(arenas):
     seen = []
     with gpumem.using_resource(arenas[0]):
         context = contextvars.copy_context()
@@ -113,7 +113,7 @@ def test_a_thread_that_is_given_the_context_is_in_the_block(arenas):
     assert serving() is not arenas[0]
 
 
-def test_tasks_have_blocks_of_their_own_and_begin_in_their_makers(arenas):
+def test_using_resource_is_per_task_and_inherited(arenas):
     first, second, third = arenas
 
     async def work(own, turns):
@@ -140,7 +140,7 @@ def test_tasks_have_blocks_of_their_own_and_begin_in_their_makers(arenas):
     assert outside == [default, third, default]
 
 
-def test_a_task_that_is_cancelled_in_its_block_leaves_nothing_behind(arenas):
+def test_using_resource_of_a_cancelled_task_is_undone(arenas):
     async def main():
         async def work():
             with gpumem.using_resource(arenas[0]):

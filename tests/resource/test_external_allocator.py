@@ -63,7 +63,7 @@ def allocator(heap):
 # ---- blocks --------------------------------------------------------------------------------------
 
 
-def test_every_block_is_one_call_each_way(allocator, heap):
+def test_each_block_is_one_alloc_and_one_free_call(allocator, heap):
     with allocator.allocate(1000) as buffer:
         assert heap.calls == [("alloc", 1000)]
         assert (buffer.nbytes, buffer.allocated) == (1000, 1000)
@@ -74,7 +74,7 @@ def test_every_block_is_one_call_each_way(allocator, heap):
     assert heap.calls[1:] == [("free", address)]
 
 
-def test_c_functions_are_called_by_their_addresses():
+def test_callbacks_may_be_addresses_of_c_functions():
     with gpumem.ExternalAllocator(MALLOC, FREE, memory="host") as allocator:
         with allocator.allocate(MIB) as buffer:
             np.frombuffer(buffer, np.uint8)[:] = 7
@@ -97,20 +97,20 @@ def test_callables_and_addresses_may_be_mixed(heap):
     assert freed == [address]
 
 
-def test_it_is_no_arena(allocator):
+def test_external_allocator_is_no_arena(allocator):
     assert not allocator.is_arena
     assert isinstance(allocator, gpumem.MemoryResource)
     assert "ExternalAllocator 'host:0' on host:0" in repr(allocator)
 
 
-def test_an_empty_block_calls_nobody(allocator, heap):
+def test_empty_block_calls_no_callback(allocator, heap):
     with allocator.allocate(0) as buffer, allocator.allocate_persistent(0) as other:
         assert (buffer.ptr, buffer.nbytes, other.ptr) == (0, 0, 0)
     assert heap.calls == []
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 256, 4096, 1 << 21])
-def test_a_block_is_aligned_as_asked(allocator, heap, alignment):
+def test_block_is_aligned_as_asked(allocator, heap, alignment):
     with allocator.allocate(100, alignment=alignment) as buffer:
         assert buffer.ptr % alignment == 0
         np.frombuffer(buffer, np.uint8)[:] = 1
@@ -120,7 +120,7 @@ def test_a_block_is_aligned_as_asked(allocator, heap, alignment):
 
 
 @pytest.mark.parametrize("alignment", [0, -1, 3, 1 << 22, 2.0, "1", True])
-def test_an_alignment_that_is_none_is_refused(allocator, heap, alignment):
+def test_invalid_alignment_is_refused(allocator, heap, alignment):
     with pytest.raises(ValueError, match="power of two"):
         allocator.allocate(100, alignment=alignment)
     assert heap.calls == []
@@ -131,14 +131,14 @@ def test_an_alignment_that_is_none_is_refused(allocator, heap, alignment):
     [(-1, ValueError), (1.0, TypeError), ("1", TypeError), (True, TypeError), (None, TypeError),
      (1 << 50, gpumem.OutOfMemoryError)],
 )  # fmt: skip
-def test_a_size_that_is_none_is_refused_before_any_call(allocator, heap, nbytes, error):
+def test_invalid_size_is_refused_before_any_callback(allocator, heap, nbytes, error):
     for call in (allocator.allocate, allocator.allocate_persistent, allocator.reserve):
         with pytest.raises(error):
             call(nbytes)
     assert heap.calls == []
 
 
-def test_the_counters_after_a_known_history(allocator):
+def test_stats_after_a_known_history(allocator):
     held = [allocator.allocate(1000), allocator.allocate(3000), allocator.allocate_persistent(50)]
     held.pop(1).close()
     allocator.shrink()
@@ -154,7 +154,7 @@ def test_the_counters_after_a_known_history(allocator):
 # ---- empty_cache ---------------------------------------------------------------------------------
 
 
-def test_empty_cache_runs_after_a_persistent_block_is_freed_and_only_then(allocator, heap):
+def test_empty_cache_runs_only_after_a_persistent_free(allocator, heap):
     allocator.allocate(10).close()
     assert heap.names() == ["alloc", "free"]
     allocator.allocate_persistent(10).close()
@@ -163,7 +163,7 @@ def test_empty_cache_runs_after_a_persistent_block_is_freed_and_only_then(alloca
     assert heap.names()[5:] == ["alloc", "free", "empty_cache"]
 
 
-def test_a_persistent_block_keeps_its_mark_when_its_address_is_handed_out_again():
+def test_persistent_mark_belongs_to_the_block_not_its_address():
     """The mark belongs to the block, not to its address."""
     block, calls = ctypes.create_string_buffer(100), []
     allocator = gpumem.ExternalAllocator(
@@ -178,7 +178,7 @@ def test_a_persistent_block_keeps_its_mark_when_its_address_is_handed_out_again(
     assert len([c for c in calls if c == "empty_cache"]) == 2
 
 
-def test_no_memory_empties_the_cache_once_and_asks_again(heap):
+def test_failed_alloc_calls_empty_cache_once_and_retries(heap):
     heap.limit = 1000
     held = []
 
@@ -206,7 +206,7 @@ def test_no_memory_empties_the_cache_once_and_asks_again(heap):
 
 
 @pytest.mark.parametrize("answer", [None, 0])
-def test_no_memory_without_a_cache_to_empty_is_asked_for_once(answer):
+def test_failed_alloc_without_empty_cache_is_not_retried(answer):
     calls = []
     with gpumem.ExternalAllocator(
         lambda n: calls.append(n) or answer, lambda p: None, memory="host"
@@ -224,7 +224,7 @@ class Mine(Exception):
     pass
 
 
-def test_what_alloc_raises_reaches_the_caller_with_nothing_changed(heap):
+def test_exception_of_alloc_reaches_the_caller_without_a_change(heap):
     def alloc(nbytes):
         raise Mine(nbytes)
 
@@ -241,14 +241,14 @@ def test_what_alloc_raises_reaches_the_caller_with_nothing_changed(heap):
     [(-1, ValueError), (1 << 64, ValueError), (1.5, TypeError), ("5", TypeError),
      (True, TypeError), (b"", TypeError)],
 )  # fmt: skip
-def test_an_answer_that_is_no_address_is_refused(answer, error):
+def test_invalid_address_from_alloc_is_refused(answer, error):
     with gpumem.ExternalAllocator(lambda n: answer, lambda p: None, memory="host") as allocator:
         with pytest.raises(error, match="alloc returned"):
             allocator.allocate(10)
         assert allocator.stats().num_allocs == 0
 
 
-def test_what_free_raises_goes_to_the_hook_and_the_block_counts_as_freed(monkeypatch, heap):
+def test_exception_of_free_is_unraisable_and_the_block_counts_as_freed(monkeypatch, heap):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_value))
 
@@ -267,7 +267,7 @@ def test_what_free_raises_goes_to_the_hook_and_the_block_counts_as_freed(monkeyp
     assert len(told) == 2
 
 
-def test_what_empty_cache_raises_reaches_the_caller_or_the_hook(monkeypatch, heap):
+def test_exception_of_empty_cache_is_raised_or_unraisable(monkeypatch, heap):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_type))
 
@@ -286,7 +286,7 @@ def test_what_empty_cache_raises_reaches_the_caller_or_the_hook(monkeypatch, hea
         assert allocator.stats().in_use == 0
 
 
-def test_an_exception_on_its_way_survives_a_free_that_runs_python(allocator, heap):
+def test_pending_exception_survives_a_python_free(allocator, heap):
     def work():
         buffer = allocator.allocate(10)
         view = memoryview(buffer)
@@ -323,21 +323,21 @@ def test_callbacks_may_use_the_allocator_themselves(heap):
     [(None, FREE, "alloc"), (MALLOC, None, "free"), (None, None, "")],
     ids=["free", "alloc", "neither"],
 )
-def test_callbacks_that_are_half_given_are_refused(alloc, free, missing):
+def test_incomplete_callbacks_are_refused(alloc, free, missing):
     with pytest.raises(gpumem.ConfigError, match=f"{missing}.* = None .* come together"):
         gpumem.ExternalAllocator(alloc, free, memory="host")
 
 
 @pytest.mark.parametrize("address", [0, -1, 1 << 64, -(1 << 70)])
 @pytest.mark.parametrize("which", ["alloc", "free", "empty_cache"])
-def test_an_address_that_cannot_be_one_is_refused(which, address):
+def test_invalid_callback_address_is_refused(which, address):
     given = {"alloc": MALLOC, "free": FREE, which: address}
     with pytest.raises(ValueError, match=rf"{which} = {address} is not an address from 1 to"):
         gpumem.ExternalAllocator(**given, memory="host")
 
 
 @pytest.mark.parametrize("callback", ["malloc", 1.5, True, b"x", object()])
-def test_what_is_neither_callable_nor_an_address_is_refused(callback):
+def test_callback_of_a_wrong_type_is_refused(callback):
     with pytest.raises(TypeError, match="a callable or the address of a C function"):
         gpumem.ExternalAllocator(callback, FREE, memory="host")
 
@@ -350,7 +350,7 @@ def test_memory_is_required_and_must_exist():
     gc.collect()
 
 
-def test_it_is_initialised_once_and_before_its_use(allocator):
+def test_allocator_is_initialised_once_and_before_use(allocator):
     with pytest.raises(TypeError, match="initialised once"):
         allocator.__init__(MALLOC, FREE, memory="host")
     raw = gpumem.ExternalAllocator.__new__(gpumem.ExternalAllocator)
@@ -359,7 +359,7 @@ def test_it_is_initialised_once_and_before_its_use(allocator):
             call()
 
 
-def test_numpys_integers_are_addresses():
+def test_numpy_integers_are_addresses():
     with (
         gpumem.ExternalAllocator(np.uint64(MALLOC), np.uint64(FREE), memory="host") as allocator,
         allocator.allocate(np.int32(10)) as buffer,
@@ -368,7 +368,7 @@ def test_numpys_integers_are_addresses():
 
 
 @pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
-def test_views_work_wherever_the_cpu_can_read(heap, memory):
+def test_views_work_for_cpu_accessible_memory(heap, memory):
     with gpumem.ExternalAllocator(heap.alloc, heap.free, memory=memory) as allocator:
         buffer = allocator.allocate(8)
         np.frombuffer(buffer, np.uint8)[:] = 3
@@ -400,7 +400,7 @@ def test_close_is_refused_while_a_buffer_or_a_view_lives(heap):
     assert allocator.stats().num_frees == 2
 
 
-def test_a_view_outlives_the_buffer_the_allocator_and_the_callbacks_owner(heap):
+def test_view_outlives_buffer_allocator_and_callbacks_owner(heap):
     blocks = heap.blocks
     allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
     view = np.from_dlpack(allocator.allocate(100))
@@ -414,7 +414,7 @@ def test_a_view_outlives_the_buffer_the_allocator_and_the_callbacks_owner(heap):
     assert not blocks
 
 
-def test_a_cycle_through_the_callbacks_is_collected_and_a_view_still_frees():
+def test_cycle_through_the_callbacks_is_collected_and_a_view_still_frees():
     freed = []
 
     class Owner:
@@ -437,7 +437,7 @@ def test_a_cycle_through_the_callbacks_is_collected_and_a_view_still_frees():
 
 
 @pytest.mark.parametrize("python", [True, False])
-def test_the_last_view_may_be_dropped_where_no_python_runs(heap, python):
+def test_last_view_may_be_dropped_without_the_gil(heap, python):
     """By a thread without the interpreter lock, and by a stream's own."""
     callbacks = (heap.alloc, heap.free) if python else (MALLOC, FREE)
     driver, stream = HostDriver(), gpumem.Stream("host")
@@ -459,12 +459,12 @@ def test_the_last_view_may_be_dropped_where_no_python_runs(heap, python):
     assert not heap.blocks
 
 
-def test_a_python_free_is_called_soon_after_a_drop_without_the_lock(allocator, heap):
+def test_python_free_runs_soon_after_a_drop_without_the_gil(allocator, heap):
     consume(allocator.allocate(10).__dlpack__()).delete()
     wait_until(lambda: "free" in heap.names())
 
 
-def test_many_threads_leave_the_counters_right(allocator, heap):
+def test_stats_are_exact_under_threads(allocator, heap):
     def work(number):
         stream = gpumem.Stream("host")
         for i in range(100):
@@ -485,7 +485,7 @@ def test_many_threads_leave_the_counters_right(allocator, heap):
 # ---- streams -------------------------------------------------------------------------------------
 
 
-def test_a_block_freed_on_a_busy_stream_is_freed_when_the_stream_is_done(allocator, heap, host):
+def test_block_freed_on_a_busy_stream_is_freed_when_the_stream_is_done(allocator, heap, host):
     driver, stream = HostDriver(), gpumem.Stream("host")
     buffer = allocator.allocate(1000, stream)
     with driver.block(stream):
@@ -498,7 +498,7 @@ def test_a_block_freed_on_a_busy_stream_is_freed_when_the_stream_is_done(allocat
     assert heap.names() == ["alloc", "free"]
 
 
-def test_a_block_freed_on_the_default_stream_is_freed_at_once(heap, host):
+def test_block_freed_on_the_default_stream_is_freed_at_once(heap, host):
     driver, stream = HostDriver(), gpumem.Stream("host")
     with (
         gpumem.ExternalAllocator(
@@ -512,7 +512,7 @@ def test_a_block_freed_on_the_default_stream_is_freed_at_once(heap, host):
         assert heap.names() == ["alloc", "free"] * 3
 
 
-def test_the_stream_of_the_close_counts(allocator, heap, host):
+def test_free_is_ordered_on_the_stream_of_the_close(allocator, heap, host):
     driver, busy, idle = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
     first, second = allocator.allocate(10, busy), allocator.allocate(10, idle)
     with driver.block(busy):
@@ -525,7 +525,7 @@ def test_the_stream_of_the_close_counts(allocator, heap, host):
     assert heap.names().count("free") == 2
 
 
-def test_out_of_memory_waits_for_what_was_given_back(heap, host):
+def test_out_of_memory_waits_for_pending_frees(heap, host):
     heap.limit = 1000
     driver, stream = HostDriver(), gpumem.Stream("host")
     with gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host") as allocator:
@@ -537,7 +537,7 @@ def test_out_of_memory_waits_for_what_was_given_back(heap, host):
             assert heap.names() == ["alloc", "alloc", "free", "alloc"]
 
 
-def test_close_waits_for_what_was_given_back(heap, host):
+def test_close_waits_for_pending_frees(heap, host):
     driver, stream = HostDriver(), gpumem.Stream("host")
     allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
     buffer = allocator.allocate(1000, stream)
@@ -548,7 +548,7 @@ def test_close_waits_for_what_was_given_back(heap, host):
     assert not heap.blocks
 
 
-def test_a_reset_stream_is_done_by_its_callers_word(allocator, heap, host):
+def test_reset_stream_counts_as_done(allocator, heap, host):
     driver, stream = HostDriver(), gpumem.Stream("host")
     held, waiting = allocator.allocate(10, stream.ptr), allocator.allocate(10, stream.ptr)
     with driver.block(stream):
@@ -560,7 +560,7 @@ def test_a_reset_stream_is_done_by_its_callers_word(allocator, heap, host):
     stream.synchronize()
 
 
-def test_blocks_that_wait_outlive_the_allocator_object(heap, host):
+def test_pending_frees_outlive_the_allocator_object(heap, host):
     driver, stream = HostDriver(), gpumem.Stream("host")
     allocator = gpumem.ExternalAllocator(heap.alloc, heap.free, memory="host")
     buffer = allocator.allocate(1000, stream)
@@ -577,7 +577,7 @@ def test_blocks_that_wait_outlive_the_allocator_object(heap, host):
 # ---- the device ----------------------------------------------------------------------------------
 
 
-def test_callbacks_run_with_the_device_current_and_leave_nothing_current():
+def test_callbacks_run_with_the_device_context_current():
     driver = HostDriver()
     get = driver._function  # the context that is current, asked through the driver itself
     seen = []
@@ -601,7 +601,7 @@ def test_callbacks_run_with_the_device_current_and_leave_nothing_current():
     assert current() == before
 
 
-def test_a_failing_callback_leaves_nothing_current(heap):
+def test_failing_callback_leaves_no_context_current(heap):
     driver = HostDriver()
 
     def current():
@@ -647,7 +647,7 @@ def scenario(allocator, stream):
     ["cuCtxPushCurrent", "cuStreamQuery", "cuEventCreate", "cuEventRecord", "cuEventQuery",
      "cuStreamIsCapturing"],
 )  # fmt: skip
-def test_a_failure_of_any_driver_call_leaves_the_allocator_right(host, heap, function, call):
+def test_allocator_survives_a_failure_of_any_driver_call(host, heap, function, call):
     driver, stream = HostDriver(), gpumem.Stream("host")
     gate = driver.block(stream)
     events = host.live()["events"]
@@ -665,7 +665,7 @@ def test_a_failure_of_any_driver_call_leaves_the_allocator_right(host, heap, fun
     assert host.live()["events"] == events
 
 
-def test_a_block_is_freed_when_recorded_streams_are_done(allocator, heap, host):
+def test_block_is_freed_when_recorded_streams_are_done(allocator, heap, host):
     driver, side, more = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
     events = host.live()["events"]
     buffer = allocator.allocate(10)

@@ -21,7 +21,7 @@ def no_pools(host):
     host.clear_faults()
 
 
-def test_without_the_setting_it_is_an_arena():
+def test_make_resource_makes_an_arena_by_default():
     with gpumem.make_resource("host", {"max_mem": 4 * MIB}, name="mine") as resource:
         assert isinstance(resource, gpumem.Arena)
         assert (resource.config.max_mem, resource.name) == (4 * MIB, "mine")
@@ -30,7 +30,7 @@ def test_without_the_setting_it_is_an_arena():
 
 
 @pytest.mark.parametrize("spelling", ["{}", "arena.{}", "ep.cuda.arena.{}", "ep_factory.CUDA.{}"])
-def test_with_the_setting_it_is_the_drivers_pool(spelling):
+def test_make_resource_makes_a_driver_pool_on_request(spelling):
     settings = {
         "use_cuda_mempool": "1",
         "cuda_mempool_release_threshold": "4096",
@@ -52,7 +52,7 @@ def test_with_the_setting_it_is_the_drivers_pool(spelling):
             resource.allocate(65 * MIB)
 
 
-def test_where_there_are_no_pools_an_arena_takes_their_place_with_a_warning(no_pools):
+def test_missing_pool_support_falls_back_to_an_arena_with_a_warning(no_pools):
     settings = gpumem.ArenaConfig(
         use_cuda_mempool=True,
         cuda_mempool_release_threshold=4096,
@@ -73,12 +73,12 @@ def test_where_there_are_no_pools_an_arena_takes_their_place_with_a_warning(no_p
         resource.allocate(1000).close()
 
 
-def test_a_pool_made_by_name_where_there_are_none_is_an_error(no_pools):
+def test_driver_pool_without_pool_support_is_an_error(no_pools):
     with pytest.raises(gpumem.ConfigError, match="has no driver's pools"):
         gpumem.DriverPool("host")
 
 
-def test_a_driver_that_refuses_a_pool_as_not_supported_gets_an_arena(host):
+def test_pool_refused_as_unsupported_falls_back_to_an_arena(host):
     host.fail("cuMemPoolCreate", 1, NOT_SUPPORTED)
     with (
         pytest.warns(gpumem.errors.PoolFallbackWarning, match="cuMemPoolCreate"),
@@ -87,7 +87,7 @@ def test_a_driver_that_refuses_a_pool_as_not_supported_gets_an_arena(host):
         assert isinstance(resource, gpumem.Arena)
 
 
-def test_other_failures_are_failures(host):
+def test_other_pool_failures_are_raised(host):
     host.fail("cuMemPoolCreate", 1, UNKNOWN)
     with pytest.raises(gpumem.errors.DriverError, match="cuMemPoolCreate"):
         gpumem.make_resource("host", POOL)
@@ -96,7 +96,7 @@ def test_other_failures_are_failures(host):
         gpumem.make_resource("host", POOL).close()
 
 
-def test_the_warning_as_an_error_makes_nothing(no_pools):
+def test_fallback_warning_as_an_error_makes_nothing(no_pools):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(gpumem.errors.PoolFallbackWarning):
@@ -104,7 +104,7 @@ def test_the_warning_as_an_error_makes_nothing(no_pools):
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
-def test_memory_that_is_not_a_devices_own_has_no_pool(memory):
+def test_pool_for_other_than_device_memory_is_refused(memory):
     with pytest.raises(gpumem.ConfigError, match="use_cuda_mempool = True is not accepted"):
         gpumem.make_resource(memory, POOL)
 
@@ -116,12 +116,12 @@ def test_settings_without_effect_are_refused():
         gpumem.make_resource("host", POOL | {"enable": "0"})
 
 
-def test_an_unknown_device_is_an_error_not_a_device_without_pools():
+def test_unknown_device_is_an_error_not_a_fallback():
     with pytest.raises(ValueError, match="unknown device"):
         gpumem.make_resource("host:63", POOL)
 
 
 @pytest.mark.parametrize("config", [5, "max_mem=1", gpumem.PoolConfig()])
-def test_what_are_no_settings_is_a_type_error(config):
+def test_config_of_a_wrong_type_is_a_type_error(config):
     with pytest.raises(TypeError, match="takes ArenaConfig or a mapping"):
         gpumem.make_resource("host", config)

@@ -33,7 +33,7 @@ def pools_and_streams(host) -> tuple[int, int, int]:
     return live["pools"], live["streams"], live["events"]
 
 
-def test_a_block_holds_what_is_written_and_goes_back_on_close(pool):
+def test_block_holds_its_bytes_and_is_freed_by_close(pool):
     with pool.allocate(MIB) as buffer:
         np.frombuffer(buffer, np.uint8)[:] = 7
         assert (np.from_dlpack(buffer) == 7).all()
@@ -49,7 +49,7 @@ def test_dropping_the_buffer_frees_the_block(pool):
     assert pool.stats().num_frees == 1
 
 
-def test_a_view_keeps_the_block_after_buffer_and_pool_are_gone():
+def test_view_keeps_the_block_without_buffer_and_pool():
     pool = gpumem.DriverPool("host")
     view = np.from_dlpack(pool.allocate(4096))
     view[:] = 9
@@ -58,7 +58,7 @@ def test_a_view_keeps_the_block_after_buffer_and_pool_are_gone():
     assert (view == 9).all()
 
 
-def test_a_free_is_ordered_behind_its_streams_work(host):
+def test_free_is_ordered_behind_its_streams_work(host):
     driver = HostDriver()
     with gpumem.DriverPool("host") as pool:
         first, second = gpumem.Stream("host"), gpumem.Stream("host")
@@ -95,7 +95,7 @@ def test_close_is_refused_while_a_view_lives():
         pool.allocate(1)
 
 
-def test_shrink_gives_back_what_is_beyond_the_bytes_to_keep():
+def test_shrink_releases_all_beyond_the_bytes_to_keep():
     config = {"release_threshold": 1 << 40, "bytes_to_keep_on_shrink": 0}
     with gpumem.DriverPool("host", config) as pool:
         pool.allocate(8 * MIB).close()
@@ -106,7 +106,7 @@ def test_shrink_gives_back_what_is_beyond_the_bytes_to_keep():
         assert pool.stats().num_shrinkages == 1
 
 
-def test_a_pool_given_by_handle_is_shared_and_not_destroyed():
+def test_pool_from_a_handle_is_shared_and_not_destroyed():
     owner = gpumem.DriverPool("host")
     guest = gpumem.DriverPool("host", handle=owner.handle)
     guest.allocate(MIB).close()
@@ -115,12 +115,12 @@ def test_a_pool_given_by_handle_is_shared_and_not_destroyed():
     owner.close()
 
 
-def test_a_handle_and_settings_together_are_refused():
+def test_handle_and_settings_together_are_refused():
     with gpumem.DriverPool("host") as owner, pytest.raises(gpumem.ConfigError):
         gpumem.DriverPool("host", {"max_size": 1}, handle=owner.handle)
 
 
-def test_exhaustion_names_the_numbers():
+def test_out_of_memory_error_has_the_numbers():
     with gpumem.DriverPool("host", {"max_size": 32 * MIB}) as pool:
         with pytest.raises(gpumem.OutOfMemoryError) as caught:
             pool.allocate(64 * MIB)
@@ -132,19 +132,19 @@ def test_exhaustion_names_the_numbers():
         pool.allocate(MIB).close()
 
 
-def test_an_empty_block_has_pointer_zero(pool):
+def test_empty_block_has_pointer_zero(pool):
     buffer = pool.allocate(0)
     assert (buffer.ptr, buffer.nbytes) == (0, 0)
     buffer.close()
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
-def test_only_a_devices_own_memory_has_a_pool(memory):
+def test_pool_serves_device_memory_only(memory):
     with pytest.raises(gpumem.ConfigError, match="own memory"):
         gpumem.DriverPool(memory)
 
 
-def test_settings_read_onnx_runtimes_keys_and_go_round_through_text():
+def test_pool_config_reads_onnx_runtimes_keys_and_round_trips():
     config = gpumem.PoolConfig.from_mapping(
         {
             "ep.cuda.arena.cuda_mempool_release_threshold": "4096",
@@ -158,7 +158,7 @@ def test_settings_read_onnx_runtimes_keys_and_go_round_through_text():
 @pytest.mark.parametrize(
     "mapping", [{"release_threshold": -1}, {"max_mem": 5}, {"reuse_allow_opportunistic": "maybe"}]
 )
-def test_settings_that_a_pool_does_not_take_are_refused(mapping):
+def test_unsupported_options_are_refused(mapping):
     with pytest.raises(gpumem.ConfigError, match=next(iter(mapping))):
         gpumem.PoolConfig.from_mapping(mapping)
 
@@ -175,7 +175,7 @@ def misuse(host):
     host.find_misuse(False)
 
 
-def test_a_pool_has_a_default_stream():
+def test_pool_has_a_default_stream():
     stream = gpumem.Stream("host")
     with gpumem.DriverPool("host", default_stream=stream) as pool:
         with pool.allocate(100) as buffer, pool.allocate_persistent(100) as weights:
@@ -185,7 +185,7 @@ def test_a_pool_has_a_default_stream():
             assert buffer.stream.ptr in (0, 1)
 
 
-def test_a_stream_lives_as_long_as_a_block_is_freed_on_it(host):
+def test_stream_lives_as_long_as_blocks_are_freed_on_it(host):
     collect()
     streams = host.live()["streams"]
     with gpumem.DriverPool("host") as pool:
@@ -197,7 +197,7 @@ def test_a_stream_lives_as_long_as_a_block_is_freed_on_it(host):
     assert host.live()["streams"] == streams
 
 
-def test_a_stream_lives_for_a_view_that_outlives_pool_and_buffer(host):
+def test_stream_lives_for_a_view_that_outlives_pool_and_buffer(host):
     collect()
     before = pools_and_streams(host)
     pool = gpumem.DriverPool("host")
@@ -212,7 +212,7 @@ def test_a_stream_lives_for_a_view_that_outlives_pool_and_buffer(host):
     assert pools_and_streams(host) == before
 
 
-def test_a_reset_stream_may_be_destroyed_before_its_blocks_are_freed(host, misuse):
+def test_reset_stream_may_be_destroyed_before_its_blocks_are_freed(host, misuse):
     driver = HostDriver()
     with gpumem.DriverPool("host") as pool:
         stream = gpumem.Stream("host")
@@ -229,7 +229,7 @@ def test_a_reset_stream_may_be_destroyed_before_its_blocks_are_freed(host, misus
     assert not any(misuse().values())
 
 
-def test_a_free_on_a_raw_stream_that_is_gone_is_made_up_for(host):
+def test_free_on_a_destroyed_raw_stream_is_retried_by_shrink(host):
     with gpumem.DriverPool("host", {"release_threshold": 1 << 40}) as pool:
         stream = gpumem.Stream("host")
         buffer = pool.allocate(MIB, stream.ptr)
@@ -243,7 +243,7 @@ def test_a_free_on_a_raw_stream_that_is_gone_is_made_up_for(host):
         assert pool.stats().reserved == 0
 
 
-def test_an_exhausted_pool_frees_what_the_driver_refused_before_it_gives_up(host):
+def test_exhausted_pool_retries_failed_frees_first(host):
     with gpumem.DriverPool("host", {"max_size": 32 * MIB}) as pool:
         buffer = pool.allocate(32 * MIB)
         host.fail("cuMemFreeAsync", 1, UNKNOWN)
@@ -252,7 +252,7 @@ def test_an_exhausted_pool_frees_what_the_driver_refused_before_it_gives_up(host
         assert pool.stats().pool_used == 0
 
 
-def test_a_stream_given_anew_after_a_reset_is_a_stream_of_its_own(host):
+def test_handle_reused_after_a_reset_is_a_new_stream(host):
     with gpumem.DriverPool("host") as pool:
         stream = gpumem.Stream("host")
         first = pool.allocate(100, stream)
@@ -265,7 +265,7 @@ def test_a_stream_given_anew_after_a_reset_is_a_stream_of_its_own(host):
         pool.reset_stream(None)
 
 
-def test_each_threads_default_stream_is_its_own(host, misuse):
+def test_default_stream_is_per_thread(host, misuse):
     """A block of one thread's own stream that another frees is ordered behind its work."""
     driver = HostDriver()
     with gpumem.DriverPool("host", default_stream=2) as pool:
@@ -300,7 +300,7 @@ def test_each_threads_default_stream_is_its_own(host, misuse):
 
 
 @pytest.mark.parametrize("alignment", [1, 256, 512, 4096, 1 << 21])
-def test_a_block_is_aligned_as_asked(pool, alignment):
+def test_block_is_aligned_as_asked(pool, alignment):
     with pool.allocate(1000, alignment=alignment) as buffer:
         assert buffer.ptr % alignment == 0
         assert buffer.ptr % 256 == 0
@@ -310,21 +310,21 @@ def test_a_block_is_aligned_as_asked(pool, alignment):
 
 
 @pytest.mark.parametrize("alignment", [0, -256, 3, 1 << 22, 256.0, "256", True])
-def test_an_alignment_that_is_none_is_refused(pool, alignment):
+def test_invalid_alignment_is_refused(pool, alignment):
     with pytest.raises(ValueError, match="is not a power of two from 1 to 2097152"):
         pool.allocate(1000, alignment=alignment)
     assert pool.stats().num_allocs == 0
 
 
 @pytest.mark.parametrize("nbytes", [1 << 48, (1 << 63) - 1, 10**30])
-def test_an_absurd_size_is_out_of_memory_without_a_driver_call(pool, host, nbytes):
+def test_size_beyond_the_address_space_is_out_of_memory_without_a_driver_call(pool, host, nbytes):
     calls = host.call_count()
     with pytest.raises(gpumem.OutOfMemoryError, match="no machine has"):
         pool.allocate(nbytes)
     assert host.call_count() == calls
 
 
-def test_persistent_blocks_are_counted(pool):
+def test_persistent_blocks_count_in_stats(pool):
     with pool.allocate_persistent(1000), pool.reserve(24):
         assert pool.stats().num_reserves == 2
     assert pool.stats().num_frees == 2
@@ -334,7 +334,7 @@ def test_persistent_blocks_are_counted(pool):
 # ---- statistics ----------------------------------------------------------------------------------
 
 
-def test_the_counters_after_a_known_history_and_onnx_runtimes_names_for_them():
+def test_stats_after_a_known_history_also_under_onnx_runtimes_keys():
     with gpumem.DriverPool("host", {"release_threshold": 1 << 40}) as pool:
         held = [pool.allocate(1000), pool.allocate(3 * MIB), pool.allocate_persistent(500)]
         held.pop(1).close()
@@ -364,13 +364,13 @@ def test_the_counters_after_a_known_history_and_onnx_runtimes_names_for_them():
         held.clear()
 
 
-def test_a_pools_limit_is_its_max_size():
+def test_stats_limit_is_max_size():
     with gpumem.DriverPool("host", {"max_size": 64 * MIB}) as pool:
         assert pool.stats().limit == 64 * MIB
         assert pool.stats().as_ort()["Limit"] == str(64 * MIB)
 
 
-def test_what_others_take_from_a_shared_pool_is_not_counted_as_ones_own(pool):
+def test_stats_leave_out_other_users_of_a_shared_pool(pool):
     guest = gpumem.DriverPool("host", handle=pool.handle)
     with pool.allocate(MIB), guest.allocate(2 * MIB):
         assert (pool.stats().in_use, guest.stats().in_use) == (MIB, 2 * MIB)
@@ -378,7 +378,7 @@ def test_what_others_take_from_a_shared_pool_is_not_counted_as_ones_own(pool):
     guest.close()
 
 
-def test_the_counters_are_right_after_many_threads(pool):
+def test_stats_are_exact_under_threads(pool):
     def work(number):
         stream = gpumem.Stream("host")
         for i in range(200):
@@ -397,7 +397,7 @@ def test_the_counters_are_right_after_many_threads(pool):
     assert 4199 + 7 <= stats.max_in_use <= 4 * (4199 + 7)
 
 
-def test_threads_that_close_and_allocate_at_once_get_a_block_or_an_error():
+def test_concurrent_close_and_allocate_give_a_block_or_an_error():
     for _ in range(20):
         pool = gpumem.DriverPool("host")
         refused = []
@@ -426,7 +426,7 @@ def test_threads_that_close_and_allocate_at_once_get_a_block_or_an_error():
 
 
 @pytest.mark.parametrize("adopt", [gpumem.DriverPool.default, gpumem.DriverPool.current])
-def test_a_devices_own_pool_is_used_as_it_is_and_stays(host, adopt):
+def test_default_and_current_pool_are_used_and_not_destroyed(host, adopt):
     pool = adopt("host")
     handle = pool.handle
     with pool.allocate(MIB) as buffer:
@@ -440,7 +440,7 @@ def test_a_devices_own_pool_is_used_as_it_is_and_stays(host, adopt):
     again.close()
 
 
-def test_a_given_pools_settings_are_read_from_it(pool):
+def test_config_of_an_existing_pool_is_queried(pool):
     config = {"release_threshold": 4096, "reuse_allow_opportunistic": False}
     with gpumem.DriverPool("host", config) as owner:
         guest = gpumem.DriverPool("host", handle=owner.handle)
@@ -453,7 +453,7 @@ def test_a_given_pools_settings_are_read_from_it(pool):
     [(0, ValueError), (-1, ValueError), (1 << 64, ValueError), (True, TypeError),
      (1.5, TypeError), ("5", TypeError), (12345, gpumem.errors.DriverError)],
 )  # fmt: skip
-def test_a_handle_that_is_no_pool_is_refused(host, handle, error):
+def test_invalid_pool_handle_is_refused(host, handle, error):
     pools = host.live()["pools"]
     with pytest.raises(error):
         gpumem.DriverPool("host", handle=handle)
@@ -465,7 +465,7 @@ def test_a_handle_that_is_no_pool_is_refused(host, handle, error):
 
 @pytest.mark.parametrize("function", ["cuMemPoolCreate", "cuMemPoolSetAttribute"])
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_a_pool_that_cannot_be_made_leaves_nothing(host, function, call):
+def test_failed_pool_creation_leaves_nothing(host, function, call):
     pools = host.live()["pools"]
     host.fail(function, call, UNKNOWN)
     if call > (1 if function == "cuMemPoolCreate" else 4):
@@ -502,7 +502,7 @@ def scenario(pool, stream):
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
-def test_a_failure_of_any_driver_call_leaves_the_pool_right(host, error):
+def test_pool_survives_a_failure_of_any_driver_call(host, error):
     collect()
     stream = gpumem.Stream("host")
     before = pools_and_streams(host)
@@ -527,7 +527,7 @@ def test_a_failure_of_any_driver_call_leaves_the_pool_right(host, error):
         assert pools_and_streams(host) == before, f"call {number}"
 
 
-def test_every_error_of_the_driver_names_its_call(pool, host):
+def test_driver_errors_name_their_call(pool, host):
     host.fail("cuMemAllocFromPoolAsync", 1, UNKNOWN)
     with pytest.raises(gpumem.errors.DriverError, match="cuMemAllocFromPoolAsync") as caught:
         pool.allocate(100)
@@ -538,7 +538,7 @@ def test_every_error_of_the_driver_names_its_call(pool, host):
     assert pool.stats().num_shrinkages == 0
 
 
-def test_a_pool_is_initialised_once_and_before_its_use(pool):
+def test_pool_is_initialised_once_and_before_use(pool):
     with pytest.raises(TypeError, match="initialised once"):
         pool.__init__("host")
     raw = gpumem.DriverPool.__new__(gpumem.DriverPool)
@@ -548,7 +548,7 @@ def test_a_pool_is_initialised_once_and_before_its_use(pool):
     raw.close()
 
 
-def test_a_closed_pool_takes_no_calls(pool):
+def test_closed_pool_refuses_every_call(pool):
     other = gpumem.DriverPool("host")
     other.close()
     for call in (lambda: other.allocate(0), lambda: other.allocate(1), other.stats, other.shrink,
@@ -562,7 +562,7 @@ def test_a_closed_pool_takes_no_calls(pool):
 # ---- streams that were recorded ------------------------------------------------------------------
 
 
-def test_a_free_waits_on_the_device_for_recorded_streams(host, misuse):
+def test_free_waits_on_the_device_for_recorded_streams(host, misuse):
     driver, side = HostDriver(), gpumem.Stream("host")
     with gpumem.DriverPool("host") as pool:
         buffer = pool.allocate(MIB)
@@ -578,7 +578,7 @@ def test_a_free_waits_on_the_device_for_recorded_streams(host, misuse):
     assert not any(misuse().values())
 
 
-def test_a_recorded_stream_whose_wait_the_driver_refuses_is_made_up_for(host, misuse):
+def test_failed_wait_for_a_recorded_stream_loses_no_ordering(host, misuse):
     driver, side = HostDriver(), gpumem.Stream("host")
     with gpumem.DriverPool("host") as pool:
         for function in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"):

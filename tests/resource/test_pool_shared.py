@@ -59,7 +59,7 @@ def there(pool):
         yield there
 
 
-def test_another_process_reads_and_writes_the_same_bytes(pool):
+def test_other_process_reads_and_writes_the_same_bytes(pool):
     mine, yours = socket.socketpair()
     with mine, pool.allocate(1000, alignment=4096) as buffer:
         view = np.frombuffer(buffer, np.uint8)
@@ -78,7 +78,7 @@ def test_another_process_reads_and_writes_the_same_bytes(pool):
         del view
 
 
-def test_a_handle_travels_through_multiprocessing(pool):
+def test_pool_handle_is_passed_through_multiprocessing(pool):
     context = multiprocessing.get_context("spawn")
     mine, yours = context.Pipe()
     with pool.allocate(10) as buffer, pool.export_handle() as handle:
@@ -93,7 +93,7 @@ def test_a_handle_travels_through_multiprocessing(pool):
         assert process.exitcode == 0
 
 
-def test_an_imported_buffer_is_the_same_memory(pool, there):
+def test_imported_buffer_is_the_same_memory(pool, there):
     with pool.allocate(MIB) as buffer, there.import_buffer(pool.export_buffer(buffer)) as import_:
         np.frombuffer(buffer, np.uint8)[:] = 3
         assert import_.ptr != buffer.ptr
@@ -102,7 +102,7 @@ def test_an_imported_buffer_is_the_same_memory(pool, there):
         assert there.stats().num_allocs == 1
 
 
-def test_one_buffer_opened_twice_goes_back_with_the_last(pool, there):
+def test_buffer_opened_twice_is_released_with_the_last(pool, there):
     with pool.allocate(MIB) as buffer:
         note = pool.export_buffer(buffer)
         first, second = there.import_buffer(note), there.import_buffer(note)
@@ -116,7 +116,7 @@ def test_one_buffer_opened_twice_goes_back_with_the_last(pool, there):
             assert np.frombuffer(buffer, np.uint8)[0] == 2
 
 
-def test_one_buffer_opened_through_two_imports_of_its_pool_goes_back_with_the_last(pool, there):
+def test_buffer_opened_through_two_pool_imports_is_released_with_the_last(pool, there):
     with pool.export_handle() as handle:
         twin = gpumem.DriverPool.import_handle("host", handle)
     with twin, pool.allocate(MIB) as buffer:
@@ -127,7 +127,7 @@ def test_one_buffer_opened_through_two_imports_of_its_pool_goes_back_with_the_la
         second.close()
 
 
-def test_the_last_of_two_goes_back_behind_the_streams_of_both(pool, there, host):
+def test_last_release_waits_for_the_streams_of_all_openings(pool, there, host):
     host.find_misuse(True)
     try:
         before = [host.misuse_count(kind) for kind in host.MISUSE]
@@ -147,7 +147,7 @@ def test_the_last_of_two_goes_back_behind_the_streams_of_both(pool, there, host)
         host.find_misuse(False)
 
 
-def test_a_view_of_an_imported_buffer_keeps_it(pool, there):
+def test_view_keeps_an_imported_buffer(pool, there):
     with pool.allocate(100) as buffer:
         view = np.from_dlpack(there.import_buffer(pool.export_buffer(buffer)))
         with pytest.raises(gpumem.errors.InUseError):
@@ -158,7 +158,7 @@ def test_a_view_of_an_imported_buffer_keeps_it(pool, there):
         assert there.stats().in_use == 0
 
 
-def test_an_imported_pool_neither_allocates_nor_exports(pool, there):
+def test_imported_pool_neither_allocates_nor_exports(pool, there):
     assert there.imported
     assert not pool.imported
     for call in (lambda: there.allocate(1), lambda: there.allocate_persistent(1)):
@@ -169,7 +169,7 @@ def test_an_imported_pool_neither_allocates_nor_exports(pool, there):
     assert there.stats().num_allocs == 0
 
 
-def test_a_pool_that_was_not_made_to_be_shared_says_so():
+def test_export_of_an_unshareable_pool_names_the_option():
     with gpumem.DriverPool("host") as pool, pool.allocate(1) as buffer:
         with pytest.raises(gpumem.ConfigError, match="shareable = True when it is made"):
             pool.export_handle()
@@ -179,7 +179,7 @@ def test_a_pool_that_was_not_made_to_be_shared_says_so():
             pool.import_buffer(bytes(96))
 
 
-def test_only_a_live_buffer_of_the_pool_itself_is_exported(pool, arena):
+def test_only_live_buffers_of_the_pool_are_exported(pool, arena):
     with arena.allocate(10) as foreign, pytest.raises(ValueError, match="is not a buffer of"):
         pool.export_buffer(foreign)
     with pool.allocate(0) as empty, pytest.raises(ValueError, match="empty"):
@@ -192,7 +192,7 @@ def test_only_a_live_buffer_of_the_pool_itself_is_exported(pool, arena):
         pool.export_buffer(None)
 
 
-def test_what_is_no_note_is_refused(pool, there):
+def test_invalid_buffer_descriptor_is_refused(pool, there):
     with pool.allocate(100) as buffer:
         good = pool.export_buffer(buffer)
     wrong = [b"", good[:-1], good + b"\0", b"x" * len(good),
@@ -212,7 +212,7 @@ def test_what_is_no_note_is_refused(pool, there):
     assert there.stats().in_use == 0
 
 
-def test_what_is_no_pools_descriptor_is_refused(host, tmp_path):
+def test_invalid_pool_descriptor_is_refused(host, tmp_path):
     pools = host.live()["pools"]
     with (tmp_path / "file").open("w") as file, pytest.raises(gpumem.errors.DriverError) as caught:
         gpumem.DriverPool.import_handle("host", file)
@@ -225,7 +225,7 @@ def test_what_is_no_pools_descriptor_is_refused(host, tmp_path):
     assert host.live()["pools"] == pools
 
 
-def test_descriptors_stay_with_whom_they_belong_to(pool):
+def test_borrowed_and_owned_descriptors_are_closed_by_their_owners(pool):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
@@ -247,7 +247,7 @@ def test_descriptors_stay_with_whom_they_belong_to(pool):
     assert descriptors() == before
 
 
-def test_a_handle_is_closed_once_and_may_be_taken_over(pool):
+def test_pool_handle_is_closed_once_and_may_be_detached(pool):
     handle = pool.export_handle()
     fd = handle.detach()
     assert handle.closed
@@ -267,7 +267,7 @@ def test_a_handle_is_closed_once_and_may_be_taken_over(pool):
     ["cuMemPoolExportToShareableHandle", "cuMemPoolExportPointer",
      "cuMemPoolImportFromShareableHandle", "cuMemPoolImportPointer", "cuEventCreate"],
 )  # fmt: skip
-def test_a_failing_driver_call_leaves_both_sides_as_they_were(pool, host, function):
+def test_failed_driver_call_leaves_both_sides_unchanged(pool, host, function):
     def everything():
         with pool.allocate(100) as buffer, pool.export_handle() as handle:
             note = pool.export_buffer(buffer)
@@ -290,7 +290,7 @@ def test_a_failing_driver_call_leaves_both_sides_as_they_were(pool, host, functi
     }
 
 
-def test_a_device_that_cannot_share_pools_says_so(host):
+def test_device_without_pool_sharing_names_the_reason(host):
     asked = host.call_count("cuDeviceGetAttribute")
     gpumem.DriverPool("host", {"shareable": True}).close()
     asked = host.call_count("cuDeviceGetAttribute") - asked

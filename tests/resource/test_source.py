@@ -67,7 +67,7 @@ def faults(host):
 # ---- callables -----------------------------------------------------------------------------------
 
 
-def test_blocks_lie_in_what_the_source_gave(make_arena, host):
+def test_blocks_lie_in_the_sources_memory(make_arena, host):
     source = Pages()
     arena = make_arena(source=source)
     calls = host.call_count("cuMemAlloc")
@@ -84,7 +84,7 @@ def test_blocks_lie_in_what_the_source_gave(make_arena, host):
     buffers.clear()
 
 
-def test_a_shrink_and_a_close_give_regions_back_as_they_were_taken():
+def test_shrink_and_close_return_regions_as_they_were_taken():
     source = Pages()
     arena = gpumem.Arena("host", EXACT, source=source)
     one, two = arena.allocate(MIB), arena.allocate(2 * MIB)
@@ -100,7 +100,7 @@ def test_a_shrink_and_a_close_give_regions_back_as_they_were_taken():
     assert not source.held
 
 
-def test_a_refusal_makes_the_arena_ask_for_less_and_then_give_up(make_arena):
+def test_refused_region_is_retried_smaller_before_giving_up(make_arena):
     source = Pages(limit=3 * MIB)
     arena = make_arena({"initial_chunk_size_bytes": 4 * MIB}, source=source)
     buffer = arena.allocate(2 * MIB)
@@ -113,7 +113,7 @@ def test_a_refusal_makes_the_arena_ask_for_less_and_then_give_up(make_arena):
     buffer.close()
 
 
-def test_idle_regions_go_back_to_the_source_before_a_request_fails(make_arena):
+def test_idle_regions_are_returned_before_a_request_fails(make_arena):
     source = Pages(limit=4 * MIB)
     arena = make_arena(EXACT, source=source)
     del [arena.allocate(2 * MIB), arena.allocate(2 * MIB)][:]
@@ -121,7 +121,7 @@ def test_idle_regions_go_back_to_the_source_before_a_request_fails(make_arena):
 
 
 @pytest.mark.parametrize("answer", [None, 0])
-def test_none_and_zero_are_refusals(make_arena, answer):
+def test_none_and_zero_mean_out_of_memory(make_arena, answer):
     source = Gives(answer)
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         make_arena(source=source).allocate(10)
@@ -129,7 +129,7 @@ def test_none_and_zero_are_refusals(make_arena, answer):
     assert not source.freed
 
 
-def test_a_memory_error_is_a_refusal_and_the_cause(make_arena):
+def test_memory_error_means_out_of_memory_and_is_the_cause(make_arena):
     problem = MemoryError("no more")
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         make_arena(source=Gives(problem)).allocate(10)
@@ -137,7 +137,7 @@ def test_a_memory_error_is_a_refusal_and_the_cause(make_arena):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_what_a_source_raises_is_the_cause_of_a_source_error(make_arena, persistent):
+def test_other_exceptions_become_the_cause_of_a_source_error(make_arena, persistent):
     problem = KeyError("lost")
     arena = make_arena(source=Gives(problem), name="theirs")
     with pytest.raises(
@@ -148,12 +148,12 @@ def test_what_a_source_raises_is_the_cause_of_a_source_error(make_arena, persist
     assert arena.stats().reserved == 0
 
 
-def test_an_interrupt_in_a_source_stays_an_interrupt(make_arena):
+def test_interrupt_in_a_source_passes(make_arena):
     with pytest.raises(KeyboardInterrupt):
         make_arena(source=Gives(KeyboardInterrupt())).allocate(10)
 
 
-def test_after_a_failure_the_source_is_asked_again(make_arena):
+def test_source_is_called_again_after_a_failure(make_arena):
     source = Pages()
     arena = make_arena(source=source)
     source.held = None
@@ -164,7 +164,7 @@ def test_after_a_failure_the_source_is_asked_again(make_arena):
 
 
 @pytest.mark.parametrize("answer", ["0x1000", 1.5, True, b"1234"])
-def test_an_answer_that_is_no_address_is_told(make_arena, answer):
+def test_invalid_address_is_an_error(make_arena, answer):
     with pytest.raises(gpumem.errors.SourceError, match="it takes an address, or None"):
         make_arena(source=Gives(answer)).allocate(10)
 
@@ -179,7 +179,7 @@ def test_an_answer_that_is_no_address_is_told(make_arena, answer):
         (lambda base: 4096, "is not all mapped"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_told_and_given_back(make_arena, answer, why):
+def test_unusable_address_is_an_error_and_returned(make_arena, answer, why):
     pages = mmap.mmap(-1, 2 * MIB)
     given = answer(np.frombuffer(pages, np.uint8).ctypes.data)
     source = Gives(given)
@@ -190,7 +190,7 @@ def test_an_address_that_cannot_be_used_is_told_and_given_back(make_arena, answe
     assert arena.stats().reserved == 0
 
 
-def test_memory_that_the_arena_has_already_is_not_taken_twice(make_arena):
+def test_overlapping_memory_is_refused(make_arena):
     pages = np.frombuffer(mmap.mmap(-1, 4 * MIB), np.uint8)
     arena = make_arena(EXACT, source=Gives(pages.ctypes.data))
     held = arena.allocate(MIB)
@@ -201,18 +201,18 @@ def test_memory_that_the_arena_has_already_is_not_taken_twice(make_arena):
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
-def test_memory_of_another_kind_is_not_taken(make_arena, memory):
+def test_memory_of_another_kind_is_refused(make_arena, memory):
     with pytest.raises(gpumem.errors.SourceError, match="memory of host:0"):
         make_arena(memory=memory, source=Pages()).allocate(10)
 
 
 @pytest.mark.parametrize("source", [object(), 5, "malloc", (1,), (1, 2, 3), (0, 5), (1.0, 2)])
-def test_what_is_no_source_is_a_type_error(source):
+def test_invalid_source_is_a_type_error(source):
     with pytest.raises(TypeError, match="source = "):
         gpumem.Arena("host", source=source)
 
 
-def test_a_source_has_no_pages_to_move():
+def test_virtual_backing_over_a_source_is_refused():
     with pytest.raises(gpumem.ConfigError, match="virtual"):
         gpumem.Arena("host", {"backing": "virtual"}, source=Pages())
 
@@ -220,7 +220,7 @@ def test_a_source_has_no_pages_to_move():
 # ---- when and where it is called -----------------------------------------------------------------
 
 
-def test_memory_goes_back_only_after_the_work_on_it(host):
+def test_memory_is_returned_only_after_queued_work(host):
     order = []
 
     class Notes(Pages):
@@ -238,7 +238,7 @@ def test_memory_goes_back_only_after_the_work_on_it(host):
     assert order == ["used", "freed"]
 
 
-def test_a_callable_runs_while_other_threads_allocate_and_free(make_arena):
+def test_source_runs_while_other_threads_allocate_and_free(make_arena):
     inside, leave = threading.Event(), threading.Event()
 
     class Slow(Pages):
@@ -261,7 +261,7 @@ def test_a_callable_runs_while_other_threads_allocate_and_free(make_arena):
     thread.join()
 
 
-def test_a_block_freed_while_the_source_is_busy_goes_back_with_the_next_call(make_arena):
+def test_block_freed_while_the_source_runs_is_returned_by_the_next_call(make_arena):
     arena = None
 
     class Frees(Pages):
@@ -280,7 +280,7 @@ def test_a_block_freed_while_the_source_is_busy_goes_back_with_the_next_call(mak
 
 
 @pytest.mark.parametrize("call", ["allocate", "allocate_persistent", "shrink", "close"])
-def test_a_source_that_calls_its_own_arena_is_told(make_arena, call):
+def test_source_that_calls_its_own_arena_is_an_error(make_arena, call):
     arena = None
 
     class Selfish(Pages):
@@ -297,7 +297,7 @@ def test_a_source_that_calls_its_own_arena_is_told(make_arena, call):
     assert "is waiting for it" in str(caught.value.__cause__)
 
 
-def test_a_free_that_raises_is_told_and_stops_nothing(monkeypatch):
+def test_exception_of_free_is_reported_and_stops_nothing(monkeypatch):
     class Stuck(Pages):
         def free(self, address, nbytes):
             super().free(address, nbytes)
@@ -313,7 +313,7 @@ def test_a_free_that_raises_is_told_and_stops_nothing(monkeypatch):
     arena.close()
 
 
-def test_views_keep_the_memory_and_the_source():
+def test_views_keep_memory_and_source_alive():
     source = Pages()
     there = weakref.ref(source)
     arena = gpumem.Arena("host", source=source)
@@ -328,7 +328,7 @@ def test_views_keep_the_memory_and_the_source():
     assert there() is None
 
 
-def test_a_closed_arena_lets_its_source_go():
+def test_closed_arena_releases_its_source():
     source = Pages()
     source.arena = gpumem.Arena("host", source=source)
     source.arena.allocate(10).close()
@@ -342,7 +342,7 @@ def test_a_closed_arena_lets_its_source_go():
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
 @with_a_context_stack_of_its_own
-def test_a_failure_of_any_driver_call_leaves_nothing_behind(faults, error):
+def test_failure_of_any_driver_call_leaves_nothing_behind(faults, error):
     for call in range(1, 60):
         source, stream = Pages(), gpumem.Stream("host")
         arena = gpumem.Arena("host", EXACT, source=source)
@@ -365,7 +365,7 @@ def test_a_failure_of_any_driver_call_leaves_nothing_behind(faults, error):
 
 
 @pytest.mark.parametrize("refused", range(1, 6))
-def test_a_refusal_of_any_call_of_the_source_leaves_nothing_behind(refused):
+def test_failure_of_any_source_call_leaves_nothing_behind(refused):
     class Refuses(Pages):
         def allocate(self, nbytes):
             address = super().allocate(nbytes)
@@ -391,7 +391,7 @@ def test_a_refusal_of_any_call_of_the_source_leaves_nothing_behind(refused):
 # ---- C functions ---------------------------------------------------------------------------------
 
 
-def test_c_functions_are_called_by_their_addresses(make_arena):
+def test_source_may_be_addresses_of_c_functions(make_arena):
     held = {}
 
     @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
@@ -414,7 +414,7 @@ def test_c_functions_are_called_by_their_addresses(make_arena):
         arena.allocate(3 * MIB)
 
 
-def test_memory_aligned_as_malloc_aligns_it_is_refused(make_arena):
+def test_memory_with_malloc_alignment_is_refused(make_arena):
     memory = gpumem.DriverPool("host").allocate(2 * MIB + 256)
     freed = []
 
@@ -436,7 +436,7 @@ def test_memory_aligned_as_malloc_aligns_it_is_refused(make_arena):
 
 
 @pytest.mark.parametrize("below", ["arena", "pool"])
-def test_an_arena_lives_inside_the_buffers_of_another_resource(host, below):
+def test_arena_allocates_from_another_resources_buffers(host, below):
     resource = gpumem.Arena("host") if below == "arena" else gpumem.DriverPool("host")
     arena = gpumem.Arena("host", EXACT, source=resource)
     one, two = arena.allocate(100 * KIB), arena.allocate_persistent(3 * MIB)
@@ -452,7 +452,7 @@ def test_an_arena_lives_inside_the_buffers_of_another_resource(host, below):
     resource.close()
 
 
-def test_what_a_resource_refuses_is_the_cause(make_arena):
+def test_source_resources_error_is_the_cause(make_arena):
     below = make_arena({"max_mem": MIB})
     arena = make_arena(source=below)
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
@@ -461,7 +461,7 @@ def test_what_a_resource_refuses_is_the_cause(make_arena):
     assert caught.value.__cause__.limit == MIB
 
 
-def test_a_region_of_a_resource_is_free_for_every_stream_of_the_arena(make_arena, virtual_clock):
+def test_region_of_a_resource_is_usable_on_every_stream(make_arena, virtual_clock):
     """What the resource's last user queued is done before the arena hands the memory out."""
     driver, theirs, ours = HostDriver(), gpumem.Stream("host"), gpumem.Stream("host")
     below = make_arena({"stream_reuse": "wait"})
@@ -478,7 +478,7 @@ def test_a_region_of_a_resource_is_free_for_every_stream_of_the_arena(make_arena
     arena.close()
 
 
-def test_a_resource_of_other_memory_is_no_source(make_arena):
+def test_resource_of_other_memory_is_refused_as_a_source(make_arena):
     with pytest.raises(gpumem.ConfigError, match="a resource of the same memory"):
         gpumem.Arena("host", source=make_arena(memory="host/managed"))
 
@@ -486,7 +486,7 @@ def test_a_resource_of_other_memory_is_no_source(make_arena):
 # ---- the end of a process ------------------------------------------------------------------------
 
 
-def test_a_fork_and_the_end_are_quiet_and_call_no_source():
+def test_fork_and_exit_call_no_source():
     child.run_quietly("""
         import os, mmap, warnings, numpy as np, gpumem
         warnings.simplefilter("ignore", DeprecationWarning)

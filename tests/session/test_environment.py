@@ -35,14 +35,14 @@ def test_each_kind_of_memory_has_its_own_allocator(environment):
     ]
 
 
-def test_alignment_and_name_of_a_memory_play_no_part(environment):
+def test_allocator_is_found_regardless_of_alignment_and_name(environment):
     arena = environment.register(gpumem.MemoryInfo(gpumem.Device("host"), name="mine"))
     assert arena.name == "mine"
     other = gpumem.MemoryInfo(gpumem.Device("host"), alignment=4096, name="yours")
     assert environment.shared_allocator(other) is arena
 
 
-def test_a_memory_without_an_allocator_has_none(environment):
+def test_unregistered_memory_has_no_allocator(environment):
     assert environment.shared_allocator("host") is None
     with pytest.raises(gpumem.errors.NoAllocatorError, match="register one"):
         environment.acquire("host")
@@ -50,13 +50,13 @@ def test_a_memory_without_an_allocator_has_none(environment):
         gpumem.empty(3, "f4", memory="host", environment=environment)
 
 
-def test_tensors_come_from_the_environment(environment):
+def test_tensors_are_allocated_from_the_environment(environment):
     arena = environment.register("host")
     tensor = gpumem.empty(3, "f4", memory="host", environment=environment)
     assert tensor.buffer.resource is arena
 
 
-def test_a_given_resource_is_used_as_it_is_and_not_closed():
+def test_registered_resource_is_not_closed():
     resource = Plain()
     with gpumem.Environment() as environment:
         assert environment.register("host", resource) is resource
@@ -65,7 +65,7 @@ def test_a_given_resource_is_used_as_it_is_and_not_closed():
     resource.close()
 
 
-def test_a_resource_of_another_memory_is_refused(environment):
+def test_resource_of_another_memory_is_refused(environment):
     before = environment.register("host")
     with pytest.raises(gpumem.ConfigError, match="host_accessible"):
         environment.register("host", Plain("host/host_accessible"))
@@ -87,7 +87,7 @@ def test_references_are_counted_and_the_last_one_closes(environment):
             environment.release(again)
 
 
-def test_an_allocator_with_live_buffers_ends_with_the_last_of_them(environment):
+def test_allocator_with_live_buffers_ends_with_the_last_of_them(environment):
     arena = environment.register("host")
     buffer = arena.allocate(8)
     environment.release("host")
@@ -96,7 +96,7 @@ def test_an_allocator_with_live_buffers_ends_with_the_last_of_them(environment):
     arena.close()
 
 
-def test_replacing_swaps_and_leaves_the_old_one_to_its_holders(environment):
+def test_replaced_allocator_stays_with_its_holders(environment):
     first = environment.register("host")
     environment.acquire("host")
     second = environment.register("host", {"max_mem": 1 << 20})
@@ -109,7 +109,7 @@ def test_replacing_swaps_and_leaves_the_old_one_to_its_holders(environment):
     assert environment.references("host") == 1
 
 
-def test_replacing_without_other_holders_closes_the_old_one(environment):
+def test_replaced_allocator_without_holders_is_closed(environment):
     first = environment.register("host")
     environment.register("host")
     assert first.closed
@@ -125,7 +125,7 @@ def test_replacing_without_other_holders_closes_the_old_one(environment):
         (3, TypeError),
     ],
 )
-def test_a_replacement_that_cannot_be_made_leaves_what_was_there(environment, config, error):
+def test_failed_replacement_changes_nothing(environment, config, error):
     before = environment.register("host")
     with pytest.raises(error):
         environment.register("host", config)
@@ -134,7 +134,7 @@ def test_a_replacement_that_cannot_be_made_leaves_what_was_there(environment, co
     assert environment.references("host") == 1
 
 
-def test_settings_ask_for_the_drivers_pool():
+def test_pool_option_registers_a_driver_pool():
     with gpumem.Environment({"arena.use_cuda_mempool": "1"}) as environment:
         assert isinstance(environment.register("host"), gpumem.DriverPool)
 
@@ -142,7 +142,7 @@ def test_settings_ask_for_the_drivers_pool():
 # ---- settings ------------------------------------------------------------------------------------
 
 
-def test_bare_settings_hold_for_all_and_named_ones_go_over_them():
+def test_named_options_override_bare_ones():
     keys = {
         "arena.max_mem": "1000000",
         "ep_factory.HOST.arena.max_mem": "2000000",
@@ -157,7 +157,7 @@ def test_bare_settings_hold_for_all_and_named_ones_go_over_them():
     assert host.extend_strategy == "next_power_of_two"
 
 
-def test_a_name_given_to_a_memory_names_its_settings():
+def test_memory_name_selects_its_options():
     with gpumem.Environment({"ep_factory.Weights.arena.max_mem": "1048576"}) as environment:
         info = gpumem.MemoryInfo(gpumem.Device("host"), name="weights")
         assert environment.register(info).config.max_mem == 1048576
@@ -173,12 +173,12 @@ def test_a_name_given_to_a_memory_names_its_settings():
         {3: "1"},
     ],
 )
-def test_bad_settings_are_refused_at_once(keys):
+def test_invalid_options_are_refused_at_once(keys):
     with pytest.raises(gpumem.ConfigError):
         gpumem.Environment(keys)
 
 
-def test_one_option_under_two_names_of_one_memory_must_agree():
+def test_aliases_of_one_option_must_agree():
     keys = {"ep_factory.host.arena.max_mem": "1000", "ep_factory.host:0.arena.max_mem": "2000"}
     environment = gpumem.Environment(keys)
     with pytest.raises(gpumem.ConfigError, match="twice"):
@@ -186,7 +186,7 @@ def test_one_option_under_two_names_of_one_memory_must_agree():
     assert environment.shared_allocator("host") is None
 
 
-def test_keys_under_the_other_prefix_are_warned_of():
+def test_keys_with_the_other_prefix_give_a_warning():
     with gpumem.Environment({"ep.host.arena.max_mem": "1000000"}) as environment:
         with pytest.warns(gpumem.errors.ConfigWarning, match=r"ep\.host .* takes ep_factory\.host"):
             arena = environment.register("host")
@@ -195,7 +195,7 @@ def test_keys_under_the_other_prefix_are_warned_of():
             environment.register("host", {"ep.host.arena.max_mem": "7"})
 
 
-def test_keys_under_both_prefixes_and_of_other_memories_are_not_warned_of():
+def test_keys_with_both_prefixes_give_no_warning():
     keys = {
         "ep.host.arena.max_mem": "1000000",
         "ep_factory.host.arena.max_mem": "2000000",
@@ -207,7 +207,7 @@ def test_keys_under_both_prefixes_and_of_other_memories_are_not_warned_of():
             assert environment.register("host").config.max_mem == 2000000
 
 
-def test_settings_for_another_memory_are_refused_where_one_is_made(environment):
+def test_options_of_another_memory_are_refused_for_one_allocator(environment):
     with pytest.raises(gpumem.ConfigError, match="cuda"):
         environment.register("host", {"ep_factory.cuda.arena.max_mem": "1"})
 
@@ -215,7 +215,7 @@ def test_settings_for_another_memory_are_refused_where_one_is_made(environment):
 # ---- life ----------------------------------------------------------------------------------------
 
 
-def test_a_closed_environment_registers_nothing():
+def test_closed_environment_refuses_registration():
     environment = gpumem.Environment()
     arena = environment.register("host")
     environment.close()
@@ -228,7 +228,7 @@ def test_a_closed_environment_registers_nothing():
         environment.register("host", Plain())
 
 
-def test_an_environment_whose_allocators_others_hold_is_not_closed(environment):
+def test_close_with_allocators_held_by_others_is_refused(environment):
     environment.register("host")
     environment.acquire("host")
     with pytest.raises(gpumem.errors.InUseError):
@@ -237,7 +237,7 @@ def test_an_environment_whose_allocators_others_hold_is_not_closed(environment):
     environment.release("host")
 
 
-def test_threads_agree_on_references(environment):
+def test_references_are_exact_under_threads(environment):
     arena = environment.register("host")
 
     def work():
@@ -253,7 +253,7 @@ def test_threads_agree_on_references(environment):
     assert environment.references("host") == 1
 
 
-def test_threads_that_replace_leave_one_allocator_and_close_the_rest(environment):
+def test_concurrent_replacements_leave_one_allocator(environment):
     made = []
 
     def work():
@@ -268,7 +268,7 @@ def test_threads_that_replace_leave_one_allocator_and_close_the_rest(environment
     assert sum(not arena.closed for arena in made) == 1
 
 
-def test_devices_of_one_type_share_nothing():
+def test_devices_of_one_type_have_separate_allocators():
     child.run_quietly(
         """
         import gpumem
@@ -287,7 +287,7 @@ def test_devices_of_one_type_share_nothing():
     )
 
 
-def test_a_forks_child_finds_the_lock_free_and_the_parents_arenas_closed():
+def test_forked_child_finds_the_lock_free_and_arenas_closed():
     child.run_quietly(
         """
         import os, signal, threading, warnings

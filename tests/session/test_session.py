@@ -62,7 +62,7 @@ def copies_issued(host):
         ("host", "cuda:0", "copy"),
     ],
 )
-def test_a_copy_is_left_out_only_if_memory_is_shared_and_accessible(device, memory, action):
+def test_copy_is_omitted_only_for_shared_and_accessible_memory(device, memory, action):
     decision = decide_copy(gpumem.Device(device), gpumem.MemoryInfo.parse(memory))
     assert decision.action == action
     assert memory in decision.why
@@ -75,7 +75,7 @@ def test_compatible_memory_that_the_device_cannot_access_is_copied(monkeypatch):
     assert "cannot access" in decision.why
 
 
-def test_the_plan_names_every_binding(session):
+def test_copy_plan_names_every_binding(session):
     session.bind_output("y", "host/host_accessible")
     plan = session.copy_plan()
     assert {name: each.action for name, each in plan.items()} == {"x": "alias", "y": "alias"}
@@ -86,7 +86,7 @@ def test_the_plan_names_every_binding(session):
 
 
 @pytest.mark.parametrize("memory", [None, "host", "host/host_accessible", "host/managed"])
-def test_host_accessible_outputs_are_seen_without_a_copy(session, host, memory):
+def test_host_accessible_outputs_need_no_copy(session, host, memory):
     session.bind_output("y", memory)
     host.reset_counts()
     session.run(double)
@@ -102,7 +102,7 @@ def test_host_accessible_outputs_are_seen_without_a_copy(session, host, memory):
     assert view.tolist() == [0, 2, 4, 6]
 
 
-def test_a_bound_array_is_written_in_place(session, host):
+def test_bound_array_is_written_in_place(session, host):
     array = np.zeros(4, "f4")
     session.bind_output("y", array)
     host.reset_counts()
@@ -112,14 +112,14 @@ def test_a_bound_array_is_written_in_place(session, host):
     assert session.outputs()["y"].ptr == array.ctypes.data
 
 
-def test_a_bound_resource_makes_the_output(session):
+def test_bound_resource_allocates_the_output(session):
     resource = Plain("host/managed")
     session.bind_output("y", resource)
     session.run(double)
     assert session.outputs()["y"].buffer.resource is resource
 
 
-def test_copies_happen_where_memory_is_not_shared(session, monkeypatch):
+def test_inputs_and_outputs_are_copied_where_memory_is_not_shared(session, monkeypatch):
     kinds = gpumem.MemoryKind
     monkeypatch.setattr(
         "gpumem.device.can_access", lambda reader, memory: memory.kind is not kinds.MANAGED
@@ -141,7 +141,7 @@ def test_copies_happen_where_memory_is_not_shared(session, monkeypatch):
     assert session.outputs()["y"] is y
 
 
-def test_copies_on_their_own_stream_come_before_and_after_the_work(monkeypatch, host):
+def test_copy_stream_is_ordered_around_the_work(monkeypatch, host):
     driver = HostDriver()
     monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     host.set_lag(2_000_000)
@@ -158,7 +158,7 @@ def test_copies_on_their_own_stream_come_before_and_after_the_work(monkeypatch, 
         assert (session.outputs()["y"].numpy() == 7).all()
 
 
-def test_an_output_is_copied_on_the_copy_stream_only_when_the_work_is_done(monkeypatch, host):
+def test_output_copy_on_the_copy_stream_waits_for_the_work(monkeypatch, host):
     driver, gates = HostDriver(), []
     monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     target = gpumem.zeros(4096, "u1", memory="host")
@@ -178,7 +178,7 @@ def test_an_output_is_copied_on_the_copy_stream_only_when_the_work_is_done(monke
         assert (target.numpy(sync=False) == 7).all()
 
 
-def test_what_follows_a_run_on_its_stream_comes_after_the_output_is_copied(monkeypatch, host):
+def test_later_work_of_the_stream_follows_the_output_copy(monkeypatch, host):
     driver, done = HostDriver(), []
     monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
     with gpumem.Session("host", {"do_copy_in_default_stream": "0"}) as session:
@@ -210,7 +210,7 @@ def test_copied_inputs_are_ready_for_work_on_the_stream(monkeypatch, host):
     assert seen == [True]
 
 
-def test_an_input_with_queued_writes_is_waited_for(host):
+def test_input_with_queued_writes_is_waited_for(host):
     host.set_lag(2_000_000)
     stream = gpumem.Stream("host")
     x = gpumem.full(4096, 3, "u1", memory="host", stream=stream)
@@ -226,7 +226,7 @@ def test_an_input_with_queued_writes_is_waited_for(host):
     assert seen == [True]
 
 
-def test_every_run_sees_what_the_inputs_hold_then(session):
+def test_each_run_reads_current_inputs(session):
     x = np.zeros(4, "f4")
     session.bind_input("x", x)
     session.bind_output("y")
@@ -236,7 +236,7 @@ def test_every_run_sees_what_the_inputs_hold_then(session):
         assert session.outputs()["y"].numpy().tolist() == [2 * value] * 4
 
 
-def test_scratch_and_streams_of_a_run(session):
+def test_run_context_gives_scratch_and_streams(session):
     seen = []
     session.bind_output("y")
 
@@ -249,7 +249,7 @@ def test_scratch_and_streams_of_a_run(session):
     assert seen == [(session.compute_stream, session.allocator())]
 
 
-def test_a_run_waits_for_its_work(session, host):
+def test_run_waits_for_its_work(session, host):
     driver = HostDriver()
     host.set_lag(5_000_000)
     session.bind_output("y", "host/host_accessible")
@@ -264,7 +264,7 @@ def test_a_run_waits_for_its_work(session, host):
     session.compute_stream.synchronize()
 
 
-def test_what_the_function_raises_is_raised_and_changes_nothing(session):
+def test_functions_exception_is_raised_without_a_change(session):
     session.bind_output("y")
     session.run(double)
     before = session.outputs()["y"]
@@ -279,7 +279,7 @@ def test_what_the_function_raises_is_raised_and_changes_nothing(session):
     session.run(double)
 
 
-def test_outputs_that_do_not_fit_or_are_not_bound_are_refused(session):
+def test_mismatched_or_unbound_outputs_are_refused(session):
     session.bind_output("y", np.zeros(4, "f4"))
     session.bind_output("z")
     for ask, error in [
@@ -294,7 +294,7 @@ def test_outputs_that_do_not_fit_or_are_not_bound_are_refused(session):
     assert session.outputs() == {}
 
 
-def test_bad_bindings_are_refused(session):
+def test_invalid_bindings_are_refused(session):
     session.bind_output("y")
     frozen = np.zeros(4)
     frozen.flags.writeable = False
@@ -310,7 +310,7 @@ def test_bad_bindings_are_refused(session):
     assert list(session.copy_plan()) == ["x", "y"]
 
 
-def test_devices_of_the_outputs_are_in_the_order_of_binding(session):
+def test_output_devices_are_in_binding_order(session):
     session.bind_output("b", "host/managed")
     session.bind_output("a", np.zeros(4, "f4"))
     assert session.device_for_outputs() == [gpumem.Device("host")] * 2
@@ -319,7 +319,7 @@ def test_devices_of_the_outputs_are_in_the_order_of_binding(session):
 # ---- streams -------------------------------------------------------------------------------------
 
 
-def test_the_users_stream_is_used_and_never_destroyed(host):
+def test_user_stream_is_used_and_never_destroyed(host):
     stream = gpumem.Stream("host")
     for given in (stream, stream.ptr, str(stream.ptr), hex(stream.ptr)):
         with gpumem.Session("host", {"user_compute_stream": given}) as session:
@@ -336,7 +336,7 @@ def test_stream_zero_is_the_legacy_default_stream(host):
         session.run(lambda ctx: None)
 
 
-def test_a_stream_of_another_device_is_refused():
+def test_stream_of_another_device_is_refused():
     child.run_quietly(
         """
         import gpumem
@@ -382,7 +382,7 @@ def test_overlapping_runs_under_a_unified_stream_are_refused(options):
             session.run(lambda ctx: session.run(lambda ctx: None))
 
 
-def test_other_runs_may_overlap_each_on_its_stream(session):
+def test_runs_on_separate_streams_may_overlap(session):
     streams = []
 
     def outer(ctx):
@@ -393,7 +393,7 @@ def test_other_runs_may_overlap_each_on_its_stream(session):
     assert len(set(streams)) == 2
 
 
-def test_a_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host):
+def test_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host):
     driver = HostDriver()
     stream = gpumem.Stream("host")
     options = {"user_compute_stream": stream, "enable_cuda_graph": True}
@@ -423,12 +423,12 @@ def test_a_run_on_a_capturing_stream_does_not_wait_and_keeps_addresses(host):
 # ---- allocators ----------------------------------------------------------------------------------
 
 
-def test_without_an_environment_the_default_resources_serve(session):
+def test_default_resources_serve_without_an_environment(session):
     assert session.allocator() is gpumem.get_default_resource("host")
     assert session.allocator("host/managed") is gpumem.get_default_resource("host/managed")
 
 
-def test_the_environments_allocators_serve_and_are_held():
+def test_environment_allocators_serve_and_are_referenced():
     with gpumem.Environment() as environment:
         arena = environment.register("host")
         with gpumem.Session("host", environment=environment) as session:
@@ -445,12 +445,12 @@ def test_the_environments_allocators_serve_and_are_held():
         assert environment.shared_allocator("host") is other
 
 
-def test_a_device_without_an_allocator_is_refused():
+def test_device_without_an_allocator_is_refused():
     with gpumem.Environment() as environment, pytest.raises(gpumem.errors.NoAllocatorError):
         gpumem.Session("host", environment=environment)
 
 
-def test_settings_that_differ_from_the_shared_arenas_are_refused():
+def test_options_that_differ_from_the_shared_arena_are_refused():
     with gpumem.Environment() as environment:
         environment.register("host", {"max_mem": 1 << 30})
         for options in (
@@ -466,7 +466,7 @@ def test_settings_that_differ_from_the_shared_arenas_are_refused():
             assert session.allocator() is environment.shared_allocator("host")
 
 
-def test_a_private_arena_is_the_sessions_own():
+def test_private_arena_belongs_to_the_session():
     keys = {"ep_factory.host.arena.max_mem": "5", "ep.host.arena.max_mem": str(1 << 30)}
     with gpumem.Environment(keys) as environment:
         shared = environment.register("host")
@@ -480,7 +480,7 @@ def test_a_private_arena_is_the_sessions_own():
         assert own.closed
 
 
-def test_keys_of_the_other_prefix_are_warned_of_and_of_other_memories_refused():
+def test_other_prefix_gives_a_warning_and_other_memory_is_refused():
     with gpumem.Environment() as environment:
         environment.register("host")
         with pytest.warns(gpumem.errors.ConfigWarning, match="ep_factory.host"):
@@ -511,7 +511,7 @@ class Callbacks:
         self.calls.append("empty_cache")
 
 
-def test_an_external_allocator_serves_its_session_alone():
+def test_external_allocator_serves_its_session_alone():
     mine, yours = Callbacks(), Callbacks()
     given = (mine.alloc, mine.free, mine.empty_cache)
     with (
@@ -532,7 +532,7 @@ def test_an_external_allocator_serves_its_session_alone():
     assert yours.calls == ["alloc", "free"]
 
 
-def test_an_external_allocator_object_belongs_to_one_session_at_a_time():
+def test_external_allocator_object_belongs_to_one_session_at_a_time():
     calls = Callbacks()
     allocator = gpumem.ExternalAllocator(calls.alloc, calls.free, memory="host")
     with gpumem.Session("host", {"external_allocator": allocator}) as session:
@@ -568,7 +568,7 @@ def test_devices_are_isolated():
 # ---- many at once --------------------------------------------------------------------------------
 
 
-def test_many_sessions_from_many_threads():
+def test_concurrent_sessions():
     wrong = []
     with gpumem.Environment() as environment:
         arena = environment.register("host")
@@ -593,7 +593,7 @@ def test_many_sessions_from_many_threads():
         assert arena.stats().requested_in_use == 0
 
 
-def test_a_closed_session_says_so(session):
+def test_closed_session_refuses_every_call(session):
     session.bind_output("y")
     session.close()
     session.close()
@@ -608,6 +608,6 @@ def test_a_closed_session_says_so(session):
 
 
 @pytest.mark.parametrize("environment", [3, {}, "host"])
-def test_what_is_no_environment_is_refused(environment):
+def test_invalid_environment_is_refused(environment):
     with pytest.raises(TypeError, match="Environment"):
         gpumem.Session("host", environment=environment)

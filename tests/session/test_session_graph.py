@@ -36,7 +36,7 @@ def session_of(x, **options):
     return session
 
 
-def test_the_first_run_is_plain_the_second_captured_and_later_ones_launched(x, host):
+def test_second_run_is_captured_and_later_ones_launched(x, host):
     work = Work()
     with session_of(x) as session:
         addresses = set()
@@ -52,7 +52,7 @@ def test_the_first_run_is_plain_the_second_captured_and_later_ones_launched(x, h
         assert len(addresses) == 1
 
 
-def test_another_function_or_binding_starts_again(x):
+def test_new_function_or_binding_starts_a_new_capture(x):
     work, other = Work(), Work()
     with session_of(x) as session:
         for _ in range(3):
@@ -96,7 +96,7 @@ class OverAnArena(gpumem.MemoryResource):
         self.blocks.pop(ptr).close(stream)
 
 
-def test_scratch_of_a_captured_run_is_nobody_elses_while_the_graph_may_run(x):
+def test_captured_scratch_stays_reserved_while_the_graph_may_run(x):
     driver = HostDriver()
     arena = gpumem.Arena("host")
 
@@ -125,7 +125,7 @@ def test_scratch_of_a_captured_run_is_nobody_elses_while_the_graph_may_run(x):
     assert arena.stats().requested_in_use == 0
 
 
-def test_a_function_that_queues_nothing_is_called_every_time(x):
+def test_function_that_queues_nothing_is_called_every_time(x):
     calls = []
 
     def work(ctx):
@@ -140,7 +140,7 @@ def test_a_function_that_queues_nothing_is_called_every_time(x):
     assert calls == [False, True, False, False]
 
 
-def test_what_cannot_be_captured_is_an_error_and_the_next_run_is_a_first_one(x):
+def test_failed_capture_is_an_error_and_the_next_run_starts_over(x):
     calls = []
 
     def waits(ctx):
@@ -159,7 +159,7 @@ def test_what_cannot_be_captured_is_an_error_and_the_next_run_is_a_first_one(x):
         assert calls == [False, True, False]
 
 
-def test_what_the_function_raises_ends_the_capture(x):
+def test_functions_exception_ends_the_capture(x):
     turns = iter([None, KeyError("mine"), None])
 
     def work(ctx):
@@ -186,7 +186,7 @@ def test_what_the_function_raises_ends_the_capture(x):
         "cuGraphLaunch",
     ],
 )
-def test_every_call_of_a_graphs_life_may_fail_once(x, host, call):
+def test_session_graph_survives_a_failure_of_any_driver_call(x, host, call):
     work = Work()
     with session_of(x) as session:
         session.run(work)
@@ -203,7 +203,7 @@ def test_every_call_of_a_graphs_life_may_fail_once(x, host, call):
             assert (session.outputs()["y"].numpy() == value).all()
 
 
-def test_graphs_and_their_memory_go_with_the_session(x, host):
+def test_session_close_releases_graphs_and_memory(x, host):
     gc.collect()
     live = host.live()
     arena = gpumem.Arena("host")
@@ -220,7 +220,7 @@ def test_graphs_and_their_memory_go_with_the_session(x, host):
     arena.close()
 
 
-def test_runs_that_are_captured_do_not_overlap(x):
+def test_captured_runs_do_not_overlap(x):
     with session_of(x) as session:
 
         def outer(ctx):
@@ -231,7 +231,7 @@ def test_runs_that_are_captured_do_not_overlap(x):
             session.run(outer)
 
 
-def test_the_drivers_pool_is_refused():
+def test_graph_capture_over_a_driver_pool_is_refused():
     for pool in (gpumem.DriverPool("host"), gpumem.limit(gpumem.DriverPool("host"), 1 << 20)):
         with (
             gpumem.using_resource(pool),

@@ -16,7 +16,7 @@ def free(ptr):
     pass
 
 
-def test_the_defaults():
+def test_session_option_defaults():
     options = SessionOptions()
     assert options.do_copy_in_default_stream
     assert not options.has_user_compute_stream
@@ -25,7 +25,7 @@ def test_the_defaults():
 
 
 @pytest.mark.parametrize("text", ["1", "true", "TRUE", "True", 1, True])
-def test_booleans_are_read_in_every_case(text):
+def test_booleans_are_read_in_any_case(text):
     assert SessionOptions.from_mapping({"enable_cuda_graph": text}).enable_cuda_graph
 
 
@@ -40,7 +40,7 @@ def test_keys_may_have_a_prefix(key):
 @pytest.mark.parametrize(
     ("text", "handle"), [("4096", 4096), ("0x1000", 4096), ("0XFF00", 0xFF00), ("1", 1)]
 )
-def test_a_stream_may_be_given_as_text(text, handle):
+def test_stream_may_be_given_as_text(text, handle):
     options = SessionOptions.from_mapping({"user_compute_stream": text})
     assert options.user_compute_stream == handle
     assert options.has_user_compute_stream
@@ -54,11 +54,11 @@ def test_stream_zero_is_legal_with_the_flag():
     assert SessionOptions.from_mapping(text).user_compute_stream == 0
 
 
-def test_an_external_allocator_forces_the_unified_stream():
+def test_external_allocator_forces_the_unified_stream():
     assert SessionOptions(external_allocator=(alloc, free)).use_ep_level_unified_stream
 
 
-def test_callbacks_may_be_given_in_parts():
+def test_callbacks_may_be_given_as_separate_options():
     keys = {"ep.cuda.gpu_external_alloc": "0x1000", "gpu_external_free": "8192"}
     assert SessionOptions.from_mapping(keys).external_allocator == (4096, 8192, None)
     whole = SessionOptions(external_allocator={"alloc": alloc, "free": free})
@@ -94,7 +94,7 @@ def test_callbacks_may_be_given_in_parts():
         ({"external_allocator": (alloc, free), "gpu_external_free": 1}, "given twice"),
     ],
 )
-def test_a_bad_value_names_the_key_and_what_it_takes(keys, told):
+def test_invalid_value_names_the_key_and_accepted_values(keys, told):
     with pytest.raises(ConfigError, match=told):
         SessionOptions.from_mapping(keys)
 
@@ -111,7 +111,7 @@ def test_a_bad_value_names_the_key_and_what_it_takes(keys, told):
         {"external_allocator": (None, free, free)},
     ],
 )
-def test_half_given_callbacks_are_refused(parts):
+def test_incomplete_callbacks_are_refused(parts):
     with pytest.raises(ConfigError, match="alloc and free come together"):
         SessionOptions.from_mapping(parts)
 
@@ -149,23 +149,23 @@ def test_half_given_callbacks_are_refused(parts):
         ),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options, told):
+def test_incompatible_options_are_refused(options, told):
     with pytest.raises(ConfigError, match=told):
         SessionOptions.from_mapping(options)
     with pytest.raises(ConfigError, match=told):
         gpumem.Session("host", options)
 
 
-def test_a_users_stream_may_be_captured():
+def test_user_stream_may_be_captured():
     assert SessionOptions(user_compute_stream=7, enable_cuda_graph=True).unified_stream
 
 
-def test_keys_of_another_name_are_refused():
+def test_keys_with_a_foreign_prefix_are_refused():
     with pytest.raises(ConfigError, match="not for 'host'"):
         SessionOptions.from_mapping({"ep.cuda.enable_cuda_graph": 1}, "host")
 
 
 @pytest.mark.parametrize("mapping", [None, 3, [("enable_cuda_graph", 1)]])
-def test_what_is_no_mapping_is_a_type_error(mapping):
+def test_options_from_a_non_mapping_are_a_type_error(mapping):
     with pytest.raises(TypeError, match="mapping"):
         SessionOptions.from_mapping(mapping)

@@ -95,7 +95,7 @@ def test_from_dlpack_keeps_device_dtype_and_values(dtype, rng):
 
 
 @pytest.mark.parametrize("copy", [ABSENT, False, None])
-def test_a_view_sees_later_writes_and_a_copy_does_not(copy, rng):
+def test_view_sees_later_writes_and_a_copy_does_not(copy, rng):
     for _, tensor in arrays("int32", [(2, 3)], rng):
         shared = xp.from_dlpack(tensor, **keywords(copy=copy))
         apart = xp.from_dlpack(tensor, copy=True)
@@ -106,7 +106,7 @@ def test_a_view_sees_later_writes_and_a_copy_does_not(copy, rng):
 
 
 @pytest.mark.parametrize("device", [(2, 0), (3, 0), (10, 0), (1, 1), (99, 0)])
-def test_a_device_that_does_not_reach_the_memory_is_a_buffer_error(device):
+def test_export_to_an_unreachable_device_is_a_buffer_error(device):
     tensor = xp.asarray(np.arange(3))
     for copy in COPIES:
         with pytest.raises(BufferError):
@@ -124,6 +124,6 @@ def test_read_only_memory_is_exported_only_with_its_flag():
     assert not xp.from_dlpack(tensor, copy=True).read_only
 
 
-def test_a_legacy_copy_of_read_only_memory_is_writable_and_so_allowed():
+def test_legacy_copy_of_read_only_memory_is_allowed():
     tensor = xp.asarray(np.arange(3)).as_read_only()
     assert dlpack.kind_of(tensor.__dlpack__(copy=True)) is dlpack.LEGACY

@@ -20,7 +20,7 @@ def is_shared(array, tensor):
 
 @pytest.mark.parametrize("dtype", [None, SAME, "f4", np.float32])
 @pytest.mark.parametrize(("copy", "shared"), [(None, True), (False, True), (True, False)])
-def test_the_same_dtype_is_a_view_unless_a_copy_is_asked_for(tensor, dtype, copy, shared):
+def test_same_dtype_gives_a_view_unless_copy_is_true(tensor, dtype, copy, shared):
     array = tensor.__array__(dtype, copy=copy)
     assert (array.dtype, array.shape) == (SAME, (2, 3))
     assert is_shared(array, tensor) == shared
@@ -31,7 +31,7 @@ def test_the_same_dtype_is_a_view_unless_a_copy_is_asked_for(tensor, dtype, copy
 
 @pytest.mark.parametrize("dtype", [OTHER, "i2", ">f4", complex])
 @pytest.mark.parametrize("copy", [None, True])
-def test_another_dtype_is_a_copy(tensor, dtype, copy):
+def test_other_dtype_gives_a_copy(tensor, dtype, copy):
     array = tensor.__array__(dtype, copy=copy)
     assert array.dtype == np.dtype(dtype)
     assert not is_shared(array, tensor)
@@ -39,23 +39,23 @@ def test_another_dtype_is_a_copy(tensor, dtype, copy):
 
 
 @pytest.mark.parametrize("dtype", [OTHER, "i2", ">f4"])
-def test_another_dtype_without_a_copy_is_refused(tensor, dtype):
+def test_other_dtype_with_copy_false_is_refused(tensor, dtype):
     with pytest.raises(ValueError, match="without a copy"):
         tensor.__array__(dtype, copy=False)
 
 
-def test_positional_and_bare_calls_are_numpys_oldest():
+def test_array_method_accepts_positional_and_bare_calls():
     tensor = gpumem.zeros(3, "i4", memory="host")
     assert is_shared(tensor.__array__(), tensor)
     assert tensor.__array__(OTHER).dtype == OTHER
 
 
-def test_a_dtype_that_is_none_is_refused(tensor):
+def test_invalid_dtype_is_refused(tensor):
     with pytest.raises(TypeError):
         tensor.__array__("nonsense")
 
 
-def test_read_only_memory_stays_so_and_its_copy_does_not(tensor):
+def test_read_only_tensor_gives_a_read_only_view_and_a_writable_copy(tensor):
     held = tensor.as_read_only()
     assert not held.__array__().flags.writeable
     assert held.__array__(copy=True).flags.writeable
@@ -63,13 +63,13 @@ def test_read_only_memory_stays_so_and_its_copy_does_not(tensor):
 
 
 @pytest.mark.parametrize(("dtype", "shared"), [(None, True), (SAME, True), (OTHER, False)])
-def test_asarray_copies_only_for_another_dtype(tensor, dtype, shared):
+def test_numpy_asarray_copies_only_for_another_dtype(tensor, dtype, shared):
     assert is_shared(np.asarray(tensor, dtype), tensor) == shared
     assert not is_shared(np.array(tensor, dtype), tensor)
 
 
 @pytest.mark.skipif(not NUMPY_2, reason="NumPy before 2.0 asks __array__ for no copy")
-def test_numpy_2_passes_its_copy_on(tensor):
+def test_numpy_2_passes_copy(tensor):
     assert is_shared(np.asarray(tensor, copy=False), tensor)
     assert is_shared(np.array(tensor, copy=None), tensor)
     assert not is_shared(np.asarray(tensor, copy=True), tensor)

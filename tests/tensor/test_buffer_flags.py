@@ -70,9 +70,7 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("flags", [SIMPLE, ND, STRIDES, C_ORDER, F_ORDER, ANY_ORDER, INDIRECT])
 @pytest.mark.parametrize("more", [0, FORMAT, WRITABLE, FORMAT | WRITABLE])
-def test_a_view_is_given_exactly_where_its_flags_describe_the_elements(
-    arena, ask, order, flags, more
-):
+def test_buffer_view_is_given_where_its_flags_describe_the_layout(arena, ask, order, flags, more):
     tensor = tensors(arena)[order]
     if flags not in ORDERS[order]:
         with pytest.raises(BufferError, match="not in the order asked for"):
@@ -92,7 +90,7 @@ def test_a_view_is_given_exactly_where_its_flags_describe_the_elements(
 
 
 @pytest.mark.parametrize("flags", [SIMPLE, ND, STRIDES, C_ORDER, INDIRECT | FORMAT])
-def test_read_only_memory_is_given_to_readers_only(arena, ask, flags):
+def test_read_only_memory_refuses_writable_views(arena, ask, flags):
     tensor = gpumem.zeros(3, "i4", resource=arena).as_read_only()
     assert ask(tensor, flags).readonly == 1
     with pytest.raises(BufferError, match="read-only"):
@@ -102,7 +100,7 @@ def test_read_only_memory_is_given_to_readers_only(arena, ask, flags):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "M8[s]", "m8[ns]"])
-def test_a_dtype_without_a_format_is_given_to_who_asks_for_none(arena, ask, dtype):
+def test_dtype_without_a_format_is_given_without_the_format_flag(arena, ask, dtype):
     tensor = gpumem.zeros(3, dtype, resource=arena)
     view = ask(tensor, STRIDES)
     assert (view.format, view.itemsize) == (None, tensor.itemsize)
@@ -114,7 +112,7 @@ def test_a_dtype_without_a_format_is_given_to_who_asks_for_none(arena, ask, dtyp
 
 
 @pytest.mark.parametrize("dtype", ["?", "i2", "u8", "f2", "c8", ">f4", "S5", "U3", "V6", "g"])
-def test_a_format_is_numpys(arena, dtype):
+def test_buffer_format_equals_numpys(arena, dtype):
     tensor = gpumem.zeros((2, 3), dtype, resource=arena)
     expected = memoryview(np.zeros((2, 3), dtype))
     seen = memoryview(tensor)
@@ -125,14 +123,14 @@ def test_a_format_is_numpys(arena, dtype):
     )
 
 
-def test_a_single_element_has_no_numbers(ask):
+def test_zero_dimensional_view_has_no_shape_and_strides(ask):
     tensor = gpumem.zeros((), "f8", memory="host")
     view = ask(tensor, INDIRECT | FORMAT)
     assert (view.ndim, view.len, bool(view.shape), bool(view.strides)) == (0, 8, False, False)
     assert memoryview(tensor).tolist() == 0.0
 
 
-def test_a_refused_view_claims_nothing(arena, ask):
+def test_refused_view_holds_no_reference(arena, ask):
     tensor = gpumem.zeros((4, 6), "f4", resource=arena)
     for part, flags in ((tensor[:, ::2], ND), (tensor.as_read_only(), WRITABLE)):
         with pytest.raises(BufferError):
@@ -142,7 +140,7 @@ def test_a_refused_view_claims_nothing(arena, ask):
     assert arena.stats().in_use == 0
 
 
-def test_a_view_keeps_the_memory_of_a_tensor_that_is_gone(arena):
+def test_view_keeps_the_memory_of_a_dropped_tensor(arena):
     view = memoryview(gpumem.full(4, 7, "u1", resource=arena))
     gc.collect()
     assert view.tolist() == [7, 7, 7, 7]

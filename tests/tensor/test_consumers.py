@@ -29,7 +29,7 @@ def test_torch_and_gpumem_share_memory_both_ways(arena):
         assert torch.from_dlpack(gpumem.zeros(3, dtype, memory="host")).shape == (3,)
 
 
-def test_torch_takes_managed_and_pinned_memory_as_the_cpus():
+def test_torch_imports_managed_and_pinned_memory_as_cpu():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     for memory in ("host/managed", "host/host_accessible"):
         tensor = gpumem.full(3, 5, "i4", memory=memory)

@@ -208,7 +208,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("library", "body"), CASES)
-def test_the_process_comes_to_its_end(library, body):
+def test_process_of_a_fragile_consumer_survives(library, body):
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     done = child.run(f"{SETUP}\nimport {library}\n{body}\nprint('the end')")

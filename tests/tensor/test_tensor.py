@@ -65,14 +65,14 @@ def test_zeros_of_every_dtype_in_every_shape(dtype):
 @pytest.mark.parametrize(
     "given", [np.float32, "float32", "f4", np.dtype("f4"), float, bool, ml_dtypes.bfloat16]
 )
-def test_a_dtype_is_whatever_numpy_takes(given):
+def test_dtype_accepts_numpys_forms(given):
     assert gpumem.empty(3, given, memory="host").dtype == np.dtype(given)
 
 
 @pytest.mark.parametrize(
     "dtype", [object, "O", [("a", object)], "V0", "S0", ("f4", (2,)), None, "nonsense", 7]
 )
-def test_a_dtype_that_cannot_be_is_refused(dtype):
+def test_unsupported_dtype_is_refused(dtype):
     with pytest.raises(TypeError):
         gpumem.empty(3, dtype, memory="host")
 
@@ -80,7 +80,7 @@ def test_a_dtype_that_cannot_be_is_refused(dtype):
 @pytest.mark.parametrize(
     ("shape", "expected"), [(3, (3,)), (np.int64(3), (3,)), ([2, 3], (2, 3)), (range(3), (0, 1, 2))]
 )
-def test_a_shape_is_an_integer_or_a_sequence_of_them(shape, expected):
+def test_shape_is_an_integer_or_a_sequence(shape, expected):
     assert gpumem.empty(shape, "i1", memory="host").shape == expected
 
 
@@ -99,13 +99,13 @@ def test_a_shape_is_an_integer_or_a_sequence_of_them(shape, expected):
         (2.5, TypeError),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(arena, shape, error):
+def test_invalid_shape_is_refused(arena, shape, error):
     with pytest.raises(error, match="shape"):
         gpumem.empty(shape, "f4", resource=arena)
     assert arena.stats().num_allocs == 0
 
 
-def test_a_shape_that_no_machine_holds_is_out_of_memory(arena):
+def test_shape_beyond_the_address_space_is_out_of_memory(arena):
     with pytest.raises(gpumem.OutOfMemoryError):
         gpumem.empty(2**60, "u1", resource=arena)
 
@@ -123,7 +123,7 @@ def test_full_has_its_value_everywhere(dtype, stream):
         assert (odd.numpy() == expected).all(), size
 
 
-def test_full_takes_the_values_dtype_and_refuses_what_it_cannot_hold():
+def test_full_infers_the_dtype_and_refuses_values_out_of_range():
     assert gpumem.full(2, 1.5, memory="host").dtype == np.float64
     assert gpumem.full(2, True, memory="host").dtype == np.bool_
     with pytest.raises(OverflowError):
@@ -132,11 +132,11 @@ def test_full_takes_the_values_dtype_and_refuses_what_it_cannot_hold():
         gpumem.full(2, [1, 2], "u1", memory="host")
 
 
-def test_elements_are_aligned_for_every_consumer():
+def test_tensor_is_256_byte_aligned():
     assert gpumem.empty(3, "f4", memory="host").ptr % 256 == 0
 
 
-def test_a_tensor_says_where_and_what_it_is(arena):
+def test_tensor_attributes_and_repr(arena):
     tensor = gpumem.empty((2, 3), "f4", resource=arena)
     assert (tensor.memory, tensor.device) == (arena.memory, gpumem.Device("host"))
     assert tensor.buffer.resource is arena
@@ -148,7 +148,7 @@ def test_a_tensor_says_where_and_what_it_is(arena):
 
 
 @pytest.mark.parametrize("make", [gpumem.Tensor, lambda: gpumem.Tensor.__new__(gpumem.Tensor)])
-def test_a_tensor_is_not_made_by_its_type(make):
+def test_tensor_cannot_be_constructed_directly(make):
     with pytest.raises(TypeError):
         make()
     with pytest.raises(TypeError):
@@ -164,7 +164,7 @@ def test_dropping_the_last_tensor_frees_the_block(arena):
     assert arena.stats().in_use == 0
 
 
-def test_tensors_leak_nothing(arena):
+def test_tensor_operations_leak_nothing(arena):
     """Counts of objects and of blocks after many of each kind of view."""
 
     def use():
@@ -190,7 +190,7 @@ def test_tensors_leak_nothing(arena):
     assert arena.stats().in_use == 0
 
 
-def test_without_ml_dtypes_its_names_say_what_is_missing():
+def test_missing_ml_dtypes_is_named_in_the_error():
     child.run_quietly("""
 import sys
 sys.modules["ml_dtypes"] = None
@@ -207,7 +207,7 @@ else:
 # ---- which resource ------------------------------------------------------------------------------
 
 
-def test_memory_and_resource_must_be_of_one_mind(arena):
+def test_memory_and_resource_arguments_must_agree(arena):
     assert gpumem.empty(3, "f4", memory="host:0", resource=arena).buffer.resource is arena
     with pytest.raises(ValueError, match="not that of the resource"):
         gpumem.empty(3, "f4", memory="host/managed", resource=arena)
@@ -225,7 +225,7 @@ class Environment:
         return self.allocators.get(str(memory.kind.value))
 
 
-def test_an_environment_gives_its_allocator_or_none(arena):
+def test_environment_argument_selects_its_allocator(arena):
     environment = Environment(host=arena)
     assert gpumem.empty(3, "f4", memory="host", environment=environment).buffer.resource is arena
     with pytest.raises(gpumem.errors.NoAllocatorError, match="host:0/managed"):
@@ -234,7 +234,7 @@ def test_an_environment_gives_its_allocator_or_none(arena):
         gpumem.empty(3, "f4", resource=arena, environment=environment)
 
 
-def test_the_stream_is_that_of_the_block(arena):
+def test_tensor_stream_is_the_blocks(arena):
     stream = gpumem.Stream("host")
     for make in (gpumem.empty, gpumem.zeros):
         assert make(3, "f4", resource=arena, stream=stream).buffer.stream == stream
@@ -258,7 +258,7 @@ def keys(rng, rank, count):
         yield tuple(key)
 
 
-def test_basic_indexing_is_numpys(rng):
+def test_basic_indexing_equals_numpys(rng):
     array = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)[:, ::-1, :, 1:]
     tensor = tensor_like(np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5))[:, ::-1, :, 1:]
     for key in keys(rng, 4, 2000):
@@ -276,7 +276,7 @@ def test_basic_indexing_is_numpys(rng):
 
 
 @pytest.mark.parametrize("key", [3, -3, (0, 5), (0, 0, 0), 2**70])
-def test_an_index_out_of_range_is_refused(key):
+def test_index_out_of_range_is_refused(key):
     with pytest.raises(IndexError):
         gpumem.zeros((2, 3), "i1", memory="host")[key]
 
@@ -287,7 +287,7 @@ def test_advanced_indexing_is_refused(key):
         gpumem.zeros((2, 3), "i1", memory="host")[key]
 
 
-def test_a_tensor_is_iterated_over_its_first_dimension():
+def test_iteration_covers_the_first_dimension():
     tensor = tensor_like(np.arange(6).reshape(3, 2))
     assert [row.numpy().tolist() for row in tensor] == [[0, 1], [2, 3], [4, 5]]
 
@@ -322,7 +322,7 @@ def test_reshape_gives_a_view_exactly_where_numpy_does(rng):
                     view.reshape(shape, copy=False)
 
 
-def test_reshape_of_nothing_and_of_one():
+def test_reshape_of_empty_and_single_elements():
     empty = gpumem.empty((0, 3), "f4", memory="host")
     assert empty.reshape(3, 0, 5).shape == (3, 0, 5)
     one = gpumem.zeros((), "f4", memory="host")
@@ -332,12 +332,12 @@ def test_reshape_of_nothing_and_of_one():
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, -1), (-1, -1), (-2, 3), (0, -1)])
-def test_a_shape_of_other_size_is_refused(shape):
+def test_reshape_to_another_size_is_refused(shape):
     with pytest.raises(ValueError, match="shape"):
         gpumem.zeros((2, 3), "i1", memory="host").reshape(shape)
 
 
-def test_view_reads_the_same_bytes_anew():
+def test_view_reinterprets_the_bytes():
     array = np.arange(24, dtype="u4").reshape(4, 6)
     tensor = tensor_like(array)
     for dtype in ("f4", "u2", "u1", "u8", "c8", ">i4", "bfloat16"):
@@ -356,7 +356,7 @@ def test_view_reads_the_same_bytes_anew():
         tensor[0, 0].view("u1")
 
 
-def test_contiguous_copies_only_what_is_not():
+def test_contiguous_copies_only_non_contiguous_tensors():
     tensor = tensor_like(np.arange(12).reshape(3, 4))
     assert tensor.contiguous() is tensor
     turned = tensor[::-1, ::2]
@@ -375,7 +375,7 @@ MEMORIES = ["host", "host/host_accessible", "host/managed"]
 
 @pytest.mark.parametrize("source", MEMORIES)
 @pytest.mark.parametrize("target", MEMORIES)
-def test_to_copies_where_the_memory_model_says_so(source, target):
+def test_to_copies_only_between_incompatible_memories(source, target):
     array = np.arange(12).reshape(3, 4)
     tensor = gpumem.empty((3, 4), array.dtype, memory=source)
     tensor.numpy()[:] = array
@@ -396,7 +396,7 @@ def test_to_copies_where_the_memory_model_says_so(source, target):
 # ---- asarray -------------------------------------------------------------------------------------
 
 
-def test_asarray_keeps_what_is_there():
+def test_asarray_shares_existing_memory():
     tensor = gpumem.zeros(3, "f4", memory="host")
     assert gpumem.asarray(tensor) is tensor
     for array in (
@@ -413,7 +413,7 @@ def test_asarray_keeps_what_is_there():
         assert seen.ptr == array.ctypes.data or not array.size
 
 
-def test_asarray_takes_whatever_has_elements():
+def test_asarray_accepts_sequences_scalars_and_buffers():
     assert gpumem.asarray([[1, 2], [3, 4]]).numpy().tolist() == [[1, 2], [3, 4]]
     assert gpumem.asarray(3).shape == ()
     data = bytearray(b"abc")
@@ -428,7 +428,7 @@ def test_asarray_takes_whatever_has_elements():
     assert gpumem.asarray(pinned, memory="host/managed").memory.kind is gpumem.MemoryKind.MANAGED
 
 
-def test_a_read_only_array_stays_read_only():
+def test_read_only_array_stays_read_only():
     array = np.arange(3)
     array.flags.writeable = False
     makers = [gpumem.asarray]
@@ -444,7 +444,7 @@ def test_a_read_only_array_stays_read_only():
         assert seen[1:].read_only
 
 
-def test_an_array_lives_as_long_as_its_tensor():
+def test_numpy_array_lives_as_long_as_its_tensor():
     class Array(np.ndarray):
         gone = 0
 

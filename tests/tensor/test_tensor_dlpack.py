@@ -24,7 +24,7 @@ def export(tensor, kind, **arguments):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("key", [..., slice(1, None), (slice(None), slice(None, None, 2)), 0])
-def test_a_capsule_has_the_real_address_and_always_strides(arena, kind, key):
+def test_capsule_has_the_real_address_and_strides(arena, kind, key):
     tensor = gpumem.zeros((3, 4), "f4", resource=arena)[key]
     capsule = export(tensor, kind)
     seen = dlpack.tensor_of(capsule)
@@ -34,7 +34,7 @@ def test_a_capsule_has_the_real_address_and_always_strides(arena, kind, key):
     assert tuple(4 * step for step in seen.strides[:rank]) == tensor.strides
 
 
-def test_nothing_is_at_no_address():
+def test_empty_tensor_is_exported_with_a_null_address():
     tensor = gpumem.zeros((3, 4), "f4", memory="host")[:0]
     capsule = tensor.__dlpack__()
     assert dlpack.tensor_of(capsule).data is None
@@ -46,14 +46,14 @@ def test_nothing_is_at_no_address():
     [("?", 6, 8, 0), ("i2", 0, 16, 0), ("u8", 1, 64, 0), ("f2", 2, 16, 0), ("c16", 5, 128, 0),
      ("bfloat16", 4, 16, 0), ("float8_e4m3fn", 10, 8, 1), ("float8_e5m2", 12, 8, 1)],
 )  # fmt: skip
-def test_a_dtype_has_its_code_and_the_oldest_version_that_has_it(dtype, code, bits, minor):
+def test_dtype_is_exported_with_its_code_and_oldest_version(dtype, code, bits, minor):
     capsule = gpumem.zeros(3, dtype, memory="host").__dlpack__(max_version=(1, 0))
     managed = dlpack.managed_of(capsule)
     assert (managed.tensor.code, managed.tensor.bits, managed.tensor.lanes) == (code, bits, 1)
     assert (managed.major, managed.minor) == (1, minor)
 
 
-def test_read_only_is_flagged_or_refused():
+def test_read_only_export_is_flagged_or_refused():
     tensor = gpumem.zeros(3, "f4", memory="host").as_read_only()
     capsule = tensor.__dlpack__(max_version=(1, 0))
     assert dlpack.managed_of(capsule).flags == 1
@@ -67,7 +67,7 @@ def test_read_only_is_flagged_or_refused():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_is_adjacent_and_flagged(arena, kind):
+def test_copy_export_is_contiguous_and_flagged(arena, kind):
     tensor = gpumem.full((3, 4), 5, "i4", resource=arena)[::-1, ::2]
     with pytest.raises(BufferError, match="negative"):
         export(tensor, kind)
@@ -83,7 +83,7 @@ def test_a_copy_is_adjacent_and_flagged(arena, kind):
 
 
 @pytest.mark.parametrize("dtype", [">f4", "g", "S3", "M8[s]", [("a", "i4")]], ids=str)
-def test_a_dtype_without_a_name_is_refused(arena, dtype):
+def test_dtype_without_a_dlpack_code_is_refused(arena, dtype):
     with pytest.raises(BufferError, match="no name"):
         gpumem.zeros(3, dtype, resource=arena).__dlpack__()
     gc.collect()
@@ -104,7 +104,7 @@ def test_a_dtype_without_a_name_is_refused(arena, dtype):
         ({"max_version": 1}, ValueError),
     ],
 )
-def test_what_cannot_be_exported_is_refused_without_a_leak(arena, arguments, error):
+def test_invalid_export_is_refused_without_a_leak(arena, arguments, error):
     tensor = gpumem.zeros(3, "f4", resource=arena)
     with pytest.raises(error):
         tensor.__dlpack__(**arguments)
@@ -113,7 +113,7 @@ def test_what_cannot_be_exported_is_refused_without_a_leak(arena, arguments, err
 
 
 @pytest.mark.parametrize("stream", [0, -2, 2**64, True, 1.5, "1"])
-def test_a_managed_tensor_takes_streams_by_the_protocol(stream):
+def test_managed_tensor_accepts_stream_arguments(stream):
     tensor = gpumem.zeros(3, "f4", memory="host/managed")
     with pytest.raises(ValueError, match="stream"):
         tensor.__dlpack__(stream=stream)
@@ -133,7 +133,7 @@ def test_a_managed_tensor_takes_streams_by_the_protocol(stream):
         ("host/host_accessible", (3, 0), (3, 0)),
     ],
 )
-def test_export_as_tells_another_device_that_reaches_the_memory(memory, named, device):
+def test_export_as_names_another_device_that_reaches_the_memory(memory, named, device):
     tensor = gpumem.zeros(3, "f4", memory=memory).export_as(named)
     assert tensor.__dlpack_device__() == device
     assert dlpack.tensor_of(tensor.__dlpack__()).device_type == device[0]
@@ -142,13 +142,13 @@ def test_export_as_tells_another_device_that_reaches_the_memory(memory, named, d
 
 
 @pytest.mark.parametrize("named", ["cuda", "cuda_host", 13, (1, 1)])
-def test_export_as_refuses_what_does_not_reach_the_memory(named):
+def test_export_as_refuses_an_unreachable_device(named):
     with pytest.raises(BufferError, match="cannot be shared"):
         gpumem.zeros(3, "f4", memory="host").export_as(named)
 
 
 @pytest.mark.parametrize("named", ["", "gpu", "cuda:", "cuda:x", None, True, (1,), "cpu:-1"])
-def test_export_as_refuses_what_is_no_device(named):
+def test_export_as_refuses_an_invalid_device(named):
     with pytest.raises(ValueError, match="DLPack device"):
         gpumem.zeros(3, "f4", memory="host").export_as(named)
 
@@ -157,7 +157,7 @@ def test_export_as_refuses_what_is_no_device(named):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_producers_memory_is_seen_and_given_back_once(kind):
+def test_producers_memory_is_shared_and_released_once(kind):
     producer = dlpack.Producer(kind=kind, shape=(2, 3), strides=(4, 1))
     tensor = gpumem.from_dlpack(producer)
     assert tensor.ptr == ctypes.addressof(producer.memory)
@@ -173,7 +173,7 @@ def test_a_producers_memory_is_seen_and_given_back_once(kind):
     assert producer.deleted == 1
 
 
-def test_a_null_deleter_and_null_strides_are_fine():
+def test_null_deleter_and_null_strides_are_accepted():
     producer = dlpack.Producer(shape=(2, 3), deleter=None)
     assert gpumem.from_dlpack(producer).strides == (3, 1)
 
@@ -210,7 +210,7 @@ def test_a_null_deleter_and_null_strides_are_fine():
     ],
     ids=str,
 )
-def test_an_odd_producer_is_refused_and_keeps_its_memory(odd):
+def test_invalid_producer_is_refused_and_keeps_its_memory(odd):
     """The capsule keeps its name, so that its own destructor would delete."""
     producer = dlpack.Producer(**odd)
     capsule = producer.capsule()
@@ -226,13 +226,13 @@ def test_strides_of_one_element_may_be_anything():
     assert gpumem.from_dlpack(producer).shape == (1, 4)
 
 
-def test_a_byte_offset_and_negative_strides_are_followed():
+def test_byte_offset_and_negative_strides_are_applied():
     producer = dlpack.Producer(shape=(4,), strides=(-1,), byte_offset=3)
     producer.memory[0:4] = b"abcd"
     assert gpumem.from_dlpack(producer).numpy().tobytes() == b"dcba"
 
 
-def test_a_capsule_is_consumed_once():
+def test_capsule_is_consumed_once():
     producer = dlpack.Producer()
     capsule = producer.capsule()
     producer.capsule = lambda: capsule
@@ -243,7 +243,7 @@ def test_a_capsule_is_consumed_once():
     assert producer.deleted == 1
 
 
-def test_what_is_no_producer_is_refused():
+def test_object_without_dlpack_is_refused():
     with pytest.raises(TypeError, match="no DLPack producer"):
         gpumem.from_dlpack([1])
     producer = dlpack.Producer()
@@ -252,7 +252,7 @@ def test_what_is_no_producer_is_refused():
         gpumem.from_dlpack(producer)
 
 
-def test_an_older_producer_is_asked_again_and_a_mistake_is_shown():
+def test_older_producer_is_retried_without_max_version():
     array = np.arange(3)
 
     class Older:
@@ -271,7 +271,7 @@ def test_an_older_producer_is_asked_again_and_a_mistake_is_shown():
         gpumem.from_dlpack(Wrong())
 
 
-def test_gpumems_own_are_views_and_copies_are_copies(arena):
+def test_from_dlpack_of_a_gpumem_tensor_is_a_view_or_a_copy(arena):
     tensor = gpumem.zeros(4, "f4", resource=arena)
     assert gpumem.from_dlpack(tensor).buffer is tensor.buffer
     assert gpumem.from_dlpack(tensor.buffer).shape == (16,)
@@ -283,14 +283,14 @@ def test_gpumems_own_are_views_and_copies_are_copies(arena):
 # ---- the C exchange API --------------------------------------------------------------------------
 
 
-def test_the_table_is_version_1_3_and_complete():
+def test_exchange_table_is_version_1_3_and_complete():
     table = dlpack.exchange_table(gpumem.Tensor)
     assert (table.major, table.minor, table.prev_api) == (1, 3, None)
     for name in ("allocate", "export", "wrap", "borrow", "stream"):
         assert getattr(table, name)
 
 
-def test_a_tensor_goes_out_and_comes_back_through_c(arena):
+def test_exchange_table_exports_and_imports_a_tensor(arena):
     table = dlpack.exchange_table(gpumem.Tensor)
     tensor = gpumem.full((2, 3), 7, "i2", resource=arena)
     address, back = ctypes.c_void_p(), ctypes.py_object()
@@ -306,7 +306,7 @@ def test_a_tensor_goes_out_and_comes_back_through_c(arena):
     assert arena.stats().in_use == 0
 
 
-def test_a_borrowed_tensor_is_described():
+def test_exchange_table_borrows_a_tensor():
     table = dlpack.exchange_table(gpumem.Tensor)
     tensor = gpumem.zeros((2, 3), "f8", memory="host")[:, ::2]
     seen = dlpack.Tensor()
@@ -314,14 +314,14 @@ def test_a_borrowed_tensor_is_described():
     assert (seen.data, seen.strides[0], seen.strides[1]) == (tensor.ptr, 3, 2)
 
 
-def test_a_refusal_through_c_is_an_exception():
+def test_exchange_table_sets_an_exception_on_failure():
     table = dlpack.exchange_table(gpumem.Tensor)
     for wrong, error in ((gpumem.zeros(3, "f4")[::-1], BufferError), ([1], TypeError)):
         with pytest.raises(error):
             table.export(wrong, ctypes.c_void_p())
 
 
-def test_c_code_allocates_through_the_default_resource(arena):
+def test_exchange_table_allocates_from_the_default_resource(arena):
     table = dlpack.exchange_table(gpumem.Tensor)
     prototype = dlpack.Producer(shape=(2, 3)).managed.tensor
     told = []
@@ -338,7 +338,7 @@ def test_c_code_allocates_through_the_default_resource(arena):
     assert told[0][0] == b"BufferError"
 
 
-def test_the_work_stream_of_the_cpu_is_none():
+def test_exchange_table_has_no_work_stream_for_the_cpu():
     stream = ctypes.c_void_p(5)
     assert dlpack.exchange_table(gpumem.Tensor).stream(1, 0, stream) == 0
     assert stream.value is None
@@ -347,7 +347,7 @@ def test_the_work_stream_of_the_cpu_is_none():
 # ---- lifetime ------------------------------------------------------------------------------------
 
 
-def test_views_survive_the_end_of_the_interpreter():
+def test_views_survive_interpreter_exit():
     child.run_quietly("""
 import numpy, gpumem
 kept = [gpumem.zeros(1000, "f4", memory="host") for _ in range(3)]
@@ -358,7 +358,7 @@ kept.append(kept)
 """)
 
 
-def test_numpy_keeps_the_memory_when_every_object_of_gpumem_is_gone(make_arena, rng):
+def test_numpy_keeps_the_memory_without_gpumem_objects(make_arena, rng):
     for _ in range(10):
         arena = make_arena()
         tensor = gpumem.full((4, 4), 9, "i4", resource=arena)

@@ -22,14 +22,14 @@ def late(host):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("memory", ["host", "host/host_accessible", "host/managed"])
-def test_the_cpu_waits_for_what_is_queued(late, view, memory):
+def test_cpu_views_wait_for_queued_work(late, view, memory):
     tensor = gpumem.full(1000, 7, "i4", memory=memory, stream=late)
     assert (VIEWS[view](tensor) == 7).all()
     copy = tensor.to("host", late, copy=True)
     assert (VIEWS[view](copy) == 7).all()
 
 
-def test_without_sync_nothing_is_waited_for(late, host):
+def test_sync_false_does_not_wait(late, host):
     host.use_virtual_clock(True)  # the fill is never done by itself
     tensor = gpumem.full(1000, 7, "i4", memory="host", stream=late)
     array = tensor.numpy(sync=False)
@@ -39,7 +39,7 @@ def test_without_sync_nothing_is_waited_for(late, host):
     assert (array == 7).all()
 
 
-def test_a_consumers_stream_comes_after_the_buffers(late, host):
+def test_consumers_stream_waits_for_the_buffers(late, host):
     tensor = gpumem.full(1000, 7, "i4", memory="host/managed", stream=late)
     consumer = gpumem.Stream("host")
     host.set_lag(0)
@@ -50,7 +50,7 @@ def test_a_consumers_stream_comes_after_the_buffers(late, host):
     del capsule
 
 
-def test_a_recycled_blocks_old_work_is_over_before_the_cpu_writes(late, make_arena):
+def test_cpu_write_waits_for_old_work_of_a_reused_block(late, make_arena):
     arena = make_arena()
     old = gpumem.full(1000, 7, "i4", resource=arena, stream=late)
     address = old.ptr

@@ -33,7 +33,7 @@ def views_of(tensor):
     ]
 
 
-def test_the_last_of_many_threads_frees_the_block(arena, rng):
+def test_last_of_many_threads_frees_the_block(arena, rng):
     """Each view goes to some thread; all threads drop at once, and the books are right after."""
     for _ in range(ROUNDS):
         views = views_of(gpumem.full((4, 8), 3, "i4", resource=arena))
@@ -56,7 +56,7 @@ def test_the_last_of_many_threads_frees_the_block(arena, rng):
         assert arena.stats().in_use == 0
 
 
-def test_deleters_on_threads_without_the_interpreter_race_with_new_views(arena, host):
+def test_deleters_without_the_gil_race_with_new_views(arena, host):
     """Claims begin here while a stream's worker ends others: the block goes exactly once."""
     stream = gpumem.Stream("host")
     driver = HostDriver()
@@ -96,11 +96,11 @@ def views():
         "import atexit; atexit.register(lambda: views())",
     ],
 )
-def test_views_alive_at_the_end_of_the_interpreter(body):
+def test_exit_with_live_views(body):
     child.run_quietly(SETUP + body)
 
 
-def test_daemon_threads_that_make_and_drop_views_as_the_interpreter_ends():
+def test_exit_while_daemon_threads_make_and_drop_views():
     """They may be told that it ends, by an exception; the process must not crash or hang."""
     done = child.run(
         SETUP
@@ -123,7 +123,7 @@ while min(rounds) < 20:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_views_dropped_by_a_collection_leave_nothing(arena):
+def test_views_in_collected_cycles_leave_nothing(arena):
     class Holder:
         pass
 
