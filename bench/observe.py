@@ -87,9 +87,9 @@ def debugged(nbytes: int, rounds: int) -> dict[str, float]:
     """Microseconds of a block and its free with and without a debug heap; medians."""
     candidates = {
         "without": gpumem.Arena("host"),
-        "debug": gpumem.Arena("host", debug=True),
-        "without stacks": gpumem.Arena("host", debug={"stack_depth": 0}),
-        "pinned": gpumem.Arena("host/host_accessible", debug=True),
+        "debug": gpumem.Arena("host", debug_heap=True),
+        "without stacks": gpumem.Arena("host", debug_heap={"stack_depth": 0}),
+        "pinned": gpumem.Arena("host/host_accessible", debug_heap=True),
     }
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):

@@ -18,7 +18,11 @@ except ModuleNotFoundError as missing:
         "start Python in another folder to import the installed gpumem"
     ) from None
 from gpumem import _live as _live  # publishes, if GPUMEM_TOP=1 asks for it
-from gpumem._budget import Budget
+from gpumem import config as config
+from gpumem import device as device
+from gpumem import errors as errors
+from gpumem import stats as stats
+from gpumem._budget import Budget, Reservation
 from gpumem._buffer import Buffer, MemoryResource, set_observers
 from gpumem._core_capture import GraphPool
 from gpumem._external import ExternalAllocator
@@ -35,18 +39,16 @@ from gpumem.device import (
     can_access,
     default_device,
     devices,
-    devices_are_memory_compatible,
     driver_status,
-    set_host_device_count,
 )
 from gpumem.errors import ConfigError, GpumemError, OutOfMemoryError
-from gpumem.factory import make_resource
+from gpumem.factory import resource_from_config
 from gpumem.resources import (
     get_default_resource,
     set_default_resource,
     using_resource,
 )
-from gpumem.stats import BlockInfo, BudgetLevel, KeptRegion, PoolStats, ShrinkReport, Stats
+from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 from gpumem.tensor import (
     Tensor,
     asarray,
@@ -60,6 +62,7 @@ from gpumem.tensor import (
 
 __version__ = "0.1.0"
 
+_MODULES = ("config", "device", "errors", "stats")
 _PACKAGES = (
     "accounting",
     "adaptors",
@@ -77,7 +80,6 @@ __all__ = [
     "ArenaConfig",
     "BlockInfo",
     "Budget",
-    "BudgetLevel",
     "Buffer",
     "Capability",
     "ConfigError",
@@ -91,18 +93,13 @@ __all__ = [
     "GpumemError",
     "GraphPool",
     "Handle",
-    "HeapBlock",
-    "HeapOptions",
-    "HeapReport",
-    "KeptRegion",
-    "MemoryEvent",
     "MemoryInfo",
     "MemoryKind",
     "MemoryResource",
     "OutOfMemoryError",
-    "Outstanding",
     "PoolConfig",
     "PoolStats",
+    "Reservation",
     "RunContext",
     "Session",
     "SessionOptions",
@@ -110,28 +107,18 @@ __all__ = [
     "Stats",
     "Stream",
     "Tensor",
-    "TrackCounts",
-    "annotate",
     "asarray",
     "can_access",
     "copy",
     "default_device",
     "devices",
-    "devices_are_memory_compatible",
     "driver_status",
     "empty",
-    "fallback",
     "from_dlpack",
     "full",
     "get_default_resource",
-    "limit",
-    "log",
-    "make_resource",
-    "on_failure",
     "set_default_resource",
-    "set_host_device_count",
     "staging_arena",
-    "track",
     "using_resource",
     "zeros",
 ]
@@ -150,45 +137,19 @@ def _report(resource: MemoryResource, path: str, title: str | None) -> object:
     return write(_snapshot(resource), path, title=title or resource.name)
 
 
-set_observers(_snapshot, _report)
+set_observers(_snapshot, _report, resource_from_config)
 
 if TYPE_CHECKING:
-    from gpumem.adaptors import (
-        MemoryEvent,
-        Outstanding,
-        TrackCounts,
-        annotate,
-        fallback,
-        limit,
-        log,
-        on_failure,
-        track,
-    )
-    from gpumem.debugging import HeapBlock, HeapOptions, HeapReport
+    from gpumem import debugging as debugging
+    from gpumem import session as session
     from gpumem.environment import Environment
     from gpumem.session import CopyDecision, RunContext, Session
     from gpumem.session_options import SessionOptions
 else:
     # What is imported when it is first named: the names, by their modules.
     _LATER = {
-        "gpumem.adaptors": (
-            "MemoryEvent",
-            "Outstanding",
-            "TrackCounts",
-            "annotate",
-            "fallback",
-            "limit",
-            "log",
-            "on_failure",
-            "track",
-        ),
-        "gpumem.debugging": ("HeapBlock", "HeapOptions", "HeapReport"),
         "gpumem.environment": ("Environment",),
-        "gpumem.session": (
-            "CopyDecision",
-            "RunContext",
-            "Session",
-        ),
+        "gpumem.session": ("CopyDecision", "RunContext", "Session"),
         "gpumem.session_options": ("SessionOptions",),
     }
 
@@ -202,4 +163,4 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_PACKAGES})
+        return sorted({*__all__, *_MODULES, *_PACKAGES, "__version__"})

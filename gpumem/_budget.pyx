@@ -64,9 +64,10 @@ cdef class Budget:
 
     Give it to whatever takes memory, as ``budget=``: an `Arena`, a `DriverPool`, an
     `ExternalAllocator`, a `MemoryResource` of your own, or any resource through
-    `gpumem.limit(resource, budget)`. Each charges what it holds from the device, before it asks for
-    it and until the device has it back, so that allocations which the resource serves from what it
-    has cost nothing more; with ``count="in_use"`` each charges the blocks that it has handed out.
+    `gpumem.adaptors.limit(resource, budget)`. Each charges what it holds from the device, before it
+    asks for it and until the device has it back, so that allocations which the resource serves from
+    what it has cost nothing more; with ``count="in_use"`` each charges the blocks that it has
+    handed out.
     For memory of others there is `reserve`.
 
     Parameters

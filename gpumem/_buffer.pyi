@@ -1,16 +1,21 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self, SupportsIndex, final
 
 from typing_extensions import disjoint_base
 
 from gpumem._budget import Budget, _Count
+from gpumem._core import Arena
+from gpumem._pool import DriverPool
 from gpumem._stream import Stream, _StreamLike
+from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
 from gpumem.observe.snapshots import Snapshot
 from gpumem.stats import ShrinkReport, Stats
 
 def set_observers(
-    snapshot: Callable[[Any], Any], report: Callable[[Any, Any, Any], Any]
+    snapshot: Callable[[Any], Any],
+    report: Callable[[Any, Any, Any], Any],
+    resource: Callable[..., Any],
 ) -> None: ...
 def take_snapshot(resource: object) -> Any: ...
 def write_page(resource: object, path: Any, title: str | None) -> Any: ...
@@ -29,6 +34,17 @@ class MemoryResource:
         budget: Budget | None = None,
         count: _Count = "reserved",
     ) -> None: ...
+    @classmethod
+    def from_config(
+        cls,
+        memory: MemoryInfo | Device | str,
+        config: ArenaConfig | Mapping[str, object] | None = None,
+        *,
+        budget: Budget | None = None,
+        count: _Count = "reserved",
+        default_stream: _StreamLike = None,
+        name: str | None = None,
+    ) -> Arena | DriverPool: ...
     def allocate_raw(self, nbytes: int, stream: Stream) -> int: ...
     def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None: ...
     def allocate(
@@ -40,7 +56,6 @@ class MemoryResource:
         shareable: bool = False,
     ) -> Buffer: ...
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer: ...
-    def reserve(self, nbytes: SupportsIndex) -> Buffer: ...
     def shrink(self) -> ShrinkReport: ...
     def snapshot(self) -> Snapshot: ...
     def reset_stream(self, stream: _StreamLike) -> None: ...

@@ -89,8 +89,10 @@ on_resource = NULL
 
 cdef char* BYTES_FORMAT = "B"
 
-# Makes snapshots; the package sets it, since what does is above this module.
+# What modules above this one do for its classes; the package sets them.
 cdef object snapshot_of = None
+cdef object report_of = None
+cdef object make_resource = None
 
 cdef dict ADVICE = {
     "read_mostly": <int>CU_MEM_ADVISE_SET_READ_MOSTLY,
@@ -180,6 +182,50 @@ cdef class MemoryResource:
         if self.ledger != NULL:
             ledger_drop(self.ledger)
             ledgers_release_retired()
+
+    @classmethod
+    def from_config(cls, memory, config=None, *, budget=None, count="reserved",
+                    default_stream=None, name=None):
+        """Make the resource that the settings ask for: an arena, or the driver's pool.
+
+        Parameters
+        ----------
+        memory : MemoryInfo, Device or str
+            Where the bytes live.
+        config : ArenaConfig or Mapping, optional
+            Settings; a mapping is read by `ArenaConfig.from_mapping`. With ``use_cuda_mempool`` a
+            `DriverPool` is made (see `PoolConfig.from_arena`).
+        budget, count : optional
+            What it charges, and for what: see `Arena` and `DriverPool`.
+        default_stream : stream, optional
+            Used where a call names none; None is the device's legacy default stream.
+        name : str, optional
+            Name used in error messages and reports.
+
+        Returns
+        -------
+        Arena or DriverPool
+            An arena also where a pool was asked for and the device has none: the other settings
+            govern it, and a `PoolFallbackWarning` says why.
+
+        Raises
+        ------
+        ConfigError
+            A setting is not accepted, or would have no effect: the pool's without
+            ``use_cuda_mempool``, or ``use_cuda_mempool`` for memory that is not a device's own.
+        ValueError, DriverError
+            As for `Arena` and `DriverPool`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> pools = {"arena.use_cuda_mempool": "1"}
+        >>> with gpumem.MemoryResource.from_config("host", pools) as resource:
+        ...     resource.is_arena
+        False
+        """
+        return make_resource(memory, config, budget=budget, count=count,
+                             default_stream=default_stream, name=name)
 
     def allocate_raw(self, nbytes, stream):
         """Take a block from wherever the memory comes from; written by a derived class.
@@ -281,10 +327,6 @@ cdef class MemoryResource:
         self.require_open()
         return serve(self, size, DEFAULT_SLOT, 0, True)
 
-    def reserve(self, nbytes):
-        """Alias of `allocate_persistent`, ONNX Runtime's name."""
-        return self.allocate_persistent(nbytes)
-
     def shrink(self):
         """Give back what can be spared: here nothing, since nothing is kept.
 
@@ -295,7 +337,7 @@ cdef class MemoryResource:
         Examples
         --------
         >>> import gpumem
-        >>> gpumem.limit(gpumem.Arena("host"), 1 << 20).shrink()
+        >>> gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20).shrink()
         ShrinkReport(released_bytes=0, kept=())
         """
         self.require_open()
@@ -495,10 +537,10 @@ cdef class MemoryResource:
         return 0
 
 
-def set_observers(snapshot, report):
-    """Say who makes snapshots, and who pages of them."""
-    global snapshot_of, report_of
-    snapshot_of, report_of = snapshot, report
+def set_observers(snapshot, report, resource):
+    """Say who makes snapshots, who pages of them, and who resources by their settings."""
+    global snapshot_of, report_of, make_resource
+    snapshot_of, report_of, make_resource = snapshot, report, resource
 
 
 def take_snapshot(resource):

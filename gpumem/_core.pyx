@@ -140,8 +140,8 @@ cdef class Arena(MemoryResource):
         2 MiB mostly, and does not say so: that is not counted.
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
-    debug : bool, HeapOptions or Mapping, optional
-        True, or settings of `gpumem.debugging.HeapOptions`: a debug heap finds writes beyond
+    debug_heap : bool, DebugHeapOptions or Mapping, optional
+        True, or settings of `gpumem.debugging.DebugHeapOptions`: a debug heap finds writes beyond
         blocks, before them and after their free, bad frees, and what was never freed, each with the
         places of allocation and free. It costs some microseconds and driver calls per block; reads
         it cannot see. None asks the environment for ``GPUMEM_DEBUG_HEAP``. See `check`.
@@ -174,7 +174,7 @@ cdef class Arena(MemoryResource):
     """
 
     def __cinit__(self, memory, config=None, *, source=None, budget=None, count="reserved",
-                  default_stream=None, debug=None, name=None):
+                  default_stream=None, debug_heap=None, name=None):
         cdef ArenaSettings settings
         cdef Backing backing
         resource_init(self, memory, name)
@@ -200,7 +200,7 @@ cdef class Arena(MemoryResource):
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
         open_tap(self)
-        self.heap = make_heap(self.core, debug, self)
+        self.heap = make_heap(self.core, debug_heap, self)
         self.default_slot = LEGACY_SLOT
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
@@ -208,7 +208,7 @@ cdef class Arena(MemoryResource):
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
-                 default_stream=None, debug=None, name=None):
+                 default_stream=None, debug_heap=None, name=None):
         pass        # __cinit__ has made it
 
     def __dealloc__(self):
@@ -342,19 +342,6 @@ cdef class Arena(MemoryResource):
             pool = captures_of(self).pool_of(self, self.core, slot, True)
             return self.take_captured(pool, nbytes, slot, None)
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
-
-    def reserve(self, nbytes):
-        """Alias of `allocate_persistent`, ONNX Runtime's name.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> arena = gpumem.Arena("host")
-        >>> weights = arena.reserve(1 << 20)
-        >>> arena.stats().as_ort()["NumReserves"]
-        '1'
-        """
-        return self.allocate_persistent(nbytes)
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                   Block* block) except -1:
@@ -729,7 +716,7 @@ cdef class Arena(MemoryResource):
         config = replace(self.config, backing="regions", split_rule="tight", enable=True,
                          stream_reuse="never", max_mem=0, oom_wait_ms=0)
         inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
-                      debug=False, name=f"{self.name}, graph pool")
+                      debug_heap=False, name=f"{self.name}, graph pool")
         return make_pool(self, self.core, inner, inner.core)
 
     def _serve(self, stream, GraphPool pool not None):
@@ -955,7 +942,7 @@ cdef class Arena(MemoryResource):
         """
         return write_page(self, path, title)
 
-    def validate(self):
+    def check_invariants(self):
         """Check every invariant of the arena's books.
 
         Raises
@@ -970,7 +957,7 @@ cdef class Arena(MemoryResource):
         >>> arena = gpumem.Arena("host")
         >>> buffers = [arena.allocate(nbytes) for nbytes in (100, 5000, 1 << 20)]
         >>> del buffers[1]
-        >>> arena.validate()         # returns: the books agree
+        >>> arena.check_invariants()         # returns: the books agree
         """
         cdef int broken
         self._require_own()
@@ -980,7 +967,7 @@ cdef class Arena(MemoryResource):
             raise GpumemError(f"arena {self.name!r} is corrupt: it does not hold that "
                               f"{invariant_text(broken).decode()} (invariant {broken})")
 
-    def check(self, *, wait=True):
+    def check_heap(self, *, wait=True):
         """Look for writes where nobody may write, in every block that the debug heap knows.
 
         That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
@@ -998,7 +985,7 @@ cdef class Arena(MemoryResource):
         Returns
         -------
         tuple of HeapReport
-            What was found and told now, where `HeapOptions.on_error` is not "raise".
+            What was found and told now, where `DebugHeapOptions.on_error` is not "raise".
 
         Raises
         ------
@@ -1014,11 +1001,11 @@ cdef class Arena(MemoryResource):
         Examples
         --------
         >>> import gpumem, ctypes
-        >>> arena = gpumem.Arena("host", debug=True)
+        >>> arena = gpumem.Arena("host", debug_heap=True)
         >>> buffer = arena.allocate(100)
         >>> _ = ctypes.memset(buffer.ptr + 100, 7, 1)
         >>> try:
-        ...     arena.check()
+        ...     arena.check_heap()
         ... except gpumem.errors.HeapCorruptionError as error:
         ...     found = error.reports[0]
         >>> found.kind, found.offset, found.found[:2].hex(" ")
@@ -1041,13 +1028,13 @@ cdef class Arena(MemoryResource):
         Raises
         ------
         ConfigError
-            The arena has no debug heap. `gpumem.track` knows the blocks of any resource.
+            The arena has no debug heap. `gpumem.adaptors.track` knows the blocks of any resource.
         ClosedError
             The arena belongs to the parent of a fork.
 
         Examples
         --------
-        >>> arena = Arena("host", debug=True)
+        >>> arena = Arena("host", debug_heap=True)
         >>> buffer = arena.allocate(100)
         >>> [(block.nbytes, block.number) for block in arena.outstanding()]
         [(100, 1)]
@@ -1057,8 +1044,8 @@ cdef class Arena(MemoryResource):
         return self.heap.outstanding()
 
     @property
-    def debug(self):
-        """The `HeapOptions` of its debug heap; None without one."""
+    def debug_heap(self):
+        """The `DebugHeapOptions` of its debug heap; None without one."""
         return None if self.heap is None else self.heap.options
 
     def _look(self):
@@ -1197,7 +1184,7 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
 cdef int require_heap(Arena arena) except -1:
     if arena.heap is None:
         raise ConfigError(f"arena {arena.name!r} has no debug heap: it takes Arena(..., "
-                          "debug=True), or GPUMEM_DEBUG_HEAP=1 in the environment")
+                          "debug_heap=True), or GPUMEM_DEBUG_HEAP=1 in the environment")
     return 0
 
 

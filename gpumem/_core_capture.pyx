@@ -133,9 +133,9 @@ cdef class GraphPool:
         required(self)
         return take_snapshot(self)
 
-    def validate(self):
-        """Check every invariant of the pool's books, as `Arena.validate`."""
-        required(self).validate()
+    def check_invariants(self):
+        """Check every invariant of the pool's books, as `Arena.check_invariants`."""
+        required(self).check_invariants()
 
     def close(self):
         """Give the memory back to the driver now. Idempotent.

@@ -11,7 +11,7 @@ from gpumem._arena_types cimport ArenaCore, Block
 
 cdef class Heap:
     cdef DebugHeap* heap            # a reference
-    cdef readonly object options    # HeapOptions
+    cdef readonly object options    # DebugHeapOptions
     cdef str arena                  # names, for reports
     cdef str memory
     cdef object owner               # weak reference to the Arena

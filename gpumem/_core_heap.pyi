@@ -1,13 +1,13 @@
 from typing import final
 
-from gpumem.debugging import HeapOptions, HeapReport
+from gpumem.debugging import DebugHeapOptions, HeapReport
 
 KINDS: dict[int, str]
 BAD_FREES: tuple[str, ...]
 
 @final
 class Heap:
-    options: HeapOptions
+    options: DebugHeapOptions
     def __init__(self, *args: object, **kwargs: object) -> None: ...
 
 def warn(report: HeapReport) -> None: ...

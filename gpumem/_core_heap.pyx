@@ -163,7 +163,7 @@ cdef class Heap:
     """The debug heap of one arena."""
 
     def __init__(self):
-        raise TypeError("a Heap is made by an Arena with debug=")
+        raise TypeError("a Heap is made by an Arena with debug_heap=")
 
     def __dealloc__(self):
         if self.heap != NULL:

@@ -35,7 +35,8 @@ from gpumem._core_source cimport source_error
 from gpumem._driver cimport CUDA_ERROR_OUT_OF_MEMORY, CUresult, check
 
 from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
-from gpumem.stats import BlockInfo, KeptRegion
+from gpumem.stats import BlockInfo
+from gpumem.stats import RetainedRegion
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ cdef object kept_region(list blocks):
     if parked:
         reasons.append(f"{counted(parked, 'block')} that other streams still use")
     reasons += queued(blocks)
-    return KeptRegion(
+    return RetainedRegion(
         address=blocks[0].address,
         nbytes=sum(block.nbytes for block in blocks),
         reason=", ".join(reasons) or "free, but the driver did not take it back",

@@ -30,22 +30,25 @@ class DriverPool(MemoryResource):
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> None: ...
-    @staticmethod
+    @classmethod
     def default(
+        cls,
         device: MemoryInfo | Device | str,
         *,
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> DriverPool: ...
-    @staticmethod
+    @classmethod
     def current(
+        cls,
         device: MemoryInfo | Device | str,
         *,
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> DriverPool: ...
-    @staticmethod
+    @classmethod
     def import_handle(
+        cls,
         device: MemoryInfo | Device | str,
         fd: int | _HasFileno,
         *,

@@ -97,7 +97,7 @@ cdef class DriverPool(MemoryResource):
     device's own.
 
     Safe to use from many threads; dead after fork, as an `Arena`. Where a driver has no pools,
-    `make_resource` takes an arena instead, with a warning.
+    `MemoryResource.from_config` takes an arena instead, with a warning.
 
     Parameters
     ----------
@@ -170,8 +170,8 @@ cdef class DriverPool(MemoryResource):
         # Blocks may outlive the object; their streams stay with them (no_gc_clear).
         ledger_keep(self.ledger, self.streams)
 
-    @staticmethod
-    def default(device, *, default_stream=None, name=None):
+    @classmethod
+    def default(cls, device, *, default_stream=None, name=None):
         """Return the device's default pool as a resource.
 
         Its settings are shared with whatever else uses it (PyTorch's ``cudaMallocAsync`` backend,
@@ -182,11 +182,11 @@ cdef class DriverPool(MemoryResource):
         ConfigError, DriverError
             As for `DriverPool`.
         """
-        return DriverPool(device, handle=pool_of_device(device, False),
-                          default_stream=default_stream, name=name)
+        return cls(device, handle=pool_of_device(device, False),
+                   default_stream=default_stream, name=name)
 
-    @staticmethod
-    def current(device, *, default_stream=None, name=None):
+    @classmethod
+    def current(cls, device, *, default_stream=None, name=None):
         """Return the pool that ``cuMemAllocAsync`` on the device takes from now.
 
         Raises
@@ -194,8 +194,8 @@ cdef class DriverPool(MemoryResource):
         ConfigError, DriverError
             As for `DriverPool`.
         """
-        return DriverPool(device, handle=pool_of_device(device, True),
-                          default_stream=default_stream, name=name)
+        return cls(device, handle=pool_of_device(device, True),
+                   default_stream=default_stream, name=name)
 
     @property
     def handle(self):
@@ -345,8 +345,8 @@ cdef class DriverPool(MemoryResource):
         self.was_exported = True
         return Handle(fd)
 
-    @staticmethod
-    def import_handle(device, fd, *, default_stream=None, name=None):
+    @classmethod
+    def import_handle(cls, device, fd, *, default_stream=None, name=None):
         """Open another process's pool.
 
         Parameters

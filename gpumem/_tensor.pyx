@@ -49,7 +49,7 @@ from gpumem._order cimport order_host, own_stream
 from gpumem._support.instances cimport forbid_instantiation
 
 from gpumem._arguments import require
-from gpumem.device import MemoryInfo, can_access, devices_are_memory_compatible
+from gpumem.device import MemoryInfo, can_access
 
 
 @cython.final
@@ -591,7 +591,7 @@ cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy):
 
 cdef bint is_memory_for(object source, object target):
     """Tell whether whoever reads `target` may read `source` instead."""
-    return (devices_are_memory_compatible(source, target)
+    return (source.shares_memory_with(target)
             and can_access(target.device, source)
             and (source.host_accessible or not target.host_accessible))
 

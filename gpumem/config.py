@@ -236,8 +236,8 @@ class ArenaConfig(_Settings):
     max_mem : int
         Bytes the arena may hold from the device; 0 is unlimited.
     use_cuda_mempool : bool
-        True: the driver's stream-ordered pool serves the memory. `make_resource` makes a
-        `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
+        True: the driver's stream-ordered pool serves the memory. `MemoryResource.from_config` makes
+        a `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
         the other fields govern the arena that takes its place where the device has no pools. An
         `Arena` refuses it.
     cuda_mempool_release_threshold, cuda_mempool_bytes_to_keep_on_shrink : int
@@ -352,8 +352,8 @@ class ArenaConfig(_Settings):
         """Raise ConfigError if these settings are for a driver's pool."""
         if self.use_cuda_mempool:
             raise ConfigError(
-                "use_cuda_mempool = True is not accepted by an Arena: make_resource(memory, "
-                "config) makes the DriverPool that it asks for"
+                "use_cuda_mempool = True is not accepted by an Arena: "
+                "MemoryResource.from_config(memory, config) makes the DriverPool that it asks for"
             )
         for field in _POOL_FIELDS:
             if getattr(self, field):

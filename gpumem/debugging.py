@@ -1,10 +1,10 @@
 """The debug heap's settings and its reports.
 
-``Arena(memory, debug=True)`` puts guards before and behind every block, fills fresh and freed
+``Arena(memory, debug_heap=True)`` puts guards before and behind every block, fills fresh and freed
 memory with patterns, and keeps freed blocks back for a while; what was written where nobody may
-write is found when a block is freed, when its memory is used again, at `Arena.check` and at the
-end. Set ``GPUMEM_DEBUG_HEAP=1``, or to settings such as ``"guard_bytes=512,on_error=warn"``, for
-every arena that does not say otherwise.
+write is found when a block is freed, when its memory is used again, at `Arena.check_heap` and at
+the end. Set ``GPUMEM_DEBUG_HEAP=1``, or to settings such as ``"guard_bytes=512,on_error=warn"``,
+for every arena that does not say otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 from gpumem.config import MAX_BYTES, Parser, _bad, _boolean, _choice, _integer, _Settings
 from gpumem.errors import ConfigError
 
-__all__ = ["HeapBlock", "HeapOptions", "HeapReport", "Site"]
+__all__ = ["DebugHeapOptions", "HeapBlock", "HeapReport", "Site"]
 
 VARIABLE = "GPUMEM_DEBUG_HEAP"
 GRAIN = 256  # bytes: blocks begin at multiples of it, and so must what follows a guard
@@ -55,7 +55,7 @@ def _on_error(key: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class HeapOptions(_Settings):
+class DebugHeapOptions(_Settings):
     """What a debug heap does; see `gpumem.Arena`.
 
     Attributes
@@ -80,7 +80,7 @@ class HeapOptions(_Settings):
     stack_every : int
         Of how many allocations and frees one keeps its stack: 1 is each.
     on_error : {"raise", "warn"} or callable
-        "raise": the next call that may raise, an allocation, `Arena.check`, `Arena.shrink` or
+        "raise": the next call that may raise, an allocation, `Arena.check_heap`, `Arena.shrink` or
         `Arena.close`, raises `HeapCorruptionError`, or `InvalidFreeError` for a bad free; a free
         never does. "warn": a `HeapWarning` for each report. A function is called with each
         `HeapReport`, without any lock, on a thread that runs Python.
@@ -90,7 +90,7 @@ class HeapOptions(_Settings):
 
     Examples
     --------
-    >>> HeapOptions.from_mapping({"guard_bytes": "512", "on_error": "warn"}).guard_bytes
+    >>> DebugHeapOptions.from_mapping({"guard_bytes": "512", "on_error": "warn"}).guard_bytes
     512
     """
 
@@ -119,29 +119,30 @@ class HeapOptions(_Settings):
     }
 
 
-def options_of(debug: object) -> HeapOptions | None:
-    """Return what an arena's ``debug`` asks for; None asks the environment, and may mean none."""
-    if debug is None:
+def options_of(debug_heap: object) -> DebugHeapOptions | None:
+    """Return the options that an arena's ``debug_heap`` asks for; None asks the environment."""
+    if debug_heap is None:
         return _options_of_environment()
-    if isinstance(debug, bool):
-        return HeapOptions() if debug else None
-    if isinstance(debug, HeapOptions):
-        return debug
-    if isinstance(debug, Mapping):
-        return HeapOptions.from_mapping(debug)
+    if isinstance(debug_heap, bool):
+        return DebugHeapOptions() if debug_heap else None
+    if isinstance(debug_heap, DebugHeapOptions):
+        return debug_heap
+    if isinstance(debug_heap, Mapping):
+        return DebugHeapOptions.from_mapping(debug_heap)
     raise TypeError(
-        f"debug takes True, False, None, HeapOptions or a mapping, not {type(debug).__name__}"
+        "debug_heap must be True, False, None, DebugHeapOptions or a mapping, "
+        f"not {type(debug_heap).__name__}"
     )
 
 
-def _options_of_environment() -> HeapOptions | None:
+def _options_of_environment() -> DebugHeapOptions | None:
     text = os.environ.get(VARIABLE, "")
     if text.lower() in ("", "0", "false"):
         return None
     if text.lower() in ("1", "true"):
-        return HeapOptions()
+        return DebugHeapOptions()
     try:
-        return HeapOptions.from_text(text)
+        return DebugHeapOptions.from_text(text)
     except ConfigError as error:
         raise ConfigError(f"{VARIABLE} = {text!r}: {error}") from None
 
@@ -207,7 +208,7 @@ class HeapBlock:
     Examples
     --------
     >>> import gpumem
-    >>> arena = gpumem.Arena("host", debug=True)
+    >>> arena = gpumem.Arena("host", debug_heap=True)
     >>> buffer = arena.allocate(100)
     >>> (block,) = arena.outstanding()
     >>> block.ptr == buffer.ptr, block.number, block.allocated.stack[-1].name
@@ -259,10 +260,10 @@ class HeapReport:
     --------
     >>> import ctypes, gpumem
     >>> reports = []
-    >>> arena = gpumem.Arena("host", debug={"on_error": reports.append})
+    >>> arena = gpumem.Arena("host", debug_heap={"on_error": reports.append})
     >>> buffer = arena.allocate(100)
     >>> _ = ctypes.memset(buffer.ptr - 1, 7, 1)
-    >>> _ = arena.check()
+    >>> _ = arena.check_heap()
     >>> [(report.kind, report.offset, report.found[:1].hex()) for report in reports]
     [('underrun', -1, '07')]
     """

@@ -29,7 +29,6 @@ __all__ = [
     "can_access",
     "default_device",
     "devices",
-    "devices_are_memory_compatible",
     "driver_status",
     "set_host_device_count",
 ]
@@ -146,6 +145,10 @@ class Device:
         """What the device can do and, where it cannot, why. Never raises."""
         return _Capabilities(self)
 
+    def shares_memory_with(self, other: MemoryInfo | Device | str) -> bool:
+        """Tell the same of the device's own memory as `MemoryInfo.shares_memory_with`."""
+        return MemoryInfo(self).shares_memory_with(other)
+
     def synchronize(self) -> None:
         """Wait until everything queued on the device has finished.
 
@@ -254,6 +257,29 @@ class MemoryInfo:
         """Whether the CPU can read and write it through an ordinary pointer."""
         return self.kind is not MemoryKind.DEVICE
 
+    def shares_memory_with(self, other: MemoryInfo | Device | str) -> bool:
+        """Tell whether two memories are one, so that no copy between them is needed.
+
+        Equal memory; both CPU memory; CPU and HOST_ACCESSIBLE or MANAGED of any device;
+        HOST_ACCESSIBLE or MANAGED and DEVICE of the same device. Alignment plays no part. Says
+        nothing about who may dereference what: see `can_access`.
+
+        Examples
+        --------
+        >>> MemoryInfo.parse("host").shares_memory_with("cuda:0/host_accessible")
+        True
+        >>> Device("cuda:0").shares_memory_with("cuda:0/managed")
+        True
+        >>> Device("cuda:0").shares_memory_with("cuda:1")
+        False
+        """
+        what = MemoryInfo.parse(other)
+        if (self.device, self.kind) == (what.device, what.kind):
+            return True
+        if MemoryKind.HOST in (self.kind, what.kind):
+            return self.host_accessible and what.host_accessible
+        return self.device == what.device and MemoryKind.DEVICE in (self.kind, what.kind)
+
     def __str__(self) -> str:
         default = MemoryKind.HOST if self.device.type == "host" else MemoryKind.DEVICE
         return str(self.device) if self.kind is default else f"{self.device}/{self.kind.value}"
@@ -274,32 +300,6 @@ def _kind_named(name: object) -> MemoryKind:
 
 
 # ---- who shares memory with whom -----------------------------------------------------------------
-
-
-def devices_are_memory_compatible(
-    a: MemoryInfo | Device | str, b: MemoryInfo | Device | str
-) -> bool:
-    """Tell whether two memories are one, so that no copy is needed for its own sake.
-
-    Equal memory; both CPU memory; CPU and HOST_ACCESSIBLE or MANAGED of any device;
-    HOST_ACCESSIBLE or MANAGED and DEVICE of the same device. Alignment plays no part. Says
-    nothing about who may dereference what: see `can_access`.
-
-    Examples
-    --------
-    >>> devices_are_memory_compatible("host", "cuda:0/host_accessible")
-    True
-    >>> devices_are_memory_compatible("cuda:0", "cuda:0/managed")
-    True
-    >>> devices_are_memory_compatible("cuda:0", "cuda:1")
-    False
-    """
-    x, y = MemoryInfo.parse(a), MemoryInfo.parse(b)
-    if (x.device, x.kind) == (y.device, y.kind):
-        return True
-    if MemoryKind.HOST in (x.kind, y.kind):
-        return x.host_accessible and y.host_accessible
-    return x.device == y.device and MemoryKind.DEVICE in (x.kind, y.kind)
 
 
 def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
@@ -489,7 +489,7 @@ def decide_copy(device: Device, memory: MemoryInfo) -> CopyDecision:
     Both must hold: the device's memory and this one are one, and the device may dereference it.
     """
     own = MemoryInfo(device)
-    if not devices_are_memory_compatible(own, memory):
+    if not own.shares_memory_with(memory):
         return CopyDecision("copy", f"{memory} and {own} do not share memory")
     if not can_access(device, memory):
         return CopyDecision("copy", f"{device} cannot access {memory}")

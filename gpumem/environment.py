@@ -21,7 +21,7 @@ from gpumem._forks import ForkLock
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
-from gpumem.factory import make_resource
+from gpumem.factory import resource_from_config
 
 __all__ = ["Environment"]
 
@@ -137,7 +137,9 @@ class Environment:
             resource = config
         else:
             self._require_open()
-            resource = make_resource(info, self.settings_for(info, SHARED, config), name=info.name)
+            resource = resource_from_config(
+                info, self.settings_for(info, SHARED, config), name=info.name
+            )
         try:
             self._put(info, _Entry(resource, made_here))
         except ClosedError:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from gpumem._budget import Budget, _Count
     from gpumem._stream import _StreamLike
 
-__all__ = ["make_resource"]
+__all__ = ["resource_from_config"]
 
 _NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
 
 
-def make_resource(
+def resource_from_config(
     memory: MemoryInfo | Device | str,
     config: ArenaConfig | Mapping[str, object] | None = None,
     *,
@@ -30,43 +30,7 @@ def make_resource(
     default_stream: _StreamLike = None,
     name: str | None = None,
 ) -> Arena | DriverPool:
-    """Make the resource that the settings ask for: an arena, or the driver's pool.
-
-    Parameters
-    ----------
-    memory : MemoryInfo, Device or str
-        Where the bytes live.
-    config : ArenaConfig or Mapping, optional
-        Settings; a mapping is read by `ArenaConfig.from_mapping`. With ``use_cuda_mempool`` a
-        `DriverPool` is made (see `PoolConfig.from_arena`).
-    budget, count : optional
-        What it charges, and for what: see `Arena` and `DriverPool`.
-    default_stream : stream, optional
-        Used where a call names none; None is the device's legacy default stream.
-    name : str, optional
-        For people.
-
-    Returns
-    -------
-    Arena or DriverPool
-        An arena also where a pool was asked for and the device has none: the other settings
-        govern it, and a `PoolFallbackWarning` says why.
-
-    Raises
-    ------
-    ConfigError
-        A setting is not accepted, or would have no effect: the pool's without
-        ``use_cuda_mempool``, or ``use_cuda_mempool`` for memory that is not a device's own.
-    ValueError, DriverError
-        As for `Arena` and `DriverPool`.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> with gpumem.make_resource("host", {"arena.use_cuda_mempool": "1"}) as resource:
-    ...     resource.is_arena
-    False
-    """
+    """Make the resource that `MemoryResource.from_config` describes."""
     common: dict[str, Any] = {
         "budget": budget,
         "count": count,

@@ -41,7 +41,7 @@ from gpumem.environment import (
     read_prefixes,
 )
 from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError, NoAllocatorError
-from gpumem.factory import make_resource
+from gpumem.factory import resource_from_config
 from gpumem.resources import get_default_resource
 from gpumem.session_graph import CapturedRun
 from gpumem.session_options import SessionOptions
@@ -222,7 +222,7 @@ class Session:
         arena = self.options.arena
         more = arena if isinstance(arena, ArenaConfig) else wanted
         settings = (self.environment or Environment()).settings_for(self.memory, PRIVATE, more)
-        return make_resource(self.memory, settings)
+        return resource_from_config(self.memory, settings)
 
     def _require_like_shared(self, shared: MemoryResource, wanted: Mapping[str, object]) -> None:
         arena = self.options.arena

@@ -10,10 +10,10 @@ from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport
 __all__ = [
     "BlockInfo",
     "BudgetLevel",
-    "KeptRegion",
     "LimitInForce",
     "OutOfMemoryReport",
     "PoolStats",
+    "RetainedRegion",
     "ShrinkReport",
     "Stats",
 ]
@@ -202,7 +202,7 @@ class BlockInfo:
 
 
 @dataclass(frozen=True)
-class KeptRegion:
+class RetainedRegion:
     """A region that a shrink could not give back.
 
     Attributes
@@ -238,7 +238,7 @@ class ShrinkReport:
     ----------
     released_bytes : int
         Bytes given back to the driver.
-    kept : tuple of KeptRegion
+    kept : tuple of RetainedRegion
         Every region that stayed, and why.
 
     Examples
@@ -253,7 +253,7 @@ class ShrinkReport:
     """
 
     released_bytes: int
-    kept: tuple[KeptRegion, ...]
+    kept: tuple[RetainedRegion, ...]
 
 
 class BudgetLevel(NamedTuple):

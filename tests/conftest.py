@@ -72,7 +72,7 @@ def make_arena():
 
     yield make
     for arena in made:
-        arena.validate()
+        arena.check_invariants()
         arena.close()
 
 

@@ -54,7 +54,7 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
         (lambda: MemoryInfo("host", alignment=True), "alignment = True .* a power of two"),
         (lambda: MemoryInfo("host", name=5), "name = 5 .* a str"),
         (lambda: gpumem.Arena("host", name=5), "name = 5 .* a str"),
-        (lambda: gpumem.limit(gpumem.Arena("host"), 9, name=5), "name = 5 .* a str"),
+        (lambda: gpumem.adaptors.limit(gpumem.Arena("host"), 9, name=5), "name = 5 .* a str"),
         (lambda: gpumem.Budget(1, name=5), "name = 5 .* a str"),
         (lambda: gpumem.from_dlpack(np.ones(3), copy="yes"), "copy = 'yes' .* True, False or None"),
         (lambda: observe.record(native="x"), "native = 'x' .* True or False"),

@@ -11,7 +11,6 @@ An accountant prices nodes and keeps the sum; who places the nodes asks it and e
 
 from __future__ import annotations
 
-from gpumem._budget import Budget, Reservation
 from gpumem.accounting.accountant import Accountant, AdHocAccountant
 from gpumem.accounting.counts import ResourceCount
 from gpumem.accounting.nodes import CostedNode, CostedValue
@@ -28,11 +27,9 @@ __all__ = [
     "Accountant",
     "Accountants",
     "AdHocAccountant",
-    "Budget",
     "CostedNode",
     "CostedValue",
     "NodeStats",
-    "Reservation",
     "ResourceCount",
     "StatsAccountant",
     "StatsRecorder",

@@ -6,7 +6,7 @@ does not run Python. An adaptor refers to its upstream and does not own it: clos
 leaves the upstream open, and the upstream cannot be closed while blocks of the adaptor live.
 
 >>> import gpumem
->>> tracked = gpumem.track(gpumem.limit(gpumem.Arena("host"), 1 << 20))
+>>> tracked = gpumem.adaptors.track(gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20))
 >>> with tracked.allocate(1000) as buffer:
 ...     buffer.resource is tracked, tracked.counts().current_bytes
 (True, 1000)

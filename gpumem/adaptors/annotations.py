@@ -88,7 +88,7 @@ def annotate(
     Examples
     --------
     >>> import gpumem
-    >>> arena = gpumem.annotate(gpumem.Arena("host"), domain="loader")
+    >>> arena = gpumem.adaptors.annotate(gpumem.Arena("host"), domain="loader")
     >>> buffer = arena.allocate(1000)
     """
     return AnnotateAdaptor(resource, domain=domain, name=name)

@@ -18,7 +18,7 @@ class FailureAdaptor(Adaptor):
     --------
     >>> import gpumem
     >>> asked = []
-    >>> small = gpumem.limit(gpumem.Arena("host"), 1000)
+    >>> small = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
     >>> def again(nbytes, attempt):
     ...     asked.append(attempt)
     ...     return attempt < 3
@@ -88,9 +88,10 @@ def on_failure(
     Examples
     --------
     >>> import gpumem
-    >>> small = gpumem.limit(gpumem.Arena("host"), 1000)
+    >>> small = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
     >>> cache = [small.allocate(600)]
-    >>> spilling = gpumem.on_failure(small, lambda nbytes, attempt: bool(cache and [cache.pop()]))
+    >>> spill = lambda nbytes, attempt: bool(cache and [cache.pop()])
+    >>> spilling = gpumem.adaptors.on_failure(small, spill)
     >>> spilling.allocate(600).nbytes
     600
     """

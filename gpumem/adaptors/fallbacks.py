@@ -19,7 +19,8 @@ class FallbackAdaptor(Adaptor):
     Examples
     --------
     >>> import gpumem
-    >>> fast, large = gpumem.limit(gpumem.Arena("host"), 1000), gpumem.Arena("host/managed")
+    >>> fast = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
+    >>> large = gpumem.Arena("host/managed")
     >>> either = FallbackAdaptor(fast, large)
     >>> buffer = either.allocate(2000)
     >>> either.served_by(buffer) is large, either.served
@@ -144,9 +145,9 @@ def fallback(
     Examples
     --------
     >>> import gpumem
-    >>> device = gpumem.limit(gpumem.Arena("host"), 1 << 20)
+    >>> device = gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20)
     >>> pinned = gpumem.Arena("host/host_accessible")
-    >>> both = gpumem.fallback(device, pinned)
+    >>> both = gpumem.adaptors.fallback(device, pinned)
     >>> str(both.allocate(2 << 20).memory)
     'host:0/host_accessible'
     """

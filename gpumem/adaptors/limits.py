@@ -78,7 +78,7 @@ def limit(
     Examples
     --------
     >>> import gpumem
-    >>> small = gpumem.limit(gpumem.Arena("host"), 1 << 20)
+    >>> small = gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20)
     >>> with small.allocate(1 << 20):
     ...     small.free
     0

@@ -47,7 +47,8 @@ class MemoryEvent:
     --------
     >>> import gpumem
     >>> events = []
-    >>> logged = gpumem.log(gpumem.limit(gpumem.Arena("host"), 1000), events.append)
+    >>> limited = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
+    >>> logged = gpumem.adaptors.log(limited, events.append)
     >>> try:
     ...     logged.allocate(2000)
     ... except gpumem.OutOfMemoryError:
@@ -224,7 +225,7 @@ def log(resource: MemoryResource, sink: Sink, *, name: str | None = None) -> Log
     --------
     >>> import gpumem
     >>> events = []
-    >>> with gpumem.log(gpumem.Arena("host"), events.append).allocate(1000):
+    >>> with gpumem.adaptors.log(gpumem.Arena("host"), events.append).allocate(1000):
     ...     pass
     >>> [(event.action, event.nbytes) for event in events]
     [('allocate', 1000), ('free', 1000)]

@@ -28,7 +28,7 @@ class TrackCounts:
     Examples
     --------
     >>> import gpumem
-    >>> tracked = gpumem.track(gpumem.Arena("host"))
+    >>> tracked = gpumem.adaptors.track(gpumem.Arena("host"))
     >>> tracked.allocate(1000).close()
     >>> counts = tracked.counts()
     >>> counts.current_bytes, counts.peak_bytes, counts.total_blocks
@@ -57,7 +57,7 @@ class Outstanding:
     Examples
     --------
     >>> import gpumem
-    >>> tracked = gpumem.track(gpumem.Arena("host"), stacks=True)
+    >>> tracked = gpumem.adaptors.track(gpumem.Arena("host"), stacks=True)
     >>> def load():
     ...     return tracked.allocate(1000)
     >>> buffer = load()
@@ -144,7 +144,7 @@ def track(
     Examples
     --------
     >>> import gpumem
-    >>> tracked = gpumem.track(gpumem.Arena("host"), stacks=True)
+    >>> tracked = gpumem.adaptors.track(gpumem.Arena("host"), stacks=True)
     >>> buffer = tracked.allocate(1000)
     >>> [(block.nbytes, block.stack[-1].name) for block in tracked.outstanding()]
     [(1000, '<module>')]

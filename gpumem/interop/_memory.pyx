@@ -349,7 +349,7 @@ cdef class ExternalMemory:
         settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
             config, ArenaConfig) else config
         # Whoever shares the memory may write all of it: no guards there.
-        return Arena(self.memory, slices.settings(settings), source=slices, debug=False,
+        return Arena(self.memory, slices.settings(settings), source=slices, debug_heap=False,
                      name=title)
 
     def close(self, *, timeout=None):

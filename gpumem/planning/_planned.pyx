@@ -378,9 +378,9 @@ cdef class PlannedResource(MemoryResource):
         """Return the upstream's `Stats`, for which the block is one that is in use."""
         return self.upstream.stats()
 
-    def validate(self):
-        """Check every invariant of the block's books; see `Arena.validate`."""
-        self.inner.validate()
+    def check_invariants(self):
+        """Check every invariant of the block's books; see `Arena.check_invariants`."""
+        self.inner.check_invariants()
 
     @property
     def is_arena(self):
@@ -455,6 +455,6 @@ cdef Arena block_arena(MemoryResource upstream, plan, stream_reuse):
     if default is None:
         default = upstream.stream_at(slot)
     arena = Arena(upstream.memory, config, source=upstream, default_stream=default,
-                  debug=False, name=f"{upstream.name}, planned")
+                  debug_heap=False, name=f"{upstream.name}, planned")
     arena.allocate(nbytes).close()
     return arena

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpumem._arguments import refuse
 from gpumem._buffer import MemoryResource
-from gpumem.device import MemoryInfo, devices_are_memory_compatible
+from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning.copies import HOST, PlannedCopy
 from gpumem.planning.graph import Node
@@ -67,7 +67,7 @@ def _source_for(needed: MemoryInfo, memory: Any) -> Any:
     if not isinstance(source, MemoryResource) and not hasattr(source, "tensor"):
         accepted = "a MemoryResource, an ExternalMemory, or a Mapping of them by memory"
         refuse("memory", source, accepted)
-    if not devices_are_memory_compatible(source.memory, needed):
+    if not source.memory.shares_memory_with(needed):
         raise ConfigError(f"the plan needs memory of {needed}, and is given {source.memory}")
     return source
 

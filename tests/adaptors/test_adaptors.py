@@ -28,16 +28,18 @@ def quiet(*_):
 
 def annotated(resource):
     pytest.importorskip("nvtx", reason="nvtx is not installed")
-    return gpumem.annotate(resource)
+    return gpumem.adaptors.annotate(resource)
 
 
 AROUND = {
     "annotate": annotated,
-    "limit": lambda resource: gpumem.limit(resource, 64 * MIB),
-    "log": lambda resource: gpumem.log(resource, lambda event: None),
-    "on_failure": lambda resource: gpumem.on_failure(resource, quiet),
-    "fallback": lambda resource: gpumem.fallback(resource, gpumem.Arena("host/host_accessible")),
-    "track": lambda resource: gpumem.track(resource, stacks=True),
+    "limit": lambda resource: gpumem.adaptors.limit(resource, 64 * MIB),
+    "log": lambda resource: gpumem.adaptors.log(resource, lambda event: None),
+    "on_failure": lambda resource: gpumem.adaptors.on_failure(resource, quiet),
+    "fallback": lambda resource: gpumem.adaptors.fallback(
+        resource, gpumem.Arena("host/host_accessible")
+    ),
+    "track": lambda resource: gpumem.adaptors.track(resource, stacks=True),
 }
 UPSTREAMS = {
     "arena": lambda: gpumem.Arena("host"),
@@ -139,7 +141,7 @@ def test_stream_alignment_and_persistent_reach_the_upstream(host, adapted):
         assert buffer.ptr % 256 == 0
         buffer.close(other)
     adaptor.allocate_persistent(100).close()
-    adaptor.reserve(100).close()
+    adaptor.allocate_persistent(100).close()
     assert upstream.stats().num_allocs == 3
     adaptor.reset_stream(mine)
     adaptor.reset_stream(other)
@@ -174,13 +176,13 @@ def test_adaptors_nest_in_any_order(order):
     while resource is not upstream:
         resource.close()
         resource = resource.upstream
-    upstream.validate()
+    upstream.check_invariants()
     upstream.close()
 
 
 def test_free_is_ordered_on_its_stream(make_arena, host):
     driver, arena = HostDriver(), make_arena()
-    adaptor = gpumem.track(gpumem.limit(arena, MIB))
+    adaptor = gpumem.adaptors.track(gpumem.adaptors.limit(arena, MIB))
     first, second = gpumem.Stream("host"), gpumem.Stream("host")
     busy = adaptor.allocate(4096, first)
     address = busy.ptr
@@ -195,7 +197,7 @@ def test_free_is_ordered_on_its_stream(make_arena, host):
 
 def test_recorded_stream_delays_reuse_of_the_block(make_arena, host):
     driver, arena = HostDriver(), make_arena()
-    adaptor = gpumem.track(gpumem.limit(arena, MIB))
+    adaptor = gpumem.adaptors.track(gpumem.adaptors.limit(arena, MIB))
     side = gpumem.Stream("host")
     for share in (False, True):
         buffer = adaptor.allocate(4096)
@@ -219,13 +221,13 @@ def test_upstream_exception_passes_unchanged():
         def allocate_raw(self, nbytes, stream):
             raise error
 
-    tracked = gpumem.track(gpumem.limit(Refuses(), 1000))
+    tracked = gpumem.adaptors.track(gpumem.adaptors.limit(Refuses(), 1000))
     for _ in range(3):
         with pytest.raises(KeyError) as raised:
             tracked.allocate(600)
         assert raised.value is error
     assert tracked.upstream.used == 0
-    assert tracked.counts() == gpumem.TrackCounts(0, 0, 0, 0, 0, 0)
+    assert tracked.counts() == gpumem.adaptors.TrackCounts(0, 0, 0, 0, 0, 0)
     tracked.close()
 
 
@@ -239,7 +241,7 @@ def test_upstream_returning_no_buffer_is_an_error(make_arena):
             return self.answer
 
     wrong = Wrong("host")
-    limited = gpumem.limit(wrong, 1000)
+    limited = gpumem.adaptors.limit(wrong, 1000)
     closed = arena.allocate(100)
     closed.close()
     for wrong.answer in (None, b"12345678", arena.allocate(4), closed):
@@ -251,17 +253,17 @@ def test_upstream_returning_no_buffer_is_an_error(make_arena):
 
 def test_missing_attributes_come_from_the_upstream(make_arena):
     arena = make_arena()
-    adaptor = gpumem.track(gpumem.limit(arena, MIB))
-    adaptor.validate()
+    adaptor = gpumem.adaptors.track(gpumem.adaptors.limit(arena, MIB))
+    adaptor.check_invariants()
     assert adaptor.config is arena.config
     assert adaptor.stats() == arena.stats()
     assert adaptor.is_arena
-    assert not gpumem.limit(Plain(), 8).is_arena
+    assert not gpumem.adaptors.limit(Plain(), 8).is_arena
     with pytest.raises(AttributeError):
         adaptor.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("make", [*AROUND.values(), lambda x: gpumem.fallback(Plain(), x)])
+@pytest.mark.parametrize("make", [*AROUND.values(), lambda x: gpumem.adaptors.fallback(Plain(), x)])
 @pytest.mark.parametrize("resource", [None, "host", gpumem.Device("host")])
 def test_adaptor_rejects_an_upstream_that_is_no_resource(make, resource):
     with pytest.raises(TypeError, match="MemoryResource"):
@@ -274,7 +276,8 @@ def test_forked_child_may_drop_but_not_use_adaptors():
         import os, gpumem
         arena = gpumem.Arena("host")
         events = []
-        adaptor = gpumem.log(gpumem.track(gpumem.limit(arena, 1 << 20)), events.append)
+        limited = gpumem.adaptors.limit(arena, 1 << 20)
+        adaptor = gpumem.adaptors.log(gpumem.adaptors.track(limited), events.append)
         buffer, view = adaptor.allocate(8), memoryview(adaptor.allocate(8))
         if os.fork() == 0:
             buffer.close()
@@ -298,7 +301,8 @@ def test_interpreter_exit_leaves_live_blocks_alone():
     child.run_quietly(
         """
         import gpumem
-        adaptor = gpumem.log(gpumem.track(gpumem.Arena("host")), lambda event: None)
+        tracked = gpumem.adaptors.track(gpumem.Arena("host"))
+        adaptor = gpumem.adaptors.log(tracked, lambda event: None)
         kept = adaptor.allocate(8), memoryview(adaptor.allocate(8))
         """
     )
@@ -308,7 +312,7 @@ def test_interpreter_exit_leaves_live_blocks_alone():
 
 
 def test_limit_adaptor_serves_up_to_its_limit_and_not_beyond(make_arena):
-    limited = gpumem.limit(make_arena(), 1000)
+    limited = gpumem.adaptors.limit(make_arena(), 1000)
     first = limited.allocate(600)
     assert (limited.limit, limited.used, limited.free) == (1000, 600, 400)
     with pytest.raises(gpumem.OutOfMemoryError, match="limit 1000") as raised:
@@ -325,7 +329,7 @@ def test_limit_adaptor_serves_up_to_its_limit_and_not_beyond(make_arena):
 
 
 def test_limit_adaptor_with_limit_zero_serves_only_empty_buffers(make_arena):
-    limited = gpumem.limit(make_arena(), 0)
+    limited = gpumem.adaptors.limit(make_arena(), 0)
     assert limited.allocate(0).nbytes == 0
     with pytest.raises(gpumem.OutOfMemoryError):
         limited.allocate(1)
@@ -343,7 +347,7 @@ def test_limit_adaptor_with_limit_zero_serves_only_empty_buffers(make_arena):
 )
 def test_limit_adaptor_rejects_invalid_limits(make_arena, nbytes, error):
     with pytest.raises(error, match="nbytes"):
-        gpumem.limit(make_arena(), nbytes)
+        gpumem.adaptors.limit(make_arena(), nbytes)
 
 
 def test_limit_adaptor_is_exact_under_threads():
@@ -366,7 +370,7 @@ def test_limit_adaptor_is_exact_under_threads():
                 self.out -= nbytes
 
     upstream = Watches()
-    limited = gpumem.limit(upstream, 1000)
+    limited = gpumem.adaptors.limit(upstream, 1000)
     served, refused = [], []
 
     def work():
@@ -394,7 +398,7 @@ def test_limit_adaptor_is_exact_under_threads():
 
 def test_log_adaptor_calls_a_callable_sink_for_each_event(make_arena):
     events = []
-    logged = gpumem.log(gpumem.limit(make_arena(), 5000), events.append)
+    logged = gpumem.adaptors.log(gpumem.adaptors.limit(make_arena(), 5000), events.append)
     stream = gpumem.Stream("host")
     buffer = logged.allocate(1000, stream)
     ptr = buffer.ptr
@@ -419,7 +423,7 @@ def test_log_adaptor_calls_a_callable_sink_for_each_event(make_arena):
 
 def test_log_adaptor_names_the_stream_of_the_free(make_arena):
     events = []
-    logged = gpumem.log(make_arena(), events.append)
+    logged = gpumem.adaptors.log(make_arena(), events.append)
     other = gpumem.Stream("host")
     buffer = logged.allocate(8)
     view = memoryview(buffer)
@@ -430,7 +434,7 @@ def test_log_adaptor_names_the_stream_of_the_free(make_arena):
 
 def test_log_adaptor_writes_a_file_that_replay_reads(make_arena):
     text = io.StringIO()
-    logged = gpumem.log(gpumem.limit(make_arena(), MIB), text)
+    logged = gpumem.adaptors.log(gpumem.adaptors.limit(make_arena(), MIB), text)
     kept = [logged.allocate(1000 + i) for i in range(10)]
     with pytest.raises(gpumem.OutOfMemoryError):
         logged.allocate(MIB)
@@ -441,7 +445,9 @@ def test_log_adaptor_writes_a_file_that_replay_reads(make_arena):
 
 
 def test_log_adaptor_passes_events_to_a_logger(make_arena, caplog):
-    logged = gpumem.log(gpumem.limit(make_arena(), 100), logging.getLogger("memory"))
+    logged = gpumem.adaptors.log(
+        gpumem.adaptors.limit(make_arena(), 100), logging.getLogger("memory")
+    )
     with caplog.at_level(logging.INFO, "memory"):
         logged.allocate(100).close()
         with pytest.raises(gpumem.OutOfMemoryError):
@@ -458,7 +464,7 @@ def test_log_adaptor_passes_events_to_a_logger(make_arena, caplog):
 @pytest.mark.parametrize("sink", [None, 3, "file.csv"])
 def test_log_adaptor_rejects_an_invalid_sink(make_arena, sink):
     with pytest.raises(TypeError, match="sink"):
-        gpumem.log(make_arena(), sink)
+        gpumem.adaptors.log(make_arena(), sink)
 
 
 def test_log_adaptor_reports_a_failing_sink_and_goes_on(make_arena, monkeypatch):
@@ -468,7 +474,7 @@ def test_log_adaptor_reports_a_failing_sink_and_goes_on(make_arena, monkeypatch)
     def fails(event):
         raise KeyError(event.action)
 
-    logged = gpumem.log(make_arena(), fails)
+    logged = gpumem.adaptors.log(make_arena(), fails)
     logged.allocate(8).close()
     assert [error.args for error in reported] == [("allocate",), ("free",)]
 
@@ -484,14 +490,14 @@ def test_log_adaptor_logs_what_its_sink_allocates_afterwards(make_arena):
             kept.pop().close()
             assert len(events) == 1
 
-    logged = gpumem.log(make_arena(), sink)
+    logged = gpumem.adaptors.log(make_arena(), sink)
     logged.allocate(1).close()
     assert events == [("allocate", 1), ("allocate", 2), ("free", 2), ("free", 1)]
 
 
 def test_log_adaptor_logs_a_view_dropped_without_the_gil_with_its_thread(make_arena):
     events = []
-    logged = gpumem.log(make_arena(), events.append)
+    logged = gpumem.adaptors.log(make_arena(), events.append)
     stream = gpumem.Stream("host")
     taken = consume(logged.allocate(64).__dlpack__())
     taken.delete_on(HostDriver(), stream)
@@ -505,7 +511,7 @@ def test_log_adaptor_logs_a_view_dropped_without_the_gil_with_its_thread(make_ar
 
 
 def test_failure_adaptor_retries_after_its_callback_freed_memory(make_arena):
-    limited = gpumem.limit(make_arena(), 1000)
+    limited = gpumem.adaptors.limit(make_arena(), 1000)
     cache = [limited.allocate(400), limited.allocate(400)]
     asked = []
 
@@ -513,15 +519,15 @@ def test_failure_adaptor_retries_after_its_callback_freed_memory(make_arena):
         asked.append((nbytes, attempt))
         return bool(cache and [cache.pop()])
 
-    resource = gpumem.on_failure(limited, spill)
+    resource = gpumem.adaptors.on_failure(limited, spill)
     with resource.allocate(900) as buffer:
         assert buffer.nbytes == 900
     assert asked == [(900, 1), (900, 2)]
 
 
 def test_failure_adaptor_raises_the_upstreams_error_when_it_gives_up(make_arena):
-    limited = gpumem.limit(make_arena(), 1000)
-    resource = gpumem.on_failure(limited, lambda nbytes, attempt: attempt < 3)
+    limited = gpumem.adaptors.limit(make_arena(), 1000)
+    resource = gpumem.adaptors.on_failure(limited, lambda nbytes, attempt: attempt < 3)
     with pytest.raises(gpumem.OutOfMemoryError, match="limit 1000"):
         resource.allocate(1001)
     assert limited.used == 0
@@ -529,7 +535,7 @@ def test_failure_adaptor_raises_the_upstreams_error_when_it_gives_up(make_arena)
 
 def test_failure_adaptor_calls_back_for_out_of_memory_only(make_arena):
     asked = []
-    resource = gpumem.on_failure(make_arena(), lambda *a: asked.append(a) or False)
+    resource = gpumem.adaptors.on_failure(make_arena(), lambda *a: asked.append(a) or False)
     with pytest.raises(ValueError, match="alignment"):
         resource.allocate(8, alignment=3)
     assert not asked
@@ -537,7 +543,7 @@ def test_failure_adaptor_calls_back_for_out_of_memory_only(make_arena):
 
 @pytest.mark.parametrize("answer", [None, 1, "yes"])
 def test_failure_adaptor_rejects_a_callback_result_that_is_no_bool(make_arena, answer):
-    resource = gpumem.on_failure(gpumem.limit(make_arena(), 8), lambda *_: answer)
+    resource = gpumem.adaptors.on_failure(gpumem.adaptors.limit(make_arena(), 8), lambda *_: answer)
     with pytest.raises(TypeError, match="True to try"):
         resource.allocate(9)
 
@@ -547,19 +553,19 @@ def test_failure_adaptor_passes_the_callbacks_exception(make_arena):
         raise KeyError(nbytes)
 
     with pytest.raises(KeyError):
-        gpumem.on_failure(gpumem.limit(make_arena(), 8), fail).allocate(9)
+        gpumem.adaptors.on_failure(gpumem.adaptors.limit(make_arena(), 8), fail).allocate(9)
     with pytest.raises(TypeError, match="callable"):
-        gpumem.on_failure(make_arena(), None)
+        gpumem.adaptors.on_failure(make_arena(), None)
 
 
 # ---- fallback ------------------------------------------------------------------------------------
 
 
 def test_fallback_adaptor_takes_the_next_resource_when_memory_is_out(make_arena):
-    first = gpumem.limit(make_arena(), 1000)
+    first = gpumem.adaptors.limit(make_arena(), 1000)
     pinned = make_arena(memory="host/host_accessible")
     managed = make_arena(memory="host/managed")
-    both = gpumem.fallback(first, gpumem.limit(pinned, 2000), managed)
+    both = gpumem.adaptors.fallback(first, gpumem.adaptors.limit(pinned, 2000), managed)
     small, large, largest = both.allocate(1000), both.allocate(2000), both.allocate(3000)
     assert [both.served_by(buffer) for buffer in (small, large, largest)] == list(both.upstreams)
     assert both.served == (1, 1, 1)
@@ -582,10 +588,10 @@ def test_fallback_adaptor_takes_the_next_resource_when_memory_is_out(make_arena)
 
 def test_adaptor_around_a_fallback_keeps_the_buffers_memory_info(make_arena):
     streams = gpumem.Stream("host"), gpumem.Stream("host")
-    first = gpumem.limit(make_arena(), 100)
+    first = gpumem.adaptors.limit(make_arena(), 100)
     second = make_arena(memory="host/managed")
     second.allocate(8, streams[1]).close()  # its numbers of streams differ from the first's
-    outer = gpumem.track(gpumem.fallback(first, second))
+    outer = gpumem.adaptors.track(gpumem.adaptors.fallback(first, second))
     for share in (False, True):
         buffer = outer.allocate(200, streams[0])
         assert (str(buffer.memory), buffer.stream) == ("host:0/managed", streams[0])
@@ -603,12 +609,14 @@ def test_fallback_adaptor_falls_back_for_out_of_memory_only(make_arena):
 
     second = make_arena()
     with pytest.raises(KeyError):
-        gpumem.fallback(Broken(), second).allocate(8)
+        gpumem.adaptors.fallback(Broken(), second).allocate(8)
     assert second.stats().num_allocs == 0
 
 
 def test_fallback_adaptor_reports_the_reason_of_each_resource(make_arena):
-    both = gpumem.fallback(gpumem.limit(make_arena(), 10), gpumem.limit(make_arena(), 20))
+    both = gpumem.adaptors.fallback(
+        gpumem.adaptors.limit(make_arena(), 10), gpumem.adaptors.limit(make_arena(), 20)
+    )
     with pytest.raises(gpumem.OutOfMemoryError, match="limit 20,") as raised:
         both.allocate(30)
     assert "limit 10," in raised.value.__notes__[0]
@@ -618,15 +626,15 @@ def test_fallback_adaptor_reports_the_reason_of_each_resource(make_arena):
 def test_fallback_adaptor_needs_two_or_more_resources_of_one_device(make_arena):
     arena = make_arena()
     with pytest.raises(TypeError):
-        gpumem.fallback(arena)
+        gpumem.adaptors.fallback(arena)
     with pytest.raises(ValueError, match="twice"):
-        gpumem.fallback(arena, make_arena(), arena)
+        gpumem.adaptors.fallback(arena, make_arena(), arena)
     child.run_quietly(
         """
         import gpumem
-        gpumem.set_host_device_count(2)
+        gpumem.device.set_host_device_count(2)
         try:
-            gpumem.fallback(gpumem.Arena("host:0"), gpumem.Arena("host:1"))
+            gpumem.adaptors.fallback(gpumem.Arena("host:0"), gpumem.Arena("host:1"))
         except ValueError as error:
             assert "one device" in str(error)
         else:
@@ -639,17 +647,17 @@ def test_fallback_adaptor_needs_two_or_more_resources_of_one_device(make_arena):
 
 
 def test_track_adaptor_counts_totals_peaks_and_outstanding_blocks(make_arena):
-    tracked = gpumem.track(make_arena())
+    tracked = gpumem.adaptors.track(make_arena())
     one, two = tracked.allocate(100), tracked.allocate(50)
     one.close()
     three = tracked.allocate(10)
-    assert tracked.counts() == gpumem.TrackCounts(60, 2, 150, 2, 160, 3)
+    assert tracked.counts() == gpumem.adaptors.TrackCounts(60, 2, 150, 2, 160, 3)
     assert [(block.ptr, block.nbytes) for block in tracked.outstanding()] == [
         (two.ptr, 50),
         (three.ptr, 10),
     ]
     tracked.reset_peaks()
-    assert tracked.counts() == gpumem.TrackCounts(60, 2, 60, 2, 160, 3)
+    assert tracked.counts() == gpumem.adaptors.TrackCounts(60, 2, 60, 2, 160, 3)
     two.close()
     three.close()
     assert tracked.outstanding() == []
@@ -657,7 +665,7 @@ def test_track_adaptor_counts_totals_peaks_and_outstanding_blocks(make_arena):
 
 
 def test_track_adaptor_records_the_stack_of_each_allocation(make_arena):
-    tracked = gpumem.track(make_arena(), stacks=True)
+    tracked = gpumem.adaptors.track(make_arena(), stacks=True)
 
     def careless():
         return tracked.allocate(100)
@@ -671,7 +679,7 @@ def test_track_adaptor_records_the_stack_of_each_allocation(make_arena):
 
 
 def test_track_adaptor_is_exact_under_threads(make_arena):
-    tracked = gpumem.track(gpumem.track(make_arena()))
+    tracked = gpumem.adaptors.track(gpumem.adaptors.track(make_arena()))
 
     def work():
         kept = []

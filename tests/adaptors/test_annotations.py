@@ -40,7 +40,7 @@ def shown(monkeypatch):
 
 def test_allocations_are_ranges_and_frees_are_marks(shown):
     with gpumem.Arena("host") as arena:
-        annotated = gpumem.annotate(arena)
+        annotated = gpumem.adaptors.annotate(arena)
         annotated.allocate(1000).close()
         annotated.allocate_persistent(5000).close()
         annotated.shrink()
@@ -61,9 +61,9 @@ def test_range_covers_the_wait_of_the_call(shown):
         shown.append("waiting")
         return False
 
-    small = gpumem.on_failure(gpumem.limit(gpumem.Arena("host"), MIB), make_room)
+    small = gpumem.adaptors.on_failure(gpumem.adaptors.limit(gpumem.Arena("host"), MIB), make_room)
     with pytest.raises(gpumem.OutOfMemoryError):
-        gpumem.annotate(small, domain="loader").allocate(2 * MIB)
+        gpumem.adaptors.annotate(small, domain="loader").allocate(2 * MIB)
     assert shown == [
         ("begin", "allocate", "loader", 2 * MIB),
         "waiting",
@@ -73,15 +73,15 @@ def test_range_covers_the_wait_of_the_call(shown):
 
 def test_invalid_domain_or_resource_is_refused(shown):
     with pytest.raises(TypeError, match="domain must be a str, not int"):
-        gpumem.annotate(Plain(), domain=1)
+        gpumem.adaptors.annotate(Plain(), domain=1)
     with pytest.raises(TypeError, match="MemoryResource"):
-        gpumem.annotate("host")
+        gpumem.adaptors.annotate("host")
 
 
 def test_missing_nvtx_is_named_in_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(gpumem.errors.MissingFrameworkError, match=r"gpumem\[nvtx\]") as caught:
-        gpumem.annotate(gpumem.Arena("host"))
+        gpumem.adaptors.annotate(gpumem.Arena("host"))
     assert caught.value.name == "nvtx"
 
 
@@ -92,7 +92,7 @@ def test_nvtx_is_called_with_valid_arguments():
 
     inspect.signature(nvtx.annotate).bind("allocate", domain="gpumem", payload=1000)
     inspect.signature(nvtx.mark).bind("free", domain="gpumem", payload=1000)
-    annotated = gpumem.annotate(gpumem.Arena("host"))
+    annotated = gpumem.adaptors.annotate(gpumem.Arena("host"))
     annotated.allocate(1000).close()
     assert annotated.shrink().released_bytes > 0
 

@@ -12,7 +12,7 @@ MiB = 1 << 20
 def arena(request):
     with Arena("host", {"backing": request.param, "oom_wait_ms": 0}) as arena:
         yield arena
-        arena.validate()
+        arena.check_invariants()
 
 
 def test_set_limit_takes_effect_at_once_in_both_directions(arena):

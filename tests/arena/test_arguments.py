@@ -59,7 +59,7 @@ def test_invalid_size_is_refused_without_a_change(arena, method, nbytes, error):
     before = arena.stats(), arena.blocks()
     with pytest.raises(error):
         getattr(arena, method)(nbytes)
-    arena.validate()
+    arena.check_invariants()
     if error is not gpumem.OutOfMemoryError:
         assert (arena.stats(), arena.blocks()) == before
     assert arena.stats().in_use == held.allocated

@@ -84,7 +84,7 @@ def test_captured_memory_belongs_to_the_graph_pool_alone(make_arena, driver, str
     after = [arena.allocate(300 * KIB, stream) for _ in range(8)]
     assert not any(lies_in(buffer, pool) for buffer in after)
     graph.destroy()
-    pool.validate()
+    pool.check_invariants()
     pool.close()
     assert pool.closed
 

@@ -38,7 +38,7 @@ class Scenario:
             self.check()
 
     def check(self):
-        self.arena.validate()
+        self.arena.check_invariants()
         if not getattr(self.arena, "suspended", False):
             for buffer, value in self.live:
                 view = memoryview(buffer)

@@ -169,7 +169,7 @@ def test_closing_an_arena_twice_is_harmless_and_keeps_its_stats():
     assert "closed" in repr(arena)
     assert (arena.stats().reserved, arena.stats().num_allocs) == (0, 1)
     assert arena.blocks() == []
-    arena.validate()
+    arena.check_invariants()
 
 
 def test_with_block_closes_the_arena():

@@ -40,7 +40,7 @@ def test_failed_request_leaves_stats_and_blocks_unchanged(make_arena):
     for _ in range(3):
         with pytest.raises(gpumem.OutOfMemoryError):
             arena.allocate(3 * MIB)
-        arena.validate()
+        arena.check_invariants()
         assert everything(arena) == before
     del held
 
@@ -81,7 +81,7 @@ def test_allocation_succeeds_again_after_a_free(make_arena, rng):
         with pytest.raises(gpumem.OutOfMemoryError):  # noqa: PT012
             while True:
                 held.append(arena.allocate(rng.randrange(1, 100 * KIB)))
-        arena.validate()
+        arena.check_invariants()
         room = held.pop(rng.randrange(len(held))).allocated
         held.append(arena.allocate(room))
 

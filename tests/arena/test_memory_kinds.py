@@ -63,7 +63,7 @@ def test_disabled_arena_makes_one_driver_allocation_per_block(make_arena, host):
     buffers.clear()
     assert host.call_count("cuMemFree") == calls[1] + 5
     assert arena.stats().reserved == 0
-    arena.validate()
+    arena.check_invariants()
 
 
 def test_disabled_arena_keeps_its_limit(make_arena):

@@ -111,7 +111,7 @@ def test_other_threads_allocate_while_one_waits(make_arena, streams, virtual_clo
     waiter = threading.Thread(target=lambda: served.append(arena.allocate(MIB - 256, streams[1])))
     waiter.start()
     for _ in range(20):
-        arena.validate()
+        arena.check_invariants()
         arena.shrink()
     assert not served
     virtual_clock.advance_clock(LAG)

@@ -28,7 +28,7 @@ def test_persistent_block_has_its_own_region_of_its_size(arena):
 
 
 def test_reserve_is_allocate_persistent(arena):
-    weights = arena.reserve(1000)
+    weights = arena.allocate_persistent(1000)
     assert (weights.nbytes, arena.stats().num_reserves) == (1000, 1)
 
 

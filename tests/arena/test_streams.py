@@ -231,7 +231,7 @@ def test_reset_stream_merges_its_blocks_between_those_of_others(make_arena):
         buffer.close()
     drained.synchronize()
     arena.reset_stream(drained)
-    arena.validate()
+    arena.check_invariants()
     assert [(block.nbytes, block.stream) for block in arena.blocks()] == [(MIB, other.ptr)]
 
 

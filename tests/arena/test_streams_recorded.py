@@ -74,7 +74,7 @@ def test_block_is_not_reused_while_a_recorded_stream_uses_it(
             assert not can_have_it(arena, taker)
         assert arena.stats().in_use == 256
         assert arena.stats().reserved == MIB
-        arena.validate()
+        arena.check_invariants()
     side.synchronize()
     assert can_have_it(arena, owner)
     pin.close()
@@ -110,7 +110,7 @@ def test_wait_policy_waits_on_the_device_for_every_stream_of_the_block(make_aren
     taker.synchronize()
     assert set(memoryview(buffer)) == {3}
     buffer.close()
-    arena.validate()
+    arena.check_invariants()
     pin.close()
 
 
@@ -313,7 +313,7 @@ def test_persistent_and_passed_through_blocks_can_be_recorded(make_arena, stream
         buffer.record_stream(streams[1])
         buffer.close()
         arena.shrink()
-        arena.validate()
+        arena.check_invariants()
         assert host.used(0) == used
 
 
@@ -358,7 +358,7 @@ def test_recorded_blocks_hold_their_bytes_under_random_work(make_arena, rng, hos
             if len(live) > 3:
                 check(live.pop(rng.randrange(len(live))), wait=rng.random() < 0.5)
             if step % 50 == 0:
-                arena.validate()
+                arena.check_invariants()
         while live:
             check(live.pop())
         assert failed < 200

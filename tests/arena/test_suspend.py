@@ -48,14 +48,14 @@ def test_suspend_releases_memory_and_resume_restores_bytes_in_place(held, host):
     assert host.used(0) == used - before.reserved
     assert arena.stats().reserved == 0
     assert arena.stats().in_use == arena.stats().suspended_bytes == before.in_use
-    arena.validate()
+    arena.check_invariants()
     arena.resume()
     assert not arena.suspended
     assert [buffer.ptr for buffer in buffers] == addresses
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
     assert arena.stats().suspended_bytes == 0
     assert arena.stats().reserved <= before.reserved
-    arena.validate()
+    arena.check_invariants()
 
 
 def test_persistent_blocks_are_suspended_too(make_arena, host):
@@ -99,7 +99,7 @@ def test_block_freed_while_suspended_is_not_restored(held, host):
     assert all(holds(buffers[n], n + 1) for n in kept)
     live = sum(buffers[n].nbytes for n in kept)
     assert arena.stats().reserved <= live + 10 * MIB + 32 * MIB
-    arena.validate()
+    arena.check_invariants()
     del buffers[6], buffers[0:2]
     with arena.allocate(70 * MIB) as again:
         fill(again, 9)
@@ -186,7 +186,7 @@ def test_resume_without_memory_can_be_retried(held, leave_room, host):
         arena.resume()
     assert arena.suspended
     assert host.used(0) == used
-    arena.validate()
+    arena.check_invariants()
     host.set_capacity(0, capacity)
     arena.resume()
     assert all(holds(buffer, number + 1) for number, buffer in enumerate(buffers))
@@ -228,7 +228,7 @@ def test_failed_suspend_that_cannot_be_undone_is_reported(held, host):
     finally:
         host.clear_faults()
     assert arena.suspended
-    arena.validate()
+    arena.check_invariants()
     with pytest.raises(gpumem.errors.SuspendedError):
         arena.allocate(100)
     arena.resume()

@@ -65,7 +65,7 @@ def test_blocks_of_several_threads_do_not_overlap(make_arena, rng, policy):
             check_cookie(buffer, cookie)
 
     run_together(work)
-    arena.validate()
+    arena.check_invariants()
     stats = arena.stats()
     assert (stats.in_use, stats.num_frees) == (0, stats.num_allocs)
 
@@ -88,7 +88,7 @@ def test_blocks_handed_from_thread_to_thread_keep_their_bytes(arena, rng):
             hand_over.put(None)
 
     run_together(work)
-    arena.validate()
+    arena.check_invariants()
     assert arena.stats().num_frees == arena.stats().num_allocs == len(sizes)
 
 
@@ -102,7 +102,7 @@ def test_one_buffer_closed_by_all_threads_is_freed_once(arena):
 
     run_together(work)
     assert arena.stats().num_frees == 2000
-    arena.validate()
+    arena.check_invariants()
 
 
 def test_views_of_many_threads_leave_nothing(arena):
@@ -132,11 +132,11 @@ def test_concurrent_growth_shrink_and_inspection_keep_invariants(make_arena):
                 stats = arena.stats()
                 assert stats.in_use <= stats.reserved <= 64 * MIB
                 assert sum(block.nbytes for block in arena.blocks()) > 0
-                arena.validate()
+                arena.check_invariants()
             buffer.close()
 
     run_together(work)
-    arena.validate()
+    arena.check_invariants()
     assert arena.shrink().kept == ()
     assert arena.stats().reserved == 0
 

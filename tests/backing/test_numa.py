@@ -143,7 +143,7 @@ def test_failure_of_any_driver_call_leaves_nothing_behind(host, faults, error):
         reached = host.call_count() - calls >= call
         host.clear_faults()
         held.clear()
-        arena.validate()
+        arena.check_invariants()
         arena.close()
         assert parts(host) == before, f"call {call}"
         if not reached:

@@ -174,7 +174,7 @@ def test_failure_of_any_driver_call_leaves_nothing_behind(host, faults, error):
             pass
         reached = host.call_count() - calls >= call
         host.clear_faults()
-        arena.validate()
+        arena.check_invariants()
         arena.close()
         assert held(host) == before, f"call {call}"
         if not reached:

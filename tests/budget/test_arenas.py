@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpumem
+from gpumem import Budget
 from gpumem._testing.arenas import release_retired
-from gpumem.accounting import Budget
 from tests.helpers.child import run_quietly
 from tests.helpers.driver import HostDriver
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gpumem
+from gpumem import Budget
 from gpumem._testing.arenas import release_retired
-from gpumem.accounting import Budget
 from tests.helpers.threads import in_a_thread
 
 MIB = 1 << 20

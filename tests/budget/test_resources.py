@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpumem
-from gpumem.accounting import Budget
+from gpumem import Budget
 from tests.helpers.driver import HostDriver
 
 LIMIT = 10_000
@@ -42,7 +42,7 @@ def external(**more):
 
 
 def limited(budget, count="reserved"):
-    return gpumem.limit(gpumem.Arena("host"), budget)
+    return gpumem.adaptors.limit(gpumem.Arena("host"), budget)
 
 
 RESOURCES = {
@@ -120,7 +120,7 @@ def test_charge_is_released_when_the_allocation_fails(host, budget):
     with pytest.raises(gpumem.errors.DriverError):
         pool.allocate(100)
     host.clear_faults()
-    around = gpumem.limit(resource, budget)
+    around = gpumem.adaptors.limit(resource, budget)
     with pytest.raises(MemoryError):
         around.allocate(100)
     assert budget.used == 0
@@ -154,19 +154,22 @@ def test_failed_free_stays_charged_until_it_succeeds(host, budget):
 
 def test_budget_around_a_resource_is_shared_with_another(budget):
     upstream = gpumem.Arena("host")
-    left, right = gpumem.limit(upstream, budget), gpumem.limit(upstream, budget, name="right")
+    left, right = (
+        gpumem.adaptors.limit(upstream, budget),
+        gpumem.adaptors.limit(upstream, budget, name="right"),
+    )
     assert (left.limit, left.free) == (LIMIT, LIMIT)
     with left.allocate(6000), pytest.raises(gpumem.errors.BudgetExceededError) as raised:
         right.allocate(6000)
     assert raised.value.holders == (("host:0", 6000),)
-    tracked = gpumem.track(right)
+    tracked = gpumem.adaptors.track(right)
     with tracked.allocate(LIMIT):
         assert (right.used, right.free, budget.free) == (LIMIT, 0, 0)
 
 
 def test_make_resource_passes_the_budget(budget):
     for config in (None, {"arena.use_cuda_mempool": "1"}):
-        resource = gpumem.make_resource("host", config, budget=budget, count="in_use")
+        resource = gpumem.MemoryResource.from_config("host", config, budget=budget, count="in_use")
         with resource, resource.allocate(512):
             assert budget.used == 512
 

@@ -6,7 +6,7 @@ import random
 import threading
 
 import gpumem
-from gpumem.accounting import Budget
+from gpumem import Budget
 
 MIB = 1 << 20
 THREADS = 16
@@ -112,7 +112,7 @@ def test_concurrent_arenas_never_exceed_any_budget(rng):
     assert root.peak <= 96 * MIB
     assert all(tenant.peak <= 64 * MIB for tenant in tenants)
     for arena in arenas:
-        arena.validate()
+        arena.check_invariants()
         stats = arena.stats()
         assert stats.in_use == 0
     assert root.used == sum(arena.stats().reserved for arena in held)
@@ -193,7 +193,7 @@ def test_pressure_callbacks_under_threads_lose_no_charge(rng):
 
     run_all(work)
     cache.clear()
-    arena.validate()
+    arena.check_invariants()
     arena.shrink()
     assert budget.used == arena.stats().reserved
     arena.close()

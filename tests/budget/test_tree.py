@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import gpumem
-from gpumem.accounting import Budget, Reservation
+from gpumem import Budget, Reservation
 from gpumem.errors import BudgetExceededError, ReservationError
 from tests.helpers.child import run_quietly
 

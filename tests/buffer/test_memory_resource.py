@@ -184,7 +184,7 @@ def test_exception_of_deallocate_raw_is_reported_and_the_block_counts_as_freed(m
 def test_stats_count_allocations_and_frees():
     resource = Plain(alignment=16)
     one, two = resource.allocate(100), resource.allocate(50, alignment=64)
-    weights = resource.reserve(1000)
+    weights = resource.allocate_persistent(1000)
     one.close()
     stats = resource.stats()
     assert (stats.in_use, stats.requested_in_use) == (50 + 48 + 1000, 1050)

@@ -104,7 +104,7 @@ def test_copy_between_two_devices():
     child.run_quietly("""
         import gpumem, numpy as np
         from gpumem._testing import host_device
-        gpumem.set_host_device_count(2)
+        gpumem.device.set_host_device_count(2)
         data = np.arange(40, dtype="i4").reshape(5, 8)
         near = gpumem.asarray(data).to("host:0", copy=True)
         far = gpumem.zeros((5, 8), "i4", memory="host:1")
@@ -133,7 +133,7 @@ def test_copy_between_a_device_and_anothers_pinned_memory_on_any_stream():
         import gpumem, numpy as np
         from gpumem._testing import host_device
         from helpers.driver import HostDriver
-        gpumem.set_host_device_count(2)
+        gpumem.device.set_host_device_count(2)
         drivers = {each: HostDriver(each) for each in ("host:0", "host:1")}
         streams = [None, *(gpumem.Stream(each) for each in drivers)]
         kinds = ["host:0", "host:1", "host:0/host_accessible", "host:1/managed"]

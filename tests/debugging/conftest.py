@@ -18,7 +18,7 @@ def memory(request):
 
 @pytest.fixture
 def debugged(make_arena, memory):
-    return make_arena(memory=memory, debug=True, name="debugged")
+    return make_arena(memory=memory, debug_heap=True, name="debugged")
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ GUARDS = 512
 
 
 def test_blocks_show_the_requested_size(make_arena):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     kept, freed = arena.allocate(1000), arena.allocate(2000)
     freed.close()
-    arena.check()  # it rests
+    arena.check_heap()  # it rests
     blocks = {block.address: block for block in arena.blocks()}
     live = blocks[kept.ptr - GUARDS // 2]
     assert (live.requested, live.nbytes, live.used, live.parked) == (
@@ -32,11 +32,11 @@ def test_blocks_show_the_requested_size(make_arena):
 def test_snapshot_agrees_with_stats_and_shows_the_quarantine(
     make_arena, backing, streams, driver, rng
 ):
-    arena = make_arena({"backing": backing}, debug=True)
+    arena = make_arena({"backing": backing}, debug_heap=True)
     live = [arena.allocate(rng.randrange(1, 100_000)) for _ in range(50)]
     for _ in range(20):
         live.pop(rng.randrange(len(live))).close()
-    arena.check()
+    arena.check_heap()
     waits = arena.allocate(5000, streams[0])
     with driver.block(streams[0]):
         waits.close()
@@ -53,12 +53,12 @@ def test_snapshot_agrees_with_stats_and_shows_the_quarantine(
 
 @pytest.mark.parametrize("alignment", [None, 4096])
 def test_recording_pairs_each_free_with_its_allocation(make_arena, alignment):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     with observe.record(arena) as recording:
         for nbytes in (1, 1000, 70_000):
             arena.allocate(nbytes, alignment=alignment).close()
             arena.allocate_persistent(nbytes).close()
-        arena.check()
+        arena.check_heap()
         arena.shrink()  # what the heap gives back is no event of its own
     events = [e for e in recording.events() if e.action in ("alloc", "free", "free_requested")]
     assert [e.action for e in events] == ["alloc", "free"] * 6
@@ -69,7 +69,7 @@ def test_recording_pairs_each_free_with_its_allocation(make_arena, alignment):
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
 def test_budget_charge_equals_stats(make_arena, count, rng):
     budget = gpumem.Budget(64 * MIB)
-    arena = make_arena(debug=True, budget=budget, count=count)
+    arena = make_arena(debug_heap=True, budget=budget, count=count)
     live = []
     for _ in range(300):
         if rng.random() < 0.6:
@@ -79,7 +79,7 @@ def test_budget_charge_equals_stats(make_arena, count, rng):
         stats = arena.stats()
         assert budget.used == (stats.reserved if count == "reserved" else stats.in_use)
     live.clear()
-    arena.check()
+    arena.check_heap()
     arena.shrink()
     assert budget.used == arena.stats().in_use == 0
 
@@ -88,7 +88,7 @@ def test_budget_charge_equals_stats(make_arena, count, rng):
 def test_quarantine_is_released_before_a_budget_refuses(make_arena, count):
     asked = []
     budget = gpumem.Budget(8 * MIB, on_pressure=lambda budget, nbytes: asked.append(nbytes))
-    arena = make_arena({"backing": "regions"}, debug=True, budget=budget, count=count)
+    arena = make_arena({"backing": "regions"}, debug_heap=True, budget=budget, count=count)
     for _ in range(6):
         arena.allocate(3 * MIB).close()
     assert asked == []
@@ -97,11 +97,11 @@ def test_quarantine_is_released_before_a_budget_refuses(make_arena, count):
 
 
 def test_published_counters_equal_stats(make_arena, streams, driver):
-    arena = make_arena(debug=True, name="counted by others")
+    arena = make_arena(debug_heap=True, name="counted by others")
     live = [arena.allocate(1000 * n) for n in range(1, 11)]
     for _ in range(4):
         live.pop().close()
-    arena.check()
+    arena.check_heap()
     waits = arena.allocate(5000, streams[0])
     with driver.block(streams[0]):
         waits.close()
@@ -120,7 +120,7 @@ def test_published_counters_equal_stats(make_arena, streams, driver):
 
 
 def test_out_of_memory_error_counts_guards_in_its_remedies(make_arena):
-    arena = make_arena({"max_mem": 4 * MIB}, debug=True)
+    arena = make_arena({"max_mem": 4 * MIB}, debug_heap=True)
     with pytest.raises(gpumem.OutOfMemoryError, match="larger than max_mem") as caught:
         arena.allocate(4 * MIB)
     assert caught.value.rounded == 4 * MIB + GUARDS
@@ -128,7 +128,7 @@ def test_out_of_memory_error_counts_guards_in_its_remedies(make_arena):
 
 @pytest.mark.parametrize("nbytes", [(1 << 48) - 256, (1 << 48) - 512, 1 << 48, (1 << 64) - 1])
 def test_size_that_overflows_with_guards_is_out_of_memory(make_arena, nbytes):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     for allocate in (arena.allocate, arena.allocate_persistent):
         with pytest.raises(gpumem.OutOfMemoryError):
             allocate(nbytes)
@@ -136,8 +136,8 @@ def test_size_that_overflows_with_guards_is_out_of_memory(make_arena, nbytes):
 
 
 def test_aligned_shareable_blocks_stay_zero(make_arena):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffer = arena.allocate(5000, shareable=True, alignment=4096)
     assert bytes(buffer) == bytes(5000)
     buffer.close()
-    assert arena.check() == ()
+    assert arena.check_heap() == ()

@@ -10,7 +10,7 @@ TESTS = Path(__file__).resolve().parent.parent
 LEAK = """
 import gpumem
 
-arena = gpumem.Arena("host", debug={options}, name="leaky")
+arena = gpumem.Arena("host", debug_heap={options}, name="leaky")
 
 def make():
     return arena.allocate(1000)
@@ -48,7 +48,7 @@ def test_callback_receives_leaks():
     def tell(report):
         print(report.kind, report.nbytes)
 
-    arena = gpumem.Arena("host", debug={"on_error": tell})
+    arena = gpumem.Arena("host", debug_heap={"on_error": tell})
     held = arena.allocate(1000)
     """
     done = child.run(script)
@@ -67,7 +67,7 @@ def test_environment_variable_enables_the_debug_heap():
 def test_pending_fault_is_reported_at_exit():
     script = """
     import ctypes, gpumem
-    arena = gpumem.Arena("host", debug=True)
+    arena = gpumem.Arena("host", debug_heap=True)
     buffer = arena.allocate(100)
     ctypes.memset(buffer.ptr + 100, 7, 1)
     buffer.close()
@@ -80,7 +80,7 @@ def test_pending_fault_is_reported_at_exit():
 def test_exit_with_unfinished_work_does_not_wait():
     script = """
     import gpumem, gpumem.interop
-    arena = gpumem.Arena("host", debug={"leaks": False})
+    arena = gpumem.Arena("host", debug_heap={"leaks": False})
     stream, timeline = gpumem.Stream("host"), gpumem.interop.HostTimeline.create()
     stream.wait(timeline.point(1))
     buffer = arena.allocate(100, stream)
@@ -95,26 +95,26 @@ def test_forked_child_reports_its_own_blocks_only():
     import os, warnings
     import gpumem
     warnings.simplefilter("ignore", DeprecationWarning)
-    arena = gpumem.Arena("host", debug=True, name="parents")
+    arena = gpumem.Arena("host", debug_heap=True, name="parents")
     held, freed = arena.allocate(1000), arena.allocate(2000)
     freed.close()
     pid = os.fork()
     if pid == 0:
-        for call in (arena.check, arena.outstanding, lambda: arena.allocate(1)):
+        for call in (arena.check_heap, arena.outstanding, lambda: arena.allocate(1)):
             try:
                 call()
             except gpumem.errors.ClosedError:
                 continue
             os._exit(1)
         held.close()
-        own = gpumem.Arena("host", debug=True, name="childs")
+        own = gpumem.Arena("host", debug_heap=True, name="childs")
         buffer = own.allocate(100)
-        assert own.check() == ()
+        assert own.check_heap() == ()
         buffer.close()
         own.close()
         raise SystemExit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
     held.close()
     """
     assert told(script) == ""
@@ -172,7 +172,7 @@ def work():
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
 for _ in range(20):
-    arena.check(wait=False)
+    arena.check_heap(wait=False)
 """,
         env={"GPUMEM_DEBUG_HEAP": "leaks=0"},
     )
@@ -199,14 +199,14 @@ for _ in range(10):
         own = gpumem.Arena("host")
         block = own.allocate(1000)
         block.close()
-        assert own.check() == ()
+        assert own.check_heap() == ()
         own.close()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 ends.set()
 for thread in threads:
     thread.join()
-assert arena.check() == ()
+assert arena.check_heap() == ()
 """,
         env={"GPUMEM_DEBUG_HEAP": "leaks=0"},
     )

@@ -22,19 +22,19 @@ def give_dropped_arenas_back():
 
 
 def test_quarantined_block_is_not_reused(make_arena, memory):
-    arena = make_arena(memory=memory, debug={"quarantine_bytes": 64 * KIB})
+    arena = make_arena(memory=memory, debug_heap={"quarantine_bytes": 64 * KIB})
     resting = []
     for _ in range(100):
         buffer = arena.allocate(4096)
         assert buffer.ptr not in resting[-14:]  # 4096 and two guards each
         resting.append(buffer.ptr)
         buffer.close()
-        arena.check()
+        arena.check_heap()
     assert len(set(resting)) <= 20
 
 
 def test_quarantine_is_bounded_by_allocated_bytes(make_arena):
-    arena = make_arena(debug={"quarantine_bytes": 64 * KIB})
+    arena = make_arena(debug_heap={"quarantine_bytes": 64 * KIB})
     for _ in range(2000):
         arena.allocate(1).close()
     kept = [block for block in arena.blocks() if block.parked]
@@ -42,36 +42,36 @@ def test_quarantine_is_bounded_by_allocated_bytes(make_arena):
 
 
 def test_without_a_quarantine_blocks_are_reused_at_once(make_arena, memory):
-    arena = make_arena(memory=memory, debug={"quarantine_bytes": 0})
+    arena = make_arena(memory=memory, debug_heap={"quarantine_bytes": 0})
     addresses = set()
     for _ in range(10):
         buffer = arena.allocate(4096)
         addresses.add(buffer.ptr)
         buffer.close()
-        arena.check()
+        arena.check_heap()
     assert len(addresses) == 1
 
 
 def test_block_larger_than_the_quarantine_evicts_nothing(make_arena):
-    arena = make_arena(debug={"quarantine_bytes": MIB})
+    arena = make_arena(debug_heap={"quarantine_bytes": MIB})
     small = arena.allocate(1000)
     small.close()
-    arena.check()
+    arena.check_heap()
     assert number_at_rest(arena) == 1
     arena.allocate(2 * MIB).close()
-    arena.check()
+    arena.check_heap()
     assert number_at_rest(arena) == 1
     assert arena.stats().in_use == 0
 
 
 def test_stats_leave_out_quarantined_blocks(make_arena):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffers = [arena.allocate(1000) for _ in range(3)]
     buffers.pop().close()
     stats = arena.stats()
     assert stats.requested_in_use == 2000
     assert (stats.num_allocs, stats.num_frees) == (3, 1)
-    arena.check()
+    arena.check_heap()
     assert arena.stats().in_use == stats.in_use
     for buffer in buffers:
         buffer.close()
@@ -80,27 +80,27 @@ def test_stats_leave_out_quarantined_blocks(make_arena):
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
 def test_quarantine_is_released_before_out_of_memory(make_arena, backing):
-    arena = make_arena({"max_mem": 4 * MIB, "backing": backing}, debug=True)
+    arena = make_arena({"max_mem": 4 * MIB, "backing": backing}, debug_heap=True)
     for _ in range(20):
         arena.allocate(3 * MIB).close()
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(4 * MIB)  # with guards it is too large
     arena.allocate(3 * MIB).close()
 
 
 def test_quarantine_with_unfinished_work_is_waited_for(make_arena, host, driver, streams):
-    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug=True)
+    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug_heap=True)
     host.set_lag(20_000_000)
     for _ in range(3):
         buffer = arena.allocate(3 * MIB, streams[0])
         driver.fill(buffer, 1, streams[0])
         buffer.close()
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
 
 
 def test_other_threads_allocate_while_one_waits(make_arena, streams, driver):
-    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug=True)
+    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 60_000}, debug_heap=True)
     buffer, got = arena.allocate(3 * MIB, streams[0]), []
     with driver.block(streams[0]):
         buffer.close()
@@ -108,14 +108,14 @@ def test_other_threads_allocate_while_one_waits(make_arena, streams, driver):
         waits.start()
         for _ in range(20):
             arena.allocate(1000, streams[2]).close()
-            assert arena.check(wait=False) == ()
+            assert arena.check_heap(wait=False) == ()
         assert got == []
     waits.join()
     assert got.pop().nbytes == 3 * MIB
 
 
 def test_reset_stream_releases_its_quarantined_blocks(make_arena, streams):
-    arena = make_arena(debug={"quarantine_bytes": 0})
+    arena = make_arena(debug_heap={"quarantine_bytes": 0})
     buffer = arena.allocate(5000, streams[0])
     address = buffer.ptr
     streams[0].synchronize()
@@ -127,7 +127,7 @@ def test_reset_stream_releases_its_quarantined_blocks(make_arena, streams):
 
 
 def test_out_of_memory_leaves_the_debug_heap_unchanged(make_arena, streams, driver, memory):
-    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 0}, memory=memory, debug=True)
+    arena = make_arena({"max_mem": 4 * MIB, "oom_wait_ms": 0}, memory=memory, debug_heap=True)
     buffer = arena.allocate(3 * MIB, streams[0])
     with driver.block(streams[0]):
         buffer.close()
@@ -141,10 +141,10 @@ def test_out_of_memory_leaves_the_debug_heap_unchanged(make_arena, streams, driv
 
 
 def test_shrink_releases_the_quarantine(make_arena, memory):
-    arena = make_arena(memory=memory, debug=True)
+    arena = make_arena(memory=memory, debug_heap=True)
     for _ in range(8):
         arena.allocate(MIB).close()
-    arena.check()
+    arena.check_heap()
     report = arena.shrink()
     assert report.released_bytes >= 8 * MIB
     assert report.kept == ()
@@ -152,11 +152,11 @@ def test_shrink_releases_the_quarantine(make_arena, memory):
 
 
 def test_shrink_reports_faults(make_arena, write):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffer = arena.allocate(MIB)
     address = buffer.ptr
     buffer.close()
-    arena.check()
+    arena.check_heap()
     write(address)
     assert found_by(arena.shrink)[0].kind == "use_after_free"
 
@@ -165,26 +165,26 @@ def test_shrink_reports_faults(make_arena, write):
 
 
 def test_suspend_and_resume_keep_guards_and_defer_frees(make_arena, write):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     kept, dropped, rested = (arena.allocate(MIB) for _ in range(3))
     memoryview(kept)[:4] = b"here"
     rested.close()
     arena.suspend()
-    assert arena.check() == ()  # there is nothing to look at
+    assert arena.check_heap() == ()  # there is nothing to look at
     dropped.close()
     with pytest.raises(gpumem.errors.SuspendedError):
         arena.allocate(1)
     arena.resume()
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
     assert bytes(memoryview(kept)[:4]) == b"here"
     write(kept.ptr + MIB)
-    assert found_by(arena.check)[0].kind == "overrun"
+    assert found_by(arena.check_heap)[0].kind == "overrun"
     kept.close()
 
 
 def test_suspended_arena_with_deferred_frees_closes():
     for end in ("close", "drop"):
-        arena = gpumem.Arena("host", debug=True)
+        arena = gpumem.Arena("host", debug_heap=True)
         buffer = arena.allocate(MIB)
         arena.suspend()
         buffer.close()
@@ -200,7 +200,7 @@ def test_suspended_arena_with_deferred_frees_closes():
 
 
 def test_graph_pool_blocks_have_no_guards(make_arena, streams):
-    arena, stream = make_arena(debug=True), streams[0]
+    arena, stream = make_arena(debug_heap=True), streams[0]
     with arena.capture(stream) as pool:
         buffer = arena.allocate(4096, stream)
         assert pool.stats().in_use == 4096
@@ -212,24 +212,24 @@ def test_graph_pool_blocks_have_no_guards(make_arena, streams):
 def test_other_threads_allocate_while_a_stream_captures(make_arena, memory, streams, driver):
     import ctypes
 
-    arena, stream = make_arena(memory=memory, debug=True), streams[0]
+    arena, stream = make_arena(memory=memory, debug_heap=True), streams[0]
     buffer = arena.allocate(4096, stream)
     driver.call("cuStreamBeginCapture", stream.ptr, 0)
     buffer.close()
     other = arena.allocate(4096, streams[1])
     other.close()
-    arena.check(wait=False)
+    arena.check_heap(wait=False)
     graph = ctypes.c_uint64()
     driver.call("cuStreamEndCapture", stream.ptr, ctypes.byref(graph))
     driver.call("cuGraphDestroy", graph)
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
 
 
 # ---- the end of an arena -------------------------------------------------------------------------
 
 
 def test_refused_close_names_allocation_sites(make_arena):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffers = [arena.allocate(100) for _ in range(12)]  # still in use
     with pytest.raises(gpumem.errors.InUseError) as caught:
         arena.close()
@@ -241,7 +241,7 @@ def test_refused_close_names_allocation_sites(make_arena):
 
 
 def test_close_reports_faults_and_closes(write, memory):
-    arena = gpumem.Arena(memory, debug=True)
+    arena = gpumem.Arena(memory, debug_heap=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
     buffer.close()
@@ -251,7 +251,7 @@ def test_close_reports_faults_and_closes(write, memory):
 
 
 def test_faults_of_a_dropped_arena_are_warnings(write):
-    arena = gpumem.Arena("host", debug=True)
+    arena = gpumem.Arena("host", debug_heap=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
     del buffer, arena
@@ -264,11 +264,11 @@ def test_faults_of_a_dropped_arena_are_warnings(write):
 
 
 def test_warn_mode_warns_for_each_report(make_arena, write):
-    arena = make_arena(debug={"on_error": "warn"})
+    arena = make_arena(debug_heap={"on_error": "warn"})
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
     with pytest.warns(gpumem.errors.HeapWarning, match="overrun") as caught:
-        (report,) = arena.check()
+        (report,) = arena.check_heap()
     assert len(caught) == 1
     assert report.kind == "overrun"
     buffer.close()
@@ -278,14 +278,14 @@ def test_callback_receives_each_report_and_may_call_the_arena(make_arena, write)
     told = []
 
     def tell(report):
-        arena.check()
+        arena.check_heap()
         told.append(report.kind)
 
-    arena = make_arena(debug={"on_error": tell})
+    arena = make_arena(debug_heap={"on_error": tell})
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
     write(buffer.ptr - 1)
-    arena.check()
+    arena.check_heap()
     assert sorted(told) == ["overrun", "underrun"]
     buffer.close()
 
@@ -297,18 +297,18 @@ def test_callbacks_exception_is_raised_after_all_reports(make_arena, write):
         told.append(report)
         raise RuntimeError("told")
 
-    arena = make_arena(debug={"on_error": tell})
+    arena = make_arena(debug_heap={"on_error": tell})
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
     write(buffer.ptr - 1)
     with pytest.raises(RuntimeError, match="told"):
-        arena.check()
+        arena.check_heap()
     assert len(told) == 2
     buffer.close()
 
 
 def test_raising_allocation_takes_no_memory(make_arena, write):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
     buffer.close()
@@ -322,7 +322,7 @@ def test_raising_allocation_takes_no_memory(make_arena, write):
 
 
 def test_block_is_released_when_writing_its_guard_fails(make_arena, host, streams):
-    arena = make_arena(memory="host/host_accessible", debug=True)
+    arena = make_arena(memory="host/host_accessible", debug_heap=True)
     before = arena.stats().in_use
     host.fail("cuMemsetD8Async", 1, 999)
     try:
@@ -336,15 +336,15 @@ def test_block_is_released_when_writing_its_guard_fails(make_arena, host, stream
 
 
 def test_check_raises_when_reading_guards_fails(make_arena, host):
-    arena = make_arena(memory="host/host_accessible", debug=True)
+    arena = make_arena(memory="host/host_accessible", debug_heap=True)
     buffer = arena.allocate(100)
     host.fail("cuMemcpyDtoHAsync", 1, 999)
     try:
         with pytest.raises(gpumem.errors.DriverError):
-            arena.check()
+            arena.check_heap()
     finally:
         host.clear_faults()
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
     buffer.close()
 
 
@@ -352,20 +352,20 @@ def test_check_raises_when_reading_guards_fails(make_arena, host):
 
 
 def test_shareable_blocks_are_zeroed_and_tracked_without_guards(make_arena):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffer = arena.allocate(5000, shareable=True)
     assert bytes(buffer) == bytes(5000)
     assert [block.nbytes for block in arena.outstanding()] == [5000]
     buffer.close()
-    arena.check()
+    arena.check_heap()
     assert arena.stats().in_use == 0
 
 
 def test_check_without_a_debug_heap_names_the_setting(make_arena):
-    arena = make_arena(debug=False)
-    assert arena.debug is None
-    for call in (arena.check, arena.outstanding):
-        with pytest.raises(gpumem.ConfigError, match="debug=True"):
+    arena = make_arena(debug_heap=False)
+    assert arena.debug_heap is None
+    for call in (arena.check_heap, arena.outstanding):
+        with pytest.raises(gpumem.ConfigError, match="debug_heap=True"):
             call()
 
 
@@ -385,13 +385,13 @@ def test_check_without_a_debug_heap_names_the_setting(make_arena):
 )
 def test_invalid_settings_are_refused_by_name_and_range(options, message):
     with pytest.raises(gpumem.ConfigError, match=message):
-        gpumem.Arena("host", debug=options)
+        gpumem.Arena("host", debug_heap=options)
 
 
 @pytest.mark.parametrize("debug", [1, "yes", [("guard_bytes", 256)], object()])
 def test_settings_of_a_wrong_type_are_type_errors(debug):
-    with pytest.raises(TypeError, match="debug takes"):
-        gpumem.Arena("host", debug=debug)
+    with pytest.raises(TypeError, match="debug_heap must be"):
+        gpumem.Arena("host", debug_heap=debug)
 
 
 @pytest.mark.parametrize(
@@ -399,28 +399,28 @@ def test_settings_of_a_wrong_type_are_type_errors(debug):
 )
 def test_environment_variable_sets_the_options(monkeypatch, make_arena, text, guard):
     monkeypatch.setenv("GPUMEM_DEBUG_HEAP", text)
-    assert make_arena().debug.guard_bytes == guard
-    assert make_arena(debug=False).debug is None
+    assert make_arena().debug_heap.guard_bytes == guard
+    assert make_arena(debug_heap=False).debug_heap is None
     monkeypatch.setenv("GPUMEM_DEBUG_HEAP", "0")
-    assert make_arena().debug is None
+    assert make_arena().debug_heap is None
     monkeypatch.setenv("GPUMEM_DEBUG_HEAP", "guard=1")
     with pytest.raises(gpumem.ConfigError, match="GPUMEM_DEBUG_HEAP"):
         gpumem.Arena("host")
 
 
 def test_settings_round_trip_through_text():
-    options = gpumem.HeapOptions(fresh_byte=None, guard_bytes=512, leaks=False)
-    assert gpumem.HeapOptions.from_text(options.to_text()) == options
+    options = gpumem.debugging.DebugHeapOptions(fresh_byte=None, guard_bytes=512, leaks=False)
+    assert gpumem.debugging.DebugHeapOptions.from_text(options.to_text()) == options
 
 
 def test_report_survives_pickling(make_arena, write):
     import pickle
 
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffer = arena.allocate(100)
     write(buffer.ptr + 100)
     with pytest.raises(gpumem.errors.HeapCorruptionError) as caught:
-        arena.check()
+        arena.check_heap()
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again.reports[0]) == str(caught.value.reports[0])
     buffer.close()
@@ -429,6 +429,6 @@ def test_report_survives_pickling(make_arena, write):
 def test_correct_program_gives_no_warning(make_arena):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        arena = make_arena(debug={"on_error": "warn"})
+        arena = make_arena(debug_heap={"on_error": "warn"})
         arena.allocate(100).close()
-        arena.check()
+        arena.check_heap()

@@ -17,7 +17,7 @@ def test_random_programs_on_lagging_streams_give_no_report(
     host.set_lag(200_000)
     options = {"quarantine_bytes": rng.choice([0, 64 * KIB, 64 * MIB])}
     config = {"stream_reuse": reuse, "max_mem": rng.choice([0, 64 * MIB])}
-    arena = make_arena(config, memory=memory, debug=options)
+    arena = make_arena(config, memory=memory, debug_heap=options)
     live = []
     for step in range(600):
         what = rng.random()
@@ -31,7 +31,7 @@ def test_random_programs_on_lagging_streams_give_no_report(
             buffer, stream = live.pop(rng.randrange(len(live)))
             end(buffer, stream, rng, streams, driver)
         elif what < 0.93:
-            arena.check(wait=rng.random() < 0.5)
+            arena.check_heap(wait=rng.random() < 0.5)
         elif what < 0.95:
             arena.shrink()
         elif what < 0.97 and arena.backing == "virtual":
@@ -42,8 +42,8 @@ def test_random_programs_on_lagging_streams_give_no_report(
             driver.fill(buffer, 1, stream)
     for buffer, stream in live:
         end(buffer, stream, rng, streams, driver)
-    assert arena.check() == ()
-    arena.validate()
+    assert arena.check_heap() == ()
+    arena.check_invariants()
     assert arena.stats().in_use == 0
 
 
@@ -64,7 +64,7 @@ def end(buffer, stream, rng, streams, driver):
 
 
 def test_threads_allocate_check_and_free_each_others_blocks(make_arena, memory):
-    arena = make_arena(memory=memory, debug={"quarantine_bytes": 256 * KIB})
+    arena = make_arena(memory=memory, debug_heap={"quarantine_bytes": 256 * KIB})
     failures, shelf, lock = [], [], threading.Lock()
 
     def work(number):
@@ -82,7 +82,7 @@ def test_threads_allocate_check_and_free_each_others_blocks(make_arena, memory):
                     other.close()
                 del other
                 if step % 50 == 0:
-                    arena.check(wait=False)
+                    arena.check_heap(wait=False)
             stream.synchronize()
         except BaseException as error:
             failures.append(error)
@@ -94,7 +94,7 @@ def test_threads_allocate_check_and_free_each_others_blocks(make_arena, memory):
         thread.join()
     assert failures == []
     shelf.clear()
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
     assert arena.stats().in_use == 0
 
 
@@ -110,5 +110,5 @@ def test_own_copies_and_fills_give_no_report(monkeypatch, rng):
         assert b.numpy().sum() == 0
         del a, b
     for arena in arenas:
-        assert arena.check() == ()
+        assert arena.check_heap() == ()
         arena.close()

@@ -17,7 +17,7 @@ class Life:
     """Allocations and frees on two streams, a check and an end; refusals are counted."""
 
     def __init__(self, memory, streams):
-        self.arena = gpumem.Arena(memory, debug={"quarantine_bytes": MIB})
+        self.arena = gpumem.Arena(memory, debug_heap={"quarantine_bytes": MIB})
         self.streams = streams
         self.live: list = []
         self.refused = 0
@@ -28,7 +28,7 @@ class Life:
         except ERRORS:
             self.refused += 1
         finally:
-            self.arena.validate()
+            self.arena.check_invariants()
             known = sorted(block.nbytes for block in self.arena.outstanding())
             assert known == sorted(buffer.nbytes for buffer in self.live)
 
@@ -45,17 +45,17 @@ class Life:
         self.attempt(first.synchronize)
         if self.live:
             self.live.pop().close()
-        self.attempt(self.arena.check)
+        self.attempt(self.arena.check_heap)
         self.take(2 * MIB, second)
         while self.live:
             buffer = self.live.pop()
             buffer.record_stream(first)
             buffer.close()
-        self.attempt(self.arena.check)
+        self.attempt(self.arena.check_heap)
         self.attempt(self.arena.shrink)
 
     def end(self):
-        assert self.arena.check() == ()  # nothing was accused
+        assert self.arena.check_heap() == ()  # nothing was accused
         assert self.arena.stats().in_use == 0
         self.arena.close()
 

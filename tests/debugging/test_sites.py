@@ -10,7 +10,7 @@ import gpumem
 
 
 def test_equal_code_of_two_files_has_distinct_sites(make_arena):
-    arena, held = make_arena(debug=True), []
+    arena, held = make_arena(debug_heap=True), []
     source = "def take(arena):\n    return arena.allocate(1)"
     for path in ("one.py", "two.py"):
         names: dict = {}
@@ -22,7 +22,7 @@ def test_equal_code_of_two_files_has_distinct_sites(make_arena):
 
 
 def test_repeated_call_is_stored_as_one_stack(make_arena):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     held = [arena.allocate(1) for _ in range(100)]
     stacks = {str(block.allocated.stack) for block in arena.outstanding()}
     assert len(stacks) == 1
@@ -33,9 +33,9 @@ def test_stack_depth_and_count_are_configurable(make_arena):
     def inner(arena):
         return arena.allocate(1)
 
-    none = make_arena(debug={"stack_depth": 0})
-    short = make_arena(debug={"stack_depth": 1})
-    few = make_arena(debug={"stack_every": 4})
+    none = make_arena(debug_heap={"stack_depth": 0})
+    short = make_arena(debug_heap={"stack_depth": 1})
+    few = make_arena(debug_heap={"stack_every": 4})
     held = [inner(arena) for arena in (none, short, *[few] * 8)]
     assert none.outstanding()[0].allocated.stack is None
     assert [frame.name for frame in short.outstanding()[0].allocated.stack] == ["inner"]
@@ -45,16 +45,16 @@ def test_stack_depth_and_count_are_configurable(make_arena):
 
 
 def test_refused_allocation_leaves_no_site(make_arena, write, host):
-    arena = make_arena({"max_mem": 1 << 20}, debug=True)
+    arena = make_arena({"max_mem": 1 << 20}, debug_heap=True)
     buffer = arena.allocate(100)
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate(2 << 20)
     with pytest.raises(gpumem.OutOfMemoryError):
         arena.allocate((1 << 48) - 512)  # before the heap makes a note of it
     buffer.close()  # the free
-    arena.check()
+    arena.check_heap()
     write(buffer_address(arena))
-    assert found_by(arena.check)[0].freed.where == line_of("the free")
+    assert found_by(arena.check_heap)[0].freed.where == line_of("the free")
 
 
 def buffer_address(arena):
@@ -63,7 +63,7 @@ def buffer_address(arena):
 
 
 def test_each_site_names_its_thread(make_arena, write):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
     buffers, threads = [], []
 
     def take():
@@ -75,14 +75,14 @@ def test_each_site_names_its_thread(make_arena, write):
     worker.join()
     address = buffers[0].ptr
     buffers.pop().close()
-    arena.check()
+    arena.check_heap()
     write(address)
-    (report,) = found_by(arena.check)
+    (report,) = found_by(arena.check_heap)
     assert (report.allocated.thread, report.freed.thread) == (threads[0], threading.get_ident())
 
 
 def test_free_in_a_finalizer_during_an_exception_has_a_site(make_arena, write):
-    arena = make_arena(debug=True)
+    arena = make_arena(debug_heap=True)
 
     def fail():
         buffer = arena.allocate(100)
@@ -94,37 +94,37 @@ def test_free_in_a_finalizer_during_an_exception_has_a_site(make_arena, write):
 
     with pytest.raises(KeyError) as caught:
         fail()
-    arena.check()
+    arena.check_heap()
     write(caught.value.args[0])
-    assert found_by(arena.check)[0].freed.where == line_of("while it is on its way")
+    assert found_by(arena.check_heap)[0].freed.where == line_of("while it is on its way")
 
 
 def test_reports_beyond_the_maximum_are_counted(make_arena, write):
-    arena = make_arena(debug={"quarantine_bytes": 16 << 20})
+    arena = make_arena(debug_heap={"quarantine_bytes": 16 << 20})
     buffers = [arena.allocate(1) for _ in range(1100)]
     for buffer in buffers:
         write(buffer.ptr + 1)
     with pytest.raises(
         gpumem.errors.HeapCorruptionError, match="and 100 that were not kept"
     ) as caught:
-        arena.check()
+        arena.check_heap()
     assert len(caught.value.reports) == 1000
-    assert arena.check() == ()
+    assert arena.check_heap() == ()
     for buffer in buffers:
         buffer.close()
 
 
 def test_reports_beyond_the_maximum_give_one_warning(make_arena, write):
     told = []
-    arena = make_arena(debug={"on_error": told.append})
+    arena = make_arena(debug_heap={"on_error": told.append})
     buffers = [arena.allocate(1) for _ in range(1100)]
     for buffer in buffers:
         write(buffer.ptr + 1)
     with pytest.warns(gpumem.errors.HeapWarning, match="100 more reports"):
-        arena.check()
+        arena.check_heap()
     assert len(told) == 1000
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert arena.check() == ()
+        assert arena.check_heap() == ()
     for buffer in buffers:
         buffer.close()

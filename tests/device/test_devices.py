@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 import gpumem
-from gpumem import Device, MemoryInfo, MemoryKind, can_access, devices_are_memory_compatible
+from gpumem import Device, MemoryInfo, MemoryKind, can_access
 
 CUDA = gpumem.driver_status().available
 
@@ -85,13 +85,13 @@ def test_capabilities_answer_with_a_reason_and_do_not_raise():
 @pytest.mark.parametrize("count", [0, -1, 65, True, 1.0, "2", None])
 def test_invalid_host_device_count_is_refused(count):
     with pytest.raises(ValueError, match="host device count"):
-        gpumem.set_host_device_count(count)
+        gpumem.device.set_host_device_count(count)
 
 
 def test_host_device_count_is_fixed_after_first_use(arena):
     with pytest.raises(gpumem.ConfigError, match="before one is used"):
-        gpumem.set_host_device_count(64 if len(gpumem.devices()) != 64 else 63)
-    gpumem.set_host_device_count(sum(device.type == "host" for device in gpumem.devices()))
+        gpumem.device.set_host_device_count(64 if len(gpumem.devices()) != 64 else 63)
+    gpumem.device.set_host_device_count(sum(device.type == "host" for device in gpumem.devices()))
 
 
 # ---- MemoryInfo ----------------------------------------------------------------------------------
@@ -157,7 +157,8 @@ MEMORIES = [HOST, HOST1, GPU, GPU1, PINNED, PINNED1, MANAGED, MANAGED1]
 
 
 def compatible(a, b):
-    answers = devices_are_memory_compatible(a, b), devices_are_memory_compatible(b, a)
+    a, b = MemoryInfo.parse(a), MemoryInfo.parse(b)
+    answers = a.shares_memory_with(b), b.shares_memory_with(a)
     assert answers[0] == answers[1], "the predicate is symmetric"
     return answers[0]
 

@@ -177,7 +177,7 @@ def fork(child_body: str, parent_body: str = "") -> None:
         "driver.fill(buffer, 7, stream)\n"
         "stream.synchronize()\n"
         "assert (view == 7).all()\n"
-        "arena.validate()\n"
+        "arena.check_invariants()\n"
         "arena.allocate(5000, stream).close()\n"
         f"{textwrap.dedent(parent_body)}\n"
     )
@@ -204,7 +204,7 @@ refused(lambda: arena.allocate_persistent(100))
 refused(lambda: arena.shrink())
 refused(lambda: arena.stats())
 refused(lambda: arena.blocks())
-refused(lambda: arena.validate())
+refused(lambda: arena.check_invariants())
 refused(lambda: arena.reset_stream(stream))
 refused(lambda: stream.synchronize())
 refused(lambda: stream.query())
@@ -222,7 +222,7 @@ HostDriver().fill(block, 3, own_stream)
 own_stream.synchronize()
 assert set(memoryview(block)) == {3}
 block.close()
-own.validate()
+own.check_invariants()
 own.close()
 """)
 
@@ -282,7 +282,7 @@ for _ in range(20):
 stop.set()
 for thread in threads:
     thread.join()
-arena.validate()
+arena.check_invariants()
 """
     )
 
@@ -364,7 +364,7 @@ assert [device.type for device in gpumem.devices()] == ["host"]
 def test_host_device_count_can_be_set_before_first_use():
     child.run_quietly("""
 import gpumem
-gpumem.set_host_device_count(4)
+gpumem.device.set_host_device_count(4)
 assert [str(d) for d in gpumem.devices() if d.type == "host"] == [f"host:{i}" for i in range(4)]
 arenas = [gpumem.Arena(f"host:{i}") for i in range(4)]
 buffers = [arena.allocate(1000) for arena in arenas]

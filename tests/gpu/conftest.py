@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 def arena():
     with gpumem.Arena("cuda:0") as arena:
         yield arena
-        arena.validate()
+        arena.check_invariants()
 
 
 @pytest.fixture

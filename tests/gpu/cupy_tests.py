@@ -43,7 +43,7 @@ class Beneath:
 
     def pytest_terminal_summary(self, terminalreporter):
         stats = self.arena.stats()
-        self.arena.validate()
+        self.arena.check_invariants()
         terminalreporter.write_line(
             f"gpumem served {stats.num_allocs} blocks, {stats.max_in_use >> 20} MiB at most"
         )

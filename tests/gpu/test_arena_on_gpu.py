@@ -75,7 +75,7 @@ def test_blocks_do_not_overlap_under_random_use(arena, driver):
             mark = step % 251
             driver.call(driver.cuMemsetD8Async, buffer.ptr, mark, buffer.nbytes, 0)
             live.append((buffer, mark))
-    arena.validate()
+    arena.check_invariants()
 
 
 def test_steady_state_on_one_stream_makes_no_driver_call(arena):
@@ -198,7 +198,7 @@ def test_exhaustion_leaves_the_arena_as_it_was():
         assert caught.value.asked == 1 << 40
         after = arena.stats()
         assert (after.in_use, after.reserved) == (before.in_use, before.reserved)
-        arena.validate()
+        arena.check_invariants()
         small.close()
 
 
@@ -236,7 +236,7 @@ def test_pages_that_move_carry_no_wrong_byte_in_stream_order(driver):
             driver.call(driver.cuMemsetD8Async, buffer.ptr, mark, buffer.nbytes, stream.ptr)
             live.append((buffer, mark, stream))
         if step % 100 == 0:
-            arena.validate()
+            arena.check_invariants()
     for buffer, mark, owner in live:
         assert (download(driver, buffer, owner.ptr) == mark).all()
     assert arena.stats().pages_moved > 0
@@ -304,7 +304,7 @@ def test_a_forked_child_may_not_use_the_parents_arena():
         "        os._exit(7)\n"
         "    os._exit(1)\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
-        "b.close(); a.validate(); a.close()\n"
+        "b.close(); a.check_invariants(); a.close()\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],

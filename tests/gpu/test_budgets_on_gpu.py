@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpumem
-from gpumem.accounting import Budget
+from gpumem import Budget
 
 MIB = 1 << 20
 CONFIGS = {

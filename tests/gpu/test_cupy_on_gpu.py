@@ -21,7 +21,7 @@ def arena():
     yield arena
     gc.collect()
     cupy.cuda.Device(0).synchronize()
-    arena.validate()
+    arena.check_invariants()
     arena.close()
 
 

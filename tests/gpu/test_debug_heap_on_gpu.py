@@ -12,9 +12,9 @@ MIB = 1 << 20
 
 @pytest.fixture(params=MEMORIES)
 def debugged(request):
-    with gpumem.Arena(request.param, debug=True) as arena:
+    with gpumem.Arena(request.param, debug_heap=True) as arena:
         yield arena
-        arena.validate()
+        arena.check_invariants()
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_one_byte_beyond_or_before_a_block_is_found(debugged, write, streams, nb
         buffer = debugged.allocate(nbytes, streams[0])
         write(buffer.ptr + offset, 1, streams[0])
         buffer.close()
-        (report,) = found_by(debugged.check)
+        (report,) = found_by(debugged.check_heap)
         assert (report.kind, report.offset, report.found[0]) == (kind, offset, 7)
         assert report.allocated.where.startswith(__file__)
 
@@ -47,9 +47,9 @@ def test_a_write_after_the_free_is_found(debugged, write, streams):
     buffer = debugged.allocate(2 * MIB, streams[0])
     address = buffer.ptr
     buffer.close()
-    debugged.check()
+    debugged.check_heap()
     write(address + MIB, 3, streams[1])
-    (report,) = found_by(debugged.check)
+    (report,) = found_by(debugged.check_heap)
     assert (report.kind, report.offset, report.wrong_bytes) == ("use_after_free", MIB, 3)
 
 
@@ -61,7 +61,7 @@ def test_a_late_write_of_the_blocks_own_stream_is_found(debugged, write, streams
     buffer.close(other)
     let_rest(debugged)  # for `other` is done
     gate.open()
-    (report,) = found_by(debugged.check)
+    (report,) = found_by(debugged.check_heap)
     assert (report.kind, report.wrong_bytes) == ("wrong_stream", 5)
 
 
@@ -81,7 +81,7 @@ def test_programs_that_keep_the_rules_are_left_alone(debugged, write, streams):
                 buffer.record_stream(other)
             buffer.close()
     del live
-    assert debugged.check() == ()
+    assert debugged.check_heap() == ()
 
 
 def test_allocating_looks_while_another_stream_captures(debugged, write, streams, driver):
@@ -96,11 +96,11 @@ def test_allocating_looks_while_another_stream_captures(debugged, write, streams
     debugged.allocate(MIB, other).close()
     graph = driver.call(driver.cuStreamEndCapture, stream.ptr)
     driver.call(driver.cuGraphDestroy, graph)
-    assert debugged.check() == ()
+    assert debugged.check_heap() == ()
 
 
 def test_fresh_memory_of_the_device_is_not_a_number(streams):
-    with gpumem.Arena("cuda:0", debug=True) as arena:
+    with gpumem.Arena("cuda:0", debug_heap=True) as arena:
         tensor = gpumem.empty(1000, "float32", resource=arena, stream=streams[0])
         assert np.isnan(tensor.to("host").numpy()).all()
         del tensor

@@ -200,7 +200,7 @@ def test_an_arena_sub_allocates_in_imported_memory(importer, fd):
         for number, buffer in enumerate(buffers):
             assert (np.from_dlpack(buffer) == number).all()
         del view, buffers, buffer
-        arena.validate()
+        arena.check_invariants()
     memory.close()
 
 

@@ -45,7 +45,7 @@ assert mapped.min() == 3
 del array, pinned, mapped
 gc.collect()
 assert arena.stats().in_use == 0
-arena.validate()
+arena.check_invariants()
 print("ok")
 """)
 

@@ -112,7 +112,7 @@ def test_a_stream_object_lives_as_long_as_a_block_on_it(pool, driver):
 
 def test_make_resource_makes_a_pool():
     config = {"ep.cuda.arena.use_cuda_mempool": "1", "arena.max_mem": str(1 << 30)}
-    with gpumem.make_resource("cuda:0", config) as resource:
+    with gpumem.MemoryResource.from_config("cuda:0", config) as resource:
         assert isinstance(resource, gpumem.DriverPool)
         resource.allocate(MIB).close()
 

@@ -75,8 +75,8 @@ def test_the_users_stream_and_the_legacy_one():
 
 
 def test_a_fallback_to_pinned_memory_says_so():
-    first = gpumem.limit(gpumem.Arena("cuda:0"), 1000)
-    both = gpumem.fallback(first, gpumem.Arena("cuda:0/host_accessible"))
+    first = gpumem.adaptors.limit(gpumem.Arena("cuda:0"), 1000)
+    both = gpumem.adaptors.fallback(first, gpumem.Arena("cuda:0/host_accessible"))
     with both.allocate(2000) as buffer:
         assert str(buffer.memory) == "cuda:0/host_accessible"
         np.frombuffer(buffer, np.uint8)[:] = 7

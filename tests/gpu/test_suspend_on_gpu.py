@@ -35,7 +35,7 @@ def test_memory_goes_back_and_bytes_return(driver):
     for number, buffer in enumerate(buffers):
         assert byte_at(driver, buffer.ptr) == number + 1
         assert byte_at(driver, buffer.ptr + buffer.nbytes - 1) == number + 1
-    arena.validate()
+    arena.check_invariants()
     del buffer
     buffers.clear()
     arena.close()

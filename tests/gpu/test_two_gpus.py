@@ -106,10 +106,10 @@ def test_who_reaches_what():
         assert gpumem.can_access(reader, memory) == memory.startswith(reader), (reader, memory)
     for memory in MEMORIES:
         assert gpumem.can_access("host", memory) == ("/" in memory)
-        assert gpumem.devices_are_memory_compatible("host", memory) == ("/" in memory)
+        assert gpumem.Device("host").shares_memory_with(memory) == ("/" in memory)
     for a, b in itertools.product(MEMORIES, MEMORIES):
         if a[:6] != b[:6]:
-            assert not gpumem.devices_are_memory_compatible(a, b), (a, b)
+            assert not gpumem.MemoryInfo.parse(a).shares_memory_with(b), (a, b)
 
 
 def test_arenas_of_two_devices_have_nothing_in_common():
@@ -125,7 +125,7 @@ def test_arenas_of_two_devices_have_nothing_in_common():
         arenas[0].allocate(8, gpumem.Stream("cuda:1"))
     buffer.close()
     for arena in arenas:
-        arena.validate()
+        arena.check_invariants()
         arena.close()
     assert gpumem.Device("cuda:1").free_bytes >= free[1] - 64 * MIB
 

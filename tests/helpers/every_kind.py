@@ -46,5 +46,5 @@ RESOURCES = {
     "pool": lambda: gpumem.DriverPool("host"),
     "external": external,
     "user": user_resource,
-    "adaptor": lambda: gpumem.limit(gpumem.track(gpumem.Arena("host")), 1 << 20),
+    "adaptor": lambda: gpumem.adaptors.limit(gpumem.adaptors.track(gpumem.Arena("host")), 1 << 20),
 }

@@ -23,7 +23,7 @@ def let_rest(arena, count=1):
     """Look, without a wait, until so many freed blocks rest; nothing may be found meanwhile."""
     deadline = time.monotonic() + 30
     while number_at_rest(arena) < count:
-        assert arena.check(wait=False) == ()
+        assert arena.check_heap(wait=False) == ()
         assert time.monotonic() < deadline, "its streams are not done"
 
 

@@ -84,7 +84,7 @@ class Seen:
 
     @classmethod
     def of(cls, arena) -> Seen:
-        arena.validate()
+        arena.check_invariants()
         seen = cls(arena.stats())
         by_slot: dict = {}
         for block in arena.blocks():

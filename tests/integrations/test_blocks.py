@@ -16,7 +16,7 @@ LEGACY = gpumem.Stream.from_handle("host", 0)
 def arena():
     with gpumem.Arena("host", {"stream_reuse": "never", "max_mem": 1 << 24}) as arena:
         yield arena
-        arena.validate()
+        arena.check_invariants()
 
 
 def test_resource_is_looked_up_at_the_first_block(arena):
@@ -28,7 +28,7 @@ def test_resource_is_looked_up_at_the_first_block(arena):
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("wrap", [lambda r: r, lambda r: gpumem.limit(r, 1 << 20)])
+@pytest.mark.parametrize("wrap", [lambda r: r, lambda r: gpumem.adaptors.limit(r, 1 << 20)])
 def test_block_is_freed_on_the_stream_of_the_free(arena, wrap):
     blocks, stream = Blocks(lambda: wrap(arena)), gpumem.Stream("host")
     address = blocks.take(4096, LEGACY)

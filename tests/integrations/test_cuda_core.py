@@ -22,7 +22,7 @@ def arena():
     with gpumem.Arena("host", {"max_mem": 16 * MIB}) as arena:
         yield arena
         gc.collect()
-        arena.validate()
+        arena.check_invariants()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def arena():
     arena = gpumem.Arena("host", {"max_mem": 64 * MIB})
     yield arena
     gc.collect()
-    arena.validate()
+    arena.check_invariants()
     arena.close()
 
 
@@ -97,7 +97,7 @@ def test_cupy_stream_object_lives_as_long_as_its_memory(cuda, arena):
 
 
 def test_any_resource_can_serve_cupy(cuda, arena):
-    with integration.using(gpumem.limit(arena, MIB), pinned=False):
+    with integration.using(gpumem.adaptors.limit(arena, MIB), pinned=False):
         cuda.stream = gpumem.Stream("host")
         pointer = cuda.alloc(100)
         assert pointer.mem._owner.stream.ptr == cuda.stream.ptr

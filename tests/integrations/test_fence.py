@@ -27,7 +27,7 @@ def fence():
 def arena(request):
     with gpumem.Arena("host", {"stream_reuse": request.param, "max_mem": 8 * MIB}) as arena:
         yield arena
-        arena.validate()
+        arena.check_invariants()
 
 
 @pytest.fixture

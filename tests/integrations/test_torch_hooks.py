@@ -13,10 +13,9 @@ from helpers.driver import HostDriver
 from helpers.torch_caller import Caller, Refused
 
 import gpumem
-from gpumem import Arena, Device, Stream
+from gpumem import Arena, Budget, Device, Stream
 from gpumem._testing import torch_hooks
 from gpumem._testing.torch_hooks import out_of_memory_text
-from gpumem.accounting import Budget
 from gpumem.errors import ConfigError, OutOfMemoryError
 
 
@@ -32,7 +31,7 @@ def arena():
     torch_hooks.serve(0, arena)
     yield arena
     torch_hooks.serve(0, Arena("host"))
-    arena.validate()
+    arena.check_invariants()
 
 
 @pytest.fixture

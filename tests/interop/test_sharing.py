@@ -108,7 +108,7 @@ def test_shareable_block_counts_in_stats_and_is_released(shared):
     assert shared.stats().reserved == before.reserved + buffer.allocated
     assert shared.stats().in_use == before.in_use + buffer.allocated
     assert shared.stats().num_reserves == before.num_reserves
-    shared.validate()
+    shared.check_invariants()
     shared.shrink()
     assert shared.stats().reserved >= buffer.allocated
     buffer.close()
@@ -228,7 +228,7 @@ def test_export_waits_for_pending_writes(arena, host):
 
 
 def test_adaptors_pass_shareable_on(arena):
-    limited = gpumem.limit(arena, 1 << 20)
+    limited = gpumem.adaptors.limit(arena, 1 << 20)
     with limited.allocate(4096, shareable=True) as buffer, interop.export(buffer) as handle:
         tensor = interop.attach(handle)
         tensor.numpy()[:] = 4

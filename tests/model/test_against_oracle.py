@@ -194,7 +194,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @invariant()
     def books_are_whole(self):
         if hasattr(self, "arena"):
-            self.arena.validate()
+            self.arena.check_invariants()
 
     def teardown(self):
         self.controls.advance_clock(SLOW)

@@ -249,7 +249,7 @@ def test_recording_without_a_resource_covers_all_and_later_ones(make_arena):
 def test_second_recording_of_a_resource_is_refused(make_arena):
     arena = make_arena()
     with observe.record(arena) as recording:
-        for resource in (arena, gpumem.track(arena), None):
+        for resource in (arena, gpumem.adaptors.track(arena), None):
             with pytest.raises(InUseError, match="already"):
                 observe.record(resource)
         arena.allocate(1).close()

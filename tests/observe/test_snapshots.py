@@ -202,7 +202,9 @@ def test_every_kind_of_resource_shows_its_live_blocks(make):
 
 def test_snapshot_of_an_adaptor_includes_its_upstream():
     arena = gpumem.Arena("host", name="below")
-    adaptor = gpumem.track(gpumem.limit(arena, 1 << 20, name="limited"), name="tracked")
+    adaptor = gpumem.adaptors.track(
+        gpumem.adaptors.limit(arena, 1 << 20, name="limited"), name="tracked"
+    )
     names = [found.name for found in adaptor.snapshot().resources]
     assert names == ["tracked", "limited", "below"]
     shown = adaptor.snapshot().resources

@@ -118,7 +118,7 @@ def test_no_two_live_blocks_share_memory_under_random_use(make_arena):
                 fill(buffer, step % 251)
                 live.append((buffer, step % 251))
             if step % 40 == 0:
-                arena.validate()
+                arena.check_invariants()
         for buffer, value in live:
             assert holds(buffer, value)
             buffer.close()
@@ -170,7 +170,7 @@ def test_out_of_memory_changes_nothing(make_arena, leave_room):
         before.reserved,
         before.num_allocs,
     )
-    arena.validate()
+    arena.check_invariants()
     assert all(holds(buffer, value) for value, buffer in enumerate(kept))
     kept.pop(1).close()
     arena.allocate(6 * MIB).close()
@@ -234,7 +234,7 @@ def test_invariants_hold_while_another_thread_releases_pages(make_arena, host):
         host.use_h200_costs(True)  # a call takes long enough to be looked at
         shrinking.start()
         while shrinking.is_alive():
-            arena.validate()
+            arena.check_invariants()
             halfway += 0 < host.call_count("cuMemUnmap") - unmapped < 200
         shrinking.join()
         host.use_h200_costs(False)

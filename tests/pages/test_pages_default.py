@@ -103,7 +103,7 @@ def test_further_address_ranges_are_reserved_when_one_is_full(make_arena, host):
     for number, block in enumerate(blocks):
         np.frombuffer(block, np.uint8)[[0, -1]] = number
     assert all(bytes(memoryview(b)[-1:]) == bytes([n]) for n, b in enumerate(blocks))
-    arena.validate()
+    arena.check_invariants()
     for block in blocks[::2]:
         block.close()
     again = [arena.allocate(3 * GIB) for _ in range(6)]
@@ -118,7 +118,7 @@ def test_block_larger_than_every_range_gets_its_own(make_arena, host):
     small = arena.allocate(1000)
     large = arena.allocate(100 * GIB)
     assert large.nbytes == 100 * GIB
-    arena.validate()
+    arena.check_invariants()
     small.close()
     large.close()
 

@@ -52,7 +52,7 @@ def follow(make_arena):
 
     yield make
     for resource in made:
-        resource.validate()
+        resource.check_invariants()
         resource.close()
         assert resource.upstream.stats().in_use == 0
 
@@ -355,7 +355,7 @@ def test_random_programs_over_a_plan_share_no_byte(make_arena, rng, host, reuse)
         with planned.iteration():
             step(planned, turn % 3)
         at_places += planned.report.planned
-        planned.validate()
+        planned.check_invariants()
         live = sorted((buffer.ptr, buffer.ptr + buffer.nbytes) for buffer, _, _ in held)
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(live))
         if turn % 2:
@@ -458,7 +458,7 @@ def test_any_resource_can_be_the_upstream(follow):
         planned.allocate(1000).close()
         planned.allocate(7).close()
     assert planned.report.planned == 1
-    limited = gpumem.limit(gpumem.Arena("host"), THREE.peak_bytes + 100)
+    limited = gpumem.adaptors.limit(gpumem.Arena("host"), THREE.peak_bytes + 100)
     planned = follow(THREE, limited)
     with pytest.raises(OutOfMemoryError):
         planned.allocate(101)

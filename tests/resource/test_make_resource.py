@@ -1,4 +1,4 @@
-"""make_resource: an arena or the driver's pool, as the settings say."""
+"""MemoryResource.from_config: an arena or the driver's pool, as the settings say."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def no_pools(host):
 
 
 def test_make_resource_makes_an_arena_by_default():
-    with gpumem.make_resource("host", {"max_mem": 4 * MIB}, name="mine") as resource:
+    with gpumem.MemoryResource.from_config("host", {"max_mem": 4 * MIB}, name="mine") as resource:
         assert isinstance(resource, gpumem.Arena)
         assert (resource.config.max_mem, resource.name) == (4 * MIB, "mine")
-    with gpumem.make_resource("host") as resource:
+    with gpumem.MemoryResource.from_config("host") as resource:
         assert resource.config == gpumem.ArenaConfig()
 
 
@@ -39,7 +39,7 @@ def test_make_resource_makes_a_driver_pool_on_request(spelling):
         "stream_reuse": "wait",
     }
     stream = gpumem.Stream("host")
-    with gpumem.make_resource(
+    with gpumem.MemoryResource.from_config(
         "host", {spelling.format(key): value for key, value in settings.items()},
         default_stream=stream, name="mine",
     ) as resource:  # fmt: skip
@@ -63,7 +63,7 @@ def test_missing_pool_support_falls_back_to_an_arena_with_a_warning(no_pools):
     with pytest.warns(
         gpumem.errors.PoolFallbackWarning, match=r"host:0 has no driver's pools .*115"
     ):
-        resource = gpumem.make_resource("host", settings)
+        resource = gpumem.MemoryResource.from_config("host", settings)
     with resource:
         assert isinstance(resource, gpumem.Arena)
         assert resource.config.max_mem == 4 * MIB
@@ -82,7 +82,7 @@ def test_pool_refused_as_unsupported_falls_back_to_an_arena(host):
     host.fail("cuMemPoolCreate", 1, NOT_SUPPORTED)
     with (
         pytest.warns(gpumem.errors.PoolFallbackWarning, match="cuMemPoolCreate"),
-        gpumem.make_resource("host", POOL) as resource,
+        gpumem.MemoryResource.from_config("host", POOL) as resource,
     ):
         assert isinstance(resource, gpumem.Arena)
 
@@ -90,38 +90,38 @@ def test_pool_refused_as_unsupported_falls_back_to_an_arena(host):
 def test_other_pool_failures_are_raised(host):
     host.fail("cuMemPoolCreate", 1, UNKNOWN)
     with pytest.raises(gpumem.errors.DriverError, match="cuMemPoolCreate"):
-        gpumem.make_resource("host", POOL)
+        gpumem.MemoryResource.from_config("host", POOL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gpumem.make_resource("host", POOL).close()
+        gpumem.MemoryResource.from_config("host", POOL).close()
 
 
 def test_fallback_warning_as_an_error_makes_nothing(no_pools):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(gpumem.errors.PoolFallbackWarning):
-            gpumem.make_resource("host", POOL)
+            gpumem.MemoryResource.from_config("host", POOL)
 
 
 @pytest.mark.parametrize("memory", ["host/host_accessible", "host/managed"])
 def test_pool_for_other_than_device_memory_is_refused(memory):
     with pytest.raises(gpumem.ConfigError, match="use_cuda_mempool = True is not accepted"):
-        gpumem.make_resource(memory, POOL)
+        gpumem.MemoryResource.from_config(memory, POOL)
 
 
 def test_settings_without_effect_are_refused():
     with pytest.raises(gpumem.ConfigError, match="has no effect without use_cuda_mempool"):
-        gpumem.make_resource("host", {"cuda_mempool_release_threshold": "1"})
+        gpumem.MemoryResource.from_config("host", {"cuda_mempool_release_threshold": "1"})
     with pytest.raises(gpumem.ConfigError, match="enable = False"):
-        gpumem.make_resource("host", POOL | {"enable": "0"})
+        gpumem.MemoryResource.from_config("host", POOL | {"enable": "0"})
 
 
 def test_unknown_device_is_an_error_not_a_fallback():
     with pytest.raises(ValueError, match="unknown device"):
-        gpumem.make_resource("host:63", POOL)
+        gpumem.MemoryResource.from_config("host:63", POOL)
 
 
 @pytest.mark.parametrize("config", [5, "max_mem=1", gpumem.PoolConfig()])
 def test_config_of_a_wrong_type_is_a_type_error(config):
     with pytest.raises(TypeError, match="takes ArenaConfig or a mapping"):
-        gpumem.make_resource("host", config)
+        gpumem.MemoryResource.from_config("host", config)

@@ -196,7 +196,7 @@ def test_overlapping_memory_is_refused(make_arena):
     held = arena.allocate(MIB)
     with pytest.raises(gpumem.errors.SourceError, match="overlaps 1048576 bytes"):
         arena.allocate(2 * MIB)
-    arena.validate()
+    arena.check_invariants()
     held.close()
 
 
@@ -356,7 +356,7 @@ def test_failure_of_any_driver_call_leaves_nothing_behind(faults, error):
             pass
         reached = faults.call_count() - calls >= call
         faults.clear_faults()
-        arena.validate()
+        arena.check_invariants()
         assert arena.stats().in_use == 0
         arena.close()
         if not reached:
@@ -381,7 +381,7 @@ def test_failure_of_any_source_call_leaves_nothing_behind(refused):
         try:
             held.append(arena.allocate(size * MIB))
         except gpumem.OutOfMemoryError:
-            arena.validate()
+            arena.check_invariants()
     assert len(source.held) == len(held)
     held.clear()
     arena.close()

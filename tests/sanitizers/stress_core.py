@@ -52,7 +52,7 @@ def mixed(rng, config, rounds):
         else:
             arena.shrink()
             arena.blocks()
-        arena.validate()
+        arena.check_invariants()
     held.clear()
     buffer = None  # the loop's last
     arena.close()

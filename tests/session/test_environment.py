@@ -272,7 +272,7 @@ def test_devices_of_one_type_have_separate_allocators():
     child.run_quietly(
         """
         import gpumem
-        gpumem.set_host_device_count(2)
+        gpumem.device.set_host_device_count(2)
         with gpumem.Environment({"ep_factory.host.arena.max_mem": "1048576"}) as environment:
             first, second = environment.register("host:0"), environment.register("host:1")
             assert first is not second

@@ -340,7 +340,7 @@ def test_stream_of_another_device_is_refused():
     child.run_quietly(
         """
         import gpumem
-        gpumem.set_host_device_count(2)
+        gpumem.device.set_host_device_count(2)
         stream = gpumem.Stream("host:1")
         try:
             gpumem.Session("host:0", {"user_compute_stream": stream})
@@ -550,7 +550,7 @@ def test_devices_are_isolated():
     child.run_quietly(
         """
         import gpumem
-        gpumem.set_host_device_count(2)
+        gpumem.device.set_host_device_count(2)
         with gpumem.Environment() as environment:
             arenas = [environment.register(f"host:{i}") for i in range(2)]
             for i in range(2):

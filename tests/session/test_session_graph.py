@@ -100,7 +100,7 @@ def test_captured_scratch_stays_reserved_while_the_graph_may_run(x):
     driver = HostDriver()
     arena = gpumem.Arena("host")
 
-    for resource in (arena, gpumem.limit(arena, 1 << 20), OverAnArena(arena)):
+    for resource in (arena, gpumem.adaptors.limit(arena, 1 << 20), OverAnArena(arena)):
         with gpumem.using_resource(resource), session_of(x) as session:
 
             def work(ctx):
@@ -232,7 +232,10 @@ def test_captured_runs_do_not_overlap(x):
 
 
 def test_graph_capture_over_a_driver_pool_is_refused():
-    for pool in (gpumem.DriverPool("host"), gpumem.limit(gpumem.DriverPool("host"), 1 << 20)):
+    for pool in (
+        gpumem.DriverPool("host"),
+        gpumem.adaptors.limit(gpumem.DriverPool("host"), 1 << 20),
+    ):
         with (
             gpumem.using_resource(pool),
             pytest.raises(gpumem.ConfigError, match=r"enable_cuda_graph.*arena"),

@@ -113,7 +113,7 @@ def _end(shared: Shared, outcome: Outcome) -> None:
     for stream in shared.streams:
         stream.synchronize()
     arena = shared.arena
-    arena.validate()
+    arena.check_invariants()
     stats = arena.stats()
     outcome.done["pages moved"] += stats.pages_moved
     outcome.done["regions added"] += stats.num_extensions

@@ -205,7 +205,7 @@ class Worker:
         self._own[self._rng.randrange(len(self._own))] = gpumem.Stream(self._device)
 
     def look(self) -> None:
-        self._arena.validate()
+        self._arena.check_invariants()
         stats = self._arena.stats()
         assert stats.reserved <= (stats.limit or stats.reserved), stats
         self._arena.blocks()

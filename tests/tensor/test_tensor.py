@@ -379,7 +379,7 @@ def test_to_copies_only_between_incompatible_memories(source, target):
     array = np.arange(12).reshape(3, 4)
     tensor = gpumem.empty((3, 4), array.dtype, memory=source)
     tensor.numpy()[:] = array
-    shared = gpumem.devices_are_memory_compatible(source, target)
+    shared = gpumem.MemoryInfo.parse(source).shares_memory_with(target)
     moved = tensor[:, 1:].to(target)
     assert np.array_equal(moved.numpy(), array[:, 1:])
     assert (moved.buffer is tensor.buffer) == shared

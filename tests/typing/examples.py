@@ -61,7 +61,7 @@ for device in gpumem.devices():
         print(device.capabilities["virtual_memory"].reason)
 
 memory = gpumem.MemoryInfo(gpumem.Device("cuda:0"), gpumem.MemoryKind.MANAGED)
-assert_type(gpumem.devices_are_memory_compatible(memory, "host"), bool)
+assert_type(gpumem.MemoryInfo.parse(memory).shares_memory_with("host"), bool)
 assert_type(gpumem.can_access("host", memory), bool)
 
 with gpumem.DriverPool("host", gpumem.PoolConfig(shareable=True), default_stream=0) as pool:
@@ -70,7 +70,7 @@ with gpumem.DriverPool("host", gpumem.PoolConfig(shareable=True), default_stream
     assert_type(pool.export_handle(), gpumem.Handle)
     with pool.allocate(np.int64(10), alignment=512) as block:
         assert_type(pool.export_buffer(block), bytes)
-assert_type(gpumem.make_resource("host"), gpumem.Arena | gpumem.DriverPool)
+assert_type(gpumem.MemoryResource.from_config("host"), gpumem.Arena | gpumem.DriverPool)
 
 
 def allocate_somewhere(nbytes: int) -> int | None:

@@ -33,7 +33,7 @@ def test_arena_blocks_lie_inside_the_imported_memory(memory, rng):
         np.from_dlpack(buffer)[:] = number % 251
     for number, buffer in enumerate(live):
         assert (np.from_dlpack(buffer) == number % 251).all()
-    arena.validate()
+    arena.check_invariants()
     assert arena.stats().reserved == NBYTES
     live.clear()
     del buffer
