@@ -7,7 +7,7 @@ import pytest
 from bench import harness
 
 
-def test_each_candidate_runs_within_its_own_setting():
+def test_each_candidate_runs_within_its_context():
     setting = []
 
     @contextlib.contextmanager
@@ -28,13 +28,13 @@ def test_each_candidate_runs_within_its_own_setting():
     assert (timing.rounds, timing.ratios["a"]) == (5, 1.0)
 
 
-def test_a_ratio_is_the_median_of_ratios_within_rounds():
+def test_ratio_is_the_median_of_ratios_within_rounds():
     samples = {"a": [1.0, 2.0, 10.0], "b": [2.0, 2.0, 100.0]}
     timing = harness.timing_of(samples, "a")
     assert timing.ratios == {"a": 1.0, "b": 2.0}
     assert timing.nanoseconds == {"a": 2.0, "b": 2.0}
 
 
-def test_rounds_that_are_missing_are_an_error():
+def test_missing_rounds_are_an_error():
     with pytest.raises(ValueError, match="argument 2"):
         harness.ratios_within_rounds({"a": [1.0, 2.0], "b": [1.0]}, "a")

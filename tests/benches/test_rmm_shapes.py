@@ -26,7 +26,7 @@ class Rmm:
 
 
 @pytest.mark.parametrize(("allocations", "mib"), [(300, 4096), (1000, 1)])
-def test_a_program_allocates_that_often_and_frees_all(allocations, mib):
+def test_program_allocates_the_given_count_and_frees_all(allocations, mib):
     steps = rmm_shapes.program(allocations, mib)
     sizes = [size for size, _ in steps if size]
     assert len(sizes) == allocations
@@ -38,7 +38,7 @@ def test_a_program_allocates_that_often_and_frees_all(allocations, mib):
     assert resource.most < rmm_shapes.MOST_HELD + (mib << 20)
 
 
-def test_an_arena_runs_the_same_program_and_ends_empty():
+def test_arena_runs_the_same_program_and_ends_empty():
     steps = rmm_shapes.program(200, 1)
     with gpumem.Arena("host") as arena:
         rmm_shapes.over_gpumem(arena, steps)
@@ -47,7 +47,7 @@ def test_an_arena_runs_the_same_program_and_ends_empty():
     rmm_shapes.over_nothing(steps)
 
 
-def test_the_same_seed_draws_the_same_program():
+def test_same_seed_draws_the_same_program():
     assert rmm_shapes.program(100, 4) == rmm_shapes.program(100, 4)
     assert rmm_shapes.program(100, 4) != rmm_shapes.program(100, 4, seed=2)
 

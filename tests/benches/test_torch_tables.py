@@ -21,7 +21,7 @@ def by_configuration(records):
     return {row["configuration"]: row for row in tables.rows(records)}
 
 
-def test_a_ratio_is_the_median_of_ratios_within_rounds():
+def test_ratio_is_the_median_of_ratios_within_rounds():
     records = [
         record("w", configuration, number, seconds)
         for configuration, rounds in {
@@ -37,7 +37,7 @@ def test_a_ratio_is_the_median_of_ratios_within_rounds():
     assert rows["full"]["rounds"] == 3
 
 
-def test_by_step_a_hiccup_goes_and_what_recurs_stays():
+def test_by_step_removes_outliers_and_keeps_recurring_costs():
     rounds = {
         "native": [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]],
         "full": [[1.0, 1.5], [9.0, 1.5], [1.0, 1.5]],
@@ -50,7 +50,7 @@ def test_by_step_a_hiccup_goes_and_what_recurs_stays():
     assert by_configuration(records)["full"]["by_step"] == 1.25
 
 
-def test_by_step_compares_what_ran_next_to_each_other():
+def test_by_step_compares_neighbouring_runs():
     """A machine that is slow for a round is slow for all of them."""
     rounds = {
         "native": [[1.0, 2.0], [3.0, 6.0], [9.0, 2.0]],
@@ -64,7 +64,7 @@ def test_by_step_compares_what_ran_next_to_each_other():
     assert by_configuration(records)["full"]["by_step"] == pytest.approx(1.1)
 
 
-def test_several_runs_are_as_many_rounds_of_one():
+def test_several_runs_merge_as_rounds():
     run = [
         record("w", name, number, [seconds * (number + 2)])
         for name, seconds in (("native", 1.0), ("full", 1.5))
@@ -83,7 +83,7 @@ def test_several_runs_are_as_many_rounds_of_one():
     assert (row["rounds"], row["ratio"], row["by_step"]) == (4, 1.5, 1.5)
 
 
-def test_the_warm_up_counts_for_values_but_not_for_time_nor_memory():
+def test_warm_up_counts_for_values_only():
     records = [
         record("w", "native", tables.WARMUP, [100.0]),
         record("w", "native", 0, [1.0]),
@@ -98,20 +98,20 @@ def test_the_warm_up_counts_for_values_but_not_for_time_nor_memory():
     assert by_configuration(records)["full"]["same"] is False
 
 
-def test_one_bit_in_one_round_is_enough_to_say_that_results_differ():
+def test_one_different_bit_in_one_round_is_reported():
     records = [record("w", name, number, [1.0]) for name in ("native", "full") for number in (0, 1)]
     assert by_configuration(records)["full"]["same"] is True
     records[-1]["values"] = ["0x1.0000000000001p+0"]
     assert by_configuration(records)["full"]["same"] is False
 
 
-def test_a_reference_that_differs_from_itself_is_no_proof_of_anything():
+def test_nondeterministic_reference_is_reported():
     records = [record("w", name, number, [1.0]) for name in ("native", "full") for number in (0, 1)]
     records[1]["values"] = ["0x0p+0"]
     assert by_configuration(records)["full"]["same"] is False
 
 
-def test_a_round_that_failed_is_reported_and_leaves_the_others():
+def test_failed_round_is_reported_and_leaves_the_others():
     records = [
         record("w", "native", 0, [1.0]),
         record("w", "native", 1, [1.0]),
@@ -126,7 +126,7 @@ def test_a_round_that_failed_is_reported_and_leaves_the_others():
     )
 
 
-def test_a_configuration_that_never_ran_has_no_figures():
+def test_configuration_that_never_ran_has_no_figures():
     records = [
         record("w", "native", 0, [1.0]),
         {"workload": "w", "configuration": "pool", "round": 0, "error": "not there"},
@@ -148,7 +148,7 @@ def test_overall_takes_the_median_and_the_worst_over_workloads():
     assert (full["median"], full["worst"], full["waste"], full["same"]) == (1.0, 1.5, 1.1, True)
 
 
-def test_limits_stand_beside_natives():
+def test_limits_are_shown_beside_the_native_ones():
     table = tables.limits_table(
         [
             {"workload": "w", "configuration": "native", "scale": 200},

@@ -45,7 +45,7 @@ def steps(name, seed, count):
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
-def test_the_same_seed_gives_the_same_shapes_and_bits(name):
+def test_same_seed_gives_the_same_shapes_and_bits(name):
     (shapes, seconds, values), (shapes_again, _, values_again) = (steps(name, 3, 5) for _ in "12")
     assert shapes == shapes_again
     assert values == values_again
@@ -73,7 +73,7 @@ def test_shapes_change_from_step_to_step(name):
     assert len(set(steps(name, 1, 6)[0])) > 2
 
 
-def test_training_learns_what_can_be_learned():
+def test_training_lowers_the_loss():
     """One batch over and over: the loss falls, so gradients reach the weights."""
     for name in ("gpt2_train", "mixtral_train", "llama_train"):
         workload = workloads.make(name, "tiny", CPU, 0)
@@ -85,7 +85,7 @@ def test_training_learns_what_can_be_learned():
 
 
 @pytest.mark.parametrize("kind", ["gpt2_generate", "llama_serve"])
-def test_a_cache_gives_the_logits_of_the_whole_sequence(kind):
+def test_kv_cache_gives_the_logits_of_the_whole_sequence(kind):
     from bench.workloads.transformer import Cache
 
     model = workloads.make(kind, "tiny", CPU, 0).model
@@ -99,7 +99,7 @@ def test_a_cache_gives_the_logits_of_the_whole_sequence(kind):
         torch.testing.assert_close(last[:, 0], model(tokens)[:, -1])
 
 
-def test_experts_are_what_each_token_asks_for():
+def test_experts_are_those_each_token_selects():
     from bench.workloads.mixtral import TINY
     from bench.workloads.transformer import Experts
 
@@ -121,7 +121,7 @@ def test_experts_are_what_each_token_asks_for():
 
 
 @pytest.mark.parametrize("most", [1, 3, 99, 100, 1000, 12_345])
-def test_the_search_ends_within_its_resolution(most):
+def test_limit_search_ends_within_its_resolution(most):
     asked = []
 
     def fits(scale):
@@ -134,11 +134,11 @@ def test_the_search_ends_within_its_resolution(most):
     assert len(asked) == len(set(asked))
 
 
-def test_nothing_fits_is_zero():
+def test_limit_search_returns_zero_when_nothing_fits():
     assert largest_that_fits(lambda scale: False, 64) == 0
 
 
-def test_only_exhaustion_ends_a_search_quietly(monkeypatch):
+def test_limit_search_stops_on_out_of_memory_only(monkeypatch):
     from bench.workloads import limits
 
     in_flight = []
@@ -168,14 +168,14 @@ def test_only_exhaustion_ends_a_search_quietly(monkeypatch):
         largest_scale("w", "tiny", CPU, seed=0, steps=1, first=8)
 
 
-def test_exhaustion_is_told_from_other_failures():
+def test_out_of_memory_is_distinguished_from_other_failures():
     assert is_exhaustion(torch.OutOfMemoryError("x"))
     assert is_exhaustion(MemoryError())
     assert is_exhaustion(RuntimeError("CUDA out of memory: ..."))
     assert not is_exhaustion(RuntimeError("shapes do not match"))
 
 
-def test_a_process_answers_and_says_what_went_wrong():
+def test_child_process_answers_and_reports_errors():
     request = {"do": "begin", "workload": "gpt2_train", "size": "tiny", "seed": 3}
     with Child("native", "cpu") as child:
         assert child.ask(request) == {}
@@ -192,13 +192,13 @@ def test_a_process_answers_and_says_what_went_wrong():
         assert "ended with -9" in child.ask(request)["error"]
 
 
-def test_a_process_that_does_not_answer_is_ended():
+def test_unresponsive_child_process_is_killed():
     with Child("native", "cpu") as child:
         assert child.receive(timeout=0.01) == {"error": "no answer in time"}
         assert child._process.wait(10) == -9
 
 
-def test_the_table_comes_out_of_one_command(tmp_path):
+def test_one_command_writes_the_table(tmp_path):
     command = [sys.executable, "-m", "bench.torch_steps", "--size", "tiny", "--device", "cpu"]
     options = "--rounds 2 --steps 2 --warmup 1 --workloads gpt2_train --configurations native full"
     done = subprocess.run(

@@ -29,7 +29,7 @@ def test_devices_lists_cuda_first_then_the_host():
     assert found[-1].type == "host"
 
 
-def test_a_device_answers_what_the_driver_answers(driver):
+def test_device_properties_equal_the_drivers(driver):
     device = gpumem.Device("cuda:0")
     assert device.name == driver.call(driver.cuDeviceGetName, 256, 0).split(b"\0")[0].decode()
     assert bytes.fromhex(device.uuid) == bytes(driver.call(driver.cuDeviceGetUuid, 0).bytes)
@@ -38,16 +38,16 @@ def test_a_device_answers_what_the_driver_answers(driver):
     assert device.capabilities["memory_pools"]
 
 
-def test_no_function_of_the_table_is_missing_in_a_driver_of_cuda_12_or_later():
+def test_driver_table_is_complete_for_cuda_12_and_later():
     assert gpumem.driver_status().missing == ()
 
 
-def test_an_unknown_cuda_device_is_refused_with_the_count():
+def test_unknown_cuda_device_is_refused_with_the_count():
     with pytest.raises(ValueError, match=r"cuda:63.*there are \d+ cuda devices"):
         gpumem.Arena("cuda:63")
 
 
-def test_what_is_written_through_the_driver_is_read_back(arena, driver):
+def test_bytes_written_through_the_driver_are_read_back(arena, driver):
     rng = np.random.default_rng(7)
     kept = []
     for nbytes in (1, 255, 256, 4097, MIB, 3 * MIB + 5, 64 * MIB):
@@ -89,7 +89,7 @@ def test_steady_state_on_one_stream_makes_no_driver_call(arena):
     assert arena.stats().driver_calls == before
 
 
-def test_another_stream_does_not_get_a_block_whose_work_is_unfinished(driver):
+def test_block_with_unfinished_work_is_not_reused_by_another_stream(driver):
     arena = gpumem.Arena("cuda:0", {"initial_chunk_size_bytes": MIB})
     first, second = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
     flag = gpumem.Arena("cuda:0/host_accessible").allocate(8)
@@ -112,7 +112,7 @@ def test_another_stream_does_not_get_a_block_whose_work_is_unfinished(driver):
     assert address in [buffer.ptr for buffer in held]
 
 
-def test_under_the_wait_policy_the_takers_stream_waits_on_the_device(driver):
+def test_wait_policy_waits_on_the_device(driver):
     arena = gpumem.Arena("cuda:0", {"initial_chunk_size_bytes": MIB, "stream_reuse": "wait"})
     first, second = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
     flag = gpumem.Arena("cuda:0/host_accessible").allocate(8)
@@ -131,7 +131,7 @@ def test_under_the_wait_policy_the_takers_stream_waits_on_the_device(driver):
     assert (download(driver, taken, second.ptr) == 2).all()
 
 
-def test_pinned_memory_is_numpys_and_the_gpus(driver):
+def test_pinned_memory_is_shared_by_numpy_and_gpu(driver):
     pinned = gpumem.Arena("cuda:0/host_accessible").allocate(MIB)
     view = np.from_dlpack(pinned)
     driver.call(driver.cuMemsetD8Async, pinned.ptr, 9, MIB, 0)
@@ -139,7 +139,7 @@ def test_pinned_memory_is_numpys_and_the_gpus(driver):
     assert (view == 9).all()
 
 
-def test_managed_memory_is_numpys_and_the_gpus(driver):
+def test_managed_memory_is_shared_by_numpy_and_gpu(driver):
     managed = gpumem.Arena("cuda:0/managed").allocate(4096)
     view = np.frombuffer(managed, np.uint8)
     view[:] = 5
@@ -149,7 +149,7 @@ def test_managed_memory_is_numpys_and_the_gpus(driver):
     assert view[4095] == 5
 
 
-def test_a_drivers_pool_hands_out_and_takes_back_in_stream_order(driver):
+def test_driver_pool_is_stream_ordered(driver):
     with gpumem.DriverPool("cuda:0", {"release_threshold": 1 << 30}) as pool:
         stream = gpumem.Stream("cuda:0")
         for value in range(50):
@@ -161,7 +161,7 @@ def test_a_drivers_pool_hands_out_and_takes_back_in_stream_order(driver):
         assert pool.shrink().released_bytes > 0
 
 
-def test_device_memory_is_not_shown_to_the_cpu(arena):
+def test_cpu_views_of_device_memory_are_refused(arena):
     buffer = arena.allocate(4096)
     with pytest.raises(BufferError, match="copy it to host memory"):
         memoryview(buffer)
@@ -189,7 +189,7 @@ def test_torch_and_cupy_see_the_same_bytes(arena, driver):
     assert arena.allocate(1000).ptr == address
 
 
-def test_exhaustion_leaves_the_arena_as_it_was():
+def test_out_of_memory_leaves_the_arena_unchanged():
     with gpumem.Arena("cuda:0") as arena:
         small = arena.allocate(MIB)
         before = arena.stats()
@@ -202,7 +202,7 @@ def test_exhaustion_leaves_the_arena_as_it_was():
         small.close()
 
 
-def test_closing_gives_the_memory_back_to_the_driver():
+def test_close_returns_memory_to_the_driver():
     device = gpumem.Device("cuda:0")
     arena = gpumem.Arena(device)
     before = device.free_bytes
@@ -213,7 +213,7 @@ def test_closing_gives_the_memory_back_to_the_driver():
     assert device.free_bytes >= before - (2 << 20)
 
 
-def test_pages_that_move_carry_no_wrong_byte_in_stream_order(driver):
+def test_moved_pages_keep_their_bytes_in_stream_order(driver):
     seed = 20261121
     print("seed", seed)
     rng = np.random.default_rng(seed)
@@ -242,7 +242,7 @@ def test_pages_that_move_carry_no_wrong_byte_in_stream_order(driver):
     assert arena.stats().pages_moved > 0
 
 
-def test_an_unfinished_page_moves_for_its_own_stream_without_waiting(driver):
+def test_page_with_pending_work_moves_for_its_own_stream_without_waiting(driver):
     arena = gpumem.Arena("cuda:0", {"backing": "virtual", "max_mem": 32 * MIB})
     stream = gpumem.Stream("cuda:0")
     flag = gpumem.Arena("cuda:0/host_accessible").allocate(8)
@@ -265,20 +265,20 @@ def test_an_unfinished_page_moves_for_its_own_stream_without_waiting(driver):
 
 
 @pytest.mark.parametrize("name", sorted(samples()))
-def test_pages_that_move_keep_reserved_memory_within_two_per_cent_of_the_peak(name):
+def test_moves_keep_reserved_within_two_per_cent_of_the_peak(name):
     result = replay(name, "cuda:0", config={"backing": "virtual"})
     assert result.failed_allocs == 0
     assert result.fragmentation <= 1.02
 
 
 @pytest.mark.parametrize("name", sorted(samples()))
-def test_a_real_trace_replays_without_a_refused_allocation(name):
+def test_real_trace_replays_without_a_failed_allocation(name):
     result = replay(name, "cuda:0")
     assert result.failed_allocs == 0
     assert result.peak_reserved_bytes >= result.peak_requested_bytes > 0
 
 
-def test_leaving_everything_open_at_exit_prints_nothing():
+def test_exit_with_everything_open_prints_nothing():
     script = (
         "import gpumem\n"
         "a = gpumem.Arena('cuda:0')\n"
@@ -290,7 +290,7 @@ def test_leaving_everything_open_at_exit_prints_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_forked_child_may_not_use_the_parents_arena():
+def test_forked_child_may_not_use_the_parents_arena():
     script = (
         "import os, gpumem\n"
         "a = gpumem.Arena('cuda:0')\n"

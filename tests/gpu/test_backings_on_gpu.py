@@ -31,7 +31,7 @@ def test_device_and_cpu_see_the_same_pinned_bytes(nbytes, fill):
         assert (np.frombuffer(buffer, np.uint8) == 7).all()
 
 
-def test_what_the_device_reads_stays_the_parents_after_a_fork(fill):
+def test_pinned_memory_stays_the_parents_after_a_fork(fill):
     with gpumem.Arena(PINNED, EXACT) as arena, arena.allocate(4 * MIB) as buffer:
         child = os.fork()
         if child == 0:
@@ -64,7 +64,7 @@ def test_managed_memory_takes_every_hint(fill):
             buffer.prefetch("cuda:99")
 
 
-def test_memory_of_a_node_is_the_cpus_and_the_devices(fill):
+def test_numa_memory_is_shared_by_cpu_and_device(fill):
     with gpumem.Arena(PINNED, {"numa_node": 0}) as arena, arena.allocate(5 * MIB) as buffer:
         np.frombuffer(buffer, np.uint8)[:] = 1
         fill(buffer, 2)
@@ -72,13 +72,13 @@ def test_memory_of_a_node_is_the_cpus_and_the_devices(fill):
         assert arena.stats().reserved == 8 * MIB
 
 
-def test_a_node_that_is_not_there_is_refused():
+def test_missing_numa_node_is_refused():
     with pytest.raises(gpumem.ConfigError, match="numa_node = 1000"):
         gpumem.Arena(PINNED, {"numa_node": 1000})
 
 
 @pytest.mark.parametrize("memory", ["cuda:0", PINNED, MANAGED])
-def test_an_arena_in_the_buffers_of_a_resource(memory, fill):
+def test_arena_over_the_buffers_of_a_resource(memory, fill):
     below = gpumem.Arena(memory)
     with gpumem.Arena(memory, EXACT, source=below) as arena, arena.allocate(3 * MIB) as buffer:
         fill(buffer, 5)
@@ -87,7 +87,7 @@ def test_an_arena_in_the_buffers_of_a_resource(memory, fill):
     below.close()
 
 
-def test_a_source_of_the_devices_memory_is_taken_and_the_hosts_is_not(fill):
+def test_source_must_give_device_memory(fill):
     class Blocks:
         def __init__(self):
             self.arena = gpumem.Arena("cuda:0")

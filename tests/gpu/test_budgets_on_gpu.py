@@ -19,7 +19,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_an_arena_stays_within_its_budget(kind, count):
+def test_arena_stays_within_its_budget(kind, count):
     memory, config = CONFIGS[kind]
     root = Budget(600 * MIB, name="root")
     tenant = Budget(512 * MIB, parent=root, name="tenant")
@@ -39,7 +39,7 @@ def test_an_arena_stays_within_its_budget(kind, count):
     assert root.peak <= 512 * MIB
 
 
-def test_what_is_charged_is_what_the_device_has_less():
+def test_charge_equals_the_loss_of_free_device_memory():
     device = gpumem.Device("cuda:0")
     budget = Budget.of_device(device)
     with gpumem.Arena("cuda:0", {"backing": "virtual"}, budget=budget) as arena:
@@ -55,7 +55,7 @@ def test_what_is_charged_is_what_the_device_has_less():
     assert budget.used == 0
 
 
-def test_a_callback_gives_another_arenas_memory_to_who_asks():
+def test_callback_shrinks_another_arena():
     budget = Budget(256 * MIB)
     idle = gpumem.Arena("cuda:0", {"backing": "virtual"}, budget=budget)
     busy = gpumem.Arena("cuda:0", {"backing": "regions"}, budget=budget)
@@ -68,7 +68,7 @@ def test_a_callback_gives_another_arenas_memory_to_who_asks():
     busy.close()
 
 
-def test_a_pool_charges_its_blocks():
+def test_pool_blocks_are_charged():
     budget = Budget(64 * MIB)
     with gpumem.DriverPool("cuda:0", budget=budget) as pool:
         buffer = pool.allocate(40 * MIB)
@@ -79,7 +79,7 @@ def test_a_pool_charges_its_blocks():
 
 
 @pytest.mark.parametrize("count", ["reserved", "in_use"])
-def test_a_graph_pool_charges_its_arenas_budget(count):
+def test_graph_pool_charges_its_arenas_budget(count):
     budget = Budget(64 * MIB)
     stream = gpumem.Stream("cuda:0")
     arena = gpumem.Arena("cuda:0", budget=budget, count=count)

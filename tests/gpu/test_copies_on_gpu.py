@@ -58,7 +58,7 @@ def test_every_pair_of_memories_copies_small_large_and_strided(to, origin, given
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_layouts_arrive_as_numpys(seed):
+def test_random_copy_equals_numpys(seed):
     rng = np.random.default_rng(seed)
     print("seed", seed)
     rank = int(rng.integers(1, 5))
@@ -91,7 +91,7 @@ def permuted(array, axes):
     return torch.from_dlpack(array).permute(*axes)
 
 
-def test_a_pinned_copy_is_queued_and_comes_after_what_the_stream_waits_for(stream, driver):
+def test_pinned_copy_is_asynchronous_and_stream_ordered(stream, driver):
     flag = gpumem.Arena("cuda:0/host_accessible").allocate(8)
     word = np.frombuffer(flag, np.uint64)
     word[0] = 0
@@ -105,7 +105,7 @@ def test_a_pinned_copy_is_queued_and_comes_after_what_the_stream_waits_for(strea
     assert (fetch(device) == 7).all()
 
 
-def test_torchs_and_cupys_arrays_are_ends_of_copies():
+def test_copy_accepts_torch_and_cupy_arrays():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     source = torch.arange(MIB, dtype=torch.int32, device="cuda") * 3
@@ -118,7 +118,7 @@ def test_torchs_and_cupys_arrays_are_ends_of_copies():
     assert (pinned.numpy() == np.arange(MIB, dtype=np.int32) * 3).all()
 
 
-def test_a_dropped_torch_source_lives_until_the_copy_is_done(stream, driver):
+def test_dropped_torch_source_lives_until_the_copy_is_done(stream, driver):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     flag = gpumem.Arena("cuda:0/host_accessible").allocate(8)
     word = np.frombuffer(flag, np.uint64)
@@ -141,7 +141,7 @@ def test_a_dropped_torch_source_lives_until_the_copy_is_done(stream, driver):
     raise AssertionError("torch never got its memory back")
 
 
-def test_the_cpus_arrays_that_torch_pinned_are_copied_asynchronously(stream, driver):
+def test_pinned_torch_tensor_is_copied_asynchronously(stream, driver):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     flag = gpumem.Arena("cuda:0/host_accessible").allocate(8)
     word = np.frombuffer(flag, np.uint64)
@@ -200,7 +200,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("to", "origin"), PAIRS)
 @pytest.mark.parametrize(("shape", "cut", "calls"), BOXES)
-def test_a_box_is_as_few_driver_calls_as_it_has_boxes_of_three_dimensions(
+def test_strided_copy_uses_the_fewest_three_dimensional_driver_calls(
     to, origin, shape, cut, calls, stream, driver
 ):
     data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -214,7 +214,7 @@ def test_a_box_is_as_few_driver_calls_as_it_has_boxes_of_three_dimensions(
     assert (fetch(dst) == expected).all()
 
 
-def test_a_pitched_source_becomes_contiguous_in_one_call(stream, driver):
+def test_pitched_to_contiguous_copy_is_one_driver_call(stream, driver):
     data = np.arange(40 * 30 * 50, dtype=np.int16).reshape(40, 30, 50)
     src = on_stream(data, "cuda:0", stream)[:, 3:20, 5:45]
     dst = on_stream(np.zeros(src.shape, np.int16), "cuda:0", stream)
@@ -225,7 +225,7 @@ def test_a_pitched_source_becomes_contiguous_in_one_call(stream, driver):
 # ---- large pageable copies -----------------------------------------------------------------------
 
 
-def test_threads_stage_large_strided_copies_both_ways_at_once():
+def test_concurrent_large_strided_staged_copies():
     failures = []
 
     def work(number):
@@ -252,7 +252,7 @@ def test_threads_stage_large_strided_copies_both_ways_at_once():
 # ---- who lives until a copy is done --------------------------------------------------------------
 
 
-def test_a_torch_tensor_that_is_pinned_is_written_asynchronously_and_lives_until_then(stream, gate):
+def test_pinned_torch_destination_is_written_asynchronously_and_kept_alive(stream, gate):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     device = place(np.full(MIB, 7, np.uint8), "cuda:0")
     stream.synchronize()
@@ -271,7 +271,7 @@ def test_a_torch_tensor_that_is_pinned_is_written_asynchronously_and_lives_until
     stream.synchronize()
 
 
-def test_a_pinned_array_of_torchs_is_written_when_the_stream_is_done(stream, gate):
+def test_pinned_torch_array_is_written_when_the_stream_is_done(stream, gate):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     device = place(np.full(MIB, 7, np.uint8), "cuda:0")
     target = torch.zeros(MIB, dtype=torch.uint8, pin_memory=True)
@@ -285,7 +285,7 @@ def test_a_pinned_array_of_torchs_is_written_when_the_stream_is_done(stream, gat
     assert (target.numpy() == 8).all(), "without a stream a copy to it is done on return"
 
 
-def test_a_tensor_over_torchs_pinned_memory_is_waited_for_by_numpy(stream, gate):
+def test_numpy_waits_for_a_tensor_over_torchs_pinned_memory(stream, gate):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     device = place(np.full(MIB, 7, np.uint8), "cuda:0")
     target = gpumem.from_dlpack(torch.zeros(MIB, dtype=torch.uint8, pin_memory=True))
@@ -295,7 +295,7 @@ def test_a_tensor_over_torchs_pinned_memory_is_waited_for_by_numpy(stream, gate)
     assert (target.numpy() == 7).all()
 
 
-def test_gpumems_own_memory_is_not_handed_out_before_the_copy_is_done(stream, gate):
+def test_buffers_are_not_reused_before_the_copy_is_done(stream, gate):
     arena = gpumem.Arena("cuda:0", {"initial_chunk_size_bytes": MIB})
     source = gpumem.full(MIB, 4, "u1", resource=arena)
     target = gpumem.zeros(MIB, "u1", memory="cuda:0", stream=stream)

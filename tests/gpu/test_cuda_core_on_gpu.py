@@ -23,7 +23,7 @@ def read(buffer):
     return set(gpumem.from_dlpack(buffer).to("host").numpy().ravel().tolist())
 
 
-def test_device_allocate_takes_from_the_arena(device, arena):
+def test_cuda_core_device_allocates_from_the_arena(device, arena):
     before = device.memory_resource
     stream = device.create_stream()
     with integration.using(arena):
@@ -38,14 +38,14 @@ def test_device_allocate_takes_from_the_arena(device, arena):
     assert device.memory_resource is before
 
 
-def test_none_is_the_default_resource(device):
+def test_none_means_the_default_resource(device):
     with integration.using(), gpumem.using_resource(gpumem.Arena("cuda:0")) as default:
         block = device.allocate(MIB, stream=device.default_stream)
         assert default.stats().requested_in_use == MIB
         block.close()
 
 
-def test_pinned_memory_is_both_sides(device):
+def test_pinned_memory_is_host_and_device_accessible(device):
     pinned = gpumem.Arena("cuda:0/host_accessible")
     source = integration.allocator(pinned)
     assert (source.is_device_accessible, source.is_host_accessible) == (True, True)
@@ -56,7 +56,7 @@ def test_pinned_memory_is_both_sides(device):
     block.close()
 
 
-def test_a_gpumem_buffer_is_shown_without_a_copy(device, arena):
+def test_gpumem_buffer_is_shown_without_a_copy(device, arena):
     block = arena.allocate(MIB)
     shown = integration.buffer(block)
     assert (int(shown.handle), shown.size) == (block.ptr, MIB)
@@ -70,7 +70,7 @@ def test_a_gpumem_buffer_is_shown_without_a_copy(device, arena):
 
 
 @pytest.mark.parametrize("kind", ["DeviceMemoryResource", "LegacyPinnedMemoryResource"])
-def test_their_resource_serves_gpumem(device, kind):
+def test_cuda_core_resource_serves_gpumem(device, kind):
     made = getattr(core, kind)
     source = made(0) if kind == "DeviceMemoryResource" else made()
     memory = None if kind == "DeviceMemoryResource" else "cuda:0/host_accessible"
@@ -84,7 +84,7 @@ def test_their_resource_serves_gpumem(device, kind):
     assert resource.stats().in_use == 0
 
 
-def test_a_capture_is_served_from_a_pool_of_its_graph(device, arena):
+def test_capture_is_served_from_a_graph_pool(device, arena):
     source = integration.allocator(arena)
     stream = device.create_stream()
     warm = source.allocate(MIB, stream=stream)

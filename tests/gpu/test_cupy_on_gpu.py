@@ -31,13 +31,13 @@ def enabled(arena):
         yield arena
 
 
-def test_cupys_own_functions_and_layout_are_used():
+def test_cupy_allocates_through_its_own_interface():
     parts = integration._parts()
     assert parts.where.compiled
     assert parts.maker.fills_in
 
 
-def test_arithmetic_runs_in_the_arena(enabled):
+def test_cupy_arithmetic_runs_in_the_arena(enabled):
     a = cupy.arange(1 << 20, dtype=cupy.float32)
     assert a.data.mem._owner.resource is enabled
     assert isinstance(a.data.mem, cupy.cuda.UnownedMemory)
@@ -49,7 +49,7 @@ def test_arithmetic_runs_in_the_arena(enabled):
     gc.collect()
 
 
-def test_slices_and_views_keep_the_memory(enabled):
+def test_cupy_slices_and_views_keep_the_memory(enabled):
     a = cupy.arange(1000)
     part = a[10:20]
     del a
@@ -57,7 +57,7 @@ def test_slices_and_views_keep_the_memory(enabled):
     assert cupy.asnumpy(part).tolist() == list(range(10, 20))
 
 
-def test_a_block_belongs_to_the_current_stream(enabled):
+def test_block_belongs_to_cupys_current_stream(enabled):
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         a = cupy.zeros(MIB, cupy.uint8)
@@ -65,7 +65,7 @@ def test_a_block_belongs_to_the_current_stream(enabled):
     assert cupy.zeros(1).data.mem._owner.stream.ptr in (0, 1)
 
 
-def test_a_stream_may_be_dropped_before_its_arrays(enabled):
+def test_cupy_stream_may_be_dropped_before_its_arrays(enabled):
     for _ in range(40):
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
@@ -78,7 +78,7 @@ def test_a_stream_may_be_dropped_before_its_arrays(enabled):
     cupy.cuda.Device(0).synchronize()
 
 
-def test_work_on_another_stream_does_not_meet_a_freed_block(enabled, gate):
+def test_freed_block_is_not_reused_by_another_stream_early(enabled, gate):
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         a = cupy.zeros(8 * MIB, cupy.uint8)
@@ -94,7 +94,7 @@ def test_work_on_another_stream_does_not_meet_a_freed_block(enabled, gate):
     assert int(b.sum()) == 0
 
 
-def test_exhaustion_is_every_callers_error():
+def test_out_of_memory_is_cupys_and_gpumems_error():
     arena = gpumem.Arena("cuda:0", {"max_mem": 64 * MIB})
     with integration.using(arena, pinned=False):
         for caught in (
@@ -110,7 +110,7 @@ def test_exhaustion_is_every_callers_error():
         assert cupy.zeros(10).sum() == 0
 
 
-def test_cupys_pool_over_gpumem_frees_and_tries_again():
+def test_cupys_pool_over_gpumem_frees_and_retries():
     arena = gpumem.Arena("cuda:0", {"max_mem": 64 * MIB, "split_rule": "tight"})
     pool = cupy.cuda.MemoryPool(integration.allocator(arena))
     with cupy.cuda.using_allocator(pool.malloc):
@@ -123,7 +123,7 @@ def test_cupys_pool_over_gpumem_frees_and_tries_again():
     assert arena.stats().in_use == 0
 
 
-def test_using_allocator_is_the_threads_own(enabled):
+def test_cupys_using_allocator_is_per_thread(enabled):
     other = gpumem.Arena("cuda:0")
     with cupy.cuda.using_allocator(integration.allocator(other)):
         a = cupy.zeros(10)
@@ -144,7 +144,7 @@ def test_disable_restores_cupys_pool(arena):
     assert arena.stats().requested_in_use == 8000
 
 
-def test_pinned_memory_is_gpumems(enabled):
+def test_cupy_pinned_memory_comes_from_gpumem(enabled):
     memory = cupy.cuda.alloc_pinned_memory(MIB)
     resource = memory.mem.buffer.resource
     assert resource.memory.kind is gpumem.MemoryKind.HOST_ACCESSIBLE
@@ -157,7 +157,7 @@ def test_pinned_memory_is_gpumems(enabled):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_captured_graph_keeps_its_memory(enabled):
+def test_captured_graph_keeps_its_memory(enabled):
     kernel = cupy.ElementwiseKernel("float32 x", "float32 y", "y = x * 2 + 1", "twice")
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -185,7 +185,7 @@ def test_a_captured_graph_keeps_its_memory(enabled):
     del graph, others, source, result
 
 
-def test_managed_memory_serves_as_well():
+def test_managed_memory_serves_cupy():
     arena = gpumem.Arena("cuda:0/managed")
     with integration.using(arena, pinned=False):
         a = cupy.arange(1000)

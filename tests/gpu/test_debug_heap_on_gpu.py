@@ -33,7 +33,7 @@ def streams():
 
 
 @pytest.mark.parametrize("nbytes", [1, 255, 4096, 33 * MIB + 1])
-def test_one_byte_beyond_or_before_a_block_is_found(debugged, write, streams, nbytes):
+def test_one_byte_overrun_and_underrun_are_found(debugged, write, streams, nbytes):
     for offset, kind in ((nbytes, "overrun"), (-1, "underrun")):
         buffer = debugged.allocate(nbytes, streams[0])
         write(buffer.ptr + offset, 1, streams[0])
@@ -43,7 +43,7 @@ def test_one_byte_beyond_or_before_a_block_is_found(debugged, write, streams, nb
         assert report.allocated.where.startswith(__file__)
 
 
-def test_a_write_after_the_free_is_found(debugged, write, streams):
+def test_write_after_free_is_found(debugged, write, streams):
     buffer = debugged.allocate(2 * MIB, streams[0])
     address = buffer.ptr
     buffer.close()
@@ -53,7 +53,7 @@ def test_a_write_after_the_free_is_found(debugged, write, streams):
     assert (report.kind, report.offset, report.wrong_bytes) == ("use_after_free", MIB, 3)
 
 
-def test_a_late_write_of_the_blocks_own_stream_is_found(debugged, write, streams, gate):
+def test_late_write_of_the_blocks_own_stream_is_found(debugged, write, streams, gate):
     own, other = streams
     buffer = debugged.allocate(MIB, own)
     gate.hold(own)
@@ -65,7 +65,7 @@ def test_a_late_write_of_the_blocks_own_stream_is_found(debugged, write, streams
     assert (report.kind, report.wrong_bytes) == ("wrong_stream", 5)
 
 
-def test_programs_that_keep_the_rules_are_left_alone(debugged, write, streams):
+def test_correct_programs_give_no_report(debugged, write, streams):
     rng = np.random.default_rng(20)
     own, other = streams
     live = []
@@ -84,7 +84,7 @@ def test_programs_that_keep_the_rules_are_left_alone(debugged, write, streams):
     assert debugged.check_heap() == ()
 
 
-def test_allocating_looks_while_another_stream_captures(debugged, write, streams, driver):
+def test_allocation_checks_while_another_stream_captures(debugged, write, streams, driver):
     stream, other = streams
     buffer = debugged.allocate(MIB, other)
     driver.call(
@@ -99,7 +99,7 @@ def test_allocating_looks_while_another_stream_captures(debugged, write, streams
     assert debugged.check_heap() == ()
 
 
-def test_fresh_memory_of_the_device_is_not_a_number(streams):
+def test_fresh_device_memory_is_nan(streams):
     with gpumem.Arena("cuda:0", debug_heap=True) as arena:
         tensor = gpumem.empty(1000, "float32", resource=arena, stream=streams[0])
         assert np.isnan(tensor.to("host").numpy()).all()

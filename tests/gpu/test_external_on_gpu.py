@@ -58,7 +58,7 @@ def test_capabilities_answer_for_every_kind(importer):
 
 
 @pytest.mark.parametrize("kind", ["MEMFD", "HOST_ALLOCATION"])
-def test_host_pages_are_the_gpus_and_numpys_at_once(importer, fd, kind):
+def test_host_pages_are_shared_by_gpu_and_numpy(importer, fd, kind):
     pages = mmap.mmap(fd, MIB)
     handle = fd if kind == "MEMFD" else pages
     memory = importer.import_memory(MemoryDescriptor(handle, MemoryHandleType[kind], MIB))
@@ -74,7 +74,7 @@ def test_host_pages_are_the_gpus_and_numpys_at_once(importer, fd, kind):
     memory.close()
 
 
-def test_pages_that_may_only_be_read_are_registered_so(importer, fd):
+def test_read_only_pages_are_registered_read_only(importer, fd):
     os.pwrite(fd, bytes(range(256)), 0)
     memory = importer.import_memory(
         MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB, read_only=True)
@@ -88,7 +88,7 @@ def test_pages_that_may_only_be_read_are_registered_so(importer, fd):
     memory.close()
 
 
-def test_shareable_memory_is_cleared_alone_and_in_the_books(importer):
+def test_shareable_memory_is_zeroed_separate_and_counted(importer):
     before = free_bytes()
     with gpumem.Arena("cuda:0") as arena:
         buffer = arena.allocate(3 * MIB, shareable=True)
@@ -126,7 +126,7 @@ def test_shareable_memory_is_cleared_alone_and_in_the_books(importer):
 
 
 @pytest.mark.parametrize("memory", ["cuda:0", "cuda:0/host_accessible"])
-def test_two_processes_hand_a_tensor_back_and_forth_on_the_gpu_alone(memory):
+def test_two_processes_exchange_a_tensor_ordered_on_the_gpu(memory):
     """1000 rounds each way on two GPU streams, with a timeline for each way; nobody's CPU waits."""
     context = multiprocessing.get_context("spawn")
     outbox, inbox = context.Pipe()
@@ -174,7 +174,7 @@ def cycle(importer, fd, buffer):
         memory.tensor(4, "f4").numpy()[:] = 1
 
 
-def test_imports_leave_memory_and_descriptors_level(importer, fd):
+def test_repeated_imports_leak_nothing(importer, fd):
     with gpumem.Arena("cuda:0") as arena:
         buffer = arena.allocate(2 * MIB, shareable=True)
 
@@ -187,7 +187,7 @@ def test_imports_leave_memory_and_descriptors_level(importer, fd):
         del buffer
 
 
-def test_an_arena_sub_allocates_in_imported_memory(importer, fd):
+def test_arena_allocates_in_imported_memory(importer, fd):
     memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB))
     with memory.resource() as arena:
         buffers = [arena.allocate(10_000) for _ in range(50)]
@@ -204,7 +204,7 @@ def test_an_arena_sub_allocates_in_imported_memory(importer, fd):
     memory.close()
 
 
-def test_a_consumers_stream_waits_for_the_producers_point(importer, fd):
+def test_consumer_stream_waits_for_the_ready_point(importer, fd):
     memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, MIB))
     with interop.HostTimeline.create() as timeline:
         memory.set_ready(timeline, 1)

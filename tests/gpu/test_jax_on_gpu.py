@@ -32,7 +32,7 @@ import jax.numpy as jnp
 """
 
 
-def test_a_budget_bounds_jax():
+def test_budget_limits_jax():
     script(
         """
 integration.enable(budget=2 << 30)
@@ -56,7 +56,7 @@ except gpumem.errors.IntegrationError:
     )
 
 
-def test_the_drivers_pool_is_shared():
+def test_jax_shares_the_drivers_pool():
     script(
         """
 pool = gpumem.DriverPool.default("cuda:0")
@@ -72,7 +72,7 @@ print("ok")
     )
 
 
-def test_arrays_go_both_ways_without_a_copy():
+def test_jax_arrays_are_exchanged_without_a_copy():
     script(
         """
 integration.enable(budget=0.2)

@@ -29,7 +29,7 @@ def script(body, config="{'max_mem': 1 << 30}", options=""):
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stdout + done.stderr
 
 
-def test_kernels_run_in_the_arena():
+def test_numba_kernels_run_in_the_arena():
     script("""
 array = cuda.to_device(np.zeros(1 << 20, np.float32))
 add[4096, 256](array, 3)
@@ -50,7 +50,7 @@ print("ok")
 """)
 
 
-def test_a_block_waits_for_streams_that_do_not_wait_for_the_default_one():
+def test_block_waits_for_non_blocking_streams():
     script("""
 from cuda.bindings import driver
 word = np.frombuffer(gpumem.Arena("cuda:0/host_accessible").allocate(8), np.uint64)
@@ -76,7 +76,7 @@ print("ok")
 """)
 
 
-def test_memory_is_used_again_and_exhaustion_is_numbas_error():
+def test_memory_is_reused_and_out_of_memory_is_numbas_error():
     script(
         """
 for _ in range(200):
@@ -97,7 +97,7 @@ except CudaAPIError as error:
     )
 
 
-def test_after_its_context_numba_cannot_be_switched_back():
+def test_disable_after_numbas_context_is_refused():
     script("""
 cuda.device_array(10)
 for call in (integration.disable, integration.using(gpumem.Arena("cuda:0")).__enter__):
@@ -112,7 +112,7 @@ print("ok")
 """)
 
 
-def test_ipc_handles_are_of_regions():
+def test_ipc_handles_refer_to_regions():
     script(
         """
 array = cuda.to_device(np.arange(1000, dtype=np.float32))
@@ -132,7 +132,7 @@ except gpumem.errors.IntegrationError as error:
 """)
 
 
-def test_managed_arrays_stay_the_drivers():
+def test_managed_arrays_are_allocated_by_the_driver():
     script("""
 array = cuda.managed_array(1000, np.float32)
 array[:] = 1
@@ -143,7 +143,7 @@ print("ok")
 """)
 
 
-def test_a_reset_and_the_end_are_quiet():
+def test_reset_and_exit_are_quiet():
     script("""
 array = cuda.to_device(np.zeros(1000))
 manager = cuda.current_context().memory_manager
@@ -153,7 +153,7 @@ print("ok")
 """)
 
 
-def test_the_environment_variable_names_the_module():
+def test_environment_variable_selects_the_module():
     done = child.run(
         """
         import warnings

@@ -29,7 +29,7 @@ def read(driver, buffer) -> set[int]:
     return set(there)
 
 
-def test_blocks_hold_what_is_written_and_go_back(pool, driver):
+def test_pool_blocks_hold_their_bytes_and_are_freed(pool, driver):
     with pool.allocate(MIB) as buffer:
         fill(driver, buffer, 7)
         assert read(driver, buffer) == {7}
@@ -40,12 +40,12 @@ def test_blocks_hold_what_is_written_and_go_back(pool, driver):
 
 
 @pytest.mark.parametrize("alignment", [256, 512, 4096, 1 << 21])
-def test_blocks_are_aligned_as_asked(pool, alignment):
+def test_pool_blocks_have_the_requested_alignment(pool, alignment):
     held = [pool.allocate(1000 + i, alignment=alignment) for i in range(20)]
     assert all(buffer.ptr % alignment == 0 for buffer in held)
 
 
-def test_every_setting_is_accepted_and_read_back():
+def test_pool_options_are_accepted_and_read_back():
     config = gpumem.PoolConfig(
         release_threshold=1 << 30,
         reuse_follow_event_dependencies=False,
@@ -58,7 +58,7 @@ def test_every_setting_is_accepted_and_read_back():
         guest.close()
 
 
-def test_a_limit_holds():
+def test_pool_limit_is_enforced():
     with gpumem.DriverPool("cuda:0", {"max_size": 64 * MIB}) as pool:
         with pytest.raises(gpumem.OutOfMemoryError) as caught:
             pool.allocate(256 * MIB)
@@ -66,7 +66,7 @@ def test_a_limit_holds():
         pool.allocate(MIB).close()
 
 
-def test_shrink_keeps_what_it_is_told_to_keep():
+def test_shrink_keeps_the_requested_bytes():
     config = {"release_threshold": 1 << 40, "bytes_to_keep_on_shrink": 64 * MIB}
     with gpumem.DriverPool("cuda:0", config) as pool:
         pool.allocate(256 * MIB).close()
@@ -79,7 +79,7 @@ def test_shrink_keeps_what_it_is_told_to_keep():
 
 
 @pytest.mark.parametrize("adopt", [gpumem.DriverPool.default, gpumem.DriverPool.current])
-def test_the_devices_own_pools_are_used_and_stay(adopt, driver):
+def test_default_and_current_pool_are_used_and_not_destroyed(adopt, driver):
     pool = adopt("cuda:0")
     handle = pool.handle
     with pool.allocate(MIB) as buffer:
@@ -89,7 +89,7 @@ def test_the_devices_own_pools_are_used_and_stay(adopt, driver):
     assert adopt("cuda:0").handle == handle
 
 
-def test_a_reset_stream_may_be_destroyed_before_its_blocks_are_freed(pool, driver):
+def test_reset_stream_may_be_destroyed_before_its_blocks_are_freed(pool, driver):
     stream = driver.call(driver.cuStreamCreate, 1)
     buffer = pool.allocate(MIB, int(stream))
     fill(driver, buffer, 1, stream)
@@ -102,7 +102,7 @@ def test_a_reset_stream_may_be_destroyed_before_its_blocks_are_freed(pool, drive
     pool.allocate(MIB).close()
 
 
-def test_a_stream_object_lives_as_long_as_a_block_on_it(pool, driver):
+def test_stream_object_lives_as_long_as_a_block_on_it(pool, driver):
     buffer = pool.allocate(MIB, gpumem.Stream("cuda:0"))
     gc.collect()
     fill(driver, buffer, 1, buffer.stream.ptr)
@@ -144,7 +144,7 @@ def other(connection):
     connection.send((set(seen), stats.in_use, stats.num_frees, device == 0))
 
 
-def test_another_process_reads_and_writes_the_same_bytes(driver):
+def test_other_process_reads_and_writes_the_same_bytes(driver):
     context = multiprocessing.get_context("spawn")
     mine, yours = context.Pipe()
     with gpumem.DriverPool("cuda:0", {"shareable": True}) as pool:
@@ -162,7 +162,7 @@ def test_another_process_reads_and_writes_the_same_bytes(driver):
         driver.call(driver.cuCtxSynchronize)
 
 
-def test_a_pool_that_was_not_made_to_be_shared_says_so(pool):
+def test_export_of_an_unshareable_pool_names_the_option(pool):
     with pytest.raises(gpumem.ConfigError, match="shareable"):
         pool.export_handle()
 
@@ -170,7 +170,7 @@ def test_a_pool_that_was_not_made_to_be_shared_says_so(pool):
 # ---- external allocators -------------------------------------------------------------------------
 
 
-def test_callbacks_over_the_driver_give_device_memory(driver):
+def test_external_allocator_over_driver_callbacks(driver):
     freed = []
 
     def free(address):
@@ -191,7 +191,7 @@ def test_callbacks_over_the_driver_give_device_memory(driver):
     assert set(freed) == addresses
 
 
-def test_pytorchs_allocator_serves_as_an_external_one(driver):
+def test_pytorchs_allocator_serves_as_an_external_allocator(driver):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     alloc, free, empty = (torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete,
                           torch.cuda.empty_cache)  # fmt: skip
@@ -206,7 +206,7 @@ def test_pytorchs_allocator_serves_as_an_external_one(driver):
         assert allocator.stats().in_use == 0
 
 
-def test_the_context_is_current_on_a_thread_that_never_had_one():
+def test_context_is_current_on_a_new_thread():
     import threading
 
     from cuda.bindings import driver

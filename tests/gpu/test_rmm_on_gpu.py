@@ -14,7 +14,7 @@ rmm = pytest.importorskip("rmm", reason="RMM is not installed")
 MIB = 1 << 20
 
 
-def test_buffers_come_from_the_arena_and_go_back(arena):
+def test_rmm_buffers_come_from_the_arena_and_are_freed(arena):
     before = rmm.mr.get_per_device_resource(0)
     integration.enable(arena)
     kept = rmm.DeviceBuffer.to_device(np.arange(1000, dtype=np.uint8).tobytes())
@@ -27,7 +27,7 @@ def test_buffers_come_from_the_arena_and_go_back(arena):
     assert arena.stats().in_use == 0
 
 
-def test_a_block_belongs_to_the_stream_that_rmm_names(arena):
+def test_block_belongs_to_the_stream_that_rmm_names(arena):
     stream = rmm.pylibrmm.stream.Stream()
     with integration.using(arena):
         for _ in range(100):
@@ -38,7 +38,7 @@ def test_a_block_belongs_to_the_stream_that_rmm_names(arena):
     arena.reset_stream(stream)
 
 
-def test_exhaustion_is_rmms_and_its_failure_callback_runs():
+def test_out_of_memory_is_rmms_error_and_runs_its_failure_callback():
     arena = gpumem.Arena("cuda:0", {"max_mem": 64 * MIB})
     called = []
     with integration.using(arena):
@@ -52,7 +52,7 @@ def test_exhaustion_is_rmms_and_its_failure_callback_runs():
     assert called == [65 * MIB]
 
 
-def test_a_pool_is_given_by_its_handle():
+def test_driver_pool_is_passed_by_its_handle():
     pool = gpumem.DriverPool("cuda:0")
     with integration.using(pool):
         source = rmm.mr.get_per_device_resource(0)
@@ -67,7 +67,7 @@ def test_a_pool_is_given_by_its_handle():
 
 
 @pytest.mark.parametrize("kind", ["CudaAsyncMemoryResource", "PoolMemoryResource"])
-def test_their_resource_serves_gpumem(kind):
+def test_rmm_resource_serves_gpumem(kind):
     source = rmm.mr.CudaAsyncMemoryResource()
     if kind == "PoolMemoryResource":
         source = rmm.mr.PoolMemoryResource(source, initial_pool_size=64 * MIB)
@@ -80,7 +80,7 @@ def test_their_resource_serves_gpumem(kind):
 
 
 @pytest.mark.parametrize("end", ["", "del arena", "integration.disable()", "del buffer"])
-def test_the_end_of_the_process_is_quiet(end):
+def test_exit_is_quiet(end):
     child.run_quietly(f"""
 import warnings
 warnings.simplefilter("ignore")

@@ -18,7 +18,7 @@ def same(ctx):
 
 @pytest.mark.parametrize("unified", [False, True])
 @pytest.mark.parametrize("copies_alone", [False, True])
-def test_inputs_and_outputs_in_every_memory(unified, copies_alone):
+def test_session_inputs_and_outputs_in_every_memory(unified, copies_alone):
     if unified and copies_alone:
         pytest.skip("one stream for everything has no stream for copies")
     options = {
@@ -46,7 +46,7 @@ def test_inputs_and_outputs_in_every_memory(unified, copies_alone):
                     assert str(y.memory) == target
 
 
-def test_pinned_outputs_are_seen_in_place_and_outlive_everything():
+def test_pinned_outputs_need_no_copy_and_outlive_the_session():
     values = np.arange(LENGTH, dtype="f4")
     with gpumem.Session("cuda:0") as session:
         session.bind_input("x", values)
@@ -60,7 +60,7 @@ def test_pinned_outputs_are_seen_in_place_and_outlive_everything():
     assert (view == values).all()
 
 
-def test_the_users_stream_and_the_legacy_one():
+def test_session_on_a_user_stream_and_the_legacy_stream():
     stream = gpumem.Stream("cuda:0")
     for options in (
         {"user_compute_stream": stream},
@@ -74,7 +74,7 @@ def test_the_users_stream_and_the_legacy_one():
     stream.synchronize()
 
 
-def test_a_fallback_to_pinned_memory_says_so():
+def test_fallback_to_pinned_memory_is_reported():
     first = gpumem.adaptors.limit(gpumem.Arena("cuda:0"), 1000)
     both = gpumem.adaptors.fallback(first, gpumem.Arena("cuda:0/host_accessible"))
     with both.allocate(2000) as buffer:
@@ -84,7 +84,7 @@ def test_a_fallback_to_pinned_memory_says_so():
         memoryview(buffer)
 
 
-def test_a_resource_in_python_over_a_gpus_pool():
+def test_python_resource_over_a_driver_pool():
     pool = gpumem.DriverPool("cuda:0")
 
     class Over(gpumem.MemoryResource):
@@ -107,7 +107,7 @@ def test_a_resource_in_python_over_a_gpus_pool():
     assert not resource.held
 
 
-def test_runs_become_a_graph_on_the_sessions_and_on_the_users_stream():
+def test_session_runs_are_captured_on_own_and_user_streams():
     calls = []
 
     def work(ctx):
@@ -134,7 +134,7 @@ def test_runs_become_a_graph_on_the_sessions_and_on_the_users_stream():
         assert calls == [False, True]
 
 
-def test_kernels_of_torch_are_replayed():
+def test_torch_kernels_are_replayed():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     calls = []
 

@@ -29,9 +29,7 @@ def begin(driver, stream, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("policy", ["completed", "wait"])
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_graph_that_is_launched_among_eager_work_reads_its_own_bytes(
-    driver, mode, policy, declared
-):
+def test_graph_launched_among_eager_work_reads_its_own_bytes(driver, mode, policy, declared):
     arena = gpumem.Arena("cuda:0", {"stream_reuse": policy})
     stream, other = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
     warm = arena.allocate(64 * MIB, other)
@@ -75,7 +73,7 @@ def test_a_graph_that_is_launched_among_eager_work_reads_its_own_bytes(
 
 
 @pytest.mark.parametrize("policy", ["completed", "wait"])
-def test_a_recorded_stream_keeps_its_bytes_until_it_is_done(driver, policy):
+def test_recorded_stream_keeps_its_bytes_until_it_is_done(driver, policy):
     arena = gpumem.Arena("cuda:0", {"stream_reuse": policy, "max_mem": 512 * MIB})
     owner, side = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
     result = gpumem.Arena("cuda:0").allocate(256 * MIB)
@@ -94,7 +92,7 @@ def test_a_recorded_stream_keeps_its_bytes_until_it_is_done(driver, policy):
     arena.check_invariants()
 
 
-def test_memory_that_another_stream_still_uses_is_waited_for(driver):
+def test_request_waits_for_memory_of_another_stream(driver):
     arena = gpumem.Arena("cuda:0", {"max_mem": 600 * MIB, "backing": "regions"})
     first, second = gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
     pin = arena.allocate(256, first)

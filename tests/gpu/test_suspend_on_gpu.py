@@ -17,7 +17,7 @@ def byte_at(driver, address):
     return int(seen[0])
 
 
-def test_memory_goes_back_and_bytes_return(driver):
+def test_suspend_releases_memory_and_resume_restores_bytes(driver):
     arena = gpumem.Arena("cuda:0")
     base = free_bytes(driver)
     buffers = [arena.allocate(size) for size in (3 * GIB, 300, 50 * MIB, MIB, 700)]
@@ -41,7 +41,7 @@ def test_memory_goes_back_and_bytes_return(driver):
     arena.close()
 
 
-def test_a_captured_graph_uses_the_old_pointers_after_resume(driver):
+def test_captured_graph_uses_its_pointers_after_resume(driver):
     arena = gpumem.Arena("cuda:0")
     source, target = arena.allocate(4 * MIB), arena.allocate_persistent(4 * MIB)
     stream = driver.call(driver.cuStreamCreate, 1)

@@ -48,7 +48,7 @@ def fetch(tensor):
 
 
 @pytest.mark.parametrize(("library", "protocol"), EVERY_WAY, indirect=["library"])
-def test_a_consumer_sees_the_same_bytes_and_what_it_writes_is_seen_here(library, protocol):
+def test_consumer_shares_bytes_in_both_directions(library, protocol):
     for dtype, shape in itertools.product(library.dtypes, SHAPES):
         values = values_of(dtype, shape)
         tensor = on_gpu(values)
@@ -64,7 +64,7 @@ def test_a_consumer_sees_the_same_bytes_and_what_it_writes_is_seen_here(library,
 
 
 @pytest.mark.parametrize(("library", "protocol"), EVERY_WAY, indirect=["library"])
-def test_a_producers_bytes_are_seen_and_what_is_copied_there_is_seen_by_it(library, protocol):
+def test_producer_shares_bytes_in_both_directions(library, protocol):
     for dtype, shape in itertools.product(library.dtypes, SHAPES):
         values = values_of(dtype, shape)
         array = library.array(values)
@@ -88,7 +88,7 @@ def test_a_producers_bytes_are_seen_and_what_is_copied_there_is_seen_by_it(libra
     [(name, way) for name, way in EVERY_WAY if LIBRARIES[name].strides],
     indirect=["library"],
 )
-def test_strides_arrive_in_both_directions(library, protocol):
+def test_strides_are_exchanged_in_both_directions(library, protocol):
     values = values_of("i4", (6, 8, 10))
     tensor = on_gpu(values)
     cut = np.s_[1:, ::2, 3:7]
@@ -99,7 +99,7 @@ def test_strides_arrive_in_both_directions(library, protocol):
     assert (fetch(back) == values[cut]).all()
 
 
-def test_every_library_sees_one_tensor_at_once():
+def test_all_libraries_share_one_tensor():
     values = values_of("f4", (100,))
     tensor = on_gpu(values)
     seen = [LIBRARIES[name]().take(tensor, way) for name, way in EVERY_WAY]
@@ -112,7 +112,7 @@ def test_every_library_sees_one_tensor_at_once():
 
 @pytest.mark.parametrize("library", ["torch", "cupy", "jax"], indirect=True)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_small_floats_go_there_and_come_back(library, dtype):
+def test_small_floats_round_trip(library, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
     values = np.array([0.5, -2, 1.5, 448], getattr(ml_dtypes, dtype))
     tensor = on_gpu(values)
@@ -127,7 +127,7 @@ def test_small_floats_go_there_and_come_back(library, dtype):
     assert (fetch(back).view(np.uint8) == values.view(np.uint8)).all()
 
 
-def test_cuda_core_reads_and_gives_memory():
+def test_cuda_core_buffers_are_exchanged():
     core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
     utils = pytest.importorskip("cuda.core.utils", reason="cuda.core has no utils")
     values = values_of("f4", (4, 6))
@@ -172,7 +172,7 @@ def warm(library, side):
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"], indirect=True)
-def test_a_dlpack_consumers_stream_comes_after_the_buffers(library, gate):
+def test_dlpack_consumer_stream_waits_for_the_buffers(library, gate):
     side, own = library.stream(), gpumem.Stream("cuda:0")
     out = warm(library, side)
     tensor = held_write(gate, own)
@@ -185,7 +185,7 @@ def test_a_dlpack_consumers_stream_comes_after_the_buffers(library, gate):
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"], indirect=True)
-def test_a_consumer_that_asks_for_no_order_gets_none(library, gate):
+def test_consumer_that_requests_no_order_does_not_wait(library, gate):
     """Shows that the test above can fail."""
     side, own = library.stream(), gpumem.Stream("cuda:0")
     out = warm(library, side)
@@ -198,7 +198,7 @@ def test_a_consumer_that_asks_for_no_order_gets_none(library, gate):
     assert (library.fetch(out) == 0).all()
 
 
-def test_jax_computes_after_the_buffers_stream(gate):
+def test_jax_waits_for_the_buffers_stream(gate):
     library, own = LIBRARIES["jax"](), gpumem.Stream("cuda:0")
     library.increased(library.take(on_gpu(np.zeros(N, np.int32)))).block_until_ready()
     tensor = held_write(gate, own)
@@ -208,7 +208,7 @@ def test_jax_computes_after_the_buffers_stream(gate):
     assert gate.is_open
 
 
-def test_what_jax_computes_is_waited_for(gate):
+def test_gpumem_waits_for_jax(gate):
     library, own = LIBRARIES["jax"](), gpumem.Stream("cuda:0")
     library.increased(library.take(on_gpu(np.zeros(N, np.int32)))).block_until_ready()
     tensor = held_write(gate, own)
@@ -218,7 +218,7 @@ def test_what_jax_computes_is_waited_for(gate):
 
 
 @pytest.mark.parametrize("library", ["cupy", "numba"], indirect=True)
-def test_a_consumer_of_the_cuda_array_interface_waits_for_its_stream(library, gate):
+def test_cuda_array_interface_consumer_waits_for_its_stream(library, gate):
     own = gpumem.Stream("cuda:0")
     warm(library, library.stream())
     tensor = held_write(gate, own)
@@ -228,7 +228,7 @@ def test_a_consumer_of_the_cuda_array_interface_waits_for_its_stream(library, ga
     assert (library.fetch(seen) == 7).all()
 
 
-def test_numba_does_not_wait_if_told_not_to(gate):
+def test_numba_with_sync_off_does_not_wait(gate):
     """Shows that the test above can fail."""
     library, own = LIBRARIES["numba"](), gpumem.Stream("cuda:0")
     tensor = held_write(gate, own)
@@ -240,7 +240,7 @@ def test_numba_does_not_wait_if_told_not_to(gate):
 
 
 @pytest.mark.parametrize(("library", "protocol"), ORDERED, indirect=["library"])
-def test_what_a_producer_has_queued_comes_first(library, protocol, gate):
+def test_import_waits_for_the_producers_queued_work(library, protocol, gate):
     out, reader, side = gpumem.zeros(N, "i4", memory=HOST_ACCESSIBLE[0]), *streams(library)
     warm(library, side)
     array = library.array(np.zeros(N, np.int32), side)
@@ -257,7 +257,7 @@ def test_what_a_producer_has_queued_comes_first(library, protocol, gate):
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"], indirect=True)
-def test_a_producer_that_gives_no_order_is_not_waited_for(library, gate):
+def test_import_without_a_stream_does_not_wait(library, gate):
     """Shows that the test above can fail."""
     out, reader, side = gpumem.zeros(N, "i4", memory=HOST_ACCESSIBLE[0]), *streams(library)
     warm(library, side)
@@ -277,7 +277,7 @@ def streams(library):
     return gpumem.Stream("cuda:0"), library.stream()
 
 
-def test_work_goes_through_two_libraries_on_their_own_streams_without_waiting(gate):
+def test_two_libraries_are_ordered_on_streams_without_host_waits(gate):
     libraries = [LIBRARIES["torch"](), LIBRARIES["cupy"]()]
     sides = [library.stream() for library in libraries]
     tensor = on_gpu(np.zeros(N, np.int32))
@@ -323,7 +323,7 @@ def test_memory_lives_until_the_last_view_goes_in_any_order(arena, order):
     assert arena.stats().requested_in_use == 0
 
 
-def test_a_jax_array_keeps_the_memory(arena):
+def test_jax_array_keeps_the_memory(arena):
     library = LIBRARIES["jax"]()
     values = values_of("f4", (1000,))
     tensor = on_gpu(values, resource=arena)
@@ -339,7 +339,7 @@ def test_a_jax_array_keeps_the_memory(arena):
 
 @pytest.mark.parametrize("library", ["torch", "cupy"], indirect=True)
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_a_producers_memory_lives_as_long_as_views_of_it(library, order):
+def test_producers_memory_lives_as_long_as_views_of_it(library, order):
     other = LIBRARIES["cupy" if type(library).__name__ == "Torch" else "torch"]()
     gc.collect()
     base = library.used_bytes()
@@ -376,7 +376,7 @@ def test_a_producers_memory_lives_as_long_as_views_of_it(library, order):
     ],
     ids=["numpy()", "asarray", "memoryview", "from_dlpack"],
 )
-def test_the_cpu_sees_in_place_what_the_gpu_wrote(memory, look, gate):
+def test_cpu_sees_gpu_writes_to_host_accessible_memory_in_place(memory, look, gate):
     stream = gpumem.Stream("cuda:0")
     sevens = gpumem.full(N, 7, "i4", memory="cuda:0", stream=stream)
     tensor = gpumem.zeros(N, "i4", memory=memory, stream=stream)
@@ -394,7 +394,7 @@ def test_the_cpu_sees_in_place_what_the_gpu_wrote(memory, look, gate):
     assert (array == 7).all()
 
 
-def test_without_sync_the_cpu_does_not_wait(gate):
+def test_cpu_view_with_sync_false_does_not_wait(gate):
     """Shows that the test above can fail."""
     stream = gpumem.Stream("cuda:0")
     sevens = gpumem.full(N, 7, "i4", memory="cuda:0", stream=stream)
@@ -415,7 +415,7 @@ def test_without_sync_the_cpu_does_not_wait(gate):
     ],
     ids=["to", "numpy's device", "dl_device"],
 )
-def test_device_memory_comes_to_the_cpu_as_a_copy_after_the_streams_work(ask, gate):
+def test_device_memory_is_copied_to_the_cpu_after_the_streams_work(ask, gate):
     stream = gpumem.Stream("cuda:0")
     tensor = held_write(gate, stream)
     gate.open_after(0.3)
@@ -438,7 +438,7 @@ class Asked:
         return self.tensor.__dlpack__(**(options | self.more))
 
 
-def test_device_memory_is_not_shown_to_the_cpu():
+def test_cpu_views_of_device_memory_are_refused():
     tensor = on_gpu(values_of("f4"))
     for look in (tensor.numpy, lambda: np.asarray(tensor), lambda: memoryview(tensor)):
         with pytest.raises(BufferError, match=r"\.to\('host'\)"):
@@ -454,7 +454,7 @@ def test_device_memory_is_not_shown_to_the_cpu():
 
 @pytest.mark.parametrize("memory", HOST_ACCESSIBLE)
 @pytest.mark.parametrize("library", ["torch", "cupy"], indirect=True)
-def test_memory_of_the_cpu_is_the_gpus_when_exported_so(memory, library):
+def test_export_as_presents_cpu_memory_to_the_gpu(memory, library):
     tensor = gpumem.zeros(N, "i4", memory=memory)
     seen = library.take(tensor.export_as("cuda"))
     assert library.address(seen) == tensor.ptr
@@ -466,7 +466,7 @@ def test_memory_of_the_cpu_is_the_gpus_when_exported_so(memory, library):
 
 
 @pytest.mark.parametrize("memory", HOST_ACCESSIBLE)
-def test_torch_takes_it_as_the_cpus_without_being_told(memory):
+def test_torch_imports_memory_exported_as_cpu(memory):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     tensor = gpumem.full(N, 3, "i4", memory=memory)
     seen = torch.from_dlpack(tensor.export_as("cpu"))
@@ -475,7 +475,7 @@ def test_torch_takes_it_as_the_cpus_without_being_told(memory):
     assert (tensor.numpy() == 4).all()
 
 
-def test_each_memory_tells_its_own_dlpack_device():
+def test_each_memory_kind_has_its_dlpack_device():
     told = {
         memory: gpumem.empty(4, "f4", memory=memory).__dlpack_device__()
         for memory in ("cuda:0", *HOST_ACCESSIBLE)
@@ -486,7 +486,7 @@ def test_each_memory_tells_its_own_dlpack_device():
 
 
 @pytest.mark.parametrize("memory", HOST_ACCESSIBLE)
-def test_the_cuda_array_interface_shows_host_accessible_memory_too(memory):
+def test_cuda_array_interface_covers_host_accessible_memory(memory):
     library = LIBRARIES["cupy"]()
     tensor = gpumem.full(N, 3, "i4", memory=memory)
     seen = library.take(tensor, "cuda_array_interface")
@@ -498,7 +498,7 @@ def test_the_cuda_array_interface_shows_host_accessible_memory_too(memory):
 # ---- read-only -----------------------------------------------------------------------------------
 
 
-def test_read_only_goes_through_every_protocol():
+def test_read_only_is_kept_by_every_protocol():
     tensor = on_gpu(values_of("f4")).as_read_only()
     assert tensor.__cuda_array_interface__["data"] == (tensor.ptr, True)
     for seen in (gpumem.asarray(OnlyCudaArray(tensor)), gpumem.from_dlpack(Asked(tensor))):

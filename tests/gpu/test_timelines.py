@@ -25,7 +25,7 @@ def streams():
     return gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
 
 
-def test_a_gpu_takes_part_in_host_timelines():
+def test_gpu_supports_host_timelines():
     assert semaphore_capability("cuda:0", SemaphoreType.HOST_TIMELINE)
     assert semaphore_capability("cuda:0", SemaphoreType.TIMELINE_OPAQUE_FD)
     assert not semaphore_capability("cuda:0", SemaphoreType.D3D12_FENCE)
@@ -39,7 +39,7 @@ def let_the_device_work(driver, stream):
         stream.synchronize()
 
 
-def test_the_cpu_lets_a_stream_go(driver, timeline, streams):
+def test_cpu_signal_releases_a_stream(driver, timeline, streams):
     stream, other = streams
     timeline.enqueue_wait(stream, 1 << 40)
     let_the_device_work(driver, other)
@@ -52,7 +52,7 @@ def test_the_cpu_lets_a_stream_go(driver, timeline, streams):
     timeline.close()
 
 
-def test_a_stream_wakes_the_cpu(driver, timeline, streams):
+def test_stream_signal_wakes_the_cpu(driver, timeline, streams):
     stream, other = streams
     woken = []
     thread = threading.Thread(target=lambda: woken.append(timeline.wait(2, timeout=60)))
@@ -111,7 +111,7 @@ def test_two_streams_hand_a_buffer_back_and_forth(arena, driver, timeline, strea
         seen.close()
 
 
-def test_the_cpu_and_a_stream_take_turns(timeline, streams):
+def test_cpu_and_stream_take_turns(timeline, streams):
     stream, _ = streams
     for turn in range(500):
         timeline.enqueue_signal(stream, 2 * turn + 1)
@@ -122,7 +122,7 @@ def test_the_cpu_and_a_stream_take_turns(timeline, streams):
     assert timeline.value() == 1000
 
 
-def test_signals_take_effect_in_the_order_in_which_they_were_made(driver, timeline, streams):
+def test_signals_take_effect_in_submission_order(driver, timeline, streams):
     one, two = streams
     gate = HostTimeline.create()
     gate.enqueue_wait(one, 1)
@@ -138,7 +138,7 @@ def test_signals_take_effect_in_the_order_in_which_they_were_made(driver, timeli
     gate.close()
 
 
-def test_the_host_device_and_a_gpu_share_a_timeline(timeline, streams):
+def test_host_device_and_gpu_share_a_timeline(timeline, streams):
     stream, _ = streams
     host = gpumem.Stream("host")
     timeline.enqueue_signal(host, 1)
@@ -150,7 +150,7 @@ def test_the_host_device_and_a_gpu_share_a_timeline(timeline, streams):
     assert timeline.value() == 2
 
 
-def test_a_dropped_timeline_waits_for_its_streams_and_for_nobody_elses(timeline, streams):
+def test_dropped_timeline_waits_for_its_own_streams_only(timeline, streams):
     import gc
 
     one, two = streams
@@ -170,7 +170,7 @@ def test_a_dropped_timeline_waits_for_its_streams_and_for_nobody_elses(timeline,
     one.synchronize()
 
 
-def test_a_capture_is_refused(driver, timeline, streams):
+def test_operation_on_a_capturing_stream_is_refused(driver, timeline, streams):
     stream, _ = streams
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
     driver.call(driver.cuStreamBeginCapture, stream.ptr, mode)

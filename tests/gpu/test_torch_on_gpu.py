@@ -90,17 +90,17 @@ def native():
     return run("print(json.dumps([train(), train_by_graph()]))")
 
 
-def test_training_in_place_of_torchs_allocator_gives_the_same_losses(native):
+def test_training_over_gpumem_gives_the_same_losses(native):
     losses, _ = native
     assert run("print(json.dumps(train()))", FULL) == losses
 
 
-def test_a_captured_training_step_gives_the_same_losses(native):
+def test_captured_training_step_gives_the_same_losses(native):
     _, losses = native
     assert run("print(json.dumps(train_by_graph()))", FULL) == losses
 
 
-def test_training_on_a_pool_gives_the_same_losses_and_can_be_left(native):
+def test_training_on_a_mem_pool_gives_the_same_losses_and_can_be_left(native):
     said = run(
         """
         import gpumem
@@ -127,7 +127,7 @@ def test_training_on_a_pool_gives_the_same_losses_and_can_be_left(native):
     assert later == 0
 
 
-def test_memory_is_the_arenas_and_statistics_answer():
+def test_torch_memory_is_the_arenas_and_statistics_work():
     said = run(
         """
         import gpumem
@@ -155,7 +155,7 @@ def test_memory_is_the_arenas_and_statistics_answer():
     assert said == [0, 0]
 
 
-def test_exhaustion_is_torchs_own_error_with_the_arenas_report():
+def test_out_of_memory_is_torchs_error_with_the_arenas_report():
     kind, text, after = run(
         """
         import gpumem
@@ -176,7 +176,7 @@ def test_exhaustion_is_torchs_own_error_with_the_arenas_report():
     assert after == 1 << 20
 
 
-def test_exhaustion_without_a_compiler_is_a_runtime_error_with_the_report(tmp_path):
+def test_out_of_memory_without_a_compiler_is_a_runtime_error_with_the_report(tmp_path):
     kind, text, status = run(
         """
         torch.cuda.set_per_process_memory_fraction(0.05)
@@ -195,7 +195,7 @@ def test_exhaustion_without_a_compiler_is_a_runtime_error_with_the_report(tmp_pa
     assert status.startswith("RuntimeError (")
 
 
-def test_a_tensor_recorded_for_another_stream_keeps_its_bytes():
+def test_tensor_recorded_for_another_stream_keeps_its_bytes():
     assert (
         run(
             """
@@ -245,7 +245,7 @@ def test_several_threads_and_streams_keep_their_bytes():
     )
 
 
-def test_it_is_refused_after_cuda_was_initialised_and_cannot_be_disabled():
+def test_enable_after_cuda_initialisation_and_disable_are_refused():
     said = run(
         """
         from gpumem.errors import IntegrationError
@@ -288,7 +288,7 @@ def test_it_is_refused_after_cuda_was_initialised_and_cannot_be_disabled():
 
 
 @pytest.mark.parametrize("kept", ["tensor", "graph", "arena", "closed"])
-def test_a_process_ends_without_a_word_whatever_is_alive(kept):
+def test_exit_is_quiet_whatever_is_alive(kept):
     bodies = {
         "tensor": "kept = torch.ones(1 << 20, device='cuda'); torch.kept = kept",
         "graph": "train_by_graph(); torch.kept = train_by_graph",
@@ -304,7 +304,7 @@ def test_a_process_ends_without_a_word_whatever_is_alive(kept):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_dropping_graphs_gives_their_memory_back():
+def test_dropped_graphs_release_their_memory():
     levels = run(
         """
         import gc, gpumem

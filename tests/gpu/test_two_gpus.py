@@ -37,7 +37,7 @@ def fetch(tensor):
     [pair for pair in itertools.product(MEMORIES, MEMORIES) if pair[0][:6] != pair[1][:6]],
 )
 @pytest.mark.parametrize("whose", [None, 0, 1], ids=["no stream", "stream of 0", "stream of 1"])
-def test_bytes_go_from_each_memory_of_one_to_each_of_the_other(to, origin, whose):
+def test_copy_between_each_memory_of_two_gpus(to, origin, whose):
     stream = None if whose is None else gpumem.Stream(DEVICES[whose])
     rng = np.random.default_rng(3)
     for shape in [(), (7,), (30, 40), (5, 6, 7), (1 << 22,), (300, 70, 50)]:
@@ -55,7 +55,7 @@ def test_bytes_go_from_each_memory_of_one_to_each_of_the_other(to, origin, whose
 
 
 @pytest.mark.parametrize("whose", [0, 1])
-def test_a_copy_comes_after_the_work_of_both_devices_and_before_what_follows(whose, gate):
+def test_copy_between_gpus_is_ordered_on_both_devices(whose, gate):
     streams = [gpumem.Stream(device) for device in DEVICES]
     source = gpumem.zeros(MIB, "u1", memory="cuda:0", stream=streams[0])
     sevens = gpumem.full(MIB, 7, "u1", memory="cuda:0", stream=streams[0])
@@ -74,7 +74,7 @@ def test_a_copy_comes_after_the_work_of_both_devices_and_before_what_follows(who
     assert (fetch(target) == 7).all()
 
 
-def test_a_source_is_not_handed_out_before_the_copy_to_the_other_device_is_done(gate):
+def test_source_is_not_reused_before_the_copy_to_the_other_gpu_is_done(gate):
     arena = gpumem.Arena("cuda:0", {"initial_chunk_size_bytes": MIB})
     source = gpumem.full(MIB, 4, "u1", resource=arena)
     target = gpumem.zeros(MIB, "u1", memory="cuda:1")
@@ -101,7 +101,7 @@ def event_for(stream, held):
     return follower.record()
 
 
-def test_who_reaches_what():
+def test_accessibility_between_two_gpus():
     for reader, memory in itertools.product(DEVICES, MEMORIES):
         assert gpumem.can_access(reader, memory) == memory.startswith(reader), (reader, memory)
     for memory in MEMORIES:
@@ -112,7 +112,7 @@ def test_who_reaches_what():
             assert not gpumem.MemoryInfo.parse(a).shares_memory_with(b), (a, b)
 
 
-def test_arenas_of_two_devices_have_nothing_in_common():
+def test_arenas_of_two_gpus_are_separate():
     arenas = [gpumem.Arena(device) for device in DEVICES]
     free = [gpumem.Device(device).free_bytes for device in DEVICES]
     buffer = arenas[1].allocate(1 << 30)
@@ -131,7 +131,7 @@ def test_arenas_of_two_devices_have_nothing_in_common():
 
 
 @pytest.mark.parametrize("memory", ["cuda:1", "cuda:1/host_accessible", "cuda:1/managed"])
-def test_the_second_devices_memory_knows_its_device(memory):
+def test_memory_of_the_second_gpu_names_its_device(memory):
     library = LIBRARIES["cupy"]()
     tensor = gpumem.full(1000, 3, "i4", memory=memory)
     with library.cupy.cuda.Device(1):
@@ -150,7 +150,7 @@ class CudaArray:
         self.__cuda_array_interface__ = tensor.__cuda_array_interface__
 
 
-def test_torchs_tensors_of_both_devices_are_ends_of_a_copy():
+def test_copy_accepts_torch_tensors_of_both_gpus():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     source = torch.arange(MIB, dtype=torch.int32, device="cuda:1")
     target = torch.zeros(MIB, dtype=torch.int32, device="cuda:0")
@@ -164,7 +164,7 @@ def test_torchs_tensors_of_both_devices_are_ends_of_a_copy():
     assert int(seen.sum()) == 200
 
 
-def test_the_callers_current_device_stays(driver):
+def test_current_device_of_the_caller_is_unchanged(driver):
     before = driver.call(driver.cuCtxGetCurrent)
     tensor = gpumem.full(1000, 3, "i4", memory="cuda:1")
     tensor.to("cuda:0").to("cuda:1")
@@ -172,7 +172,7 @@ def test_the_callers_current_device_stays(driver):
     assert int(driver.call(driver.cuCtxGetCurrent)) == int(before)
 
 
-def test_to_moves_between_devices_and_says_where_it_may_not():
+def test_to_copies_between_gpus_or_names_the_reason():
     tensor = gpumem.full((30, 40), 3, "i4", memory="cuda:0")
     moved = tensor.to("cuda:1")
     assert str(moved.memory) == "cuda:1"
@@ -183,7 +183,7 @@ def test_to_moves_between_devices_and_says_where_it_may_not():
         tensor.__dlpack__(dl_device=(2, 1), max_version=(1, 0))
 
 
-def test_sessions_on_two_devices_use_their_own_memory():
+def test_sessions_on_two_gpus_use_their_own_memory():
     values = np.arange(MIB, dtype="f4")
     with gpumem.Environment() as environment:
         arenas = [environment.register(device) for device in DEVICES]

@@ -81,7 +81,7 @@ class CuPy:
 
 
 @pytest.mark.parametrize("reader", [Torch, CuPy])
-def test_a_thousand_hand_overs_by_a_timeline_alone(engine, importer, reader):
+def test_thousand_hand_overs_ordered_by_a_timeline_alone(engine, importer, reader):
     """Each batch is queued while a gate holds its first command back: whoever waited on the host
     would wait for ever. Both sides check what the other wrote, on the device.
     """
@@ -132,7 +132,7 @@ def test_a_thousand_hand_overs_by_a_timeline_alone(engine, importer, reader):
         gc.collect()
 
 
-def test_a_ready_point_makes_another_librarys_stream_wait(engine, importer):
+def test_ready_point_makes_a_foreign_stream_wait(engine, importer):
     torch = pytest.importorskip("torch")
     seen = torch.zeros(WORDS, dtype=torch.int32, device="cuda")
     other = torch.cuda.Stream()
@@ -157,7 +157,7 @@ def test_a_ready_point_makes_another_librarys_stream_wait(engine, importer):
         gc.collect()
 
 
-def test_a_ready_point_makes_the_cpu_wait_for_a_copy(engine, importer):
+def test_ready_point_makes_the_cpu_wait_for_a_copy(engine, importer):
     with (
         engine.allocate(4096) as frame,
         engine.timeline() as clock,
@@ -171,7 +171,7 @@ def test_a_ready_point_makes_the_cpu_wait_for_a_copy(engine, importer):
         assert (host == 77).all()
 
 
-def test_descriptors_say_whose_and_what_they_are(engine):
+def test_descriptors_name_device_and_kind(engine):
     with engine.allocate(100) as buffer, engine.timeline() as clock:
         memory, semaphore = buffer.descriptor(), clock.descriptor()
         assert memory.handle_type is MemoryHandleType.OPAQUE_FD
@@ -181,7 +181,7 @@ def test_descriptors_say_whose_and_what_they_are(engine):
         assert memory.dedicated is buffer.dedicated
 
 
-def test_pinned_memory_is_filled_by_vulkan(engine):
+def test_vulkan_fills_pinned_memory(engine):
     page = engine.pointer_alignment
     tensor = gpumem.zeros(4 * page, "uint8", memory=f"{DEVICE}/host_accessible")
     array = tensor.numpy()
@@ -193,7 +193,7 @@ def test_pinned_memory_is_filled_by_vulkan(engine):
     assert not array[start + 2 * page :].any()
 
 
-def test_a_file_of_another_kind_is_refused_and_stays_the_callers(importer):
+def test_foreign_file_is_refused_and_stays_open(importer):
     from gpumem.interop import MemoryDescriptor
 
     number = os.memfd_create("plain")
@@ -205,7 +205,7 @@ def test_a_file_of_another_kind_is_refused_and_stays_the_callers(importer):
     os.close(number)
 
 
-def test_memory_and_descriptors_are_flat_over_a_thousand_imports(engine, importer):
+def test_thousand_imports_leak_nothing(engine, importer):
     def cycle(buffer, clock):
         importer.import_memory(buffer.descriptor(), consume=True).close()
         importer.import_semaphore(clock.descriptor(), consume=True).close()
@@ -224,7 +224,7 @@ def test_memory_and_descriptors_are_flat_over_a_thousand_imports(engine, importe
         assert state() == before
 
 
-def test_memory_outlives_vulkans_buffer_and_device(importer):
+def test_memory_outlives_the_vulkan_buffer_and_device(importer):
     with vulkan.VulkanDevice(DEVICE) as engine, engine.allocate(4096) as buffer:
         engine.fill(buffer, 9)
         engine.synchronize()

@@ -64,18 +64,18 @@ def answers(library):
 
 
 @pytest.mark.parametrize("question", sorted(H200))
-def test_the_answers_are_an_h200s_but_for_the_listed_differences(question, answers):
+def test_answers_equal_an_h200s_but_for_listed_differences(question, answers):
     expected = dict(H200[question])
     expected |= {name: value for (asked, name), value in DIFFERENCES.items() if asked == question}
     assert answers[question] == expected
 
 
-def test_every_listed_difference_is_one():
+def test_every_listed_difference_exists():
     same = [key for key, value in DIFFERENCES.items() if H200[key[0]][key[1]] == value]
     assert not same
     assert all(name in H200[question] for question, name in DIFFERENCES)
 
 
-def test_what_was_asked_is_what_an_h200_was_asked(answers):
+def test_questions_equal_those_put_to_the_h200(answers):
     assert sorted(answers) == sorted(H200)
     assert os.environ.get("GPUMEM_TEST_DRIVER") is None

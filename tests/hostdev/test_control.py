@@ -63,7 +63,7 @@ def test_several_devices_have_their_own_memory(child):
     )
 
 
-def test_nothing_works_before_init(child):
+def test_calls_before_init_are_refused(child):
     child(
         """
         assert driver.error("cuDeviceGetCount") == "NOT_INITIALIZED"
@@ -75,7 +75,7 @@ def test_nothing_works_before_init(child):
     )
 
 
-def test_a_released_context_takes_its_things_along(child):
+def test_released_context_destroys_its_objects(child):
     child(
         """
         stream, event = driver.cuStreamCreate(1), driver.cuEventCreate(0)
@@ -128,7 +128,7 @@ def test_ten_thousand_streams_leave_nothing_behind(child):
     )
 
 
-def test_a_forgotten_host_function_may_not_call_the_driver(child):
+def test_host_function_may_not_call_the_driver(child):
     child(
         """
         import ctypes
@@ -147,7 +147,7 @@ def test_a_forgotten_host_function_may_not_call_the_driver(child):
 # ---- time ----
 
 
-def test_with_lag_work_ends_that_much_after_it_was_enqueued(child):
+def test_lag_delays_the_end_of_work(child):
     child(
         """
         host.set_lag(20_000_000)
@@ -165,7 +165,7 @@ def test_with_lag_work_ends_that_much_after_it_was_enqueued(child):
     )
 
 
-def test_the_virtual_clock_decides_when_an_idle_streams_event_completes(child):
+def test_virtual_clock_decides_when_an_idle_streams_event_completes(child):
     child(
         """
         host.use_virtual_clock(1)
@@ -185,7 +185,7 @@ def test_the_virtual_clock_decides_when_an_idle_streams_event_completes(child):
     )
 
 
-def test_the_virtual_clock_decides_when_queued_work_is_done(child):
+def test_virtual_clock_decides_when_queued_work_is_done(child):
     child(
         """
         host.use_virtual_clock(1)
@@ -204,7 +204,7 @@ def test_the_virtual_clock_decides_when_queued_work_is_done(child):
     )
 
 
-def test_on_the_virtual_clock_waiting_moves_it_to_the_end_of_what_is_waited_for(child):
+def test_waiting_advances_the_virtual_clock_to_the_end_of_the_work(child):
     child(
         """
         host.use_virtual_clock(1)
@@ -224,7 +224,7 @@ def test_on_the_virtual_clock_waiting_moves_it_to_the_end_of_what_is_waited_for(
     )
 
 
-def test_on_the_virtual_clock_a_chain_of_streams_is_settled_by_one_question(child):
+def test_one_query_resolves_a_chain_of_streams_on_the_virtual_clock(child):
     child(
         """
         host.use_virtual_clock(1)
@@ -246,7 +246,7 @@ def test_on_the_virtual_clock_a_chain_of_streams_is_settled_by_one_question(chil
     )
 
 
-def test_event_times_are_the_virtual_clocks(child):
+def test_event_times_use_the_virtual_clock(child):
     child(
         """
         host.use_virtual_clock(1)
@@ -262,7 +262,7 @@ def test_event_times_are_the_virtual_clocks(child):
 # ---- the end ----
 
 
-def test_after_shutdown_every_call_says_so(child):
+def test_calls_after_shutdown_are_refused(child):
     child(
         """
         stream = driver.stream()
@@ -292,7 +292,7 @@ def test_shutdown_ends_workers_that_are_blocked_or_have_work_queued(child):
     )
 
 
-def test_shutdown_wakes_whoever_synchronizes(child):
+def test_shutdown_wakes_synchronizing_threads(child):
     child(
         """
         import threading
@@ -312,7 +312,7 @@ def test_shutdown_wakes_whoever_synchronizes(child):
     )
 
 
-def test_a_process_ends_with_work_queued(child):
+def test_process_exits_with_queued_work(child):
     child(
         """
         stream = driver.cuStreamCreate(1)
@@ -340,7 +340,7 @@ def in_child(check):
 """
 
 
-def test_a_forked_child_starts_with_an_empty_device(child):
+def test_forked_child_starts_with_an_empty_device(child):
     child(
         FORK
         + """
@@ -371,7 +371,7 @@ driver.cuStreamSynchronize(stream)
     )
 
 
-def test_a_forked_child_reads_what_the_parent_had_and_cannot_change_it(child):
+def test_forked_child_reads_the_parents_memory_without_changing_it(child):
     child(
         FORK
         + """
@@ -447,7 +447,7 @@ def test_queued_work_on_unmapped_memory_fails_typed_and_sticks(child):
     )
 
 
-def test_an_unmapped_hole_is_nobodys_memory(child):
+def test_unmapped_hole_is_inaccessible(child):
     child(
         """
         import ctypes
@@ -511,7 +511,7 @@ driver.cuMemPoolDestroy(pool)
 PER_THREAD = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
 
 
-def test_the_null_stream_is_the_threads_own_where_that_was_asked_for(child):
+def test_null_stream_is_per_thread_on_request(child):
     child(
         """
         from drivers import in_thread
@@ -534,7 +534,7 @@ def test_the_null_stream_is_the_threads_own_where_that_was_asked_for(child):
     )
 
 
-def test_otherwise_the_null_stream_is_the_legacy_stream(child):
+def test_null_stream_is_the_legacy_stream_by_default(child):
     child(
         """
         gate = driver.gate(0)

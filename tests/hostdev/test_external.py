@@ -59,7 +59,7 @@ def wait(semaphore, number, stream):
 """
 
 
-def test_an_imported_file_is_device_memory_both_ways(child):
+def test_imported_file_is_shared_device_memory(child):
     child(
         HEAD
         + """
@@ -82,7 +82,7 @@ assert host.alive().allocations == 0 and host.alive().imports == 0
     )
 
 
-def test_a_successful_import_takes_the_descriptor_and_a_failed_one_leaves_it(child):
+def test_import_takes_the_descriptor_on_success_only(child):
     child(
         HEAD
         + """
@@ -101,7 +101,7 @@ assert is_open(small)
     )
 
 
-def test_a_buffer_must_lie_inside_the_memory(child):
+def test_mapped_buffer_must_lie_inside_the_memory(child):
     child(
         HEAD
         + """
@@ -114,7 +114,7 @@ assert driver.error("cuExternalMemoryGetMappedBuffer", memory, part(0, 16)) == "
     )
 
 
-def test_a_stream_waits_until_the_timeline_reaches_the_value(child):
+def test_stream_waits_until_the_timeline_reaches_the_value(child):
     child(
         HEAD
         + """
@@ -158,7 +158,7 @@ assert os.waitpid(pid, 0)[1] == 0
     )
 
 
-def test_a_binary_semaphore_gives_each_signal_to_one_wait(child):
+def test_binary_semaphore_gives_each_signal_to_one_wait(child):
     child(
         HEAD
         + """
@@ -206,7 +206,7 @@ assert host.alive().imports == 0
     )
 
 
-def test_windows_types_are_refused_until_they_are_rehearsed(child):
+def test_windows_types_are_refused_unless_simulated(child):
     child(
         HEAD
         + """
@@ -221,7 +221,7 @@ driver.cuImportExternalSemaphore(fence)
     )
 
 
-def test_an_nt_handle_stays_the_callers(child):
+def test_nt_handle_stays_open(child):
     child(
         HEAD
         + """
@@ -243,7 +243,7 @@ assert host.alive().imports == 0
     )
 
 
-def test_a_resource_is_dedicated_and_a_heap_is_not(child):
+def test_d3d12_resource_is_dedicated_and_a_heap_is_not(child):
     child(
         HEAD
         + """
@@ -263,7 +263,7 @@ assert len(os.listdir("/proc/self/fd")) == before
     )
 
 
-def test_a_name_in_utf16_names_shared_memory(child):
+def test_name_in_utf16_names_shared_memory(child):
     child(
         HEAD
         + """

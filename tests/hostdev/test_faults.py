@@ -1,7 +1,7 @@
 """Faults on demand, costs, and the search for misuse. One child per test."""
 
 
-def test_the_call_that_was_named_fails_and_no_other(child):
+def test_fault_affects_only_the_named_call(child):
     child(
         """
         assert host.fail(b"cuMemAlloc", 2, 1, 2) == 0
@@ -14,7 +14,7 @@ def test_the_call_that_was_named_fails_and_no_other(child):
     )
 
 
-def test_a_fault_may_last(child):
+def test_fault_may_be_permanent(child):
     child(
         """
         host.fail(b"cuMemUnmap", 1, 0, 206)
@@ -38,11 +38,11 @@ def test_any_call_can_be_made_to_fail_by_its_number(child):
     )
 
 
-def test_an_unknown_function_is_no_rule(child):
+def test_fault_for_an_unknown_function_is_refused(child):
     child("assert host.fail(b'cuNothing', 1, 1, 2) != 0")
 
 
-def test_one_event_is_late_and_its_stream_is_not(child):
+def test_delayed_event_does_not_delay_its_stream(child):
     child(
         """
         host.use_virtual_clock(1)
@@ -61,7 +61,7 @@ def test_one_event_is_late_and_its_stream_is_not(child):
     )
 
 
-def test_a_lost_device_answers_its_error_until_its_context_is_gone(child):
+def test_lost_device_answers_its_error_until_its_context_is_gone(child):
     child(
         """
         stream, pointer = driver.stream(), driver.memory(16)
@@ -76,7 +76,7 @@ def test_a_lost_device_answers_its_error_until_its_context_is_gone(child):
     )
 
 
-def test_costs_move_the_virtual_clock_by_handle(child):
+def test_call_costs_advance_the_virtual_clock(child):
     child(
         """
         from drivers import BLOCK
@@ -93,7 +93,7 @@ def test_costs_move_the_virtual_clock_by_handle(child):
     )
 
 
-def test_freed_memory_is_never_used_again_and_naming_it_is_found(child):
+def test_use_of_freed_memory_is_found(child):
     child(
         """
         host.find_misuse(1)
@@ -112,7 +112,7 @@ def test_freed_memory_is_never_used_again_and_naming_it_is_found(child):
     )
 
 
-def test_the_host_faults_on_freed_memory(child):
+def test_host_access_to_freed_memory_faults(child):
     child(
         """
         import ctypes
@@ -125,7 +125,7 @@ def test_the_host_faults_on_freed_memory(child):
     )
 
 
-def test_naming_a_freed_block_of_a_pool_is_found(child):
+def test_use_of_a_freed_pool_block_is_found(child):
     child(
         """
         host.find_misuse(1)
@@ -140,7 +140,7 @@ def test_naming_a_freed_block_of_a_pool_is_found(child):
     )
 
 
-def test_a_stream_used_under_another_device_is_found(child):
+def test_stream_used_under_another_device_is_found(child):
     child(
         """
         host.set_device_count(2)

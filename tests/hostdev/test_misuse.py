@@ -16,7 +16,7 @@ def found():
 """
 
 
-def test_two_streams_that_write_the_same_bytes_are_found_and_both_named(child):
+def test_unordered_writes_are_found_and_both_streams_named(child):
     child(
         HEAD
         + """
@@ -31,7 +31,7 @@ assert f"writes 10 bytes at {hex(pointer + 100)}" in report and "wrote" in repor
     )
 
 
-def test_it_does_not_matter_that_the_first_was_done_long_ago(child):
+def test_unordered_write_after_a_completed_one_is_found(child):
     child(
         HEAD
         + """
@@ -44,7 +44,7 @@ assert found() == 1
     )
 
 
-def test_reading_what_another_stream_writes_is_found_in_both_orders(child):
+def test_unordered_read_and_write_is_found_in_both_orders(child):
     child(
         HEAD
         + """
@@ -60,7 +60,7 @@ assert host.misuse_report().endswith(b"read; nothing orders them")
     )
 
 
-def test_two_streams_may_read_the_same_bytes(child):
+def test_unordered_reads_are_allowed(child):
     child(
         HEAD
         + """
@@ -71,7 +71,7 @@ assert found() == 0
     )
 
 
-def test_neighbouring_bytes_are_nobodys_business(child):
+def test_unordered_writes_to_neighbouring_bytes_are_allowed(child):
     child(
         HEAD
         + """
@@ -98,7 +98,7 @@ assert found() == 1
         'exec(\'while driver.error("cuStreamQuery", first) == "NOT_READY": pass\')',
     ],
 )
-def test_waiting_orders(child, order):
+def test_event_and_stream_waits_order_accesses(child, order):
     child(HEAD + f"fill(first)\n{order}\nfill(second)\nassert found() == 0, host.misuse_report()\n")
 
 
@@ -111,11 +111,11 @@ def test_waiting_orders(child, order):
         "fill(1, other)",
     ],
 )
-def test_what_looks_like_waiting_does_not_order(child, order):
+def test_insufficient_waits_do_not_order_accesses(child, order):
     child(HEAD + f"fill(first)\n{order}\nfill(second)\nassert found() == 1\n")
 
 
-def test_an_event_orders_what_came_before_it_and_nothing_after(child):
+def test_event_orders_only_earlier_work(child):
     child(
         HEAD
         + """
@@ -131,7 +131,7 @@ assert found() == 1
     )
 
 
-def test_order_goes_through_a_third_stream(child):
+def test_order_is_transitive(child):
     child(
         HEAD
         + """
@@ -147,7 +147,7 @@ assert found() == 0, host.misuse_report()
     )
 
 
-def test_the_default_streams_order_blocking_streams(child):
+def test_default_streams_order_blocking_streams(child):
     child(
         HEAD
         + """
@@ -166,7 +166,7 @@ assert found() == 1
     )
 
 
-def test_the_hosts_own_copies_take_part(child):
+def test_host_copies_are_checked(child):
     child(
         HEAD
         + """
@@ -181,7 +181,7 @@ assert found() == 1
     )
 
 
-def test_one_page_at_two_addresses_is_one_page(child):
+def test_page_mapped_at_two_addresses_is_checked_as_one(child):
     child(
         HEAD
         + """
@@ -198,7 +198,7 @@ assert found() == 1 and hex(base + BLOCK + 100) in host.misuse_report().decode()
     )
 
 
-def test_memory_is_nobodys_again_when_it_was_freed(child):
+def test_freed_memory_is_forgotten(child):
     child(
         HEAD
         + """
@@ -211,7 +211,7 @@ assert found() == 0, host.misuse_report()
     )
 
 
-def test_pool_memory_used_on_a_stream_that_did_not_wait_for_it_is_found(child):
+def test_pool_memory_used_on_an_unordered_stream_is_found(child):
     child(
         HEAD
         + """
@@ -232,7 +232,7 @@ assert found() == 2, host.misuse_report()
     )
 
 
-def test_a_plain_free_of_pool_memory_still_in_use_is_found(child):
+def test_plain_free_of_pool_memory_still_in_use_is_found(child):
     child(
         HEAD
         + """
@@ -244,7 +244,7 @@ assert found() == 1 and "the host writes" in host.misuse_report().decode()
     )
 
 
-def test_a_graph_launch_touches_what_its_nodes_touch(child):
+def test_graph_launch_accesses_what_its_nodes_access(child):
     child(
         HEAD
         + """
@@ -260,7 +260,7 @@ assert found() == 1
     )
 
 
-def test_what_a_program_orders_by_a_value_is_not_found(child):
+def test_memory_value_waits_order_accesses(child):
     child(
         HEAD
         + """
@@ -285,7 +285,7 @@ assert found() >= 1  # the host has synchronized: it is looked at again
     )
 
 
-def test_what_a_host_function_saw_is_known_to_the_host(child):
+def test_host_function_orders_the_host(child):
     child(
         HEAD
         + """
@@ -301,11 +301,11 @@ assert found() == 0, host.misuse_report()
     )
 
 
-def test_without_the_mode_nothing_is_looked_at(child):
+def test_misuse_is_not_checked_by_default(child):
     child(HEAD + "host.find_misuse(0)\nfill(first)\nfill(second)\nassert found() == 0\n")
 
 
-def test_a_child_of_a_fork_looks_for_itself(child):
+def test_forked_child_checks_for_itself(child):
     child(
         HEAD
         + """
@@ -327,7 +327,7 @@ assert os.waitpid(pid, 0)[1] == 0
 # ---- what is left at the end ----
 
 
-def test_what_is_left_at_shutdown_is_counted_and_told(child):
+def test_leaks_at_shutdown_are_counted_and_reported(child):
     child(
         """
         import os, tempfile
@@ -350,7 +350,7 @@ def test_what_is_left_at_shutdown_is_counted_and_told(child):
     )
 
 
-def test_nothing_left_is_not_told(child):
+def test_shutdown_without_leaks_reports_nothing(child):
     child(
         """
         host.find_misuse(1)

@@ -24,7 +24,7 @@ def run():
     return run
 
 
-def test_a_call_can_be_made_to_fail(run):
+def test_call_can_be_made_to_fail(run):
     run(
         """
         arena = gpumem.Arena("host")
@@ -42,7 +42,7 @@ def test_a_call_can_be_made_to_fail(run):
     )
 
 
-def test_a_thread_s_fault_waits_for_a_call_of_that_thread(run):
+def test_thread_fault_affects_only_calls_of_that_thread(run):
     run(
         """
         import threading
@@ -71,7 +71,7 @@ def test_a_thread_s_fault_waits_for_a_call_of_that_thread(run):
         "lose_device(63, 700)",
     ],
 )
-def test_faults_that_do_not_exist_are_refused(run, call):
+def test_unknown_faults_are_refused(run, call):
     run(
         f"""
         try:
@@ -84,7 +84,7 @@ def test_faults_that_do_not_exist_are_refused(run, call):
     )
 
 
-def test_what_is_alive_and_charged_can_be_counted(run):
+def test_live_objects_and_charges_can_be_counted(run):
     run(
         """
         before = host_device.live()
@@ -109,7 +109,7 @@ def test_misuse_is_found_through_the_module(run):
     )
 
 
-def test_what_an_import_was_told_can_be_read(run):
+def test_import_arguments_can_be_read(run):
     run(
         """
         assert host_device.last_import() is None
@@ -120,7 +120,7 @@ def test_what_an_import_was_told_can_be_read(run):
     )
 
 
-def test_what_is_left_at_interpreter_exit_is_told(run):
+def test_leaks_at_interpreter_exit_are_reported(run):
     told = run(
         """
         host_device.find_misuse(True)

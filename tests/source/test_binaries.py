@@ -22,7 +22,7 @@ def read(tool: str, *arguments: str) -> str:
     return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def test_there_are_compiled_modules():
+def test_compiled_modules_exist():
     assert {path.name.split(".")[0] for path in EXTENSIONS} >= {"_core", "_host", "_replay"}
 
 

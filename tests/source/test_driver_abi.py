@@ -157,7 +157,7 @@ int main(void) {{
 """
 
 
-def test_every_declaration_was_read():
+def test_abi_header_is_parsed_completely():
     assert len(STRUCTS) == len(re.findall(r"typedef struct \w+ {", ABI))
     assert len(ENUMERATORS) == len(re.findall(r"\bCU(?:DA)?_\w+ = ", ABI))
     assert {"CUdevice", "CUdeviceptr", "CUstream"} <= set(SCALARS)
@@ -168,7 +168,7 @@ def test_every_declaration_was_read():
     assert set(UNIONS) == OUR_TYPES
 
 
-def test_sizes_offsets_and_values_are_those_of_the_drivers_header(headers, tmp_path):
+def test_sizes_offsets_and_values_equal_the_drivers_header(headers, tmp_path):
     ours = run_program(tmp_path, "ours", print_abi('"cuda_abi.h"', of_driver=False), INCLUDE)
     theirs = run_program(tmp_path, "theirs", print_abi("<cuda.h>", of_driver=True), headers)
     assert len(ours) > 350
@@ -205,13 +205,13 @@ int main(void) {{
 """
 
 
-def test_every_entry_of_the_table_is_read():
+def test_driver_table_is_parsed_completely():
     from gpumem._testing.driver import driver_entry_names
 
     assert [(f"cu{name}", int(version)) for name, version in ENTRIES] == driver_entry_names()
 
 
-def test_an_older_entry_ends_where_the_later_signature_begins():
+def test_older_entry_is_a_prefix_of_the_later_signature():
     later = dict(ENTRIES)
     assert [(name, later[name]) for name, _, until in OLDER] == [
         (n, until) for n, _, until in OLDER

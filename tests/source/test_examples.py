@@ -78,7 +78,7 @@ def test_examples_in_docstrings_come_out_as_they_say(names):
 
 
 @pytest.mark.parametrize("name", sorted(FIRST_OF_ALL))
-def test_an_example_for_a_fresh_process_comes_out_as_it_says(name):
+def test_example_for_a_fresh_process_comes_out_as_it_says(name):
     module, _, function = name.rpartition(".")
     child.run_quietly(f"""
 import doctest

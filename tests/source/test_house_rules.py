@@ -32,7 +32,7 @@ def test_no_tracked_file_names_a_path_of_one_machine():
     assert not found, "\n".join(found)
 
 
-def test_no_tracked_file_holds_a_merge_that_was_not_finished():
+def test_no_tracked_file_has_merge_conflict_markers():
     marks = ("<" * 7 + " ", "=" * 7 + "\n", ">" * 7 + " ")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
@@ -44,7 +44,7 @@ def test_no_tracked_file_holds_a_merge_that_was_not_finished():
     assert not found, "\n".join(found)
 
 
-def test_nothing_that_a_tool_makes_is_tracked():
+def test_no_generated_file_is_tracked():
     made = {".so", ".pyc", ".o", ".whl", ".log"}
     assert not [path for path in tracked() if path.suffix in made or "__pycache__" in path.parts]
 

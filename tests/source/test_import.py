@@ -41,7 +41,7 @@ assert "gpumem._host" not in sys.modules
 """)
 
 
-def test_the_public_names_are_there():
+def test_public_names_exist_and_are_documented():
     child.run_quietly("""
 import gpumem
 assert sorted(gpumem.__all__) == gpumem.__all__
@@ -68,7 +68,7 @@ assert not {"torch", "cupy", "jax", "rmm"} & set(sys.modules)
 """)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_missing_name_is_an_attribute_error():
     child.run_quietly("""
 import gpumem
 import gpumem.integrations

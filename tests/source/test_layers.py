@@ -132,7 +132,7 @@ def own_imports():
     ]
 
 
-def test_the_reader_sees_what_is_there():
+def test_import_reader_finds_known_imports():
     seen = {(module, name) for module, name, _ in own_imports()}
     assert {("_core", "_arena"), ("_core", "config"), ("_backing", "_driver")} <= seen
     assert ("device", "_host", False) in own_imports()
@@ -163,7 +163,7 @@ def test_no_modules_import_each_other_in_a_circle():
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
-def test_the_chunk_table_knows_only_libc():
+def test_chunk_table_knows_only_libc():
     for module, name, _ in IMPORTS:
         if fnmatch(module, "_bfc*"):
             assert name.startswith(("libc.", "gpumem._bfc", "gpumem._support")), (
@@ -180,13 +180,13 @@ def test_frameworks_are_imported_inside_functions_only():
     assert not wrong
 
 
-def test_only_the_command_line_imports_what_draws_it():
+def test_only_the_cli_imports_click_and_rich():
     for module, name, _ in IMPORTS:
         if name.split(".")[0] in COMMAND_LINE:
             assert fnmatch(module, "cli*"), f"{module} imports {name}"
 
 
-def test_below_the_python_classes_nothing_touches_an_object():
+def test_native_modules_touch_no_python_object():
     """The core runs without the interpreter lock: no def, no class, no except, no print."""
     for path in SOURCES:
         if path.suffix == ".pyx" and module_of(path).startswith(("_arena", "_bfc", "_backing")):

@@ -21,14 +21,14 @@ def run_stress(rng, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_no_byte_is_wrong_and_no_access_unordered(rng):
+def test_stress_finds_no_wrong_byte_and_no_unordered_access(rng):
     done = run_stress(rng, "--seconds", "6", "--find-misuse")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("0 wrong bytes, 0 leaks\n")
 
 
 @pytest.mark.parametrize("policy", ["completed", "wait", "never"])
-def test_memory_handed_on_before_its_work_is_done_shows_as_wrong_bytes(rng, policy):
+def test_stress_finds_memory_reused_before_its_work_is_done(rng, policy):
     done = run_stress(rng, "--seconds", "20", "--each", "2", "--policy", policy, "--lie")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "WrongBytes" in done.stdout

@@ -25,7 +25,7 @@ def run_mypy(cache: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_stub_agrees_with_what_is_there_at_run_time(tmp_path):
+def test_stubs_agree_with_the_runtime(tmp_path):
     run_mypy(
         tmp_path,
         "mypy.stubtest",
@@ -36,6 +36,6 @@ def test_every_stub_agrees_with_what_is_there_at_run_time(tmp_path):
     )
 
 
-def test_examples_of_use_pass_a_strict_check(tmp_path):
+def test_typed_examples_pass_strict_mypy(tmp_path):
     examples = str(HERE / "examples.py")
     run_mypy(tmp_path, "mypy", "--strict", "--warn-unused-ignores", examples)

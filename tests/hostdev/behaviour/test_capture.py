@@ -48,7 +48,7 @@ def test_captured_work_runs_at_launch_and_not_before(driver):
     assert driver.read(target, 64) == b"\x05" * 64
 
 
-def test_a_graph_may_be_launched_again_and_again(driver):
+def test_graph_may_be_launched_again_and_again(driver):
     pointer, source = driver.memory(8), driver.pinned(8)
     capture = Capture(driver)
     driver.cuMemcpyHtoDAsync(pointer, source, 8, capture.stream)
@@ -63,7 +63,7 @@ def test_a_graph_may_be_launched_again_and_again(driver):
     driver.cuGraphExecDestroy(executable)
 
 
-def test_the_status_follows_the_capture(driver):
+def test_capture_status_follows_the_capture(driver):
     stream = driver.stream()
     assert int(driver.cuStreamIsCapturing(stream)) == 0
     capture = Capture(driver)
@@ -72,7 +72,7 @@ def test_the_status_follows_the_capture(driver):
     assert capture.status() == 0
 
 
-def test_the_nodes_are_the_captured_calls(driver):
+def test_graph_nodes_are_the_captured_calls(driver):
     pointer = driver.memory(64)
     capture = Capture(driver)
     for value in range(3):
@@ -84,7 +84,7 @@ def test_the_nodes_are_the_captured_calls(driver):
 
 
 @pytest.mark.parametrize("call", ["cuStreamQuery", "cuStreamSynchronize"])
-def test_asking_a_capturing_stream_invalidates_the_capture(driver, call):
+def test_querying_a_capturing_stream_invalidates_the_capture(driver, call):
     capture = Capture(driver)
     assert driver.error(call, capture.stream) == "STREAM_CAPTURE_UNSUPPORTED"
     assert capture.status() == 2
@@ -104,7 +104,7 @@ def test_allocating_under_a_relaxed_capture_is_allowed(driver):
     driver.cuGraphDestroy(capture.end())
 
 
-def test_a_thread_that_relaxes_itself_may_allocate(driver):
+def test_thread_in_relaxed_mode_may_allocate(driver):
     capture = Capture(driver, GLOBAL)
     modes = driver.api.CUstreamCaptureMode
     before = driver.cuThreadExchangeStreamCaptureMode(modes(RELAXED))
@@ -113,7 +113,7 @@ def test_a_thread_that_relaxes_itself_may_allocate(driver):
     driver.cuGraphDestroy(capture.end())
 
 
-def test_a_thread_local_capture_does_not_concern_other_threads(driver):
+def test_thread_local_capture_does_not_affect_other_threads(driver):
     capture = Capture(driver, THREAD_LOCAL)
 
     def other():
@@ -126,26 +126,26 @@ def test_a_thread_local_capture_does_not_concern_other_threads(driver):
     driver.cuMemFree(pointer)
 
 
-def test_the_legacy_stream_cannot_be_captured(driver):
+def test_legacy_stream_cannot_be_captured(driver):
     mode = driver.api.CUstreamCaptureMode(RELAXED)
     assert driver.error("cuStreamBeginCapture", LEGACY, mode) == "STREAM_CAPTURE_UNSUPPORTED"
 
 
-def test_the_legacy_stream_cannot_be_used_while_a_blocking_stream_captures(driver):
+def test_legacy_stream_is_unusable_while_a_blocking_stream_captures(driver):
     pointer = driver.memory(64)
     capture = Capture(driver, RELAXED, flags=0)
     assert driver.error("cuMemsetD8Async", pointer, 1, 64, LEGACY) == "STREAM_CAPTURE_IMPLICIT"
     assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
 
 
-def test_beginning_twice_is_refused(driver):
+def test_beginning_a_capture_twice_is_refused(driver):
     capture = Capture(driver)
     mode = driver.api.CUstreamCaptureMode(RELAXED)
     assert driver.error("cuStreamBeginCapture", capture.stream, mode) == "ILLEGAL_STATE"
     driver.error("cuStreamEndCapture", capture.stream)
 
 
-def test_ending_what_was_not_begun_is_refused(driver):
+def test_ending_without_a_capture_is_refused(driver):
     assert driver.error("cuStreamEndCapture", driver.stream()) == "ILLEGAL_STATE"
 
 
@@ -166,7 +166,7 @@ def test_streams_fork_and_join_through_events(driver):
     assert driver.read(pointer, 2) == b"\x01\x02"
 
 
-def test_a_forked_stream_must_be_joined(driver):
+def test_forked_stream_must_be_joined(driver):
     pointer, other, fork = driver.memory(2), driver.stream(), driver.event()
     capture = Capture(driver)
     driver.cuEventRecord(fork, capture.stream)
@@ -185,7 +185,7 @@ def test_only_the_origin_ends_a_capture(driver):
     driver.error("cuStreamEndCapture", capture.stream)
 
 
-def test_another_thread_cannot_end_it(driver):
+def test_another_thread_cannot_end_a_capture(driver):
     capture = Capture(driver, THREAD_LOCAL)
 
     def other():
@@ -196,7 +196,7 @@ def test_another_thread_cannot_end_it(driver):
     driver.error("cuStreamEndCapture", capture.stream)
 
 
-def test_a_capture_cannot_wait_for_uncaptured_work(driver):
+def test_capture_cannot_wait_for_uncaptured_work(driver):
     outside, event = driver.stream(), driver.event()
     gate = driver.gate(outside)
     driver.cuEventRecord(event, outside)
@@ -214,7 +214,7 @@ def test_two_captures_do_not_merge(driver):
     first.end_error()
 
 
-def test_a_captured_event_cannot_be_asked(driver):
+def test_captured_event_cannot_be_queried(driver):
     event = driver.event()
     capture = Capture(driver)
     driver.cuEventRecord(event, capture.stream)
@@ -222,7 +222,7 @@ def test_a_captured_event_cannot_be_asked(driver):
     capture.end_error()
 
 
-def test_a_user_object_is_destroyed_with_its_graph(driver):
+def test_user_object_is_destroyed_with_its_graph(driver):
     destroyed = []
     thunk = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: destroyed.append(1))
     function = driver.api.CUhostFn(ctypes.cast(thunk, ctypes.c_void_p).value)
@@ -254,7 +254,7 @@ UNSAFE = [
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
 @pytest.mark.parametrize("call", UNSAFE)
-def test_a_call_that_could_wait_is_refused_and_invalidates_the_capture(driver, call, mode):
+def test_synchronizing_call_is_refused_and_invalidates_the_capture(driver, call, mode):
     stream, event = driver.stream(), driver.event()
     graph, pool = driver.cuGraphCreate(0), driver.cuDeviceGetDefaultMemPool(0)
     driver.later("cuGraphDestroy", graph)
@@ -276,7 +276,7 @@ def test_a_call_that_could_wait_is_refused_and_invalidates_the_capture(driver, c
     assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
 
 
-def test_virtual_memory_work_on_other_streams_and_events_are_safe_in_any_capture(driver):
+def test_virtual_memory_and_event_calls_are_safe_in_any_capture(driver):
     pointer, stream, event = driver.memory(64), driver.stream(), driver.event()
     reserved, handle = driver.reserve(4 << 20), driver.physical()
     capture = Capture(driver, GLOBAL)
@@ -289,20 +289,20 @@ def test_virtual_memory_work_on_other_streams_and_events_are_safe_in_any_capture
     driver.cuGraphDestroy(capture.end())
 
 
-def test_a_context_cannot_be_waited_for_while_any_stream_captures(driver):
+def test_context_cannot_be_synchronized_while_a_stream_captures(driver):
     capture = Capture(driver, RELAXED)
     assert driver.error("cuCtxSynchronize") == "STREAM_CAPTURE_UNSUPPORTED"
     assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
 
 
-def test_a_synchronous_copy_cannot_run_while_a_blocking_stream_captures(driver):
+def test_synchronous_copy_cannot_run_while_a_blocking_stream_captures(driver):
     pointer = driver.memory(64)
     capture = Capture(driver, RELAXED, flags=0)
     assert driver.error("cuMemcpyHtoD", pointer, b"x" * 64, 64) == "STREAM_CAPTURE_IMPLICIT"
     assert capture.end_error() == "STREAM_CAPTURE_INVALIDATED"
 
 
-def test_the_next_nodes_dependencies_are_the_latest_of_each_branch(driver):
+def test_next_node_depends_on_the_latest_of_each_branch(driver):
     pointer, other, event = driver.memory(64), driver.stream(), driver.event()
     capture = Capture(driver)
 
@@ -326,7 +326,7 @@ def test_the_next_nodes_dependencies_are_the_latest_of_each_branch(driver):
     driver.cuGraphDestroy(capture.end())
 
 
-def test_an_event_of_an_ended_capture_says_nothing(driver):
+def test_event_of_an_ended_capture_is_unusable(driver):
     event = driver.event()
     capture = Capture(driver)
     driver.cuEventRecord(event, capture.stream)

@@ -8,13 +8,13 @@ from drivers import BLOCK
 PATTERN = bytes(range(256)) * 16
 
 
-def test_bytes_go_up_and_come_back(driver):
+def test_bytes_round_trip_through_the_device(driver):
     pointer = driver.memory(len(PATTERN))
     driver.write(pointer, PATTERN)
     assert driver.read(pointer, len(PATTERN)) == PATTERN
 
 
-def test_a_long_copy_keeps_every_byte(driver):
+def test_long_copy_keeps_every_byte(driver):
     size = 20 * BLOCK + 13
     first, second = driver.memory(size), driver.memory(size)
     source = (PATTERN * (size // len(PATTERN) + 1))[:size]
@@ -23,7 +23,7 @@ def test_a_long_copy_keeps_every_byte(driver):
     assert driver.read(second, size) == source
 
 
-def test_a_copy_between_unaligned_addresses_keeps_every_byte(driver):
+def test_copy_between_unaligned_addresses_keeps_every_byte(driver):
     size = 17 << 20
     first, second = driver.memory(size + 64), driver.memory(size + 64)
     source = (PATTERN * (size // len(PATTERN) + 1))[:size]
@@ -32,7 +32,7 @@ def test_a_copy_between_unaligned_addresses_keeps_every_byte(driver):
     assert driver.read(second + 17, size) == source
 
 
-def test_the_source_may_change_once_a_pageable_copy_returned(driver):
+def test_pageable_source_may_change_once_the_copy_returned(driver):
     stream, pointer = driver.stream(), driver.memory(4096)
     gate = driver.gate(stream)
     source = bytearray(b"a" * 4096)
@@ -43,7 +43,7 @@ def test_the_source_may_change_once_a_pageable_copy_returned(driver):
     assert driver.read(pointer, 4096) == b"a" * 4096
 
 
-def test_a_copy_from_pinned_memory_reads_it_when_its_turn_comes(driver):
+def test_copy_from_pinned_memory_reads_it_in_stream_order(driver):
     stream, pointer, source = driver.stream(), driver.memory(4096), driver.pinned(4096)
     ctypes.memset(source, 1, 4096)
     gate = driver.gate(stream)
@@ -54,7 +54,7 @@ def test_a_copy_from_pinned_memory_reads_it_when_its_turn_comes(driver):
     assert driver.read(pointer, 4096) == b"\x02" * 4096
 
 
-def test_a_copy_to_pageable_memory_is_done_when_it_returns(driver):
+def test_copy_to_pageable_memory_is_done_when_it_returns(driver):
     stream, pointer = driver.stream(), driver.memory(BLOCK)
     driver.cuMemsetD8Async(pointer, 8, BLOCK, stream)
     target = bytearray(BLOCK)
@@ -62,14 +62,14 @@ def test_a_copy_to_pageable_memory_is_done_when_it_returns(driver):
     assert target == b"\x08" * BLOCK
 
 
-def test_a_synchronous_copy_waits_for_blocking_streams(driver):
+def test_synchronous_copy_waits_for_blocking_streams(driver):
     stream, pointer = driver.stream(0), driver.memory(4 * BLOCK)
     for value in range(20):
         driver.cuMemsetD8Async(pointer, value, 4 * BLOCK, stream)
     assert driver.read(pointer, 4 * BLOCK) == bytes([19]) * (4 * BLOCK)
 
 
-def test_unified_copies_find_out_the_direction(driver):
+def test_unified_copies_infer_the_direction(driver):
     pointer, pinned = driver.memory(64), driver.pinned(64)
     ctypes.memset(pinned, 7, 64)
     driver.cuMemcpy(pointer, pinned, 64)
@@ -82,7 +82,7 @@ def test_copying_nothing_succeeds(driver):
     driver.cuMemsetD8(pointer, 1, 0)
 
 
-def test_a_copy_to_no_devices_address_is_refused(driver):
+def test_copy_to_an_unknown_address_is_refused(driver):
     plain = ctypes.create_string_buffer(64)
     pointer = driver.memory(64)
     address = ctypes.addressof(plain)
@@ -107,12 +107,12 @@ def test_fills_write_elements_of_their_width(driver, call, width, value):
     assert driver.read(pointer, 4096) == filled + bytes(4096 - len(filled))
 
 
-def test_a_misaligned_wide_fill_is_refused(driver):
+def test_misaligned_wide_fill_is_refused(driver):
     pointer = driver.memory(64)
     assert driver.error("cuMemsetD32Async", pointer + 2, 1, 4, driver.stream()) == "INVALID_VALUE"
 
 
-def test_a_pitched_fill_leaves_the_gaps(driver):
+def test_pitched_fill_leaves_the_gaps(driver):
     stream, pointer = driver.stream(), driver.memory(4 * 64)
     driver.write(pointer, bytes(4 * 64))
     driver.cuMemsetD2D8Async(pointer, 64, 1, 10, 4, stream)
@@ -133,7 +133,7 @@ def box_2d(driver, width, height, **fields):
     return box
 
 
-def test_a_rectangle_arrives_in_its_place(driver):
+def test_two_dimensional_copy_places_its_rows(driver):
     """3 rows of 4 bytes, from column 2 of a pitch of 16 to column 1 of a pitch of 32."""
     source, target = driver.memory(64), driver.memory(128)
     driver.write(source, bytes(range(64)))
@@ -160,7 +160,7 @@ def test_a_rectangle_arrives_in_its_place(driver):
     assert driver.read(target, 128) == bytes(expected)
 
 
-def test_a_rectangle_from_pageable_memory_may_change_once_the_call_returned(driver):
+def test_pageable_two_dimensional_source_may_change_once_the_copy_returned(driver):
     stream, target = driver.stream(), driver.memory(64)
     driver.write(target, bytes(64))
     source = ctypes.create_string_buffer(b"a" * 64, 64)
@@ -183,7 +183,7 @@ def test_a_rectangle_from_pageable_memory_may_change_once_the_call_returned(driv
     assert driver.read(target, 32) == (b"aaaa" + bytes(12)) * 2
 
 
-def test_a_pitch_narrower_than_the_rows_is_refused(driver):
+def test_pitch_narrower_than_the_rows_is_refused(driver):
     pointer = driver.memory(4096)
     box = box_2d(
         driver,
@@ -199,7 +199,7 @@ def test_a_pitch_narrower_than_the_rows_is_refused(driver):
     assert driver.error("cuMemcpy2D", box) == "INVALID_VALUE"
 
 
-def test_a_cuboid_arrives_in_its_place(driver):
+def test_three_dimensional_copy_places_its_rows(driver):
     source, target = driver.memory(4 * 4 * 4), driver.memory(4 * 4 * 4)
     driver.write(source, bytes(range(64)))
     driver.write(target, bytes(64))
@@ -219,7 +219,7 @@ def test_a_cuboid_arrives_in_its_place(driver):
     assert driver.read(target, 64) == bytes(expected)
 
 
-def test_a_peer_copy_within_one_device_is_a_copy(driver):
+def test_peer_copy_within_one_device_is_a_copy(driver):
     source, target, stream = driver.memory(64), driver.memory(64), driver.stream()
     driver.write(source, b"p" * 64)
     driver.cuMemcpyPeer(target, driver.context, source, driver.context, 32)

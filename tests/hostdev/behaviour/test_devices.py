@@ -3,13 +3,13 @@
 from drivers import in_thread
 
 
-def test_a_thread_without_a_context_is_refused(driver):
+def test_thread_without_a_context_is_refused(driver):
     assert in_thread(lambda: driver.error("cuMemAlloc", 16)) == "INVALID_CONTEXT"
     assert in_thread(lambda: driver.error("cuStreamCreate", 0)) == "INVALID_CONTEXT"
     assert in_thread(lambda: driver.error("cuMemGetInfo")) == "INVALID_CONTEXT"
 
 
-def test_a_thread_starts_with_an_empty_stack(driver):
+def test_thread_starts_with_an_empty_stack(driver):
     assert int(in_thread(driver.cuCtxGetCurrent)) == 0
     assert in_thread(lambda: driver.error("cuCtxPopCurrent")) == "INVALID_CONTEXT"
 
@@ -25,7 +25,7 @@ def test_push_and_pop_restore_what_was_current(driver):
     assert in_thread(run) == (mine, mine, 0)
 
 
-def test_setting_no_context_empties_the_slot(driver):
+def test_setting_no_context_clears_the_current_one(driver):
     def run():
         driver.cuCtxSetCurrent(driver.context)
         driver.cuCtxSetCurrent(0)
@@ -42,7 +42,7 @@ def test_retaining_again_gives_the_same_primary_context(driver):
     assert int(driver.cuCtxGetCurrent()) == int(driver.context)
 
 
-def test_a_device_that_does_not_exist_is_refused(driver):
+def test_device_that_does_not_exist_is_refused(driver):
     count = driver.cuDeviceGetCount()
     assert driver.error("cuDeviceGet", count) == "INVALID_DEVICE"
     assert driver.error("cuDeviceGet", -1) == "INVALID_DEVICE"
@@ -53,7 +53,7 @@ def test_free_and_total_memory_agree_with_the_device(driver):
     assert 0 < free <= total <= driver.cuDeviceTotalMem(driver.device)
 
 
-def test_errors_have_names(driver):
+def test_driver_errors_have_names(driver):
     error = driver.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY
     assert driver.cuGetErrorName(error) == b"CUDA_ERROR_OUT_OF_MEMORY"
     assert driver.cuGetErrorString(error) == b"out of memory"
@@ -65,7 +65,7 @@ def test_priorities_run_from_least_to_greatest(driver):
     assert greatest < 0
 
 
-def test_capabilities_that_arenas_build_on_are_there(driver):
+def test_required_capabilities_are_present(driver):
     attributes = driver.api.CUdevice_attribute
     for name in (
         "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",

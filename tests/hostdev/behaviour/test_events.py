@@ -3,7 +3,7 @@
 from drivers import BLOCK
 
 
-def test_an_event_never_recorded_is_complete(driver):
+def test_event_never_recorded_is_complete(driver):
     event = driver.event()
     assert driver.error("cuEventQuery", event) == "SUCCESS"
     driver.cuEventSynchronize(event)
@@ -15,14 +15,14 @@ def test_waiting_for_an_event_never_recorded_waits_for_nothing(driver):
     assert driver.error("cuStreamQuery", stream) == "SUCCESS"
 
 
-def test_an_event_on_an_idle_stream_is_complete_at_once(driver):
+def test_event_on_an_idle_stream_is_complete_at_once(driver):
     stream, event = driver.stream(), driver.event()
     driver.cuEventRecord(event, stream)
     driver.cuEventSynchronize(event)
     assert driver.error("cuEventQuery", event) == "SUCCESS"
 
 
-def test_an_event_on_a_busy_stream_completes_with_the_work_before_it(driver):
+def test_event_on_a_busy_stream_completes_with_the_work_before_it(driver):
     stream, event = driver.stream(), driver.event()
     first = driver.gate(stream)
     driver.cuEventRecord(event, stream)
@@ -34,7 +34,7 @@ def test_an_event_on_a_busy_stream_completes_with_the_work_before_it(driver):
     second.open()
 
 
-def test_a_stream_waits_for_another_streams_event(driver):
+def test_stream_waits_for_another_streams_event(driver):
     first, second, event = driver.stream(), driver.stream(), driver.event()
     pointer, target = driver.memory(BLOCK), driver.memory(BLOCK)
     driver.write(pointer, bytes(BLOCK))
@@ -49,7 +49,7 @@ def test_a_stream_waits_for_another_streams_event(driver):
     assert driver.read(target, BLOCK) == bytes([5]) * BLOCK
 
 
-def test_a_wait_holds_to_the_record_it_saw(driver):
+def test_wait_refers_to_the_record_at_the_call(driver):
     """Recording again after the wait was queued changes nothing for the waiter."""
     first, second, event = driver.stream(), driver.stream(), driver.event()
     gate = driver.gate(first)
@@ -73,7 +73,7 @@ def test_recording_again_moves_the_event(driver):
     gate.open()
 
 
-def test_an_event_destroyed_while_queued_still_releases_its_waiter(driver):
+def test_event_destroyed_while_queued_still_releases_its_waiter(driver):
     first, second = driver.stream(), driver.stream()
     event = driver.cuEventCreate(2)
     gate = driver.gate(first)
@@ -85,7 +85,7 @@ def test_an_event_destroyed_while_queued_still_releases_its_waiter(driver):
     driver.cuStreamSynchronize(second)
 
 
-def test_an_event_outlives_the_stream_it_was_recorded_on(driver):
+def test_event_outlives_the_stream_it_was_recorded_on(driver):
     stream, event = driver.cuStreamCreate(1), driver.event()
     gate = driver.gate(stream)
     driver.cuEventRecord(event, stream)
@@ -119,5 +119,5 @@ def test_elapsed_time_needs_complete_recorded_timed_events(driver):
     gate.open()
 
 
-def test_a_shared_event_must_not_be_timed(driver):
+def test_shared_event_must_not_be_timed(driver):
     assert driver.error("cuEventCreate", 4) == "INVALID_VALUE"

@@ -28,7 +28,7 @@ def test_allocations_do_not_overlap(driver):
         assert first + size <= second
 
 
-def test_large_memory_is_charged_in_blocks_and_given_back(driver):
+def test_large_allocations_are_rounded_and_released(driver):
     before, _ = driver.cuMemGetInfo()
     pointer = driver.cuMemAlloc(64 * BLOCK)
     during, _ = driver.cuMemGetInfo()
@@ -47,7 +47,7 @@ def test_small_allocations_share_a_block(driver):
     assert before - after <= BLOCK
 
 
-def test_more_than_there_is_fails_and_changes_nothing(driver):
+def test_allocation_beyond_capacity_fails_without_a_change(driver):
     before, total = driver.cuMemGetInfo()
     assert driver.error("cuMemAlloc", total + BLOCK) == "OUT_OF_MEMORY"
     # A GPU's driver may keep a block for itself, or give one back, when it has to search.
@@ -58,7 +58,7 @@ def test_zero_bytes_are_refused(driver):
     assert driver.error("cuMemAlloc", 0) == "INVALID_VALUE"
 
 
-def test_freeing_what_is_not_an_allocation_is_refused(driver):
+def test_freeing_an_unknown_address_is_refused(driver):
     pointer = driver.memory(4096)
     assert driver.error("cuMemFree", pointer + 512) == "INVALID_VALUE"
     assert driver.error("cuMemFree", 0) == "SUCCESS"
@@ -80,11 +80,11 @@ def test_free_waits_for_queued_work(driver):
     assert driver.read(target + 8 * BLOCK - 1, 1) == b"\x03"
 
 
-def test_an_address_outside_is_not_found(driver):
+def test_address_range_of_an_outside_address_is_not_found(driver):
     assert driver.error("cuMemGetAddressRange", 4096) in ("NOT_FOUND", "INVALID_VALUE")
 
 
-def test_pinned_memory_is_the_hosts_and_the_devices(driver):
+def test_pinned_memory_is_accessible_to_host_and_device(driver):
     pointer, stream = driver.pinned(100), driver.stream()
     driver.cuMemsetD8Async(pointer, 9, 100, stream)
     driver.cuStreamSynchronize(stream)
@@ -92,20 +92,20 @@ def test_pinned_memory_is_the_hosts_and_the_devices(driver):
     assert int(driver.cuMemHostGetDevicePointer(pointer, 0)) == pointer
 
 
-def test_pinned_memory_is_not_the_devices_capacity(driver):
+def test_pinned_memory_does_not_use_device_capacity(driver):
     before, _ = driver.cuMemGetInfo()
     driver.pinned(8 * BLOCK)
     assert driver.cuMemGetInfo()[0] == before
 
 
-def test_pinned_memory_says_so(driver):
+def test_pointer_attributes_of_pinned_memory(driver):
     pointer = driver.pinned(4096, 1)
     assert int(attribute(driver, "MEMORY_TYPE", pointer + 5)) == 1
     assert int(attribute(driver, "HOST_POINTER", pointer + 5)) == pointer + 5
     assert driver.cuMemHostGetFlags(pointer) == 2  # mapped, as all is; portable goes unsaid
 
 
-def test_device_memory_says_so(driver):
+def test_pointer_attributes_of_device_memory(driver):
     pointer = driver.memory(4096)
     assert int(attribute(driver, "MEMORY_TYPE", pointer)) == 2
     assert int(attribute(driver, "DEVICE_ORDINAL", pointer)) == 0
@@ -122,7 +122,7 @@ def test_device_memory_has_no_host_pointer(driver):
     assert int(code) != 0 or int(value) == 0
 
 
-def test_managed_memory_is_both(driver):
+def test_managed_memory_is_accessible_to_host_and_device(driver):
     pointer = int(driver.cuMemAllocManaged(BLOCK, 1))
     driver.later("cuMemFree", pointer)
     assert attribute(driver, "IS_MANAGED", pointer)
@@ -132,11 +132,11 @@ def test_managed_memory_is_both(driver):
     assert ctypes.string_at(pointer, 4) == b"\x04" * 4
 
 
-def test_managed_memory_needs_an_attachment(driver):
+def test_managed_memory_needs_an_attach_flag(driver):
     assert driver.error("cuMemAllocManaged", 4096, 0) == "INVALID_VALUE"
 
 
-def test_an_unknown_pointer_is_refused_singly_and_zero_in_a_list(driver):
+def test_unknown_pointer_is_refused_singly_and_zero_in_a_list(driver):
     names = driver.api.CUpointer_attribute
     plain = ctypes.create_string_buffer(16)
     address = ctypes.addressof(plain)
@@ -183,7 +183,7 @@ def test_registering_twice_is_refused(driver, pages):
     assert again == overlapping == "HOST_MEMORY_ALREADY_REGISTERED"
 
 
-def test_unregistering_what_is_not_registered_is_refused(driver, pages):
+def test_unregistering_unregistered_memory_is_refused(driver, pages):
     assert driver.error("cuMemHostUnregister", pages) == "HOST_MEMORY_NOT_REGISTERED"
 
 
@@ -233,5 +233,5 @@ def test_memory_can_be_freed_without_a_current_context(driver):
     assert driver.error("cuMemFree", device) == "INVALID_VALUE"
 
 
-def test_nothing_pinned_is_no_memory_and_no_error(driver):
+def test_zero_pinned_bytes_give_null_without_an_error(driver):
     assert int(driver.cuMemHostAlloc(0, 0)) == 0

@@ -79,7 +79,7 @@ def test_work_queued_before_a_free_still_reaches_the_memory(driver, pool):
     assert driver.read(target, BLOCK) == b"\x01" * BLOCK
 
 
-def test_another_stream_gets_it_once_the_free_has_passed(driver):
+def test_another_stream_reuses_memory_once_the_free_completed(driver):
     pool = Pool(
         driver,
         release_threshold=KEEP,
@@ -95,7 +95,7 @@ def test_another_stream_gets_it_once_the_free_has_passed(driver):
     assert again == pointer
 
 
-def test_without_rules_another_stream_gets_other_memory(driver):
+def test_without_reuse_rules_another_stream_gets_other_memory(driver):
     pool = Pool(
         driver,
         release_threshold=KEEP,
@@ -113,7 +113,7 @@ def test_without_rules_another_stream_gets_other_memory(driver):
     gate.open()
 
 
-def test_a_stream_that_waited_for_the_free_gets_it(driver):
+def test_stream_that_waited_for_the_free_reuses_the_memory(driver):
     pool = Pool(
         driver,
         release_threshold=KEEP,
@@ -132,7 +132,7 @@ def test_a_stream_that_waited_for_the_free_gets_it(driver):
     assert again == pointer
 
 
-def test_used_and_reserved_are_counted(driver, pool):
+def test_pool_counts_used_and_reserved(driver, pool):
     stream = driver.stream()
     assert pool.get("used_mem_current") == pool.get("reserved_mem_current") == 0
     pointers = [pool.take(BLOCK, stream) for _ in range(3)]
@@ -157,14 +157,14 @@ def test_high_water_marks_can_only_be_set_to_zero(driver, pool):
     assert driver.error("cuMemPoolSetAttribute", pool.handle, name, value) == "INVALID_VALUE"
 
 
-def test_above_the_threshold_memory_goes_back_at_synchronization(driver):
+def test_memory_above_the_release_threshold_is_released_at_synchronization(driver):
     pool, stream = Pool(driver), driver.stream()
     pool.give(pool.take(4 * BLOCK, stream), stream)
     driver.cuStreamSynchronize(stream)
     assert pool.get("reserved_mem_current") == 0
 
 
-def test_trimming_gives_back_what_is_free(driver, pool):
+def test_trim_releases_free_memory(driver, pool):
     stream = driver.stream()
     kept = pool.take(BLOCK, stream)
     pool.give(pool.take(64 * BLOCK, stream), stream)
@@ -178,7 +178,7 @@ def test_trimming_gives_back_what_is_free(driver, pool):
     assert pool.get("reserved_mem_current") == 0
 
 
-def test_reserved_memory_is_the_devices(driver, pool):
+def test_reserved_pool_memory_uses_device_capacity(driver, pool):
     stream = driver.stream()
     before, _ = driver.cuMemGetInfo()
     pointer = pool.take(64 * BLOCK, stream)
@@ -189,7 +189,7 @@ def test_reserved_memory_is_the_devices(driver, pool):
     assert driver.cuMemGetInfo()[0] == before
 
 
-def test_more_than_there_is_fails(driver, pool):
+def test_pool_allocation_beyond_capacity_fails(driver, pool):
     _, total = driver.cuMemGetInfo()
     taken = driver.error("cuMemAllocFromPoolAsync", 2 * total, pool.handle, driver.stream())
     assert taken == "OUT_OF_MEMORY"
@@ -202,7 +202,7 @@ def test_freeing_twice_is_refused(driver, pool):
     assert driver.error("cuMemFreeAsync", pointer, stream) == "INVALID_VALUE"
 
 
-def test_a_plain_free_takes_pool_memory_too(driver, pool):
+def test_plain_free_takes_pool_memory_too(driver, pool):
     stream = driver.stream()
     pointer = pool.take(BLOCK, stream)
     driver.cuMemsetD8Async(pointer, 1, BLOCK, stream)
@@ -211,7 +211,7 @@ def test_a_plain_free_takes_pool_memory_too(driver, pool):
     assert driver.error("cuMemGetAddressRange", pointer) != "SUCCESS"
 
 
-def test_a_plain_free_of_pool_memory_does_not_wait(driver, pool):
+def test_plain_free_of_pool_memory_does_not_wait(driver, pool):
     stream, held = driver.stream(), driver.stream()
     pointer = pool.take(BLOCK, stream)
     driver.cuStreamSynchronize(stream)
@@ -221,7 +221,7 @@ def test_a_plain_free_of_pool_memory_does_not_wait(driver, pool):
     gate.open()
 
 
-def test_a_destroyed_pool_lives_until_its_last_allocation(driver):
+def test_destroyed_pool_lives_until_its_last_allocation(driver):
     props_pool, stream = Pool(driver), driver.stream()
     pointer = props_pool.take(BLOCK, stream)
     driver.cuMemPoolDestroy(props_pool.handle)
@@ -231,7 +231,7 @@ def test_a_destroyed_pool_lives_until_its_last_allocation(driver):
     driver.cuStreamSynchronize(stream)
 
 
-def test_the_default_pool_serves_and_cannot_be_destroyed(driver):
+def test_default_pool_serves_and_cannot_be_destroyed(driver):
     stream = driver.stream()
     pool = driver.cuDeviceGetDefaultMemPool(driver.device)
     assert int(driver.cuDeviceGetMemPool(driver.device)) == int(pool)
@@ -242,7 +242,7 @@ def test_the_default_pool_serves_and_cannot_be_destroyed(driver):
     assert driver.error("cuMemPoolDestroy", pool) != "SUCCESS"
 
 
-def test_the_devices_pool_can_be_replaced(driver, pool):
+def test_current_pool_of_the_device_can_be_replaced(driver, pool):
     default = driver.cuDeviceGetDefaultMemPool(driver.device)
     driver.cuDeviceSetMemPool(driver.device, pool.handle)
     stream = driver.stream()
@@ -252,7 +252,7 @@ def test_the_devices_pool_can_be_replaced(driver, pool):
     driver.cuDeviceSetMemPool(driver.device, default)
 
 
-def test_the_device_of_a_pool_has_access(driver, pool):
+def test_device_of_a_pool_has_access(driver, pool):
     assert int(driver.cuMemPoolGetAccess(pool.handle, driver.access().location)) == 3
 
 
@@ -287,7 +287,7 @@ def test_only_exportable_pools_export(driver, pool):
     assert driver.error("cuMemPoolExportToShareableHandle", pool.handle, kind, 0) != "SUCCESS"
 
 
-def test_a_pointer_of_an_exportable_pool_exports_once_the_pool_was(driver, shared):
+def test_pointer_of_an_exportable_pool_exports_once_the_pool_was(driver, shared):
     stream = driver.stream()
     pointer = driver.cuMemAllocFromPoolAsync(4096, shared, stream)
     driver.cuStreamSynchronize(stream)
@@ -299,7 +299,7 @@ def test_a_pointer_of_an_exportable_pool_exports_once_the_pool_was(driver, share
     driver.cuMemFreeAsync(pointer, stream)
 
 
-def test_a_pool_takes_thirty_two_megabytes_at_a_time(driver):
+def test_pool_takes_thirty_two_megabytes_at_a_time(driver):
     stream = driver.stream()
     for size, reserved in ((1, 32), (32 << 20, 32), (33 << 20, 64)):
         pool = Pool(driver, release_threshold=KEEP)
@@ -310,13 +310,13 @@ def test_a_pool_takes_thirty_two_megabytes_at_a_time(driver):
         driver.cuStreamSynchronize(stream)
 
 
-def test_nothing_from_a_pool_is_no_memory_and_no_error(driver, pool):
+def test_zero_pool_bytes_give_null_without_an_error(driver, pool):
     stream = driver.stream()
     assert pool.take(0, stream) == 0
     pool.give(0, stream)
 
 
-def test_a_pool_pointer_imported_again_is_at_the_same_address_and_freed_once(driver, shared):
+def test_pool_pointer_imported_again_is_at_the_same_address_and_freed_once(driver, shared):
     kind = driver.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     stream = driver.stream()
     pointer = driver.cuMemAllocFromPoolAsync(4096, shared, stream)

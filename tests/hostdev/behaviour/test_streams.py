@@ -18,7 +18,7 @@ def launch(driver, stream, function):
     return thunk
 
 
-def test_an_idle_stream_is_ready(driver):
+def test_idle_stream_is_ready(driver):
     assert driver.error("cuStreamQuery", driver.stream()) == "SUCCESS"
 
 
@@ -51,7 +51,7 @@ def test_two_streams_do_not_wait_for_each_other(driver):
     gate.open()
 
 
-def test_the_legacy_stream_waits_for_blocking_streams(driver):
+def test_legacy_stream_waits_for_blocking_streams(driver):
     stream, pointer = driver.stream(0), driver.memory(16)
     gate = driver.gate(stream)
     driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
@@ -81,7 +81,7 @@ def test_non_blocking_streams_ignore_the_legacy_stream(driver):
     gate.open()
 
 
-def test_the_legacy_stream_ignores_non_blocking_streams(driver):
+def test_legacy_stream_ignores_non_blocking_streams(driver):
     stream, pointer = driver.stream(), driver.memory(16)
     gate = driver.gate(stream)
     driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
@@ -105,7 +105,7 @@ def test_each_thread_has_its_own_per_thread_stream(driver):
     driver.cuStreamSynchronize(PER_THREAD)
 
 
-def test_the_per_thread_stream_is_a_blocking_stream(driver):
+def test_per_thread_stream_is_a_blocking_stream(driver):
     pointer = driver.memory(16)
     gate = driver.gate(PER_THREAD)
     driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
@@ -116,7 +116,7 @@ def test_the_per_thread_stream_is_a_blocking_stream(driver):
     driver.cuCtxSynchronize()
 
 
-def test_a_context_waits_for_all_its_streams(driver):
+def test_context_waits_for_all_its_streams(driver):
     streams = [driver.stream() for _ in range(5)]
     pointer = driver.memory(5)
     gates = [driver.gate(stream) for stream in streams]
@@ -128,7 +128,7 @@ def test_a_context_waits_for_all_its_streams(driver):
     assert driver.read(pointer, 5) == bytes([1, 2, 3, 4, 5])
 
 
-def test_a_destroyed_stream_still_does_its_work(driver):
+def test_destroyed_stream_still_does_its_work(driver):
     stream, pointer = driver.cuStreamCreate(1), driver.memory(16)
     driver.write(pointer, bytes(16))
     gate = driver.gate(stream)
@@ -139,14 +139,14 @@ def test_a_destroyed_stream_still_does_its_work(driver):
     assert driver.read(pointer, 16) == bytes([7]) * 16
 
 
-def test_flags_priority_and_context_are_what_was_asked(driver):
+def test_stream_has_the_requested_flags_priority_and_context(driver):
     stream = driver.cuStreamCreateWithPriority(1, -1)
     assert driver.cuStreamGetFlags(stream) == 1
     assert driver.cuStreamGetPriority(stream) == -1
     driver.cuStreamDestroy(stream)
 
 
-def test_priorities_outside_the_range_are_brought_into_it(driver):
+def test_priorities_are_clamped(driver):
     least, greatest = driver.cuCtxGetStreamPriorityRange()
     low, high = driver.cuStreamCreateWithPriority(1, 99), driver.cuStreamCreateWithPriority(1, -99)
     assert (driver.cuStreamGetPriority(low), driver.cuStreamGetPriority(high)) == (least, greatest)
@@ -163,7 +163,7 @@ def test_unknown_stream_flags_are_refused(driver):
     assert driver.error("cuStreamCreate", 8) == "INVALID_VALUE"
 
 
-def test_a_host_function_runs_in_stream_order(driver):
+def test_host_function_runs_in_stream_order(driver):
     stream, pinned = driver.stream(), driver.pinned(8)
     word = ctypes.c_uint64.from_address(pinned)
     word.value = 0
@@ -177,7 +177,7 @@ def test_a_host_function_runs_in_stream_order(driver):
     del thunk
 
 
-def test_a_host_function_runs_on_another_thread(driver):
+def test_host_function_runs_on_another_thread(driver):
     stream, seen = driver.stream(), []
     thunk = launch(driver, stream, lambda: seen.append(threading.get_native_id()))
     driver.cuStreamSynchronize(stream)
@@ -197,7 +197,7 @@ def test_a_host_function_runs_on_another_thread(driver):
         (NOR, 0b1, 2**64 - 2, 2**64 - 4),
     ],
 )
-def test_a_stream_waits_for_a_64_bit_value(driver, compare, want, before, after):
+def test_stream_waits_for_a_64_bit_value(driver, compare, want, before, after):
     stream, address = driver.stream(), driver.pinned(8)
     word = ctypes.c_uint64.from_address(address)
     word.value = before
@@ -207,7 +207,7 @@ def test_a_stream_waits_for_a_64_bit_value(driver, compare, want, before, after)
     driver.cuStreamSynchronize(stream)
 
 
-def test_greater_or_equal_is_cyclic(driver):
+def test_greater_or_equal_wait_is_cyclic(driver):
     """Half the circle ahead counts as reached: 2**63 - 1 beyond, but not 2**63."""
     stream, address = driver.stream(), driver.pinned(8)
     word = ctypes.c_uint64.from_address(address)
@@ -221,7 +221,7 @@ def test_greater_or_equal_is_cyclic(driver):
     driver.cuStreamSynchronize(stream)
 
 
-def test_a_stream_waits_for_a_32_bit_value(driver):
+def test_stream_waits_for_a_32_bit_value(driver):
     stream, address = driver.stream(), driver.pinned(4)
     word = ctypes.c_uint32.from_address(address)
     word.value = 2**32 - 1
@@ -231,7 +231,7 @@ def test_a_stream_waits_for_a_32_bit_value(driver):
     driver.cuStreamSynchronize(stream)
 
 
-def test_a_value_written_by_one_stream_releases_another(driver):
+def test_value_written_by_one_stream_releases_another(driver):
     waiter, writer, address = driver.stream(), driver.stream(), driver.pinned(8)
     ctypes.c_uint64.from_address(address).value = 0
     driver.cuStreamWaitValue64(waiter, address, 7, GEQ)
@@ -249,14 +249,14 @@ def test_values_can_be_in_device_memory(driver):
     assert int.from_bytes(driver.read(pointer, 8), "little") == 3
 
 
-def test_a_misaligned_value_is_refused(driver):
+def test_misaligned_value_is_refused(driver):
     stream, address = driver.stream(), driver.pinned(16)
     assert driver.error("cuStreamWaitValue64", stream, address + 1, 1, GEQ) == "INVALID_VALUE"
     assert driver.error("cuStreamWriteValue32", stream, address + 2, 1, 0) == "INVALID_VALUE"
 
 
 @pytest.mark.parametrize("call", ["cuStreamSynchronize", "cuStreamQuery"])
-def test_asking_the_legacy_stream_covers_all_blocking_streams(driver, call):
+def test_querying_the_legacy_stream_covers_all_blocking_streams(driver, call):
     streams = [driver.stream(0), driver.stream(0)]
     gates = [driver.gate(stream) for stream in streams]
     assert driver.error("cuStreamQuery", LEGACY) == "NOT_READY"
@@ -270,7 +270,7 @@ def test_asking_the_legacy_stream_covers_all_blocking_streams(driver, call):
     assert [driver.error("cuStreamQuery", stream) for stream in streams] == ["SUCCESS"] * 2
 
 
-def test_an_event_on_the_empty_legacy_stream_waits_for_blocking_streams(driver):
+def test_event_on_the_empty_legacy_stream_waits_for_blocking_streams(driver):
     stream, event = driver.stream(0), driver.event()
     gate = driver.gate(stream)
     driver.cuEventRecord(event, LEGACY)
@@ -279,7 +279,7 @@ def test_an_event_on_the_empty_legacy_stream_waits_for_blocking_streams(driver):
     driver.cuEventSynchronize(event)
 
 
-def test_work_goes_from_one_blocking_stream_to_another_through_the_legacy_stream(driver):
+def test_legacy_stream_orders_two_blocking_streams(driver):
     first, second, pointer = driver.stream(0), driver.stream(0), driver.memory(16)
     gate = driver.gate(first)
     driver.cuMemsetD8Async(pointer, 1, 16, LEGACY)
@@ -291,7 +291,7 @@ def test_work_goes_from_one_blocking_stream_to_another_through_the_legacy_stream
     assert driver.read(pointer, 16) == b"\x02" * 16
 
 
-def test_what_belongs_to_a_stream_or_an_event_needs_no_current_context(driver):
+def test_stream_and_event_calls_need_no_current_context(driver):
     stream, event, pointer = driver.cuStreamCreate(1), driver.cuEventCreate(2), driver.memory(16)
 
     def run():
@@ -309,5 +309,5 @@ def test_what_belongs_to_a_stream_or_an_event_needs_no_current_context(driver):
 
 
 @pytest.mark.parametrize("stream", [0, LEGACY, PER_THREAD])
-def test_the_default_streams_cannot_be_destroyed(driver, stream):
+def test_default_streams_cannot_be_destroyed(driver, stream):
     assert driver.error("cuStreamDestroy", stream) == "INVALID_HANDLE"

@@ -18,7 +18,7 @@ def test_mapped_memory_holds_bytes(driver):
     assert driver.read(pointer + BLOCK, BLOCK) == b"x" * BLOCK
 
 
-def test_one_handle_is_at_two_addresses_in_stream_order(driver):
+def test_one_handle_mapped_at_two_addresses_is_coherent_in_stream_order(driver):
     pointer, handle, stream = driver.reserve(2 * BLOCK), driver.physical(), driver.stream()
     target = driver.memory(BLOCK)
     driver.map(pointer, handle)
@@ -40,7 +40,7 @@ def test_neighbouring_mappings_are_one_range_to_a_copy(driver):
     assert driver.read(pointer, 3 * BLOCK) == data
 
 
-def test_a_handle_keeps_its_bytes_when_it_moves(driver):
+def test_handle_keeps_its_bytes_when_it_moves(driver):
     pointer, handle = driver.reserve(2 * BLOCK), driver.physical()
     driver.map(pointer, handle)
     driver.write(pointer, b"m" * 100)
@@ -49,7 +49,7 @@ def test_a_handle_keeps_its_bytes_when_it_moves(driver):
     assert driver.read(pointer + BLOCK, 100) == b"m" * 100
 
 
-def test_an_offset_into_a_handle_is_not_supported(driver):
+def test_offset_into_a_handle_is_not_supported(driver):
     pointer, handle = driver.reserve(2 * BLOCK), driver.physical(2 * BLOCK)
     assert driver.error("cuMemMap", pointer, BLOCK, BLOCK, handle, 0) == "NOT_SUPPORTED"
 
@@ -70,7 +70,7 @@ def test_several_whole_mappings_are_unmapped_in_one_call(driver):
         driver.map(pointer + index * BLOCK, driver.physical())
 
 
-def test_unmapping_passes_over_gaps(driver):
+def test_unmapping_skips_gaps(driver):
     pointer = driver.reserve(8 * BLOCK)
     for index in (1, 3):
         driver.cuMemMap(pointer + index * BLOCK, BLOCK, 0, driver.physical(), 0)
@@ -79,20 +79,20 @@ def test_unmapping_passes_over_gaps(driver):
     driver.map(pointer + BLOCK, driver.physical(3 * BLOCK), 3 * BLOCK)
 
 
-def test_unmapping_addresses_that_nobody_reserved_is_refused(driver):
+def test_unmapping_unreserved_addresses_is_refused(driver):
     pointer = driver.reserve(BLOCK)
     assert driver.error("cuMemUnmap", pointer + (1 << 40), BLOCK) == "INVALID_VALUE"
     assert driver.error("cuMemUnmap", pointer, 0) == "INVALID_VALUE"
 
 
-def test_a_handle_is_mapped_whole(driver):
+def test_handle_is_mapped_whole(driver):
     pointer, handle = driver.reserve(4 * BLOCK), driver.physical(2 * BLOCK)
     for size in (BLOCK, 3 * BLOCK, 4096):
         assert driver.error("cuMemMap", pointer, size, 0, handle, 0) == "NOT_SUPPORTED"
     driver.map(pointer, handle, 2 * BLOCK)
 
 
-def test_an_occupied_address_cannot_be_mapped(driver):
+def test_occupied_address_cannot_be_mapped(driver):
     pointer = driver.reserve(2 * BLOCK)
     driver.map(pointer, driver.physical())
     assert driver.error("cuMemMap", pointer, BLOCK, 0, driver.physical(), 0) == "INVALID_VALUE"
@@ -103,7 +103,7 @@ def test_only_reserved_addresses_can_be_mapped(driver):
     assert driver.error("cuMemMap", pointer, BLOCK, 0, handle, 0) == "INVALID_VALUE"
 
 
-def test_a_range_with_mappings_cannot_be_freed(driver):
+def test_range_with_mappings_cannot_be_freed(driver):
     pointer = driver.reserve(2 * BLOCK)
     driver.map(pointer, driver.physical())
     assert driver.error("cuMemAddressFree", pointer, 2 * BLOCK) == "INVALID_VALUE"
@@ -117,7 +117,7 @@ def test_memory_cannot_be_reached_before_access_is_set(driver):
     driver.write(pointer, b"x" * 16)
 
 
-def test_access_is_what_was_set(driver):
+def test_access_query_returns_what_was_set(driver):
     pointer = driver.reserve(BLOCK)
     driver.map(pointer, driver.physical())
     assert driver.cuMemGetAccess(driver.access().location, pointer) == 3
@@ -135,7 +135,7 @@ def test_sizes_are_multiples_of_the_granularity(driver, size):
     assert driver.error("cuMemCreate", size, driver.prop(), 0) == "INVALID_VALUE"
 
 
-def test_a_range_far_larger_than_memory_can_be_reserved(driver):
+def test_range_far_larger_than_memory_can_be_reserved(driver):
     size = 32 << 40
     pointer = driver.cuMemAddressReserve(size, 0, 0, 0)
     assert int(pointer) % BLOCK == 0
@@ -167,7 +167,7 @@ def test_handles_are_charged_until_released_and_unmapped(driver):
     assert driver.cuMemGetInfo()[0] == before
 
 
-def test_the_handle_behind_an_address_can_be_had_back(driver):
+def test_handle_of_a_mapped_address_can_be_retained(driver):
     pointer, handle = driver.reserve(2 * BLOCK), driver.cuMemCreate(BLOCK, driver.prop(), 0)
     driver.map(pointer, handle)
     driver.write(pointer, b"same")
@@ -197,13 +197,13 @@ def test_only_exportable_handles_export(driver):
     assert driver.error("cuMemExportToShareableHandle", driver.physical(), kind, 0) != "SUCCESS"
 
 
-def test_properties_are_those_of_creation(driver):
+def test_handle_properties_are_those_of_creation(driver):
     prop = driver.cuMemGetAllocationPropertiesFromHandle(driver.physical())
     assert prop.location.type == driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     assert prop.location.id == 0
 
 
-def test_none_of_it_waits_for_a_stream(driver):
+def test_virtual_memory_calls_do_not_wait_for_streams(driver):
     stream, pointer = driver.stream(), driver.reserve(BLOCK)
     gate = driver.gate(stream)
     handle = driver.cuMemCreate(BLOCK, driver.prop(), 0)
@@ -237,14 +237,14 @@ def test_importing_a_handle_charges_nothing(driver):
     os.close(descriptor)
 
 
-def test_a_reservation_is_freed_whole(driver):
+def test_reservation_is_freed_whole(driver):
     pointer = driver.cuMemAddressReserve(4 * BLOCK, 0, 0, 0)
     assert driver.error("cuMemAddressFree", pointer, 2 * BLOCK) == "INVALID_VALUE"
     driver.cuMemAddressFree(pointer, 4 * BLOCK)
     assert driver.error("cuMemAddressFree", pointer, 4 * BLOCK) == "INVALID_VALUE"
 
 
-def test_a_mappings_range_is_its_reservation(driver):
+def test_address_range_of_a_mapping_is_its_reservation(driver):
     names = driver.api.CUpointer_attribute
     pointer = driver.reserve(4 * BLOCK)
     driver.map(pointer + BLOCK, driver.physical())
