@@ -15,7 +15,7 @@ class Indexable:
         return 1000
 
 
-@pytest.mark.parametrize("method", ["allocate", "allocate_persistent", "reserve"])
+@pytest.mark.parametrize("method", ["allocate", "allocate_persistent"])
 def test_zero_bytes_give_an_empty_buffer(arena, method):
     buffer = getattr(arena, method)(0)
     assert (buffer.ptr, buffer.nbytes, buffer.allocated, len(buffer)) == (0, 0, 0, 0)

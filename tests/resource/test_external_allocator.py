@@ -132,7 +132,7 @@ def test_invalid_alignment_is_refused(allocator, heap, alignment):
      (1 << 50, gpumem.OutOfMemoryError)],
 )  # fmt: skip
 def test_invalid_size_is_refused_before_any_callback(allocator, heap, nbytes, error):
-    for call in (allocator.allocate, allocator.allocate_persistent, allocator.reserve):
+    for call in (allocator.allocate, allocator.allocate_persistent):
         with pytest.raises(error):
             call(nbytes)
     assert heap.calls == []
@@ -159,7 +159,7 @@ def test_empty_cache_runs_only_after_a_persistent_free(allocator, heap):
     assert heap.names() == ["alloc", "free"]
     allocator.allocate_persistent(10).close()
     assert heap.names()[2:] == ["alloc", "free", "empty_cache"]
-    allocator.reserve(10).close()
+    allocator.allocate_persistent(10).close()
     assert heap.names()[5:] == ["alloc", "free", "empty_cache"]
 
 

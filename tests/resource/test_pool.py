@@ -325,7 +325,7 @@ def test_size_beyond_the_address_space_is_out_of_memory_without_a_driver_call(po
 
 
 def test_persistent_blocks_count_in_stats(pool):
-    with pool.allocate_persistent(1000), pool.reserve(24):
+    with pool.allocate_persistent(1000), pool.allocate_persistent(24):
         assert pool.stats().num_reserves == 2
     assert pool.stats().num_frees == 2
     assert not pool.is_arena
