@@ -6,12 +6,12 @@ import gc
 
 import numpy as np
 import pytest
+from helpers.child import run_quietly
+from helpers.driver import HostDriver
 
 import gpumem
 from gpumem import Budget
 from gpumem._testing.arenas import release_retired
-from tests.helpers.child import run_quietly
-from tests.helpers.driver import HostDriver
 
 MIB = 1 << 20
 BACKINGS = ("virtual", "regions")

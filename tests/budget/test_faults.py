@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from helpers.threads import in_a_thread
 
 import gpumem
 from gpumem import Budget
 from gpumem._testing.arenas import release_retired
-from tests.helpers.threads import in_a_thread
 
 MIB = 1 << 20
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1

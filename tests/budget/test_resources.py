@@ -7,10 +7,10 @@ import gc
 
 import numpy as np
 import pytest
+from helpers.driver import HostDriver
 
 import gpumem
 from gpumem import Budget
-from tests.helpers.driver import HostDriver
 
 LIMIT = 10_000
 COUNTS = ("reserved", "in_use")

@@ -7,11 +7,11 @@ import pickle
 import threading
 
 import pytest
+from helpers.child import run_quietly
 
 import gpumem
 from gpumem import Budget, Reservation
 from gpumem.errors import BudgetExceededError, ReservationError
-from tests.helpers.child import run_quietly
 
 
 def exceeded(budget, nbytes):

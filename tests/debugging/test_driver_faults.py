@@ -1,4 +1,4 @@
-"""Every driver call of a debugged arena's life fails once: books, blocks and guards stay whole."""
+"""A failure of any driver call of a debugged arena leaves counters, blocks and guards whole."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""The ends of processes with a debug heap: leaks are told, faults too, and nothing else."""
+"""Process exit with a debug heap: leaks and faults are reported, and nothing else."""
 
 from pathlib import Path
 
