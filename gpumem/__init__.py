@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 try:
     from gpumem._core import Arena
-except ModuleNotFoundError as missing:
-    if missing.name != "gpumem._core":
+except ModuleNotFoundError as _missing:
+    if _missing.name != "gpumem._core":
         raise
     raise ImportError(
         f"{__path__[0]} is source that was not compiled: run `pip install -e .` beside it, or "
