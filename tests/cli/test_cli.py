@@ -489,7 +489,7 @@ def test_demo_fails_when_a_library_raises(gpumem_command, monkeypatch):
 
 def test_demo_fails_when_an_allocation_fails(gpumem_command, monkeypatch):
     def limited(trace, device, **options):
-        return original(trace, device, max_mem=1 << 30)
+        return original(trace, device, max_mem=trace.peak_requested * 9 // 10)
 
     original = replaying.replay
     monkeypatch.setattr(replaying, "replay", limited)

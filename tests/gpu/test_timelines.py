@@ -25,42 +25,49 @@ def streams():
     return gpumem.Stream("cuda:0"), gpumem.Stream("cuda:0")
 
 
+@pytest.fixture
+def let_the_device_work(arena, driver):
+    """Return when the device has done work on a stream that nothing holds back."""
+    stream = gpumem.Stream("cuda:0")
+    buffer = arena.allocate(MIB, stream)  # now: later it might wait for streams that are held
+
+    def work():
+        for value in range(100):
+            driver.call(driver.cuMemsetD8Async, buffer.ptr, value, MIB, stream.ptr)
+        stream.synchronize()
+
+    yield work
+    buffer.close()
+
+
 def test_gpu_supports_host_timelines():
     assert semaphore_capability("cuda:0", SemaphoreType.HOST_TIMELINE)
     assert semaphore_capability("cuda:0", SemaphoreType.TIMELINE_OPAQUE_FD)
     assert not semaphore_capability("cuda:0", SemaphoreType.D3D12_FENCE)
 
 
-def let_the_device_work(driver, stream):
-    """Return when the device has done later work, on a stream that nothing holds back."""
-    with gpumem.Arena("cuda:0") as arena, arena.allocate(MIB, stream) as buffer:
-        for value in range(100):
-            driver.call(driver.cuMemsetD8Async, buffer.ptr, value, MIB, stream.ptr)
-        stream.synchronize()
-
-
-def test_cpu_signal_releases_a_stream(driver, timeline, streams):
-    stream, other = streams
+def test_cpu_signal_releases_a_stream(let_the_device_work, timeline, streams):
+    stream, _ = streams
     timeline.enqueue_wait(stream, 1 << 40)
-    let_the_device_work(driver, other)
+    let_the_device_work()
     assert not stream.query()
     timeline.signal((1 << 40) - 1)
-    let_the_device_work(driver, other)
+    let_the_device_work()
     assert not stream.query()
     timeline.signal(1 << 40)
     stream.synchronize()
     timeline.close()
 
 
-def test_stream_signal_wakes_the_cpu(driver, timeline, streams):
-    stream, other = streams
+def test_stream_signal_wakes_the_cpu(let_the_device_work, timeline, streams):
+    stream, _ = streams
     woken = []
     thread = threading.Thread(target=lambda: woken.append(timeline.wait(2, timeout=60)))
     thread.start()
     wait_for_waiters(timeline)  # in a page that no device has written yet
     timeline.enqueue_wait(stream, 1)
     timeline.enqueue_signal(stream, 2)
-    let_the_device_work(driver, other)
+    let_the_device_work()
     assert not woken
     with timeline.export() as handle, HostTimeline.from_fd(handle) as there:
         assert (there.pending, there.value()) == (2, 0)
@@ -122,13 +129,13 @@ def test_cpu_and_stream_take_turns(timeline, streams):
     assert timeline.value() == 1000
 
 
-def test_signals_take_effect_in_submission_order(driver, timeline, streams):
+def test_signals_take_effect_in_submission_order(let_the_device_work, timeline, streams):
     one, two = streams
     gate = HostTimeline.create()
     gate.enqueue_wait(one, 1)
     timeline.enqueue_signal(one, 5)
     timeline.enqueue_signal(two, 7)
-    let_the_device_work(driver, gpumem.Stream("cuda:0"))
+    let_the_device_work()
     assert timeline.value() == 0
     gate.signal(1)
     timeline.wait(7, timeout=60)
