@@ -12,6 +12,7 @@ import time
 
 import pytest
 import rich.console
+from helpers.waiting import wait_until
 
 import gpumem
 from gpumem import observe
@@ -46,10 +47,8 @@ def arena():
 
 
 def wait_for_an_update():
-    now, end = time.monotonic(), time.monotonic() + PROMPTLY
-    while observe.LivePage.of_process(os.getpid()).clock <= now:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    now = time.monotonic()
+    wait_until(lambda: observe.LivePage.of_process(os.getpid()).clock > now)
 
 
 @pytest.fixture
