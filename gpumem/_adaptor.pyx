@@ -17,7 +17,6 @@ from gpumem._buffer cimport (
     resource_claim,
     size_of,
 )
-from gpumem._deferred cimport Deferred, defer, report_unraisable, run_deferred
 from gpumem._driver cimport CUstream, place_is_dead
 from gpumem._lease cimport Lease, Uses, lease_drop
 from gpumem._ledger cimport (
@@ -36,6 +35,7 @@ from gpumem._ledger cimport (
     ledger_return,
 )
 from gpumem._stream cimport stream_handle
+from gpumem._support.deferred cimport Deferred, defer, report_unraisable, run_deferred
 
 from gpumem.errors import ClosedError, OutOfMemoryError
 from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport

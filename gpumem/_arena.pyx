@@ -95,7 +95,6 @@ from gpumem._driver cimport (
     place_is_dead,
     place_relax,
     place_restore,
-    process,
 )
 from gpumem._lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._page_budget cimport budget_init
@@ -103,7 +102,6 @@ from gpumem._page_space cimport space_create, space_destroy
 from gpumem._recorder cimport tap_close
 from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
 from gpumem._support.lock cimport (
-    Lock,
     lock_acquire,
     lock_init,
     lock_release,
@@ -112,6 +110,8 @@ from gpumem._support.lock cimport (
     owner_leave,
 )
 from gpumem._support.memory cimport lines_alloc
+from gpumem._support.process cimport on_fork
+from gpumem._support.retired cimport Retired, retire, take_retired
 from gpumem._support.streams cimport LEGACY_STREAM
 
 cdef enum:
@@ -121,10 +121,7 @@ cdef enum:
 
 # Arenas that nobody refers to any more; their regions go back to the driver at the next call
 # that may block. Finalizers put them here, because they must neither block nor call the driver.
-cdef ArenaCore* retired_arenas = NULL
-cdef Lock retired_lock
-cdef uint32_t retired_generation = process.generation
-lock_init(&retired_lock)
+cdef Retired* retired_arenas = NULL
 cdef uint64_t serials = 0
 
 
@@ -402,38 +399,26 @@ cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil:
 
 
 cdef void forget_after_fork() noexcept nogil:
-    # In a fork's child the list holds the parent's arenas, and another thread may have held the
-    # lock: begin anew.
-    global retired_arenas, retired_generation
-    if retired_generation != process.generation:
-        retired_generation = process.generation
-        retired_arenas = NULL
-        lock_init(&retired_lock)
+    global retired_arenas
+    retired_arenas = NULL       # the parent's
+
+
+on_fork(NULL, NULL, forget_after_fork)
 
 
 cdef void arena_drop(ArenaCore* arena) noexcept nogil:
-    global retired_arenas
     if count_add(&arena.references, -1) != 0 or place_is_dead(arena.place):
         return                      # the dead are not collected: their books stay as they were
-    forget_after_fork()
-    lock_acquire(&retired_lock)
-    arena.next_retired = retired_arenas
-    retired_arenas = arena
-    lock_release(&retired_lock)
+    retire(&retired_arenas, &arena.end, arena)
 
 
 cdef void arena_reap() noexcept nogil:
     # Destroys the arenas that finalizers left; called where blocking is allowed.
-    global retired_arenas
+    cdef Retired* link = take_retired(&retired_arenas)
     cdef ArenaCore* arena
-    cdef ArenaCore* following
-    forget_after_fork()
-    lock_acquire(&retired_lock)
-    arena = retired_arenas
-    retired_arenas = NULL
-    lock_release(&retired_lock)
-    while arena != NULL:
-        following = arena.next_retired
+    while link != NULL:
+        arena = <ArenaCore*>link.thing
+        link = link.next
         if not place_is_dead(arena.place):
             if arena.heap != NULL:
                 heap_drain(arena)
@@ -441,7 +426,6 @@ cdef void arena_reap() noexcept nogil:
             destroy_events(arena)
             destroy_events(arena)       # what the driver refused is asked once more
         forget(arena)
-        arena = following
 
 
 cdef int arena_close(ArenaCore* arena) noexcept nogil:

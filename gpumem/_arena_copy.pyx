@@ -3,12 +3,12 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from gpumem._arena_cache cimport caches_hold, caches_thaw
 from gpumem._arena_types cimport arena_reserved, ArenaCore, SPACES, ThreadCache
 from gpumem._bfc cimport Bfc, Chunk, NIL, Region
 from gpumem._pages cimport address_of, GRANULE_BITS, Page, Space
+from gpumem._support.clock cimport clock_ns
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef enum:
@@ -26,7 +26,7 @@ cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
             arena_copy_free(copy)
             return False
         room = copy[0]
-        begin = clock()
+        begin = clock_ns()
         caches_hold(arena)
         lock_acquire(&arena.lock)
         enough = fits(arena, &room)
@@ -34,7 +34,7 @@ cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
             copy_books(arena, copy)
         lock_release(&arena.lock)
         caches_thaw(arena)
-        copy.held = clock() - begin
+        copy.held = clock_ns() - begin
     return True
 
 
@@ -144,9 +144,3 @@ cdef void add_untold(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
         copy.stats.num_allocs += cache.allocs
         copy.stats.num_frees += cache.frees
         cache = cache.next
-
-
-cdef uint64_t clock() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec

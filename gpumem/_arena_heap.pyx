@@ -49,12 +49,14 @@ from gpumem._arena_types cimport (
     STATE_OPEN,
     stamp_free,
 )
-from gpumem._arena_wait cimport clock, sleep, wait_for_streams
+from gpumem._arena_wait cimport sleep, wait_for_streams
 from gpumem._bfc cimport ABSURD, QUANTUM
-from gpumem._driver cimport CUDA_SUCCESS, CUresult, place_is_dead, process
+from gpumem._driver cimport CUDA_SUCCESS, CUresult, place_is_dead
 from gpumem._lease cimport Uses
 from gpumem._support.atomics cimport count_add, store64
+from gpumem._support.clock cimport clock_ns
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
+from gpumem._support.process cimport on_fork
 
 cdef enum:
     LOOK_AGAIN = 100000         # ns between two looks at blocks whose streams are not done
@@ -62,7 +64,6 @@ cdef enum:
 # Heaps whose arena lives, for addresses that nobody claims. `heaps_lock` comes before a heap's.
 cdef DebugHeap* heaps = NULL
 cdef Lock heaps_lock
-cdef uint32_t heaps_generation = process.generation
 lock_init(&heaps_lock)
 
 
@@ -102,7 +103,6 @@ cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
     heap.give = give
     arena.heap = heap
     arena.detour = True
-    forget_parents_heaps()
     lock_acquire(&heaps_lock)
     heap.next = heaps
     heaps = heap
@@ -116,7 +116,6 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
     cdef DebugHeap** link = &heaps
     cdef HeapBlock* block
     cdef int state
-    forget_parents_heaps()
     lock_acquire(&heaps_lock)
     while link[0] != NULL and link[0] != heap:
         link = &link[0].next
@@ -136,13 +135,14 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
     heap_drop(heap)
 
 
-cdef void forget_parents_heaps() noexcept nogil:
-    # In a fork's child they are the parent's, and another thread may have held the lock.
-    global heaps, heaps_generation
-    if heaps_generation != process.generation:
-        heaps_generation = process.generation
-        heaps = NULL
-        lock_init(&heaps_lock)
+cdef void forget_after_fork() noexcept nogil:
+    # The heaps are the parent's.
+    global heaps
+    heaps = NULL
+    lock_init(&heaps_lock)
+
+
+on_fork(NULL, NULL, forget_after_fork)
 
 
 # ---- allocating ----------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ cdef bint wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint64_t* until)
     cdef bint found
     lock_release(&arena.heap.turn)
     found = wait_for_streams(arena, stream_slot, until)
-    while not found and holds_any(arena.heap) and clock() < until[0]:
+    while not found and holds_any(arena.heap) and clock_ns() < until[0]:
         sleep(LOOK_AGAIN)
         found = heap_flush(arena) != 0
     lock_acquire(&arena.heap.turn)
@@ -340,7 +340,6 @@ cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
 cdef void heap_bad_free(uint64_t address) noexcept nogil:
     cdef HeapSite site
     cdef DebugHeap* heap
-    forget_parents_heaps()
     if heaps == NULL:
         return
     lock_acquire(&heaps_lock)

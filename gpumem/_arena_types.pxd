@@ -34,6 +34,7 @@ from gpumem._pages cimport Space
 from gpumem._recorder cimport Tap
 from gpumem._support.atomics cimport load32, published64, store32
 from gpumem._support.lock cimport Lock, OwnerLock
+from gpumem._support.retired cimport Retired
 
 cdef extern from *:
     """
@@ -223,7 +224,7 @@ cdef struct ArenaCore:
     int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
     int32_t last_code       # CUresult of the driver's last refusal
     const char* last_call   # the call that was refused; NULL: the backing's own
-    ArenaCore* next_retired  # list of arenas that nobody refers to any more
+    Retired end             # in the list of arenas that nothing refers to any more
     DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
 
 cdef inline Bfc* table_for(ArenaCore* arena, uint64_t size) noexcept nogil:

@@ -13,6 +13,5 @@ from gpumem._arena_types cimport ArenaCore
 # the monotonic clock) at which the allocation gives up.
 cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil
 
-# Nanoseconds of the monotonic clock, and a pause of so many.
-cdef uint64_t clock() noexcept nogil
+# A pause.
 cdef void sleep(uint64_t nanoseconds) noexcept nogil

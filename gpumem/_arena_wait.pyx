@@ -1,11 +1,12 @@
 """Waiting for other streams when memory is out; see _arena_wait.pxd."""
 
 from libc.stdint cimport uint32_t, uint64_t
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, nanosleep, timespec
+from posix.time cimport nanosleep, timespec
 
 from gpumem._arena_streams cimport is_worth_asking, release_completed
 from gpumem._arena_types cimport ArenaCore, StreamSlot
 from gpumem._support.atomics cimport load32, load64
+from gpumem._support.clock cimport clock_ns
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef enum:
@@ -16,7 +17,7 @@ cdef enum:
 cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
     cdef uint64_t before = load64(&arena.completions)
     cdef uint64_t pause = FIRST_PAUSE
-    cdef uint64_t now = clock()
+    cdef uint64_t now = clock_ns()
     if until[0] == 0:
         until[0] = now + arena.settings.oom_wait
     while True:
@@ -30,7 +31,7 @@ cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) no
             return False
         sleep(pause if pause < until[0] - now else until[0] - now)
         pause = pause * 2 if pause < LONGEST_PAUSE else LONGEST_PAUSE
-        now = clock()
+        now = clock_ns()
 
 
 cdef bint is_there_hope(ArenaCore* arena, uint32_t taker) noexcept nogil:
@@ -56,12 +57,6 @@ cdef void give_up(ArenaCore* arena) noexcept nogil:
     for stream_slot in range(1, arena.table.stream_slot_count):
         arena.streams[stream_slot].gave_up = arena.streams[stream_slot].event_epoch
     lock_release(&arena.lock)
-
-
-cdef uint64_t clock() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
 
 
 cdef void sleep(uint64_t nanoseconds) noexcept nogil:

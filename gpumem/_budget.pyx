@@ -28,9 +28,9 @@ from gpumem._budget_core cimport (
     holdings_free,
     tell_crossed,
 )
-from gpumem._deferred cimport report_unraisable
-from gpumem._driver cimport process, process_is_exiting
 from gpumem._support.atomics cimport store64, sum_add
+from gpumem._support.deferred cimport report_unraisable
+from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._arguments import require
 from gpumem.device import Device
@@ -623,13 +623,7 @@ cdef void tell_of_crossings() noexcept:
         level = budget_next_crossed()
 
 
-cdef int tell_soon(void* nothing) noexcept:
-    if not process_is_exiting():
-        tell_of_crossings()
-    return 0
-
-
-tell_crossed = tell_soon
+tell_crossed = tell_of_crossings
 
 
 # ---- failing -------------------------------------------------------------------------------------

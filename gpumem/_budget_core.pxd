@@ -77,7 +77,7 @@ cdef BudgetCore* budget_next_crossed() noexcept nogil
 cdef bint budget_has_crossed() noexcept nogil
 # Sees to it that `tell_crossed` is called, with the interpreter lock, by the main thread at latest.
 cdef void budget_note_crossed() noexcept nogil
-cdef int (*tell_crossed)(void*) noexcept
+cdef void (*tell_crossed)() noexcept
 
 # Charges every level or none; False: one refuses. More than 0 bytes.
 cdef inline bint budget_admit(BudgetCore* level, uint64_t nbytes) noexcept nogil:

@@ -4,17 +4,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport strdup
 
-from gpumem._driver cimport process_is_exiting
 from gpumem._support.atomics cimport count_add, flag_take, load32, store32
+from gpumem._support.deferred cimport call_soon
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport lines_alloc
-
-cdef extern from "pthread.h" nogil:
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
-                       void (*child)() noexcept nogil)
-
-cdef extern from "Python.h":
-    int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) noexcept nogil
+from gpumem._support.process cimport on_fork
 
 # The lock of the trees: every link between levels, and the list of all.
 cdef Lock trees
@@ -123,7 +117,7 @@ cdef void after_fork_in_child() noexcept nogil:
 
 
 lock_init(&trees)
-pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child)
+on_fork(before_fork, after_fork_in_parent, after_fork_in_child)
 
 
 # ---- looking at it -------------------------------------------------------------------------------
@@ -224,5 +218,5 @@ cdef bint budget_has_crossed() noexcept nogil:
 
 cdef void budget_note_crossed() noexcept nogil:
     store32(&crossings, 1)
-    if tell_crossed != NULL and not process_is_exiting():
-        Py_AddPendingCall(tell_crossed, NULL)
+    if tell_crossed != NULL:
+        call_soon(tell_crossed)

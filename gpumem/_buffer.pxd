@@ -17,6 +17,7 @@ cdef class MemoryResource:
     cdef DLDevice dl_device             # what DLPack calls the memory
     cdef bint cpu_can_read              # blocks are host-accessible
     cdef bint is_read_only              # nobody may write them
+    cdef bint is_foreign                # gpumem did not allocate them
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
     cdef BlockLedger* ledger            # of what takes and frees blocks one by one; else NULL
     cdef object __weakref__
@@ -96,6 +97,8 @@ cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t reques
 cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot)
 # Closes it. Its only way out.
 cdef void buffer_end(Buffer buffer) noexcept
+# Raises if the buffer is closed, or its bytes are not where they were.
+cdef int require_open(Buffer buffer) except -1
 # One more reference to the block, for a view; NULL for an empty buffer. drop_share ends it.
 cdef Lease* buffer_share(Buffer buffer) except? NULL
 cdef inline void drop_share(void* lease) noexcept nogil:

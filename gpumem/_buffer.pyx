@@ -10,7 +10,6 @@ from gpumem._backing_managed cimport HOST_SIDE, managed_advise, managed_prefetch
 from gpumem._bfc cimport ABSURD
 from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
 from gpumem._budget_core cimport budget_has_crossed
-from gpumem._deferred cimport Deferred, defer, run_deferred
 from gpumem._dlpack cimport (
     DL_CPU,
     DL_CUDA,
@@ -74,6 +73,7 @@ from gpumem._ledger cimport (
 )
 from gpumem._raw cimport user_allocate, user_deallocate
 from gpumem._stream cimport Stream, stream_handle
+from gpumem._support.deferred cimport Deferred, defer, run_deferred
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem._arguments import power_of_two, require
@@ -1186,13 +1186,19 @@ cdef void buffer_end(Buffer buffer) noexcept:
         buffer.resource.give_back(buffer)
 
 
-cdef Lease* buffer_share(Buffer buffer) except? NULL:
-    """Return one more reference to the block, for a view; NULL for an empty buffer."""
+cdef int require_open(Buffer buffer) except -1:
     if buffer.is_closed:
         raise ClosedError("this buffer is closed")
+    if buffer.block_bytes:
+        buffer.resource.require_present()
+    return 0
+
+
+cdef Lease* buffer_share(Buffer buffer) except? NULL:
+    """Return one more reference to the block, for a view; NULL for an empty buffer."""
+    require_open(buffer)
     if buffer.block_bytes == 0:
         return NULL
-    buffer.resource.require_present()
     if buffer.shared == NULL:
         buffer.shared = buffer.resource.lease(buffer)
         buffer.shared.uses = buffer.uses

@@ -33,7 +33,6 @@ from gpumem._driver cimport (
     place_enter,
     place_leave,
 )
-from gpumem._foreign cimport buffer_is_foreign
 from gpumem._order cimport (
     order_after,
     order_before,
@@ -152,7 +151,7 @@ cdef bint is_cpus(Buffer buffer):
 
 cdef bint is_plain(Buffer buffer):
     """Tell whether it is an array of the CPU's that somebody else made, pinned or not."""
-    return is_cpus(buffer) and buffer_is_foreign(buffer)
+    return is_cpus(buffer) and buffer.home.is_foreign
 
 
 cdef int look_at(Way* way, DriverDevice place, Buffer dst, Buffer src, const Rows* rows) except -1:
@@ -170,7 +169,7 @@ cdef int look_at(Way* way, DriverDevice place, Buffer dst, Buffer src, const Row
 cdef bint is_devices(Buffer buffer):
     """Tell whether it is memory that only its own device reaches without help."""
     return (buffer.home.memory.kind is MemoryKind.DEVICE
-            or (is_cpus(buffer) and not buffer_is_foreign(buffer)))
+            or (is_cpus(buffer) and not buffer.home.is_foreign))
 
 
 cdef bint is_known(Buffer buffer, DriverDevice place, uint64_t low, uint64_t high) except -1:
@@ -262,9 +261,9 @@ cdef int join(Buffer dst, Buffer src, DriverDevice place, const Way* way) except
         wait_for_stream(&place.place, way.stream)       # as good, and slower
         return 0
     # gpumem's own memory is freed in the order of its stream; others hear of our end at once.
-    if buffer_is_foreign(src):
+    if src.home.is_foreign:
         hold_until_done(src, place, way.stream)
-    if buffer_is_foreign(dst):
+    if dst.home.is_foreign:
         hold_until_done(dst, place, way.stream)
     return 0
 

@@ -20,6 +20,8 @@ cdef void batch_give(CrewBatch* batch, CrewJob* job, int64_t number, work_on run
 cdef void batch_wait(CrewBatch* batch, CrewJob* job) noexcept nogil
 # The same for a job that nobody waits for, and that may free itself.
 cdef void job_leave(CrewJob* job, void* work, work_on run) noexcept nogil
+# Waits until all such jobs have run; without the interpreter lock, which they may take.
+cdef void jobs_left_wait() noexcept nogil
 cdef int crew_threads() noexcept nogil
 # All rows, by several threads where that is faster; returns when done.
 cdef void rows_move_together(const Rows* rows) noexcept nogil

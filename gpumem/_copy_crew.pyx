@@ -12,6 +12,7 @@ cdef extern from "crew.h" nogil:
                    void (*run)(void*, int64_t) noexcept nogil, int threads)
     void crew_wait(CrewBatch* batch, CrewJob* job)
     void crew_leave(CrewJob* job, void* work, void (*run)(void*, int64_t) noexcept nogil)
+    void crew_wait_left()
     int crew_cpus()
 
 cdef enum:
@@ -53,6 +54,10 @@ cdef void batch_wait(CrewBatch* batch, CrewJob* job) noexcept nogil:
 
 cdef void job_leave(CrewJob* job, void* work, work_on run) noexcept nogil:
     crew_leave(job, work, run)
+
+
+cdef void jobs_left_wait() noexcept nogil:
+    crew_wait_left()
 
 
 # ---- one copy, shared out ------------------------------------------------------------------------

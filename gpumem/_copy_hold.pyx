@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
 from gpumem._buffer cimport Buffer, buffer_share, drop_share
-from gpumem._copy_crew cimport CrewJob, job_leave
+from gpumem._copy_crew cimport CrewJob, job_leave, jobs_left_wait
 from gpumem._driver cimport (
     CU_STREAM_CAPTURE_STATUS_NONE,
     CUDA_SUCCESS,
@@ -21,6 +21,8 @@ from gpumem._driver cimport (
     place_leave,
 )
 from gpumem._order cimport wait_for_stream
+
+from gpumem._support.releases import on_release
 
 cdef struct Held:
     CrewJob job
@@ -68,3 +70,12 @@ cdef void release(void* held) noexcept nogil:
 cdef void drop(void* held, int64_t number) noexcept nogil:
     drop_share((<Held*>held).lease)
     free(held)
+
+
+def wait_for_releases():
+    """Wait until the claims of copies that are done have been given back."""
+    with nogil:
+        jobs_left_wait()
+
+
+on_release("copies", wait_for_releases)

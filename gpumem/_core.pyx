@@ -83,19 +83,20 @@ from gpumem._core_heap cimport make_heap
 from gpumem._core_reports cimport block_list, kept_regions, raise_status
 from gpumem._core_settings cimport settings_from, takes_pages
 from gpumem._core_source cimport make_source, source_keep
-from gpumem._driver cimport CUgraph, CUstream, place_is_dead, process, stream_captures
+from gpumem._driver cimport CUgraph, CUstream, place_is_dead, stream_captures
 from gpumem._lease cimport Lease, Uses, claims_held, uses_free
 from gpumem._pages cimport Space
 from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
 from gpumem._stream cimport Stream, stream_handle
 from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem._arguments import require
 from gpumem._buffer import write_page
 from gpumem._core_capture import Capture
+from gpumem._support.releases import on_release, release_retired
 from gpumem.config import ArenaConfig
-from gpumem.device import _reapers
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 from gpumem.stats import ShrinkReport, Stats
 
@@ -1102,6 +1103,11 @@ cdef class Arena(MemoryResource):
         with nogil:
             status = arena_close(self.core)
         if status == ARENA_IN_USE:
+            # What is done may not have let go of its blocks yet: copies, work for the interpreter.
+            release_retired()
+            with nogil:
+                status = arena_close(self.core)
+        if status == ARENA_IN_USE:
             stats = self.stats()
             raise InUseError(f"arena {self.name!r} cannot be closed: {stats.in_use} bytes in "
                              f"{stats.num_allocs - stats.num_frees} blocks are in use, and "
@@ -1235,4 +1241,4 @@ def reap():
         arena_reap()
 
 
-_reapers.append(reap)
+on_release("arenas", reap)

@@ -43,7 +43,6 @@ from gpumem._arena_heap_types cimport (
     HeapSite,
 )
 from gpumem._arena_types cimport ArenaCore, Block
-from gpumem._deferred cimport report_unraisable
 from gpumem._driver cimport (
     CUDA_SUCCESS,
     CUresult,
@@ -53,15 +52,15 @@ from gpumem._driver cimport (
     place_leave,
     place_relax,
     place_restore,
-    process,
 )
+from gpumem._support.deferred cimport call_soon, report_unraisable
+from gpumem._support.process cimport process
 
 from gpumem.device import MemoryKind
 from gpumem.errors import HeapCorruptionError, HeapWarning, InvalidFreeError
 
 cdef extern from "Python.h":
     int PyGILState_Check() nogil
-    int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) nogil
     ctypedef struct PyCodeObject:
         pass
     int PyCode_Addr2Line(PyCodeObject* code, int offset)
@@ -401,11 +400,10 @@ def warn(report):
 # ---- telling where no call of the arena comes ----------------------------------------------------
 
 cdef void ask_to_tell() noexcept nogil:
-    if not process.exiting:
-        Py_AddPendingCall(tell_all, NULL)
+    call_soon(tell_all)
 
 
-cdef int tell_all(void* nothing) noexcept:
+cdef void tell_all() noexcept:
     # What is to be raised waits for a call that may, unless its arena is gone.
     for heap in list(heaps):
         if (<Heap>heap).heap.findings == NULL:
@@ -418,7 +416,6 @@ cdef int tell_all(void* nothing) noexcept:
                 tell_each(heap, take_reports(heap), warn)
         except BaseException as error:
             report_unraisable(error, heap)
-    return 0
 
 
 def tell_at_exit():

@@ -7,7 +7,6 @@ holding it. What they raise is kept until the status has come back to the thread
 import threading
 
 cimport cython
-from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
@@ -17,14 +16,14 @@ from gpumem._backing_pages cimport pages_exist
 from gpumem._bfc cimport QUANTUM
 from gpumem._buffer cimport MemoryResource
 from gpumem._driver cimport (
+    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_UNKNOWN,
+    CUDA_SUCCESS,
     CU_MEMORYTYPE_DEVICE,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
     CU_POINTER_ATTRIBUTE_IS_MANAGED,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    CUDA_ERROR_OUT_OF_MEMORY,
-    CUDA_ERROR_UNKNOWN,
-    CUDA_SUCCESS,
     CUdeviceptr,
     CUpointer_attribute,
     CUresult,
@@ -32,7 +31,9 @@ from gpumem._driver cimport (
     Place,
     place_enter,
     place_leave,
+    pointer_attribute,
 )
+from gpumem._support.deferred cimport report_unraisable
 from gpumem._stream import Stream
 from gpumem.device import MemoryKind
 from gpumem.errors import ConfigError, GpumemError, SourceError
@@ -187,7 +188,7 @@ cdef class Source:
         try:
             self.give(address, size)
         except Exception as error:
-            tell(self.given, error)
+            report_unraisable(error, self.given)
 
     cdef int give(self, uint64_t address, uint64_t size) except -1:
         if self.free is None:
@@ -203,7 +204,7 @@ cdef class Source:
         try:
             self.give(address, size)
         except BaseException as error:
-            tell(self.given, error)     # a shrink, a close or a finalizer goes on
+            report_unraisable(error, self.given)     # a shrink, a close or a finalizer goes on
         finally:
             self.caller = before
 
@@ -214,33 +215,24 @@ cdef class Source:
         return 0
 
 
-cdef void tell(object given, object error) noexcept:
-    """Hand an exception that nobody can catch to sys.unraisablehook."""
-    PyErr_SetObject(type(error), error)
-    PyErr_WriteUnraisable(given)
-
-
 cdef bint is_memory_of(DriverDevice place, object kind, CUdeviceptr byte):
     """Ask the driver whether a byte is this kind of memory, and the device's."""
     if kind is MemoryKind.DEVICE:
-        return (pointer_attribute(place, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, byte)
+        return (attribute_of(place, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, byte)
                 == <int>CU_MEMORYTYPE_DEVICE
-                and pointer_attribute(place, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, byte)
+                and attribute_of(place, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, byte)
                 == <uint64_t>place.ordinal)
-    if kind is MemoryKind.MANAGED and not pointer_attribute(
+    if kind is MemoryKind.MANAGED and not attribute_of(
             place, CU_POINTER_ATTRIBUTE_IS_MANAGED, byte):
         return False
-    return pointer_attribute(place, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, byte) == byte
+    return attribute_of(place, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, byte) == byte
 
 
-cdef uint64_t pointer_attribute(DriverDevice place, CUpointer_attribute which,
-                                CUdeviceptr byte) noexcept:
+cdef uint64_t attribute_of(DriverDevice place, CUpointer_attribute which,
+                           CUdeviceptr byte) noexcept:
     """Return an attribute of an address; all ones where the driver has none."""
-    cdef uint64_t value = 0     # attributes are 4 or 8 bytes
-    cdef CUresult code = place_enter(&place.place)
-    if code == CUDA_SUCCESS:
-        code = place.place.table.cuPointerGetAttribute(&value, which, byte)
-        place_leave(&place.place)
+    cdef uint64_t value
+    cdef CUresult code = pointer_attribute(&place.place, which, byte, &value)
     return value if code == CUDA_SUCCESS else <uint64_t>-1
 
 

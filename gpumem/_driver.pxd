@@ -7,6 +7,8 @@ _host from the host device. Everything above calls through a `Place`.
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from gpumem._support.process cimport process
+
 cdef extern from "driver_table.h" nogil:
     ctypedef int CUdevice
     ctypedef unsigned long long CUdeviceptr
@@ -365,14 +367,6 @@ cdef extern from "driver_table.h" nogil:
     const OlderEntry* older_entries
     int OLDER_ENTRY_COUNT
 
-# What every finalizer asks first. `exiting` is set when the interpreter begins to end;
-# `generation` counts forks on the way from the first process to this one.
-cdef struct ProcessState:
-    int exiting
-    uint32_t generation
-
-cdef ProcessState process
-
 # One device as C code without the interpreter sees it. Lives as long as the process.
 cdef struct Place:
     const DriverTable* table
@@ -396,6 +390,9 @@ cdef void place_leave(Place* place) noexcept nogil
 # this thread has relaxed itself. Returns the mode to go back to. Every relax has its restore.
 cdef CUstreamCaptureMode place_relax(const Place* place) noexcept nogil
 cdef void place_restore(const Place* place, CUstreamCaptureMode before) noexcept nogil
+# An attribute of an address, 4 or 8 bytes; 0 where the driver has none.
+cdef CUresult pointer_attribute(Place* place, CUpointer_attribute which, uint64_t address,
+                                uint64_t* value) noexcept nogil
 # Does the stream capture a graph, and which capture and graph is it? Legal at any time. A stream
 # that cannot be asked, like the legacy one while a stream that blocks it captures, is `unknown`.
 cdef bint stream_captures(Place* place, CUstream stream, uint64_t* capture, CUgraph* graph,
@@ -403,7 +400,6 @@ cdef bint stream_captures(Place* place, CUstream stream, uint64_t* capture, CUgr
 cdef inline bint place_is_dead(const Place* place) noexcept nogil:
     return process.exiting or place.generation != process.generation
 
-cdef bint process_is_exiting() noexcept nogil
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
 cdef int require(const void* entry, str call, str what) except -1
 cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal)

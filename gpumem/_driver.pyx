@@ -1,44 +1,10 @@
 """The driver table's devices: open, ask, fail in one way; see _driver.pxd."""
 
-import atexit
-
 from libc.string cimport strcmp
 
+from gpumem._support.clock cimport clock_ns
+
 from gpumem.errors import DriverError
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
-                       void (*child)() noexcept nogil)
-
-cdef extern from *:
-    """
-    #include <time.h>
-    static uint64_t gm_monotonic(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    }
-    """
-    uint64_t gm_monotonic() noexcept nogil
-
-
-cdef void on_fork_child() noexcept nogil:
-    process.generation += 1
-
-
-def _begin_exit():
-    """Note that the interpreter is ending: from here on finalizers leave the driver alone."""
-    process.exiting = 1
-
-
-process.exiting = 0
-process.generation = 0
-pthread_atfork(NULL, NULL, on_fork_child)
-atexit.register(_begin_exit)
-
-
-cdef bint process_is_exiting() noexcept nogil:
-    return process.exiting
 
 
 cdef CUresult place_enter(Place* place) noexcept nogil:
@@ -62,6 +28,16 @@ cdef CUstreamCaptureMode place_relax(const Place* place) noexcept nogil:
 cdef void place_restore(const Place* place, CUstreamCaptureMode before) noexcept nogil:
     if place.generation == process.generation:
         place.table.cuThreadExchangeStreamCaptureMode(&before)
+
+
+cdef CUresult pointer_attribute(Place* place, CUpointer_attribute which, uint64_t address,
+                                uint64_t* value) noexcept nogil:
+    cdef CUresult code = place_enter(place)
+    value[0] = 0
+    if code == CUDA_SUCCESS:
+        code = place.table.cuPointerGetAttribute(value, which, address)
+        place_leave(place)
+    return code
 
 
 cdef bint stream_captures(Place* place, CUstream stream, uint64_t* capture, CUgraph* graph,
@@ -110,7 +86,7 @@ cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal):
     opened.place.table = table
     opened.place.ordinal = ordinal
     opened.place.generation = process.generation
-    opened.place.now = gm_monotonic
+    opened.place.now = clock_ns
     opened.place.is_host = type == "host"
     check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
     opened.place.device = device

@@ -7,7 +7,7 @@ which is what `current_work_stream` names; the CPU's is waited for, because it h
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t
 
-from gpumem._buffer cimport buffer_share, drop_share
+from gpumem._buffer cimport require_open
 from gpumem._defaults cimport serving
 from gpumem._dlpack cimport (
     DL_CPU,
@@ -51,7 +51,7 @@ cdef int from_py_object(void* given, DLManagedTensorVersioned** out) except -1:
 cdef int borrow_from_py_object(void* given, DLTensor* out) except -1:
     cdef Tensor tensor = <object>given
     make_ready(tensor)
-    drop_share(buffer_share(tensor.buffer))     # raises if it is closed
+    require_open(tensor.buffer)
     tensor_describe(tensor, tensor.dl_device, out)
     out.ndim = tensor.rank
     out.shape = tensor.lengths

@@ -20,7 +20,6 @@ from gpumem._driver cimport (
     place_enter,
     place_is_dead,
     place_leave,
-    process_is_exiting,
 )
 from gpumem._lease cimport Uses
 from gpumem._ledger cimport (
@@ -37,8 +36,9 @@ from gpumem._ledger cimport (
     ledger_stream,
 )
 from gpumem._support.atomics cimport pointer_swap, pointer_try
+from gpumem._support.process cimport process_is_exiting
 
-from gpumem.device import _reapers
+from gpumem._support.releases import on_release
 from gpumem.errors import ConfigError, OutOfMemoryError
 from gpumem.out_of_memory import OutOfMemoryReport
 from gpumem.stats import ShrinkReport
@@ -568,4 +568,4 @@ cdef int free_soon(void* nothing) noexcept:
     return 0
 
 
-_reapers.insert(0, reap)       # a callback may let go of arenas
+on_release("callbacks", reap)       # a callback may let go of arenas

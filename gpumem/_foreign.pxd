@@ -9,4 +9,3 @@ from gpumem._dlpack cimport Incoming
 cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner)
 # From now on the buffer and its views own a producer's managed tensor, and call its deleter last.
 cdef void foreign_adopt(Buffer buffer, const Incoming* incoming) noexcept
-cdef bint buffer_is_foreign(Buffer buffer) noexcept

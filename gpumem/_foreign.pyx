@@ -8,8 +8,9 @@ from libc.stdlib cimport free, malloc
 
 from gpumem._buffer cimport Buffer, MemoryResource, resource_init
 from gpumem._dlpack cimport Incoming, dlpack_delete
-from gpumem._driver cimport Place, place_is_dead, process_is_exiting
+from gpumem._driver cimport Place, place_is_dead
 from gpumem._lease cimport Lease, lease_create
+from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem.device import MemoryKind
@@ -35,6 +36,7 @@ cdef class ForeignMemory(MemoryResource):
 
     def __init__(self, memory):     # the base's is for resources that allocate
         resource_init(self, memory, f"others' memory on {memory}")
+        self.is_foreign = True
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return LEGACY_STREAM        # what producers are asked to be ordered before
@@ -83,10 +85,6 @@ cdef ForeignMemory resource_of(object memory):
         known = ForeignMemory(memory)
         resources[str(memory)] = known
     return known
-
-
-cdef bint buffer_is_foreign(Buffer buffer) noexcept:
-    return isinstance(buffer.home, ForeignMemory)
 
 
 cdef void release_lease(Lease* lease) noexcept nogil:

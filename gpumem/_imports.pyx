@@ -19,16 +19,17 @@ from gpumem._dlpack cimport (
     dlpack_take,
 )
 from gpumem._driver cimport (
+    CUDA_SUCCESS,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     CU_POINTER_ATTRIBUTE_IS_MANAGED,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    CUDA_SUCCESS,
-    CUstream,
     CUpointer_attribute,
+    CUstream,
     DriverDevice,
     check,
     place_enter,
     place_leave,
+    pointer_attribute,
 )
 from gpumem._element cimport ElementType, element_named, element_of, numpy
 from gpumem._foreign cimport foreign_adopt, foreign_buffer
@@ -292,19 +293,16 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
     kind = MemoryKind.HOST_ACCESSIBLE if device.device_type == DL_CUDA_HOST else MemoryKind.MANAGED
     if not status.available:
         return MemoryInfo("host", kind)     # the host device's own, handed through a consumer
-    return MemoryInfo(f"cuda:{pointer_attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}",
+    return MemoryInfo(f"cuda:{attribute_of(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}",
                       kind)
 
 
-cdef int pointer_attribute(CUpointer_attribute attribute, uint64_t address) except? -1:
+cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
     """Ask CUDA about an address; 0 if it does not know it."""
     cdef DriverDevice place = Device("cuda:0")._open()
-    cdef int value = 0
-    code = place_enter(&place.place)
-    if code == CUDA_SUCCESS:
-        code = place.place.table.cuPointerGetAttribute(&value, attribute, address)
-        place_leave(&place.place)
-    return value if code == CUDA_SUCCESS else 0
+    cdef uint64_t value
+    code = pointer_attribute(&place.place, attribute, address, &value)
+    return <int>value if code == CUDA_SUCCESS else 0
 
 
 # ---- gpumem's own, NumPy, the CUDA array interface -----------------------------------------------
@@ -367,10 +365,10 @@ def _memory_at(address):
     status = driver_status()
     if not status.available:
         raise BufferError(f"memory behind a __cuda_array_interface__: {status.reason}")
-    device = Device(f"cuda:{pointer_attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}")
-    if pointer_attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address):
+    device = Device(f"cuda:{attribute_of(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}")
+    if attribute_of(CU_POINTER_ATTRIBUTE_IS_MANAGED, address):
         return MemoryInfo(device, MemoryKind.MANAGED)
-    if address and (pointer_attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+    if address and (attribute_of(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
                     != MEMORY_TYPE_DEVICE):
         return MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
     return MemoryInfo(device)

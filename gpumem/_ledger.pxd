@@ -17,10 +17,10 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._budget_core cimport BudgetCore
-from gpumem._deferred cimport Deferred
 from gpumem._driver cimport CUstream, Place
 from gpumem._lease cimport Lease, Uses
 from gpumem._recorder cimport Tap
+from gpumem._support.deferred cimport Deferred
 from gpumem._support.lock cimport Lock
 
 cdef enum LedgerStatus:

@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
 from gpumem._budget_core cimport budget_admit, budget_charged, budget_drop, budget_uncharge
-from gpumem._driver cimport CUstream, place_is_dead, process_is_exiting
+from gpumem._driver cimport CUstream, place_is_dead
 from gpumem._lease cimport Lease, lease_create, uses_free
 from gpumem._recorder cimport (
     REC_ALLOC,
@@ -22,9 +22,10 @@ from gpumem._recorder cimport (
 )
 from gpumem._support.atomics cimport count_add, pointer_swap, pointer_try
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
-from gpumem.device import _reapers
+from gpumem._support.releases import on_release
 
 cdef extern from *:
     """
@@ -122,7 +123,7 @@ cdef int reap_soon(void* nothing) noexcept:
     return 0
 
 
-_reapers.insert(0, reap)       # what is released here may hold arenas
+on_release("callbacks", reap)      # what is released here may hold arenas
 
 
 cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:

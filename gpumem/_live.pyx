@@ -20,10 +20,11 @@ from libc.string cimport memcpy, memset
 
 from gpumem cimport _buffer
 from gpumem._budget_core cimport BudgetCore, budget_load, budgets_visit
-from gpumem._driver cimport process_is_exiting
 from gpumem._look cimport look_at
 from gpumem._recorder cimport Tap, taps_visit
+from gpumem._support.clock cimport clock_ns, time_of_day_ns
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+from gpumem._support.process cimport on_fork, process_is_exiting
 
 from gpumem._forks import ForkLock
 from gpumem.errors import ConfigWarning
@@ -77,29 +78,15 @@ cdef extern from "ticker.h" nogil:
     void ticker_stop()
     void ticker_set_period(uint64_t period)
 
-cdef extern from "<pthread.h>" nogil:
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
-                       void (*child)() noexcept nogil)
-
 cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int fd)
 
 cdef extern from *:
     """
     #include <stdio.h>
-    #include <time.h>
-    static uint64_t gm_live_now(int clock) {
-        struct timespec now;
-        clock_gettime(clock, &now);
-        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    }
     /* Also where the text fills its field to the end. */
     #define gm_live_text(to, from) snprintf(to, sizeof(to), "%s", from)
     """
-    enum:
-        CLOCK_REALTIME
-        CLOCK_MONOTONIC
-    uint64_t gm_live_now(int clock) noexcept nogil
     void gm_live_text(char* to, const char* text) noexcept nogil
 
 # The fields of Stats that LIVE_COUNTERS are, in their order.
@@ -132,8 +119,8 @@ cdef struct Writing:
 cdef void write_copy(Writing* writing, uint64_t number) noexcept nogil:
     cdef LiveCopy* copy = writing.copy
     copy.number = number
-    copy.time = gm_live_now(CLOCK_REALTIME)
-    copy.clock = gm_live_now(CLOCK_MONOTONIC)
+    copy.time = time_of_day_ns()
+    copy.clock = clock_ns()
     copy.resources = 0
     copy.budgets = 0
     copy.resources_left_out = 0
@@ -213,7 +200,7 @@ cdef void after_fork_in_child() noexcept nogil:
     lock_file = -1
 
 
-pthread_atfork(NULL, NULL, after_fork_in_child)
+on_fork(NULL, NULL, after_fork_in_child)
 
 
 # ---- publishing ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from gpumem._arena_types cimport (
     Block,
 )
 from gpumem._bfc cimport ABSURD
-from gpumem._driver cimport CUstream, place_is_dead, process
+from gpumem._driver cimport CUstream, place_is_dead
 from gpumem._lease cimport Uses
 from gpumem._recorder cimport thread_set_framework
 from gpumem._support.atomics cimport (
@@ -38,6 +38,7 @@ from gpumem._support.atomics cimport (
     sum_add,
 )
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport on_fork
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 cdef enum:
@@ -54,7 +55,6 @@ cdef struct Entry:
 
 cdef struct Shard:
     Lock lock
-    uint32_t generation         # of the process whose blocks these are
     uint64_t mask               # entries - 1
     uint64_t count
     Entry* entries              # NULL: none yet
@@ -318,8 +318,6 @@ cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
     cdef Shard* shard
     for number in range(SHARDS):
         shard = &shards[number]
-        if shard.generation != process.generation:
-            continue
         lock_acquire(&shard.lock)
         for i in range(shard.mask + 1 if shard.entries != NULL else 0):
             if shard.entries[i].address != 0 and shard.entries[i].outlet.arena == arena:
@@ -348,18 +346,15 @@ cdef inline uint64_t home_of(const Shard* shard, uint64_t address) noexcept nogi
 
 
 cdef inline Shard* shard_of(uint64_t address) noexcept nogil:
-    cdef Shard* shard = &shards[hash_of(address) >> 58]
-    if shard.generation != process.generation:
-        forget_parent(shard)
-    return shard
+    return &shards[hash_of(address) >> 58]
 
 
-cdef void forget_parent(Shard* shard) noexcept nogil:
-    # In a fork's child the blocks are the parent's, and a thread of it may have held the lock. A
-    # child begins with one thread, and comes here before it makes another that could.
-    memset(shard, 0, sizeof(Shard))
-    lock_init(&shard.lock)
-    shard.generation = process.generation
+cdef void forget_after_fork() noexcept nogil:
+    # In a fork's child the blocks are the parent's. Zeroed shards are empty, their locks free.
+    memset(shards, 0, sizeof(shards))
+
+
+on_fork(NULL, NULL, forget_after_fork)
 
 
 cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:

@@ -16,9 +16,9 @@ from gpumem._driver cimport (
     CUresult,
     CUstream,
     Place,
-    process,
 )
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport on_fork
 
 cdef struct Import:
     Place* place
@@ -31,7 +31,6 @@ cdef struct Import:
 # Held across driver calls, so that nobody opens a block while its last use ends.
 cdef Lock lock
 cdef Import* imports = NULL
-cdef uint32_t generation = 0
 
 lock_init(&lock)
 
@@ -40,7 +39,6 @@ cdef CUresult pool_import_pointer(Place* place, CUmemoryPool pool, CUmemPoolPtrE
                                   CUdeviceptr* base) noexcept nogil:
     cdef Import* found
     cdef CUresult code = CUDA_SUCCESS
-    forget_after_fork()
     lock_acquire(&lock)
     found = imports
     while found != NULL and (found.place != place
@@ -119,9 +117,10 @@ cdef CUresult end_last_use(Import* used, CUstream stream) noexcept nogil:
 
 
 cdef void forget_after_fork() noexcept nogil:
-    # A fork's child cannot use its parent's blocks, and another thread may have held the lock.
-    global generation, imports
-    if generation != process.generation:
-        generation = process.generation
-        imports = NULL
-        lock_init(&lock)
+    # A fork's child cannot use its parent's blocks.
+    global imports
+    imports = NULL
+    lock_init(&lock)
+
+
+on_fork(NULL, NULL, forget_after_fork)

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from gpumem._deferred cimport report_unraisable
+from gpumem._support.deferred cimport report_unraisable
 
 
 cdef uint64_t user_allocate(object resource, uint64_t size, object stream) except 0:

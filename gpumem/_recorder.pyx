@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from gpumem._driver cimport process
+from gpumem._support.process cimport process
+
 
 cdef extern from "recorder.h" nogil:
     ctypedef struct RecThread:

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from gpumem._buffer cimport Buffer, MemoryResource, buffer_share, drop_share
+from gpumem._buffer cimport Buffer, MemoryResource, buffer_share, drop_share, require_open
 from gpumem._copy cimport Side, copy_elements
 from gpumem._defaults cimport serving
 from gpumem._dlpack cimport (
@@ -32,7 +32,6 @@ from gpumem._dlpack cimport (
 from gpumem._element cimport ElementType, element_of, numpy
 from gpumem._exports cimport export_named, export_order, export_reaches, export_refusal
 from gpumem._fill cimport fill_elements
-from gpumem._foreign cimport buffer_is_foreign
 from gpumem._hold cimport hold_bytes
 from gpumem._indexing cimport layout_index, new_shape_from
 from gpumem._layout cimport (
@@ -446,7 +445,7 @@ cdef class Tensor:
         if self.element.typestr is None:
             raise AttributeError(f"__cuda_array_interface__ has no name for {self.element.dtype}: "
                                  f"use DLPack, or view('u{self.element.itemsize}')")
-        drop_share(buffer_share(self.buffer))       # raises if it is closed
+        require_open(self.buffer)
         self.buffer.home.before_stream(self.buffer, own_stream(self.buffer))
         contiguous = layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize)
         described = {
@@ -562,7 +561,7 @@ cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
     origin.address = source.address
     origin.strides = source.steps
     origin.is_passing = False
-    drop_share(buffer_share(source.buffer))     # raises if it is closed
+    require_open(source.buffer)
     copy_elements(made.buffer, &to, source.buffer, &origin, source.rank, source.lengths,
                   source.element.itemsize, stream)
     return made
@@ -574,7 +573,7 @@ cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1:
 
 cdef MemoryResource resource_beside(Tensor tensor):
     # Others' memory comes from nowhere that could give more of it.
-    if buffer_is_foreign(tensor.buffer):
+    if tensor.buffer.home.is_foreign:
         return serving(tensor.buffer.home.memory)
     return tensor.buffer.resource
 

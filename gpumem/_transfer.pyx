@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from gpumem._buffer cimport Buffer, buffer_share, drop_share
+from gpumem._buffer cimport Buffer, require_open
 from gpumem._copy cimport Side, copy_elements
 from gpumem._imports cimport tensor_seeing
 from gpumem._layout cimport layout_extent
@@ -73,7 +73,7 @@ def copy(dst, src, stream=None):
     cdef Tensor origin = _seen(src, "src")
     _require_alike(to, origin)
     _require_writable(to)
-    drop_share(buffer_share(to.buffer))         # raises if it is closed
+    require_open(to.buffer)
     if overlap(to, origin):
         if is_same(to, origin):
             return
@@ -84,7 +84,7 @@ def copy(dst, src, stream=None):
 cdef int move(Tensor dst, Tensor src, object stream, bint dst_is_passing) except -1:
     cdef Side to
     cdef Side origin
-    drop_share(buffer_share(src.buffer))
+    require_open(src.buffer)
     to.address = dst.address
     to.strides = dst.steps
     to.is_passing = dst_is_passing

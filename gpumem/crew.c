@@ -18,6 +18,8 @@ static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t crew_wanted = PTHREAD_COND_INITIALIZER;
 static CrewJob *crew_first, *crew_last; /* waiting, in the order they were given */
 static int32_t crew_waiting; /* jobs in the queue */
+static int32_t crew_left; /* jobs that nobody waits for, and that have not run */
+static pthread_cond_t crew_none_left = PTHREAD_COND_INITIALIZER;
 static int crew_size, crew_idle, crew_looking; /* threads: all, asleep, awake without work */
 static __thread int crew_member; /* this thread is one of them */
 static pthread_once_t crew_once = PTHREAD_ONCE_INIT, crew_counted = PTHREAD_ONCE_INIT;
@@ -30,8 +32,9 @@ static void crew_after_fork(void) { pthread_mutex_unlock(&crew_lock); }
 static void crew_in_child(void) {
     pthread_mutex_init(&crew_lock, NULL);
     pthread_cond_init(&crew_wanted, NULL);
+    pthread_cond_init(&crew_none_left, NULL);
     crew_first = crew_last = NULL;
-    crew_size = crew_idle = crew_looking = crew_waiting = 0;
+    crew_size = crew_idle = crew_looking = crew_waiting = crew_left = 0;
 }
 static void crew_watch_forks(void) { pthread_atfork(crew_before_fork, crew_after_fork, crew_in_child); }
 
@@ -51,7 +54,10 @@ static void crew_do(CrewJob *job) {
     pthread_mutex_unlock(&crew_lock);
     job->run(job->work, job->number);
     pthread_mutex_lock(&crew_lock);
-    if (batch == NULL) return;
+    if (batch == NULL) {
+        if (--crew_left == 0) pthread_cond_broadcast(&crew_none_left);
+        return;
+    }
     __atomic_store_n(&job->finished, 1, __ATOMIC_RELEASE);
     pthread_cond_signal(&batch->changed);
 }
@@ -140,6 +146,7 @@ void crew_end(CrewBatch *batch) { pthread_cond_destroy(&batch->changed); }
 
 static void crew_push(CrewJob *job, int threads) {
     pthread_mutex_lock(&crew_lock);
+    if (job->batch == NULL) crew_left++;
     if (crew_last == NULL)
         crew_first = job;
     else
@@ -175,6 +182,21 @@ void crew_wait(CrewBatch *batch, CrewJob *job) {
             crew_do(other);
         else
             pthread_cond_wait(&batch->changed, &crew_lock);
+    }
+    pthread_mutex_unlock(&crew_lock);
+}
+
+/* A crew's own thread, inside such a job, would wait for itself. Where no thread could be started
+ * the caller does the work. */
+void crew_wait_left(void) {
+    if (crew_member) return;
+    pthread_mutex_lock(&crew_lock);
+    while (crew_left != 0) {
+        CrewJob *job = crew_size == 0 ? crew_take() : NULL;
+        if (job != NULL)
+            crew_do(job);
+        else
+            pthread_cond_wait(&crew_none_left, &crew_lock);
     }
     pthread_mutex_unlock(&crew_lock);
 }

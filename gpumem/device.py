@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumem._arguments import power_of_two, refuse, require
+from gpumem._support.releases import release_retired
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -136,8 +137,7 @@ class Device:
     @property
     def free_bytes(self) -> int:
         """Bytes that nobody holds now, as the driver sees them."""
-        for reap in _reapers:
-            reap()
+        release_retired()
         return self._open().memory_info()[0]
 
     @property
@@ -324,7 +324,6 @@ def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
 # ---- devices that are there ----------------------------------------------------------------------
 
 _opened: dict[Device, DriverDevice] = {}
-_reapers: list[Callable[[], None]] = []  # give back what nobody refers to, before a count
 _of_parents: list[DriverDevice] = []  # after a fork: what the parent's arenas still point to
 
 

@@ -38,6 +38,8 @@ void crew_give(CrewBatch *batch, CrewJob *job, int64_t number, void (*run)(void 
 void crew_wait(CrewBatch *batch, CrewJob *job);
 /* The same for one that nobody waits for; run(work, 0) may free the job. Never blocks. */
 void crew_leave(CrewJob *job, void *work, void (*run)(void *, int64_t));
+/* Until all jobs that were left have run. */
+void crew_wait_left(void);
 /* CPUs that this process may use, as it was first asked. */
 int crew_cpus(void);
 

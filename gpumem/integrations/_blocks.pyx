@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t, uintptr_t
 
 from gpumem._buffer cimport Buffer, MemoryResource
 from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
-from gpumem._deferred cimport report_unraisable
 from gpumem._stream cimport Stream
+from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem.errors import ClosedError, InvalidFreeError

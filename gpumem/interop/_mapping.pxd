@@ -15,6 +15,7 @@ from gpumem._driver cimport (
     CUresult,
     Place,
 )
+from gpumem._support.retired cimport Retired
 
 cdef struct Mapping:
     int32_t references      # atomic
@@ -31,7 +32,7 @@ cdef struct Mapping:
     uint64_t file_bytes             # and are a file's, mapped here
     bint was_used                   # work on the device may still touch it
     PyObject* owner                 # counted
-    Mapping* next
+    Retired end
 
 # With one reference; NULL: no host memory.
 cdef Mapping* mapping_new(Place* place, uint64_t nbytes) noexcept nogil

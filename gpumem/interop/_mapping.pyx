@@ -1,7 +1,7 @@
 """Counting and ending mappings; see _mapping.pxd."""
 
 from cpython.ref cimport Py_DECREF
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._driver cimport (
@@ -14,20 +14,15 @@ from gpumem._driver cimport (
     place_leave,
     place_relax,
     place_restore,
-    process,
-    process_is_exiting,
 )
 from gpumem._support.atomics cimport count_add
-from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.memory cimport munmap
+from gpumem._support.process cimport on_fork, process_is_exiting
+from gpumem._support.retired cimport Retired, retire, take_retired
 from gpumem.interop._timeline_core cimport timelines_hold
 
-# Held for the list alone.
-cdef Lock lock
-cdef Mapping* dropped = NULL
-cdef uint32_t generation = 0
-
-lock_init(&lock)
+# What waits for its end.
+cdef Retired* dropped = NULL
 
 
 cdef Mapping* mapping_new(Place* place, uint64_t nbytes) noexcept nogil:
@@ -44,11 +39,8 @@ cdef void mapping_retain(Mapping* mapping) noexcept nogil:
 
 
 cdef void mapping_drop(Mapping* mapping) noexcept nogil:
-    global dropped
-    if count_add(&mapping.references, -1) > 0:
-        return
-    forget_after_fork()
-    put_off(mapping)
+    if count_add(&mapping.references, -1) == 0:
+        put_off(mapping)
 
 
 cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
@@ -61,31 +53,21 @@ cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) 
 
 
 cdef void mappings_reap() noexcept nogil:
-    global dropped
+    cdef Retired* link = take_retired(&dropped)
     cdef Mapping* mapping
-    cdef Mapping* rest
     cdef const char* call = NULL
-    forget_after_fork()
-    lock_acquire(&lock)
-    mapping = dropped
-    dropped = NULL
-    lock_release(&lock)
-    while mapping != NULL:
-        rest = mapping.next
+    while link != NULL:
+        mapping = <Mapping*>link.thing
+        link = link.next
         if timelines_hold(mapping.place):
             put_off(mapping)
         else:
             mapping_end(mapping, &call)     # nobody is there to be told of a failure
-        mapping = rest
 
 
 cdef void put_off(Mapping* mapping) noexcept nogil:
     # Until a later call: its end would wait for a stream, and that perhaps for this thread.
-    global dropped
-    lock_acquire(&lock)
-    mapping.next = dropped
-    dropped = mapping
-    lock_release(&lock)
+    retire(&dropped, &mapping.end, mapping)
 
 
 cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
@@ -147,9 +129,8 @@ cdef inline CUresult noted(CUresult first, CUresult code, const char** call,
 
 
 cdef void forget_after_fork() noexcept nogil:
-    # Another thread of the parent may have held the lock, and its mappings are its own to end.
-    global dropped, generation
-    if generation != process.generation:
-        generation = process.generation
-        dropped = NULL
-        lock_init(&lock)
+    global dropped
+    dropped = NULL              # the parent's to end
+
+
+on_fork(NULL, NULL, forget_after_fork)

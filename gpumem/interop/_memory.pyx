@@ -9,19 +9,13 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from gpumem._buffer cimport Buffer, MemoryResource, resource_init
-from gpumem._driver cimport (
-    CUDA_SUCCESS,
-    CUresult,
-    CUstream,
-    check,
-    place_is_dead,
-    process_is_exiting,
-)
+from gpumem._driver cimport CUDA_SUCCESS, CUresult, CUstream, check, place_is_dead
 from gpumem._element cimport ElementType, element_of
 from gpumem._layout cimport MAX_RANK
 from gpumem._lease cimport Lease, Uses, lease_create
 from gpumem._order cimport order_settled
 from gpumem._stream cimport Stream, stream_handle
+from gpumem._support.process cimport process_is_exiting
 from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor cimport Tensor, tensor_new
 from gpumem.interop._mapping cimport (
@@ -33,8 +27,8 @@ from gpumem.interop._mapping cimport (
 )
 
 from gpumem._core import Arena
+from gpumem._support.releases import on_release
 from gpumem.config import ArenaConfig
-from gpumem.device import _reapers
 from gpumem.errors import ClosedError, ConfigError, InUseError, InvalidDescriptorError
 from gpumem.interop.layouts import Slices, place_tensor, point_of
 
@@ -449,6 +443,4 @@ def reap():
         mappings_reap()
 
 
-# Before the others, since an import may hold a pool; after them, since an arena may hold imports.
-_reapers.insert(0, reap)
-_reapers.append(reap)
+on_release("imports", reap)

@@ -6,8 +6,9 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t
 
-from gpumem._driver cimport CUstream, DriverDevice, check, place_is_dead, process
+from gpumem._driver cimport CUstream, DriverDevice, check, place_is_dead
 from gpumem._stream cimport Stream, device_of_stream, stream_handle
+from gpumem._support.process cimport process
 from gpumem.interop._timeline_core cimport (
     CORE_DESERTED,
     CORE_DRIVER,
@@ -44,7 +45,7 @@ from gpumem.interop._timeline_queue cimport (
 
 import os
 
-from gpumem.device import _reapers
+from gpumem._support.releases import on_release
 from gpumem.errors import (
     ClosedError,
     DeviceMismatchError,
@@ -70,7 +71,7 @@ def _reap():
         cores_reap()
 
 
-_reapers.append(_reap)
+on_release("timelines", _reap)
 
 
 @cython.no_gc_clear

@@ -7,6 +7,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._driver cimport CUdeviceptr, CUevent, CUexternalSemaphore, CUresult, CUstream, Place
 from gpumem._support.lock cimport Lock
+from gpumem._support.retired cimport Retired
 
 cdef extern from "timeline_peers.h" nogil:
     ctypedef struct TimelinePage:
@@ -92,7 +93,7 @@ cdef struct TimelineCore:
     bint listed             # among those that streams were given
     TimelineCore* next
     TimelineCore* previous
-    TimelineCore* arrived   # the next one that a finalizer left
+    Retired end             # among those that finalizers left
 
 # ---- life ----
 # The page is the core's from here on, and so is the descriptor; on NULL both are the caller's.

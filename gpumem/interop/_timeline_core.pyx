@@ -1,7 +1,7 @@
 """A timeline's life below Python; see _timeline_core.pxd."""
 
 from libc.errno cimport errno
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -22,12 +22,11 @@ from gpumem._driver cimport (
     place_enter,
     place_is_dead,
     place_leave,
-    process,
-    process_is_exiting,
 )
-from gpumem._support.atomics cimport pointer_swap, pointer_try
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+from gpumem._support.process cimport on_fork, process, process_is_exiting
+from gpumem._support.retired cimport Retired, retire, take_retired
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 cdef extern from "<fcntl.h>" nogil:
@@ -48,8 +47,7 @@ cdef extern from "<pthread.h>" nogil:
 cdef Lock lists_lock
 cdef TimelineCore* active = NULL
 cdef TimelineCore* retired = NULL
-cdef void* arriving = NULL          # a stack without a lock: what finalizers leave
-cdef uint32_t lists_generation = 0
+cdef Retired* arriving = NULL       # what finalizers leave
 
 lock_init(&lists_lock)
 
@@ -89,23 +87,18 @@ cdef void core_after_fork(TimelineCore* core) noexcept nogil:
 
 
 cdef void core_retire(TimelineCore* core) noexcept nogil:
-    cdef void* seen
     if not core.listed or core.generation != process.generation:
         core_end(core)
         return
     if process_is_exiting() and core.fd >= 0:       # nobody will come for it
         c_close(core.fd)
         core.fd = -1
-    while True:
-        seen = arriving
-        core.arrived = <TimelineCore*>seen
-        if pointer_try(&arriving, seen, core):
-            break
+    retire(&arriving, &core.end, core)
 
 
 cdef void core_list(TimelineCore* core) noexcept nogil:
     if not core.listed:
-        lists_take()
+        lock_acquire(&lists_lock)
         list_put(&active, core)
         core.listed = True
         lock_release(&lists_lock)
@@ -115,7 +108,6 @@ cdef void cores_reap() noexcept nogil:
     cdef TimelineCore* core
     cdef TimelineCore* after
     cdef TimelineCore* done = NULL
-    forget_after_fork()
     if (retired == NULL and arriving == NULL) or process_is_exiting():
         return
     if not lock_try(&lists_lock):
@@ -137,11 +129,11 @@ cdef void cores_reap() noexcept nogil:
 
 
 cdef void take_arrived() noexcept nogil:
-    cdef TimelineCore* core = <TimelineCore*>pointer_swap(&arriving, NULL)
-    while core != NULL:
-        list_take(&active, core)
-        list_put(&retired, core)
-        core = core.arrived
+    cdef Retired* link = take_retired(&arriving)
+    while link != NULL:
+        list_take(&active, <TimelineCore*>link.thing)
+        list_put(&retired, <TimelineCore*>link.thing)
+        link = link.next
 
 
 cdef bint is_over(TimelineCore* core) noexcept nogil:
@@ -207,20 +199,16 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
 
 # ---- the lists ---------------------------------------------------------------------------------
 
-cdef void lists_take() noexcept nogil:
-    forget_after_fork()
-    lock_acquire(&lists_lock)
-
-
 cdef void forget_after_fork() noexcept nogil:
-    # A fork's child has none of its parent's, and another thread may have held the lock.
-    global lists_generation, active, retired, arriving
-    if lists_generation != process.generation:
-        lists_generation = process.generation
-        active = NULL
-        retired = NULL
-        arriving = NULL
-        lock_init(&lists_lock)
+    # A fork's child has none of its parent's.
+    global active, retired, arriving
+    active = NULL
+    retired = NULL
+    arriving = NULL
+    lock_init(&lists_lock)
+
+
+on_fork(NULL, NULL, forget_after_fork)
 
 
 cdef void list_put(TimelineCore** head, TimelineCore* core) noexcept nogil:

@@ -14,7 +14,6 @@ from gpumem._adaptor cimport Adaptor
 from gpumem._buffer cimport MemoryResource
 from gpumem._core cimport Arena
 from gpumem._core_capture cimport GraphPool
-from gpumem._driver cimport process, process_is_exiting
 from gpumem._recorder cimport (
     REC_FRAMEWORKS,
     REC_STACKS,
@@ -35,6 +34,7 @@ from gpumem._recorder cimport (
     thread_set_tag,
 )
 from gpumem._support.columns cimport column_of
+from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._recorder import FRAMEWORKS, tag_texts
 from gpumem.errors import InUseError

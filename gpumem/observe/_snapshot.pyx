@@ -4,7 +4,6 @@ import numpy as np
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from gpumem._adaptor cimport Adaptor
 from gpumem._arena cimport arena_drop, arena_retain_live
@@ -32,7 +31,7 @@ from gpumem._bfc cimport (
 from gpumem._buffer cimport MemoryResource
 from gpumem._core cimport Arena
 from gpumem._core_capture cimport GraphPool
-from gpumem._driver cimport Place, place_is_dead, process
+from gpumem._driver cimport Place, place_is_dead
 from gpumem._ledger cimport (
     BlockLedger,
     LedgerBlock,
@@ -45,7 +44,9 @@ from gpumem._ledger cimport (
 from gpumem._outlets cimport outlets_blocks
 from gpumem._recorder cimport TAP_ARENA, Tap, taps_visit
 from gpumem._support.atomics cimport count_retain_live
+from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
+from gpumem._support.process cimport process
 
 from gpumem.errors import ClosedError
 
@@ -88,9 +89,7 @@ REGION_KINDS = ("region", "persistent", "range")
 
 def now():
     """Return the monotonic clock's nanoseconds, which `time` of blocks counts."""
-    cdef timespec at
-    clock_gettime(CLOCK_MONOTONIC, &at)
-    return at.tv_sec * 1000000000 + at.tv_nsec
+    return clock_ns()
 
 
 # ---- which ---------------------------------------------------------------------------------------

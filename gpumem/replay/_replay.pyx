@@ -2,7 +2,6 @@
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from gpumem._arena cimport arena_free
 from gpumem._arena_slow cimport arena_allocate
@@ -10,6 +9,7 @@ from gpumem._arena_slots cimport slot_claim
 from gpumem._arena_types cimport ARENA_OK, ArenaCore, Block
 from gpumem._core cimport Arena
 from gpumem._host cimport host_advance_clock
+from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
 
 cdef enum:
@@ -105,7 +105,7 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
     cdef uint32_t slot
     cdef int64_t now = 0
     cdef Block taken
-    cdef uint64_t begin = monotonic_ns()
+    cdef uint64_t begin = clock_ns()
     counts.executed = 0
     counts.failed = 0
     counts.requested = 0
@@ -136,10 +136,4 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
             if live[b]:
                 live[b] = 0
                 arena_free(arena, handles[b], slot)
-    counts.nanoseconds = monotonic_ns() - begin
-
-
-cdef inline uint64_t monotonic_ns() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
+    counts.nanoseconds = clock_ns() - begin

@@ -188,3 +188,15 @@ def test_random_copies_on_many_streams_miss_no_ordering(host, stream):
         assert host.misuse_count("unordered access") == before, host.misuse_report()
     finally:
         host.find_misuse(False)
+
+
+def test_an_arena_closes_right_after_its_last_copy_whoever_still_holds_the_array(stream):
+    for _ in range(50):
+        arena = gpumem.Arena("host")
+        source = np.from_dlpack(gpumem.zeros(1 << 16, "uint8", resource=arena))
+        target = gpumem.empty(1 << 16, "uint8", memory="host")
+        gpumem.copy(target, source, stream=stream)
+        del source
+        gpumem.Device("host").synchronize()
+        arena.close()
+        assert arena.closed

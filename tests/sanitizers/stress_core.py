@@ -11,7 +11,6 @@ import threading
 from contextlib import suppress
 
 import numpy as np
-from helpers.resources import close_when_unused
 
 import gpumem
 from gpumem._testing import host_device
@@ -144,7 +143,7 @@ def tensors(rng, rounds):
             held.append(gpumem.zeros(3, "i4", resource=arena))
     del held[:], seen, src, arrays, dst
     gpumem.Device("host").synchronize()
-    close_when_unused(arena)
+    arena.close()
 
 
 def made(rng, arena, stream):

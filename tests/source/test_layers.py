@@ -26,7 +26,7 @@ LAYERS = [
     ["_outlets"],
     ["config", "debugging", "device", "_handle"],
     ["replay.trace", "replay.recorder", "replay.details"],
-    ["_deferred", "_budget"],
+    ["_budget"],
     ["_stream", "_dlpack", "_element", "_layout", "_indexing"],
     ["_raw", "_ledger"],
     ["_buffer"],

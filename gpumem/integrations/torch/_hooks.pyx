@@ -19,15 +19,7 @@ from gpumem._budget cimport Relief
 from gpumem._core cimport Arena
 from gpumem._core_budget cimport arena_relieve
 from gpumem._core_reports cimport raise_status
-from gpumem._driver cimport (
-    CUDA_SUCCESS,
-    CUstream,
-    Place,
-    place_enter,
-    place_leave,
-    process,
-    process_is_exiting,
-)
+from gpumem._driver cimport CUDA_SUCCESS, CUstream, Place, place_enter, place_leave
 from gpumem._outlets cimport (
     Outlet,
     OutletCounts,
@@ -44,6 +36,7 @@ from gpumem._outlets cimport (
     outlet_slot,
 )
 from gpumem._recorder cimport FRAMEWORK_TORCH
+from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch._errors import out_of_memory

@@ -1,9 +1,9 @@
-"""Doing what threads without the interpreter left; see _deferred.pxd."""
+"""Doing what threads without the interpreter left; see deferred.pxd."""
 
-from gpumem._driver cimport process_is_exiting
-from gpumem._support.atomics cimport pointer_swap, pointer_try
+from gpumem._support.process cimport process_is_exiting
+from gpumem._support.retired cimport Retired, retire, take_retired
 
-from gpumem.device import _reapers
+from gpumem._support.releases import on_release
 
 cdef extern from "Python.h":
     ctypedef struct PyObject
@@ -14,25 +14,37 @@ cdef extern from "Python.h":
     void PyErr_WriteUnraisable(object where)
     void PyErr_Restore(PyObject* kind, PyObject* value, PyObject* traceback)
 
-# A stack without a lock, pushed to from anywhere; and, under the interpreter lock, a queue.
-cdef void* arriving = NULL
-cdef Deferred* oldest = NULL
-cdef Deferred* newest = NULL
+ctypedef void (*Function)() noexcept
 
+# What arrived from anywhere; and, under the interpreter lock, the queue that it is appended to.
+cdef Retired* arriving = NULL
+cdef Retired* oldest = NULL
+cdef Retired* newest = NULL
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+cdef void call_soon(Function function) noexcept nogil:
+    if not process_is_exiting():
+        Py_AddPendingCall(call_now, <void*>function)
+
+
+cdef int call_now(void* function) noexcept:
+    if not process_is_exiting():
+        (<Function>function)()
+    return 0
+
+
+# ---- work ----------------------------------------------------------------------------------------
 
 cdef void defer(Deferred* work) noexcept nogil:
-    cdef void* seen
     if process_is_exiting():
         return
     if PyGILState_Check():
         run_now(work)
         return
-    while True:
-        seen = arriving
-        work.next = <Deferred*>seen
-        if pointer_try(&arriving, seen, work):
-            break
-    Py_AddPendingCall(run_pending, NULL)
+    retire(&arriving, &work.link, work)
+    call_soon(run_deferred)
 
 
 cdef void run_now(Deferred* work) noexcept with gil:
@@ -45,11 +57,6 @@ cdef void run_now(Deferred* work) noexcept with gil:
     PyErr_Restore(kind, value, traceback)
 
 
-cdef int run_pending(void* nothing) noexcept:
-    run_deferred()
-    return 0
-
-
 cdef void run_deferred() noexcept:
     # One at a time: the work may come back here, and other threads may while it runs.
     cdef Deferred* work = take_oldest()
@@ -60,37 +67,30 @@ cdef void run_deferred() noexcept:
 
 cdef Deferred* take_oldest() noexcept:
     global oldest, newest
-    cdef Deferred* work
+    cdef Retired* link
     if arriving != NULL:
         collect_arrived()
-    work = oldest
-    if work == NULL or process_is_exiting():
+    link = oldest
+    if link == NULL or process_is_exiting():
         return NULL
-    oldest = work.next
+    oldest = link.next
     if oldest == NULL:
         newest = NULL
-    return work
+    return <Deferred*>link.thing
 
 
 cdef void collect_arrived() noexcept:
-    """Append what arrived to the queue; the stack has the newest first."""
     global oldest, newest
-    cdef Deferred* work = <Deferred*>pointer_swap(&arriving, NULL)
-    cdef Deferred* last = work
-    cdef Deferred* first = NULL
-    cdef Deferred* after
-    while work != NULL:
-        after = work.next
-        work.next = first
-        first = work
-        work = after
+    cdef Retired* first = take_retired(&arriving)
     if first == NULL:
         return
     if oldest == NULL:
         oldest = first
     else:
         newest.next = first
-    newest = last
+    newest = first
+    while newest.next != NULL:
+        newest = newest.next
 
 
 cdef int report_unraisable(object error, object where) noexcept:
@@ -99,9 +99,8 @@ cdef int report_unraisable(object error, object where) noexcept:
     return 0
 
 
-def reap():
-    """Do the work that threads without the interpreter left."""
+def _run_deferred():
     run_deferred()
 
 
-_reapers.append(reap)
+on_release("callbacks", _run_deferred)

@@ -8,10 +8,15 @@ After the interpreter has begun to end nothing is done any more. A fork's child 
 each piece of work says for itself whether it is the child's.
 """
 
+from gpumem._support.retired cimport Retired
+
 cdef struct Deferred:
     void (*run)(Deferred* work) noexcept    # with the interpreter lock; frees what it lies in
-    Deferred* next
+    Retired link
 
+# The one way back into the interpreter: calls the function with the interpreter lock, on the main
+# thread, between two instructions of Python. Never once the interpreter has begun to end.
+cdef void call_soon(void (*function)() noexcept) noexcept nogil
 # Takes the work over. On any thread, with the interpreter lock or without.
 cdef void defer(Deferred* work) noexcept nogil
 # Does what waits. With the interpreter lock.

@@ -1,0 +1,23 @@
+"""The clocks of the system, in nanoseconds."""
+
+from libc.stdint cimport uint64_t
+from posix.time cimport (
+    CLOCK_MONOTONIC,
+    CLOCK_REALTIME,
+    clock_gettime,
+    clockid_t,
+    timespec,
+)
+
+cdef inline uint64_t read_clock(clockid_t which) noexcept nogil:
+    cdef timespec now
+    clock_gettime(which, &now)
+    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
+
+
+cdef inline uint64_t clock_ns() noexcept nogil:
+    return read_clock(CLOCK_MONOTONIC)
+
+
+cdef inline uint64_t time_of_day_ns() noexcept nogil:
+    return read_clock(CLOCK_REALTIME)

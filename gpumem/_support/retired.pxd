@@ -1,0 +1,35 @@
+"""Lists of retired things: nothing refers to them, and a thread that may block releases them.
+
+A last reference may go on any thread, under any lock, inside a function of the driver's, and in a
+fork's child. So retiring takes no lock, allocates nothing and calls nothing. One thread takes the
+whole list, where it may wait for the device or has the interpreter lock, and releases it.
+"""
+
+from gpumem._support.atomics cimport pointer_swap, pointer_try, published_pointer
+
+# Lies in the thing itself.
+cdef struct Retired:
+    Retired* next
+    void* thing
+
+# On any thread. The list is the latest that was retired; NULL: none.
+cdef inline void retire(Retired** list, Retired* link, void* thing) noexcept nogil:
+    link.thing = thing
+    link.next = <Retired*>published_pointer(list)
+    while not pointer_try(<void**>list, link.next, link):
+        link.next = <Retired*>published_pointer(list)
+
+
+# Takes everything off, in the order in which it was retired. `next` is read before a thing goes.
+cdef inline Retired* take_retired(Retired** list) noexcept nogil:
+    cdef Retired* latest = NULL
+    cdef Retired* first = NULL
+    cdef Retired* older
+    if published_pointer(list) != NULL:
+        latest = <Retired*>pointer_swap(<void**>list, NULL)
+    while latest != NULL:
+        older = latest.next
+        latest.next = first
+        first = latest
+        latest = older
+    return first
