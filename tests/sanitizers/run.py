@@ -43,9 +43,13 @@ libc.malloc.restype = ctypes.c_void_p
 libc.memset(ctypes.c_void_p(libc.malloc(100)), 0, 101)
 """,
     "thread": """
-word = ctypes.create_string_buffer(8)
-write = libc.memset
-threads = [threading.Thread(target=write, args=(word, value, 8)) for value in (1, 2)]
+both = threading.Barrier(2)
+memory = ctypes.create_string_buffer(1 << 20)
+def write():
+    both.wait()
+    for _ in range(100):
+        libc.memset(memory, 1, len(memory))
+threads = [threading.Thread(target=write) for _ in range(2)]
 for thread in threads:
     thread.start()
 for thread in threads:
