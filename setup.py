@@ -1,5 +1,9 @@
 """Build the compiled modules; everything declarative is in pyproject.toml.
 
+Each module is cythonized, compiled and linked in one go, beside others on every core. Only what
+changed is built: a module is made from its .pyx, the .pxd files that it cimports, and the headers
+that these and its C files include.
+
 Switches, each an environment variable set to 1:
 
 GPUMEM_DEBUG     every invariant is checked after every operation; bounds checks on; -O1 -g
@@ -8,12 +12,24 @@ GPUMEM_COVERAGE  line tracing for coverage.py, nogil code included
 GPUMEM_ANNOTATE  write the annotated HTML beside each .pyx
 """
 
+import functools
+import multiprocessing
 import os
 import platform
+import re
+import shlex
+import shutil
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from Cython.Build import cythonize
+from Cython.Build.Dependencies import create_dependency_tree
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 DEBUG = os.environ.get("GPUMEM_DEBUG", "0") not in ("", "0")
 SANITIZE = os.environ.get("GPUMEM_SANITIZE", "0")
@@ -41,68 +57,186 @@ if SANITIZE not in ("", "0"):
 if COVERAGE:
     MACROS += [("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
 
+# A switch changes what no time stamp shows: build everything anew.
+SWITCHED = DEBUG or COVERAGE or ANNOTATE or SANITIZE not in ("", "0")
 
-HOST_DEVICE = Path("gpumem/hostdev")
-# libcuda/ makes a shared library of it for tests, and is never part of a module.
-HOST_SOURCES = sorted(str(p) for p in HOST_DEVICE.rglob("*.c") if p.parent.name != "libcuda")
+PACKAGE = Path("gpumem")
 
-INCLUDES = ["gpumem/_support/include", "gpumem/include", str(HOST_DEVICE.parent)]
-
-# C and C++ files that belong to a module besides its own .pyx.
+# C and C++ files that belong to a module besides its own .pyx, by patterns. libcuda/ makes a shared
+# library of the host device for tests, and is never part of a module.
 COMPANIONS = {
-    "_host": HOST_SOURCES,
-    "_copy_crew": ["gpumem/crew.c"],
-    "integrations.torch._hooks": ["gpumem/integrations/torch/hooks.cpp"],
+    "_host": "hostdev/**/*.c",
+    "_copy_crew": "crew.c",
+    "integrations.torch._hooks": "integrations/torch/hooks.cpp",
+}
+HEADERS = {path.name: path for path in PACKAGE.rglob("*.h") if path.parent.name != "libcuda"}
+INCLUDE = re.compile(r'^\s*(?:#\s*include|cdef extern from)\s+"([\w./]+)"', re.MULTILINE)
+
+# Where Cython's own functions are compiled, once for all modules.
+UTILITIES = "gpumem._support._utilities"
+
+CYTHON = {
+    "compiler_directives": {
+        "language_level": 3,
+        "boundscheck": DEBUG,
+        "wraparound": False,
+        "cdivision": True,
+        "initializedcheck": DEBUG,
+        "embedsignature": True,
+        "embedsignature.format": "python",
+        "binding": True,
+        "auto_pickle": False,
+        "linetrace": COVERAGE,
+    },
+    "annotate": ANNOTATE,
+    # Generated C goes to the build folder, so that the tree holds only what people write.
+    "build_dir": "build/cython",
+    "shared_utility_qualified_name": UTILITIES,
+    "shared_utility_features_disabled": ["MemoryView"],  # no module has one
+    "quiet": True,
 }
 
-OTHER_C = DEBUG or COVERAGE or ANNOTATE  # the generated C differs
-SWITCHED = OTHER_C or SANITIZE not in ("", "0")
-JOBS = len(os.sched_getaffinity(0))
+
+# ---- what is built from what ---------------------------------------------------------------------
+
+
+def extensions() -> list[Extension]:
+    """Describe every module: one for each .pyx of the package, and Cython's own functions."""
+    shared = Extension(UTILITIES, [], extra_compile_args=["-std=c11", *COMPILE])
+    return [shared, *(extension(path) for path in sorted(PACKAGE.rglob("*.pyx")))]
 
 
 def extension(source: Path) -> Extension:
-    """Make the extension of one module, from its .pyx and what belongs to it."""
-    name = ".".join(source.relative_to("gpumem").with_suffix("").parts)
-    companions = COMPANIONS.get(name, [])
-    is_cpp = any(each.endswith(".cpp") for each in companions)
+    """Describe one module, from its .pyx and what belongs to it."""
+    name = ".".join(source.relative_to(PACKAGE).with_suffix("").parts)
+    companions = companions_of(name)
+    is_cpp = any(path.suffix == ".cpp" for path in companions)
+    cython = create_dependency_tree(quiet=True).all_dependencies(str(source))
+    headers, folders = headers_of([*map(Path, cython), *companions])
     return Extension(
-        f"gpumem.{name}",
-        [str(source), *companions],
-        include_dirs=[*INCLUDES, str(source.parent)],
+        f"{PACKAGE}.{name}",
+        [str(path) for path in (source, *companions)],
+        include_dirs=sorted(folders),
         define_macros=MACROS,
         # One list serves the files of both languages, and compilers' own standards will do.
         extra_compile_args=COMPILE if is_cpp else ["-std=c11", *COMPILE],
         extra_link_args=LINK,
         libraries=["stdc++"] if is_cpp else [],
-        depends=[
-            str(p) for p in Path("gpumem").rglob("*.[hc]") if not p.name.startswith("libcuda")
-        ],
+        depends=sorted(headers),
     )
 
 
-# cythonize works in several processes, which import this file.
+def companions_of(name: str) -> list[Path]:
+    """Return the C and C++ files of a module besides its own."""
+    found = PACKAGE.glob(COMPANIONS[name]) if name in COMPANIONS else ()
+    return sorted(path for path in found if path.parent.name != "libcuda")
+
+
+def headers_of(files: Iterable[Path]) -> tuple[set[str], set[str]]:
+    """Return the package's headers that files include, or these include; and their -I folders."""
+    found: set[Path] = set()
+    folders: set[str] = set()
+    waiting = list(files)
+    while waiting:
+        for text in included_by(waiting.pop()):
+            header = HEADERS.get(Path(text).name)
+            if header is None:
+                continue
+            if not text.startswith(".."):
+                folders.add(str(header).removesuffix(f"/{text}"))
+            if header not in found:
+                found.add(header)
+                waiting.append(header)
+    return set(map(str, found)), folders
+
+
+@functools.cache
+def included_by(file: Path) -> list[str]:
+    """Return what a C or Cython file includes, as it is written there."""
+    return INCLUDE.findall(file.read_text())
+
+
+# ---- building ------------------------------------------------------------------------------------
+
+
+class BuildModules(build_ext):
+    """Builds each module in one go, on every core, the largest first."""
+
+    def build_extensions(self) -> None:
+        """Build what is out of date."""
+        self.check_extensions_list(self.extensions)
+        waiting = sorted(self.extensions, key=source_bytes, reverse=True)
+        jobs = min(self.parallel or len(os.sched_getaffinity(0)), len(waiting))
+        if not run_all([functools.partial(self.build_one, module) for module in waiting], jobs):
+            raise CompileError("a module could not be built; see above")
+
+    def build_one(self, module: Extension) -> None:
+        """Cythonize, compile and link one module, if it is out of date."""
+        (generated,) = cythonize([module], force=self.force, **CYTHON)
+        module.sources = generated.sources
+        self.build_extension(module)
+
+
+def source_bytes(module: Extension) -> int:
+    """Return the bytes of a module's sources: what there is to compile."""
+    return sum(os.path.getsize(path) for path in module.sources)
+
+
+def run_all(tasks: Sequence[Callable[[], None]], jobs: int) -> bool:
+    """Run tasks in order in several processes; returns whether all succeeded.
+
+    A process is forked, so that tasks need not be pickled: what runs this file (pip, for one) has a
+    __main__ of its own. The first failure ends the handing out of tasks.
+    """
+    fork = multiprocessing.get_context("fork")
+    upcoming = fork.Value("i", 0)
+
+    def take() -> int:
+        with upcoming:
+            number = upcoming.value
+            upcoming.value += 1
+        return number
+
+    def work() -> None:
+        while (number := take()) < len(tasks):
+            try:
+                tasks[number]()
+            except BaseException:
+                upcoming.value = len(tasks)
+                traceback.print_exc(chain=False)
+                sys.exit(1)
+
+    workers = [fork.Process(target=work) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return not any(worker.exitcode for worker in workers)
+
+
+def require_tools() -> None:
+    """Say in one line what a build lacks, before it begins."""
+    for language, variable in (("C", "CC"), ("C++", "CXX")):
+        command = shlex.split(os.environ.get(variable) or sysconfig.get_config_var(variable) or "")
+        if not command or shutil.which(command[0]) is None:
+            raise SystemExit(
+                f"error: building gpumem needs a {language} compiler, and "
+                f"{command[0] if command else variable!r} is not there: install one (on Debian: "
+                f"apt install build-essential), or name it in {variable}"
+            )
+    folder = sysconfig.get_path("include")
+    if not Path(folder, "Python.h").exists():
+        raise SystemExit(
+            f"error: building gpumem needs Python's headers, and {folder} has no Python.h: install "
+            f"them (on Debian: apt install python{sysconfig.get_python_version()}-dev)"
+        )
+
+
 if __name__ == "__main__":
+    if {"build", "build_ext", "bdist_wheel", "editable_wheel", "install"} & set(sys.argv):
+        require_tools()
     setup(
-        # A switch changes what no time stamp shows: build everything anew.
-        options={"build_ext": {"force": SWITCHED, "parallel": JOBS}},
-        ext_modules=cythonize(
-            [extension(source) for source in sorted(Path("gpumem").rglob("*.pyx"))],
-            compiler_directives={
-                "language_level": 3,
-                "boundscheck": DEBUG,
-                "wraparound": False,
-                "cdivision": True,
-                "initializedcheck": DEBUG,
-                "embedsignature": True,
-                "embedsignature.format": "python",
-                "binding": True,
-                "auto_pickle": False,
-                "linetrace": COVERAGE,
-            },
-            nthreads=JOBS,
-            annotate=ANNOTATE,
-            force=OTHER_C,
-            # Generated C goes to the build folder, so that the tree holds only what people write.
-            build_dir="build/cython",
-        ),
+        options={"build_ext": {"force": SWITCHED}},
+        cmdclass={"build_ext": BuildModules},
+        ext_modules=extensions(),
     )

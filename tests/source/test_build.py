@@ -1,0 +1,87 @@
+"""What setup.py makes each module of, read without building one."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "gpumem"
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """Every module's extension by its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        script = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+        return {module.name: module for module in script["extensions"]()}
+
+
+def files(suffix):
+    """The package's files of one kind, without the shared library that tests are given."""
+    return [path for path in PACKAGE.rglob(f"*{suffix}") if path.parent.name != "libcuda"]
+
+
+def test_every_pyx_is_a_module(modules):
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files(".pyx")}
+    assert names <= set(modules)
+    assert len(modules) == len(names) + 1  # Cython's own functions
+
+
+def test_each_c_file_belongs_to_one_module(modules):
+    for path in [*files(".c"), *files(".cpp")]:
+        source = str(path.relative_to(ROOT))
+        assert len([1 for module in modules.values() if source in module.sources]) == 1, source
+
+
+def test_headers_of_the_host_device_are_made_into_no_other_module(modules):
+    users = {
+        module.name.rpartition(".")[2].lstrip("_")
+        for module in modules.values()
+        if any("/hostdev/" in path for path in module.depends)
+    }
+    assert "host" in users
+    assert users <= {"host", "controls"}
+
+
+def test_a_header_rebuilds_what_includes_it_and_no_more(modules):
+    users = {name for name, module in modules.items() if has_file(module.depends, "atomics.h")}
+    assert len(users) > 5
+    assert users < set(modules)
+    indirect = [module for module in modules.values() if has_file(module.depends, "recorder.h")]
+    assert indirect
+    assert all(has_file(module.depends, "owner_lock.h") for module in indirect)
+
+
+def has_file(paths, name):
+    return any(Path(path).name == name for path in paths)
+
+
+def test_include_folders_are_those_of_the_headers(modules):
+    for module in modules.values():
+        assert all((ROOT / folder).is_dir() for folder in module.include_dirs), module.name
+        assert bool(module.depends) == bool(module.include_dirs), module.name
+
+
+@pytest.mark.parametrize(("variable", "language"), [("CC", "C"), ("CXX", "C++")], ids=["C", "C++"])
+def test_a_missing_compiler_is_said_in_one_line_before_anything_is_built(
+    tmp_path, variable, language
+):
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, variable: "/nowhere/compiler"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert f"needs a {language} compiler" in line
+    assert "/nowhere/compiler" in line
+    assert not list(tmp_path.iterdir())
