@@ -33,6 +33,7 @@ from setuptools.errors import CompileError
 
 DEBUG = os.environ.get("GPUMEM_DEBUG", "0") not in ("", "0")
 SANITIZE = os.environ.get("GPUMEM_SANITIZE", "0")
+SANITIZED = SANITIZE not in ("", "0")
 COVERAGE = os.environ.get("GPUMEM_COVERAGE", "0") not in ("", "0")
 ANNOTATE = os.environ.get("GPUMEM_ANNOTATE", "0") not in ("", "0")
 
@@ -48,7 +49,7 @@ MACROS: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
 if DEBUG:
     COMPILE += ["-O1", "-g"]
     MACROS.append(("GPUMEM_DEBUG", "1"))
-if SANITIZE not in ("", "0"):
+if SANITIZED:
     kinds = "thread" if SANITIZE == "thread" else "address,undefined"
     # Races want speed to show; a wrong address shows at any, and compiles in a quarter of the time.
     COMPILE += ["-O1" if SANITIZE == "thread" else "-O0", "-g1"]
@@ -57,8 +58,10 @@ if SANITIZE not in ("", "0"):
 if COVERAGE:
     MACROS += [("CYTHON_TRACE_NOGIL", "1"), ("CYTHON_USE_SYS_MONITORING", "0")]
 
-# A switch changes what no time stamp shows: build everything anew.
-SWITCHED = DEBUG or COVERAGE or ANNOTATE or SANITIZE not in ("", "0")
+# A switch changes what no time stamp shows: build everything anew, but for the C that sanitizers
+# leave as it is.
+OTHER_C = DEBUG or COVERAGE or ANNOTATE
+SWITCHED = OTHER_C or SANITIZED
 
 PACKAGE = Path("gpumem")
 
@@ -172,7 +175,8 @@ class BuildModules(build_ext):
 
     def build_one(self, module: Extension) -> None:
         """Cythonize, compile and link one module, if it is out of date."""
-        (generated,) = cythonize([module], force=self.force, **CYTHON)
+        anew = self.force and (OTHER_C or not SANITIZED)
+        (generated,) = cythonize([module], force=anew, **CYTHON)
         module.sources = generated.sources
         self.build_extension(module)
 

@@ -253,8 +253,8 @@ def test_pool_option_without_a_pool_is_refused(field):
     gpumem.Arena("host", {field: 0}).close()
 
 
-def test_arena_with_the_pool_option_is_refused_naming_make_resource():
-    with pytest.raises(ConfigError, match=r"use_cuda_mempool = True .* make_resource"):
+def test_arena_with_the_pool_option_is_refused_naming_from_config():
+    with pytest.raises(ConfigError, match=r"use_cuda_mempool = True .*from_config"):
         gpumem.Arena("host", {"arena.use_cuda_mempool": "1"})
 
 

@@ -167,7 +167,7 @@ def test_budget_around_a_resource_is_shared_with_another(budget):
         assert (right.used, right.free, budget.free) == (LIMIT, 0, 0)
 
 
-def test_make_resource_passes_the_budget(budget):
+def test_from_config_passes_the_budget(budget):
     for config in (None, {"arena.use_cuda_mempool": "1"}):
         resource = gpumem.MemoryResource.from_config("host", config, budget=budget, count="in_use")
         with resource, resource.allocate(512):

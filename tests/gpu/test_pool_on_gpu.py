@@ -110,7 +110,7 @@ def test_stream_object_lives_as_long_as_a_block_on_it(pool, driver):
     driver.call(driver.cuCtxSynchronize)
 
 
-def test_make_resource_makes_a_pool():
+def test_from_config_makes_a_pool():
     config = {"ep.cuda.arena.use_cuda_mempool": "1", "arena.max_mem": str(1 << 30)}
     with gpumem.MemoryResource.from_config("cuda:0", config) as resource:
         assert isinstance(resource, gpumem.DriverPool)

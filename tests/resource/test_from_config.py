@@ -21,7 +21,7 @@ def no_pools(host):
     host.clear_faults()
 
 
-def test_make_resource_makes_an_arena_by_default():
+def test_from_config_makes_an_arena_by_default():
     with gpumem.MemoryResource.from_config("host", {"max_mem": 4 * MIB}, name="mine") as resource:
         assert isinstance(resource, gpumem.Arena)
         assert (resource.config.max_mem, resource.name) == (4 * MIB, "mine")
@@ -30,7 +30,7 @@ def test_make_resource_makes_an_arena_by_default():
 
 
 @pytest.mark.parametrize("spelling", ["{}", "arena.{}", "ep.cuda.arena.{}", "ep_factory.CUDA.{}"])
-def test_make_resource_makes_a_driver_pool_on_request(spelling):
+def test_from_config_makes_a_driver_pool_on_request(spelling):
     settings = {
         "use_cuda_mempool": "1",
         "cuda_mempool_release_threshold": "4096",
