@@ -28,8 +28,8 @@ from gpumem.planning import (
     plan,
     plan_memory,
 )
-from gpumem.planning.bodies import rounded
-from gpumem.replay import Trace, load_trace, samples
+from gpumem.planning.memory.bodies import rounded
+from gpumem.traces import Trace, load_trace, samples
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.replays import MOVE_US
-from gpumem.replay import Trace, load_trace, replay, samples
+from gpumem.replay import replay
+from gpumem.traces import Trace, load_trace, samples
 
 RESULTS = Path(__file__).resolve().parent / "results"
 THRESHOLDS = (0.0, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import gpumem
-from gpumem.replay import Trace, load_trace, replay, samples
+from gpumem.replay import replay
+from gpumem.traces import Trace, load_trace, samples
 
 REPEATS = 5
 MOVE_US = 45

@@ -20,8 +20,9 @@ from tempfile import TemporaryDirectory
 
 import gpumem
 from gpumem.observe import Snapshot, record, tag
-from gpumem.replay import load_trace, replay
+from gpumem.replay import replay
 from gpumem.stats import OutOfMemoryReport
+from gpumem.traces import load_trace
 
 MIB = 1 << 20
 CONVERSATIONS = 16

@@ -23,12 +23,15 @@ from gpumem import device as device
 from gpumem import errors as errors
 from gpumem import stats as stats
 from gpumem._budget import Budget, Reservation
-from gpumem._buffer import Buffer, MemoryResource, set_observers
-from gpumem._core_capture import GraphPool
-from gpumem._external import ExternalAllocator
-from gpumem._handle import Handle
-from gpumem._pool import DriverPool
-from gpumem._stream import Event, Stream
+from gpumem._buffer.buffer import Buffer, MemoryResource, set_observers
+from gpumem._buffer.stream import Event, Stream
+from gpumem._defaults import get_default_resource, set_default_resource, using_resource
+from gpumem._factory import resource_from_config
+from gpumem._resource.arena.graph_pool import GraphPool
+from gpumem._resource.external import ExternalAllocator
+from gpumem._resource.handle import Handle
+from gpumem._resource.pool import DriverPool
+from gpumem._tensor import Tensor, asarray, copy, empty, from_dlpack, full, staging_arena, zeros
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
@@ -42,23 +45,7 @@ from gpumem.device import (
     driver_status,
 )
 from gpumem.errors import ConfigError, GpumemError, OutOfMemoryError
-from gpumem.factory import resource_from_config
-from gpumem.resources import (
-    get_default_resource,
-    set_default_resource,
-    using_resource,
-)
 from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
-from gpumem.tensor import (
-    Tensor,
-    asarray,
-    copy,
-    empty,
-    from_dlpack,
-    full,
-    staging_arena,
-    zeros,
-)
 
 __version__ = "0.1.0"
 
@@ -72,6 +59,9 @@ _PACKAGES = (
     "observe",
     "planning",
     "replay",
+    "report",
+    "session",
+    "traces",
     "session",
 )
 
@@ -126,14 +116,14 @@ __all__ = [
 
 def _snapshot(resource: object) -> object:
     """Make a resource's snapshot; what that needs is imported with the first one."""
-    from gpumem.observe.snapshots import snapshot
+    from gpumem.observe.snapshots.snapshot import snapshot
 
     return snapshot(resource)
 
 
 def _report(resource: MemoryResource, path: str, title: str | None) -> object:
     """Write a page of a resource's snapshot."""
-    write = import_module(f"{__name__}.observe.report").write_report
+    write = import_module(f"{__name__}.report").write_report
     return write(_snapshot(resource), path, title=title or resource.name)
 
 
@@ -141,10 +131,10 @@ set_observers(_snapshot, _report, resource_from_config)
 
 if TYPE_CHECKING:
     from gpumem import debugging as debugging
-    from gpumem import session as session
-    from gpumem.environment import Environment
-    from gpumem.session import CopyDecision, RunContext, Session
-    from gpumem.session_options import SessionOptions
+    from gpumem.session import session as session
+    from gpumem.session.environment import Environment
+    from gpumem.session.options import SessionOptions
+    from gpumem.session.session import CopyDecision, RunContext, Session
 else:
     # What is imported when it is first named: the names, by their modules.
     _LATER = {

@@ -7,7 +7,7 @@ again as long as they say so.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._budget_core cimport BudgetCore
+from gpumem._native.budget cimport BudgetCore
 
 # One request's way through the callbacks; all zeros at its start.
 cdef struct Relief:

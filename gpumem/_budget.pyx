@@ -1,4 +1,4 @@
-"""Budget: limits in a tree, shared by whoever takes memory; see _budget_core.pxd."""
+"""Budget: limits in a tree, shared by whoever takes memory."""
 
 from threading import get_ident
 from weakref import WeakValueDictionary
@@ -6,37 +6,22 @@ from weakref import WeakValueDictionary
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._budget_core cimport (
-    BUDGET_DEPTH,
-    BUDGET_UNLIMITED,
-    BudgetCore,
-    Holding,
-    budget_admit,
-    budget_ceiling,
-    budget_drop,
-    budget_has_crossed,
-    budget_holdings,
-    budget_left,
-    budget_load,
-    budget_make,
-    budget_next_crossed,
-    budget_refusing,
-    budget_retain,
-    budget_room,
-    budget_tightest,
-    budget_uncharge,
-    holdings_free,
-    tell_crossed,
+from gpumem._native.budget cimport (
+    budget_admit, budget_ceiling, BUDGET_DEPTH, budget_drop, budget_has_crossed, budget_holdings,
+    budget_left, budget_load, budget_make, budget_next_crossed, budget_refusing, budget_retain,
+    budget_room, budget_tightest, budget_uncharge, BUDGET_UNLIMITED, BudgetCore, Holding,
+    holdings_free, tell_crossed,
 )
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.process cimport process, process_is_exiting
 
-from gpumem._arguments import require
+from gpumem._support.arguments import require
+from gpumem._support.out_of_memory import OutOfMemoryReport
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
-from gpumem.out_of_memory import OutOfMemoryReport
 from gpumem.stats import BudgetLevel
+
 
 cdef enum:
     MOST_CALLS = 16         # of callbacks that free something, for one request

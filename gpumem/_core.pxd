@@ -2,12 +2,9 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._arena_types cimport ArenaCore, Block
-from gpumem._buffer cimport Buffer, MemoryResource
-from gpumem._core_capture cimport Captures, GraphPool
-from gpumem._core_heap cimport Heap
-from gpumem._core_source cimport Source
-from gpumem._stream cimport Stream
+from gpumem._buffer cimport Buffer, MemoryResource, Stream
+from gpumem._native.arena cimport ArenaCore, Block
+from gpumem._resource.arena cimport Captures, GraphPool, Heap, Source
 
 # Where a block lies: among others, alone, alone in memory that other processes may be given.
 cdef enum Region:

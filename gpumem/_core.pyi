@@ -3,13 +3,13 @@ from collections.abc import Mapping
 from typing import Protocol, Self, SupportsIndex, TypeAlias, final
 
 from gpumem._budget import Budget, _Count
-from gpumem._buffer import Buffer, MemoryResource
-from gpumem._core_capture import Capture, GraphPool
-from gpumem._stream import _StreamLike
+from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.stream import _StreamLike
+from gpumem._resource.arena.graph_pool import Capture, GraphPool
 from gpumem.config import ArenaConfig
 from gpumem.debugging import DebugHeapOptions, HeapBlock, HeapReport
 from gpumem.device import Device, MemoryInfo
-from gpumem.observe.report import Report
+from gpumem.report import Report
 from gpumem.stats import BlockInfo, ShrinkReport, Stats
 
 class _SourceObject(Protocol):

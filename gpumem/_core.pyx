@@ -5,100 +5,45 @@ from dataclasses import replace
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from gpumem._arena cimport (
-    arena_allocate_fast,
-    arena_check,
-    arena_close,
-    arena_create,
-    arena_drop,
-    arena_free,
-    arena_free_used,
-    arena_lease,
-    arena_move_lease,
-    arena_prepare,
-    arena_reap,
-    arena_reset_peaks,
-    arena_set_limit,
-    arena_shrink,
-)
-from gpumem._arena_books cimport invariant_text
-from gpumem._arena_cache cimport caches_flush
-from gpumem._arena_heap cimport heap_check, heap_suspend
-from gpumem._arena_heap_books cimport HeapCounts, heap_counts
-from gpumem._arena_slots cimport (
-    arena_record,
-    arena_reset_stream,
-    arena_stream,
-    slot_claim,
-    slot_unclaim,
-)
-from gpumem._arena_slow cimport arena_allocate_slow
-from gpumem._arena_suspend cimport arena_resume, arena_suspend
-from gpumem._arena_types cimport (
-    ALLOCATE_PERSISTENT,
-    ALLOCATE_SHAREABLE,
-    ARENA_CLOSED,
-    ARENA_CAPTURING,
-    ARENA_DEAD,
-    ARENA_IN_USE,
-    ARENA_MISS,
-    ARENA_OK,
-    ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT,
-    ArenaCore,
-    ArenaSettings,
-    Block,
-    LARGE_SPACE,
-    SMALL_SPACE,
-    STATE_CLOSED,
-    STATE_OPEN,
-    STATE_SUSPENDED,
-    arena_in_use,
-    arena_reserved,
-)
-from gpumem._backing cimport Backing
-from gpumem._bfc cimport ABSURD, QUANTUM, bfc_largest_free
-from gpumem._buffer cimport (
-    Buffer,
-    MemoryResource,
-    alignment_of,
-    buffer_of,
-    empty_buffer,
-    resource_init,
-    size_of,
-)
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
-from gpumem._budget_core cimport budget_has_crossed
-from gpumem._core_backing cimport choose_backing, shareable_init, why_not_shareable
-from gpumem._core_budget cimport (
-    count_of,
-    join_budget,
-    least_limit,
-    raise_over_budget,
-    relieve,
-    under_pressure,
+from gpumem._buffer cimport (
+    alignment_of, Buffer, buffer_of, empty_buffer, MemoryResource, resource_init, size_of, Stream,
+    stream_handle,
 )
-from gpumem._core_capture cimport Captures, GraphPool, make_pool
-from gpumem._core_heap cimport make_heap
-from gpumem._core_reports cimport block_list, kept_regions, raise_status
-from gpumem._core_settings cimport settings_from, takes_pages
-from gpumem._core_source cimport make_source, source_keep
-from gpumem._driver cimport CUgraph, CUstream, place_is_dead, stream_captures
-from gpumem._lease cimport Lease, Uses, claims_held, uses_free
-from gpumem._pages cimport Space
-from gpumem._recorder cimport TAP_ARENA, tap_name, tap_open
-from gpumem._stream cimport Stream, stream_handle
+from gpumem._native.arena cimport (
+    ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast, arena_allocate_slow,
+    ARENA_CAPTURING, arena_check, arena_close, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop,
+    arena_free, arena_free_used, ARENA_IN_USE, arena_in_use, arena_lease, ARENA_MISS,
+    arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_reap,
+    arena_record, arena_reserved, arena_reset_peaks, arena_reset_stream, arena_resume,
+    arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, ArenaSettings, Block,
+    caches_flush, heap_check, heap_counts, heap_suspend, HeapCounts, invariant_text, LARGE_SPACE,
+    slot_claim, slot_unclaim, SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+)
+from gpumem._native.backing cimport Backing
+from gpumem._native.bfc cimport ABSURD, bfc_largest_free, QUANTUM
+from gpumem._native.budget cimport budget_has_crossed
+from gpumem._native.driver cimport CUgraph, CUstream, place_is_dead, stream_captures
+from gpumem._native.pages cimport Space
+from gpumem._resource.arena cimport (
+    block_list, Captures, choose_backing, count_of, GraphPool, join_budget, kept_regions,
+    least_limit, make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve,
+    settings_from, shareable_init, source_keep, takes_pages, under_pressure, why_not_shareable,
+)
+from gpumem._support.events cimport TAP_ARENA, tap_name, tap_open
+from gpumem._support.lease cimport claims_held, Lease, Uses, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
-from gpumem._arguments import require
-from gpumem._buffer import write_page
-from gpumem._core_capture import Capture
+from gpumem._buffer.buffer import write_page
+from gpumem._resource.arena.graph_pool import Capture
+from gpumem._support.arguments import require
 from gpumem._support.releases import on_release, release_retired
 from gpumem.config import ArenaConfig
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 from gpumem.stats import ShrinkReport, Stats
+
 
 cdef enum:
     LEGACY_SLOT = 1             # of the device's legacy default stream, in every arena

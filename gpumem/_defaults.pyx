@@ -10,7 +10,8 @@ from cpython.ref cimport Py_DECREF
 from gpumem._buffer cimport MemoryResource
 from gpumem._core cimport Arena
 
-from gpumem.device import MemoryInfo, default_device
+from gpumem.device import default_device, MemoryInfo
+
 
 cdef extern from "Python.h":
     int PyContextVar_Get(object variable, PyObject* default, PyObject** value) except -1

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpumem._arguments import power_of_two, refuse, require
+from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gpumem._driver import DriverDevice
+    from gpumem._native.driver.table import DriverDevice
 
 __all__ = [
     "Capability",
@@ -349,10 +349,10 @@ def _open_device(device: Device) -> DriverDevice:
 
 def _provider(device_type: str) -> Any:
     if device_type == "cuda":
-        from gpumem import _cuda
+        from gpumem._native.driver import cuda as _cuda
 
         return _cuda
-    from gpumem import _host
+    from gpumem._native.driver import host as _host
 
     return _host
 
@@ -401,7 +401,7 @@ def set_host_device_count(n: int) -> None:
     >>> [str(device) for device in devices() if device.type == "host"]
     ['host:0', 'host:1']
     """
-    from gpumem import _host
+    from gpumem._native.driver import host as _host
 
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _host.MAX_DEVICES:
         raise ValueError(f"host device count {n!r} is not an integer from 1 to {_host.MAX_DEVICES}")
@@ -450,7 +450,7 @@ def driver_status() -> DriverStatus:
     >>> bool(status.reason) is not status.available      # why not, wherever it does not
     True
     """
-    from gpumem import _cuda
+    from gpumem._native.driver import cuda as _cuda
 
     reason = _cuda.load()
     if reason is not None:

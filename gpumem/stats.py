@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport
+from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
 
 __all__ = [
     "BlockInfo",

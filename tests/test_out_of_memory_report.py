@@ -8,8 +8,8 @@ from helpers.driver import HostDriver
 
 import gpumem
 from gpumem import observe
+from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport, find_remedies
 from gpumem.adaptors import LimitAdaptor
-from gpumem.out_of_memory import LimitInForce, OutOfMemoryReport, find_remedies
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TIGHT = {"split_rule": "tight"}

@@ -5,11 +5,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from gpumem._arena cimport arena_free
-from gpumem._arena_slow cimport arena_allocate
-from gpumem._arena_types cimport ARENA_OK, Block
+from gpumem._native.arena cimport arena_free
+from gpumem._native.arena cimport arena_allocate
+from gpumem._native.arena cimport ARENA_OK, Block
 from gpumem._budget cimport Budget
-from gpumem._budget_core cimport BUDGET_REFUSED, BudgetCore, budget_charge, budget_uncharge
+from gpumem._native.budget cimport budget_charge, BUDGET_REFUSED, budget_uncharge, BudgetCore
 from gpumem._core cimport Arena
 
 cdef extern from "<pthread.h>" nogil:

@@ -2,7 +2,7 @@
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 
-from gpumem._dlpack cimport DLManagedTensorVersioned, DLPackExchangeAPI
+from gpumem._buffer cimport DLManagedTensorVersioned, DLPackExchangeAPI
 
 
 cdef class Exporter:

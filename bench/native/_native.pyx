@@ -6,10 +6,10 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
-from gpumem._arena cimport arena_free
-from gpumem._arena_slow cimport arena_allocate
-from gpumem._arena_types cimport ARENA_OK, ArenaCore, Block
-from gpumem._bfc cimport Chunk
+from gpumem._native.arena cimport arena_free
+from gpumem._native.arena cimport arena_allocate
+from gpumem._native.arena cimport ARENA_OK, ArenaCore, Block
+from gpumem._native.bfc cimport Chunk
 from gpumem._core cimport Arena
 
 cdef extern from "subject.h" nogil:

@@ -1,6 +1,6 @@
 """The operations of include/atomics.h, where the order that each one gives is said."""
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)

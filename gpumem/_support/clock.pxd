@@ -1,13 +1,7 @@
 """The clocks of the system, in nanoseconds."""
 
 from libc.stdint cimport uint64_t
-from posix.time cimport (
-    CLOCK_MONOTONIC,
-    CLOCK_REALTIME,
-    clock_gettime,
-    clockid_t,
-    timespec,
-)
+from posix.time cimport clock_gettime, CLOCK_MONOTONIC, CLOCK_REALTIME, clockid_t, timespec
 
 cdef inline uint64_t read_clock(clockid_t which) noexcept nogil:
     cdef timespec now

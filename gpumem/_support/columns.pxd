@@ -1,12 +1,6 @@
 """Columns of numbers for C code. A typed memoryview costs 30,000 lines of generated C instead."""
 
-from cpython.buffer cimport (
-    PyBUF_ND,
-    PyBUF_WRITABLE,
-    PyBuffer_Release,
-    PyObject_GetBuffer,
-)
-
+from cpython.buffer cimport PyBUF_ND, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
 cdef inline void* column_of(object array, size_t count, size_t item_bytes,
                             bint writable=False) except NULL:

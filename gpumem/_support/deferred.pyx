@@ -1,7 +1,7 @@
-"""Doing what threads without the interpreter left; see deferred.pxd."""
+"""Doing what threads without the interpreter left."""
 
 from gpumem._support.process cimport process_is_exiting
-from gpumem._support.retired cimport Retired, retire, take_retired
+from gpumem._support.retired cimport retire, Retired, take_retired
 
 from gpumem._support.releases import on_release
 

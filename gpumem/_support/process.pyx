@@ -1,6 +1,7 @@
-"""Exit and forks; see process.pxd."""
+"""Exit and forks."""
 
 import atexit
+
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,

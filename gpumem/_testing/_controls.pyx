@@ -3,7 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._core cimport Arena
-from gpumem._host cimport host_controls
+from gpumem._native.driver cimport host_controls
+
 
 cdef extern from "hostdev/instruments/controls.h" nogil:
     enum:

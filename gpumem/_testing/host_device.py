@@ -1,6 +1,6 @@
 """The host device: its settings; instruments that count, fail, delay and watch its calls."""
 
-from gpumem._host import (
+from gpumem._native.driver.host import (
     MAX_DEVICES,
     advance_clock,
     capacity,

@@ -1,6 +1,6 @@
 """How streams of the host device wait for and signal a timeline."""
 
-from gpumem.interop._host_timeline import (
+from gpumem.interop.timelines._kinds import (
     _rehearse_memory_operations as rehearse_memory_operations,
 )
 

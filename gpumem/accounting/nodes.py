@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from gpumem._arguments import refuse
+from gpumem._support.arguments import refuse
 
 __all__ = ["CostedNode", "CostedValue", "NodeOrGroup", "key_of", "nodes_of"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from gpumem._arguments import require
+from gpumem._support.arguments import require
 from gpumem.accounting.accountant import Accountant, AdHocAccountant
 from gpumem.accounting.counts import MOST_BYTES
 from gpumem.accounting.statistics import StatsAccountant

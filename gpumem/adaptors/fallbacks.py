@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from gpumem._adaptor import Adaptor, serve_from
-from gpumem._buffer import Buffer, MemoryResource
-from gpumem._forks import ForkLock
+from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._support.forks import ForkLock
+from gpumem.adaptors._adaptor import Adaptor, serve_from
 from gpumem.stats import ShrinkReport, Stats
 
 __all__ = ["FallbackAdaptor", "fallback"]

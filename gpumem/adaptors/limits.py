@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpumem._adaptor import Adaptor
-from gpumem._arguments import refuse
 from gpumem._budget import Budget
-from gpumem._buffer import MemoryResource
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._support.arguments import refuse
+from gpumem.adaptors._adaptor import Adaptor
 
 __all__ = ["LimitAdaptor", "limit"]
 

@@ -6,8 +6,8 @@ import sys
 import traceback
 from dataclasses import dataclass
 
-from gpumem._adaptor import Adaptor
-from gpumem._buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem.adaptors._adaptor import Adaptor
 
 __all__ = ["Outstanding", "TrackAdaptor", "TrackCounts", "track"]
 

@@ -11,7 +11,7 @@ import gpumem
 from gpumem.cli.sizes import parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
-from gpumem.samples import samples
+from gpumem.traces.formats import samples
 
 __all__ = ["complete_device", "complete_trace", "present_device", "size", "within"]
 

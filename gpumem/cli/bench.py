@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 import gpumem
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import complete_device, present_device
 from gpumem.cli.output import json_option, print_json, progress, stdout, table
 from gpumem.device import Device

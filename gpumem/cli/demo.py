@@ -13,12 +13,12 @@ from rich.console import Console
 
 import gpumem
 from gpumem import replay as replaying
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.cli.info import describe_device, device_table
 from gpumem.cli.output import json_option, print_json, progress, stdout, table
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.replay import Trace, load_trace
-from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.replay.policies.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.traces import Trace, load_trace
 
 __all__ = ["demo"]
 

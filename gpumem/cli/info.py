@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gpumem
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.cli.output import json_option, pairs, print_json, stdout, table
 from gpumem.device import Device
 from gpumem.errors import GpumemError

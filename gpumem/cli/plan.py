@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
 from gpumem.cli.arguments import complete_device, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
@@ -25,7 +25,7 @@ from gpumem.planning import (
     partition,
     plan_memory,
 )
-from gpumem.planning.passes import STRATEGIES
+from gpumem.planning.assignment.passes import STRATEGIES
 
 __all__ = ["plan"]
 

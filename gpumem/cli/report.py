@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import complete_trace, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
-from gpumem.observe.report import Report, write_report
+from gpumem.report import Report, write_report
 
 __all__ = ["report"]
 

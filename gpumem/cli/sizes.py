@@ -1,4 +1,4 @@
-"""Sizes as people write them; how they are shown is in gpumem._sizes."""
+"""Sizes as people write them; how they are shown is in gpumem._support.sizes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 from rich.live import Live
 
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import within
 from gpumem.cli.output import json_option, print_json, stdout, table, visible
 from gpumem.cli.top_view import command_of, state_of, view

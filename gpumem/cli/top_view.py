@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.cli.output import table, visible
 from gpumem.observe import LiveBudget, LivePage, LiveResource
 

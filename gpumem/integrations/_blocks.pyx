@@ -3,9 +3,8 @@
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
-from gpumem._buffer cimport Buffer, MemoryResource
+from gpumem._buffer cimport Buffer, MemoryResource, Stream
 from gpumem._core cimport Arena, arena_bad_free, arena_take_on, arena_take_on_legacy
-from gpumem._stream cimport Stream
 from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.streams cimport LEGACY_STREAM
 

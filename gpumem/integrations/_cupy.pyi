@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
-from gpumem._buffer import Buffer
+from gpumem._buffer.buffer import Buffer
 from gpumem.errors import OutOfMemoryError
 from gpumem.integrations._resources import Resources
 

@@ -11,15 +11,15 @@ cimport cython
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, intptr_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, intptr_t, uint64_t, uint8_t
 from libc.string cimport memcmp
 
-from gpumem._buffer cimport Buffer, MemoryResource
+from gpumem._buffer cimport Buffer, MemoryResource, Stream
 from gpumem._core cimport Arena, arena_take_on, arena_take_on_legacy
-from gpumem._recorder cimport FRAMEWORK_CUPY, thread_set_framework
-from gpumem._stream cimport Stream
+from gpumem._support.events cimport FRAMEWORK_CUPY, thread_set_framework
 
 from gpumem.errors import OutOfMemoryError
+
 
 cdef extern from "Python.h":
     ctypedef object (*newfunc)(PyTypeObject*, PyObject*, PyObject*)

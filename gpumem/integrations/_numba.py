@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpumem._buffer import Buffer, MemoryResource
-from gpumem._forks import ForkLock
-from gpumem._stream import Event, Stream
+from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.stream import Event, Stream
+from gpumem._support.forks import ForkLock
 from gpumem.device import Device
 from gpumem.errors import GpumemError, IntegrationError, OutOfMemoryError
 from gpumem.integrations._resources import Resources

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from gpumem._buffer import MemoryResource
-from gpumem._forks import ForkLock
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._defaults import get_default_resource
+from gpumem._support.forks import ForkLock
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError
-from gpumem.resources import get_default_resource
 
 __all__ = ["REACHABLE", "ResourceLike", "Resources", "pinned_resources"]
 

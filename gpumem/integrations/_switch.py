@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from gpumem._buffer import MemoryResource
-from gpumem._forks import ForkLock
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._support.forks import ForkLock
 from gpumem.errors import IntegrationError
 
 __all__ = ["Framework", "Setting", "Status", "Switch", "Using"]

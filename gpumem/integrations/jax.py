@@ -25,8 +25,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gpumem._buffer import MemoryResource
-from gpumem._pool import DriverPool
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._resource.pool import DriverPool
 from gpumem.device import Device
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumem._buffer import MemoryResource
-from gpumem._pool import DriverPool
-from gpumem._stream import Stream
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.stream import Stream
+from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo
 from gpumem.integrations._blocks import Blocks
 from gpumem.integrations._per_device import PerDevice

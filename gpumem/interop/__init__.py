@@ -1,10 +1,6 @@
 """Memory and timelines from outside: Vulkan, Direct3D 12, other processes, other libraries."""
 
-from gpumem._handle import Handle
-from gpumem.interop._driver_timeline import DriverTimeline
-from gpumem.interop._host_timeline import HostTimeline
-from gpumem.interop._memory import ExternalMemory
-from gpumem.interop._timeline import Timeline, TimelinePoint
+from gpumem._resource.handle import Handle
 from gpumem.interop.descriptors import (
     InteropCapability,
     MemoryDescriptor,
@@ -13,7 +9,10 @@ from gpumem.interop.descriptors import (
     SemaphoreType,
 )
 from gpumem.interop.importer import Importer
+from gpumem.interop.memory._memory import ExternalMemory
 from gpumem.interop.sharing import Contents, attach, export
+from gpumem.interop.timelines._kinds import DriverTimeline, HostTimeline
+from gpumem.interop.timelines._timeline import Timeline, TimelinePoint
 
 __all__ = [
     "Contents",

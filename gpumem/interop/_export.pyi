@@ -1,5 +1,5 @@
-from gpumem._buffer import Buffer
-from gpumem._handle import Handle
+from gpumem._buffer.buffer import Buffer
+from gpumem._resource.handle import Handle
 
 def export_block(buffer: Buffer, read_only: bool) -> tuple[Handle, int, int]: ...
 def open_file(fd: int, read_only: bool) -> Handle: ...

@@ -5,14 +5,13 @@ import os
 
 from libc.stdint cimport uint64_t
 
-from gpumem._arena_types cimport ArenaCore
-from gpumem._backing cimport Mapped
-from gpumem._backing_physical cimport shared_export
 from gpumem._buffer cimport Buffer, buffer_share, drop_share
 from gpumem._core cimport Arena
-from gpumem._driver cimport CUresult, check
-from gpumem._handle cimport Handle, handle_of
-from gpumem._lease cimport Lease
+from gpumem._native.arena cimport ArenaCore
+from gpumem._native.backing cimport Mapped, shared_export
+from gpumem._native.driver cimport check, CUresult
+from gpumem._resource cimport Handle, handle_of
+from gpumem._support.lease cimport Lease
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem.errors import UnsupportedHandleTypeError

@@ -18,7 +18,7 @@ from operator import index
 from typing import Any, Literal
 from uuid import UUID
 
-from gpumem._handle import Handle
+from gpumem._resource.handle import Handle
 from gpumem.device import Capability
 from gpumem.errors import BadHandleError, InvalidDescriptorError
 

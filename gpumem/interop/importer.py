@@ -8,8 +8,6 @@ from typing import Protocol, Self
 
 from gpumem.device import Device
 from gpumem.errors import ClosedError
-from gpumem.interop._memory import ExternalMemory
-from gpumem.interop._timeline import Timeline
 from gpumem.interop.descriptors import (
     InteropCapability,
     MemoryDescriptor,
@@ -17,8 +15,10 @@ from gpumem.interop.descriptors import (
     SemaphoreDescriptor,
     SemaphoreType,
 )
-from gpumem.interop.memories import import_memory, memory_capability
-from gpumem.interop.semaphores import import_semaphore, semaphore_capability
+from gpumem.interop.memory._memory import ExternalMemory
+from gpumem.interop.memory.kinds import import_memory, memory_capability
+from gpumem.interop.timelines._timeline import Timeline
+from gpumem.interop.timelines.semaphores import import_semaphore, semaphore_capability
 
 __all__ = ["Importer"]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpumem._buffer import Buffer
-from gpumem._handle import Handle
-from gpumem._pool import DriverPool
+from gpumem._buffer.buffer import Buffer
+from gpumem._resource.handle import Handle
+from gpumem._resource.pool import DriverPool
+from gpumem._tensor import Tensor, from_dlpack
 from gpumem.device import Device, MemoryInfo, MemoryKind, devices
 from gpumem.errors import DeviceMismatchError, InvalidDescriptorError, UnsupportedHandleTypeError
 from gpumem.interop._export import export_block, not_shareable
-from gpumem.interop._host_timeline import HostTimeline
-from gpumem.interop._timeline import Timeline
 from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType, SemaphoreType
 from gpumem.interop.importer import Importer
-from gpumem.tensor import Tensor, from_dlpack
+from gpumem.interop.timelines._kinds import HostTimeline
+from gpumem.interop.timelines._timeline import Timeline
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,20 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gpumem.observe.events import AllocationEvent, Events, Frame, RecordedResource, read
-from gpumem.observe.live import (
-    LiveBudget,
-    LivePage,
-    LiveResource,
-    Publication,
-    publish,
-)
+from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
 from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record, tag
-from gpumem.observe.resources import Block, Region, ResourceSnapshot
-from gpumem.observe.snapshots import Snapshot, SnapshotDiff, snapshot
+from gpumem.observe.snapshots.resources import Block, Region, ResourceSnapshot
+from gpumem.observe.snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
 
 if TYPE_CHECKING:
-    from gpumem.observe.report import Report, write_report
+    from gpumem.report import Report, write_report
 
 __all__ = [
     "AllocationEvent",
@@ -56,5 +50,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the report when one of its names is first used."""
     if name in ("Report", "write_report"):
-        return getattr(import_module("gpumem.observe.report"), name)
+        return getattr(import_module("gpumem.report"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

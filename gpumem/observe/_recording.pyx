@@ -1,4 +1,4 @@
-"""A recorder as a Python object, and what numbers mean; see _recorder.pxd."""
+"""A recorder as a Python object, and what numbers mean."""
 
 import json
 import sys
@@ -7,37 +7,24 @@ from threading import Lock
 cimport cython
 from cpython.exc cimport PyErr_Occurred
 from libc.errno cimport EBUSY
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport strerror
 
-from gpumem._adaptor cimport Adaptor
 from gpumem._buffer cimport MemoryResource
 from gpumem._core cimport Arena
-from gpumem._core_capture cimport GraphPool
-from gpumem._recorder cimport (
-    REC_FRAMEWORKS,
-    REC_STACKS,
-    REC_TAGS,
-    Recorder,
-    Tap,
-    recorder_begin,
-    recorder_define,
-    recorder_end,
-    recorder_file,
-    recorder_finish_file,
-    recorder_free,
-    recorder_read_ring,
-    recorder_ring,
-    recorder_set_stacks,
-    recorder_thread_id,
-    thread_set_framework,
-    thread_set_tag,
-)
+from gpumem._resource.arena cimport GraphPool
 from gpumem._support.columns cimport column_of
+from gpumem._support.events cimport (
+    REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define, recorder_end,
+    recorder_file, recorder_finish_file, recorder_free, recorder_read_ring, recorder_ring,
+    recorder_set_stacks, recorder_thread_id, Tap, thread_set_framework, thread_set_tag,
+)
 from gpumem._support.process cimport process, process_is_exiting
+from gpumem.adaptors._adaptor cimport Adaptor
 
-from gpumem._recorder import FRAMEWORKS, tag_texts
+from gpumem._support.events import FRAMEWORKS, tag_texts
 from gpumem.errors import InUseError
+
 
 cdef extern from "Python.h":
     ctypedef struct PyThreadState:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from gpumem import _live
-from gpumem._forks import ForkLock
+from gpumem._support.forks import ForkLock
 from gpumem.errors import GpumemError, NotPublishedError
 
 __all__ = ["LiveBudget", "LivePage", "LiveResource", "Publication", "publish"]

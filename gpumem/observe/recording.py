@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from gpumem._arguments import require
-from gpumem._buffer import MemoryResource
-from gpumem._core_capture import GraphPool
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._resource.arena.graph_pool import GraphPool
+from gpumem._support.arguments import require
 from gpumem.errors import ConfigError, InUseError
 from gpumem.observe import _recording
 from gpumem.observe.events import Events, events_of, read, slots_of
 
 if TYPE_CHECKING:
-    from gpumem.observe.report import Report
-    from gpumem.replay.trace import Trace
+    from gpumem.report import Report
+    from gpumem.traces.trace import Trace
 
 __all__ = ["Recording", "record", "tag"]
 
@@ -108,7 +108,7 @@ class Recording:
         )
 
     def trace(self, device: int | None = None) -> Trace:
-        """Return what was recorded as a `gpumem.replay.Trace`.
+        """Return what was recorded as a `gpumem.traces.Trace`.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Recording:
         TraceError
             Nothing was allocated.
         """
-        from gpumem.replay.recordings import trace_of
+        from gpumem.traces.gpumem_recording import trace_of
 
         name = self.path.stem if self.path is not None else "recording"
         return trace_of(self.events(), name, device)
@@ -154,7 +154,7 @@ class Recording:
         >>> recording.report(page).peak_live_bytes
         1000
         """
-        from gpumem.observe.report import write_report
+        from gpumem.report import write_report
 
         if self.running:
             raise InUseError("the recording still runs: stop() it before its report")

@@ -10,17 +10,17 @@
 
 from __future__ import annotations
 
-from gpumem.planning._planned import IterationReport, PlannedResource
-from gpumem.planning.copies import CopyPlan, PlannedCopy, plan_copies
-from gpumem.planning.graph import GraphBuilder, ModelGraph, Node
-from gpumem.planning.memory_plan import MemoryPlan, plan_memory
-from gpumem.planning.partitioning import partition
-from gpumem.planning.placement import Assignment, Placement, Refusal, Step
-from gpumem.planning.places import MemoryBlock, Place
-from gpumem.planning.recorded import IterationPlan, plan
-from gpumem.planning.recording import IterationRecording
-from gpumem.planning.targets import Target
-from gpumem.planning.values import Value
+from gpumem.planning.assignment.copies import CopyPlan, PlannedCopy, plan_copies
+from gpumem.planning.assignment.partitioning import partition
+from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Step
+from gpumem.planning.assignment.targets import Target
+from gpumem.planning.graph.graph import GraphBuilder, ModelGraph, Node
+from gpumem.planning.graph.values import Value
+from gpumem.planning.iteration._planned import IterationReport, PlannedResource
+from gpumem.planning.iteration.recorded import IterationPlan, plan
+from gpumem.planning.iteration.recording import IterationRecording
+from gpumem.planning.memory.memory_plan import MemoryPlan, plan_memory
+from gpumem.planning.memory.places import MemoryBlock, Place
 
 __all__ = [
     "Assignment",

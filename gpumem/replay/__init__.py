@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
-from gpumem._stream import Stream
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, default_device
 from gpumem.errors import ConfigError
 from gpumem.replay._replay import run
-from gpumem.replay.formats import load_trace, samples
 from gpumem.replay.staging import settings_of, stage
-from gpumem.replay.trace import Trace
+from gpumem.traces.formats import load_trace
+from gpumem.traces.trace import Trace
 
-__all__ = ["ReplayResult", "Trace", "load_trace", "replay", "samples"]
+__all__ = ["ReplayResult", "replay"]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumem._buffer.stream import Stream
 from gpumem._core import Arena
-from gpumem._stream import Stream
 
 def run(
     arena: Arena,

@@ -1,16 +1,14 @@
 """The replay loop: a trace's events against an arena, without the interpreter per event."""
 
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, int8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-from gpumem._arena cimport arena_free
-from gpumem._arena_slow cimport arena_allocate
-from gpumem._arena_slots cimport slot_claim
-from gpumem._arena_types cimport ARENA_OK, ArenaCore, Block
 from gpumem._core cimport Arena
-from gpumem._host cimport host_advance_clock
+from gpumem._native.arena cimport arena_allocate, arena_free, ARENA_OK, ArenaCore, Block, slot_claim
+from gpumem._native.driver cimport host_advance_clock
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
+
 
 cdef enum:
     ALLOC = 0

@@ -29,7 +29,7 @@ def stage(device: Device, lag_us: int) -> Iterator[None]:
     if device.type != "host":
         yield
         return
-    from gpumem import _host
+    from gpumem._native.driver import host as _host
 
     device._open()
     before = _host.capacity(device.index)

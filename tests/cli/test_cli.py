@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import gpumem
 from gpumem import replay as replaying
-from gpumem._sizes import format_size
+from gpumem._support.sizes import format_size
 from gpumem.cli import commands, main
 from gpumem.cli.sizes import is_size_with_unit, parse_size
 from gpumem.errors import ConfigError, OutOfMemoryError

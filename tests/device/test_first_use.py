@@ -5,7 +5,8 @@ from __future__ import annotations
 from helpers.child import run_quietly
 
 import gpumem
-from gpumem import _host, device
+from gpumem import device
+from gpumem._native.driver import host as _host
 
 
 def test_concurrent_first_use_opens_one_device(monkeypatch):

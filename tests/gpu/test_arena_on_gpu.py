@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import gpumem
-from gpumem.replay import replay, samples
+from gpumem.replay import replay
+from gpumem.traces import samples
 
 MIB = 1 << 20
 

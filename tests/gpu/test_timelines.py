@@ -9,7 +9,7 @@ from helpers.waiting import wait_for_waiters
 import gpumem
 from gpumem.errors import InUseError, NonMonotonicError
 from gpumem.interop import HostTimeline, SemaphoreType
-from gpumem.interop.semaphores import semaphore_capability
+from gpumem.interop.timelines.semaphores import semaphore_capability
 
 MIB = 1 << 20
 

@@ -64,7 +64,7 @@ class Library:
 
 
 def stream_handle(stream):
-    from gpumem._stream import _native_handle
+    from gpumem._buffer.stream import _native_handle
 
     return _native_handle(stream)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpumem.replay.trace import Trace
+from gpumem.traces.trace import Trace
 
 MIB = 1 << 20
 

@@ -170,7 +170,7 @@ def test_exit_is_quiet(end):
         f"""
         import types
         import gpumem
-        from gpumem._testing.integrations import Resources, manager_class
+        from gpumem._testing.integrations import manager_class, Resources
         arena = gpumem.Arena("host")
         resources = Resources("It", arena, kinds=(gpumem.MemoryKind.HOST,), device_type="host")
         class Context:

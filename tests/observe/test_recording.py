@@ -21,7 +21,8 @@ import gpumem
 from gpumem import errors, observe
 from gpumem.errors import ConfigError, InUseError, TraceError
 from gpumem.observe.events import EVENT, HEADER_BYTES, SLOT_BYTES
-from gpumem.replay import load_trace, replay
+from gpumem.replay import replay
+from gpumem.traces import load_trace
 
 REGIONS = {"backing": "regions"}
 

@@ -21,8 +21,8 @@ from helpers.every_kind import RESOURCES
 
 import gpumem
 from gpumem import errors, observe
-from gpumem.observe.snapshots import SCHEMA
-from gpumem.replay import load_trace
+from gpumem.observe.snapshots.snapshot import SCHEMA
+from gpumem.traces import load_trace
 
 BACKINGS = ["regions", "virtual"]
 REGIONS = {"backing": "regions"}

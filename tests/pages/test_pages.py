@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gpumem
-from gpumem.replay import replay, samples
+from gpumem.replay import replay
+from gpumem.traces import samples
 
 MIB = 1 << 20
 VIRTUAL = {"backing": "virtual"}
@@ -41,7 +42,7 @@ def test_without_moves_reserved_is_at_most_that_of_expandable_segments(name, exp
 
 def test_moves_cost_at_most_one_per_cent_of_the_traces_time():
     # 45 us for a handle mapped anew, as measured on an H200.
-    from gpumem.replay import load_trace
+    from gpumem.traces import load_trace
 
     for name in samples():
         result = replay(name, "host", config=VIRTUAL)

@@ -18,16 +18,9 @@ import gpumem
 from gpumem import interop
 from gpumem.accounting import AdHocAccountant
 from gpumem.errors import ConfigError, ModelGraphError, OutOfMemoryError
-from gpumem.planning import (
-    GraphBuilder,
-    ModelGraph,
-    Target,
-    partition,
-    plan_copies,
-    plan_memory,
-)
-from gpumem.planning.lifetimes import Tenant
-from gpumem.planning.offsets import BlockLifetime, assign_offsets, lower_bound
+from gpumem.planning import GraphBuilder, ModelGraph, Target, partition, plan_copies, plan_memory
+from gpumem.planning.memory.lifetimes import Tenant
+from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound
 
 STRATEGIES = [
     "auto",

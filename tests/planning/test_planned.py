@@ -12,13 +12,7 @@ from helpers.resources import Plain
 from stress.patterns import Patterns
 
 import gpumem
-from gpumem.errors import (
-    ClosedError,
-    ConcurrentRunError,
-    ConfigError,
-    InUseError,
-    OutOfMemoryError,
-)
+from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError, InUseError, OutOfMemoryError
 from gpumem.planning import (
     IterationPlan,
     IterationRecording,

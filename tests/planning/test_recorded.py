@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import gpumem
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning import IterationPlan, IterationRecording, plan
-from gpumem.planning.recorded import ALIGNMENT
-from gpumem.replay import Trace, load_trace
+from gpumem.planning.iteration.recorded import ALIGNMENT
+from gpumem.traces import Trace, load_trace
 
 ALLOC, DROPPED, FREED = 0, 1, 2
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
-from gpumem.replay.formats import load_trace
-from gpumem.replay.trace import Trace
+from gpumem.replay.policies.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.traces.formats import load_trace
+from gpumem.traces.trace import Trace
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -10,9 +10,9 @@ from helpers.runs import MIB, million_events, small_run
 
 import gpumem
 from gpumem import observe
-from gpumem.observe.report import write_report
-from gpumem.replay import Trace, load_trace
-from gpumem.samples import samples
+from gpumem.report import write_report
+from gpumem.traces import Trace, load_trace
+from gpumem.traces.formats import samples
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 TRACES = {path.stem: path for path in sorted(SHARED.glob("*.npz"))} or samples()

@@ -13,18 +13,19 @@ import gpumem
 from gpumem import observe
 from gpumem.cli import main
 from gpumem.errors import InUseError, TraceError
-from gpumem.observe.report import blocks as blocks_module
-from gpumem.observe.report import data as data_module
-from gpumem.observe.report import write_report
-from gpumem.observe.report.addresses import draw_together
-from gpumem.observe.report.blocks import blocks_of, owners_of
-from gpumem.observe.report.columns import column
-from gpumem.observe.report.data import page_data, recorded_policy
-from gpumem.replay import Trace, load_trace, replay
-from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
-from gpumem.replay.details import Curve, Details
-from gpumem.replay.placement import place
-from gpumem.replay.policies import policies
+from gpumem.replay import replay
+from gpumem.replay.policies.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.replay.policies.placement import place
+from gpumem.replay.policies.policies import policies
+from gpumem.report import blocks as blocks_module
+from gpumem.report import data as data_module
+from gpumem.report import write_report
+from gpumem.report.addresses import draw_together
+from gpumem.report.blocks import blocks_of, owners_of
+from gpumem.report.columns import column
+from gpumem.report.data import page_data, recorded_policy
+from gpumem.traces import Trace, load_trace
+from gpumem.traces.details import Curve, Details
 
 
 def unpack(packed):

@@ -36,8 +36,8 @@ import sys
 import gpumem
 gpumem.Device("cuda:3"), gpumem.MemoryInfo("cuda:0"), gpumem.ArenaConfig(max_mem=1)
 gpumem.Device("cuda:0").shares_memory_with("host"), gpumem.can_access("host", "cuda:0")
-assert "gpumem._cuda" not in sys.modules
-assert "gpumem._host" not in sys.modules
+assert "gpumem._native.driver.cuda" not in sys.modules
+assert "gpumem._native.driver.host" not in sys.modules
 """)
 
 
@@ -60,7 +60,7 @@ packages = {f"gpumem.{name}" for name in
             ("accounting", "adaptors", "integrations", "interop", "observe", "planning", "replay")}
 assert not packages & set(sys.modules)
 gpumem.observe.record, gpumem.planning.plan, gpumem.accounting.ResourceCount
-gpumem.interop.attach, gpumem.replay.load_trace
+gpumem.interop.attach, gpumem.traces.load_trace
 libraries = [getattr(gpumem.integrations, name).enable
              for name in ("cuda_core", "cupy", "jax", "numba", "rmm", "torch")]
 assert packages <= set(sys.modules)

@@ -1,196 +1,140 @@
-"""Who may import whom, read from the source: one direction, frameworks inside functions only."""
+"""Who may import whom: one direction between folders, frameworks inside functions only."""
 
-import ast
 import graphlib
 import re
-from fnmatch import fnmatch
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "gpumem"
+from source import layers
+from source.layers import FOLDERS, LAYERS, MODULES, PACKAGE, folder_of, imports, ours, sources
 
-# From the bottom. A module imports from its own row and from rows above it in this list only.
-LAYERS = [
-    ["_support*"],
-    ["_sizes"],
-    ["out_of_memory", "_nvml"],
-    ["stats"],
-    ["errors", "_arguments", "_forks"],
-    ["_bfc", "_bfc_*"],
-    ["_driver"],
-    ["_cuda", "_host"],
-    ["_backing", "_backing_*", "_pages", "_page_*"],
-    ["_recorder"],
-    ["_lease", "_budget_core"],
-    ["_arena", "_arena_*"],
-    ["_outlets"],
-    ["config", "debugging", "device", "_handle"],
-    ["replay.trace", "replay.recorder", "replay.details"],
-    ["_budget"],
-    ["_stream", "_dlpack", "_element", "_layout", "_indexing"],
-    ["_raw", "_ledger"],
-    ["_buffer"],
-    ["_adaptor"],
-    ["_graph"],
-    ["_core", "_core_*", "_device_memory", "_pool", "_pool_*", "_external"],
-    ["_look", "_live"],
-    ["adaptors*", "factory"],
-    ["_defaults", "resources"],
-    ["_order", "_foreign", "_hold", "_exports", "_fill", "_copy", "_copy_*"],
-    ["_tensor"],
-    ["_create", "_imports", "_exchange", "_transfer", "tensor"],
-    ["environment", "session_options"],
-    ["bindings"],
-    ["session_graph"],
-    ["session", "accounting*", "planning*"],
-    ["observe._*", "observe.events", "observe.resources", "observe.snapshot*", "observe.torch*"],
-    [""],  # the package itself
-    ["replay*", "samples", "observe*", "interop*"],
-    ["integrations*"],
-    ["cli*", "__main__"],
-    ["_testing*"],  # and nothing imports it, which a test below holds
-]
 FRAMEWORKS = {"torch", "cupy", "numba", "jax", "rmm", "cuda", "onnx", "onnxruntime", "ml_dtypes"}
 FRAMEWORKS |= {"vulkan", "pynvml"}
 COMMAND_LINE = {"click", "rich"}
-CYTHON_IMPORT = re.compile(r"^(\s*)(?:from\s+([\w.]+)\s+c?import\s+(\(?[^#]*)|c?import\s+([\w.]+))")
-
-SOURCES = sorted(
-    path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".pyx", ".pxd") and path.is_file()
-)
+IMPORTS = imports()
+ROW_OF = {name: number for number, row in enumerate(LAYERS) for name in row}
 
 
-def module_of(path: Path) -> str:
-    """Name a file's module below the package; "" is the package itself."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
+def test_reader_of_imports_sees_each_form():
+    seen = {(each.module, each.imported, each.compiled, each.top) for each in IMPORTS}
+    assert ("gpumem._core", "gpumem._native.arena", True, True) in seen
+    assert ("gpumem._core", "gpumem.config", False, True) in seen
+    assert ("gpumem.device", "gpumem._native.driver.host", False, False) in seen
 
 
-def imports_of(path: Path):
-    """Yield (name, at the top level) of everything that a file imports or cimports."""
-    text = path.read_text()
-    if path.suffix == ".py":
-        yield from python_imports(ast.parse(text))
-    else:
-        yield from cython_imports(text)
+def test_layers_are_few_and_name_each_folder_once():
+    assert len(LAYERS) <= 16
+    assert sum(len(row) for row in LAYERS) == len(FOLDERS)
+    assert {folder_of(module) for module in MODULES if module != "gpumem._native"} == FOLDERS
 
 
-def python_imports(tree: ast.Module):
-    inside = {
-        child
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.walk(function)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node not in inside) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            for alias in node.names:
-                yield full_name(node.module, alias.name), node not in inside
-
-
-def cython_imports(text: str):
-    for line in text.splitlines():
-        match = CYTHON_IMPORT.match(line)
-        if match is None:
-            continue
-        top = not match.group(1)
-        if match.group(4):
-            yield match.group(4), top
-        else:
-            for name in re.findall(r"\w+", match.group(3)) or [""]:
-                yield full_name(match.group(2), name), top
-
-
-def full_name(module: str, name: str) -> str:
-    """Name what ``from module import name`` imports: a module of ours, or a name in one."""
-    deeper = f"{module}.{name}".removeprefix("gpumem.")
-    if module.split(".")[0] == "gpumem" and deeper in MODULES:
-        return f"gpumem.{deeper}"
-    return module
-
-
-MODULES = {module_of(path) for path in SOURCES}
-IMPORTS = [(module_of(path), *found) for path in SOURCES for found in imports_of(path)]
-
-
-def layer_of(module: str) -> int:
-    for number, patterns in enumerate(LAYERS):
-        if any(fnmatch(module, pattern) for pattern in patterns):
-            return number
-    raise AssertionError(f"gpumem.{module} has no place in LAYERS: decide where it belongs")
-
-
-def own_imports():
-    """Return (module, imported module, at the top level) inside the package."""
-    return [
-        (module, name.removeprefix("gpumem").lstrip("."), top)
-        for module, name, top in IMPORTS
-        if name.split(".")[0] == "gpumem"
+def test_folder_imports_only_from_lower_rows():
+    wrong = [
+        f"{each.module} ({folder_of(each.module)}) imports {each.imported}"
+        for each in ours(IMPORTS)
+        if each.top
+        and folder_of(each.module) != folder_of(each.imported)
+        and ROW_OF[folder_of(each.imported)] >= ROW_OF[folder_of(each.module)]
     ]
+    assert not wrong, "\n".join(wrong)
 
 
-def test_import_reader_finds_known_imports():
-    seen = {(module, name) for module, name, _ in own_imports()}
-    assert {("_core", "_arena"), ("_core", "config"), ("_backing", "_driver")} <= seen
-    assert ("device", "_host", False) in own_imports()
-    assert ("device", "errors", True) in own_imports()
-
-
-def test_modules_import_only_from_their_own_row_and_the_rows_before_it():
-    wrong = {
-        f"{importer} imports {imported}"
-        for importer, imported, _ in own_imports()
-        if imported != importer and layer_of(imported) > layer_of(importer)
-    }
-    assert not wrong
-
-
-def test_nothing_in_the_package_imports_what_is_there_for_tests():
-    assert any(module.startswith("_testing") for module, _, _ in own_imports())
-    users = {module for module, imported, _ in own_imports() if imported.startswith("_testing")}
-    assert all(module.startswith("_testing") for module in users), users
-
-
-def test_no_modules_import_each_other_in_a_circle():
-    graph: dict = {}
-    for importer, imported, _ in own_imports():
+def test_modules_do_not_import_each_other_in_a_circle():
+    graph: dict[str, set[str]] = {}
+    for each in ours(IMPORTS):
         # A package imports its parts; that a part names its package is not a circle.
-        if imported != importer and not f"{importer}.".startswith(f"{imported}."):
-            graph.setdefault(importer, set()).add(imported)
+        if each.top and not f"{each.module}.".startswith(f"{each.imported}."):
+            graph.setdefault(each.module, set()).add(each.imported)
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
-def test_chunk_table_knows_only_libc():
-    for module, name, _ in IMPORTS:
-        if fnmatch(module, "_bfc*"):
-            assert name.startswith(("libc.", "gpumem._bfc", "gpumem._support")), (
-                f"{module} imports {name}"
-            )
-
-
-def test_frameworks_are_imported_inside_functions_only():
-    wrong = {
-        f"{importer} imports {name} at its top level"
-        for importer, name, top in IMPORTS
-        if top and name.split(".")[0] in FRAMEWORKS
+def test_private_folder_is_cimported_through_its_own_pxd():
+    """A folder whose __init__.pxd lists names shows others these alone."""
+    faces = {
+        ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        for path in PACKAGE.rglob("__init__.pxd")
+        if "cimport" in path.read_text()
     }
-    assert not wrong
+    assert "gpumem._native.arena" in faces
+    wrong = [
+        f"{each.path.relative_to(PACKAGE.parent)} cimports {each.imported}"
+        for each in ours(IMPORTS)
+        for face in faces
+        if each.compiled
+        and each.imported.startswith(f"{face}.")
+        and each.imported not in faces
+        and not f"{each.module}.".startswith(f"{face}.")
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_cli_imports_click_and_rich():
-    for module, name, _ in IMPORTS:
-        if name.split(".")[0] in COMMAND_LINE:
-            assert fnmatch(module, "cli*"), f"{module} imports {name}"
+def test_chunk_table_needs_only_libc():
+    for each in IMPORTS:
+        if folder_of(each.module) == "_native/bfc":
+            allowed = ("libc.", "gpumem._native.bfc", "gpumem._support.")
+            assert each.imported.startswith(allowed), f"{each.module} imports {each.imported}"
 
 
-def test_native_modules_touch_no_python_object():
-    """The core runs without the interpreter lock: no def, no class, no except, no print."""
-    for path in SOURCES:
-        if path.suffix == ".pyx" and module_of(path).startswith(("_arena", "_bfc", "_backing")):
+def test_frameworks_are_imported_inside_functions():
+    wrong = [
+        f"{each.module} imports {each.imported}"
+        for each in IMPORTS
+        if each.top and each.imported.split(".")[0] in FRAMEWORKS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_command_line_imports_click_and_rich():
+    wrong = [
+        f"{each.module} imports {each.imported}"
+        for each in IMPORTS
+        if each.imported.split(".")[0] in COMMAND_LINE and folder_of(each.module) != "cli"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_tests_import_the_instruments():
+    wrong = [
+        each.module
+        for each in ours(IMPORTS)
+        if each.imported.startswith("gpumem._testing") and folder_of(each.module) != "_testing"
+    ]
+    assert not wrong, wrong
+
+
+def test_allocator_below_python_touches_no_object():
+    """It runs without the interpreter lock: no def, no class, no except, no print."""
+    for path in sources():
+        if path.suffix == ".pyx" and folder_of(layers.module_of(path)) in (
+            "_native/bfc",
+            "_native/pages",
+            "_native/backing",
+            "_native/arena",
+        ):
             code = re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
             assert not re.search(r"^\s*(def|class|cdef class|raise|try|with gil)\b", code, re.M), (
                 path
             )
+
+
+def test_folders_stay_small_enough_to_look_through():
+    def entries(folder):
+        made = {"__pycache__"}
+        return [
+            each.name
+            for each in folder.iterdir()
+            if each.name not in made and not each.name.endswith((".so", ".c.dep"))
+        ]
+
+    assert len(entries(PACKAGE)) <= 44
+    for folder in PACKAGE.rglob("*"):
+        if folder.is_dir() and folder.name != "__pycache__":
+            # A module's .pyx, .pxd and .pyi are one entry to a reader.
+            names = {name.split(".")[0] for name in entries(folder)}
+            assert len(names) <= 30, f"{folder.relative_to(PACKAGE)} holds {len(names)} modules"
+
+
+def test_compiled_modules_are_at_most_eighty():
+    assert len([path for path in sources() if path.suffix == ".pyx"]) <= 80
+
+
+def test_picture_of_the_layers_shows_what_the_test_holds():
+    assert layers.PICTURE.read_text() == layers.draw(), "python -m source.layers, run in tests/"

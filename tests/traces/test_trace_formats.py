@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem.errors import GpumemError, TraceError
-from gpumem.replay import npz, torch_snapshot
-from gpumem.replay.formats import load_trace
-from gpumem.replay.trace import MAX_SIZE, MAX_STREAMS, Trace
-from gpumem.samples import samples
+from gpumem.traces import npz, torch_snapshot
+from gpumem.traces.formats import load_trace, samples
+from gpumem.traces.trace import MAX_SIZE, MAX_STREAMS, Trace
 
 # Two blocks on two streams, the second dropped before its work is done.
 GOOD = {

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from gpumem.out_of_memory import OutOfMemoryReport
+from gpumem._support.out_of_memory import OutOfMemoryReport
 
 __all__ = ["SOURCE", "compiled", "load", "out_of_memory"]
 

@@ -5,41 +5,22 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 
-from gpumem._arena cimport arena_drop, arena_set_limit, arena_shrink
-from gpumem._arena_capture cimport pool_begin, pool_create
-from gpumem._arena_types cimport (
-    ARENA_CAPTURING,
-    ARENA_DEAD,
-    ARENA_OK,
-    ARENA_OVER_BUDGET,
-    ARENA_STALE,
-    ArenaCore,
-)
 from gpumem._budget cimport Relief
 from gpumem._core cimport Arena
-from gpumem._core_budget cimport arena_relieve
-from gpumem._core_reports cimport raise_status
-from gpumem._driver cimport CUDA_SUCCESS, CUstream, Place, place_enter, place_leave
-from gpumem._outlets cimport (
-    Outlet,
-    OutletCounts,
-    outlet_allocate,
-    outlet_allocate_alone,
-    outlet_create,
-    outlet_drop,
-    outlet_free,
-    outlet_counts,
-    outlet_record,
-    outlet_reset_peak,
-    outlet_retain,
-    outlet_size,
-    outlet_slot,
+from gpumem._native.arena cimport (
+    ARENA_CAPTURING, ARENA_DEAD, arena_drop, ARENA_OK, ARENA_OVER_BUDGET, arena_set_limit,
+    arena_shrink, ARENA_STALE, ArenaCore, Outlet, outlet_allocate, outlet_allocate_alone,
+    outlet_counts, outlet_create, outlet_drop, outlet_free, outlet_record, outlet_reset_peak,
+    outlet_retain, outlet_size, outlet_slot, OutletCounts, pool_begin, pool_create,
 )
-from gpumem._recorder cimport FRAMEWORK_TORCH
+from gpumem._native.driver cimport CUDA_SUCCESS, CUstream, Place, place_enter, place_leave
+from gpumem._resource.arena cimport arena_relieve, raise_status
+from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem.errors import ConfigError
 from gpumem.integrations.torch._errors import out_of_memory
+
 
 cdef extern from "hooks.h" nogil:
     enum:

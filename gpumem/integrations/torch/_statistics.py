@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from gpumem.integrations.torch import _hooks
-from gpumem.observe.torch_format import segments_of
+from gpumem.observe.snapshots.torch_form import segments_of
 
 __all__ = ["Statistics"]
 

@@ -10,7 +10,7 @@ import errno
 import fcntl
 from typing import Any
 
-from gpumem._handle import Handle
+from gpumem._resource.handle import Handle
 from gpumem.errors import BadHandleError, DriverError, UnsupportedHandleTypeError
 
 __all__ = [

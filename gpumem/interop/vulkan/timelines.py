@@ -20,12 +20,7 @@ from gpumem.errors import (
 from gpumem.interop.descriptors import SemaphoreDescriptor, SemaphoreType
 from gpumem.interop.vulkan.calls import call, device_function, library, owned_descriptor
 from gpumem.interop.vulkan.children import Child
-from gpumem.interop.vulkan.logical import (
-    LogicalDevice,
-    SemaphoreOperation,
-    make_timeline,
-    wait_for,
-)
+from gpumem.interop.vulkan.logical import LogicalDevice, SemaphoreOperation, make_timeline, wait_for
 
 __all__ = ["Bridge", "VulkanTimeline", "export_semaphore", "timeline_export"]
 

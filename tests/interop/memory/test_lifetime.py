@@ -182,7 +182,7 @@ IN_A_FORKS_CHILD = """
 import os
 import gpumem
 from gpumem.errors import ClosedError
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 fd = os.memfd_create("test")
 os.truncate(fd, 4096)
@@ -219,7 +219,7 @@ def test_forked_child_keeps_host_pages_and_loses_driver_objects():
 AT_THE_END = """
 import os, sys
 import gpumem
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 fd = os.memfd_create("test")
 os.truncate(fd, 4096)

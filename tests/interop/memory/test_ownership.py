@@ -109,7 +109,7 @@ REFUSED_CLOSE = """
 import os, sys
 import gpumem
 from gpumem._testing import host_device
-from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
+from gpumem.interop import Importer, MemoryDescriptor, MemoryHandleType
 
 kind, call = sys.argv[1:]
 fd = os.memfd_create("test")

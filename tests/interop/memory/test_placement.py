@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpumem.errors import AlignmentError, InvalidDescriptorError, OutOfBoundsError
 from gpumem.interop import MemoryDescriptor, MemoryHandleType
-from gpumem.interop.layouts import place_tensor
+from gpumem.interop.memory.placement import place_tensor
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

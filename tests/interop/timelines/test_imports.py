@@ -19,13 +19,8 @@ from gpumem.errors import (
     TimelineTimeout,
     UnsupportedHandleTypeError,
 )
-from gpumem.interop import (
-    DriverTimeline,
-    HostTimeline,
-    SemaphoreDescriptor,
-    SemaphoreType,
-)
-from gpumem.interop.semaphores import import_semaphore, semaphore_capability
+from gpumem.interop import DriverTimeline, HostTimeline, SemaphoreDescriptor, SemaphoreType
+from gpumem.interop.timelines.semaphores import import_semaphore, semaphore_capability
 
 FAILED = 719
 FD_TYPES = [SemaphoreType.TIMELINE_OPAQUE_FD, SemaphoreType.HOST_TIMELINE]

@@ -196,7 +196,7 @@ warnings.simplefilter("ignore", DeprecationWarning)
 import gpumem
 from gpumem.errors import ClosedError, TimelineLostError
 from gpumem.interop import HostTimeline, SemaphoreDescriptor, SemaphoreType
-from gpumem.interop.semaphores import import_semaphore
+from gpumem.interop.timelines.semaphores import import_semaphore
 from gpumem._testing import timelines
 timelines.rehearse_memory_operations(len(sys.argv) > 1)
 timeline = HostTimeline.create(device="host")

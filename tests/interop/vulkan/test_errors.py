@@ -223,7 +223,7 @@ def test_forked_child_has_no_device_and_exits_quietly():
         """
         import os
         import gpumem
-        from gpumem.interop.vulkan import VulkanDevice, memory
+        from gpumem.interop.vulkan import memory, VulkanDevice
 
         device = VulkanDevice("host")
         buffer = device.allocate(64)

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 import gpumem
-from gpumem.errors import (
-    AlignmentError,
-    InvalidDescriptorError,
-    UnsupportedHandleTypeError,
-)
+from gpumem.errors import AlignmentError, InvalidDescriptorError, UnsupportedHandleTypeError
 from gpumem.interop import MemoryDescriptor, MemoryHandleType
 
 

@@ -1,8 +1,0 @@
-"""Every invariant that _bfc.pxd states, recomputed from the chunks and compared."""
-
-from gpumem._bfc cimport Bfc
-
-# 0, or the number of the first broken invariant, which bfc_invariant says in words. `folded`: no
-# cache holds a change of requested_in_use that the table has not seen.
-cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil
-cdef const char* bfc_invariant(int number) noexcept nogil

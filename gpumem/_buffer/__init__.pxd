@@ -1,0 +1,27 @@
+"""Buffers, resources, streams and their order."""
+
+from gpumem._buffer.buffer cimport (
+    alignment_of, Buffer, buffer_end, buffer_of, buffer_share, call_with_resources, drop_share,
+    empty_buffer, MemoryResource, record_use, require_open, resource_adapt, resource_begin, resource_charge,
+    resource_claim, resource_deliver, resource_init, size_of,
+)
+from gpumem._buffer.dlpack cimport (
+    DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,
+    DL_FLOAT8_E3M4, DL_FLOAT8_E4M3, DL_FLOAT8_E4M3B11FNUZ, DL_FLOAT8_E4M3FN, DL_FLOAT8_E4M3FNUZ,
+    DL_FLOAT8_E5M2, DL_FLOAT8_E5M2FNUZ, DL_FLOAT8_E8M0FNU, DL_INT, DL_IS_COPIED, DL_READ_ONLY,
+    DL_UINT, DLDataType, DLDevice, DLManagedTensorVersioned, dlpack_capsule, dlpack_check_stream,
+    dlpack_delete, dlpack_device_from, dlpack_export, DLPACK_MAJOR, DLPACK_NEWEST_MINOR,
+    dlpack_peek, dlpack_take, dlpack_wants_versioned, DLTensor, exchange_capsule, exchange_table,
+    Export, Incoming, incoming_versioned, same_device, set_error,
+)
+from gpumem._buffer.ledger cimport (
+    BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_copy_blocks, ledger_count_call,
+    ledger_counters, ledger_deliver, ledger_drop, ledger_end, ledger_is_default, ledger_keep,
+    ledger_lease, ledger_make, ledger_reset_peaks, ledger_return, ledger_stream, LedgerBlock,
+    LedgerCounters,
+)
+from gpumem._buffer.order cimport (
+    order_after, order_before, order_host, order_host_writing, order_read, order_settled,
+    order_stream, order_written, own_stream, wait_for_stream,
+)
+from gpumem._buffer.stream cimport device_of_stream, Stream, stream_handle

@@ -1,0 +1,182 @@
+"""DLPack capsules made and read."""
+
+from operator import index
+
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport (
+    PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName,
+)
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+from gpumem._support.lease cimport Lease, lease_drop
+
+
+cdef extern from "Python.h":
+    # NULL with an exception set: checked by hand, because the owner is released first.
+    PyObject* new_capsule "PyCapsule_New" (void* pointer, const char* name,
+                                           void (*destructor)(PyObject*) noexcept)
+    const char* name_of "PyCapsule_GetName" (PyObject* capsule)
+    void* pointer_in "PyCapsule_GetPointer" (PyObject* capsule, const char* name)
+
+
+# Static: a consumer renames the capsule to the "used_" form and keeps the pointer to the name.
+cdef const char* LEGACY = "dltensor"
+cdef const char* VERSIONED = "dltensor_versioned"
+cdef const char* USED_LEGACY = "used_dltensor"
+cdef const char* USED_VERSIONED = "used_dltensor_versioned"
+cdef const char* EXCHANGE = "dlpack_exchange_api"
+
+# ---- out -----------------------------------------------------------------------------------------
+
+cdef inline void end_export(Export* exported) noexcept nogil:
+    lease_drop(exported.lease)
+    free(exported)
+
+
+cdef void delete_legacy(DLManagedTensor* managed) noexcept nogil:
+    end_export(<Export*>managed)
+
+
+cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
+    end_export(<Export*>managed)
+
+
+# A capsule that nobody consumed, or whose consumer refused it, keeps its first name: its
+# destructor frees it then. All other names begin with "used_".
+cdef void drop_capsule(PyObject* capsule) noexcept:
+    cdef const char* name = name_of(capsule)
+    if name[0] != b"u":
+        end_export(<Export*>pointer_in(capsule, name))
+
+
+cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versioned,
+                           Lease* lease) except NULL:
+    cdef Export* exported = <Export*>malloc(sizeof(Export) + 2 * ndim * sizeof(int64_t))
+    if exported == NULL:
+        lease_drop(lease)
+        raise MemoryError("no host memory for a DLPack tensor")
+    exported.lease = lease
+    exported.versioned = versioned
+    if versioned:
+        exported.tensor = &exported.managed.versioned.dl_tensor
+        exported.managed.versioned.version.major = DLPACK_MAJOR
+        exported.managed.versioned.version.minor = minor
+        exported.managed.versioned.manager_ctx = NULL
+        exported.managed.versioned.deleter = delete_versioned
+        exported.managed.versioned.flags = flags
+    else:
+        exported.tensor = &exported.managed.legacy.dl_tensor
+        exported.managed.legacy.manager_ctx = NULL
+        exported.managed.legacy.deleter = delete_legacy
+    exported.tensor.ndim = ndim
+    exported.tensor.shape = <int64_t*>(exported + 1)
+    exported.tensor.strides = exported.tensor.shape + ndim
+    exported.tensor.byte_offset = 0
+    return exported
+
+
+cdef object dlpack_capsule(Export* exported):
+    cdef PyObject* capsule = new_capsule(exported, VERSIONED if exported.versioned else LEGACY,
+                                         drop_capsule)
+    if capsule == NULL:
+        end_export(exported)
+        raise MemoryError("no host memory for a DLPack capsule")
+    made = <object>capsule
+    Py_DECREF(made)     # the cast took a reference of its own
+    return made
+
+
+cdef bint wants_versioned(object max_version) except -1:
+    try:
+        major, _ = max_version
+        major = int(major)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"max_version {max_version!r} is not a pair of integers") from error
+    return major >= DLPACK_MAJOR
+
+
+cdef DLDevice dlpack_device_from(object pair) except *:
+    """Read DLPack's (device type, device id); ValueError for what is no pair of integers."""
+    cdef DLDevice device
+    try:
+        device_type, device_id = pair
+        device.device_type = index(device_type)
+        device.device_id = index(device_id)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"DLPack device {pair!r} is not a pair of integers (type, id)") from error
+    return device
+
+
+cdef int dlpack_check_stream(DLDevice device, object stream) except -1:
+    """Refuse a consumer's stream that the protocol does not have for the device."""
+    if stream is None:
+        return 0
+    if device.device_type in (DL_CPU, DL_CUDA_HOST):
+        if stream != -1:
+            raise BufferError(f"stream {stream!r} has no meaning for host memory")
+    elif (isinstance(stream, bool) or not isinstance(stream, int) or stream == 0
+            or not -1 <= stream < 1 << 64):
+        raise ValueError(f"stream {stream!r} is not None, -1 or a stream handle above 0")
+    return 0
+
+
+cdef bint same_device(DLDevice a, DLDevice b) noexcept nogil:
+    return a.device_type == b.device_type and a.device_id == b.device_id
+
+
+# ---- in ------------------------------------------------------------------------------------------
+
+cdef int dlpack_peek(object capsule, Incoming* incoming) except -1:
+    cdef DLManagedTensorVersioned* modern
+    if PyCapsule_IsValid(capsule, VERSIONED):
+        modern = <DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, VERSIONED)
+        incoming_versioned(modern, incoming)
+        if modern.version.major != DLPACK_MAJOR:
+            # Nothing behind the version may be read; the capsule's own destructor cleans up.
+            raise BufferError(f"DLPack {modern.version.major}.{modern.version.minor} is not "
+                              f"readable here: this reads {DLPACK_MAJOR}.x and the unversioned "
+                              "struct before it")
+    elif PyCapsule_IsValid(capsule, LEGACY):
+        incoming.managed = PyCapsule_GetPointer(capsule, LEGACY)
+        incoming.versioned = False
+        incoming.flags = 0
+        incoming.tensor = &(<DLManagedTensor*>incoming.managed).dl_tensor
+    elif PyCapsule_IsValid(capsule, USED_VERSIONED) or PyCapsule_IsValid(capsule, USED_LEGACY):
+        raise BufferError("this DLPack capsule was consumed already")
+    else:
+        raise BufferError(f"{capsule!r} is not a DLPack capsule")
+    return 0
+
+
+cdef void incoming_versioned(DLManagedTensorVersioned* managed, Incoming* incoming) noexcept nogil:
+    incoming.managed = managed
+    incoming.versioned = True
+    incoming.flags = managed.flags
+    incoming.tensor = &managed.dl_tensor
+
+
+cdef int dlpack_take(object capsule, const Incoming* incoming) except -1:
+    PyCapsule_SetName(capsule, USED_VERSIONED if incoming.versioned else USED_LEGACY)
+    return 0
+
+
+cdef void dlpack_delete(void* managed, bint versioned) noexcept nogil:
+    # A NULL deleter means that nobody waits to hear of the end.
+    cdef DLManagedTensorVersioned* modern
+    cdef DLManagedTensor* legacy
+    if versioned:
+        modern = <DLManagedTensorVersioned*>managed
+        if modern.deleter != NULL:
+            modern.deleter(modern)
+    else:
+        legacy = <DLManagedTensor*>managed
+        if legacy.deleter != NULL:
+            legacy.deleter(legacy)
+
+
+# ---- the C exchange API --------------------------------------------------------------------------
+
+cdef object exchange_capsule():
+    return PyCapsule_New(&exchange_table, EXCHANGE, NULL)

@@ -1,0 +1,155 @@
+"""The blocks that a resource has handed out: counters, streams, charges, leases, events.
+
+One `BlockLedger` serves every resource whose blocks are taken and freed one by one: a driver's
+pool, an external allocator, a class that users derive from MemoryResource, an adaptor. The resource
+object and every block count a reference to it, so that a view may be dropped when the object is
+gone. What differs between resources is `free`, which frees a block on any thread, with the
+interpreter lock or without, and raises nothing.
+
+A block goes: `ledger_claim`, `ledger_charge`, then `ledger_deliver` or `ledger_cancel`; once its
+user has freed it, `ledger_return`; once its memory is back where it came from, `ledger_end`.
+
+`lock` guards counters, streams and the list of blocks; under it there is no driver call, no Python
+object, no wait. A fork's child takes no lock of its parent: ask `place_is_dead` first.
+"""
+
+from cpython.ref cimport PyObject
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from gpumem._native.budget cimport BudgetCore
+from gpumem._native.driver cimport CUstream, Place
+from gpumem._support.deferred cimport Deferred
+from gpumem._support.events cimport Tap
+from gpumem._support.lease cimport Lease, Uses
+from gpumem._support.lock cimport Lock
+
+cdef enum LedgerStatus:
+    LEDGER_OK = 0
+    LEDGER_CLOSED = 1
+    LEDGER_IN_USE = 2
+    LEDGER_NO_METADATA = 3
+
+cdef enum:
+    DEFAULT_SLOT = 0        # of the resource's default stream
+
+# Bytes and counts since the start, of one moment.
+cdef struct LedgerCounters:
+    uint64_t live           # blocks handed out, or about to be
+    uint64_t in_use
+    uint64_t requested
+    uint64_t waiting        # bytes that users freed and that are not back where they came from
+    uint64_t max_in_use
+    uint64_t max_held       # in use and waiting
+    uint64_t max_block
+    uint64_t max_blocks     # handed out at a time
+    uint64_t total_bytes    # requested so far
+    uint64_t num_allocs
+    uint64_t num_frees
+    uint64_t num_reserves
+    uint64_t num_shrinks
+    uint64_t calls          # to where the memory comes from
+
+cdef struct StreamSlot:
+    CUstream handle
+    int32_t thread          # whose default stream it is, for PER_THREAD_STREAM; else 0
+    bint drained            # reset: its blocks are freed on the default stream; never found again
+
+cdef struct BlockLedger:
+    int32_t references      # atomic
+    Place* place
+    Lock lock
+    bint closed
+    bint is_users           # of a class that users wrote: whose memory it is only they know
+    bint default_per_thread     # the default stream is each calling thread's own
+    bint counts_in_use      # a charge ends when the user frees the block, not when it is back
+    uint64_t limit          # bytes that the resource may hold; 0: it sets none
+    uint64_t granule        # alignment that every block has, bytes
+    LedgerCounters counters
+    BudgetCore* account     # that blocks are charged to, owned; NULL: none
+    StreamSlot* streams     # slot -> stream; NULL: the upstream's
+    uint32_t stream_count
+    size_t block_size       # of the resource's own struct, which begins with a LedgerBlock
+    void (*free)(LedgerBlock* block) noexcept nogil
+    void (*end)(BlockLedger* ledger) noexcept nogil     # the last reference is gone; or NULL
+    LedgerBlock* newest     # of the blocks that users have
+    Tap tap                 # where a recorder is attached; not open for adaptors
+    PyObject* kept          # what blocks need of a resource object that is gone; owned
+    BlockLedger* next       # in the list of ledgers without references
+
+cdef struct LedgerBlock:
+    Deferred deferred       # first: a pointer to one is a pointer to the other
+    BlockLedger* ledger     # counted
+    PyObject* owner         # the resource object, owned, where a free needs it; else NULL
+    uint64_t base           # address, as its origin knows it
+    uint64_t size           # bytes that its origin was asked for
+    uint64_t requested      # bytes that the user asked for
+    uint64_t charged        # bytes that the account has for it
+    uint32_t slot           # stream it is freed on
+    bint persistent
+    bint waits              # freed by its user, and counted as waiting
+    Uses* uses              # streams recorded for it; NULL: none
+    LedgerBlock* next       # in a list of blocks that wait
+    LedgerBlock* older      # in the list of blocks that users have
+    LedgerBlock* newer
+    uint64_t number         # of its allocation, from 1
+
+# ---- life of a ledger ----------------------------------------------------------------------------
+
+# Zeros but for these and one reference; `size` is that of a struct that begins with a BlockLedger.
+# NULL: no host memory.
+cdef BlockLedger* ledger_make(size_t size, size_t block_size,
+                              void (*free_block)(LedgerBlock*) noexcept nogil,
+                              void (*end)(BlockLedger*) noexcept nogil) noexcept nogil
+# Gives it streams of its own, with the default one; False: no host memory.
+cdef bint ledger_open_streams(BlockLedger* ledger, CUstream default_stream) noexcept nogil
+# Shows it to recorders and snapshots from now on.
+cdef void ledger_open_tap(BlockLedger* ledger, const char* memory, const char* kind,
+                          const char* name) noexcept nogil
+# The resource object goes, and leaves what its blocks need. Nothing to do for NULL.
+cdef void ledger_keep(BlockLedger* ledger, object kept) noexcept
+# One reference less. NULL is nobody's.
+cdef void ledger_drop(BlockLedger* ledger) noexcept nogil
+# Frees the ledgers that have no reference any more. With the interpreter lock.
+cdef void ledgers_release_retired() noexcept
+# LEDGER_IN_USE, with nothing changed: users have blocks, or, of a user's class, one is being freed.
+cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil
+
+# ---- a block's way -------------------------------------------------------------------------------
+
+# Counts a block before it is taken, so that nobody closes the resource meanwhile.
+cdef LedgerStatus ledger_claim(BlockLedger* ledger, uint64_t requested, uint64_t size,
+                               uint32_t slot, bint persistent, LedgerBlock** out) noexcept nogil
+# False: the account refuses.
+cdef bint ledger_charge(LedgerBlock* block) noexcept nogil
+cdef void ledger_cancel(LedgerBlock* block) noexcept nogil
+# It was taken, and is its user's from here on.
+cdef void ledger_deliver(LedgerBlock* block) noexcept nogil
+# A lease on a delivered block, which calls `free`; NULL: no host memory.
+cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
+                         uint32_t slot) noexcept nogil
+# Its user has freed it. `waits`: its memory goes back later.
+cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil
+# Its memory is back. `counted`: the block counts a reference to its ledger.
+cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil
+
+# ---- what it says --------------------------------------------------------------------------------
+
+cdef LedgerCounters ledger_counters(BlockLedger* ledger) noexcept nogil
+cdef void ledger_reset_peaks(BlockLedger* ledger) noexcept nogil
+cdef void ledger_count_call(BlockLedger* ledger, uint64_t shrinks) noexcept nogil
+cdef void ledger_note_failure(LedgerBlock* block) noexcept nogil
+# Copies of the blocks that users have, the newest first, `block_size` bytes each, for the caller to
+# free; NULL: no host memory.
+cdef char* ledger_copy_blocks(BlockLedger* ledger, uint64_t* count) noexcept nogil
+# The fields of Stats that are counted here.
+cdef dict counted_fields(const LedgerCounters* now)
+
+# ---- streams -------------------------------------------------------------------------------------
+
+# Finds a stream's slot or makes one; each thread's default stream is its own. False: no host
+# memory.
+cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot) noexcept nogil
+cdef void ledger_drain(BlockLedger* ledger, uint32_t slot) noexcept nogil
+# The stream that a slot stands for now, and whether that is the default stream.
+cdef CUstream ledger_stream(BlockLedger* ledger, uint32_t slot) noexcept nogil
+cdef bint ledger_is_default(BlockLedger* ledger, uint32_t slot) noexcept nogil

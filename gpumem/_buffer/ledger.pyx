@@ -1,0 +1,394 @@
+"""The blocks that a resource has handed out."""
+
+from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy, memset
+
+from gpumem._native.budget cimport budget_admit, budget_charged, budget_drop, budget_uncharge
+from gpumem._native.driver cimport CUstream, place_is_dead
+from gpumem._support.atomics cimport count_add, pointer_swap, pointer_try
+from gpumem._support.events cimport (
+    REC_ALLOC, REC_FAILURE, REC_FREE, RecEvent, RecNoted, tap_close, TAP_LEDGER, tap_name, tap_note,
+    tap_open,
+)
+from gpumem._support.lease cimport Lease, lease_create, uses_free
+from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport process_is_exiting
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
+
+from gpumem._support.releases import on_release
+
+
+cdef extern from *:
+    """
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    static inline int32_t gm_ledger_thread(void) { return (int32_t)syscall(SYS_gettid); }
+    """
+    int32_t gm_ledger_thread() noexcept nogil
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) noexcept nogil
+
+# Ledgers without references; what they keep goes when somebody has the interpreter lock. A stack
+# without a lock, because the last reference may go anywhere, also in a fork's child.
+cdef void* retired = NULL
+
+
+# ---- life of a ledger ----------------------------------------------------------------------------
+
+cdef BlockLedger* ledger_make(size_t size, size_t block_size,
+                              void (*free_block)(LedgerBlock*) noexcept nogil,
+                              void (*end)(BlockLedger*) noexcept nogil) noexcept nogil:
+    cdef BlockLedger* ledger = <BlockLedger*>calloc(1, size)
+    if ledger == NULL:
+        return NULL
+    lock_init(&ledger.lock)
+    ledger.references = 1
+    ledger.granule = 1
+    ledger.block_size = block_size
+    ledger.free = free_block
+    ledger.end = end
+    return ledger
+
+
+cdef bint ledger_open_streams(BlockLedger* ledger, CUstream default_stream) noexcept nogil:
+    ledger.streams = <StreamSlot*>calloc(1, sizeof(StreamSlot))
+    if ledger.streams == NULL:
+        return False
+    if <uintptr_t>default_stream == PER_THREAD_STREAM:
+        ledger.default_per_thread = True
+        default_stream = <CUstream><uintptr_t>LEGACY_STREAM     # waits for every thread's own
+    ledger.streams[<int>DEFAULT_SLOT].handle = default_stream
+    ledger.stream_count = 1
+    return True
+
+
+cdef void ledger_open_tap(BlockLedger* ledger, const char* memory, const char* kind,
+                          const char* name) noexcept nogil:
+    tap_name(&ledger.tap, memory, kind, name)
+    ledger.tap.budget = budget_charged(ledger.account)
+    tap_open(&ledger.tap, ledger, TAP_LEDGER)
+
+
+cdef void ledger_keep(BlockLedger* ledger, object kept) noexcept:
+    if ledger != NULL:
+        Py_INCREF(kept)
+        ledger.kept = <PyObject*>kept
+
+
+cdef void ledger_drop(BlockLedger* ledger) noexcept nogil:
+    cdef void* seen
+    if ledger == NULL or count_add(&ledger.references, -1) != 0:
+        return
+    if ledger.end != NULL:
+        ledger.end(ledger)
+    budget_drop(ledger.account)
+    while True:
+        seen = retired
+        ledger.next = <BlockLedger*>seen
+        if pointer_try(&retired, seen, ledger):
+            break
+    if not process_is_exiting():
+        Py_AddPendingCall(reap_soon, NULL)
+
+
+cdef void ledgers_release_retired() noexcept:
+    cdef BlockLedger* ledger = <BlockLedger*>pointer_swap(&retired, NULL)
+    cdef BlockLedger* next_ledger
+    while ledger != NULL:
+        next_ledger = ledger.next
+        tap_close(&ledger.tap)
+        Py_XDECREF(ledger.kept)
+        free(ledger.streams)
+        free(ledger)
+        ledger = next_ledger
+
+
+def reap():
+    """Release what was kept for blocks whose resource is gone."""
+    ledgers_release_retired()
+
+
+cdef int reap_soon(void* nothing) noexcept:
+    ledgers_release_retired()
+    return 0
+
+
+on_release("callbacks", reap)      # what is released here may hold arenas
+
+
+cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:
+    cdef LedgerStatus status = LEDGER_OK
+    cdef LedgerCounters* counters = &ledger.counters
+    lock_acquire(&ledger.lock)
+    # A user's class may end what its deallocate_raw still needs on another thread.
+    if counters.live or (ledger.is_users and counters.waiting):
+        status = LEDGER_IN_USE
+    else:
+        ledger.closed = True
+    lock_release(&ledger.lock)
+    return status
+
+
+# ---- a block's way -------------------------------------------------------------------------------
+
+cdef LedgerStatus ledger_claim(BlockLedger* ledger, uint64_t requested, uint64_t size,
+                               uint32_t slot, bint persistent, LedgerBlock** out) noexcept nogil:
+    cdef LedgerBlock* block = <LedgerBlock*>calloc(1, ledger.block_size)
+    cdef bint closed
+    if block == NULL:
+        return LEDGER_NO_METADATA
+    lock_acquire(&ledger.lock)
+    closed = ledger.closed
+    if not closed:
+        ledger.counters.live += 1
+    lock_release(&ledger.lock)
+    if closed:
+        free(block)
+        return LEDGER_CLOSED
+    count_add(&ledger.references, 1)
+    block.ledger = ledger
+    block.requested = requested
+    block.size = size
+    block.slot = slot
+    block.persistent = persistent
+    out[0] = block
+    return LEDGER_OK
+
+
+cdef bint ledger_charge(LedgerBlock* block) noexcept nogil:
+    if block.ledger.account == NULL or block.size == 0:
+        return True
+    if not budget_admit(block.ledger.account, block.size):
+        return False
+    block.charged = block.size
+    return True
+
+
+cdef void uncharge(LedgerBlock* block) noexcept nogil:
+    # A fork's child has an empty budget: the block is its parent's.
+    if block.charged and not place_is_dead(block.ledger.place):
+        budget_uncharge(block.ledger.account, block.charged)
+    block.charged = 0
+
+
+cdef void ledger_cancel(LedgerBlock* block) noexcept nogil:
+    cdef BlockLedger* ledger = block.ledger
+    uncharge(block)
+    lock_acquire(&ledger.lock)
+    ledger.counters.live -= 1
+    lock_release(&ledger.lock)
+    free(block)
+    ledger_drop(ledger)
+
+
+cdef void ledger_deliver(LedgerBlock* block) noexcept nogil:
+    cdef BlockLedger* ledger = block.ledger
+    cdef LedgerCounters* counters = &ledger.counters
+    lock_acquire(&ledger.lock)
+    counters.num_allocs += 1
+    counters.num_reserves += block.persistent
+    counters.requested += block.requested
+    counters.total_bytes += block.requested
+    counters.in_use += block.size
+    counters.max_in_use = max(counters.max_in_use, counters.in_use)
+    counters.max_held = max(counters.max_held, counters.in_use + counters.waiting)
+    counters.max_block = max(counters.max_block, block.size)
+    counters.max_blocks = max(counters.max_blocks, counters.num_allocs - counters.num_frees)
+    block.number = counters.num_allocs
+    block.older = ledger.newest
+    if block.older != NULL:
+        block.older.newer = block
+    ledger.newest = block
+    lock_release(&ledger.lock)
+    note_event(block, REC_ALLOC)
+
+
+cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
+                         uint32_t slot) noexcept nogil:
+    return lease_create(<uintptr_t>block, address, nbytes, slot, NULL, release_lease)
+
+
+cdef void release_lease(Lease* lease) noexcept nogil:
+    cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>lease.handle
+    block.slot = lease.stream
+    block.uses = lease.uses
+    block.ledger.free(block)
+
+
+cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil:
+    cdef BlockLedger* ledger = block.ledger
+    cdef LedgerCounters* counters = &ledger.counters
+    if place_is_dead(ledger.place):
+        return
+    note_event(block, REC_FREE)
+    lock_acquire(&ledger.lock)
+    if block.newer != NULL:
+        block.newer.older = block.older
+    else:
+        ledger.newest = block.older
+    if block.older != NULL:
+        block.older.newer = block.newer
+    counters.live -= 1
+    counters.num_frees += 1
+    counters.requested -= block.requested
+    counters.in_use -= block.size
+    if waits:
+        counters.waiting += block.size
+    lock_release(&ledger.lock)
+    block.waits = waits
+    if ledger.counts_in_use or not waits:
+        uncharge(block)
+
+
+cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil:
+    cdef BlockLedger* ledger = block.ledger
+    if block.waits and not place_is_dead(ledger.place):
+        lock_acquire(&ledger.lock)
+        ledger.counters.waiting -= block.size
+        lock_release(&ledger.lock)
+    uncharge(block)
+    uses_free(block.uses)
+    free(block)
+    if counted:
+        ledger_drop(ledger)
+
+
+# ---- what it says --------------------------------------------------------------------------------
+
+cdef LedgerCounters ledger_counters(BlockLedger* ledger) noexcept nogil:
+    cdef LedgerCounters now
+    lock_acquire(&ledger.lock)
+    now = ledger.counters
+    lock_release(&ledger.lock)
+    return now
+
+
+cdef void ledger_reset_peaks(BlockLedger* ledger) noexcept nogil:
+    cdef LedgerCounters* counters = &ledger.counters
+    lock_acquire(&ledger.lock)
+    counters.max_in_use = counters.in_use
+    counters.max_blocks = counters.num_allocs - counters.num_frees
+    lock_release(&ledger.lock)
+
+
+cdef void ledger_count_call(BlockLedger* ledger, uint64_t shrinks) noexcept nogil:
+    lock_acquire(&ledger.lock)
+    ledger.counters.calls += 1
+    ledger.counters.num_shrinks += shrinks
+    lock_release(&ledger.lock)
+
+
+cdef void ledger_note_failure(LedgerBlock* block) noexcept nogil:
+    note_event(block, REC_FAILURE)
+
+
+cdef void note_event(LedgerBlock* block, uint32_t kind) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    if block.ledger.tap.recorder == NULL:
+        return
+    event.kind = kind
+    event.address = block.base
+    event.nbytes = block.requested
+    event.block = block.size
+    event.stream = <uint64_t>ledger_stream(block.ledger, block.slot)
+    tap_note(&block.ledger.tap, &event, True, &noted)
+
+
+cdef char* ledger_copy_blocks(BlockLedger* ledger, uint64_t* count) noexcept nogil:
+    cdef size_t size = ledger.block_size
+    cdef uint64_t most = ledger_counters(ledger).live + 64      # others allocate meanwhile
+    cdef char* blocks = <char*>calloc(most, size)
+    cdef LedgerBlock* block
+    count[0] = 0
+    if blocks == NULL:
+        return NULL
+    lock_acquire(&ledger.lock)
+    block = ledger.newest
+    while block != NULL and count[0] < most:
+        memcpy(blocks + count[0] * size, block, size)
+        count[0] += 1
+        block = block.older
+    lock_release(&ledger.lock)
+    return blocks
+
+
+cdef dict counted_fields(const LedgerCounters* now):
+    return {
+        "in_use": now.in_use,
+        "requested_in_use": now.requested,
+        "max_in_use": now.max_in_use,
+        "num_allocs": now.num_allocs,
+        "num_frees": now.num_frees,
+        "num_reserves": now.num_reserves,
+        "num_extensions": 0,
+        "num_regions": 0,
+        "num_shrinkages": now.num_shrinks,
+        "max_alloc_size": now.max_block,
+        "largest_free": 0,
+        "pages_moved": 0,
+        "driver_calls": now.calls,
+    }
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+cdef inline CUstream named(CUstream handle) noexcept nogil:
+    # Handles 0 and 1 are both the legacy default stream.
+    return NULL if <uintptr_t>handle == LEGACY_STREAM else handle
+
+
+cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slot) noexcept nogil:
+    cdef int32_t thread = 0
+    cdef StreamSlot* grown
+    cdef uint32_t i
+    cdef bint found = True
+    if <uintptr_t>handle == PER_THREAD_STREAM:
+        thread = gm_ledger_thread()
+    lock_acquire(&ledger.lock)
+    for i in range(ledger.stream_count):
+        if (named(ledger.streams[i].handle) == named(handle) and not ledger.streams[i].drained
+                and ledger.streams[i].thread == thread):
+            break
+    else:
+        i = ledger.stream_count
+        grown = <StreamSlot*>realloc(ledger.streams, (i + 1) * sizeof(StreamSlot))
+        found = grown != NULL
+        if found:
+            memset(&grown[i], 0, sizeof(StreamSlot))
+            grown[i].handle = handle
+            grown[i].thread = thread
+            ledger.streams = grown
+            ledger.stream_count += 1
+    lock_release(&ledger.lock)
+    slot[0] = i
+    return found
+
+
+cdef void ledger_drain(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+    lock_acquire(&ledger.lock)
+    ledger.streams[slot] = ledger.streams[<int>DEFAULT_SLOT]
+    ledger.streams[slot].drained = True
+    lock_release(&ledger.lock)
+
+
+cdef CUstream ledger_stream(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+    cdef StreamSlot stream
+    lock_acquire(&ledger.lock)
+    stream = ledger.streams[slot]
+    lock_release(&ledger.lock)
+    if stream.thread and stream.thread != gm_ledger_thread():
+        # Another thread's default stream cannot be named here; the legacy stream waits for it.
+        return <CUstream><uintptr_t>LEGACY_STREAM
+    return stream.handle
+
+
+cdef bint ledger_is_default(BlockLedger* ledger, uint32_t slot) noexcept nogil:
+    cdef bint answer
+    lock_acquire(&ledger.lock)
+    answer = slot == DEFAULT_SLOT or ledger.streams[slot].drained
+    lock_release(&ledger.lock)
+    return answer

@@ -1,0 +1,26 @@
+"""Streams and events as Python objects, and reading a stream from what users hand over."""
+
+from gpumem._native.driver cimport CUevent, CUstream, DriverDevice
+
+cdef class Event
+
+cdef class Stream:
+    cdef readonly object device     # the Device it belongs to
+    cdef DriverDevice place
+    cdef CUstream handle
+    cdef bint owned                 # destroy it with this object
+    cdef object owner               # keeps a foreign stream alive
+    cdef object __weakref__
+    cdef int _wait_event(self, Event event) except -1
+
+cdef class Event:
+    cdef readonly object device
+    cdef DriverDevice place
+    cdef CUevent handle
+    cdef object __weakref__
+
+# The native handle of None (the legacy default stream), a Stream, an int, or any object with
+# __cuda_stream__ or a framework's stream; a Stream of another device is a ValueError.
+cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1
+# Of a stream object of any library; None where it does not say, as a bare handle.
+cdef object device_of_stream(object stream)

@@ -1,0 +1,361 @@
+"""Streams and events: in-order queues of a device, and points in them."""
+
+from operator import index
+
+cimport cython
+from libc.stdint cimport uintptr_t
+
+from gpumem._native.driver cimport (
+    check, CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUresult, CUstream, CUstreamCaptureStatus, DriverDevice,
+    place_enter, place_is_dead, place_leave,
+)
+
+from gpumem.device import Device, devices
+from gpumem.errors import ClosedError
+
+
+# The collector of cycles may clear an object's references before its end; the end needs `place`.
+@cython.no_gc_clear
+cdef class Stream:
+    """An in-order queue of work on a device.
+
+    On the host device the queue is real: it has a worker thread of its own. The stream is
+    non-blocking with respect to the legacy default stream, and is destroyed with this object;
+    work still queued then is finished first.
+
+    Parameters
+    ----------
+    device : Device or str
+        Where the work runs.
+
+    Raises
+    ------
+    ValueError
+        Unknown device.
+    DriverError
+        The driver refused.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> stream = gpumem.Stream("host")
+    >>> stream.synchronize()
+    """
+
+    def __init__(self, device):
+        cdef CUresult code
+        if self.place is not None:
+            raise TypeError("a Stream is initialised once")
+        self.device = Device(device)
+        self.place = self.device._open()
+        with nogil:
+            code = place_enter(&self.place.place)
+            if code == CUDA_SUCCESS:
+                code = self.place.place.table.cuStreamCreate(&self.handle, CU_STREAM_NON_BLOCKING)
+                place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuStreamCreate")
+        self.owned = True
+
+    def __dealloc__(self):
+        if not self.owned or place_is_dead(&self.place.place):
+            return
+        if place_enter(&self.place.place) == CUDA_SUCCESS:
+            self.place.place.table.cuStreamDestroy(self.handle)
+            place_leave(&self.place.place)
+
+    @staticmethod
+    def from_handle(device, handle, owner=None):
+        """Wrap a stream that somebody else made; it is never destroyed here.
+
+        Parameters
+        ----------
+        device : Device or str
+        handle : int
+            The native handle; 0 and 1 are the legacy default stream, 2 the calling thread's.
+        owner : object, optional
+            Kept alive as long as this object.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> made_elsewhere = gpumem.Stream("host")
+        >>> stream = gpumem.Stream.from_handle("host", made_elsewhere.ptr, owner=made_elsewhere)
+        >>> stream == made_elsewhere
+        True
+        """
+        cdef Stream stream = Stream.__new__(Stream)
+        number = -1
+        if hasattr(handle, "__index__") and not isinstance(handle, bool):
+            number = index(handle)
+        if not 0 <= number < 1 << 64:
+            raise ValueError(f"stream handle {handle!r} is not an integer from 0 to 2**64 - 1")
+        stream.device = Device(device)
+        stream.place = stream.device._open()
+        stream.handle = <CUstream><uintptr_t>number
+        stream.owner = owner
+        return stream
+
+    @property
+    def ptr(self):
+        """The native handle as an integer."""
+        return <uintptr_t>self.handle
+
+    def __cuda_stream__(self):
+        """Return (0, handle): the protocol by which libraries exchange streams."""
+        return 0, <uintptr_t>self.handle
+
+    def query(self):
+        """Tell whether everything queued so far has finished; never waits."""
+        cdef CUresult code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuStreamQuery(self.handle)
+            place_leave(&self.place.place)
+        if code == CUDA_ERROR_NOT_READY:
+            return False
+        check(self.place.place.table, code, "cuStreamQuery")
+        return True
+
+    @property
+    def capturing(self):
+        """Whether work is being captured into a graph now, instead of run."""
+        cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+        cdef CUresult code
+        if self.place is not None and self.place.place.table.cuStreamIsCapturing == NULL:
+            return False
+        code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuStreamIsCapturing(self.handle, &status)
+            place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuStreamIsCapturing")
+        return status != CU_STREAM_CAPTURE_STATUS_NONE
+
+    def synchronize(self):
+        """Wait until everything queued so far has finished."""
+        cdef CUresult code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            with nogil:
+                code = self.place.place.table.cuStreamSynchronize(self.handle)
+                place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuStreamSynchronize")
+
+    def record(self):
+        """Record an event behind everything queued so far and return it.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> stream = gpumem.Stream("host")
+        >>> event = stream.record()
+        >>> event.synchronize()
+        >>> event.query()
+        True
+        """
+        cdef Event event = Event(self.device)
+        cdef CUresult code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuEventRecord(event.handle, self.handle)
+            place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuEventRecord")
+        return event
+
+    def wait(self, event):
+        """Let work queued from now on wait, on the device, for a point in other work.
+
+        Parameters
+        ----------
+        event : Event or TimelinePoint
+            An event of this device; or any object whose ``enqueue_wait(stream)`` queues the wait,
+            as a timeline's point does.
+
+        Raises
+        ------
+        TypeError
+            It is neither.
+        ValueError
+            An event of another device. What a point raises is its timeline's.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> loader, trainer = gpumem.Stream("host"), gpumem.Stream("host")
+        >>> trainer.wait(loader.record())    # what `trainer` is given now follows what `loader` has
+        >>> trainer.synchronize()
+        >>> loader.query()
+        True
+        """
+        if isinstance(event, Event):
+            self._wait_event(event)
+            return
+        enqueue = getattr(event, "enqueue_wait", None)
+        if enqueue is None:
+            raise TypeError(f"a stream waits for an Event or a timeline's point, not {event!r}")
+        enqueue(self)
+
+    cdef int _wait_event(self, Event event) except -1:
+        cdef CUresult code
+        if event.place is not self.place:
+            raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
+        code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuStreamWaitEvent(self.handle, event.handle, 0)
+            place_leave(&self.place.place)
+        return check(self.place.place.table, code, "cuStreamWaitEvent")
+
+    def __eq__(self, other):
+        if not isinstance(other, Stream):
+            return NotImplemented
+        return (self.handle == (<Stream>other).handle
+                and self.device == (<Stream>other).device)
+
+    def __hash__(self):
+        return hash((self.device, <uintptr_t>self.handle))
+
+    def __repr__(self):
+        return f"<gpumem.Stream {<uintptr_t>self.handle:#x} on {self.device}>"
+
+
+@cython.no_gc_clear      # as in Stream
+cdef class Event:
+    """A point in a stream's work, without timing.
+
+    Parameters
+    ----------
+    device : Device or str
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> event = gpumem.Event("host")
+    >>> event.query()                    # never recorded: nothing to wait for
+    True
+    >>> event = gpumem.Stream("host").record()
+    >>> event.synchronize()              # waits for that point, not for what was queued later
+    """
+
+    def __init__(self, device):
+        cdef CUresult code
+        if self.place is not None:
+            raise TypeError("an Event is initialised once")
+        self.device = Device(device)
+        self.place = self.device._open()
+        code = place_enter(&self.place.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuEventCreate(&self.handle, CU_EVENT_DISABLE_TIMING)
+            place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuEventCreate")
+
+    def __dealloc__(self):
+        if self.handle == NULL or place_is_dead(&self.place.place):
+            return
+        if place_enter(&self.place.place) == CUDA_SUCCESS:
+            self.place.place.table.cuEventDestroy(self.handle)
+            place_leave(&self.place.place)
+
+    @property
+    def ptr(self):
+        """The native handle as an integer."""
+        return <uintptr_t>self.handle
+
+    def query(self):
+        """Tell whether the point has been reached; True if it was never recorded."""
+        cdef CUresult code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            code = self.place.place.table.cuEventQuery(self.handle)
+            place_leave(&self.place.place)
+        if code == CUDA_ERROR_NOT_READY:
+            return False
+        check(self.place.place.table, code, "cuEventQuery")
+        return True
+
+    def synchronize(self):
+        """Wait until the point has been reached."""
+        cdef CUresult code = enter_open(self.place)
+        if code == CUDA_SUCCESS:
+            with nogil:
+                code = self.place.place.table.cuEventSynchronize(self.handle)
+                place_leave(&self.place.place)
+        check(self.place.place.table, code, "cuEventSynchronize")
+
+
+cdef CUresult enter_open(DriverDevice place) except? <CUresult>-1:
+    if place is None:
+        raise ValueError("this stream or event was not initialised")
+    if place_is_dead(&place.place):
+        raise ClosedError("this stream or event belongs to the parent process")
+    return place_enter(&place.place)
+
+
+cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1:
+    cdef uintptr_t number
+    if stream is None:
+        handle[0] = NULL
+        return 0
+    if isinstance(stream, Stream):
+        if (<Stream>stream).place is not place:
+            raise ValueError(f"{stream!r} is not a stream of {place.type}:{place.ordinal}")
+        handle[0] = (<Stream>stream).handle
+        return 0
+    value = _native_handle(stream)
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"stream handle {value!r} is not an integer from 0 to 2**64 - 1")
+    number = value
+    handle[0] = <CUstream>number
+    return 0
+
+
+# What memory has and a stream has not, though both may have a `ptr`.
+_MEMORY = ("nbytes", "size", "mem", "memory", "__dlpack__", "__cuda_array_interface__",
+           "__array_interface__")
+
+
+def _native_handle(stream):
+    """Read the handle of a stream object of any library."""
+    if isinstance(stream, bool):
+        raise _no_stream(stream)
+    if hasattr(stream, "__index__"):        # NumPy's integers too
+        return _index(stream, stream)
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        # A method by the protocol; some libraries made it an attribute.
+        pair = protocol() if callable(protocol) else protocol
+        try:
+            _, value = pair
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{stream!r}: __cuda_stream__ gave no pair of version and "
+                            "handle") from error
+        return _index(value, stream)
+    if isinstance(stream, Event) or any(hasattr(stream, name) for name in _MEMORY):
+        raise _no_stream(stream)
+    for attribute in ("cuda_stream", "ptr", "handle"):      # torch, CuPy, Numba
+        value = getattr(stream, attribute, None)
+        if value is not None:
+            return _index(getattr(value, "value", value) or 0, stream)
+    raise _no_stream(stream)
+
+
+cdef object device_of_stream(object stream):
+    """Return the device that a stream of any library is on; None where it does not say."""
+    if isinstance(stream, Stream):
+        return stream.device
+    where = getattr(stream, "device", None)             # torch's and cuda.core's
+    for holder, attribute in ((where, "index"), (where, "device_id"), (stream, "device_id")):
+        number = getattr(holder, attribute, None)       # the last is CuPy's; -1: it does not know
+        if isinstance(number, int) and number >= 0:
+            return Device(f"cuda:{number}")
+    if hasattr(stream, "__index__") or sum(each.type == "cuda" for each in devices()) != 1:
+        return None
+    _native_handle(stream)      # raises for what is no stream
+    return Device("cuda:0")     # only CUDA's streams have objects of other libraries
+
+
+def _index(value, stream):
+    try:
+        return index(value)
+    except TypeError as error:
+        raise _no_stream(stream) from error
+
+
+def _no_stream(stream):
+    return TypeError(f"{stream!r} is not a stream: it takes None, a gpumem.Stream, an integer "
+                     "handle or an object with __cuda_stream__")

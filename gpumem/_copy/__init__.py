@@ -1,0 +1,1 @@
+"""Copies between any two memories: planned in C, made by the CPU or by the driver."""

@@ -1,0 +1,164 @@
+"""Choosing the driver's copy function."""
+
+from libc.stdint cimport int64_t, uint64_t, uint8_t
+from libc.string cimport memcpy, memset
+
+from gpumem._buffer cimport (
+    Buffer, order_host_writing, order_stream, order_written, own_stream, stream_handle,
+)
+from gpumem._copy.plan cimport Box, MOST_DIMS, Rows, rows_next
+from gpumem._native.driver cimport (
+    check, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_SUCCESS, CUresult, CUstream,
+    DriverDevice, Place, place_enter, place_leave,
+)
+
+from gpumem.device import MemoryKind
+
+
+cdef Answer rows_queue(Place* place, CUstream stream, const Rows* rows, Box box) noexcept nogil:
+    cdef int64_t index[MOST_DIMS]
+    cdef Rows left = rows[0]
+    cdef Answer last
+    cdef int i
+    for i in range(rows.ndim):
+        index[i] = 0
+    while True:
+        if box.height < 0:
+            last = queue_line(place, stream, &left)
+        elif box.depth < 0:
+            last = queue_2d(place, stream, &left, box)
+        else:
+            last = queue_3d(place, stream, &left, box)
+        if last.code != CUDA_SUCCESS or not rows_next(&left, box, index):
+            return last
+
+
+cdef Answer rows_queue_peer(Place* place, CUstream stream, const Rows* rows, Place* to,
+                            Place* origin) noexcept nogil:
+    cdef int64_t index[MOST_DIMS]
+    cdef Rows left = rows[0]
+    cdef CUresult code
+    cdef Box row
+    cdef int i
+    row.height = row.depth = -1
+    for i in range(rows.ndim):
+        index[i] = 0
+    while True:
+        code = place.table.cuMemcpyPeerAsync(left.to, to.context, left.origin, origin.context,
+                                             left.width, stream)
+        if code != CUDA_SUCCESS or not rows_next(&left, row, index):
+            return answer(code, "cuMemcpyPeerAsync")
+
+
+cdef Answer queue_line(Place* place, CUstream stream, const Rows* rows) noexcept nogil:
+    return answer(place.table.cuMemcpyAsync(rows.to, rows.origin, rows.width, stream),
+                  "cuMemcpyAsync")
+
+
+# Unified: the driver knows from an address whose memory it is.
+
+cdef Answer queue_2d(Place* place, CUstream stream, const Rows* rows, Box box) noexcept nogil:
+    cdef CUDA_MEMCPY2D copy
+    memset(&copy, 0, sizeof(copy))
+    copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
+    copy.dstDevice = rows.to
+    copy.dstPitch = rows.to_strides[box.height]
+    copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED
+    copy.srcDevice = rows.origin
+    copy.srcPitch = rows.origin_strides[box.height]
+    copy.WidthInBytes = rows.width
+    copy.Height = rows.shape[box.height]
+    return answer(place.table.cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync")
+
+
+cdef Answer queue_3d(Place* place, CUstream stream, const Rows* rows, Box box) noexcept nogil:
+    cdef CUDA_MEMCPY3D copy
+    memset(&copy, 0, sizeof(copy))
+    copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
+    copy.dstDevice = rows.to
+    copy.dstPitch = rows.to_strides[box.height]
+    copy.dstHeight = rows.to_strides[box.depth] // rows.to_strides[box.height]
+    copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED
+    copy.srcDevice = rows.origin
+    copy.srcPitch = rows.origin_strides[box.height]
+    copy.srcHeight = rows.origin_strides[box.depth] // rows.origin_strides[box.height]
+    copy.WidthInBytes = rows.width
+    copy.Height = rows.shape[box.height]
+    copy.Depth = rows.shape[box.depth]
+    return answer(place.table.cuMemcpy3DAsync(&copy, stream), "cuMemcpy3DAsync")
+
+
+# ---- Filling with one value ----------------------------------------------------------------------
+
+
+cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
+                       object stream) except -1:
+    cdef size_t itemsize = len(element)
+    cdef const uint8_t* value = element
+    if count == 0:
+        return 0
+    if stream is None and dst.home.memory.kind is MemoryKind.HOST:
+        order_host_writing(dst)
+        with nogil:
+            fill_by_cpu(<uint8_t*>address, value, itemsize, count)
+        return 0
+    return queue_fill(dst, address, value, itemsize, count, stream)
+
+
+cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t itemsize,
+                    int64_t count, object stream) except -1:
+    cdef DriverDevice place = dst.home.place
+    cdef CUstream handle = own_stream(dst)
+    cdef CUresult code
+    if stream is not None:
+        stream_handle(stream, place, &handle)
+    order_stream(dst, handle)
+    with nogil:
+        code = place_enter(&place.place)
+        if code == CUDA_SUCCESS:
+            code = fill_by_driver(&place.place, handle, address, value, itemsize, count)
+            place_leave(&place.place)
+    order_written(dst, handle)
+    check(place.place.table, code, "cuMemsetD8Async")
+    return 0
+
+
+cdef CUresult fill_by_driver(const Place* place, CUstream stream, uint64_t address,
+                             const uint8_t* value, size_t itemsize,
+                             int64_t count) noexcept nogil:
+    cdef size_t total = itemsize * count
+    cdef size_t done = itemsize
+    cdef size_t part
+    cdef CUresult code
+    if is_one_byte(value, itemsize):
+        return place.table.cuMemsetD8Async(address, value[0], total, stream)
+    # What is filled already is doubled, on the device.
+    code = place.table.cuMemcpyHtoDAsync(address, value, itemsize, stream)
+    while code == CUDA_SUCCESS and done < total:
+        part = min(done, total - done)
+        code = place.table.cuMemcpyDtoDAsync(address + done, address, part, stream)
+        done += part
+    return code
+
+
+cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
+                      int64_t count) noexcept nogil:
+    cdef size_t total = itemsize * count
+    cdef size_t done = itemsize
+    cdef size_t part
+    if is_one_byte(value, itemsize):
+        memset(address, value[0], total)
+        return
+    memcpy(address, value, itemsize)
+    while done < total:
+        part = min(done, total - done)
+        memcpy(address + done, address, part)
+        done += part
+
+
+cdef bint is_one_byte(const uint8_t* value, size_t itemsize) noexcept nogil:
+    cdef size_t i
+    for i in range(1, itemsize):
+        if value[i] != value[0]:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""The allocator: ``arena`` is the fast path, ``slow`` what happens when memory is out."""

@@ -1,0 +1,49 @@
+"""Blocks, growth, life and death of an arena; arena/types has its state, locks and rules."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.debug_heap_types cimport DebugHeap
+from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, Block
+from gpumem._native.backing cimport Backing
+from gpumem._native.bfc cimport Chunk
+from gpumem._support.lease cimport Lease, Uses
+
+cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil
+cdef void arena_retain(ArenaCore* arena) noexcept nogil
+cdef void arena_drop(ArenaCore* arena) noexcept nogil
+# A reference to one that may be at its end, while it cannot be forgotten; False: it is.
+cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil
+cdef int arena_close(ArenaCore* arena) noexcept nogil
+cdef void arena_reap() noexcept nogil
+
+# The fast path alone: no driver call, no wait. On ARENA_MISS call arena_allocate_slow of
+# arena/slow, without the interpreter lock; its arena_allocate does both.
+cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                             Block* block) noexcept nogil
+cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
+# Of a block that other streams were recorded for; takes `uses` over.
+cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
+                         Uses* uses) noexcept nogil
+# With a budget of bytes in use: after charge_request, and an attempt to allocate that ended with
+# `status`. Charges what the block is larger, or takes block and charge back. Returns a status.
+cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, int status,
+                            Block* block) noexcept nogil
+# Of a paged arena: makes pages for so many bytes more than it holds.
+cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil
+
+# What it may hold from now on, bytes; 0: unlimited. What it holds beyond that stays until a shrink.
+cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+# The highest of bytes in use and reserved are what they are now.
+cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil
+
+# Puts a debug heap in front of an arena that has handed nothing out; takes a reference.
+cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil
+
+cdef int arena_check(ArenaCore* arena) noexcept nogil
+# Copies every chunk that names memory, region by region in address order; the caller frees it.
+cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil
+
+cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
+# The block is freed on another stream than it was taken for.
+cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot) noexcept nogil

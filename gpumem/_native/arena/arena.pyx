@@ -1,0 +1,480 @@
+"""Blocks, life and death of an arena."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+from gpumem._native.arena.bookkeeping cimport (
+    charge_padding, charge_request, check_tables, count_out, counted_bytes, finish_allocate,
+    table_free,
+)
+from gpumem._native.arena.cache cimport (
+    cache_allocate, cache_find, cache_free, cache_free_last, cache_make, cache_may_have,
+    cache_publish, caches_flush, caches_free, caches_freeze, caches_thaw,
+)
+from gpumem._native.arena.debug_heap cimport (
+    heap_attach, heap_detach, heap_drain, heap_flush, heap_free,
+)
+from gpumem._native.arena.debug_heap_types cimport DebugHeap
+from gpumem._native.arena.events cimport note_allocate, note_free, note_shrink, notes_free
+from gpumem._native.arena.growth cimport (
+    prepare_pages, release_idle, release_one, release_retired, trim_pages,
+)
+from gpumem._native.arena.guards cimport heap_counts
+from gpumem._native.arena.streams cimport (
+    add_stream, destroy_events, drain_streams, free_all_pending, free_later, release_completed,
+    slot_claim, streams_free, switch_needs_event,
+)
+from gpumem._native.arena.suspend cimport copy_forget
+from gpumem._native.arena.types cimport (
+    ARENA_DEAD, ARENA_IN_USE, arena_in_use, ARENA_MISS, ARENA_OK, ARENA_OVER_BUDGET, arena_reserved,
+    ARENA_STALE, ArenaCore, ArenaSettings, Block, IN_SMALL, LARGE_SPACE, PERSISTENT_SPACE,
+    REUSE_NEVER, SMALL_SPACE, SPACES, STATE_CLOSED, table_for, table_of, ThreadCache,
+)
+from gpumem._native.backing cimport Backing
+from gpumem._native.bfc cimport (
+    Bfc, bfc_allocate, bfc_free_all, bfc_init, BFC_OK, bfc_resolve, Chunk, CHUNK_HOLE, NIL,
+    round_to_quantum, SLOT_RELEASED, SPLIT_ORT, SPLIT_TIGHT,
+)
+from gpumem._native.budget cimport budget_drop
+from gpumem._native.driver cimport (
+    CUstream, CUstreamCaptureMode, Place, place_is_dead, place_relax, place_restore,
+)
+from gpumem._native.pages cimport budget_init, space_create, space_destroy
+from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
+from gpumem._support.events cimport tap_close
+from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
+from gpumem._support.lock cimport (
+    lock_acquire, lock_init, lock_release, lock_try, owner_enter, owner_leave,
+)
+from gpumem._support.memory cimport lines_alloc
+from gpumem._support.process cimport on_fork
+from gpumem._support.retired cimport retire, Retired, take_retired
+from gpumem._support.streams cimport LEGACY_STREAM
+
+
+cdef enum:
+    # Bytes of addresses that a paged arena reserves first, for large blocks and for small ones.
+    LARGE_RANGE = 17179869184
+    SMALL_RANGE = 1073741824
+
+# Arenas that nobody refers to any more; their regions go back to the driver at the next call
+# that may block. Finalizers put them here, because they must neither block nor call the driver.
+cdef Retired* retired_arenas = NULL
+cdef uint64_t serials = 0
+
+
+# ---- the fast path: one lock, one search, no driver ----------------------------------------------
+
+cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                             Block* block) noexcept nogil:
+    cdef int status
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    if not arena.detour:
+        status = allocate_fast(arena, nbytes, stream_slot, block)
+    elif arena.heap != NULL or arena.settings.passthrough or load32(&arena.closed):
+        return ARENA_MISS
+    elif not charge_request(arena, nbytes):
+        return ARENA_OVER_BUDGET
+    else:
+        status = allocate_fast(arena, nbytes, stream_slot, block)
+        status = arena_charge_block(arena, nbytes, stream_slot, status, block)
+    if arena.tap.recorder != NULL and status == ARENA_OK:
+        note_allocate(arena, nbytes, stream_slot, block)
+    return status
+
+
+cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                              Block* block) noexcept nogil:
+    cdef int status = BFC_OK
+    cdef uint32_t index = NIL
+    cdef Bfc* table
+    cdef ThreadCache* cache
+    if load32(&arena.closed):
+        return ARENA_MISS
+    cache = cache_find(arena)
+    if cache == NULL:
+        cache = cache_make(arena)
+    if cache == NULL:
+        return ARENA_MISS
+    if (cache_may_have(cache, stream_slot, nbytes)
+            and cache_allocate(arena, cache, nbytes, stream_slot, block)):
+        return ARENA_OK
+    owner_enter(&cache.lock)
+    lock_acquire(&arena.lock)
+    if not (arena.closed or (arena.last_stream != stream_slot and switch_needs_event(arena))):
+        arena.last_stream = stream_slot
+        cache_publish(arena, cache)
+        cache_free_last(arena, cache)
+        table = table_for(arena, nbytes)
+        index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
+        if index != NIL:
+            finish_allocate(arena, cache, table, index, block)
+    lock_release(&arena.lock)
+    owner_leave(&cache.lock)
+    return ARENA_OK if index != NIL else ARENA_MISS
+
+
+cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    cdef uint64_t counted
+    cdef int status
+    if arena.tap.recorder != NULL and arena.heap == NULL:
+        note_free(arena, handle, stream_slot)   # before: the next owner's event comes after it
+    if not arena.detour:
+        return block_free(arena, handle, stream_slot)
+    if arena.heap != NULL:
+        return heap_free(arena, handle, stream_slot, NULL)
+    counted = counted_bytes(arena, handle)
+    status = block_free_uncharged(arena, handle, stream_slot)
+    if status == ARENA_OK:
+        count_out(arena, counted)
+    return status
+
+
+cdef inline int block_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef ThreadCache* cache
+    cdef uint32_t index
+    cdef int status
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
+        return ARENA_STALE
+    cache = cache_find(arena)
+    if cache_free(arena, cache, table, index, stream_slot):
+        return ARENA_OK
+    lock_acquire(&arena.lock)
+    status = table_free(arena, cache, handle, stream_slot)
+    lock_release(&arena.lock)
+    return status
+
+
+cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
+                         Uses* uses) noexcept nogil:
+    cdef bint parked
+    cdef uint64_t counted
+    if arena.heap != NULL:
+        return heap_free(arena, handle, stream_slot, uses)
+    counted = counted_bytes(arena, handle)
+    lock_acquire(&arena.lock)
+    parked = free_later(arena, handle, stream_slot, uses)
+    lock_release(&arena.lock)
+    if not parked:
+        return arena_free(arena, handle, stream_slot)
+    count_out(arena, counted)
+    return ARENA_OK
+
+
+cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, int status,
+                            Block* block) noexcept nogil:
+    # What was charged before the block was looked for goes back unless it is handed out.
+    if status == ARENA_OK and not charge_padding(arena, nbytes, block):
+        block_free_uncharged(arena, block.handle, stream_slot)
+        status = ARENA_OVER_BUDGET
+    if status != ARENA_OK:
+        count_out(arena, round_to_quantum(nbytes))
+    return status
+
+
+cdef int block_free_uncharged(ArenaCore* arena, uint64_t handle,
+                              uint32_t stream_slot) noexcept nogil:
+    # A block that is not charged, or no longer.
+    if arena.settings.passthrough:
+        return block_free_through(arena, handle, stream_slot)
+    return block_free(arena, handle, stream_slot)
+
+
+cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    cdef CUstreamCaptureMode mode
+    cdef int status
+    lock_acquire(&arena.lock)
+    status = table_free(arena, NULL, handle, stream_slot)
+    lock_release(&arena.lock)
+    if status != ARENA_OK or place_is_dead(arena.place):
+        return status
+    # Who holds the grow lock may be a source that waits for the interpreter lock, which a finalizer
+    # holds: then the region goes back with the next call.
+    if lock_try(&arena.grow_lock):
+        mode = place_relax(arena.place)
+        release_retired(arena)
+        lock_release(&arena.grow_lock)
+        place_restore(arena.place, mode)
+    return status
+
+
+# ---- a debug heap in front -----------------------------------------------------------------------
+
+cdef void arena_debug(ArenaCore* arena, DebugHeap* heap) noexcept nogil:
+    heap_attach(arena, heap, block_free_for_heap)
+
+
+cdef int block_free_for_heap(void* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    return block_free_uncharged(<ArenaCore*>arena, handle, stream_slot)
+
+
+# ---- giving regions back -------------------------------------------------------------------------
+
+cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
+    cdef CUstreamCaptureMode mode
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    if arena.heap != NULL:
+        heap_flush(arena)
+    mode = place_relax(arena.place)
+    arena_reap()
+    caches_flush(arena)
+    release_completed(arena, SLOT_RELEASED)
+    lock_acquire(&arena.grow_lock)
+    released[0] = release_retired(arena) + release_idle(arena)
+    arena.next_region = arena.settings.initial_growth_chunk
+    lock_release(&arena.grow_lock)
+    place_restore(arena.place, mode)
+    if arena.tap.recorder != NULL:
+        note_shrink(arena, released[0])
+    return ARENA_OK
+
+
+cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef int status
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    arena_reap()
+    lock_acquire(&arena.grow_lock)
+    status = prepare_pages(arena, nbytes)
+    lock_release(&arena.grow_lock)
+    return status
+
+
+# ---- what users change while it lives ------------------------------------------------------------
+
+cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    # Without a lock: a growth under way may keep to the limit before.
+    store64(&arena.settings.max_mem, nbytes)
+
+
+cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    arena.stats.max_in_use = arena_in_use(arena)
+    arena.stats.max_reserved = arena_reserved(arena)
+    lock_release(&arena.lock)
+
+
+# ---- life and death ------------------------------------------------------------------------------
+
+cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noexcept nogil:
+    cdef ArenaCore* arena = <ArenaCore*>lines_alloc(sizeof(ArenaCore))
+    cdef uint64_t first = round_to_quantum(settings.initial_chunk)
+    cdef uint32_t stream_slot
+    if arena == NULL:
+        return NULL
+    lock_init(&arena.lock)
+    lock_init(&arena.grow_lock)
+    lock_init(&arena.caches_lock)
+    arena.serial = sum_add(&serials, 1)
+    arena.references = 1
+    arena.settings = settings[0]
+    arena.detour = settings.passthrough
+    arena.backing = backing
+    arena.place = backing.place
+    if settings.max_mem and first > settings.max_mem:
+        first = round_to_quantum(settings.max_mem)
+    arena.next_region = first
+    if (bfc_init(&arena.table, SPLIT_ORT if settings.ort_split else SPLIT_TIGHT,
+                 settings.max_dead) != BFC_OK
+            or bfc_init(&arena.small, SPLIT_TIGHT, settings.max_dead) != BFC_OK
+            or bfc_init(&arena.persistent, SPLIT_TIGHT, settings.max_dead) != BFC_OK):
+        forget(arena)
+        return NULL
+    arena.table.merge_released = settings.reuse != REUSE_NEVER
+    arena.small.merge_released = arena.table.merge_released
+    if add_stream(arena, <CUstream><uint64_t>LEGACY_STREAM, NULL, &stream_slot) != ARENA_OK:
+        forget(arena)
+        return NULL
+    if settings.paged:
+        arena.table.packs = True
+        space_create(&arena.spaces[LARGE_SPACE], &arena.table, LARGE_RANGE, True)
+        space_create(&arena.spaces[SMALL_SPACE], &arena.small, SMALL_RANGE, False)
+        space_create(&arena.spaces[PERSISTENT_SPACE], &arena.persistent, LARGE_RANGE, True)
+        budget_init(&arena.move_budget, settings.move_budget)
+    slot_claim(arena, stream_slot)
+    return arena
+
+
+cdef void forget(ArenaCore* arena) noexcept nogil:
+    cdef Place* place = NULL if place_is_dead(arena.place) else arena.place
+    cdef uint32_t i
+    tap_close(&arena.tap)
+    notes_free(arena)
+    if arena.heap != NULL:
+        heap_detach(arena)
+    forget_backing(arena)
+    for i in range(SPACES):
+        space_destroy(&arena.spaces[i], place)
+    if arena.parent != NULL:
+        sum_add(&arena.parent.lent, -arena.charged)
+        arena_drop(arena.parent)
+    streams_free(arena)
+    bfc_free_all(&arena.table)
+    bfc_free_all(&arena.small)
+    bfc_free_all(&arena.persistent)
+    copy_forget(arena)
+    budget_drop(arena.held_account)
+    budget_drop(arena.in_use_account)
+    caches_free(arena)
+    free(arena)
+
+
+cdef void forget_backing(ArenaCore* arena) noexcept nogil:
+    if arena.backing.forget != NULL and not place_is_dead(arena.place):
+        arena.backing.forget(&arena.backing)
+
+
+cdef void arena_retain(ArenaCore* arena) noexcept nogil:
+    count_add(&arena.references, 1)
+
+
+cdef bint arena_retain_live(ArenaCore* arena) noexcept nogil:
+    return count_retain_live(&arena.references)
+
+
+cdef void forget_after_fork() noexcept nogil:
+    global retired_arenas
+    retired_arenas = NULL       # the parent's
+
+
+on_fork(NULL, NULL, forget_after_fork)
+
+
+cdef void arena_drop(ArenaCore* arena) noexcept nogil:
+    if count_add(&arena.references, -1) != 0 or place_is_dead(arena.place):
+        return                      # the dead are not collected: their books stay as they were
+    retire(&retired_arenas, &arena.end, arena)
+
+
+cdef void arena_reap() noexcept nogil:
+    # Destroys the arenas that finalizers left; called where blocking is allowed.
+    cdef Retired* link = take_retired(&retired_arenas)
+    cdef ArenaCore* arena
+    while link != NULL:
+        arena = <ArenaCore*>link.thing
+        link = link.next
+        if not place_is_dead(arena.place):
+            if arena.heap != NULL:
+                heap_drain(arena)
+            release_memory(arena)
+            destroy_events(arena)
+            destroy_events(arena)       # what the driver refused is asked once more
+        forget(arena)
+
+
+cdef int arena_close(ArenaCore* arena) noexcept nogil:
+    # Gives everything back now. Refused while a block is handed out.
+    if place_is_dead(arena.place):
+        arena.closed = STATE_CLOSED
+        return ARENA_OK
+    arena_reap()
+    if arena.heap != NULL and heap_counts(arena.heap).live == 0:
+        heap_drain(arena)
+    lock_acquire(&arena.grow_lock)
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    if arena.table.used_chunks or arena.small.used_chunks or arena.graphs:
+        lock_release(&arena.lock)
+        lock_release(&arena.grow_lock)
+        return ARENA_IN_USE
+    arena.closed = STATE_CLOSED
+    lock_release(&arena.lock)
+    # Events, addresses and books stay until the last reference goes: another thread may be past
+    # the check of `closed`, and find them empty.
+    release_memory(arena)
+    if arena.settings.paged:
+        trim_pages(arena)
+    forget_backing(arena)
+    lock_release(&arena.grow_lock)
+    return ARENA_OK
+
+
+cdef void release_memory(ArenaCore* arena) noexcept nogil:
+    # What threads keep counts as used: it goes to the table first. The driver's free waits for
+    # queued work; its unmap does not.
+    cdef CUstreamCaptureMode mode = place_relax(arena.place)
+    caches_flush(arena)
+    if arena.settings.paged:
+        drain_streams(arena)
+    lock_acquire(&arena.lock)
+    free_all_pending(arena)
+    lock_release(&arena.lock)
+    while release_one(arena, False) or release_one(arena, True):
+        pass
+    place_restore(arena.place, mode)
+
+
+cdef int arena_check(ArenaCore* arena) noexcept nogil:
+    cdef int broken
+    caches_freeze(arena)
+    lock_acquire(&arena.lock)
+    broken = check_tables(arena, True)
+    lock_release(&arena.lock)
+    caches_thaw(arena)
+    return broken
+
+
+cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil:
+    cdef Chunk* copy
+    count[0] = 0
+    caches_freeze(arena)
+    lock_acquire(&arena.lock)
+    copy = <Chunk*>malloc((arena.table.count + arena.small.count + 1) * sizeof(Chunk))
+    if copy != NULL:
+        copy_chunks(&arena.table, 0, copy, count)
+        copy_chunks(&arena.small, arena.table.region_count, copy, count)
+    lock_release(&arena.lock)
+    caches_thaw(arena)
+    return copy
+
+
+cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
+                      uint32_t* count) noexcept nogil:
+    # Regions of the second table are numbered on from the first one's.
+    cdef uint32_t region, index
+    for region in range(table.region_count):
+        if table.regions[region].size == 0:
+            continue
+        index = table.regions[region].first
+        while index != NIL:
+            if table.chunks[index].state != CHUNK_HOLE:
+                copy[count[0]] = table.chunks[index]
+                copy[count[0]].region += first_region
+                count[0] += 1
+            index = table.chunks[index].next
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    cdef Lease* lease = lease_create(handle, 0, 0, stream_slot, arena, release_lease)
+    if lease != NULL:
+        lease.views = &arena.views
+        arena_retain(arena)
+    return lease
+
+
+cdef void release_lease(Lease* lease) noexcept nogil:
+    cdef ArenaCore* arena = <ArenaCore*>lease.owner
+    if place_is_dead(arena.place):
+        uses_free(lease.uses)
+    elif lease.uses != NULL:
+        arena_free_used(arena, lease.handle, lease.stream, lease.uses)
+    else:
+        arena_free(arena, lease.handle, lease.stream)
+    arena_drop(arena)
+
+
+cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot) noexcept nogil:
+    cdef Bfc* table
+    cdef uint32_t index
+    lock_acquire(&arena.lock)
+    lease.stream = stream_slot
+    table = table_of(arena, lease.handle)
+    if bfc_resolve(table, lease.handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
+        table.chunks[index].stream_slot = stream_slot
+    lock_release(&arena.lock)

@@ -1,0 +1,104 @@
+"""The books of an arena: every function with the arena lock held."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.cache cimport cache_publish, gm_set_home
+from gpumem._native.arena.types cimport (
+    arena_in_use, ARENA_OK, ARENA_STALE, ArenaCore, Block, IN_SMALL, stamp_free, table_of,
+    ThreadCache,
+)
+from gpumem._native.bfc cimport Bfc, bfc_free, BFC_OK, bfc_resolve, Chunk, handle_of
+
+cdef extern from *:
+    """
+    #ifdef GPUMEM_DEBUG
+    enum { GM_DEBUG = 1 };
+    #else
+    enum { GM_DEBUG = 0 };
+    #endif
+    """
+    enum:
+        GM_DEBUG
+
+# A chunk was taken for the thread whose cache is `cache`: fills in the block and the statistics. It
+# goes back to that cache, unless its region is persistent.
+cdef inline void finish_allocate(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
+                                 uint32_t index, Block* block) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef uint64_t size = chunk.size
+    if not table.regions[chunk.region].persistent:
+        gm_set_home(&chunk.bin_prev, cache)
+    block.address = chunk.address
+    block.size = size
+    block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
+    arena.stats.num_allocs += 1
+    if arena_in_use(arena) > arena.stats.max_in_use:
+        arena.stats.max_in_use = arena_in_use(arena)
+    if size > arena.stats.max_alloc_size:
+        arena.stats.max_alloc_size = size
+    if GM_DEBUG:
+        require_sound(arena)
+
+# Frees a block on a stream. ARENA_STALE: the handle names no live block.
+cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle,
+                           uint32_t stream_slot) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef uint32_t index
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
+        return ARENA_STALE
+    cache_publish(arena, cache)
+    if table.regions[table.chunks[index].region].persistent:
+        persistent_block_free(arena, index)
+    else:
+        bfc_free(table, index, stream_slot, stamp_free(&arena.streams[stream_slot]))
+    arena.stats.num_frees += 1
+    if GM_DEBUG:
+        require_sound(arena)
+    return ARENA_OK
+
+cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil
+# Memory came: keeps the highest reserved so far.
+cdef void note_reserved(ArenaCore* arena) noexcept nogil
+# Memory came or went: a graph pool's counts in its parent's limit.
+cdef void charge_parent(ArenaCore* arena) noexcept nogil
+# Debug builds: stops the process at the operation that broke an invariant.
+cdef void require_sound(const ArenaCore* arena) noexcept nogil
+# 0, or the number of the first broken invariant; `folded` as for bfc_check.
+cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil
+cdef const char* invariant_text(int number) noexcept nogil
+
+
+# ---- What an arena charges its budget: bytes that it holds, or bytes that it has handed out
+#
+# Held bytes are charged with the grow lock, before the driver is asked, and given back when the
+# driver has them, by one function that compares with the books (`arena_reconcile`). So whatever
+# fails
+# half-way, at rest the account's `used` is what the arena holds. The fast path knows nothing of it.
+#
+# Bytes handed out are charged around taking a block and given back with its free, whatever the
+# thread's cache then does with it: what a cache keeps is not in use.
+
+
+# A graph pool charges what its arena charges, to an account of its own. False: no host memory.
+cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
+# With the grow lock: charges bytes that the driver will be asked for. False: the budget refuses.
+cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+# The same for a region: as much of `wanted` as there is room for, at least `size`.
+cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil
+# The same for a suspended arena that takes its memory again.
+cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil
+# With the grow lock, nothing under way: gives back what is charged beyond what it holds.
+cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
+# Bytes up to which it may hold memory now; all ones without a budget.
+cdef uint64_t arena_budget_bound(const ArenaCore* arena) noexcept nogil
+# Could a block of this size ever be held?
+cdef bint arena_budget_allows(const ArenaCore* arena, uint64_t nbytes) noexcept nogil
+cdef void note_over_budget(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+
+# Charges a block in use: what is asked for before it is looked for, the rest of its size once it is
+# found, because only then it is known. False: the budget refuses; nothing more is charged.
+cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil
+cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil
+# Bytes that a block counts for; 0: it is not counted, or the handle names no live block.
+cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil
+cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil

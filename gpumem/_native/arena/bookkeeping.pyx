@@ -1,0 +1,195 @@
+"""Handing a block out and taking it back: the books, with the arena lock held."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.types cimport (
+    arena_reserved, ArenaCore, Block, IN_SMALL, SPACES, STATE_SUSPENDED, table_of,
+)
+from gpumem._native.bfc cimport (
+    Bfc, bfc_check, bfc_free, bfc_invariant, BFC_OK, bfc_resolve, round_to_quantum, SLOT_RELEASED,
+)
+from gpumem._native.budget cimport (
+    budget_admit, budget_ceiling, budget_load, budget_make, budget_room, budget_uncharge,
+    BUDGET_UNLIMITED, BudgetCore,
+)
+from gpumem._native.pages cimport GRANULE_BITS, pages_check, pages_invariant, Space
+from gpumem._support.atomics cimport store32, store64, sum_add
+
+
+cdef extern from *:
+    """
+    #include <stdio.h>
+    #include <stdlib.h>
+    static inline void gm_panic(const char *invariant) {
+        fprintf(stderr, "gpumem: an arena's books are broken: it does not hold that %s\\n",
+                invariant);
+        abort();
+    }
+    """
+    void gm_panic(const char* invariant) noexcept nogil
+
+
+cdef void note_reserved(ArenaCore* arena) noexcept nogil:
+    if arena_reserved(arena) > arena.stats.max_reserved:
+        arena.stats.max_reserved = arena_reserved(arena)
+    charge_parent(arena)
+
+
+cdef void charge_parent(ArenaCore* arena) noexcept nogil:
+    if arena.parent != NULL:
+        sum_add(&arena.parent.lent, arena_reserved(arena) - arena.charged)
+        arena.charged = arena_reserved(arena)
+
+
+cdef void require_sound(const ArenaCore* arena) noexcept nogil:
+    # Debug builds only: stop at the operation that broke an invariant, not where it shows later.
+    cdef int broken = check_tables(arena, False)
+    if broken:
+        gm_panic(invariant_text(broken))
+
+
+cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil:
+    # The region goes back at the next call that may block: this may be a finalizer.
+    bfc_free(&arena.table, index, SLOT_RELEASED, 0)
+    store32(&arena.retired, arena.retired + 1)
+
+
+cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:
+    cdef int broken = bfc_check(&arena.table, folded)
+    cdef uint32_t i
+    if broken == 0:
+        broken = bfc_check(&arena.small, folded)
+    if broken == 0:
+        broken = bfc_check(&arena.persistent, folded)
+    for i in range(SPACES):
+        if broken == 0 and arena.settings.paged:
+            broken = pages_check(&arena.spaces[i])
+    return broken
+
+
+cdef const char* invariant_text(int number) noexcept nogil:
+    return bfc_invariant(number) if number < 40 else pages_invariant(number)
+
+
+# ---- Charging an arena's budget ------------------------------------------------------------------
+
+
+cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:
+    pool.tap.budget = arena.tap.budget
+    if arena.held_account != NULL:
+        pool.held_account = account_beside(arena.held_account)
+        return pool.held_account != NULL
+    if arena.in_use_account != NULL:
+        pool.in_use_account = account_beside(arena.in_use_account)
+        pool.detour = True
+        return pool.in_use_account != NULL
+    return True
+
+
+cdef BudgetCore* account_beside(const BudgetCore* account) noexcept nogil:
+    return budget_make(account.parent, account.name, BUDGET_UNLIMITED, BUDGET_UNLIMITED, True)
+
+
+# ---- bytes held ----------------------------------------------------------------------------------
+
+cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    if arena.held_account == NULL or nbytes == 0:
+        return True
+    if budget_admit(arena.held_account, nbytes):
+        return True
+    note_over_budget(arena, nbytes)
+    return False
+
+
+cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
+    cdef uint64_t less
+    while not arena_charge(arena, wanted[0]):
+        if wanted[0] == size:
+            return False
+        less = min(budget_room(arena.held_account), wanted[0] - arena.backing.granule)
+        wanted[0] = max(size, less & ~(arena.backing.granule - 1))
+    return True
+
+
+cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t held = arena_held(arena)
+    cdef uint64_t wanted = arena_reserved(arena)
+    return wanted <= held or arena_charge(arena, wanted - held)
+
+
+cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t charged, held
+    if arena.held_account == NULL:
+        return
+    charged = budget_load(&arena.held_account.used)
+    held = arena_held(arena)
+    if charged > held:
+        budget_uncharge(arena.held_account, charged - held)
+
+
+cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
+    # A suspended arena's books tell what it will hold again; its pages, what it holds now.
+    cdef uint64_t held = arena.shareable.mapped_bytes
+    cdef uint32_t i
+    if arena.closed != STATE_SUSPENDED:
+        return arena_reserved(arena)
+    for i in range(SPACES):
+        held += pages_held(&arena.spaces[i])
+    return held
+
+
+cdef uint64_t pages_held(const Space* space) noexcept nogil:
+    cdef uint64_t held = 0
+    cdef uint32_t i
+    for i in range(space.page_count):
+        if space.page[i].memory:
+            held += <uint64_t>space.page[i].granules << GRANULE_BITS
+    return held
+
+
+cdef uint64_t arena_budget_bound(const ArenaCore* arena) noexcept nogil:
+    if arena.held_account == NULL:
+        return <uint64_t>-1
+    return arena_reserved(arena) + budget_room(arena.held_account)
+
+
+cdef bint arena_budget_allows(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    return nbytes <= budget_ceiling(arena.held_account)
+
+
+cdef void note_over_budget(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    store64(&arena.over_budget, nbytes)
+
+
+# ---- bytes in use --------------------------------------------------------------------------------
+
+cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t size = round_to_quantum(nbytes)
+    if budget_admit(arena.in_use_account, size):
+        return True
+    note_over_budget(arena, size)
+    return False
+
+
+cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil:
+    # A chunk that is larger than the request by less than is worth splitting off comes whole.
+    cdef uint64_t size = round_to_quantum(nbytes)
+    if block.size <= size or budget_admit(arena.in_use_account, block.size - size):
+        return True
+    note_over_budget(arena, block.size)
+    return False
+
+
+cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef uint32_t index
+    if arena.in_use_account == NULL:
+        return 0
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
+        return 0
+    return table.chunks[index].size
+
+
+cdef void count_out(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    if nbytes:
+        budget_uncharge(arena.in_use_account, nbytes)

@@ -1,0 +1,121 @@
+"""Caches of small blocks, one per thread and arena, in front of the arena's table.
+
+A block of up to 64 KiB that is freed stays *kept*: in the cache of the thread that took it, in a
+stack of blocks of exactly its size and stream. Taking one again costs neither search, split nor
+merge, and no lock that other threads wait for. Each stack holds up to CACHED_DEPTH blocks.
+
+What is larger, or does not fit, is kept too, but only the last one: it goes to the table under the
+lock of the next allocation that cannot use it, so that a free and an allocation lock once. Where a
+table packs (_bfc), with one stream's memory in it, blocks above 1 MiB are not taken again that way:
+where the last one happened to lie is no place for one that lives long.
+
+A block that another thread frees is pushed onto its cache's `remote` list without a lock (a
+Treiber stack that is only ever emptied whole, so that no entry can come back unnoticed: R. K.
+Treiber, 1986). The owner collects it when a stack runs dry.
+
+A cache's lock (owner_lock.h) costs its owner nothing. Whoever needs to see all free memory, before
+growth, a shrink or statistics, flushes every cache. Order of locks: grow lock, caches lock, a
+cache's lock, arena lock.
+
+Sums stay exact although the table is not told: it counts kept chunks as used, `cached_bytes` of the
+arena is what of that the caches have published. A cache remembers the least it kept since it last
+published, so that for one thread the peak of bytes in use is exact; for several it is exact but for
+what other threads' caches did since they published.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.types cimport ArenaCore, Block, ThreadCache, ThreadMark
+from gpumem._native.bfc cimport Bfc, Chunk, QUANTUM_BITS, round_to_quantum
+from gpumem._support.atomics cimport load32, load64
+
+cdef extern from *:
+    """
+    #include <string.h>
+    /* A used chunk's two bin links hold the address of the cache it goes back to. */
+    static inline void *gm_home(const uint32_t *links) {
+        void *home;
+        memcpy(&home, links, sizeof(home));
+        return home;
+    }
+    static inline void gm_set_home(uint32_t *links, void *home) {
+        memcpy(links, &home, sizeof(home));
+    }
+    """
+    void* gm_home(const uint32_t* links) noexcept nogil
+    void gm_set_home(uint32_t* links, void* home) noexcept nogil
+
+cdef enum:
+    CACHED_QUANTA = 256         # blocks of up to so many quanta, 64 KiB, are kept
+    CACHED_BYTES = 65536
+    CACHED_DEPTH = 32           # of each size and stream
+    LAST_BYTES = 1048576        # up to so many the last one is taken again wherever it lies
+    REMOTE_DEPTH = 64           # freed by other threads and not yet collected
+
+# The calling thread's cache; NULL if it has none yet.
+cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil
+# The same, made or taken over from a thread that has ended; NULL if the host has no memory.
+cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil
+
+# A look without the lock: only its owner puts blocks in.
+cdef inline bint cache_may_have(const ThreadCache* cache, uint32_t stream_slot,
+                                uint64_t requested) noexcept nogil:
+    cdef uint64_t size = round_to_quantum(requested)
+    if load64(&cache.last_size) == size:
+        return True
+    return size <= CACHED_BYTES and (
+        load64(&cache.remote) != 0
+        or (stream_slot < cache.slot_count and cache.stacks[stream_slot] != NULL
+            and load32(&cache.stacks[stream_slot].head[size >> QUANTUM_BITS]) != 0))
+
+cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
+                         uint32_t stream_slot, Block* block) noexcept nogil
+
+# A used chunk that was freed on the slot's stream, by the thread whose cache is `mine`. False if
+# the table has to take it.
+cdef inline bint cache_free(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
+                            uint32_t stream_slot) noexcept nogil:
+    cdef const Chunk* chunk = &table.chunks[index]
+    cdef ThreadCache* home = <ThreadCache*>gm_home(&chunk.bin_prev)
+    if home == NULL or chunk.stream_slot != stream_slot:
+        return False
+    if home != mine:
+        return chunk.size <= CACHED_BYTES and cache_free_remote(arena, home, table, index)
+    cache_free_own(arena, mine, table, index)
+    return True
+
+cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                         uint32_t index) noexcept nogil
+cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+                            uint32_t index) noexcept nogil
+
+# With the arena lock, by the cache's owner, before the table changes; NULL: nothing to publish.
+cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+    cdef uint64_t others, peak
+    if cache == NULL or (cache.published == cache.cached_bytes
+                         and cache.least_cached == cache.cached_bytes):
+        return
+    others = arena.cached_bytes - cache.published
+    peak = arena.table.in_use + arena.small.in_use - others - cache.least_cached
+    if peak > arena.stats.max_in_use:
+        arena.stats.max_in_use = peak
+    arena.cached_bytes = others + cache.cached_bytes
+    cache.published = cache.cached_bytes
+    cache.least_cached = cache.cached_bytes
+
+# With the arena lock, inside the owner's: what it freed last goes to the table.
+cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil
+
+# The calling thread, as a name that outlives it for whoever retains it; NULL: no host memory.
+cdef ThreadMark* thread_now() noexcept nogil
+cdef void thread_retain(ThreadMark* thread) noexcept nogil
+cdef void thread_drop(ThreadMark* thread) noexcept nogil
+
+# Everything kept becomes free, and every count is the arena's.
+cdef void caches_flush(ArenaCore* arena) noexcept nogil
+# No cache changes until it is thawed; the arena lock is not held yet.
+cdef void caches_hold(ArenaCore* arena) noexcept nogil
+# The same, and everything kept becomes free first.
+cdef void caches_freeze(ArenaCore* arena) noexcept nogil
+cdef void caches_thaw(ArenaCore* arena) noexcept nogil
+cdef void caches_free(ArenaCore* arena) noexcept nogil

@@ -1,0 +1,434 @@
+"""Caches of small blocks, one per thread and arena."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from gpumem._native.arena.types cimport (
+    ArenaCore, Block, IN_SMALL, Stacks, stamp_free, table_of, ThreadCache, ThreadMark,
+)
+from gpumem._native.bfc cimport (
+    Bfc, bfc_free, Chunk, CHUNK_CACHED, CHUNK_USED, handle_of, QUANTUM_BITS, round_to_quantum,
+    SLOT_RELEASED,
+)
+from gpumem._support.atomics cimport (
+    head_take, head_try, load32, load64, publish64, publish_pointer, store32, store64,
+)
+from gpumem._support.lock cimport (
+    lock_acquire, lock_release, owner_enter, owner_is_biased, owner_leave, owner_lock_init,
+    visitor_enter, visitor_leave,
+)
+from gpumem._support.memory cimport lines_alloc
+
+
+cdef extern from "thread_cache.h" nogil:
+    void mark_retain(ThreadMark* mark)
+    void mark_drop(ThreadMark* mark)
+    bint mark_ended(const ThreadMark* mark)
+    ThreadMark* thread_mark()
+    void* cache_remembered(uint64_t serial)
+    void cache_remember(uint64_t serial, void* cache)
+
+
+cdef bint biased = owner_is_biased()
+
+# ---- the fast path -------------------------------------------------------------------------------
+
+cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil:
+    return <ThreadCache*>cache_remembered(arena.serial)
+
+
+cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
+                         uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef uint64_t size = round_to_quantum(requested)
+    cdef bint taken = True
+    owner_enter(&cache.lock)
+    # A stack first: its top was freed last, so it is the warmest. Then the one block beside the
+    # stacks. `collect` comes last, because it may take the arena lock for what overflows; larger
+    # sizes never need it, since other threads free those to the table.
+    if size <= CACHED_BYTES and pop(arena, cache, stream_slot, size, block):
+        reuse(arena, cache, cached_table(arena), requested, block)
+    # Above LAST_BYTES only with several streams' memory in the table, or if it does not pack:
+    # otherwise a search places the block lower.
+    elif (cache.last_size == size and cache.last_slot == stream_slot
+          and (size <= LAST_BYTES or not arena.table.packs
+               or load32(&arena.table.bins_filled) > 1)):
+        allocate_last(arena, cache, requested, block)
+    elif size <= CACHED_BYTES and load64(&cache.remote):
+        collect(arena, cache)
+        taken = pop(arena, cache, stream_slot, size, block)
+        if taken:
+            reuse(arena, cache, cached_table(arena), requested, block)
+    else:
+        taken = False
+    owner_leave(&cache.lock)
+    return taken
+
+
+cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                         uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    owner_enter(&cache.lock)
+    chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
+    # Marked before it can be found: from here on the old handle is stale.
+    store32(&chunk.state, CHUNK_CACHED)
+    if not stack(arena, cache, table, index):
+        replace_last(arena, cache, table, index)
+    note_freed(arena, cache, table, chunk)
+    owner_leave(&cache.lock)
+
+
+# ---- one function per change of state ------------------------------------------------------------
+
+cdef inline bint pop(ArenaCore* arena, ThreadCache* cache, uint32_t stream_slot, uint64_t size,
+                     Block* block) noexcept nogil:
+    # Takes a chunk off its stack. Stacks hold index + 1, so that fresh memory is empty stacks.
+    cdef uint64_t quanta = size >> QUANTUM_BITS
+    cdef Stacks* stacks
+    cdef uint32_t top
+    if stream_slot >= cache.slot_count or cache.stacks[stream_slot] == NULL:
+        return False
+    stacks = cache.stacks[stream_slot]
+    top = stacks.head[quanta]
+    if top == 0:
+        return False
+    store32(&stacks.head[quanta], cached_table(arena).chunks[top - 1].bin_next)
+    # `depth` bounds the stack, `chunks` lets a flush skip stacks that are empty.
+    stacks.depth[quanta] -= 1
+    stacks.chunks -= 1
+    block.handle = top - 1
+    return True
+
+
+cdef inline void allocate_last(ArenaCore* arena, ThreadCache* cache, uint64_t requested,
+                               Block* block) noexcept nogil:
+    block.handle = cache.last & ~<uint32_t>IN_SMALL
+    store64(&cache.last_size, 0)
+    reuse(arena, cache, table_of(arena, cache.last), requested, block)
+
+
+cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_t requested,
+                       Block* block) noexcept nogil:
+    # Kept to used: the chunk whose index is in block.handle.
+    cdef uint32_t index = <uint32_t>block.handle
+    cdef Chunk* chunk = &table.chunks[index]
+    cache.cached_bytes -= chunk.size
+    if cache.cached_bytes < cache.least_cached:
+        cache.least_cached = cache.cached_bytes
+    note_requested(arena, cache, table, requested)
+    cache.allocs += 1
+    chunk.requested = requested
+    gm_set_home(&chunk.bin_prev, cache)
+    # The generation first: a handle of before must not match a chunk that is used again.
+    store32(&chunk.generation, chunk.generation + 1)
+    store32(&chunk.state, CHUNK_USED)
+    block.address = chunk.address
+    block.size = chunk.size
+    block.handle = handle_of(table, index) | (IN_SMALL if table == &arena.small else 0)
+
+
+cdef inline void note_requested(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
+                                uint64_t change) noexcept nogil:
+    if table == &arena.small:
+        cache.requested_small += change
+    else:
+        cache.requested += change
+
+
+cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
+                            Chunk* chunk) noexcept nogil:
+    # Used to kept, and the cache has it now.
+    cache.frees += 1
+    note_requested(arena, cache, table, 0 - chunk.requested)
+    chunk.requested = 0
+    cache.cached_bytes += chunk.size
+
+
+cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                       uint32_t index) noexcept nogil:
+    # Puts a kept chunk onto its stack; False if it is too large, or its stack is full.
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef uint64_t quanta = chunk.size >> QUANTUM_BITS
+    cdef Stacks* stacks
+    if quanta > CACHED_QUANTA or table != cached_table(arena):
+        return False
+    stacks = stacks_of(cache, chunk.stream_slot)
+    if stacks == NULL or stacks.depth[quanta] == CACHED_DEPTH:
+        return False
+    chunk.bin_next = stacks.head[quanta]
+    store32(&stacks.head[quanta], index + 1)
+    stacks.depth[quanta] += 1
+    stacks.chunks += 1
+    return True
+
+
+cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
+                              uint32_t index) noexcept nogil:
+    # A kept chunk becomes the one that was freed last.
+    cdef Chunk* chunk = &table.chunks[index]
+    if cache.last_size:
+        lock_acquire(&arena.lock)
+        cache_publish(arena, cache)
+        cache_free_last(arena, cache)
+        lock_release(&arena.lock)
+    store64(&cache.last_size, chunk.size)
+    cache.last_slot = chunk.stream_slot
+    cache.last = index | (IN_SMALL if table == &arena.small else 0)
+
+
+cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+    if cache.last_size == 0:
+        return
+    cache.cached_bytes -= cache.last_size
+    cache.least_cached -= cache.last_size
+    cache.published -= cache.last_size
+    arena.cached_bytes -= cache.last_size
+    release(table_of(arena, cache.last), cache.last & ~<uint32_t>IN_SMALL)
+    store64(&cache.last_size, 0)
+
+
+cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+                            uint32_t index) noexcept nogil:
+    # Used to kept, by a thread that does not own the cache and takes no lock. The word counts the
+    # list in its upper half; the lower half is the first index + 1, and IN_SMALL tells its table.
+    cdef uint64_t seen = load64(&home.remote)
+    cdef uint32_t entry = (index + 1) | (IN_SMALL if table == &arena.small else 0)
+    cdef Chunk* chunk = &table.chunks[index]
+    if seen >> 32 >= REMOTE_DEPTH:
+        return False
+    chunk.epoch = stamp_free(&arena.streams[chunk.stream_slot])
+    store32(&chunk.state, CHUNK_CACHED)
+    # The link is written before the entry is published, and again whenever another thread was
+    # faster.
+    chunk.bin_next = <uint32_t>seen
+    while not head_try(&home.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
+        chunk.bin_next = <uint32_t>seen
+    return True
+
+
+cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+    # With the cache's lock: what other threads freed goes to the stacks, the overflow to the table.
+    cdef uint32_t entry = <uint32_t>head_take(&cache.remote)
+    cdef uint32_t index
+    cdef Bfc* table
+    while entry != 0:
+        table = table_of(arena, entry)
+        index = (entry & ~<uint32_t>IN_SMALL) - 1
+        entry = table.chunks[index].bin_next
+        # Counted only now: the thread that freed it may not change this cache's counts.
+        if stack(arena, cache, table, index):
+            note_freed(arena, cache, table, &table.chunks[index])
+        else:
+            lock_acquire(&arena.lock)
+            cache_publish(arena, cache)
+            arena.stats.num_frees += 1
+            release(table, index)
+            lock_release(&arena.lock)
+
+
+cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
+    # Kept to free, with both locks. What has completed since the free has no mark any more.
+    cdef uint32_t stream_slot = table.chunks[index].stream_slot
+    cdef uint64_t epoch = table.chunks[index].epoch
+    if epoch <= table.bins[stream_slot].completed:
+        stream_slot = SLOT_RELEASED
+    bfc_free(table, index, stream_slot, epoch)
+
+
+cdef inline Bfc* cached_table(ArenaCore* arena) noexcept nogil:
+    # What is kept lies in one table; the choice changes only while every cache is empty and locked.
+    return &arena.small if arena.small_below else &arena.table
+
+
+cdef inline Stacks* stacks_of(ThreadCache* cache, uint32_t stream_slot) noexcept nogil:
+    cdef Stacks** stacks
+    if stream_slot < cache.slot_count and cache.stacks[stream_slot] != NULL:
+        return cache.stacks[stream_slot]
+    if stream_slot >= cache.slot_count:
+        stacks = <Stacks**>realloc(cache.stacks, (stream_slot + 8) * sizeof(Stacks*))
+        if stacks == NULL:
+            return NULL
+        # Eight more than needed, so that a run of new streams grows it once.
+        memset(stacks + cache.slot_count, 0, (stream_slot + 8 - cache.slot_count) * sizeof(Stacks*))
+        cache.stacks = stacks
+        cache.slot_count = stream_slot + 8
+    cache.stacks[stream_slot] = <Stacks*>calloc(1, sizeof(Stacks))
+    return cache.stacks[stream_slot]
+
+
+# ---- all caches of an arena ----------------------------------------------------------------------
+
+cdef void caches_flush(ArenaCore* arena) noexcept nogil:
+    cdef ThreadCache* cache
+    lock_acquire(&arena.caches_lock)
+    cache = arena.caches
+    while cache != NULL:
+        enter(cache)
+        flush(arena, cache)
+        leave(cache)
+        cache = cache.next
+    lock_release(&arena.caches_lock)
+
+
+cdef void caches_freeze(ArenaCore* arena) noexcept nogil:
+    # Every cache's lock before the first arena lock, so that the order of locks holds.
+    cdef ThreadCache* cache
+    caches_hold(arena)
+    cache = arena.caches
+    while cache != NULL:
+        flush(arena, cache)
+        cache = cache.next
+
+
+cdef void caches_hold(ArenaCore* arena) noexcept nogil:
+    cdef ThreadCache* cache
+    lock_acquire(&arena.caches_lock)
+    cache = arena.caches
+    while cache != NULL:
+        enter(cache)
+        cache = cache.next
+
+
+cdef void caches_thaw(ArenaCore* arena) noexcept nogil:
+    cdef ThreadCache* cache = arena.caches
+    while cache != NULL:
+        leave(cache)
+        cache = cache.next
+    lock_release(&arena.caches_lock)
+
+
+cdef void enter(ThreadCache* cache) noexcept nogil:
+    # With the caches lock, which keeps its owner the same.
+    if cache.owner == thread_mark():
+        owner_enter(&cache.lock)
+    else:
+        visitor_enter(&cache.lock)
+
+
+cdef void leave(ThreadCache* cache) noexcept nogil:
+    if cache.owner == thread_mark():
+        owner_leave(&cache.lock)
+    else:
+        visitor_leave(&cache.lock)
+
+
+cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
+    # With the cache's lock.
+    cdef uint32_t stream_slot
+    # What other threads freed joins the stacks, so that one pass over those frees everything.
+    collect(arena, cache)
+    lock_acquire(&arena.lock)
+    cache_publish(arena, cache)
+    cache_free_last(arena, cache)
+    for stream_slot in range(cache.slot_count):
+        if cache.stacks[stream_slot] != NULL and cache.stacks[stream_slot].chunks:
+            flush_stacks(cached_table(arena), cache.stacks[stream_slot])
+    # Published above, so the arena's sum holds exactly this much of the cache.
+    arena.cached_bytes -= cache.cached_bytes
+    cache.cached_bytes = 0
+    cache.published = 0
+    cache.least_cached = 0
+    arena.table.requested_in_use += cache.requested
+    arena.small.requested_in_use += cache.requested_small
+    cache.requested = 0
+    cache.requested_small = 0
+    move_count(&cache.allocs, &arena.stats.num_allocs)
+    move_count(&cache.frees, &arena.stats.num_frees)
+    lock_release(&arena.lock)
+
+
+cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
+    # Gone first: who adds them up without a lock, the whole first, counts nothing twice.
+    cdef uint64_t count = part[0]
+    store64(part, 0)
+    publish64(whole, whole[0] + count)
+
+
+cdef void flush_stacks(Bfc* table, Stacks* stacks) noexcept nogil:
+    cdef uint32_t quanta, index
+    for quanta in range(1, CACHED_QUANTA + 1):
+        while stacks.head[quanta]:
+            index = stacks.head[quanta] - 1
+            store32(&stacks.head[quanta], table.chunks[index].bin_next)
+            release(table, index)
+        stacks.depth[quanta] = 0
+    stacks.chunks = 0
+
+
+# ---- life and death ------------------------------------------------------------------------------
+
+cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil:
+    cdef ThreadMark* mark = thread_mark()
+    cdef ThreadCache* cache
+    if mark == NULL:
+        return NULL
+    lock_acquire(&arena.caches_lock)
+    cache = find_listed(arena, mark)
+    if cache == NULL:
+        cache = add_cache(arena, mark)
+    lock_release(&arena.caches_lock)
+    if cache != NULL:
+        cache_remember(arena.serial, cache)
+    return cache
+
+
+cdef ThreadCache* find_listed(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
+    # The thread's own, forgotten for want of room, or one whose thread has ended.
+    cdef ThreadCache* cache = arena.caches
+    while cache != NULL:
+        if cache.owner == mark:
+            return cache
+        cache = cache.next
+    cache = arena.caches
+    # None of its own: take over a cache whose thread has ended, with all it holds, so that the
+    # number of caches is bounded by the threads that live at once.
+    while cache != NULL:
+        if mark_ended(cache.owner):
+            mark_drop(cache.owner)
+            mark_retain(mark)
+            cache.owner = mark
+            return cache
+        cache = cache.next
+    return NULL
+
+
+cdef ThreadCache* add_cache(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
+    cdef ThreadCache* cache = <ThreadCache*>lines_alloc(sizeof(ThreadCache))
+    if cache == NULL:
+        return NULL
+    owner_lock_init(&cache.lock, biased)
+    mark_retain(mark)
+    cache.owner = mark
+    cache.next = arena.caches
+    publish_pointer(<void**>&arena.caches, cache)
+    return cache
+
+
+cdef void caches_free(ArenaCore* arena) noexcept nogil:
+    # Nobody uses the arena any more; threads forget its serial by themselves.
+    cdef ThreadCache* cache = arena.caches
+    cdef ThreadCache* following
+    cdef uint32_t stream_slot
+    while cache != NULL:
+        following = cache.next
+        for stream_slot in range(cache.slot_count):
+            free(cache.stacks[stream_slot])
+        free(cache.stacks)
+        mark_drop(cache.owner)
+        free(cache)
+        cache = following
+    arena.caches = NULL
+
+
+# ---- threads as names ----------------------------------------------------------------------------
+
+cdef ThreadMark* thread_now() noexcept nogil:
+    return thread_mark()
+
+
+cdef void thread_retain(ThreadMark* thread) noexcept nogil:
+    mark_retain(thread)
+
+
+cdef void thread_drop(ThreadMark* thread) noexcept nogil:
+    mark_drop(thread)

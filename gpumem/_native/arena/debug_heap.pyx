@@ -1,0 +1,631 @@
+"""Blocks of a debug heap, from their allocation out of the quarantine."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+
+from gpumem._native.arena.bookkeeping cimport count_out, counted_bytes
+from gpumem._native.arena.debug_heap_types cimport (
+    DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LIVE, HEAP_RESTING,
+    HEAP_STATES, HEAP_STREAM_GONE, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite,
+    HeapState,
+)
+from gpumem._native.arena.events cimport note_free_at
+from gpumem._native.arena.growth cimport memory_is_out
+from gpumem._native.arena.guards cimport (
+    block_examine, block_lay, block_prepare, finding_of, list_add, list_after, list_first,
+    list_remove, note_finding, site_here, table_add, table_create, table_find, table_remove,
+    zones_end,
+)
+from gpumem._native.arena.streams cimport (
+    drain_streams, end_epochs, sleep, slot_claim, slot_unclaim, uses_let_go, wait_for_streams,
+)
+from gpumem._native.arena.suspend cimport arena_suspend
+from gpumem._native.arena.types cimport (
+    ALLOCATE_SHAREABLE, ARENA_DRIVER_REFUSED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore, Block, stamp_free, STATE_OPEN, STATE_SUSPENDED,
+)
+from gpumem._native.bfc cimport ABSURD, QUANTUM
+from gpumem._native.driver cimport (
+    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
+    CUstreamCaptureMode, CUstreamCaptureStatus, place_enter, place_is_dead, place_leave,
+    place_relax, place_restore,
+)
+from gpumem._support.atomics cimport count_add, load32, load64, store64
+from gpumem._support.clock cimport clock_ns
+from gpumem._support.lease cimport Uses
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
+from gpumem._support.process cimport on_fork
+
+
+cdef enum:
+    LOOK_AGAIN = 100000         # ns between two looks at blocks whose streams are not done
+
+# Heaps whose arena lives, for addresses that nobody claims. `heaps_lock` comes before a heap's.
+cdef DebugHeap* heaps = NULL
+cdef Lock heaps_lock
+lock_init(&heaps_lock)
+
+
+# ---- life ----------------------------------------------------------------------------------------
+
+cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil:
+    cdef DebugHeap* heap = <DebugHeap*>calloc(1, sizeof(DebugHeap))
+    if heap == NULL:
+        return NULL
+    if not table_create(heap):
+        free(heap)
+        return NULL
+    heap.settings = settings[0]
+    heap.hooks = hooks[0]
+    heap.references = 1
+    lock_init(&heap.turn)
+    lock_init(&heap.lock)
+    return heap
+
+
+cdef void heap_drop(DebugHeap* heap) noexcept nogil:
+    cdef HeapFinding* finding
+    if count_add(&heap.references, -1) != 0:
+        return
+    while heap.findings != NULL:
+        finding = heap.findings
+        heap.findings = finding.next
+        free(finding)
+    free(heap.table)
+    free(heap)
+
+
+cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
+                      int (*give)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil:
+    global heaps
+    count_add(&heap.references, 1)
+    heap.give = give
+    arena.heap = heap
+    arena.detour = True
+    lock_acquire(&heaps_lock)
+    heap.next = heaps
+    heaps = heap
+    lock_release(&heaps_lock)
+
+
+cdef void heap_detach(ArenaCore* arena) noexcept nogil:
+    # Blocks that are left are those that a dead place keeps.
+    global heaps
+    cdef DebugHeap* heap = arena.heap
+    cdef DebugHeap** link = &heaps
+    cdef HeapBlock* block
+    cdef int state
+    lock_acquire(&heaps_lock)
+    while link[0] != NULL and link[0] != heap:
+        link = &link[0].next
+    if link[0] != NULL:
+        link[0] = heap.next
+    lock_release(&heaps_lock)
+    for state in range(HEAP_STATES):
+        while heap.first[state] != NULL:
+            block = heap.first[state]
+            list_remove(heap, block)
+            free(block)
+    if not place_is_dead(arena.place):
+        zones_end(heap, arena.place)
+    heap.gone = True
+    if heap.findings != NULL:
+        heap.hooks.found()      # no call of the arena comes any more that might raise them
+    heap_drop(heap)
+
+
+cdef void forget_after_fork() noexcept nogil:
+    # The heaps are the parent's.
+    global heaps
+    heaps = NULL
+    lock_init(&heaps_lock)
+
+
+on_fork(NULL, NULL, forget_after_fork)
+
+
+# ---- allocating ----------------------------------------------------------------------------------
+
+cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                       HeapSource source, Block* block) noexcept nogil:
+    cdef bint guarded = not flags & ALLOCATE_SHAREABLE
+    cdef uint64_t guards = 2 * arena.heap.settings.guard if guarded else 0
+    cdef HeapBlock* made
+    cdef int status
+    if nbytes > ABSURD - QUANTUM - guards:
+        return ARENA_OVER_LIMIT
+    made = make(arena, nbytes, stream_slot, guarded)
+    if made == NULL:
+        return ARENA_NO_METADATA
+    lock_acquire(&arena.heap.turn)
+    status = find_room(arena, nbytes + guards, stream_slot, flags, source, block)
+    if status == ARENA_OK and guarded:
+        status = hand_out_guarded(arena, made, block)
+    elif status == ARENA_OK:
+        enter(arena.heap, made, block, block.address)
+    lock_release(&arena.heap.turn)
+    if status != ARENA_OK:
+        unmake(arena, made)
+    return status
+
+
+cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                     bint guarded) noexcept nogil:
+    cdef HeapBlock* made = <HeapBlock*>calloc(1, sizeof(HeapBlock))
+    if made == NULL:
+        return NULL
+    site_here(arena.heap, &made.taken)
+    made.asked = nbytes
+    made.guarded = guarded
+    made.slot = stream_slot
+    made.stream = <uint64_t>arena.streams[stream_slot].handle
+    slot_claim(arena, stream_slot)
+    return made
+
+
+cdef void unmake(ArenaCore* arena, HeapBlock* made) noexcept nogil:
+    slot_unclaim(arena, made.slot)
+    free(made)
+
+
+cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                   HeapSource source, Block* block) noexcept nogil:
+    # What rests goes before memory is out, and before a budget's callbacks are asked.
+    cdef uint64_t until = 0
+    cdef int status = source(arena, nbytes, stream_slot, flags, block)
+    while (memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET) and (
+            turn_over(arena, 0, False) or wait_for_room(arena, stream_slot, &until)):
+        status = source(arena, nbytes, stream_slot, flags, block)
+    return status
+
+
+cdef bint wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint64_t* until) noexcept nogil:
+    # Others have their turn meanwhile.
+    cdef bint found
+    lock_release(&arena.heap.turn)
+    found = wait_for_streams(arena, stream_slot, until)
+    while not found and holds_any(arena.heap) and clock_ns() < until[0]:
+        sleep(LOOK_AGAIN)
+        found = heap_flush(arena) != 0
+    lock_acquire(&arena.heap.turn)
+    return found
+
+
+cdef int hand_out_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexcept nogil:
+    cdef CUresult code
+    made.address = block.address + arena.heap.settings.guard
+    code = block_prepare(arena.heap, arena.place, made)
+    if code != CUDA_SUCCESS:
+        count_out(arena, counted_bytes(arena, block.handle))
+        arena.heap.give(arena, block.handle, made.slot)
+        arena.last_code = <int32_t>code
+        arena.last_call = "cuMemsetD8Async"
+        return ARENA_DRIVER_REFUSED
+    enter(arena.heap, made, block, made.address)
+    block.address = made.address
+    return ARENA_OK
+
+
+cdef void enter(DebugHeap* heap, HeapBlock* made, const Block* block,
+                uint64_t address) noexcept nogil:
+    made.handle = block.handle
+    made.base = block.address
+    made.size = block.size
+    made.address = made.told_address = address
+    made.told_bytes = made.asked
+    lock_acquire(&heap.lock)
+    heap.numbers += 1
+    made.number = heap.numbers
+    table_add(heap, made)
+    list_add(heap, made, HEAP_LIVE)
+    lock_release(&heap.lock)
+
+
+cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
+                          uint64_t nbytes) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapBlock* block
+    cdef CUresult code = CUDA_SUCCESS
+    lock_acquire(&heap.turn)
+    lock_acquire(&heap.lock)
+    block = table_find(heap, handle)
+    if block != NULL:
+        store64(&heap.asked[<int>block.state], heap.asked[<int>block.state] - block.asked + nbytes)
+        block.address = address
+        block.asked = nbytes
+    lock_release(&heap.lock)
+    if block != NULL and block.guarded:
+        code = block_prepare(heap, arena.place, block)
+    lock_release(&heap.turn)
+    return code
+
+
+# ---- freeing -------------------------------------------------------------------------------------
+
+cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
+                   Uses* uses) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapBlock* block
+    cdef HeapSite site
+    cdef uint64_t counted = 0
+    cdef bint live
+    site_here(heap, &site)
+    if arena.tap.recorder != NULL:
+        tell_recorder(arena, handle, stream_slot)  # before: the next owner's event comes after it
+    lock_acquire(&heap.lock)
+    block = table_find(heap, handle)
+    live = block != NULL and block.state == HEAP_LIVE
+    if live:
+        counted = counted_bytes(arena, handle)
+        note_freed(arena, block, stream_slot, uses)
+        block.freed = site
+        list_remove(heap, block)
+        list_add(heap, block, HEAP_FREED)
+    elif block != NULL:
+        note_finding(heap, finding_of(block, HEAP_DOUBLE_FREE, block.address, &site))
+    lock_release(&heap.lock)
+    if live:
+        count_out(arena, counted)       # what rests is not in use
+        rest_now(arena)
+        return ARENA_OK
+    if uses != NULL:
+        uses_let_go(arena, uses)
+    heap.hooks.found()
+    return ARENA_STALE
+
+
+cdef void rest_now(ArenaCore* arena) noexcept nogil:
+    # So that the very next write is late. Whoever has the turn may wait for work that waits for
+    # this thread; then the block rests with the next call of the arena.
+    if place_is_dead(arena.place) or not lock_try(&arena.heap.turn):
+        return
+    turn_over(arena, arena.heap.settings.quarantine, False)
+    lock_release(&arena.heap.turn)
+
+
+cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapBlock* block
+    cdef uint64_t address, nbytes, held
+    cdef bint live
+    lock_acquire(&heap.lock)
+    block = table_find(heap, handle)
+    live = block != NULL and block.state == HEAP_LIVE
+    if live:
+        address, nbytes, held = block.told_address, block.told_bytes, block.size
+    lock_release(&heap.lock)
+    if live:
+        note_free_at(arena, address, nbytes, held, stream_slot)
+
+
+cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
+                     Uses* uses) noexcept nogil:
+    # What is queued on its streams now may still use it.
+    cdef uint32_t i
+    cdef bint recorded = stream_slot == block.slot
+    slot_claim(arena, stream_slot)
+    block.freed_slot = stream_slot
+    block.freed_stream = <uint64_t>arena.streams[stream_slot].handle
+    block.freed_epoch = stamp_free(&arena.streams[stream_slot])
+    block.epoch = stamp_free(&arena.streams[block.slot])
+    block.uses = uses
+    if uses != NULL:
+        for i in range(uses.count):
+            uses.at[i].until = stamp_free(&arena.streams[uses.at[i].slot])
+            recorded = recorded or uses.at[i].slot == block.slot
+    block.strayed = not recorded
+
+
+cdef void heap_bad_free(uint64_t address) noexcept nogil:
+    cdef HeapSite site
+    cdef DebugHeap* heap
+    if heaps == NULL:
+        return
+    lock_acquire(&heaps_lock)
+    heap = heaps
+    while heap != NULL and not knows(heap, address):
+        heap = heap.next
+    if heap != NULL:
+        count_add(&heap.references, 1)
+    lock_release(&heaps_lock)
+    if heap == NULL:
+        return
+    site_here(heap, &site)
+    lock_acquire(&heap.lock)
+    note_bad_free(heap, address, &site)
+    lock_release(&heap.lock)
+    heap.hooks.found()
+    heap_drop(heap)
+
+
+cdef bint knows(DebugHeap* heap, uint64_t address) noexcept nogil:
+    cdef bint known
+    lock_acquire(&heap.lock)
+    known = block_around(heap, address) != NULL
+    lock_release(&heap.lock)
+    return known
+
+
+cdef HeapBlock* block_around(DebugHeap* heap, uint64_t address) noexcept nogil:
+    cdef HeapBlock* block
+    cdef int state
+    for state in range(HEAP_STATES):
+        block = heap.first[state]
+        while block != NULL:
+            if block.address <= address < block.address + block.asked:
+                return block
+            block = block.after
+    return NULL
+
+
+cdef void note_bad_free(DebugHeap* heap, uint64_t address, const HeapSite* site) noexcept nogil:
+    cdef HeapBlock* block = block_around(heap, address)
+    if block == NULL:
+        return
+    if block.state != HEAP_LIVE and block.address == address:
+        note_finding(heap, finding_of(block, HEAP_DOUBLE_FREE, address, site))
+    else:
+        note_finding(heap, finding_of(block, HEAP_INVALID_FREE, address, site))
+
+
+# ---- looking at everything -----------------------------------------------------------------------
+
+cdef void heap_pump(ArenaCore* arena) noexcept nogil:
+    if place_is_dead(arena.place):
+        return
+    lock_acquire(&arena.heap.turn)
+    turn_over(arena, arena.heap.settings.quarantine, False)
+    lock_release(&arena.heap.turn)
+
+
+cdef uint64_t heap_flush(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t released
+    if place_is_dead(arena.place):
+        return 0
+    lock_acquire(&arena.heap.turn)
+    released = turn_over(arena, 0, False)
+    lock_release(&arena.heap.turn)
+    return released
+
+
+cdef void heap_drain(ArenaCore* arena) noexcept nogil:
+    if place_is_dead(arena.place):
+        return
+    lock_acquire(&arena.heap.turn)
+    drain(arena)
+    lock_release(&arena.heap.turn)
+
+
+cdef int heap_suspend(ArenaCore* arena) noexcept nogil:
+    cdef int status
+    lock_acquire(&arena.heap.turn)
+    if arena.closed == STATE_OPEN:
+        drain(arena)
+    status = arena_suspend(arena)
+    lock_release(&arena.heap.turn)
+    return status
+
+
+cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef CUresult code = CUDA_SUCCESS
+    if place_is_dead(arena.place):
+        return code
+    lock_acquire(&heap.turn)
+    turn_over(arena, heap.settings.quarantine, False)
+    if arena.closed == STATE_OPEN:
+        code = look_at_all(arena, HEAP_RESTING)
+    if arena.closed == STATE_OPEN and code == CUDA_SUCCESS:
+        code = look_at_all(arena, HEAP_LIVE)
+    lock_release(&heap.turn)
+    return code
+
+
+cdef CUresult look_at_all(ArenaCore* arena, HeapState state) noexcept nogil:
+    # A block that is freed meanwhile moves to another list, but stays a block.
+    cdef DebugHeap* heap = arena.heap
+    cdef CUresult code = CUDA_SUCCESS
+    cdef HeapBlock* block
+    cdef HeapBlock** found
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    lock_acquire(&heap.lock)
+    found = <HeapBlock**>malloc((heap.count[<int>state] + 1) * sizeof(HeapBlock*))
+    block = heap.first[<int>state]
+    while found != NULL and block != NULL:
+        found[count] = block
+        count += 1
+        block = block.after
+    lock_release(&heap.lock)
+    for i in range(count):
+        if code == CUDA_SUCCESS:
+            code = look_at(arena, found[i])
+    free(found)
+    return code
+
+
+# ---- Out of the quarantine -----------------------------------------------------------------------
+
+
+cdef uint64_t turn_over(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
+    # `most` bytes may go on resting. `forced`: also what the driver does not let be examined.
+    if arena.closed != STATE_OPEN or not holds_any(arena.heap):
+        return 0
+    ask_streams(arena)
+    return rest_quiet(arena, most, forced) + give_oldest(arena, most, forced)
+
+
+cdef uint64_t rest_quiet(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
+    # A block that would not rest for a moment is neither filled, nor does it drive out others.
+    cdef HeapBlock* block = list_first(arena.heap, HEAP_FREED)
+    cdef HeapBlock* following
+    cdef uint64_t given = 0
+    while block != NULL:
+        following = list_after(arena.heap, block)
+        if not is_quiet(arena, block):
+            look_for_streams(arena, block)
+        elif not (forced or is_done(arena, block.slot, block.epoch)):
+            if block.guarded:       # whether its own stream still writes it shows then
+                lay_to_rest(arena, block, forced)
+        elif block.guarded and block.size <= most:
+            lay_to_rest(arena, block, forced)
+        elif examine(arena, block, forced):
+            given += give_back(arena, block)
+        block = following
+    return given
+
+
+cdef uint64_t give_oldest(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapBlock* block = list_first(heap, HEAP_RESTING)
+    cdef HeapBlock* following
+    cdef uint64_t given = 0
+    while block != NULL and heap.held[<int>HEAP_RESTING] > most:
+        following = list_after(heap, block)
+        if (forced or is_done(arena, block.slot, block.epoch)) and examine(arena, block, forced):
+            given += give_back(arena, block)
+        block = following
+    return given
+
+
+cdef void ask_streams(ArenaCore* arena) noexcept nogil:
+    cdef CUstreamCaptureMode mode = place_relax(arena.place)
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch:
+            end_epochs(arena, stream_slot)
+    lock_release(&arena.lock)
+    place_restore(arena.place, mode)
+
+
+cdef inline bint is_done(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    # A stream that was reset and is not named again has been drained.
+    return arena.streams[stream_slot].silent or load64(&arena.streams[stream_slot].done) >= epoch
+
+
+cdef bint is_quiet(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
+    cdef uint32_t i
+    if not is_done(arena, block.freed_slot, block.freed_epoch):
+        return False
+    if block.uses != NULL:
+        for i in range(block.uses.count):
+            if not is_done(arena, block.uses.at[i].slot, block.uses.at[i].until):
+                return False
+    return True
+
+
+cdef void lay_to_rest(ArenaCore* arena, HeapBlock* block, bint forced) noexcept nogil:
+    if not examine(arena, block, forced):
+        return
+    if block.guarded and block_lay(arena.heap, arena.place, block) != CUDA_SUCCESS and not forced:
+        return
+    lock_acquire(&arena.heap.lock)
+    list_remove(arena.heap, block)
+    list_add(arena.heap, block, HEAP_RESTING)
+    lock_release(&arena.heap.lock)
+
+
+cdef bint examine(ArenaCore* arena, const HeapBlock* block, bint forced) noexcept nogil:
+    """Note what is wrong with it; False: the driver does not let it be seen."""
+    return look_at(arena, block) == CUDA_SUCCESS or forced
+
+
+cdef CUresult look_at(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapFinding* findings = NULL
+    cdef HeapFinding* following
+    cdef HeapBlock seen
+    cdef CUresult code
+    if not block.guarded:
+        return CUDA_SUCCESS
+    lock_acquire(&heap.lock)
+    seen = block[0]             # a free may change it while it is looked at
+    lock_release(&heap.lock)
+    code = block_examine(heap, arena.place, &seen, &findings)
+    if findings == NULL:
+        return code
+    lock_acquire(&heap.lock)
+    while findings != NULL:
+        following = findings.next
+        note_finding(heap, findings)
+        findings = following
+    lock_release(&heap.lock)
+    heap.hooks.found()
+    return code
+
+
+cdef uint64_t give_back(ArenaCore* arena, HeapBlock* block) noexcept nogil:
+    # Everything that was queued on its streams is done: recorded uses have ended.
+    cdef DebugHeap* heap = arena.heap
+    cdef uint64_t nbytes = block.size
+    lock_acquire(&heap.lock)
+    list_remove(heap, block)
+    table_remove(heap, block)
+    lock_release(&heap.lock)
+    if block.uses != NULL:
+        uses_let_go(arena, block.uses)
+    heap.give(arena, block.handle, block.freed_slot)
+    slot_unclaim(arena, block.freed_slot)
+    slot_unclaim(arena, block.slot)
+    free(block)
+    return nbytes
+
+
+cdef void drain(ArenaCore* arena) noexcept nogil:
+    cdef CUstreamCaptureMode mode
+    if not holds_any(arena.heap):
+        return
+    if arena.closed == STATE_SUSPENDED:
+        # The device was drained, and there is no memory to look at.
+        give_all_back(arena, HEAP_FREED)
+        give_all_back(arena, HEAP_RESTING)
+        return
+    mode = place_relax(arena.place)
+    drain_streams(arena)
+    place_restore(arena.place, mode)
+    turn_over(arena, 0, True)
+
+
+cdef void give_all_back(ArenaCore* arena, HeapState state) noexcept nogil:
+    cdef HeapBlock* block = list_first(arena.heap, state)
+    while block != NULL:
+        give_back(arena, block)
+        block = list_first(arena.heap, state)
+
+
+# ---- streams that are gone -----------------------------------------------------------------------
+
+cdef void look_for_streams(ArenaCore* arena, HeapBlock* block) noexcept nogil:
+    # One that was asked and has no event yet may be one that the driver does not know any more.
+    cdef uint32_t i
+    if block.orphaned:
+        return
+    tell_if_gone(arena, block, block.freed_slot)
+    if block.uses != NULL:
+        for i in range(block.uses.count):
+            tell_if_gone(arena, block, block.uses.at[i].slot)
+
+
+cdef void tell_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot) noexcept nogil:
+    cdef DebugHeap* heap = arena.heap
+    cdef HeapFinding* finding
+    if block.orphaned or arena.streams[stream_slot].event_epoch or not is_gone(arena, stream_slot):
+        return
+    block.orphaned = True
+    lock_acquire(&heap.lock)
+    finding = finding_of(block, HEAP_STREAM_GONE, <uint64_t>arena.streams[stream_slot].handle,
+                         &block.freed)
+    note_finding(heap, finding)
+    lock_release(&heap.lock)
+    heap.hooks.found()
+
+
+cdef bint is_gone(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # Asking whether it captures is legal at any time.
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUresult code = place_enter(arena.place)
+    if code == CUDA_SUCCESS and arena.place.table.cuStreamIsCapturing != NULL:
+        code = arena.place.table.cuStreamIsCapturing(arena.streams[stream_slot].handle, &status)
+    place_leave(arena.place)
+    return code == CUDA_ERROR_INVALID_HANDLE

@@ -1,0 +1,135 @@
+"""The debug heap of an arena: what it knows of each block, and what it found.
+
+A block of a debugged arena lies between two guards:
+
+    base                   address              address + asked
+     | ... | front guard    | the user's bytes   | rear guard, from the first byte behind them |
+
+Its states, each change of which is one function of arena/debug_heap or arena/debug_heap:
+  live      handed out; guards are written and the user's bytes hold the fresh pattern
+  freed     given back, by a finalizer perhaps; nothing was looked at since, for streams were not
+            done or another thread had the turn
+  resting   in quarantine: its stream came to the free, so did recorded ones; guards were examined,
+            and the user's bytes hold the freed pattern
+A resting block goes to the arena once its own stream, too, came to the free, and its bytes and
+guards were examined again. So what an arena has free is known to be idle, and whoever writes a
+resting block writes what was freed.
+
+Locks: `turn` comes before every lock of the arena, and is waited for without the interpreter lock;
+who holds it touches memory, and moves blocks to rest and out of the heap. `lock`, the last of all,
+is for the lists and the table: a free takes only that one, and the turn if nobody has it.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
+
+from gpumem._native.driver cimport CUstream
+from gpumem._support.lease cimport Uses
+from gpumem._support.lock cimport Lock
+
+cdef enum:
+    HEAP_FRAMES = 12        # return addresses that are kept where the interpreter has no stack
+    HEAP_SEEN = 16          # wrong bytes that a finding shows
+    HEAP_FINDINGS = 1000    # that wait to be told at most; of more only the number is kept
+    HEAP_NO_STACK = 0xFFFFFFFF  # of a site whose stack is not kept
+
+# Where a call came from.
+cdef struct HeapSite:
+    uint64_t thread         # as threading.get_ident has it
+    uint32_t stack          # number of the interpreter's stack, by `HeapHooks.stack`; 0: none
+    uint32_t depth          # of `frames`
+    void* frames[HEAP_FRAMES]
+
+cdef enum HeapState:
+    HEAP_LIVE
+    HEAP_FREED
+    HEAP_RESTING
+    HEAP_STATES
+
+cdef struct HeapBlock:
+    uint64_t handle         # of the arena's block
+    uint64_t base           # of the arena's block, and its bytes: guards and padding included
+    uint64_t size
+    uint64_t address        # of the user's first byte
+    uint64_t asked          # bytes
+    uint64_t told_address   # the same as recorders know them: before the user's alignment
+    uint64_t told_bytes
+    uint64_t number         # of the allocation in its heap, from 1
+    HeapState state
+    bint guarded            # else only known, not examined: other processes may have it
+    bint strayed            # freed on a stream that was neither its own nor recorded
+    bint orphaned           # a stream that it waits for is gone, which was told
+    uint32_t slot           # of the stream that it was taken for; claimed
+    uint32_t freed_slot     # of the stream that it was freed on; claimed
+    uint64_t stream         # their native handles, for reports
+    uint64_t freed_stream
+    uint64_t epoch          # of each at the free
+    uint64_t freed_epoch
+    Uses* uses              # recorded streams, each with its epoch at the free; claimed
+    HeapSite taken
+    HeapSite freed
+    HeapBlock* chained      # in the table of handles
+    HeapBlock* before       # in the list of its state
+    HeapBlock* after
+
+cdef enum HeapFault:
+    HEAP_OVERRUN            # a byte behind the block was written
+    HEAP_UNDERRUN           # a byte before it
+    HEAP_LATE_WRITE         # a byte of a freed block
+    HEAP_STRAY_WRITE        # the same of one that was freed on a stream not its own nor recorded
+    HEAP_DOUBLE_FREE
+    HEAP_INVALID_FREE       # of an address inside a live block
+    HEAP_STREAM_GONE        # a stream that a freed block waits for names nothing
+
+cdef struct HeapFinding:
+    HeapFault fault
+    HeapBlock block         # as it was then; its pointers are not to be followed
+    int64_t offset          # of the first wrong byte from the block's first
+    uint64_t wrong          # how many bytes are wrong
+    uint8_t expected
+    uint8_t seen[HEAP_SEEN]     # from the first wrong one on
+    uint32_t seen_count
+    uint64_t address        # of a bad free, or the handle of a stream that is gone
+    HeapSite again          # of a bad free
+    HeapFinding* next
+
+cdef struct HeapSettings:
+    uint64_t guard          # bytes before and behind each block, a multiple of 256
+    uint64_t quarantine     # bytes that rest at most, guards and padding included
+    int guard_byte
+    int fresh_byte          # what a new block holds; -1: whatever was there
+    int freed_byte          # what a resting block holds; -1: whatever was there, unexamined
+    uint32_t stack_depth    # calls of the interpreter's stack that are kept; 0: none
+    uint32_t stack_every    # of how many allocations and frees one keeps its stack
+    bint by_cpu             # the CPU touches the memory; else the driver's copies
+
+# What lies above the arena: called without a lock, except that `found` may be under `turn`.
+cdef struct HeapHooks:
+    # Number of the calling thread's stack of so many calls; 0: it has none to show now.
+    uint32_t (*stack)(uint32_t depth) noexcept nogil
+    void (*found)() noexcept nogil      # there is a finding; it may only leave a note
+
+cdef struct DebugHeap:
+    int32_t references      # the arena's and Python's (atomic)
+    HeapSettings settings
+    HeapHooks hooks
+    # Gives a block that is not counted any more back to its arena: an `ArenaCore*`, handle, slot.
+    int (*give)(void* arena, uint64_t handle, uint32_t slot) noexcept nogil
+    Lock turn
+    Lock lock
+    bint gone               # its arena is
+    uint64_t numbers        # blocks handed out so far
+    uint64_t sites          # calls so far of which a stack might have been kept (atomic)
+    HeapBlock** table       # by handle, chained
+    uint64_t table_mask
+    HeapBlock* first[HEAP_STATES]       # the oldest
+    HeapBlock* last[HEAP_STATES]
+    uint64_t count[HEAP_STATES]
+    uint64_t asked[HEAP_STATES]         # bytes of users
+    uint64_t held[HEAP_STATES]          # bytes of the arena's blocks
+    HeapFinding* findings   # the oldest first
+    HeapFinding* last_finding
+    uint32_t finding_count
+    uint64_t lost_findings  # for want of room or of host memory
+    CUstream stream         # the heap's own, ordered with no other; NULL: none yet
+    uint8_t* staging        # for copies from the device; NULL: none yet
+    DebugHeap* next         # list of all heaps

@@ -1,0 +1,173 @@
+"""An arena's events, described for a recorder."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote, IN_SMALL, table_of
+from gpumem._native.bfc cimport Bfc, BFC_OK, bfc_resolve, MAX_CHUNKS, NIL
+from gpumem._native.pages cimport (
+    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, GRANULE_BITS, Plan, Space,
+)
+from gpumem._support.atomics cimport pointer_try, publish32, version_begin, version_of
+from gpumem._support.events cimport (
+    REC_ALLOC, REC_FAILURE, REC_FREE, REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_MOVE, REC_RELEASE,
+    REC_RESERVE, REC_RESET, REC_SHRINK, RecEvent, RecNoted, tap_note,
+)
+from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                        const Block* block) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    event.kind = REC_ALLOC
+    event.address = block.address
+    event.nbytes = nbytes
+    event.block = block.size
+    event.stream = <uint64_t>arena.streams[stream_slot].handle
+    tap_note(&arena.tap, &event, True, &noted)
+    if noted.seal:
+        remember(arena, block.handle, &noted)
+
+
+cdef void note_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    note_end(arena, REC_FREE, handle, stream_slot, True)
+
+
+cdef void note_free_at(ArenaCore* arena, uint64_t address, uint64_t nbytes, uint64_t block,
+                       uint32_t stream_slot) noexcept nogil:
+    note(arena, REC_FREE, address, nbytes, block, stream_slot, True)
+
+
+cdef void note_pending_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    note_chunk(arena, REC_FREE_REQUESTED, table_of(arena, handle), index_of(handle), stream_slot,
+               False)
+
+
+cdef void note_pending_free_end(ArenaCore* arena, uint64_t handle,
+                                uint32_t stream_slot) noexcept nogil:
+    note_chunk(arena, REC_FREE_COMPLETED, table_of(arena, handle), index_of(handle), stream_slot,
+               False)
+
+
+cdef inline uint32_t index_of(uint64_t handle) noexcept nogil:
+    return <uint32_t>handle & ~<uint32_t>IN_SMALL
+
+
+cdef void note_end(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
+                   bint may_wait) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef uint32_t index
+    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
+        note_chunk(arena, kind, table, index, stream_slot, may_wait)
+
+
+cdef void note_chunk(ArenaCore* arena, uint32_t kind, const Bfc* table, uint32_t index,
+                     uint32_t stream_slot, bint may_wait) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    event.kind = kind
+    event.address = table.chunks[index].address
+    event.nbytes = table.chunks[index].requested
+    event.block = table.chunks[index].size
+    event.stream = <uint64_t>arena.streams[stream_slot].handle
+    tap_note(&arena.tap, &event, may_wait, &noted)
+
+
+cdef void note_failed(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                      int status) noexcept nogil:
+    note(arena, REC_FAILURE, 0, nbytes, status, stream_slot, True)
+
+
+# ---- memory and streams --------------------------------------------------------------------------
+
+cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
+                      uint64_t nbytes) noexcept nogil:
+    note(arena, kind, address, nbytes, nbytes, 0, False)
+
+
+cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noexcept nogil:
+    cdef const Action* action
+    cdef uint64_t nbytes
+    cdef uint32_t i
+    for i in range(plan.count):
+        action = &plan.actions[i]
+        nbytes = <uint64_t>space.page[action.page].granules << GRANULE_BITS
+        if action.kind == ACTION_CREATE:
+            note_memory(arena, REC_RESERVE, address_of(space, action.to), nbytes)
+        elif action.kind == ACTION_MOVE:
+            note_memory(arena, REC_MOVE, address_of(space, action.to), nbytes)
+        elif action.kind == ACTION_RELEASE and action.origin != NIL:
+            note_memory(arena, REC_RELEASE, address_of(space, action.origin), nbytes)
+
+
+cdef void note_shrink(ArenaCore* arena, uint64_t released) noexcept nogil:
+    note(arena, REC_SHRINK, 0, released, released, 0, True)
+
+
+cdef void note_reset(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    note(arena, REC_RESET, 0, 0, 0, stream_slot, True)
+
+
+cdef void note(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes, uint64_t block,
+               uint32_t stream_slot, bint may_wait) noexcept nogil:
+    cdef RecEvent event
+    cdef RecNoted noted
+    event.kind = kind
+    event.address = address
+    event.nbytes = nbytes
+    event.block = block
+    event.stream = <uint64_t>arena.streams[stream_slot].handle
+    tap_note(&arena.tap, &event, may_wait, &noted)
+
+
+# ---- by chunk ------------------------------------------------------------------------------------
+
+cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noexcept nogil:
+    # Only whoever was just given the block writes here, until it is given back.
+    cdef BlockNote* notes = notes_of(arena, (handle & IN_SMALL) != 0)
+    cdef BlockNote* at
+    if notes == NULL:
+        return
+    at = &notes[index_of(handle)]
+    version_begin(&at.generation)
+    at.number = noted.number
+    at.time = noted.time
+    at.seal = noted.seal
+    at.recorder = <uint32_t>noted.recorder
+    publish32(&at.generation, <uint32_t>(handle >> 32))
+
+
+cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
+    # Addresses for every chunk that there can be; memory comes with the first touch.
+    cdef size_t nbytes = <size_t>MAX_CHUNKS * sizeof(BlockNote)
+    cdef BlockNote* notes = arena.notes[small]
+    if notes != NULL:
+        return notes
+    notes = <BlockNote*>reserved_open(nbytes)
+    if notes == NULL:
+        return NULL
+    if (reserved_commit(notes, nbytes) != 0
+            or not pointer_try(<void**>&arena.notes[small], NULL, notes)):
+        reserved_close(notes, nbytes)
+    return arena.notes[small]
+
+
+cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,
+                     BlockNote* note) noexcept nogil:
+    cdef const BlockNote* at
+    if arena.notes[small] == NULL:
+        return False
+    at = &arena.notes[small][index]
+    if version_of(&at.generation) != generation or generation == 0:
+        return False
+    note[0] = at[0]
+    return version_of(&at.generation) == generation
+
+
+cdef void notes_free(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t i
+    for i in range(2):
+        reserved_close(arena.notes[i], <size_t>MAX_CHUNKS * sizeof(BlockNote))
+        arena.notes[i] = NULL

@@ -1,0 +1,93 @@
+"""Graph pools below the interpreter."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.arena cimport arena_create, arena_drop, arena_retain
+from gpumem._native.arena.bookkeeping cimport arena_join_as
+from gpumem._native.arena.streams cimport complete_all
+from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, REUSE_NEVER
+from gpumem._native.backing cimport Backing, backing_init
+from gpumem._native.driver cimport (
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult, CUuserObject, place_enter,
+    place_leave,
+)
+from gpumem._support.atomics cimport count_add
+from gpumem._support.events cimport TAP_ARENA, tap_name, tap_open
+
+
+cdef enum:
+    NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other
+    MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
+    # Bytes. Regions double up to here only: a graph's memory is not given to anybody else.
+    POOL_REGION = 33554432
+
+
+cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
+    cdef ArenaSettings settings = parent.settings
+    cdef Backing backing
+    cdef ArenaCore* pool
+    backing_init(&backing, parent.place)
+    if parent.backing.reserve != backing.reserve or parent.parent != NULL:
+        return NULL
+    settings.max_mem = 0            # the parent's holds for both
+    settings.max_extend = min(settings.max_extend, <uint64_t>POOL_REGION)
+    settings.reuse = REUSE_NEVER
+    settings.ort_split = False
+    settings.paged = False
+    settings.passthrough = False
+    settings.oom_wait = 0
+    pool = arena_create(&settings, backing)
+    if pool == NULL:
+        return NULL
+    pool_adopt(pool, parent)
+    if not arena_join_as(pool, parent):
+        arena_drop(pool)
+        return NULL
+    tap_name(&pool.tap, parent.tap.memory, b"graph pool", parent.tap.name)
+    tap_open(&pool.tap, pool, TAP_ARENA)
+    return pool
+
+
+cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil:
+    arena_retain(parent)
+    pool.parent = parent
+
+
+cdef void pool_begin(ArenaCore* pool) noexcept nogil:
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, pool.table.stream_slot_count):
+        complete_all(pool, stream_slot)
+
+
+cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:
+    cdef CUuserObject counted = NULL
+    cdef CUresult code
+    if pool.place.table.cuUserObjectCreate == NULL:
+        return CUDA_ERROR_NOT_SUPPORTED
+    code = place_enter(pool.place)
+    if code != CUDA_SUCCESS:
+        return code
+    retain_for_graph(pool)
+    code = pool.place.table.cuUserObjectCreate(&counted, pool, graph_ended, 1, NO_DESTRUCTOR_SYNC)
+    if code != CUDA_SUCCESS:
+        graph_ended(pool)
+    else:
+        code = pool.place.table.cuGraphRetainUserObject(graph, counted, 1, MOVE_REFERENCE)
+        if code != CUDA_SUCCESS:
+            pool.place.table.cuUserObjectRelease(counted, 1)
+    place_leave(pool.place)
+    return code
+
+
+cdef void retain_for_graph(ArenaCore* pool) noexcept nogil:
+    arena_retain(pool)
+    count_add(&pool.graphs, 1)
+    count_add(&pool.parent.graphs, 1)
+
+
+cdef void graph_ended(void* retained) noexcept nogil:
+    # On a thread of the driver's, which must not call it.
+    cdef ArenaCore* pool = <ArenaCore*>retained
+    count_add(&pool.parent.graphs, -1)
+    count_add(&pool.graphs, -1)
+    arena_drop(pool)

@@ -1,0 +1,639 @@
+"""More memory for an arena, and less: regions; with the grow lock held."""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from gpumem._native.arena.bookkeeping cimport (
+    arena_budget_allows, arena_budget_bound, arena_charge, arena_charge_region, arena_reconcile,
+    charge_parent, finish_allocate, note_over_budget, note_reserved,
+)
+from gpumem._native.arena.cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
+from gpumem._native.arena.events cimport note_memory, note_plan
+from gpumem._native.arena.streams cimport forget_waits, release_completed, wait_for_others
+from gpumem._native.arena.types cimport (
+    ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_BEYOND_DEVICE, ARENA_CLOSED,
+    ARENA_DRIVER_REFUSED, arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, arena_reserved, ArenaCore, Block, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE,
+    PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for,
+)
+from gpumem._native.backing cimport Backing, mapped_find
+from gpumem._native.bfc cimport (
+    Bfc, bfc_add_region, bfc_allocate, bfc_allocate_from, bfc_allocate_persistent, bfc_free, BFC_OK,
+    bfc_region_is_idle, bfc_remove_region, CHUNK_USED, NIL, QUANTUM, round_to_quantum,
+    SLOT_RELEASED,
+)
+from gpumem._native.driver cimport (
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, Place, place_enter, place_leave,
+)
+from gpumem._native.pages cimport (
+    ACTION_CREATE, address_free, budget_allows, budget_spend, Demand, GRANULE, GRANULE_BITS,
+    MAX_PAGE_GRANULES, orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK,
+    PlanResult, Range, range_reserve, Space, space_add_range, space_execute, space_finish,
+    space_plan, space_plan_trim, space_undo,
+)
+from gpumem._support.atomics cimport load32, load64, store32
+from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
+from gpumem._support.lock cimport lock_acquire, lock_release
+
+
+cdef enum:
+    BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
+
+
+cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef int status
+    if arena.settings.paged:
+        status = grow_pages(arena, nbytes, stream_slot, block)
+    else:
+        status = grow_region(arena, nbytes, stream_slot, block)
+    arena_reconcile(arena)
+    return status
+
+
+cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                     Block* block) noexcept nogil:
+    # With the grow lock. Reserves a region without the arena lock, then adds it and takes the
+    # block from it in one step, so that no other thread can take it away in between.
+    cdef uint64_t size = whole_granules(&arena.backing, nbytes)
+    cdef uint64_t room = arena_room(arena)
+    cdef uint64_t running, wanted, address
+    cdef bint forced = False
+    cdef uint32_t region, index
+    cdef int status = BFC_OK
+    if size > room:
+        return ARENA_OVER_LIMIT
+    running = next_region_size(arena, size, &forced)
+    wanted = max(size, part_granules(arena, min(running, room)))
+    if not arena_charge_region(arena, size, &wanted):
+        return ARENA_OVER_BUDGET
+    if not reserve_with_back_off(arena, &wanted, size, &address):
+        return ARENA_DRIVER_REFUSED
+    lock_acquire(&arena.lock)
+    if bfc_add_region(&arena.table, address, wanted, False, &region) != BFC_OK:
+        lock_release(&arena.lock)
+        arena.backing.release(&arena.backing, address, wanted)
+        return ARENA_NO_METADATA
+    arena.stats.num_extensions += 1
+    note_reserved(arena)
+    note_region(arena, REC_RESERVE, address, wanted)
+    advance_growth(arena, running, forced)
+    index = bfc_allocate_from(&arena.table, round_to_quantum(nbytes), nbytes, SLOT_RELEASED, 0,
+                              stream_slot, &status)
+    if index != NIL:
+        finish_allocate(arena, cache_find(arena), &arena.table, index, block)
+    lock_release(&arena.lock)
+    return ARENA_OK if index != NIL else ARENA_NO_METADATA
+
+
+cdef uint64_t next_region_size(const ArenaCore* arena, uint64_t size,
+                               bint* forced) noexcept nogil:
+    # Doubling starts at initial_chunk. A request larger than the running size doubles it as often
+    # as needed, beyond the cap if it must; only a growth that needed none lets it double after.
+    # Changes nothing: the driver may refuse, and a failure must not steer later growth.
+    cdef uint64_t running = arena.next_region
+    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED:
+        return size
+    while size > running:
+        forced[0] = True
+        running = size if running > (<uint64_t>1 << 62) else running * 2
+    return running
+
+
+cdef void advance_growth(ArenaCore* arena, uint64_t running, bint forced) noexcept nogil:
+    if arena.settings.extend == EXTEND_SAME_AS_REQUESTED:
+        return
+    if forced:
+        arena.next_region = running
+    elif running < arena.settings.max_extend // 2:
+        arena.next_region = running * 2
+    else:
+        arena.next_region = arena.settings.max_extend
+
+
+cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t size,
+                                uint64_t* address) noexcept nogil:
+    # A driver that refuses a region is asked for nine tenths of it, until that is less than needed.
+    cdef uint64_t less
+    cdef CUresult code
+    while True:
+        code = arena.backing.reserve(&arena.backing, wanted[0], address)
+        if code == CUDA_SUCCESS:
+            return True
+        arena.last_code = <int32_t>code
+        arena.last_call = NULL
+        if code != CUDA_ERROR_OUT_OF_MEMORY or wanted[0] == size:
+            return False
+        less = whole_granules(&arena.backing, wanted[0] // 10 * 9)
+        wanted[0] = less if less < wanted[0] else wanted[0] - arena.backing.granule
+        if wanted[0] < size or wanted[0] < BACK_OFF_FLOOR:
+            wanted[0] = size
+
+
+cdef inline uint64_t whole_granules(const Backing* backing, uint64_t nbytes) noexcept nogil:
+    # Bytes of the least region that holds so many.
+    return round_to_quantum(nbytes + backing.granule - QUANTUM) & ~(backing.granule - 1)
+
+
+cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    # Bytes of the greatest region within so many.
+    return nbytes & ~(arena.backing.granule - 1)
+
+
+cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
+    # Bytes that max_mem still allows to reserve, in quanta; an arena's graph pools count with it.
+    cdef const ArenaCore* root = arena.parent if arena.parent != NULL else arena
+    cdef uint64_t held = arena_reserved(root) + root.lent
+    cdef uint64_t limit = load64(&root.settings.max_mem)
+    if limit == 0:
+        return <uint64_t>1 << 63
+    if held >= limit:
+        return 0
+    return (limit - held) & ~<uint64_t>(QUANTUM - 1)
+
+
+cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil:
+    # With the grow lock: gives back every region without a used block, except persistent ones.
+    # Also those with queued work: the driver's free waits for it.
+    cdef uint64_t total = trim_pages(arena)
+    cdef uint64_t bytes_released = release_one(arena, False)
+    while bytes_released:
+        arena.stats.num_shrinkages += 1
+        total += bytes_released
+        bytes_released = release_one(arena, False)
+    return total
+
+
+cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
+    # With the grow lock: gives back the regions of persistent blocks that were freed. Looks without
+    # the arena lock: one that is being freed now goes back the next time.
+    cdef uint64_t before = arena_reserved(arena)
+    while load32(&arena.retired) and release_one(arena, True):
+        pass
+    return before - arena_reserved(arena)
+
+
+cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
+                             uint64_t nbytes) noexcept nogil:
+    # Locked. What is cut from pages is told page by page.
+    if arena.tap.recorder != NULL and (
+            not arena.settings.paged or mapped_find(&arena.shareable, address) != NULL):
+        note_memory(arena, kind, address, nbytes)
+
+
+cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
+    # Takes one idle region out of the books, then gives it to the driver; one that is refused comes
+    # back into the books, where nothing has been added since. Returns its bytes.
+    cdef uint32_t region
+    cdef uint64_t address = 0
+    cdef uint64_t size = 0
+    lock_acquire(&arena.lock)
+    for region in range(arena.table.region_count):
+        if (bfc_region_is_idle(&arena.table, region)
+                and (arena.table.regions[region].persistent != 0) == persistent):
+            address = arena.table.regions[region].address
+            size = arena.table.regions[region].size
+            bfc_remove_region(&arena.table, region)
+            charge_parent(arena)
+            note_region(arena, REC_RELEASE, address, size)
+            if persistent:
+                store32(&arena.retired, arena.retired - 1)
+            break
+    lock_release(&arena.lock)
+    if size == 0 or release_memory_of(arena, address, size):
+        arena_reconcile(arena)
+        return size
+    lock_acquire(&arena.lock)
+    bfc_add_region(&arena.table, address, size, persistent, &region)
+    note_region(arena, REC_RESERVE, address, size)
+    store32(&arena.retired, arena.retired + persistent)
+    lock_release(&arena.lock)
+    return 0
+
+
+cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil:
+    if mapped_find(&arena.shareable, address) != NULL:
+        return arena.shareable.release(&arena.shareable, address, size) == CUDA_SUCCESS
+    if arena.settings.paged:
+        return persistent_release(arena, address)
+    return arena.backing.release(&arena.backing, address, size) == CUDA_SUCCESS
+
+
+cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
+                          int status) noexcept nogil:
+    # Not for a block that is over the limit all by itself: it must not cost the others' regions.
+    if status == ARENA_OVER_LIMIT:
+        return round_to_quantum(nbytes) <= arena.settings.max_mem
+    if status == ARENA_OVER_BUDGET:
+        return arena_budget_allows(arena, round_to_quantum(nbytes))
+    return status == ARENA_DRIVER_REFUSED
+
+
+cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil:
+    if status == ARENA_DRIVER_REFUSED and arena.last_code != CUDA_ERROR_OUT_OF_MEMORY:
+        return False
+    return shrink_may_help(arena, nbytes, status)
+
+
+cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                        Block* block) noexcept nogil:
+    # With the grow lock: a region of exactly this block, as far as the backing can.
+    cdef int status = reserve_block(arena, nbytes, stream_slot, flags, block)
+    arena_reconcile(arena)
+    return status
+
+
+cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                       Block* block) noexcept nogil:
+    cdef bint shareable = flags & ALLOCATE_SHAREABLE
+    cdef Backing* backing = &arena.shareable if shareable else &arena.backing
+    cdef uint64_t size = whole_granules(backing, nbytes)
+    cdef uint64_t address
+    cdef uint32_t region
+    cdef int status
+    if arena.closed:
+        return ARENA_CLOSED
+    status = reserve_own(arena, backing, size, &address)
+    if status != ARENA_OK:
+        return status
+    lock_acquire(&arena.lock)
+    if bfc_add_region(&arena.table, address, size, True, &region) != BFC_OK:
+        lock_release(&arena.lock)
+        release_memory_of(arena, address, size)
+        return ARENA_NO_METADATA
+    note_reserved(arena)
+    note_region(arena, REC_RESERVE, address, size)
+    finish_allocate(arena, NULL, &arena.table,
+                    bfc_allocate_persistent(&arena.table, region, nbytes, stream_slot),
+                    block)
+    if flags & ALLOCATE_PERSISTENT:
+        arena.stats.num_reserves += 1
+    lock_release(&arena.lock)
+    return ARENA_OK
+
+
+cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
+                     uint64_t* address) noexcept nogil:
+    cdef CUresult code
+    if arena.settings.paged and backing == &arena.backing:
+        return persistent_reserve(arena, size, address)
+    if size > arena_room(arena):
+        return ARENA_OVER_LIMIT
+    if not arena_charge(arena, size):
+        return ARENA_OVER_BUDGET
+    code = backing.reserve(backing, size, address)
+    if code == CUDA_SUCCESS:
+        return ARENA_OK
+    arena.last_code = <int32_t>code
+    arena.last_call = NULL if backing == &arena.backing else backing.call
+    return ARENA_DRIVER_REFUSED
+
+
+# ---- A paged arena grows, gives back and keeps what persists; see _native/pages/types.pxd for the
+
+
+cdef enum:
+    SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range
+    ASK_FREE = 268435456        # bytes; for a block from here on the device is asked what it has
+
+
+# ---- growing -------------------------------------------------------------------------------------
+
+cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                    Block* block) noexcept nogil:
+    cdef Demand demand
+    cdef uint32_t index
+    cdef Bfc* table
+    cdef int status
+    open_small_range(arena, nbytes)
+    table = table_for(arena, nbytes)
+    demand_of(arena, nbytes, stream_slot, &demand)
+    if not device_may_have(arena, demand.size):
+        return ARENA_BEYOND_DEVICE
+    # All streams are asked, the taker's too: views left by earlier moves retire when it is known
+    # that their work is done.
+    if arena.settings.reuse != REUSE_NEVER:
+        release_completed(arena, SLOT_RELEASED)
+    status = build(arena, space_for(arena, table), &demand, &index)
+    if status != ARENA_OK:
+        return status
+    lock_acquire(&arena.lock)
+    cache_publish(arena, cache_find(arena))
+    finish_allocate(arena, cache_find(arena), table, index, block)
+    lock_release(&arena.lock)
+    return ARENA_OK
+
+
+cdef inline void open_small_range(ArenaCore* arena, uint64_t size) noexcept nogil:
+    # An arena of a few megabytes has one range only: a page more for its small blocks would show.
+    # The caches know their blocks by number in one table: they are empty when it changes.
+    cdef uint64_t in_use
+    if arena.small_below:
+        return
+    lock_acquire(&arena.lock)
+    in_use = arena_in_use(arena)
+    lock_release(&arena.lock)
+    if in_use + size < SMALL_RANGE_FROM:
+        return
+    caches_freeze(arena)
+    lock_acquire(&arena.lock)
+    arena.small_below = SMALL_BLOCK
+    lock_release(&arena.lock)
+    caches_thaw(arena)
+
+
+cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
+    cdef Demand demand
+    cdef uint32_t index
+    cdef int status
+    demand_of(arena, nbytes, SLOT_RELEASED, &demand)
+    if not device_may_have(arena, demand.size):
+        return ARENA_BEYOND_DEVICE
+    status = build(arena, &arena.spaces[LARGE_SPACE], &demand, &index)
+    if status == ARENA_OK:
+        lock_acquire(&arena.lock)
+        bfc_free(&arena.table, index, SLOT_RELEASED, 0)
+        lock_release(&arena.lock)
+    arena_reconcile(arena)
+    return status
+
+
+cdef void demand_of(const ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                    Demand* demand) noexcept nogil:
+    cdef uint64_t limit = load64(&arena.settings.max_mem)
+    demand.size = round_to_quantum(nbytes)
+    demand.claim = demand.size
+    demand.requested = nbytes
+    demand.stream_slot = stream_slot
+    demand.hard_limit = <uint64_t>1 << 62
+    if limit:
+        demand.hard_limit = limit - min(limit, arena.lent)
+    demand.spare_moves = False
+    demand.by_budget = False
+
+
+cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
+    return &arena.spaces[SMALL_SPACE if table == &arena.small else LARGE_SPACE]
+
+
+cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
+    # What the device has free and the arena has idle, together: asking for more would make and
+    # give back every page before it failed.
+    cdef size_t free_bytes = 0
+    cdef size_t total = 0
+    cdef uint64_t idle
+    if size < ASK_FREE or place_enter(arena.place) != CUDA_SUCCESS:
+        return True
+    if arena.place.table.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS:
+        free_bytes = <size_t>1 << 62
+    place_leave(arena.place)
+    arena.backing.calls += 1
+    lock_acquire(&arena.lock)
+    idle = arena_reserved(arena) - arena_in_use(arena)
+    lock_release(&arena.lock)
+    return size <= free_bytes + idle
+
+
+cdef int build(ArenaCore* arena, Space* space, Demand* demand, uint32_t* index) noexcept nogil:
+    # A used chunk of the demand's size. Where the driver has no memory left, once more from idle
+    # pages alone.
+    cdef int status = build_within(arena, space, demand, index)
+    if status == ARENA_DRIVER_REFUSED and arena.last_code == CUDA_ERROR_OUT_OF_MEMORY:
+        demand.hard_limit = arena_reserved(arena)
+        demand.by_budget = False
+        status = build_within(arena, space, demand, index)
+        if status == ARENA_OVER_LIMIT:
+            status = ARENA_DRIVER_REFUSED
+    return status
+
+
+cdef int build_within(ArenaCore* arena, Space* space, Demand* demand,
+                      uint32_t* index) noexcept nogil:
+    # Idle pages may all be larger than what is missing. Then a place that is larger by some
+    # granules takes them; what the block leaves of it is free right after.
+    cdef int status
+    cdef uint32_t wider
+    for wider in range(MAX_PAGE_GRANULES):
+        demand.claim = demand.size + <uint64_t>wider * GRANULE
+        status = build_claim(arena, space, demand, index)
+        if (status != ARENA_OVER_LIMIT and status != ARENA_OVER_BUDGET) or not space.large:
+            break
+    return status
+
+
+cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
+                     uint32_t* index) noexcept nogil:
+    cdef Plan plan
+    cdef CUresult code
+    cdef int status = plan_in_ranges(arena, space, demand, &plan)
+    if status != ARENA_OK:
+        return status
+    if not arena_charge(arena, created_bytes(space, &plan)):
+        lock_acquire(&arena.lock)
+        take_plan_back(arena, space, &plan, demand)
+        lock_release(&arena.lock)
+        plan_free(&plan)
+        return ARENA_OVER_BUDGET
+    code = space_execute(space, &plan, arena.place, &arena.backing.calls)
+    lock_acquire(&arena.lock)
+    budget_spend(&arena.move_budget, plan.move_ns)
+    if code == CUDA_SUCCESS:
+        if arena.tap.recorder != NULL:
+            note_plan(arena, space, &plan)
+        space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch)
+        note_reserved(arena)
+        arena.stats.num_extensions += 1 if plan.creates else 0
+        index[0] = plan.chunk
+    else:
+        note_refusal(arena, code, plan.refused)
+        take_plan_back(arena, space, &plan, demand)
+    lock_release(&arena.lock)
+    plan_free(&plan)
+    return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
+
+
+cdef uint64_t created_bytes(const Space* space, const Plan* plan) noexcept nogil:
+    # What the driver will be asked for; pages that go back are still held until then.
+    cdef uint64_t created = 0
+    cdef uint32_t i
+    for i in range(plan.count):
+        if plan.actions[i].kind == ACTION_CREATE:
+            created += <uint64_t>space.page[plan.actions[i].page].granules << GRANULE_BITS
+    return created
+
+
+cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
+                        Plan* plan) noexcept nogil:
+    # Plans in the ranges that there are; where none has a place, in one more.
+    cdef PlanResult result = plan_place(arena, space, demand, plan)
+    cdef int status
+    if result == PLAN_NO_PLACE and not arena.closed:
+        status = add_range(arena, space, demand.claim)
+        if status != ARENA_OK:
+            return status
+        result = plan_place(arena, space, demand, plan)
+    if result == PLAN_OK:
+        return ARENA_OK
+    if arena.closed:
+        return ARENA_CLOSED
+    if result != PLAN_NO_MEMORY:
+        return ARENA_NO_METADATA
+    if not demand.by_budget:
+        return ARENA_OVER_LIMIT
+    note_over_budget(arena, (demand.size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1))
+    return ARENA_OVER_BUDGET
+
+
+cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
+                           Plan* plan) noexcept nogil:
+    cdef PlanResult result = PLAN_NO_PLACE
+    plan.actions = NULL
+    lock_acquire(&arena.lock)
+    if not arena.closed:
+        if arena.settings.reuse == REUSE_WAIT and demand.stream_slot != SLOT_RELEASED:
+            wait_for_others(arena, demand.stream_slot)
+        bound_by_budget(arena, demand)
+        set_limits(arena, space, demand)
+        result = space_plan(space, demand, plan)
+        forget_waits(arena)
+    if result == PLAN_OK and plan.over_limit:
+        take_plan_back(arena, space, plan, demand)
+        result = PLAN_NO_MEMORY
+    lock_release(&arena.lock)
+    if result != PLAN_OK:
+        plan_free(plan)
+    return result
+
+
+cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil:
+    # So that idle pages move instead of new ones being refused.
+    cdef uint64_t bound = arena_budget_bound(arena)
+    if bound < demand.hard_limit:
+        demand.hard_limit = bound
+        demand.by_budget = True
+
+
+cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
+    cdef uint64_t live = arena_in_use(arena) + demand.size
+    demand.live_peak = live if live > arena.stats.max_in_use else arena.stats.max_in_use
+    demand.reserved = arena_reserved(arena)
+    if space == &arena.spaces[PERSISTENT_SPACE]:
+        demand.share_limit = demand.hard_limit      # nothing in it is idle for long
+        return
+    demand.share_limit = demand.live_peak + <uint64_t>(
+        <double>demand.live_peak * arena.settings.move_share)
+    if demand.share_limit > demand.hard_limit:
+        demand.share_limit = demand.hard_limit
+    # The clock is read only where something might move.
+    demand.spare_moves = (demand.reserved + demand.claim > demand.share_limit
+                          and not budget_allows(&arena.move_budget, arena.place.now()))
+
+
+cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
+                         const Demand* demand) noexcept nogil:
+    # What was claimed becomes free in the taker's running epoch; it must be seen to end.
+    space_undo(space, plan, demand, arena.streams[demand.stream_slot].epoch)
+    arena.streams[demand.stream_slot].dirty = demand.stream_slot != SLOT_RELEASED
+
+
+cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:
+    cdef Range fresh
+    cdef bint added
+    cdef CUresult code = range_reserve(space, arena.place, size, &fresh)
+    arena.backing.calls += 1
+    if code != CUDA_SUCCESS:
+        note_refusal(arena, code, "cuMemAddressReserve")
+        return ARENA_DRIVER_REFUSED
+    lock_acquire(&arena.lock)
+    added = space_add_range(space, &fresh)
+    lock_release(&arena.lock)
+    if not added:
+        address_free(arena.place, fresh.base, fresh.bytes + GRANULE)
+    return ARENA_OK if added else ARENA_NO_METADATA
+
+
+cdef inline void note_refusal(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
+    arena.last_code = <int32_t>code
+    arena.last_call = call
+
+
+# ---- giving back ---------------------------------------------------------------------------------
+
+cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
+    cdef uint64_t before = arena_reserved(arena)
+    cdef uint32_t i
+    if not arena.settings.paged:
+        return 0
+    for i in range(SPACES):
+        trim_space(arena, &arena.spaces[i])
+    arena_reconcile(arena)
+    return before - arena_reserved(arena)
+
+
+cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
+    # Addresses stay. What the driver refuses to unmap or take back stays too, for the next time.
+    cdef Plan plan
+    cdef CUresult code
+    lock_acquire(&arena.lock)
+    if not space_plan_trim(space, &plan):
+        lock_release(&arena.lock)
+        plan_free(&plan)
+        return
+    lock_release(&arena.lock)
+    code = space_execute(space, &plan, arena.place, &arena.backing.calls)
+    lock_acquire(&arena.lock)
+    if code == CUDA_SUCCESS:
+        if arena.tap.recorder != NULL:
+            note_plan(arena, space, &plan)
+        space_finish(space, &plan, NULL, 0)
+        arena.stats.num_shrinkages += 1 if space != &arena.spaces[PERSISTENT_SPACE] else 0
+    else:
+        space_undo(space, &plan, NULL, 0)
+    lock_release(&arena.lock)
+    plan_free(&plan)
+    if space.orphan_count and place_enter(arena.place) == CUDA_SUCCESS:
+        orphans_release(space, arena.place)
+        place_leave(arena.place)
+
+
+# ---- what persists -------------------------------------------------------------------------------
+
+cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) noexcept nogil:
+    # Small ones share pages; their own table knows where they lie.
+    cdef Demand demand
+    cdef uint32_t index
+    cdef int status = BFC_OK
+    cdef Bfc* table = &arena.persistent
+    lock_acquire(&arena.lock)
+    index = bfc_allocate(table, size, size, SLOT_RELEASED, &status)
+    lock_release(&arena.lock)
+    status = ARENA_OK if status == BFC_OK else ARENA_NO_METADATA
+    if index == NIL and status == ARENA_OK:
+        demand_of(arena, size, SLOT_RELEASED, &demand)
+        if not device_may_have(arena, size):
+            return ARENA_BEYOND_DEVICE
+        status = build_claim(arena, &arena.spaces[PERSISTENT_SPACE], &demand, &index)
+    if status == ARENA_OK:
+        address[0] = table.chunks[index].address
+    return status
+
+
+cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
+    cdef Bfc* table = &arena.persistent
+    cdef uint32_t index
+    if not wait_for_device(arena.place):
+        return False
+    lock_acquire(&arena.lock)
+    for index in range(table.count):
+        if table.chunks[index].state == CHUNK_USED and table.chunks[index].address == address:
+            bfc_free(table, index, SLOT_RELEASED, 0)
+            break
+    lock_release(&arena.lock)
+    trim_space(arena, &arena.spaces[PERSISTENT_SPACE])
+    return True
+
+
+cdef bint wait_for_device(Place* place) noexcept nogil:
+    cdef CUresult code = place_enter(place)
+    if code == CUDA_SUCCESS:
+        code = place.table.cuCtxSynchronize()
+        place_leave(place)
+    return code == CUDA_SUCCESS

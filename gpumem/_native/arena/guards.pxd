@@ -1,0 +1,68 @@
+"""The memory of a debug heap's blocks: guards and patterns, written and examined.
+
+With `turn` held. The CPU does it where it may; else the driver's copies, on a stream of the heap's
+own that waits for no other, so that nothing here waits for work of the user's. Every function
+returns the driver's code, and has done its work when it returns.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.debug_heap_types cimport (
+    DebugHeap, HeapBlock, HeapFault, HeapFinding, HeapSite, HeapState,
+)
+from gpumem._native.driver cimport CUresult, Place
+
+# Writes the guards, and the fresh pattern between them.
+cdef CUresult block_prepare(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil
+# Looks at the guards; of a resting block also at its bytes. NULL in `findings`: all is well; else a
+# list, and what was wrong is as it should be again. NULL for lack of host memory, too.
+cdef CUresult block_examine(DebugHeap* heap, Place* place, const HeapBlock* block,
+                            HeapFinding** findings) noexcept nogil
+# Writes the freed pattern over the user's bytes.
+cdef CUresult block_lay(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil
+# Gives up the stream and the staging.
+cdef void zones_end(DebugHeap* heap, Place* place) noexcept nogil
+
+
+# ---- Books of a debug heap: its lists, its table of handles, what was found, where calls came from
+
+
+cdef struct HeapCounts:
+    uint64_t live           # blocks, and the bytes that were asked for them
+    uint64_t live_bytes
+    uint64_t held           # freed, and not yet the arena's again
+    uint64_t held_bytes     # guards and padding included
+
+# With `lock` held: a block's list is that of its state, in which it is the last at first.
+cdef void list_add(DebugHeap* heap, HeapBlock* block, HeapState state) noexcept nogil
+cdef void list_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil
+# Without it.
+cdef HeapBlock* list_first(DebugHeap* heap, HeapState state) noexcept nogil
+cdef HeapBlock* list_after(DebugHeap* heap, HeapBlock* block) noexcept nogil
+
+# With `lock` held.
+cdef bint table_create(DebugHeap* heap) noexcept nogil
+cdef HeapBlock* table_find(DebugHeap* heap, uint64_t handle) noexcept nogil
+cdef void table_add(DebugHeap* heap, HeapBlock* block) noexcept nogil
+cdef void table_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil
+
+cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil
+# Copies of the live blocks, the oldest first, and with `freed` of the others behind them; the
+# caller frees them. NULL: no host memory.
+cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil
+
+# With `lock` held; takes the finding over. NULL: the host had no memory for it.
+cdef void note_finding(DebugHeap* heap, HeapFinding* finding) noexcept nogil
+# A finding about a block that nothing was read of.
+cdef HeapFinding* finding_of(const HeapBlock* block, HeapFault fault, uint64_t address,
+                             const HeapSite* again) noexcept nogil
+# Takes all findings, the oldest first, which the caller frees; `lost`: how many more there were.
+cdef HeapFinding* heap_findings(DebugHeap* heap, uint64_t* lost) noexcept nogil
+
+# Without a lock: it may take the interpreter's, of a thread that holds it.
+cdef void site_here(DebugHeap* heap, HeapSite* site) noexcept nogil
+# Is a stack to be kept of the call that comes now? Counts it.
+cdef bint heap_wants_stack(DebugHeap* heap) noexcept nogil
+# The interpreter's stack for this thread's next site, noted where the thread still has its lock;
+# 0 takes a note back.
+cdef void heap_note_stack(uint32_t stack) noexcept nogil

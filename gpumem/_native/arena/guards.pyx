@@ -1,0 +1,430 @@
+"""Guards and patterns."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from gpumem._native.arena.debug_heap_types cimport (
+    DebugHeap, HEAP_FINDINGS, HEAP_FRAMES, HEAP_FREED, HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK,
+    HEAP_OVERRUN, HEAP_RESTING, HEAP_SEEN, HEAP_STRAY_WRITE, HEAP_UNDERRUN, HeapBlock, HeapFault,
+    HeapFinding, HeapSite, HeapState,
+)
+from gpumem._native.bfc cimport round_to_quantum
+from gpumem._native.driver cimport (
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstreamCaptureMode,
+    Place, place_enter, place_leave, place_relax, place_restore,
+)
+from gpumem._support.atomics cimport count_up, store64
+from gpumem._support.lock cimport lock_acquire, lock_release
+
+
+cdef enum:
+    STAGED = 1 << 20        # bytes that come from the device at once
+
+# Part of a block that holds one byte value; the offset is from the user's first byte.
+cdef struct Zone:
+    int64_t offset
+    uint64_t nbytes
+    int value               # -1: whatever
+    HeapFault fault         # that another value means
+
+
+cdef Zone front_of(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
+    return Zone(-<int64_t>heap.settings.guard, heap.settings.guard, heap.settings.guard_byte,
+                HEAP_UNDERRUN)
+
+
+cdef Zone body_of(const HeapBlock* block, int value) noexcept nogil:
+    return Zone(0, block.asked, value, HEAP_STRAY_WRITE if block.strayed else HEAP_LATE_WRITE)
+
+
+cdef Zone rear_of(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
+    cdef uint64_t end = round_to_quantum(block.asked) + heap.settings.guard
+    return Zone(block.asked, end - block.asked, heap.settings.guard_byte, HEAP_OVERRUN)
+
+
+# ---- what happens to a block ---------------------------------------------------------------------
+
+cdef CUresult block_prepare(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil:
+    cdef Zone zones[3]
+    zones[0] = front_of(heap, block)
+    zones[1] = body_of(block, heap.settings.fresh_byte)
+    zones[2] = rear_of(heap, block)
+    return fill(heap, place, block.address, zones, 3)
+
+
+cdef CUresult block_lay(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil:
+    cdef Zone body = body_of(block, heap.settings.freed_byte)
+    return fill(heap, place, block.address, &body, 1)
+
+
+cdef CUresult block_examine(DebugHeap* heap, Place* place, const HeapBlock* block,
+                            HeapFinding** findings) noexcept nogil:
+    cdef Zone zones[3]
+    cdef CUresult code = CUDA_SUCCESS
+    cdef int i
+    zones[0] = front_of(heap, block)
+    zones[1] = rear_of(heap, block)
+    zones[2] = body_of(block, heap.settings.freed_byte if block.state == HEAP_RESTING else -1)
+    findings[0] = NULL
+    for i in range(3):
+        if code == CUDA_SUCCESS and zones[i].value >= 0 and zones[i].nbytes != 0:
+            code = examine(heap, place, block, &zones[i], findings)
+    return code
+
+
+cdef CUresult examine(DebugHeap* heap, Place* place, const HeapBlock* block, const Zone* zone,
+                      HeapFinding** findings) noexcept nogil:
+    cdef HeapFinding found
+    cdef CUresult code
+    memset(&found, 0, sizeof(found))
+    code = scan(heap, place, block.address, zone, &found)
+    if code != CUDA_SUCCESS or found.wrong == 0:
+        return code
+    found.fault = zone.fault
+    found.block = block[0]
+    found.expected = <uint8_t>zone.value
+    keep(&found, findings)
+    return fill(heap, place, block.address, zone, 1)
+
+
+cdef void keep(const HeapFinding* found, HeapFinding** findings) noexcept nogil:
+    cdef HeapFinding* kept = <HeapFinding*>malloc(sizeof(HeapFinding))
+    if kept != NULL:
+        kept[0] = found[0]
+        kept.next = findings[0]
+        findings[0] = kept
+
+
+# ---- filling -------------------------------------------------------------------------------------
+
+cdef CUresult fill(DebugHeap* heap, Place* place, uint64_t address, const Zone* zones,
+                   int count) noexcept nogil:
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    cdef int i
+    if heap.settings.by_cpu:
+        for i in range(count):
+            if zones[i].value >= 0:
+                memset(<void*>(address + zones[i].offset), zones[i].value, zones[i].nbytes)
+        return CUDA_SUCCESS
+    code = begin(heap, place, &mode)
+    if code != CUDA_SUCCESS:
+        return code
+    for i in range(count):
+        if code == CUDA_SUCCESS and zones[i].value >= 0 and zones[i].nbytes != 0:
+            code = place.table.cuMemsetD8Async(address + zones[i].offset,
+                                               <unsigned char>zones[i].value, zones[i].nbytes,
+                                               heap.stream)
+    return end(heap, place, mode, code)
+
+
+# ---- looking -------------------------------------------------------------------------------------
+
+cdef CUresult scan(DebugHeap* heap, Place* place, uint64_t address, const Zone* zone,
+                   HeapFinding* found) noexcept nogil:
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    cdef uint64_t done = 0
+    cdef uint64_t part
+    if heap.settings.by_cpu:
+        compare(<const uint8_t*>(address + zone.offset), zone.nbytes, zone.value, zone.offset,
+                found)
+        return CUDA_SUCCESS
+    code = begin(heap, place, &mode)
+    if code != CUDA_SUCCESS:
+        return code
+    while code == CUDA_SUCCESS and done < zone.nbytes:
+        part = min(<uint64_t>STAGED, zone.nbytes - done)
+        code = place.table.cuMemcpyDtoHAsync(heap.staging, address + zone.offset + done, part,
+                                             heap.stream)
+        if code == CUDA_SUCCESS:
+            code = place.table.cuStreamSynchronize(heap.stream)
+        if code == CUDA_SUCCESS:
+            compare(heap.staging, part, zone.value, zone.offset + <int64_t>done, found)
+        done += part
+    return end(heap, place, mode, code)
+
+
+cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
+                  HeapFinding* found) noexcept nogil:
+    # All bytes are alike if each is like the next one.
+    cdef uint64_t i
+    if at[0] == value and memcmp(at, at + 1, nbytes - 1) == 0:
+        return
+    for i in range(nbytes):
+        if at[i] == value:
+            continue
+        if found.wrong == 0:
+            found.offset = offset + <int64_t>i
+            found.seen_count = <uint32_t>min(<uint64_t>HEAP_SEEN, nbytes - i)
+            memcpy(found.seen, at + i, found.seen_count)
+        found.wrong += 1
+
+
+# ---- the heap's own stream -----------------------------------------------------------------------
+
+cdef CUresult begin(DebugHeap* heap, Place* place, CUstreamCaptureMode* mode) noexcept nogil:
+    # With the device's context, and what the driver's way needs; `end` leaves it.
+    cdef CUresult code = place_enter(place)
+    if code != CUDA_SUCCESS:
+        return code
+    mode[0] = place_relax(place)
+    if heap.staging == NULL:
+        heap.staging = <uint8_t*>malloc(STAGED)
+        if heap.staging == NULL:
+            code = CUDA_ERROR_OUT_OF_MEMORY
+    if code == CUDA_SUCCESS and heap.stream == NULL:
+        code = place.table.cuStreamCreate(&heap.stream, CU_STREAM_NON_BLOCKING)
+    if code != CUDA_SUCCESS:
+        place_restore(place, mode[0])
+        place_leave(place)
+    return code
+
+
+cdef CUresult end(DebugHeap* heap, Place* place, CUstreamCaptureMode mode,
+                  CUresult code) noexcept nogil:
+    cdef CUresult last = place.table.cuStreamSynchronize(heap.stream)
+    place_restore(place, mode)
+    place_leave(place)
+    return code if code != CUDA_SUCCESS else last
+
+
+cdef void zones_end(DebugHeap* heap, Place* place) noexcept nogil:
+    free(heap.staging)
+    heap.staging = NULL
+    if heap.stream != NULL and place_enter(place) == CUDA_SUCCESS:
+        place.table.cuStreamDestroy(heap.stream)
+        place_leave(place)
+    heap.stream = NULL
+
+
+# ---- Lists, table, findings and sites of a debug heap --------------------------------------------
+
+
+cdef extern from "callers.h" nogil:
+    uint32_t callers_of_this(void** frames, uint32_t most)
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    static _Thread_local uint32_t gm_noted_stack;
+    static inline void gm_note_stack(uint32_t stack) { gm_noted_stack = stack; }
+    static inline uint32_t gm_take_stack(void) {
+        uint32_t stack = gm_noted_stack;
+        gm_noted_stack = 0;
+        return stack;
+    }
+    static inline uint64_t gm_thread_now(void) { return (uint64_t)pthread_self(); }
+    """
+    void gm_note_stack(uint32_t stack) noexcept nogil
+    uint32_t gm_take_stack() noexcept nogil
+    uint64_t gm_thread_now() noexcept nogil
+
+cdef enum:
+    FIRST_BUCKETS = 64          # of a table; a power of two
+
+
+# ---- the lists -----------------------------------------------------------------------------------
+
+cdef void list_add(DebugHeap* heap, HeapBlock* block, HeapState state) noexcept nogil:
+    block.state = state
+    block.before = heap.last[<int>state]
+    block.after = NULL
+    if block.before != NULL:
+        block.before.after = block
+    else:
+        heap.first[<int>state] = block
+    heap.last[<int>state] = block
+    change_counts(heap, block, 1)
+
+
+cdef void list_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil:
+    if block.before != NULL:
+        block.before.after = block.after
+    else:
+        heap.first[<int>block.state] = block.after
+    if block.after != NULL:
+        block.after.before = block.before
+    else:
+        heap.last[<int>block.state] = block.before
+    change_counts(heap, block, -1)
+
+
+cdef void change_counts(DebugHeap* heap, const HeapBlock* block, int64_t by) noexcept nogil:
+    # Others look at them without the lock.
+    cdef int state = block.state
+    store64(&heap.count[state], heap.count[state] + <uint64_t>by)
+    store64(&heap.asked[state], heap.asked[state] + <uint64_t>by * block.asked)
+    store64(&heap.held[state], heap.held[state] + <uint64_t>by * block.size)
+
+
+cdef HeapBlock* list_first(DebugHeap* heap, HeapState state) noexcept nogil:
+    cdef HeapBlock* block
+    lock_acquire(&heap.lock)
+    block = heap.first[<int>state]
+    lock_release(&heap.lock)
+    return block
+
+
+cdef HeapBlock* list_after(DebugHeap* heap, HeapBlock* block) noexcept nogil:
+    cdef HeapBlock* following
+    lock_acquire(&heap.lock)
+    following = block.after
+    lock_release(&heap.lock)
+    return following
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+cdef inline HeapBlock** bucket_of(DebugHeap* heap, uint64_t handle) noexcept nogil:
+    # The factor is 2**64 over the golden ratio (TAOCP 6.4).
+    return &heap.table[((handle * <uint64_t>0x9E3779B97F4A7C15) >> 32) & heap.table_mask]
+
+
+cdef bint table_create(DebugHeap* heap) noexcept nogil:
+    heap.table = <HeapBlock**>calloc(FIRST_BUCKETS, sizeof(HeapBlock*))
+    heap.table_mask = FIRST_BUCKETS - 1
+    return heap.table != NULL
+
+
+cdef HeapBlock* table_find(DebugHeap* heap, uint64_t handle) noexcept nogil:
+    cdef HeapBlock* block = bucket_of(heap, handle)[0]
+    while block != NULL and block.handle != handle:
+        block = block.chained
+    return block
+
+
+cdef void table_add(DebugHeap* heap, HeapBlock* block) noexcept nogil:
+    cdef HeapBlock** bucket
+    if heap.count[<int>HEAP_LIVE] > heap.table_mask:
+        enlarge(heap)
+    bucket = bucket_of(heap, block.handle)
+    block.chained = bucket[0]
+    bucket[0] = block
+
+
+cdef void table_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil:
+    cdef HeapBlock** link = bucket_of(heap, block.handle)
+    while link[0] != block:
+        link = &link[0].chained
+    link[0] = block.chained
+
+
+cdef void enlarge(DebugHeap* heap) noexcept nogil:
+    # Where the host has no memory for it, chains grow instead.
+    cdef uint64_t buckets = heap.table_mask + 1
+    cdef HeapBlock** before = heap.table
+    cdef HeapBlock** larger = <HeapBlock**>calloc(4 * buckets, sizeof(HeapBlock*))
+    cdef HeapBlock** bucket
+    cdef HeapBlock* block
+    cdef HeapBlock* following
+    cdef uint64_t i
+    if larger == NULL:
+        return
+    heap.table = larger
+    heap.table_mask = 4 * buckets - 1
+    for i in range(buckets):
+        block = before[i]
+        while block != NULL:
+            following = block.chained
+            bucket = bucket_of(heap, block.handle)
+            block.chained = bucket[0]
+            bucket[0] = block
+            block = following
+    free(before)
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil:
+    cdef HeapCounts counts
+    lock_acquire(&heap.lock)
+    counts.live = heap.count[<int>HEAP_LIVE]
+    counts.live_bytes = heap.asked[<int>HEAP_LIVE]
+    counts.held = heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_RESTING]
+    counts.held_bytes = heap.held[<int>HEAP_FREED] + heap.held[<int>HEAP_RESTING]
+    lock_release(&heap.lock)
+    return counts
+
+
+cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil:
+    cdef int last = HEAP_RESTING if freed else HEAP_LIVE
+    cdef uint64_t most = 1
+    cdef HeapBlock* copies
+    cdef HeapBlock* block
+    cdef int state
+    count[0] = 0
+    lock_acquire(&heap.lock)
+    for state in range(last + 1):
+        most += heap.count[state]
+    copies = <HeapBlock*>malloc(most * sizeof(HeapBlock))
+    for state in range(last + 1):
+        block = heap.first[state] if copies != NULL else NULL
+        while block != NULL:
+            copies[count[0]] = block[0]
+            count[0] += 1
+            block = block.after
+    lock_release(&heap.lock)
+    return copies
+
+
+# ---- findings and where calls came from ----------------------------------------------------------
+
+cdef void note_finding(DebugHeap* heap, HeapFinding* finding) noexcept nogil:
+    if finding == NULL or heap.finding_count == HEAP_FINDINGS:
+        heap.lost_findings += 1
+        free(finding)
+        return
+    finding.next = NULL
+    if heap.findings == NULL:
+        heap.findings = finding
+    else:
+        heap.last_finding.next = finding
+    heap.last_finding = finding
+    heap.finding_count += 1
+
+
+cdef HeapFinding* finding_of(const HeapBlock* block, HeapFault fault, uint64_t address,
+                             const HeapSite* again) noexcept nogil:
+    cdef HeapFinding* finding = <HeapFinding*>calloc(1, sizeof(HeapFinding))
+    if finding != NULL:
+        finding.fault = fault
+        finding.block = block[0]
+        finding.address = address
+        finding.again = again[0]
+    return finding
+
+
+cdef HeapFinding* heap_findings(DebugHeap* heap, uint64_t* lost) noexcept nogil:
+    cdef HeapFinding* findings
+    lock_acquire(&heap.lock)
+    findings = heap.findings
+    lost[0] = heap.lost_findings
+    heap.findings = heap.last_finding = NULL
+    heap.finding_count = 0
+    heap.lost_findings = 0
+    lock_release(&heap.lock)
+    return findings
+
+
+cdef bint heap_wants_stack(DebugHeap* heap) noexcept nogil:
+    return (heap.settings.stack_depth != 0
+            and count_up(&heap.sites) % heap.settings.stack_every == 0)
+
+
+cdef void heap_note_stack(uint32_t stack) noexcept nogil:
+    gm_note_stack(stack)
+
+
+cdef void site_here(DebugHeap* heap, HeapSite* site) noexcept nogil:
+    memset(site, 0, sizeof(HeapSite))
+    site.thread = gm_thread_now()
+    site.stack = gm_take_stack()
+    if site.stack == 0:
+        site.stack = (heap.hooks.stack(heap.settings.stack_depth) if heap_wants_stack(heap)
+                      else <uint32_t>HEAP_NO_STACK)
+    if site.stack == 0:
+        site.depth = callers_of_this(site.frames, HEAP_FRAMES)
+    elif site.stack == HEAP_NO_STACK:
+        site.stack = 0

@@ -1,0 +1,412 @@
+"""Outlets and the book of their blocks."""
+
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from gpumem._native.arena.arena cimport arena_drop, arena_free, arena_free_used, arena_retain
+from gpumem._native.arena.debug_heap cimport heap_bad_free
+from gpumem._native.arena.slow cimport arena_allocate, arena_allocate_slow
+from gpumem._native.arena.streams cimport arena_claim_stream, arena_record, slot_unclaim
+from gpumem._native.arena.types cimport (
+    ALLOCATE_PERSISTENT, ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
+    ARENA_STALE, ArenaCore, Block,
+)
+from gpumem._native.bfc cimport ABSURD
+from gpumem._native.driver cimport CUstream, place_is_dead
+from gpumem._support.atomics cimport (
+    count_add, load64, peak_try, publish32, published32, store64, sum_add,
+)
+from gpumem._support.events cimport thread_set_framework
+from gpumem._support.lease cimport Uses
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport on_fork
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
+
+
+cdef enum:
+    SHARDS = 64
+    FIRST_ENTRIES = 64          # of a shard; a power of two
+
+cdef struct Entry:
+    uint64_t address            # 0: free
+    uint64_t handle             # of the block
+    uint64_t nbytes             # as asked for
+    Outlet* outlet
+    Uses* uses                  # streams recorded for the block; NULL: none
+    uint32_t slot               # it was taken for
+
+cdef struct Shard:
+    Lock lock
+    uint64_t mask               # entries - 1
+    uint64_t count
+    Entry* entries              # NULL: none yet
+    uint64_t padding[4]         # a cache line each
+
+cdef Shard shards[SHARDS]
+memset(shards, 0, sizeof(shards))
+
+
+# ---- outlets -------------------------------------------------------------------------------------
+
+cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted, uint8_t framework) noexcept nogil:
+    cdef Outlet* outlet = <Outlet*>calloc(1, sizeof(Outlet))
+    if outlet == NULL:
+        return NULL
+    lock_init(&outlet.lock)
+    arena_retain(arena)
+    outlet.arena = arena
+    outlet.references = 1
+    outlet.counted = counted
+    outlet.framework = framework
+    if counted != NULL:
+        outlet_retain(counted)
+    return outlet
+
+
+cdef void outlet_retain(Outlet* outlet) noexcept nogil:
+    count_add(&outlet.references, 1)
+
+
+cdef void outlet_drop(Outlet* outlet) noexcept nogil:
+    cdef uint32_t i
+    if count_add(&outlet.references, -1) != 0:
+        return
+    if not place_is_dead(outlet.arena.place):
+        for i in range(outlet.count):
+            slot_unclaim(outlet.arena, outlet.names[i].slot)
+    arena_drop(outlet.arena)
+    if outlet.counted != NULL:
+        outlet_drop(outlet.counted)
+    free(outlet)
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+cdef inline OutletCounts* counts_of(Outlet* outlet) noexcept nogil:
+    return &outlet.counted.counts if outlet.counted != NULL else &outlet.counts
+
+
+cdef void count_handed_out(OutletCounts* counts, uint64_t nbytes) noexcept nogil:
+    cdef uint64_t now = sum_add(&counts.allocated, nbytes) - load64(&counts.freed)
+    cdef uint64_t peak = load64(&counts.peak)
+    sum_add(&counts.allocs, 1)
+    while now > peak and not peak_try(&counts.peak, &peak, now):
+        pass
+
+
+cdef void count_taken_back(OutletCounts* counts, uint64_t nbytes) noexcept nogil:
+    sum_add(&counts.freed, nbytes)
+    sum_add(&counts.frees, 1)
+
+
+cdef OutletCounts outlet_counts(const Outlet* outlet) noexcept nogil:
+    return outlet.counts
+
+
+cdef void outlet_reset_peak(Outlet* outlet) noexcept nogil:
+    store64(&outlet.counts.peak, load64(&outlet.counts.allocated) - load64(&outlet.counts.freed))
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+cdef bint remembered(const Outlet* outlet, uint64_t handle, uint32_t* stream_slot) noexcept nogil:
+    cdef uint32_t i
+    for i in range(published32(&outlet.count)):
+        if outlet.names[i].handle == handle:
+            stream_slot[0] = outlet.names[i].slot
+            return True
+    return False
+
+
+cdef int slot_for(Outlet* outlet, CUstream stream, uint32_t* stream_slot,
+                  bint* claimed) noexcept nogil:
+    # `claimed`: the caller unclaims it after use.
+    cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
+    cdef int status
+    claimed[0] = False
+    if remembered(outlet, handle, stream_slot):
+        return ARENA_OK
+    status = arena_claim_stream(outlet.arena, stream, stream_slot)
+    if status == ARENA_OK:
+        claimed[0] = not remember(outlet, handle, stream_slot[0])
+    return status
+
+
+cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* stream_slot) noexcept nogil:
+    cdef bint claimed
+    cdef int status = slot_for(outlet, stream, stream_slot, &claimed)
+    if claimed:
+        slot_unclaim(outlet.arena, stream_slot[0])
+    return status
+
+
+cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+    # Takes over the caller's claim. False: somebody else was first, or there is no room.
+    cdef uint32_t known
+    cdef bint done = False
+    if handle == PER_THREAD_STREAM:
+        return False
+    lock_acquire(&outlet.lock)
+    if outlet.count < OUTLET_STREAMS and not remembered(outlet, handle, &known):
+        outlet.names[outlet.count].handle = handle
+        outlet.names[outlet.count].slot = stream_slot
+        publish32(&outlet.count, outlet.count + 1)
+        done = True
+    lock_release(&outlet.lock)
+    return done
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
+                         uint64_t* address) noexcept nogil:
+    return finish_allocate(outlet, nbytes, stream, False, address)
+
+
+cdef int outlet_allocate_alone(Outlet* outlet, uint64_t nbytes, CUstream stream,
+                               uint64_t* address) noexcept nogil:
+    return finish_allocate(outlet, nbytes, stream, True, address)
+
+
+cdef int finish_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
+                         uint64_t* address) noexcept nogil:
+    cdef Entry entry
+    cdef Block block
+    cdef bint claimed
+    cdef uint8_t before
+    cdef int status
+    if place_is_dead(outlet.arena.place):
+        return ARENA_DEAD
+    if outlet.arena.closed:
+        return ARENA_CLOSED
+    if nbytes > ABSURD:
+        return ARENA_OVER_LIMIT
+    status = slot_for(outlet, stream, &entry.slot, &claimed)
+    if status != ARENA_OK:
+        return status
+    if outlet.arena.tap.recorder == NULL:
+        status = take_block(outlet.arena, nbytes, entry.slot, alone, &block)
+    else:
+        before = thread_set_framework(outlet.framework)
+        status = take_block(outlet.arena, nbytes, entry.slot, alone, &block)
+        thread_set_framework(before)
+    if status == ARENA_OK:
+        entry.address = block.address
+        entry.handle = block.handle
+        entry.nbytes = nbytes
+        entry.outlet = outlet
+        entry.uses = NULL
+        if enter(&entry):
+            count_handed_out(counts_of(outlet), nbytes)
+            address[0] = block.address
+        else:
+            arena_free(outlet.arena, block.handle, entry.slot)
+            status = ARENA_NO_METADATA
+    if claimed:
+        slot_unclaim(outlet.arena, entry.slot)
+    return status
+
+
+cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint alone,
+                           Block* block) noexcept nogil:
+    if alone:
+        return arena_allocate_slow(arena, nbytes, stream_slot, ALLOCATE_PERSISTENT, block)
+    return arena_allocate(arena, nbytes, stream_slot, block)
+
+
+cdef int outlet_free(uint64_t address) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry entry
+    cdef Entry* found
+    lock_acquire(&shard.lock)
+    found = find(shard, address)
+    if found != NULL:
+        take_out(shard, found, &entry)
+    lock_release(&shard.lock)
+    if found == NULL:
+        heap_bad_free(address)
+        return ARENA_STALE
+    return give(&entry)
+
+
+cdef int give(Entry* entry) noexcept nogil:
+    # The way back of every block, once it is out of the book.
+    cdef ArenaCore* arena = entry.outlet.arena
+    cdef int status = ARENA_DEAD
+    if not place_is_dead(arena.place):
+        if entry.uses != NULL:
+            status = arena_free_used(arena, entry.handle, entry.slot, entry.uses)
+        else:
+            status = arena_free(arena, entry.handle, entry.slot)
+    count_taken_back(counts_of(entry.outlet), entry.nbytes)
+    outlet_drop(entry.outlet)
+    return status
+
+
+cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry* found
+    cdef uint32_t stream_slot
+    cdef bint claimed
+    cdef int status = ARENA_STALE
+    lock_acquire(&shard.lock)
+    found = find(shard, address)
+    if found != NULL:
+        status = slot_for(found.outlet, stream, &stream_slot, &claimed)
+    if status == ARENA_OK:
+        status = arena_record(found.outlet.arena, &found.uses, stream_slot)
+        if claimed:
+            slot_unclaim(found.outlet.arena, stream_slot)
+    lock_release(&shard.lock)
+    return status
+
+
+cdef uint64_t outlet_size(uint64_t address) noexcept nogil:
+    cdef Shard* shard = shard_of(address)
+    cdef Entry* entry
+    cdef uint64_t nbytes
+    lock_acquire(&shard.lock)
+    entry = find(shard, address)
+    nbytes = entry.nbytes if entry != NULL else 0
+    lock_release(&shard.lock)
+    return nbytes
+
+
+# Where what is seen of an arena's live blocks goes.
+cdef struct Seen:
+    uint64_t* addresses         # of the first `most`, with their frameworks; NULL: not wanted
+    uint8_t* frameworks
+    uint64_t most
+    uint64_t count
+    uint64_t* by_framework      # sums of bytes; NULL: not wanted
+
+
+cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
+                             uint64_t most) noexcept nogil:
+    cdef Seen seen = Seen(addresses, frameworks, most, 0, NULL)
+    see_blocks(arena, &seen)
+    return seen.count
+
+
+cdef void outlets_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil:
+    cdef Seen seen = Seen(NULL, NULL, 0, 0, by_framework)
+    see_blocks(arena, &seen)
+
+
+cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
+    # One shard at a time: each block is seen as it was at some moment of the call.
+    cdef uint64_t i
+    cdef uint32_t number
+    cdef Shard* shard
+    for number in range(SHARDS):
+        shard = &shards[number]
+        lock_acquire(&shard.lock)
+        for i in range(shard.mask + 1 if shard.entries != NULL else 0):
+            if shard.entries[i].address != 0 and shard.entries[i].outlet.arena == arena:
+                see(&shard.entries[i], seen)
+        lock_release(&shard.lock)
+
+
+cdef inline void see(const Entry* entry, Seen* seen) noexcept nogil:
+    if seen.count < seen.most:
+        seen.addresses[seen.count] = entry.address
+        seen.frameworks[seen.count] = entry.outlet.framework
+    if seen.by_framework != NULL:
+        seen.by_framework[entry.outlet.framework] += entry.nbytes
+    seen.count += 1
+
+
+# ---- the book ------------------------------------------------------------------------------------
+
+cdef inline uint64_t hash_of(uint64_t address) noexcept nogil:
+    # Blocks begin at multiples of 256; the factor is 2**64 over the golden ratio (TAOCP 6.4).
+    return (address >> 8) * <uint64_t>0x9E3779B97F4A7C15
+
+
+cdef inline uint64_t home_of(const Shard* shard, uint64_t address) noexcept nogil:
+    return (hash_of(address) >> 20) & shard.mask
+
+
+cdef inline Shard* shard_of(uint64_t address) noexcept nogil:
+    return &shards[hash_of(address) >> 58]
+
+
+cdef void forget_after_fork() noexcept nogil:
+    # In a fork's child the blocks are the parent's. Zeroed shards are empty, their locks free.
+    memset(shards, 0, sizeof(shards))
+
+
+on_fork(NULL, NULL, forget_after_fork)
+
+
+cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:
+    cdef uint64_t i
+    if shard.entries == NULL:
+        return NULL
+    i = home_of(shard, address)
+    while shard.entries[i].address != address:
+        if shard.entries[i].address == 0:
+            return NULL
+        i = (i + 1) & shard.mask
+    return &shard.entries[i]
+
+
+cdef bint enter(const Entry* entry) noexcept nogil:
+    # False: no host memory for a larger table.
+    cdef Shard* shard = shard_of(entry.address)
+    cdef bint entered = False
+    lock_acquire(&shard.lock)
+    if shard.entries != NULL and 4 * shard.count <= 3 * shard.mask or enlarge(shard):
+        put(shard, entry)
+        outlet_retain(entry.outlet)
+        entered = True
+    lock_release(&shard.lock)
+    return entered
+
+
+cdef void put(Shard* shard, const Entry* entry) noexcept nogil:
+    cdef uint64_t i = home_of(shard, entry.address)
+    while shard.entries[i].address != 0:
+        i = (i + 1) & shard.mask
+    shard.entries[i] = entry[0]
+    shard.count += 1
+
+
+cdef bint enlarge(Shard* shard) noexcept nogil:
+    cdef Entry* before = shard.entries
+    cdef uint64_t capacity = shard.mask + 1 if before != NULL else 0
+    cdef uint64_t larger = 2 * capacity if capacity else FIRST_ENTRIES
+    cdef uint64_t i
+    cdef Entry* entries = <Entry*>calloc(larger, sizeof(Entry))
+    if entries == NULL:
+        return False
+    shard.entries = entries
+    shard.mask = larger - 1
+    shard.count = 0
+    for i in range(capacity):
+        if before[i].address != 0:
+            put(shard, &before[i])
+    free(before)
+    return True
+
+
+cdef void take_out(Shard* shard, Entry* found, Entry* entry) noexcept nogil:
+    entry[0] = found[0]
+    close_gap(shard, found - shard.entries)
+    shard.count -= 1
+
+
+cdef void close_gap(Shard* shard, uint64_t gap) noexcept nogil:
+    # Whoever was pushed past the gap moves back into it (D. Knuth, TAOCP 6.4, algorithm R).
+    cdef uint64_t i = gap
+    cdef uint64_t home
+    while True:
+        i = (i + 1) & shard.mask
+        if shard.entries[i].address == 0:
+            break
+        home = home_of(shard, shard.entries[i].address)
+        if ((i - home) & shard.mask) >= ((i - gap) & shard.mask):
+            shard.entries[gap] = shard.entries[i]
+            gap = i
+    shard.entries[gap].address = 0

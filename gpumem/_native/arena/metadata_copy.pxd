@@ -1,0 +1,38 @@
+"""An arena's books as they are at one moment, copied while nobody changes them.
+
+Only the copy is made with the locks: memory for it is made and touched before, and whatever is
+looked at later is looked at there.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.types cimport ArenaCore, ArenaStats
+from gpumem._native.bfc cimport Chunk, Region
+from gpumem._native.pages cimport Page
+
+cdef struct TableCopy:
+    Chunk* chunks           # slots as in the table, unused ones too
+    uint32_t count
+    Region* regions
+    uint32_t region_count
+
+cdef struct PageCopy:
+    uint64_t address
+    uint64_t nbytes
+
+cdef struct ArenaCopy:
+    TableCopy tables[2]     # `table`, `small`
+    PageCopy* pages         # where physical memory counts
+    uint32_t page_count
+    uint64_t* streams       # handle by slot
+    uint32_t stream_count
+    ArenaStats stats        # of now: what threads had not told yet is in it
+    uint64_t reserved
+    uint64_t persistent_free    # bytes of pages that only persistent blocks may have
+    uint64_t limit
+    uint32_t closed
+    uint64_t held           # ns for which other threads could not allocate here
+
+# False: no host memory, and nothing to free; else arena_copy_free ends it.
+cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
+cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil

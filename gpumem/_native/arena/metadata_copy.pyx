@@ -1,0 +1,147 @@
+"""Copies of an arena's books."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from gpumem._native.arena.cache cimport caches_hold, caches_thaw
+from gpumem._native.arena.types cimport arena_reserved, ArenaCore, SPACES, ThreadCache
+from gpumem._native.bfc cimport Bfc, Chunk, NIL, Region
+from gpumem._native.pages cimport address_of, GRANULE_BITS, Page, Space
+from gpumem._support.clock cimport clock_ns
+from gpumem._support.lock cimport lock_acquire, lock_release
+
+
+cdef enum:
+    SPARE = 1024                # entries more than there are, for what is added meanwhile
+
+
+cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    cdef ArenaCopy room
+    cdef uint64_t begin
+    cdef bint enough = False
+    memset(copy, 0, sizeof(ArenaCopy))
+    while not enough:
+        arena_copy_free(copy)
+        if not make_room(arena, copy):
+            arena_copy_free(copy)
+            return False
+        room = copy[0]
+        begin = clock_ns()
+        caches_hold(arena)
+        lock_acquire(&arena.lock)
+        enough = fits(arena, &room)
+        if enough:
+            copy_books(arena, copy)
+        lock_release(&arena.lock)
+        caches_thaw(arena)
+        copy.held = clock_ns() - begin
+    return True
+
+
+cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil:
+    cdef uint32_t i
+    for i in range(2):
+        free(copy.tables[i].chunks)
+        free(copy.tables[i].regions)
+    free(copy.pages)
+    free(copy.streams)
+    memset(copy, 0, sizeof(ArenaCopy))
+
+
+# ---- room ----------------------------------------------------------------------------------------
+
+cdef bint make_room(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    # Without a lock: the counts are those of a moment ago. They say what there is room for.
+    return (room_for_table(&arena.table, &copy.tables[0])
+            and room_for_table(&arena.small, &copy.tables[1])
+            and room_for_rest(arena, copy))
+
+
+cdef bint room_for_table(const Bfc* table, TableCopy* copy) noexcept nogil:
+    copy.count = table.count + SPARE
+    copy.region_count = table.region_count + SPARE
+    copy.chunks = <Chunk*>touched(<size_t>copy.count * sizeof(Chunk))
+    copy.regions = <Region*>touched(<size_t>copy.region_count * sizeof(Region))
+    return copy.chunks != NULL and copy.regions != NULL
+
+
+cdef bint room_for_rest(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    copy.page_count = page_slots(arena) + SPARE
+    copy.stream_count = arena.table.stream_slot_count + SPARE
+    copy.pages = <PageCopy*>touched(<size_t>copy.page_count * sizeof(PageCopy))
+    copy.streams = <uint64_t*>touched(<size_t>copy.stream_count * sizeof(uint64_t))
+    return copy.pages != NULL and copy.streams != NULL
+
+
+cdef void* touched(size_t nbytes) noexcept nogil:
+    cdef void* memory = malloc(nbytes)
+    if memory != NULL:
+        memset(memory, 0, nbytes)
+    return memory
+
+
+cdef uint32_t page_slots(const ArenaCore* arena) noexcept nogil:
+    cdef uint32_t slots = 0
+    cdef uint32_t i
+    for i in range(SPACES):
+        slots += arena.spaces[i].page_count
+    return slots
+
+
+cdef bint fits(const ArenaCore* arena, const ArenaCopy* room) noexcept nogil:
+    return (arena.table.count <= room.tables[0].count
+            and arena.small.count <= room.tables[1].count
+            and arena.table.region_count <= room.tables[0].region_count
+            and arena.small.region_count <= room.tables[1].region_count
+            and page_slots(arena) <= room.page_count
+            and arena.table.stream_slot_count <= room.stream_count)
+
+
+# ---- with every lock -----------------------------------------------------------------------------
+
+cdef void copy_books(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    cdef uint32_t i
+    copy_table(&arena.table, &copy.tables[0])
+    copy_table(&arena.small, &copy.tables[1])
+    copy.page_count = 0
+    for i in range(SPACES):
+        copy_pages(&arena.spaces[i], copy)
+    copy.stream_count = arena.table.stream_slot_count
+    for i in range(copy.stream_count):
+        copy.streams[i] = <uint64_t>arena.streams[i].handle
+    copy.stats = arena.stats
+    add_untold(arena, copy)
+    copy.reserved = arena_reserved(arena)
+    copy.persistent_free = arena.persistent.reserved - arena.persistent.in_use
+    copy.limit = arena.settings.max_mem
+    copy.closed = arena.closed
+
+
+cdef void copy_table(const Bfc* table, TableCopy* copy) noexcept nogil:
+    copy.count = table.count
+    copy.region_count = table.region_count
+    if table.count:
+        memcpy(copy.chunks, table.chunks, <size_t>table.count * sizeof(Chunk))
+    if table.region_count:
+        memcpy(copy.regions, table.regions, <size_t>table.region_count * sizeof(Region))
+
+
+cdef void copy_pages(const Space* space, ArenaCopy* copy) noexcept nogil:
+    cdef const Page* page
+    cdef uint32_t i
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0 or page.active == NIL:
+            continue
+        copy.pages[copy.page_count].address = address_of(space, page.active)
+        copy.pages[copy.page_count].nbytes = <uint64_t>page.granules << GRANULE_BITS
+        copy.page_count += 1
+
+
+cdef void add_untold(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    cdef const ThreadCache* cache = arena.caches
+    while cache != NULL:
+        copy.stats.num_allocs += cache.allocs
+        copy.stats.num_frees += cache.frees
+        cache = cache.next

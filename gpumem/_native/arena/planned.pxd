@@ -1,0 +1,21 @@
+"""An arena of one region that hands its blocks out at planned places; see bfc/places.
+
+What is freed, by whom, on what stream and when it may be handed out again is the arena's matter,
+as for any block. A place is handed out only where a search could have found it: nothing lives
+there, nothing is parked there, and what was freed there is the taker's stream's own, or settled.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.types cimport ArenaCore, Block
+from gpumem._native.bfc cimport Places
+
+# Of a fresh arena whose one region is idle. False: the host has no memory.
+cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* edges,
+                            uint32_t edge_count) noexcept nogil
+# The fast path alone: no driver call, no wait. On ARENA_MISS arena_place_slow asks other streams
+# or waits behind them on the device; its ARENA_MISS says that the place cannot be had now.
+cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil
+cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil

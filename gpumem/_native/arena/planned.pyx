@@ -1,0 +1,105 @@
+"""Blocks at planned places of an arena."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.bookkeeping cimport finish_allocate
+from gpumem._native.arena.cache cimport caches_flush
+from gpumem._native.arena.streams cimport (
+    complete_all, order_behind, release_completed, switch_needs_event, switch_stream,
+)
+from gpumem._native.arena.types cimport (
+    ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ArenaCore, Block, REUSE_WAIT,
+)
+from gpumem._native.bfc cimport (
+    Chunk, NIL, Places, places_find, places_init, places_take, SLOT_RELEASED,
+)
+from gpumem._native.driver cimport place_is_dead
+from gpumem._support.lock cimport lock_acquire, lock_release
+
+
+cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* edges,
+                            uint32_t edge_count) noexcept nogil:
+    # What was freed here is free for everyone: the region has just come, and nobody has used it.
+    cdef uint32_t stream_slot
+    cdef uint32_t first
+    caches_flush(arena)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        complete_all(arena, stream_slot)
+    first = arena.table.regions[0].first
+    return places_init(places, arena.table.chunks[first].address, edges, edge_count, first)
+
+
+cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef int status = ARENA_MISS
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    lock_acquire(&arena.lock)
+    if not (arena.last_stream != stream_slot and switch_needs_event(arena)):
+        arena.last_stream = stream_slot
+        status = take_now(arena, places, begin, end, requested, stream_slot, block)
+    lock_release(&arena.lock)
+    return status
+
+
+cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+    cdef int status
+    switch_stream(arena, stream_slot)
+    status = arena_place_fast(arena, places, begin, end, requested, stream_slot, block)
+    if status == ARENA_MISS and release_completed(arena, stream_slot):
+        status = arena_place_fast(arena, places, begin, end, requested, stream_slot, block)
+    if status == ARENA_MISS and arena.settings.reuse == REUSE_WAIT:
+        lock_acquire(&arena.lock)
+        status = take_behind_one(arena, places, begin, end, requested, stream_slot, block)
+        lock_release(&arena.lock)
+    return status
+
+
+cdef int take_now(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+                  uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+    """Take a place if the stream may have it; with the lock."""
+    cdef uint32_t index
+    if arena.closed:
+        return ARENA_CLOSED
+    index = places_find(places, &arena.table, begin, end)
+    if index == NIL or not may_have(arena, index, stream_slot):
+        return ARENA_MISS
+    return take_chunk(arena, places, index, begin, end, requested, stream_slot, block)
+
+
+cdef inline bint may_have(const ArenaCore* arena, uint32_t index,
+                          uint32_t stream_slot) noexcept nogil:
+    cdef const Chunk* chunk = &arena.table.chunks[index]
+    return (chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
+            or chunk.epoch <= arena.table.bins[chunk.stream_slot].completed)
+
+
+cdef int take_chunk(ArenaCore* arena, Places* places, uint32_t index, uint32_t begin, uint32_t end,
+                    uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+    index = places_take(places, &arena.table, index, begin, end, requested, stream_slot)
+    if index == NIL:
+        return ARENA_NO_METADATA
+    # No cache: a block that rests in one would keep its place from the next planned there.
+    finish_allocate(arena, NULL, &arena.table, index, block)
+    return ARENA_OK
+
+
+cdef int take_behind_one(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+                         uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+    """Take what one other stream freed, and let the taker's wait for it; with the lock."""
+    cdef uint32_t index = places_find(places, &arena.table, begin, end)
+    cdef uint32_t other
+    cdef uint64_t epoch
+    if index == NIL:
+        return ARENA_MISS
+    other = arena.table.chunks[index].stream_slot
+    epoch = arena.table.chunks[index].epoch
+    if not order_behind(arena, other, epoch, stream_slot):
+        return ARENA_MISS
+    index = places_find(places, &arena.table, begin, end)   # the lock was given up
+    if index == NIL or arena.closed:
+        return ARENA_MISS
+    if arena.table.chunks[index].stream_slot == other and arena.table.chunks[index].epoch <= epoch:
+        return take_chunk(arena, places, index, begin, end, requested, stream_slot, block)
+    return take_now(arena, places, begin, end, requested, stream_slot, block)

@@ -1,0 +1,183 @@
+"""Allocation beyond the fast path."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.arena.arena cimport arena_charge_block, arena_reap
+from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
+from gpumem._native.arena.cache cimport cache_find, cache_publish, caches_flush
+from gpumem._native.arena.debug_heap cimport heap_allocate
+from gpumem._native.arena.events cimport note_allocate, note_failed
+from gpumem._native.arena.growth cimport (
+    add_own_region, grow, memory_is_out, release_idle, release_retired, shrink_may_help,
+)
+from gpumem._native.arena.streams cimport (
+    allocate_behind, release_completed, switch_stream, wait_for_streams,
+)
+from gpumem._native.arena.types cimport (
+    ALLOCATE_NO_WAIT, ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_CAPTURING, ARENA_CLOSED,
+    ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, ArenaCore, Block,
+    REUSE_WAIT, table_for, ThreadCache,
+)
+from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum
+from gpumem._native.driver cimport (
+    CUgraph, CUstreamCaptureMode, place_is_dead, place_relax, place_restore, stream_captures,
+)
+from gpumem._support.lock cimport lock_acquire, lock_release
+
+
+# ---- what happens when memory is out -------------------------------------------------------------
+
+cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                               uint32_t flags, Block* block) noexcept nogil:
+    # Cheapest first, each step only if those before it found no room. No lock is held on entry, nor
+    # between two steps.
+    cdef bint own_region = flags & (ALLOCATE_PERSISTENT | ALLOCATE_SHAREABLE)
+    cdef uint64_t until = 0
+    cdef CUstreamCaptureMode mode
+    cdef int status
+    if arena.settings.passthrough and not own_region:
+        # enable=False: one driver allocation per block. Nothing is pooled that a wait could free.
+        own_region = True
+        flags |= ALLOCATE_NO_WAIT
+        if stream_slot_captures(arena, stream_slot):
+            return ARENA_CAPTURING
+    while True:
+        if not own_region:
+            # 1. Close the epoch of the stream served before: an event behind its frees must be
+            #    recorded before other streams queue more work, and step 4 polls it.
+            switch_stream(arena, stream_slot)
+
+            # 2. Search the table as it is. The fast path leaves this undone when an event was due.
+            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+            if status != ARENA_OVER_LIMIT:
+                return status
+
+            # 3. Flush the threads' caches: cached blocks count as used, and their neighbours can
+            #    only merge with them once they are free. It interrupts other threads, but costs no
+            #    driver call, so it comes before all steps that do.
+            caches_flush(arena)
+            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+            if status != ARENA_OVER_LIMIT:
+                return status
+
+            # A capturing stream ends here: the next steps poll events and reserve memory that a
+            # graph would use at every launch. A graph pool has to serve it.
+            if stream_slot_captures(arena, stream_slot):
+                return ARENA_CAPTURING
+
+            # 4. Poll the events of the other streams: what has completed is free for everyone.
+            #    After the flush, so that blocks that were cached are released, too.
+            if (release_completed(arena, stream_slot)
+                    and allocate_from_table(arena, nbytes, stream_slot, False, block) == ARENA_OK):
+                return ARENA_OK
+
+            # 5. Under "wait": take a block with unfinished work, and let the stream wait for that
+            #    work on the device. It delays the stream, so completed memory is preferred.
+            if (arena.settings.reuse == REUSE_WAIT
+                    and allocate_from_table(arena, nbytes, stream_slot, True, block) == ARENA_OK):
+                return ARENA_OK
+
+        # 6. The driver, one thread at a time. What nobody can reach any more goes back first, so
+        #    that it neither counts in max_mem nor takes memory from the growth.
+        mode = place_relax(arena.place)
+        arena_reap()
+        lock_acquire(&arena.grow_lock)
+        release_retired(arena)
+
+        # 7. Search again, because another thread may have grown while this one waited for the lock.
+        #    Then grow: a new region, or pages that are made or moved.
+        status = ARENA_OVER_LIMIT
+        if not own_region:
+            status = allocate_from_table(arena, nbytes, stream_slot, False, block)
+        if status != ARENA_OK and status != ARENA_CLOSED:
+            status = get_memory(arena, nbytes, stream_slot, own_region, flags, block)
+
+        # 8. Give back regions and pages that hold no block, then grow once more. Not earlier:
+        #    idle memory is there to be used again, and its return may wait for the device.
+        if shrink_may_help(arena, nbytes, status) and release_idle(arena) != 0:
+            status = get_memory(arena, nbytes, stream_slot, own_region, flags, block)
+        lock_release(&arena.grow_lock)
+        place_restore(arena.place, mode)
+
+        # 9. Wait on the host until work of other streams has completed, at most for `oom_wait`, and
+        #    begin anew. Last, because it stops this thread; without a lock, because the work may
+        #    depend on what other threads still have to queue. A debug heap waits by itself.
+        # 10. Refuse: `status` says what was missing.
+        if (flags & ALLOCATE_NO_WAIT or not memory_is_out(arena, nbytes, status)
+                or not wait_for_streams(arena, stream_slot, &until)):
+            return status
+
+
+cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                             bint unfinished, Block* block) noexcept nogil:
+    # ARENA_OVER_LIMIT: no chunk fits. `unfinished`: one of another stream, behind a wait on the
+    # device.
+    cdef int status = BFC_OK
+    cdef uint32_t index
+    cdef Bfc* table = table_for(arena, nbytes)
+    cdef ThreadCache* cache = cache_find(arena)
+    lock_acquire(&arena.lock)
+    if arena.closed:
+        lock_release(&arena.lock)
+        return ARENA_CLOSED
+    cache_publish(arena, cache)         # before the table changes, so that the peak is exact
+    if unfinished:
+        index = allocate_behind(arena, table, nbytes, stream_slot)
+    else:
+        index = bfc_allocate(table, round_to_quantum(nbytes), nbytes, stream_slot, &status)
+    if index != NIL:
+        finish_allocate(arena, cache, table, index, block)
+    lock_release(&arena.lock)
+    if index != NIL:
+        return ARENA_OK
+    return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
+
+
+cdef int get_memory(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_region,
+                    uint32_t flags, Block* block) noexcept nogil:
+    if own_region:
+        return add_own_region(arena, nbytes, stream_slot, flags, block)
+    return grow(arena, nbytes, stream_slot, block)
+
+
+cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # Streams of a graph pool always capture, and the pool serves them.
+    cdef uint64_t capture
+    cdef CUgraph graph
+    cdef bint unknown
+    return arena.parent == NULL and stream_captures(
+        arena.place, arena.streams[stream_slot].handle, &capture, &graph, &unknown)
+
+
+# ---- around it: debug heap, budget, recorder -----------------------------------------------------
+
+cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                             uint32_t flags, Block* block) noexcept nogil:
+    cdef int status
+    if place_is_dead(arena.place):
+        return ARENA_DEAD
+    if arena.heap != NULL:
+        # The heap waits, for its quarantine as well as for streams.
+        status = heap_allocate(arena, nbytes, stream_slot, flags | ALLOCATE_NO_WAIT,
+                               allocate_charged, block)
+    else:
+        status = allocate_charged(arena, nbytes, stream_slot, flags, block)
+    if arena.tap.recorder == NULL:
+        return status
+    if status == ARENA_OK:
+        note_allocate(arena, nbytes, stream_slot, block)
+    elif status != ARENA_CAPTURING:     # another arena serves that
+        note_failed(arena, nbytes, stream_slot, status)
+    return status
+
+
+cdef int allocate_charged(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
+                          Block* block) noexcept nogil:
+    # A budget of bytes in use is charged first: a refusal must not cost anybody memory.
+    cdef int status
+    if arena.in_use_account == NULL:
+        return allocate_step_by_step(arena, nbytes, stream_slot, flags, block)
+    if not charge_request(arena, nbytes):
+        return ARENA_OVER_BUDGET
+    status = allocate_step_by_step(arena, nbytes, stream_slot, flags, block)
+    return arena_charge_block(arena, nbytes, stream_slot, status, block)

@@ -1,0 +1,735 @@
+"""Epochs and events of an arena's streams."""
+
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.time cimport nanosleep, timespec
+
+from gpumem._native.arena.cache cimport (
+    cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
+)
+from gpumem._native.arena.events cimport note_pending_free, note_pending_free_end, note_reset
+from gpumem._native.arena.types cimport (
+    ARENA_NO_METADATA, ARENA_OK, ArenaCore, IN_SMALL, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER,
+    SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,
+)
+from gpumem._native.bfc cimport (
+    ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free,
+    bfc_end_pending_free, bfc_has, BFC_OK, bfc_release_completed, bfc_resolve, Chunk, CHUNK_HOLE,
+    CHUNK_UNUSED, NIL, round_to_quantum, SLOT_RELEASED, state_of,
+)
+from gpumem._native.driver cimport (
+    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUgraph,
+    CUresult, CUstream, CUstreamCaptureMode, Place, place_enter, place_leave, place_relax,
+    place_restore, stream_captures,
+)
+from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
+from gpumem._support.clock cimport clock_ns
+from gpumem._support.lease cimport Uses, uses_add, uses_free
+from gpumem._support.lock cimport lock_acquire, lock_release
+from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
+from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
+
+
+cdef void drain_streams(ArenaCore* arena) noexcept nogil:
+    # By the device: the streams' owners may have destroyed them.
+    cdef bint pending = False
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if (load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch
+                or arena.streams[stream_slot].asking):
+            pending = True
+    lock_release(&arena.lock)
+    if pending and place_enter(arena.place) == CUDA_SUCCESS:
+        arena.place.table.cuCtxSynchronize()
+        place_leave(arena.place)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        complete_all(arena, stream_slot)
+
+
+cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    stream.done = stream.epoch
+    release_epochs(arena, stream_slot, stream.epoch)
+    store32(&stream.dirty, False)
+    publish64(&stream.epoch, stream.epoch + 1)
+    stream.event_epoch = 0
+    free_completed(arena)
+    lock_release(&arena.lock)
+
+
+cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    # What was freed on the stream up to this epoch becomes free for everyone.
+    bfc_release_completed(&arena.table, stream_slot, epoch)
+    bfc_release_completed(&arena.small, stream_slot, epoch)
+
+
+cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
+    cdef const StreamSlot* before = &arena.streams[arena.last_stream]
+    return (load32(&before.dirty) and before.event_epoch == 0 and not before.asking
+            and arena.settings.reuse != REUSE_NEVER)
+
+
+cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    lock_acquire(&arena.lock)
+    if arena.last_stream != stream_slot and switch_needs_event(arena):
+        close_epoch(arena, arena.last_stream)
+    arena.last_stream = stream_slot
+    lock_release(&arena.lock)
+
+
+cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # With the lock, given up for the driver. Records an event behind everything that was queued
+    # on the stream when its blocks were freed; later frees belong to the next epoch.
+    cdef uint64_t epoch = arena.streams[stream_slot].epoch
+    cdef CUstream handle = arena.streams[stream_slot].handle
+    cdef CUevent event = arena.streams[stream_slot].event
+    cdef CUresult code
+    if arena.streams[stream_slot].silent:
+        return
+    if (arena.streams[stream_slot].thread != NULL
+            and arena.streams[stream_slot].thread != thread_now()):
+        # Another thread's default stream cannot be named here; the legacy stream waits for it.
+        handle = <CUstream><uint64_t>LEGACY_STREAM
+    # `dirty` before the epoch, the opposite of a free, which reads the epoch and then sets `dirty`:
+    # no free of the new epoch goes unnoticed.
+    store32(&arena.streams[stream_slot].dirty, False)
+    publish64(&arena.streams[stream_slot].epoch, arena.streams[stream_slot].epoch + 1)
+    arena.streams[stream_slot].asking = True
+    lock_release(&arena.lock)
+    # The driver is called without the lock: it may block behind another thread's call.
+    code = record_event(arena.place, handle, &event)
+    lock_acquire(&arena.lock)
+    arena.streams[stream_slot].asking = False
+    arena.streams[stream_slot].event = event
+    if code == CUDA_SUCCESS:
+        arena.streams[stream_slot].event_epoch = epoch
+        arena.stats.events_recorded += 1
+    else:
+        # still unknown: the next event covers it too
+        store32(&arena.streams[stream_slot].dirty, True)
+
+
+cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexcept nogil:
+    # Never into a capture: the event would become a part of the graph and never complete.
+    cdef uint64_t capture
+    cdef CUgraph graph
+    cdef bint unknown
+    cdef CUresult code
+    if stream_captures(place, stream, &capture, &graph, &unknown) or unknown:
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    code = place_enter(place)
+    if code != CUDA_SUCCESS:
+        return code
+    if event[0] == NULL:
+        code = place.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING)
+    if code == CUDA_SUCCESS:
+        code = place.table.cuEventRecord(event[0], stream)
+    place_leave(place)
+    return code
+
+
+cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    cdef bint completed = False
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if is_worth_asking(arena, stream_slot, taker) and end_epochs(arena, stream_slot):
+            completed = True
+    if arena.pending_free != NULL and free_completed(arena):
+        completed = True
+    lock_release(&arena.lock)
+    return completed
+
+
+cdef bint is_worth_asking(const ArenaCore* arena, uint32_t stream_slot,
+                          uint32_t taker) noexcept nogil:
+    # Under "never" no stream's blocks settle, but those that wait for it go back to their own.
+    if arena.streams[stream_slot].guards:
+        return True
+    return arena.settings.reuse != REUSE_NEVER and stream_slot != taker and (
+        has_free(arena, stream_slot) or dormant_views_wait(arena, stream_slot))
+
+
+cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # All that was freed on the stream is in use again; views from before a move may wait for it.
+    return (arena.spaces[LARGE_SPACE].moved + arena.spaces[SMALL_SPACE].moved != 0
+            and (load32(&arena.streams[stream_slot].dirty)
+                 or arena.streams[stream_slot].event_epoch != 0))
+
+
+cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # An event from the last switch first; then one behind what was freed since.
+    if arena.streams[stream_slot].asking or arena.streams[stream_slot].silent:
+        return False
+    if arena.streams[stream_slot].event_epoch and not ask_event(arena, stream_slot):
+        return False
+    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].asking:
+        close_epoch(arena, stream_slot)
+        if arena.streams[stream_slot].event_epoch:
+            ask_event(arena, stream_slot)
+    return True
+
+
+cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    return (arena.table.bins[stream_slot].free_chunks != 0
+            or arena.small.bins[stream_slot].free_chunks != 0)
+
+
+cdef bint ask_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # With the lock, given up for the driver.
+    cdef uint64_t epoch = arena.streams[stream_slot].event_epoch
+    cdef CUevent event = arena.streams[stream_slot].event
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code
+    arena.streams[stream_slot].asking = True
+    lock_release(&arena.lock)
+    code = place_enter(arena.place)
+    if code == CUDA_SUCCESS:
+        mode = place_relax(arena.place)
+        code = arena.place.table.cuEventQuery(event)
+        place_restore(arena.place, mode)
+        place_leave(arena.place)
+    lock_acquire(&arena.lock)
+    arena.streams[stream_slot].asking = False
+    arena.stats.events_asked += 1
+    if code != CUDA_SUCCESS:
+        return False
+    if arena.streams[stream_slot].event_epoch == epoch:
+        arena.streams[stream_slot].event_epoch = 0
+    # Another thread may have polled a later event while the lock was given up.
+    if epoch > arena.streams[stream_slot].done:
+        arena.streams[stream_slot].done = epoch
+        store64(&arena.completions, arena.completions + 1)
+    if epoch > arena.table.bins[stream_slot].completed and arena.settings.reuse != REUSE_NEVER:
+        release_epochs(arena, stream_slot, epoch)
+    return True
+
+
+cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
+                              uint32_t taker) noexcept nogil:
+    cdef uint64_t size = round_to_quantum(nbytes)
+    cdef uint32_t index = NIL
+    cdef uint32_t stream_slot
+    cdef int status = BFC_OK
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if stream_slot == taker or arena.streams[stream_slot].asking or not bfc_has(table, size,
+                                                                                    stream_slot):
+            continue
+        # An event must lie behind the frees before anything can wait for it.
+        if load32(&arena.streams[stream_slot].dirty):
+            close_epoch(arena, stream_slot)
+        if arena.streams[stream_slot].event_epoch and enqueue_wait(arena, stream_slot, taker):
+            index = bfc_allocate_from(table, size, nbytes, stream_slot,
+                                      arena.streams[stream_slot].event_epoch, taker, &status)
+            if index != NIL:
+                break
+    if index == NIL and arena.pending_free != NULL and free_best_behind(arena, table, size, taker):
+        index = bfc_allocate_from(table, size, nbytes, taker, <uint64_t>ANY_EPOCH, taker, &status)
+    return index
+
+
+cdef bint free_best_behind(ArenaCore* arena, Bfc* table, uint64_t size,
+                           uint32_t taker) noexcept nogil:
+    # A parked block becomes the taker's, whose stream waits for everything that uses it.
+    cdef Uses* uses = pending_free_best(arena, table, size)
+    cdef uint64_t handle
+    cdef uint32_t i = 0
+    if uses == NULL:
+        return False
+    handle = uses.handle
+    if not order_behind(arena, uses.stream_slot, uses.epoch, taker):
+        return False
+    # Each wait gives the lock up, so the block may have been freed or taken by another thread:
+    # look whether it is still pending before each step.
+    while is_pending_free(arena, uses, handle):
+        if i == uses.count:
+            free_pending_behind(arena, uses, taker)
+            return True
+        if not order_behind(arena, uses.at[i].slot, uses.at[i].until, taker):
+            return False
+        i += 1
+    return False
+
+
+cdef bint order_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
+                       uint32_t taker) noexcept nogil:
+    if stream_slot == taker or arena.streams[stream_slot].done >= epoch:
+        return True
+    if arena.streams[stream_slot].asking:
+        return False
+    if arena.streams[stream_slot].epoch == epoch:
+        close_epoch(arena, stream_slot)
+    return arena.streams[stream_slot].event_epoch >= epoch and enqueue_wait(arena, stream_slot,
+                                                                            taker)
+
+
+cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if stream_slot == taker or arena.streams[stream_slot].asking or not has_free(arena,
+                                                                                     stream_slot):
+            continue
+        if load32(&arena.streams[stream_slot].dirty):
+            close_epoch(arena, stream_slot)
+        if arena.streams[stream_slot].event_epoch and enqueue_wait(arena, stream_slot, taker):
+            arena.table.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
+            arena.small.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
+
+
+cdef void forget_waits(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        arena.table.bins[stream_slot].waited = 0
+        arena.small.bins[stream_slot].waited = 0
+
+
+cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) noexcept nogil:
+    # With the lock, given up for the driver; `asking` keeps others from recording the event anew.
+    cdef CUevent event = arena.streams[stream_slot].event
+    cdef CUstream stream = arena.streams[taker].handle
+    cdef CUresult code
+    arena.streams[stream_slot].asking = True
+    lock_release(&arena.lock)
+    code = place_enter(arena.place)
+    if code == CUDA_SUCCESS:
+        code = arena.place.table.cuStreamWaitEvent(stream, event, 0)
+        place_leave(arena.place)
+    lock_acquire(&arena.lock)
+    arena.streams[stream_slot].asking = False
+    arena.stats.events_waited += 1
+    return code == CUDA_SUCCESS
+
+
+cdef void destroy_events(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    if place_enter(arena.place) != CUDA_SUCCESS:
+        return
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if arena.streams[stream_slot].event != NULL:
+            if arena.place.table.cuEventDestroy(arena.streams[stream_slot].event) != CUDA_SUCCESS:
+                continue
+            arena.streams[stream_slot].event = NULL
+            arena.streams[stream_slot].event_epoch = 0
+    place_leave(arena.place)
+
+
+# ---- Slots of an arena's streams -----------------------------------------------------------------
+
+
+cdef enum:
+    RECLAIM_FIRST = 32      # stream slots; fewer are not worth a look
+
+
+# ---- finding and making --------------------------------------------------------------------------
+
+cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
+                      bint* fresh) noexcept nogil:
+    return name_stream(arena, handle, False, stream_slot, fresh)
+
+
+cdef int arena_claim_stream(ArenaCore* arena, CUstream handle,
+                            uint32_t* stream_slot) noexcept nogil:
+    cdef bint fresh
+    return name_stream(arena, handle, True, stream_slot, &fresh)
+
+
+cdef int name_stream(ArenaCore* arena, CUstream handle, bint claim, uint32_t* stream_slot,
+                     bint* fresh) noexcept nogil:
+    cdef ThreadMark* thread = NULL
+    cdef int status = ARENA_OK
+    fresh[0] = False
+    if <uint64_t>handle == 0:
+        handle = <CUstream><uint64_t>LEGACY_STREAM
+    elif <uint64_t>handle == PER_THREAD_STREAM:
+        thread = thread_now()
+        if thread == NULL:
+            return ARENA_NO_METADATA
+    lock_acquire(&arena.lock)
+    if not find_stream(arena, handle, thread, stream_slot):
+        if wants_reclaim(arena):
+            lock_release(&arena.lock)
+            reclaim(arena)
+            lock_acquire(&arena.lock)
+        if not find_stream(arena, handle, thread, stream_slot):
+            status = add_stream(arena, handle, thread, stream_slot)
+            fresh[0] = status == ARENA_OK
+    if status == ARENA_OK:
+        arena.streams[stream_slot[0]].silent = False
+        if claim:
+            slot_claim(arena, stream_slot[0])
+    lock_release(&arena.lock)
+    return status
+
+
+cdef bint find_stream(const ArenaCore* arena, CUstream handle, const ThreadMark* thread,
+                      uint32_t* stream_slot) noexcept nogil:
+    cdef uint32_t i
+    for i in range(1, arena.table.stream_slot_count):
+        if arena.streams[i].handle == handle and arena.streams[i].thread == thread:
+            stream_slot[0] = i
+            return True
+    return False
+
+
+cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
+                    uint32_t* stream_slot) noexcept nogil:
+    if arena.vacant_slots == 0 and not add_slot(arena):
+        return ARENA_NO_METADATA
+    stream_slot[0] = 1
+    while not arena.streams[stream_slot[0]].vacant:
+        stream_slot[0] += 1
+    if thread != NULL:
+        thread_retain(thread)
+    arena.vacant_slots -= 1
+    arena.streams[stream_slot[0]].vacant = False
+    arena.streams[stream_slot[0]].handle = handle
+    arena.streams[stream_slot[0]].thread = thread
+    return ARENA_OK
+
+
+cdef bint add_slot(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    if arena.table.stream_slot_count >= arena.stream_capacity and not streams_grow(arena):
+        return False
+    # A slot that only one table got is found again by the next try; loops follow the other table.
+    if (arena.small.stream_slot_count <= arena.table.stream_slot_count
+            and bfc_add_stream_slot(&arena.small, &stream_slot) != BFC_OK):
+        return False
+    if bfc_add_stream_slot(&arena.table, &stream_slot) != BFC_OK:
+        return False
+    memset(&arena.streams[stream_slot], 0, sizeof(StreamSlot))
+    arena.streams[stream_slot].epoch = 1
+    arena.streams[stream_slot].vacant = True
+    arena.vacant_slots += 1
+    return True
+
+
+cdef bint streams_grow(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t capacity = arena.stream_capacity * 2 if arena.stream_capacity else 64
+    if capacity > MAX_STREAMS:
+        return False
+    if arena.streams == NULL:
+        arena.streams = <StreamSlot*>reserved_open(MAX_STREAMS * sizeof(StreamSlot))
+    if (arena.streams == NULL
+            or reserved_commit(arena.streams, capacity * sizeof(StreamSlot)) != 0):
+        return False
+    arena.stream_capacity = capacity
+    return True
+
+
+cdef void streams_free(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if arena.streams[stream_slot].thread != NULL:
+            thread_drop(arena.streams[stream_slot].thread)
+    reserved_close(arena.streams, MAX_STREAMS * sizeof(StreamSlot))
+
+
+# ---- who else names a slot -----------------------------------------------------------------------
+
+cdef void slot_claim(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    count_add(&arena.streams[stream_slot].claims, 1)
+
+
+cdef void slot_unclaim(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    count_add(&arena.streams[stream_slot].claims, -1)
+
+
+cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexcept nogil:
+    cdef bint added
+    if not uses_add(uses, stream_slot, &added):
+        return ARENA_NO_METADATA
+    if added:
+        slot_claim(arena, stream_slot)
+    return ARENA_OK
+
+
+# ---- vacating ------------------------------------------------------------------------------------
+
+cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil:
+    cdef uint8_t* marked
+    cdef bint vacated = False
+    if arena.tap.recorder != NULL:
+        note_reset(arena, stream_slot)
+    complete_all(arena, stream_slot)
+    lock_acquire(&arena.lock)
+    marked = marked_stream_slots(arena)
+    if marked != NULL and is_idle(arena, stream_slot, marked):
+        vacate(arena, stream_slot)
+        vacated = True
+    elif silent:
+        arena.streams[stream_slot].silent = True
+    lock_release(&arena.lock)
+    free(marked)
+    return vacated
+
+
+cdef inline bint wants_reclaim(const ArenaCore* arena) noexcept nogil:
+    return (arena.vacant_slots == 0 and arena.table.stream_slot_count >= RECLAIM_FIRST
+            and arena.table.stream_slot_count >= arena.reclaim_at)
+
+
+cdef void reclaim(ArenaCore* arena) noexcept nogil:
+    # Vacates what nothing is marked with; of per-thread streams mostly those of threads that ended.
+    cdef uint32_t stream_slot
+    cdef uint8_t* marked
+    caches_flush(arena)
+    release_completed(arena, SLOT_RELEASED)
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if has_unknown_work(arena, stream_slot) and arena.settings.reuse != REUSE_NEVER:
+            end_epochs(arena, stream_slot)
+    marked = marked_stream_slots(arena)
+    if marked != NULL:
+        for stream_slot in range(1, arena.table.stream_slot_count):
+            if is_idle(arena, stream_slot, marked):
+                vacate(arena, stream_slot)
+    # Twice as many as are in use, so that looking costs little per stream.
+    arena.reclaim_at = 2 * (arena.table.stream_slot_count - arena.vacant_slots)
+    lock_release(&arena.lock)
+    free(marked)
+
+
+cdef uint8_t* marked_stream_slots(const ArenaCore* arena) noexcept nogil:
+    # One byte per stream slot: a chunk is marked with it. NULL: no host memory.
+    cdef uint8_t* marked = <uint8_t*>calloc(arena.table.stream_slot_count + 1, 1)
+    if marked != NULL:
+        mark_stream_slots(&arena.table, marked)
+        mark_stream_slots(&arena.small, marked)
+    return marked
+
+
+cdef void mark_stream_slots(const Bfc* table, uint8_t* marked) noexcept nogil:
+    cdef uint32_t index, state
+    for index in range(table.count):
+        state = state_of(table, index)
+        if state != CHUNK_UNUSED and state != CHUNK_HOLE:
+            marked[table.chunks[index].stream_slot] = True
+
+
+cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0
+
+
+cdef inline bint is_idle(const ArenaCore* arena, uint32_t stream_slot,
+                         const uint8_t* marked) noexcept nogil:
+    cdef const StreamSlot* stream = &arena.streams[stream_slot]
+    return (not stream.vacant and not marked[stream_slot] and stream.guards == 0
+            and not stream.asking and load32(<const uint32_t*>&stream.claims) == 0
+            and not has_unknown_work(arena, stream_slot))
+
+
+cdef void vacate(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # Its epochs go on, so that what is still noted of them stays true.
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    if stream.thread != NULL:
+        thread_drop(stream.thread)
+    stream.thread = NULL
+    stream.handle = NULL
+    stream.silent = False
+    stream.vacant = True
+    arena.vacant_slots += 1
+
+
+# ---- Parked blocks of an arena -------------------------------------------------------------------
+
+
+cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
+                     Uses* uses) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef uint32_t index
+    if (arena.settings.passthrough      # the driver's free waits for every stream
+            or bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK):
+        uses_let_go(arena, uses)
+        return False
+    if not stamp_uses(arena, stream_slot, uses):
+        uses_free(uses)
+        return False
+    cache_publish(arena, cache_find(arena))
+    uses.handle = handle
+    uses.stream_slot = stream_slot
+    uses.epoch = stamp_free(&arena.streams[stream_slot])
+    if arena.tap.recorder != NULL:
+        note_pending_free(arena, handle, stream_slot)
+    bfc_begin_pending_free(table, index, stream_slot, uses.epoch)
+    uses.next = arena.pending_free
+    arena.pending_free = uses
+    arena.stats.num_frees += 1
+    return True
+
+
+cdef bint stamp_uses(ArenaCore* arena, uint32_t stream_slot, Uses* uses) noexcept nogil:
+    # Claims become guards: uses end with what is queued now. The stream of the free orders itself;
+    # one that is gone was drained.
+    cdef uint32_t i, slot
+    cdef uint32_t left = 0
+    for i in range(uses.count):
+        slot = uses.at[i].slot
+        count_add(&arena.streams[slot].claims, -1)
+        if slot == stream_slot or arena.streams[slot].silent:
+            continue
+        uses.at[left].slot = slot
+        uses.at[left].until = stamp_free(&arena.streams[slot])
+        arena.streams[slot].guards += 1
+        left += 1
+    uses.count = left
+    return left != 0
+
+
+cdef void uses_let_go(ArenaCore* arena, Uses* uses) noexcept nogil:
+    cdef uint32_t i
+    for i in range(uses.count):
+        count_add(&arena.streams[uses.at[i].slot].claims, -1)
+    uses_free(uses)
+
+
+cdef bint is_done(const ArenaCore* arena, const Uses* uses) noexcept nogil:
+    cdef uint32_t i
+    for i in range(uses.count):
+        if uses.at[i].until > arena.streams[uses.at[i].slot].done:
+            return False
+    return True
+
+
+cdef bint free_completed(ArenaCore* arena) noexcept nogil:
+    cdef Uses** link = &arena.pending_free
+    cdef Uses* uses
+    cdef bint found = False
+    while link[0] != NULL:
+        uses = link[0]
+        if is_done(arena, uses):
+            link[0] = uses.next
+            free_pending(arena, uses, uses.stream_slot, uses.epoch)
+            found = True
+        else:
+            link = &uses.next
+    return found
+
+
+cdef void free_all_pending(ArenaCore* arena) noexcept nogil:
+    cdef Uses* uses
+    while arena.pending_free != NULL:
+        uses = arena.pending_free
+        arena.pending_free = uses.next
+        free_pending(arena, uses, uses.stream_slot, uses.epoch)
+
+
+cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
+                       uint64_t epoch) noexcept nogil:
+    # It is out of the list. What has completed meanwhile has no mark any more.
+    cdef Bfc* table = table_of(arena, uses.handle)
+    cdef uint32_t index = index_of(uses)
+    cdef uint32_t i
+    if epoch <= table.bins[stream_slot].completed:
+        stream_slot = SLOT_RELEASED
+    for i in range(uses.count):
+        arena.streams[uses.at[i].slot].guards -= 1
+    if arena.tap.recorder != NULL:
+        note_pending_free_end(arena, uses.handle, uses.stream_slot)
+    bfc_end_pending_free(table, index, stream_slot, epoch)
+    if table.regions[table.chunks[index].region].persistent:
+        arena.retired += 1
+    uses_free(uses)
+
+
+cdef inline uint32_t index_of(const Uses* uses) noexcept nogil:
+    return <uint32_t>uses.handle & ~<uint32_t>IN_SMALL
+
+
+# ---- taking one behind waits on the device -------------------------------------------------------
+
+cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) noexcept nogil:
+    cdef Uses* best = NULL
+    cdef uint64_t best_size = <uint64_t>-1
+    cdef Uses* uses = arena.pending_free
+    cdef const Chunk* chunk
+    while uses != NULL:
+        chunk = &table.chunks[index_of(uses)]
+        if (table_of(arena, uses.handle) == table and size <= chunk.size < best_size
+                and not table.regions[chunk.region].persistent):
+            best = uses
+            best_size = chunk.size
+        uses = uses.next
+    return best
+
+
+cdef bint is_pending_free(const ArenaCore* arena, const Uses* uses, uint64_t handle) noexcept nogil:
+    cdef const Uses* at = arena.pending_free
+    while at != NULL:
+        if at == uses:
+            return at.handle == handle
+        at = at.next
+    return False
+
+
+cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noexcept nogil:
+    # As if it had been freed on the taker's stream now.
+    cdef Uses** link = &arena.pending_free
+    while link[0] != uses:
+        link = &link[0].next
+    link[0] = uses.next
+    free_pending(arena, uses, taker, stamp_free(&arena.streams[taker]))
+
+
+# ---- Waiting for other streams when memory is out ------------------------------------------------
+
+
+cdef enum:
+    FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
+    LONGEST_PAUSE = 1000000
+
+
+cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
+    cdef uint64_t before = load64(&arena.completions)
+    cdef uint64_t pause = FIRST_PAUSE
+    cdef uint64_t now = clock_ns()
+    if until[0] == 0:
+        until[0] = now + arena.settings.oom_wait
+    while True:
+        release_completed(arena, taker)
+        if load64(&arena.completions) != before:
+            return True
+        if now >= until[0]:
+            give_up(arena)
+            return False
+        if not is_there_hope(arena, taker):
+            return False
+        sleep(pause if pause < until[0] - now else until[0] - now)
+        pause = pause * 2 if pause < LONGEST_PAUSE else LONGEST_PAUSE
+        now = clock_ns()
+
+
+cdef bint is_there_hope(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    # Does unfinished work hold memory that the taker may have once it is done?
+    cdef uint32_t stream_slot
+    cdef bint hope = False
+    cdef const StreamSlot* stream
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        stream = &arena.streams[stream_slot]
+        if not stream.silent and is_worth_asking(arena, stream_slot, taker):
+            if stream.event_epoch:
+                hope = hope or stream.event_epoch != stream.gave_up
+            else:
+                hope = hope or stream.asking or load32(&stream.dirty)
+    lock_release(&arena.lock)
+    return hope
+
+
+cdef void give_up(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        arena.streams[stream_slot].gave_up = arena.streams[stream_slot].event_epoch
+    lock_release(&arena.lock)
+
+
+cdef void sleep(uint64_t nanoseconds) noexcept nogil:
+    cdef timespec pause
+    pause.tv_sec = 0
+    pause.tv_nsec = <long>nanoseconds
+    nanosleep(&pause, NULL)

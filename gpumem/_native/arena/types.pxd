@@ -1,0 +1,255 @@
+"""The arena below the interpreter: its state, its locks and its stream rules.
+
+The functions over it are in _arena (blocks, growth, life) and arena/streams (epochs, events).
+Each is `noexcept nogil`, may be called from any thread and returns a status; the Python classes
+in _core and foreign allocator hooks call the same ones.
+
+Locks, in this order: the interpreter's, `grow_lock`, `caches_lock`, a cache's, `lock`.
+  lock         everything in ArenaCore. Under it: no driver call, no Python object, no wait.
+  a cache's    what one thread keeps; see arena/cache. Its owner's alone in steady state.
+  caches_lock  the list of caches, and whoever looks at all of them.
+  grow_lock    one thread at a time reserves or releases regions. Held across driver calls.
+
+Streams have slots, the same in the arena and in its chunk tables; slot 0 is "released".
+A block freed on stream s is stamped with the running epoch of s. When the taker changes, one
+event is recorded on the stream that was served last, if anything was freed on it; that closes
+its epoch. A miss asks each outstanding event once. Nothing is recorded or asked on one stream.
+
+A block that other streams were recorded for is *parked* when it is freed, see arena/streams.
+
+A slot is vacated, and given to the next new stream, when nothing is marked with it: no chunk, no
+parked block, no recorded use, and no epoch that may have work left. Epochs go on counting.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
+
+from gpumem._native.arena.debug_heap_types cimport DebugHeap
+from gpumem._native.backing cimport Backing
+from gpumem._native.bfc cimport Bfc
+from gpumem._native.budget cimport BudgetCore
+from gpumem._native.driver cimport CUevent, CUstream, Place
+from gpumem._native.pages cimport MoveBudget, Space
+from gpumem._support.atomics cimport load32, published64, store32
+from gpumem._support.events cimport Tap
+from gpumem._support.lease cimport Claims, Uses
+from gpumem._support.lock cimport Lock, OwnerLock
+from gpumem._support.retired cimport Retired
+
+cdef extern from *:
+    """
+    typedef struct ThreadMark ThreadMark;       /* see thread_cache.h */
+    """
+    ctypedef struct ThreadMark:
+        pass
+
+cdef enum:
+    # Bytes; blocks below it have their own range, so that long-lived small ones do not pin large
+    # pages.
+    SMALL_BLOCK = 262144
+    IN_SMALL = 0x80000000       # bit of a handle's chunk index: it is a chunk of `small`
+    MAX_STREAMS = 65536         # slots of one arena
+
+cdef enum ArenaStatus:
+    ARENA_OK = 0
+    ARENA_OVER_LIMIT = 1        # max_mem leaves no room for the block
+    ARENA_DRIVER_REFUSED = 2    # the driver has no memory left, or failed; its code is kept
+    ARENA_NO_METADATA = 3       # the host has no memory for the books
+    ARENA_STALE = 4             # the handle names no live block
+    ARENA_DEAD = 5              # the arena belongs to the parent process
+    ARENA_IN_USE = 6
+    ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
+    ARENA_CLOSED = 8            # closed, or suspended: `closed` says which
+    ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
+    ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
+    ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
+    ARENA_HALF_SUSPENDED = 12   # a page could not be given up, nor the others brought back
+    ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes; see _resource/arena/reports
+
+cdef enum AllocateFlags:        # of the slow path
+    ALLOCATE_PERSISTENT = 1     # in a region of exactly this block
+    ALLOCATE_SHAREABLE = 2      # the same, and other processes may be given it
+    ALLOCATE_NO_WAIT = 4        # does not wait for other streams' work
+
+cdef enum ArenaState:           # of `closed`
+    STATE_OPEN = 0
+    STATE_CLOSED = 1
+    STATE_SUSPENDED = 2         # its memory is in a host copy; frees are allowed
+
+cdef enum:
+    LARGE_SPACE = 0
+    SMALL_SPACE = 1
+    PERSISTENT_SPACE = 2
+    SPACES = 3
+
+cdef enum ExtendStrategy:
+    EXTEND_NEXT_POWER_OF_TWO = 0
+    EXTEND_SAME_AS_REQUESTED = 1
+
+cdef enum StreamReuse:
+    REUSE_COMPLETED = 0         # another stream's block, once its event is known to be done
+    REUSE_WAIT = 1              # at once: the taker's stream waits for the event on the device
+    REUSE_NEVER = 2             # a stream's blocks stay its own until it is reset
+
+cdef struct ArenaSettings:
+    uint64_t max_mem                # bytes; 0: unlimited
+    uint64_t initial_chunk          # bytes of the first region
+    uint64_t initial_growth_chunk   # bytes of the next region after a shrink
+    uint64_t max_extend             # cap of doubling, bytes
+    uint64_t max_dead               # bytes, "ort" split rule
+    ExtendStrategy extend
+    StreamReuse reuse
+    bint ort_split
+    bint paged                      # blocks live in address ranges backed by pages that move
+    double move_share               # reserved memory may pass the live peak by this share unmoved
+    double move_budget              # of the time may go into moving; 1: no bound
+    uint64_t oom_wait               # ns to wait for other streams' work before memory is out
+    bint passthrough                # every block is a driver allocation of its own
+
+cdef struct ArenaStats:
+    uint64_t max_in_use
+    uint64_t max_reserved
+    uint64_t max_alloc_size
+    uint64_t num_allocs
+    uint64_t num_frees
+    uint64_t num_reserves
+    uint64_t num_extensions         # regions added for ordinary blocks, or growths by new pages
+    uint64_t num_shrinkages         # regions, or ranges that gave pages, given back by shrink
+    uint64_t events_recorded
+    uint64_t events_asked
+    uint64_t events_waited          # device-side waits enqueued
+
+cdef struct StreamSlot:
+    CUstream handle
+    ThreadMark* thread      # of a per-thread default stream, retained; NULL for all others
+    uint32_t dirty          # something was freed in the running epoch; set without the lock
+    bint asking             # a thread is at the driver for this slot, without the lock
+    CUevent event           # pooled: created at the first need, recorded again and again
+    uint64_t epoch          # running; starts at 1; read without the lock
+    uint64_t event_epoch    # the epoch that the outstanding event closes; 0: none outstanding
+    uint64_t done           # epochs <= done are known to have completed
+    int32_t claims          # who else names the slot: recorded uses, calls on their way (atomic)
+    uint32_t guards         # parked blocks that wait for this stream
+    uint64_t gave_up        # the event of this epoch was waited for in vain
+    bint silent             # a raw handle, reset and not named since: it may name nothing now
+    bint vacant             # names no stream; the next new one gets it
+
+# Kept blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.
+cdef struct Stacks:
+    uint32_t head[257]
+    uint8_t depth[257]
+    uint32_t chunks
+
+cdef struct ThreadCache:
+    uint64_t remote         # list of what other threads freed; alone in its cache line
+    uint64_t padding[7]
+    OwnerLock lock
+    uint32_t slot_count     # of stacks
+    Stacks** stacks         # per stream's slot; NULL: none yet
+    uint64_t last_size      # bytes of the block freed last, if it is not in a stack; 0: none
+    uint32_t last_slot      # its stream's slot
+    uint32_t last           # its handle's chunk index
+    uint64_t cached_bytes   # at rest here
+    uint64_t least_cached   # since it last published
+    uint64_t published      # its part of the arena's cached_bytes
+    uint64_t requested      # bytes that each table's requested_in_use has changed by, modulo 2**64
+    uint64_t requested_small
+    uint64_t allocs         # not yet in the arena's statistics
+    uint64_t frees
+    ThreadMark* owner
+    ThreadCache* next
+
+# A block that was live when its arena was suspended; its bytes follow those before it in the copy.
+cdef struct SavedBlock:
+    uint64_t address
+    uint64_t nbytes
+    uint32_t index
+    uint32_t generation
+    bint small              # of table `small`
+
+# What was recorded of a block when it was handed out; of no block if the generation is not its
+# chunk's.
+cdef struct BlockNote:
+    uint64_t number         # of the allocation in its recording
+    uint64_t time           # ns, of the monotonic clock
+    uint64_t seal           # as in include/recorder.h: framework, thread, tag, stack
+    uint32_t recorder       # serial, low half
+    uint32_t generation     # of the chunk; 0 while the others are written
+
+# What the fast path reads without the lock comes first; a cache line apart, what threads change.
+cdef struct ArenaCore:
+    uint64_t serial         # of this arena, never used again
+    Place* place
+    StreamSlot* streams     # parallel to the stream slots of both tables; never moves
+    uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
+    ArenaSettings settings
+    uint32_t closed         # ArenaState: unless 0, nothing is handed out
+    bint detour             # passed through, counted one by one, or there is a debug heap
+    Tap tap                 # where a recorder is attached
+    BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
+    uint64_t padding[8]
+    Lock lock
+    Lock grow_lock
+    Lock caches_lock
+    uint32_t last_stream    # slot served last
+    ThreadCache* caches
+    uint64_t cached_bytes   # of the bytes that the tables count as used, at rest in caches
+    int32_t references      # the Arena object and every lease (atomic)
+    Bfc table               # blocks; of a large paged arena those from SMALL_BLOCK on
+    Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty
+    Bfc persistent          # of a paged arena: what its persistent regions are cut from; else empty
+    Space spaces[SPACES]    # of a paged arena: where the blocks of these three live
+    MoveBudget move_budget
+    BudgetCore* held_account    # of the budget that what it holds is charged to; NULL: none
+    BudgetCore* in_use_account  # of the one that what is handed out is charged to; NULL: none
+    uint64_t over_budget        # bytes that were refused last (atomic)
+    SavedBlock* saved       # of a suspended arena; grow_lock
+    uint32_t saved_count
+    uint64_t saved_bytes
+    void* saved_copy
+    Claims views            # on its leases, besides the buffers' own
+    Backing backing
+    Backing shareable       # blocks that other processes may be given; no `reserve`: none can be
+    ArenaStats stats
+    uint64_t next_region    # bytes the next region will have, if it need not be larger
+    uint32_t stream_capacity
+    uint32_t vacant_slots
+    uint32_t reclaim_at     # slots from which on unused ones are looked for before adding one
+    uint64_t completions    # how often something became free because work had ended
+    Uses* pending_free      # freed blocks that wait for the streams recorded for them
+    uint32_t retired        # persistent regions whose block is gone, to be given back
+    ArenaCore* parent       # of a graph pool; a reference; NULL for all others
+    uint64_t charged        # graph pool: bytes that its parent counts for it
+    uint64_t lent           # bytes that graph pools hold of this arena's max_mem (atomic)
+    int32_t graphs          # that retain this pool, or a pool of this arena (atomic)
+    int32_t last_code       # CUresult of the driver's last refusal
+    const char* last_call   # the call that was refused; NULL: the backing's own
+    Retired end             # in the list of arenas that nothing refers to any more
+    DebugHeap* heap         # a reference; NULL: none. Only where there is a `detour`
+
+cdef inline Bfc* table_for(ArenaCore* arena, uint64_t size) noexcept nogil:
+    return &arena.small if size < arena.small_below else &arena.table
+
+cdef inline Bfc* table_of(ArenaCore* arena, uint64_t handle) noexcept nogil:
+    return &arena.small if handle & IN_SMALL else &arena.table
+
+cdef inline uint64_t arena_in_use(const ArenaCore* arena) noexcept nogil:
+    return arena.table.in_use + arena.small.in_use - arena.cached_bytes
+
+cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
+    # Persistent regions are cut from pages: what those have besides counts too.
+    return (arena.table.reserved + arena.small.reserved
+            + arena.persistent.reserved - arena.persistent.in_use)
+
+cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
+    # The epoch of a free on the stream; the stream has work now that an event must be put behind.
+    # A free reads the epoch, then sees whether the stream is dirty; closing an epoch does both in
+    # the opposite order. So no free of the new epoch goes unnoticed.
+    cdef uint64_t epoch = published64(&stream.epoch)
+    if not load32(&stream.dirty):
+        store32(&stream.dirty, True)
+    return epoch
+
+cdef struct Block:
+    uint64_t address
+    uint64_t handle         # generation and chunk index
+    uint64_t size           # bytes, padding included

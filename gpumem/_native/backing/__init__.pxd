@@ -1,0 +1,10 @@
+"""Where regions come from."""
+
+from gpumem._native.backing.device cimport (
+    Backing, backing_init, backing_note, HOST_SIDE, managed_advise, managed_init, managed_prefetch,
+    Mapped, mapped_find, Side, SIDE_DEVICE, SIDE_HOST, SIDE_NONE,
+)
+from gpumem._native.backing.physical cimport (
+    file_init, numa_init, numa_try, shared_export, shared_init, THE_DEVICE,
+)
+from gpumem._native.backing.pinned cimport pages_exist, pinned_init

@@ -1,0 +1,1 @@
+"""Where an arena's regions come from: device, managed, pinned or physical memory."""

@@ -1,0 +1,80 @@
+"""Where an arena's bytes come from: one struct of functions and what they need.
+
+A backing reserves and releases whole regions. It is called with the arena's grow lock held and
+the arena lock not held, without the interpreter lock; it may call the driver and may block.
+Addresses are multiples of 256. A refusal leaves nothing behind. A release waits, as the
+driver's own free does, for what is queued on the device: the memory may be someone else's next.
+
+The family: plain driver blocks (_backing), host pages that are pinned (backing/pinned), managed
+memory with hints (backing/device), one physical handle each: a NUMA node's, or a device's to be
+shared (backing/physical), files in memory to be shared (backing/physical), somebody else's
+(_resource/arena/source).
+"""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._native.driver cimport CUmem_advise, CUresult, CUstream, Place
+
+# Of managed memory: a side that a hint names.
+cdef enum Side:
+    SIDE_NONE = 0
+    SIDE_DEVICE = 1
+    SIDE_HOST = 2
+
+cdef struct ManagedHints:
+    bint read_mostly
+    Side preferred_location
+    Side accessed_by
+    Side prefetch
+
+# A region whose release needs to know more than its address.
+cdef struct Mapped:
+    Mapped* next
+    uint64_t address
+    uint64_t nbytes         # of the mapping; at least the region's
+    uint64_t memory         # the physical handle, or the file's descriptor
+
+cdef struct Backing:
+    CUresult (*reserve)(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
+    CUresult (*release)(Backing* self, uint64_t address, uint64_t size) noexcept nogil
+    # With the arena's last reference: gives up what the backing itself holds. May be NULL.
+    void (*forget)(Backing* self) noexcept nogil
+    const char* call        # the driver call that reserves, or the latest that failed
+    Place* place
+    uint64_t calls          # driver calls made by this backing
+    uint64_t granule        # bytes, a power of two; regions are multiples of it
+    int node                # host memory: the NUMA node; -1: the device's nearest
+    bint exportable         # physical handles and files are made to be given to other processes
+    bint has_files          # what `Mapped.memory` is: a descriptor, not a physical handle
+    ManagedHints hints
+    Mapped* mapped
+    uint64_t mapped_bytes   # of these mappings together
+    void* source            # what a source is called with
+
+# Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
+# others of the family begin with it.
+cdef void backing_init(Backing* backing, Place* place) noexcept nogil
+# One cuMemHostAlloc, and its end.
+cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
+cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil
+# Notes a driver call and, if it failed, its name.
+cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil
+cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
+                        uint64_t memory) noexcept nogil
+cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil
+# Out of the list, the caller's to free; NULL: not there.
+cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil
+
+
+# ---- Managed memory: regions that migrate, and the hints that steer them -------------------------
+
+
+cdef enum:
+    HOST_SIDE = -1              # in place of a device's ordinal: the CPU
+
+cdef void managed_init(Backing* backing, Place* place) noexcept nogil
+# Hints, by the signature that the driver has. `where`: a device's ordinal, or HOST_SIDE.
+cdef CUresult managed_advise(Place* place, uint64_t address, uint64_t nbytes, CUmem_advise advice,
+                             int where) noexcept nogil
+cdef CUresult managed_prefetch(Place* place, uint64_t address, uint64_t nbytes, int where,
+                               CUstream stream) noexcept nogil

@@ -1,0 +1,192 @@
+"""Backings by plain driver blocks: one driver allocation per region."""
+
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport malloc
+from libc.string cimport memset
+
+from gpumem._native.driver cimport (
+    CU_MEM_ADVISE_SET_ACCESSED_BY, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+    CU_MEM_ADVISE_SET_READ_MOSTLY, CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_LOCATION_TYPE_HOST, CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdeviceptr, CUmem_advise, CUmemLocation, CUresult,
+    CUstream, Place, place_enter, place_leave,
+)
+
+
+cdef enum:
+    QUANTUM = 256
+
+
+cdef void backing_init(Backing* backing, Place* place) noexcept nogil:
+    memset(backing, 0, sizeof(Backing))
+    backing.place = place
+    backing.granule = QUANTUM
+    backing.node = -1
+    backing.reserve = device_reserve
+    backing.release = device_release
+    backing.call = "cuMemAlloc"
+
+
+cdef CUresult device_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef CUdeviceptr pointer = 0
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemAlloc", self.place.table.cuMemAlloc(&pointer, size))
+    place_leave(self.place)
+    address[0] = pointer
+    return code
+
+
+cdef CUresult device_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemFree", self.place.table.cuMemFree(address))
+    place_leave(self.place)
+    return code
+
+
+cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef void* pointer = NULL
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemHostAlloc", self.place.table.cuMemHostAlloc(
+        &pointer, size, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP))
+    place_leave(self.place)
+    address[0] = <uint64_t>pointer
+    return code
+
+
+cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemFreeHost", self.place.table.cuMemFreeHost(<void*>address))
+    place_leave(self.place)
+    return code
+
+
+# ---- what the family shares ----------------------------------------------------------------------
+
+cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil:
+    self.calls += 1
+    if code != CUDA_SUCCESS:
+        self.call = call
+    return code
+
+
+cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
+                        uint64_t memory) noexcept nogil:
+    cdef Mapped* mapped = <Mapped*>malloc(sizeof(Mapped))
+    if mapped == NULL:
+        return NULL
+    mapped.next = self.mapped
+    mapped.address = address
+    mapped.nbytes = nbytes
+    mapped.memory = memory
+    self.mapped = mapped
+    self.mapped_bytes += nbytes
+    return mapped
+
+
+cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil:
+    cdef Mapped* mapped = self.mapped
+    while mapped != NULL and mapped.address != address:
+        mapped = mapped.next
+    return mapped
+
+
+cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil:
+    cdef Mapped** hook = &self.mapped
+    cdef Mapped* found
+    while hook[0] != NULL:
+        found = hook[0]
+        if found.address == address:
+            hook[0] = found.next
+            self.mapped_bytes -= found.nbytes
+            return found
+        hook = &found.next
+    return NULL
+
+
+# ---- Managed memory ------------------------------------------------------------------------------
+#
+# The driver's functions for hints took a device until CUDA 12.1 and take a location since 12.2.
+# _cuda fills the one entry or the other by the driver's version, so here the one that is there
+# is called.
+
+
+cdef void managed_init(Backing* backing, Place* place) noexcept nogil:
+    backing_init(backing, place)
+    backing.reserve = managed_reserve
+    backing.call = "cuMemAllocManaged"
+
+
+cdef CUresult managed_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef CUdeviceptr pointer = 0
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemAllocManaged", self.place.table.cuMemAllocManaged(
+        &pointer, size, CU_MEM_ATTACH_GLOBAL))
+    if code == CUDA_SUCCESS:
+        code = give_hints(self, pointer, size)
+        if code != CUDA_SUCCESS:
+            self.place.table.cuMemFree(pointer)
+    place_leave(self.place)
+    address[0] = pointer
+    return code
+
+
+cdef CUresult give_hints(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    # Of a new region. Advice first: where pages live by preference decides what a prefetch does.
+    cdef CUresult code = CUDA_SUCCESS
+    if self.hints.read_mostly:
+        code = advise(self, address, size, CU_MEM_ADVISE_SET_READ_MOSTLY, SIDE_DEVICE)
+    if code == CUDA_SUCCESS and self.hints.preferred_location != SIDE_NONE:
+        code = advise(self, address, size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                      self.hints.preferred_location)
+    if code == CUDA_SUCCESS and self.hints.accessed_by != SIDE_NONE:
+        code = advise(self, address, size, CU_MEM_ADVISE_SET_ACCESSED_BY, self.hints.accessed_by)
+    if code == CUDA_SUCCESS and self.hints.prefetch != SIDE_NONE:
+        code = backing_note(self, "cuMemPrefetchAsync", managed_prefetch(
+            self.place, address, size, ordinal(self, self.hints.prefetch), NULL))
+    return code
+
+
+cdef CUresult advise(Backing* self, uint64_t address, uint64_t size, CUmem_advise advice,
+                     Side side) noexcept nogil:
+    return backing_note(self, "cuMemAdvise", managed_advise(
+        self.place, address, size, advice, ordinal(self, side)))
+
+
+cdef int ordinal(const Backing* self, Side side) noexcept nogil:
+    return self.place.ordinal if side == SIDE_DEVICE else HOST_SIDE
+
+
+cdef CUmemLocation location_of(int where) noexcept nogil:
+    cdef CUmemLocation location
+    location.type = CU_MEM_LOCATION_TYPE_HOST if where == HOST_SIDE else CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = 0 if where == HOST_SIDE else where
+    return location
+
+
+cdef CUresult managed_advise(Place* place, uint64_t address, uint64_t nbytes, CUmem_advise advice,
+                             int where) noexcept nogil:
+    # Before 12.2 the CPU is device -1, as HOST_SIDE is.
+    if place.table.cuMemAdvise != NULL:
+        return place.table.cuMemAdvise(address, nbytes, advice, location_of(where))
+    if place.table.cuMemAdvise_v1 != NULL:
+        return place.table.cuMemAdvise_v1(address, nbytes, advice, where)
+    return CUDA_ERROR_NOT_SUPPORTED
+
+
+cdef CUresult managed_prefetch(Place* place, uint64_t address, uint64_t nbytes, int where,
+                               CUstream stream) noexcept nogil:
+    if place.table.cuMemPrefetchAsync != NULL:
+        return place.table.cuMemPrefetchAsync(address, nbytes, location_of(where), 0, stream)
+    if place.table.cuMemPrefetchAsync_v1 != NULL:
+        return place.table.cuMemPrefetchAsync_v1(address, nbytes, where, stream)
+    return CUDA_ERROR_NOT_SUPPORTED

@@ -1,0 +1,287 @@
+"""One physical handle for a region, mapped once; see _native/backing/physical.pxd.
+
+A node's memory is pinned, and the CPU has access too. The granule is the driver's, 2 MiB.
+"""
+
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from gpumem._native.backing.device cimport (
+    Backing, backing_init, backing_note, Mapped, mapped_add, mapped_find, mapped_take,
+)
+from gpumem._native.driver cimport (
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
+    CUstream, Place, place_enter, place_leave,
+)
+
+
+cdef enum:
+    GRANULE = 2097152           # 2 MiB, the driver's for every location
+
+
+cdef void numa_init(Backing* backing, Place* place, int node) noexcept nogil:
+    backing_init(backing, place)
+    backing.reserve = physical_reserve
+    backing.release = physical_release
+    backing.call = "cuMemCreate"
+    backing.granule = GRANULE
+    backing.node = node
+
+
+cdef void shared_init(Backing* backing, Place* place, int node) noexcept nogil:
+    numa_init(backing, place, node)
+    backing.reserve = shared_reserve
+    backing.exportable = True
+
+
+cdef CUresult numa_try(Place* place, int node, const char** call) noexcept nogil:
+    cdef Backing backing
+    cdef uint64_t address = 0
+    cdef CUresult code
+    numa_init(&backing, place, node)
+    code = physical_reserve(&backing, GRANULE, &address)
+    if code == CUDA_SUCCESS:
+        code = physical_release(&backing, address, GRANULE)
+    call[0] = backing.call
+    return code
+
+
+cdef CUresult create(const Backing* self, uint64_t nbytes,
+                     CUmemGenericAllocationHandle* memory) noexcept nogil:
+    cdef CUmemAllocationProp prop
+    memset(&prop, 0, sizeof(prop))
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
+    prop.location.id = self.node
+    if self.node == THE_DEVICE:
+        prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+        prop.location.id = self.place.device
+    if self.exportable:
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return self.place.table.cuMemCreate(memory, nbytes, &prop, 0)
+
+
+# ---- a region: addresses, memory, mapping, access ------------------------------------------------
+
+cdef CUresult physical_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef uint64_t nbytes = (size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)
+    cdef CUdeviceptr base = 0
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemAddressReserve", self.place.table.cuMemAddressReserve(
+        &base, nbytes, 0, 0, 0))
+    if code == CUDA_SUCCESS:
+        code = fill(self, base, nbytes)
+        if code != CUDA_SUCCESS:
+            self.place.table.cuMemAddressFree(base, nbytes)
+    place_leave(self.place)
+    address[0] = base
+    return code
+
+
+cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
+    # Memory under reserved addresses.
+    cdef CUmemGenericAllocationHandle memory = 0
+    cdef CUresult code = backing_note(self, "cuMemCreate", create(self, nbytes, &memory))
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemMap", self.place.table.cuMemMap(base, nbytes, 0, memory, 0))
+    if code == CUDA_SUCCESS:
+        code = open_access(self, base, nbytes)
+        if code == CUDA_SUCCESS and mapped_add(self, base, nbytes, memory) == NULL:
+            code = CUDA_ERROR_OUT_OF_MEMORY
+        if code != CUDA_SUCCESS:
+            self.place.table.cuMemUnmap(base, nbytes)
+    if code != CUDA_SUCCESS:
+        self.place.table.cuMemRelease(memory)
+    return code
+
+
+cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
+    cdef CUmemAccessDesc[2] access
+    access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    access[0].location.id = self.place.device
+    access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    access[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
+    access[1].location.id = self.node
+    access[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return backing_note(self, "cuMemSetAccess", self.place.table.cuMemSetAccess(
+        base, nbytes, access, 1 if self.node == THE_DEVICE else 2))
+
+
+cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    # Unmapping does not wait for the device, so it is waited for here.
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuCtxSynchronize", self.place.table.cuCtxSynchronize())
+    if code == CUDA_SUCCESS:
+        code = unmap(self, address)
+    place_leave(self.place)
+    return code
+
+
+cdef CUresult unmap(Backing* self, uint64_t address) noexcept nogil:
+    # While the driver refuses, memory, addresses and their record stay. Once unmapped, nobody may
+    # use the addresses again, whatever the driver says to the rest.
+    cdef const Mapped* found = mapped_find(self, address)
+    cdef Mapped* mapped
+    cdef CUresult code
+    if found == NULL:
+        return CUDA_SUCCESS
+    code = backing_note(self, "cuMemUnmap",
+                        self.place.table.cuMemUnmap(address, found.nbytes))
+    if code != CUDA_SUCCESS:
+        return code
+    mapped = mapped_take(self, address)
+    backing_note(self, "cuMemRelease", self.place.table.cuMemRelease(mapped.memory))
+    self.place.table.cuMemAddressFree(address, mapped.nbytes)
+    free(mapped)
+    return CUDA_SUCCESS
+
+
+# ---- memory to be shared -------------------------------------------------------------------------
+
+cdef CUresult shared_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef CUresult code = physical_reserve(self, size, address)
+    if code != CUDA_SUCCESS:
+        return code
+    code = place_enter(self.place)
+    if code == CUDA_SUCCESS:
+        code = clear(self, address[0], size)
+        place_leave(self.place)
+    if code != CUDA_SUCCESS:
+        physical_release(self, address[0], size)
+    return code
+
+
+cdef CUresult clear(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    # On a stream of its own, so that it waits for nobody's work.
+    cdef CUstream stream = NULL
+    cdef CUresult code = backing_note(self, "cuStreamCreate", self.place.table.cuStreamCreate(
+        &stream, CU_STREAM_NON_BLOCKING))
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemsetD8Async", self.place.table.cuMemsetD8Async(
+        address, 0, size, stream))
+    if code == CUDA_SUCCESS:
+        code = backing_note(self, "cuStreamSynchronize",
+                            self.place.table.cuStreamSynchronize(stream))
+    self.place.table.cuStreamDestroy(stream)
+    return code
+
+
+cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil:
+    cdef CUresult code = place_enter(self.place)
+    if code == CUDA_SUCCESS:
+        code = self.place.table.cuMemExportToShareableHandle(
+            fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+        place_leave(self.place)
+    return code
+
+
+# ---- Files in memory, mapped and pinned ----------------------------------------------------------
+#
+# The kernel hands out cleared pages. The size of a file is sealed, so that nobody who is given its
+# descriptor can make a page vanish under the others.
+
+
+cdef extern from *:
+    """
+    #include <fcntl.h>
+    #include <stdint.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+
+    /* A file of that many bytes, and where it is mapped; -1: no memory, or no descriptor. */
+    static int gm_file_map(uint64_t nbytes, void **address) {
+        int fd = memfd_create("gpumem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (fd < 0) return -1;
+        *address = MAP_FAILED;
+        if (ftruncate(fd, (off_t)nbytes) == 0
+                && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+            *address = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (*address != MAP_FAILED) return fd;
+        close(fd);
+        return -1;
+    }
+    static void gm_file_end(int fd, void *address, uint64_t nbytes) {
+        munmap(address, nbytes);
+        close(fd);
+    }
+    """
+    int gm_file_map(uint64_t nbytes, void** address) noexcept nogil
+    void gm_file_end(int fd, void* address, uint64_t nbytes) noexcept nogil
+
+cdef enum:
+    PAGE = 4096
+
+
+cdef void file_init(Backing* backing, Place* place) noexcept nogil:
+    backing_init(backing, place)
+    backing.reserve = file_reserve
+    backing.release = file_release
+    backing.call = "cuMemHostRegister"
+    backing.granule = PAGE
+    backing.has_files = True
+
+
+cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    cdef void* pages = NULL
+    cdef int fd = gm_file_map(size, &pages)
+    cdef CUresult code
+    if fd < 0:
+        self.call = "memfd_create"
+        return CUDA_ERROR_OUT_OF_MEMORY
+    code = place_enter(self.place)
+    if code == CUDA_SUCCESS:
+        code = pin(self, pages, size)
+        if code == CUDA_SUCCESS and mapped_add(self, <uintptr_t>pages, size, fd) == NULL:
+            self.place.table.cuMemHostUnregister(pages)
+            code = CUDA_ERROR_OUT_OF_MEMORY
+        place_leave(self.place)
+    if code != CUDA_SUCCESS:
+        gm_file_end(fd, pages, size)
+    address[0] = <uintptr_t>pages
+    return code
+
+
+cdef CUresult pin(Backing* self, void* pages, uint64_t size) noexcept nogil:
+    cdef CUdeviceptr seen = 0
+    cdef CUresult code = backing_note(self, "cuMemHostRegister", self.place.table.cuMemHostRegister(
+        pages, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuMemHostGetDevicePointer",
+                        self.place.table.cuMemHostGetDevicePointer(&seen, pages, 0))
+    if code == CUDA_SUCCESS and seen != <uintptr_t>pages:
+        code = CUDA_ERROR_NOT_SUPPORTED     # a block has one address
+    if code != CUDA_SUCCESS:
+        self.place.table.cuMemHostUnregister(pages)
+    return code
+
+
+cdef CUresult file_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    # Pages that the device may still use are not unmapped.
+    cdef Mapped* mapped
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuCtxSynchronize", self.place.table.cuCtxSynchronize())
+    if code == CUDA_SUCCESS:
+        code = backing_note(self, "cuMemHostUnregister",
+                            self.place.table.cuMemHostUnregister(<void*><uintptr_t>address))
+    place_leave(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    mapped = mapped_take(self, address)
+    if mapped != NULL:
+        gm_file_end(<int>mapped.memory, <void*><uintptr_t>address, mapped.nbytes)
+        free(mapped)
+    return code

@@ -1,0 +1,222 @@
+"""Validation of the chunk table; never on a fast path. See _native/bfc/table.pxd for what must
+hold."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from gpumem._native.bfc.table cimport (
+    Bfc, bin_of, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED,
+    CHUNK_USED, LEVELS, NIL, QUANTUM, Region, SLOT_RELEASED, state_of, STEPS, StreamBins,
+)
+
+
+# Everything that bfc_check counts anew and compares with what the table believes.
+cdef struct Recount:
+    uint64_t in_use
+    uint64_t requested
+    uint64_t used
+    uint64_t parked
+    uint64_t reserved
+    uint64_t chunks
+    uint32_t regions
+
+
+cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
+    cdef Recount sum
+    cdef uint32_t region, stream_slot
+    cdef int broken
+    cdef uint64_t binned = 0
+    cdef uint64_t unused = 0
+    cdef uint32_t filled = 0
+    cdef uint32_t index = table.unused
+    memset(&sum, 0, sizeof(sum))
+    for region in range(table.region_count):
+        if table.regions[region].size != 0:
+            broken = check_region(table, region, &sum)
+            if broken:
+                return broken
+    for stream_slot in range(table.stream_slot_count):
+        broken = check_bins(table, stream_slot, &binned)
+        if broken:
+            return broken
+        filled += stream_slot != SLOT_RELEASED and table.bins[stream_slot].levels != 0
+    if filled != table.bins_filled:
+        return 25
+    broken = check_holes(table, &binned)
+    if broken:
+        return broken
+    while index != NIL:
+        if table.chunks[index].state != CHUNK_UNUSED or unused > table.count:
+            return 1
+        unused += 1
+        index = table.chunks[index].next
+    if unused + sum.chunks != table.count:
+        return 2
+    if sum.in_use != table.in_use or (folded and sum.requested != table.requested_in_use):
+        return 3
+    if sum.used != table.used_chunks or sum.reserved != table.reserved:
+        return 4
+    if sum.regions != table.regions_live:
+        return 5
+    if sum.parked != table.pending_free_chunks:
+        return 8
+    if binned + sum.used + sum.parked + count_persistent_free(table) != sum.chunks:
+        return 6
+    return 0
+
+
+cdef int check_holes(const Bfc* table, uint64_t* binned) noexcept nogil:
+    cdef uint64_t found = 0
+    cdef uint32_t prev = NIL
+    cdef uint32_t index = table.holes
+    while index != NIL:
+        if (table.chunks[index].state != CHUNK_HOLE or table.chunks[index].bin_prev != prev
+                or found > table.count):
+            return 7
+        found += 1
+        prev = index
+        index = table.chunks[index].bin_next
+    binned[0] += found
+    return 0
+
+
+cdef uint64_t count_persistent_free(const Bfc* table) noexcept nogil:
+    cdef uint64_t count = 0
+    cdef uint32_t region
+    for region in range(table.region_count):
+        if (table.regions[region].size != 0 and table.regions[region].persistent
+                and table.regions[region].used == 0):
+            count += 1
+    return count
+
+
+cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept nogil:
+    cdef const Region* region = &table.regions[slot]
+    cdef uint64_t address = region.address
+    cdef uint32_t index = region.first
+    cdef uint32_t prev = NIL
+    cdef uint32_t used = 0
+    cdef uint32_t parked = 0
+    cdef uint32_t state
+    cdef const Chunk* chunk
+    while index != NIL:
+        chunk = &table.chunks[index]
+        state = state_of(table, index)
+        if state == CHUNK_UNUSED or chunk.region != slot or chunk.prev != prev:
+            return 10
+        if chunk.address != address or chunk.size == 0 or chunk.size % QUANTUM:
+            return 11
+        if (chunk.requested > chunk.size
+                or (state != CHUNK_USED and state != CHUNK_CACHED and chunk.requested)):
+            return 12
+        if (prev != NIL and state == CHUNK_FREE and state_of(table, prev) == CHUNK_FREE
+                and table.chunks[prev].stream_slot == chunk.stream_slot):
+            return 13
+        if state == CHUNK_USED or state == CHUNK_CACHED:
+            used += 1
+            sum.in_use += chunk.size
+            sum.requested += chunk.requested
+        if state == CHUNK_PENDING_FREE:
+            parked += 1
+        if state != CHUNK_HOLE:
+            sum.reserved += chunk.size
+        elif not region.is_range:
+            return 16
+        sum.chunks += 1
+        if sum.chunks > table.count:
+            return 10
+        address += chunk.size
+        prev = index
+        index = chunk.next
+    if address != region.address + region.size:
+        return 14
+    if used + parked != region.used:
+        return 15
+    if region.persistent and table.chunks[region.first].next != NIL:
+        return 15
+    sum.used += used
+    sum.parked += parked
+    sum.regions += 1
+    return 0
+
+
+cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noexcept nogil:
+    cdef const StreamBins* bins = table.bins[slot_index]
+    cdef uint64_t bytes_found = 0
+    cdef uint64_t chunks_found = 0
+    cdef uint32_t level, step, index, prev, home_level, home_step
+    cdef const Chunk* chunk
+    for level in range(LEVELS):
+        if (bins.steps[level] != 0) != ((bins.levels >> level) & 1):
+            return 20
+        for step in range(STEPS):
+            index = bins.head[level][step]
+            if (index != NIL) != ((bins.steps[level] >> step) & 1):
+                return 21
+            prev = NIL
+            while index != NIL:
+                chunk = &table.chunks[index]
+                bin_of(chunk.size, &home_level, &home_step)
+                if home_level != level or home_step != step:
+                    return 22
+                if (chunk.state != CHUNK_FREE or chunk.stream_slot != slot_index
+                        or chunk.bin_prev != prev):
+                    return 23
+                bytes_found += chunk.size
+                chunks_found += 1
+                if chunks_found > table.count:
+                    return 23
+                prev = index
+                index = chunk.bin_next
+    if bytes_found != bins.free_bytes or chunks_found != bins.free_chunks:
+        return 24
+    binned[0] += chunks_found
+    return 0
+
+
+cdef const char* bfc_invariant(int number) noexcept nogil:
+    if number == 1:
+        return "the list of unused slots holds only unused slots"
+    if number == 2:
+        return "every slot is in one region or in the list of unused slots"
+    if number == 3:
+        return "in_use and requested_in_use are the sums over used chunks"
+    if number == 4:
+        return "used_chunks and reserved are the sums over chunks and regions"
+    if number == 5:
+        return "regions_live counts the regions"
+    if number == 6:
+        return "every chunk that is not used hangs in exactly one bin or list of holes"
+    if number == 7:
+        return "the list of holes is linked both ways and holds only holes"
+    if number == 8:
+        return "pending_free_chunks counts the parked chunks"
+    if number == 10:
+        return "chunks of a region are linked both ways and belong to it"
+    if number == 11:
+        return "chunks follow each other without gap or overlap, in quanta"
+    if number == 12:
+        return "no more is requested than the chunk holds, and nothing of a free one"
+    if number == 13:
+        return "no two neighbours are free in the same stream slot"
+    if number == 14:
+        return "the chunks of a region cover it exactly"
+    if number == 15:
+        return "a region counts its used and parked chunks, and a persistent one holds one chunk"
+    if number == 16:
+        return "only a range has holes"
+    if number == 20:
+        return "a level's bit is set iff one of its steps is"
+    if number == 21:
+        return "a step's bit is set iff its bin holds a chunk"
+    if number == 22:
+        return "a free chunk hangs in the bin of its size"
+    if number == 23:
+        return "a bin is linked both ways and holds free chunks of its slot"
+    if number == 24:
+        return "a slot's free_bytes and free_chunks are the sums over its bins"
+    if number == 25:
+        return "bins_filled counts the slots, but slot 0, that have free chunks"
+    if number == 30:
+        return "a cache's stack holds kept chunks of its size and stream, and counts them"
+    return "unknown invariant"

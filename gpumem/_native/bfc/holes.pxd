@@ -1,0 +1,34 @@
+"""Address ranges with holes: what page moving needs of the chunk table.
+
+A *hole* is address space that holds no memory for the table: never mapped, or mapped by a page
+that counts elsewhere. Holes are chunks like others, so that a range is covered without gap. They
+hang in one list, merge with each other only and count nothing: `reserved` of a table is the sum
+of all chunks that are not holes.
+
+All of it belongs to the slow path; every function may grow the chunk array first and fails
+with NIL, nothing changed, if the host has no memory for that.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.bfc.table cimport Bfc
+
+# Adds a region that is one hole.
+cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
+                         uint32_t* region) noexcept nogil
+# Makes enough unused slots that `count` cuts cannot fail.
+cdef bint holes_prepare(Bfc* table, uint32_t count) noexcept nogil
+# Turns [begin, end) of a free chunk into a hole; what is left of it stays free. Returns the hole.
+cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil
+# Turns [begin, end) of a hole into a free chunk of `stream_slot`; the rest stays hole. Returns what
+# the chunk became after merging.
+cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
+                         uint32_t stream_slot, uint64_t epoch) noexcept nogil
+# Makes one used chunk of [begin, end), which neighbouring free chunks and holes cover from
+# `index` on. Memory behind its holes is the caller's to provide.
+cdef uint32_t holes_claim(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
+                          uint64_t requested, uint32_t stream_slot) noexcept nogil
+# Gives what a used chunk has beyond `size` bytes back as a free chunk of its stream slot.
+cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil
+# The opposite of a claim that failed: the used chunk becomes one hole.
+cdef uint32_t holes_unclaim(Bfc* table, uint32_t index) noexcept nogil

@@ -1,0 +1,190 @@
+"""Holes in address ranges."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.bfc.table cimport (
+    Bfc, bfc_add_region, BFC_NO_METADATA, BFC_OK, bin_insert, bin_remove, Chunk, chunk_absorb,
+    chunk_allocate, chunk_coalesce, CHUNK_FREE, chunk_free, CHUNK_HOLE, CHUNK_USED, NIL,
+    SLOT_RELEASED, slot_take, slots_ready, state_of,
+)
+
+
+# ---- the list of holes ---------------------------------------------------------------------------
+
+cdef uint32_t hole_link(Bfc* table, uint32_t index) noexcept nogil:
+    # Makes a hole of a chunk that hangs nowhere; holes side by side are one. Returns that one.
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef uint32_t beside = chunk.prev
+    chunk.state = CHUNK_HOLE
+    chunk.requested = 0
+    chunk.stream_slot = SLOT_RELEASED
+    chunk.epoch = 0
+    if beside != NIL and state_of(table, beside) == CHUNK_HOLE:
+        hole_unlink(table, beside)
+        chunk_absorb(table, beside, index)
+        index = beside
+    beside = table.chunks[index].next
+    if beside != NIL and state_of(table, beside) == CHUNK_HOLE:
+        hole_unlink(table, beside)
+        chunk_absorb(table, index, beside)
+    chunk = &table.chunks[index]
+    chunk.bin_prev = NIL
+    chunk.bin_next = table.holes
+    if table.holes != NIL:
+        table.chunks[table.holes].bin_prev = index
+    table.holes = index
+    return index
+
+
+cdef inline void hole_unlink(Bfc* table, uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    if chunk.bin_next != NIL:
+        table.chunks[chunk.bin_next].bin_prev = chunk.bin_prev
+    if chunk.bin_prev != NIL:
+        table.chunks[chunk.bin_prev].bin_next = chunk.bin_next
+    else:
+        table.holes = chunk.bin_next
+
+
+# ---- pieces --------------------------------------------------------------------------------------
+
+cdef uint32_t cut(Bfc* table, uint32_t index, uint64_t address) noexcept nogil:
+    # Cuts a chunk that hangs nowhere at an address inside it; returns the upper part, which hangs
+    # nowhere either. A slot is ready.
+    cdef uint32_t rest_index = slot_take(table)
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef Chunk* rest = &table.chunks[rest_index]
+    cdef uint32_t generation = rest.generation
+    rest[0] = chunk[0]
+    rest.generation = generation
+    rest.address = address
+    rest.size = chunk.address + chunk.size - address
+    rest.prev = index
+    if chunk.next != NIL:
+        table.chunks[chunk.next].prev = rest_index
+    chunk.next = rest_index
+    chunk.size = address - chunk.address
+    return rest_index
+
+
+cdef inline uint64_t end_of(const Bfc* table, uint32_t index) noexcept nogil:
+    return table.chunks[index].address + table.chunks[index].size
+
+
+cdef bint holes_prepare(Bfc* table, uint32_t count) noexcept nogil:
+    return slots_ready(table, count)
+
+
+cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
+                         uint32_t* region) noexcept nogil:
+    cdef uint32_t index
+    if bfc_add_region(table, address, size, False, region) != BFC_OK:
+        return BFC_NO_METADATA
+    index = table.regions[region[0]].first
+    table.regions[region[0]].is_range = True
+    bin_remove(table, index)
+    hole_link(table, index)
+    table.reserved -= size
+    return BFC_OK
+
+
+cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
+    cdef uint32_t lower = NIL
+    cdef uint32_t upper
+    bin_remove(table, index)
+    if end < end_of(table, index):
+        upper = cut(table, index, end)
+        bin_insert(table, upper)
+    if begin > table.chunks[index].address:
+        lower = index
+        index = cut(table, index, begin)
+        bin_insert(table, lower)
+    table.reserved -= end - begin
+    return hole_link(table, index)
+
+
+cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
+                         uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    cdef uint32_t lower
+    hole_unlink(table, index)
+    table.chunks[index].state = CHUNK_USED      # for now: its cut-off ends must not merge with it
+    if end < end_of(table, index):
+        hole_link(table, cut(table, index, end))
+    if begin > table.chunks[index].address:
+        lower = index
+        index = cut(table, index, begin)
+        hole_link(table, lower)
+    table.chunks[index].state = CHUNK_FREE
+    table.chunks[index].stream_slot = stream_slot
+    table.chunks[index].epoch = epoch if stream_slot != SLOT_RELEASED else 0
+    table.reserved += end - begin
+    return chunk_coalesce(table, index)
+
+
+cdef uint32_t holes_claim(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
+                          uint64_t requested, uint32_t stream_slot) noexcept nogil:
+    cdef uint32_t claimed, following
+    claimed = claim_piece(table, index, begin, end)
+    while end_of(table, claimed) < end:
+        following = table.chunks[claimed].next
+        following = claim_piece(table, following, end_of(table, claimed), end)
+        chunk_absorb(table, claimed, following)
+    table.chunks[claimed].stream_slot = SLOT_RELEASED
+    table.chunks[claimed].epoch = 0
+    chunk_allocate(table, claimed, requested, stream_slot)
+    return claimed
+
+
+cdef uint32_t claim_piece(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
+    # Takes one free chunk or hole out of its list, cuts off what lies outside [begin, end).
+    cdef uint32_t lower
+    cdef bint hole = table.chunks[index].state == CHUNK_HOLE
+    if hole:
+        hole_unlink(table, index)
+    else:
+        bin_remove(table, index)
+    table.chunks[index].state = CHUNK_USED      # for now: its cut-off ends must not merge with it
+    if end < end_of(table, index):
+        hang(table, cut(table, index, end), hole)
+    if begin > table.chunks[index].address:
+        lower = index
+        index = cut(table, index, begin)
+        hang(table, lower, hole)
+    if hole:
+        table.reserved += table.chunks[index].size
+    table.chunks[index].state = CHUNK_FREE
+    table.chunks[index].stream_slot = SLOT_RELEASED
+    table.chunks[index].epoch = 0
+    return index
+
+
+cdef inline void hang(Bfc* table, uint32_t index, bint hole) noexcept nogil:
+    if hole:
+        hole_link(table, index)
+    else:
+        table.chunks[index].state = CHUNK_FREE
+        bin_insert(table, index)
+
+
+cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) noexcept nogil:
+    cdef uint32_t rest
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef uint64_t requested = chunk.requested
+    cdef uint32_t stream_slot = chunk.stream_slot
+    cdef uint32_t generation
+    if chunk.size == size:
+        return
+    chunk_free(table, index, stream_slot, epoch)
+    rest = cut(table, index, chunk.address + size)
+    generation = table.chunks[index].generation
+    chunk_allocate(table, index, requested, stream_slot)
+    table.chunks[index].generation = generation
+    table.chunks[rest].requested = 0
+    chunk_coalesce(table, rest)
+
+
+cdef uint32_t holes_unclaim(Bfc* table, uint32_t index) noexcept nogil:
+    cdef uint64_t size = table.chunks[index].size
+    chunk_free(table, index, SLOT_RELEASED, 0)
+    table.reserved -= size
+    return hole_link(table, index)

@@ -1,0 +1,97 @@
+"""Blocks at planned places."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from gpumem._native.bfc.table cimport (
+    Bfc, bin_insert, bin_remove, chunk_allocate, CHUNK_FREE, chunk_split, gm_high_bit64, NIL,
+    slots_ready, state_of,
+)
+
+
+cdef enum:
+    WORD_BITS = 6           # edges per word of `begun`: 64
+    WORD_MASK = 63
+
+
+cdef bint places_init(Places* places, uint64_t base, const uint64_t* edges, uint32_t edge_count,
+                      uint32_t first) noexcept nogil:
+    places.base = base
+    places.edge_count = edge_count
+    places.edges = <uint64_t*>malloc(edge_count * sizeof(uint64_t))
+    places.starts = <uint32_t*>malloc(edge_count * sizeof(uint32_t))
+    places.begun = <uint64_t*>calloc((edge_count >> WORD_BITS) + 1, sizeof(uint64_t))
+    if places.edges == NULL or places.starts == NULL or places.begun == NULL:
+        places_free(places)
+        return False
+    memcpy(places.edges, edges, edge_count * sizeof(uint64_t))
+    note_start(places, 0, first)
+    return True
+
+
+cdef void places_free(Places* places) noexcept nogil:
+    free(places.edges)
+    free(places.starts)
+    free(places.begun)
+    memset(places, 0, sizeof(Places))
+
+
+cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
+                          uint32_t end) noexcept nogil:
+    cdef uint32_t index = chunk_below(places, table, begin)
+    if state_of(table, index) != CHUNK_FREE:
+        return NIL
+    if table.chunks[index].address + table.chunks[index].size < places.base + places.edges[end]:
+        return NIL
+    return index
+
+
+cdef uint32_t places_take(Places* places, Bfc* table, uint32_t index, uint32_t begin, uint32_t end,
+                          uint64_t requested, uint32_t stream_slot) noexcept nogil:
+    cdef uint64_t before = places.base + places.edges[begin] - table.chunks[index].address
+    cdef uint64_t size = places.edges[end] - places.edges[begin]
+    cdef uint32_t taken = index
+    if not slots_ready(table, 2):
+        return NIL
+    bin_remove(table, index)
+    if before:
+        chunk_split(table, index, before)
+        taken = table.chunks[index].next
+        bin_insert(table, index)
+        bin_remove(table, taken)
+        note_start(places, begin, taken)
+    if table.chunks[taken].size > size:
+        chunk_split(table, taken, size)
+        note_start(places, end, table.chunks[taken].next)
+    chunk_allocate(table, taken, requested, stream_slot)
+    return taken
+
+
+# ---- which chunk begins where --------------------------------------------------------------------
+
+cdef inline void note_start(Places* places, uint32_t edge, uint32_t index) noexcept nogil:
+    places.starts[edge] = index
+    places.begun[edge >> WORD_BITS] |= <uint64_t>1 << (edge & WORD_MASK)
+
+
+cdef uint32_t chunk_below(Places* places, const Bfc* table, uint32_t edge) noexcept nogil:
+    # The one that begins at the edge or last before it. The chunk at edge 0 is merged into no
+    # other, so there always is one.
+    cdef uint32_t index
+    while True:
+        edge = begun_below(places, edge)
+        index = places.starts[edge]
+        if table.chunks[index].state and (
+                table.chunks[index].address == places.base + places.edges[edge]):
+            return index
+        places.begun[edge >> WORD_BITS] &= ~(<uint64_t>1 << (edge & WORD_MASK))
+
+
+cdef inline uint32_t begun_below(const Places* places, uint32_t edge) noexcept nogil:
+    cdef uint32_t word = edge >> WORD_BITS
+    cdef uint64_t bits = places.begun[word] & (<uint64_t>-1 >> (WORD_MASK - (edge & WORD_MASK)))
+    while bits == 0:
+        word -= 1
+        bits = places.begun[word]
+    return (word << WORD_BITS) | <uint32_t>gm_high_bit64(bits)

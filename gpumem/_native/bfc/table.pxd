@@ -1,0 +1,243 @@
+"""Best fit with coalescing over address ranges: the data structure and its invariants.
+
+Knows addresses and sizes; knows no Python object, no driver and no lock. The caller locks.
+
+A *region* is one range of addresses from the backing. It is cut without gap or overlap into
+*chunks*, each wholly free or wholly used, linked in address order. Free chunks hang in the
+*bins* of a *stream slot*. Each stream has a slot; slot 0 is for memory that everyone may take:
+
+    never used by a stream, or released      slot 0
+    owned by stream s (used)                 in no bin
+    freed while s may still have work on it  slot s, stamped with the epoch of s at the free
+
+An *epoch* of a stream ends when an event is recorded on it. `completed` of a slot is the last
+epoch whose event is known to have completed: a free chunk with `epoch <= completed` is safe for
+everyone although it still hangs in its slot. Marks are slot numbers, never pointers to streams.
+
+Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with a bounded best
+fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
+bin above the request's own fits. Look at no more than SCAN_LIMIT chunks of the own bin, take
+the smallest that fits; else two bit scans find the next filled bin. No loop in allocate or
+free runs over more than SCAN_LIMIT chunks, or PACK_LIMIT more where the table packs. Free merges
+with both neighbours at once.
+
+A table that *packs* takes for blocks above PACK_BYTES the lowest of the PACK_LIMIT smallest that
+fit: long lives gather at low addresses, and what is free above them stays in one piece (serving
+with caches that grow, nothing moved: 1.05 of what is asked for instead of 1.19). While other
+streams hold unfinished memory it takes the smallest: low places are theirs as much as ours, and to
+mix them keeps both from merging.
+
+A small block that was given back may rest in a thread's cache (arena/cache) before it comes
+here: such a chunk is *cached*. To the table it is still used; it counts in `in_use`, and only the
+cache's owner touches it.
+
+Chunks live in one array that grows without moving and are named by index: a link is four bytes,
+and a cache may turn an index into a pointer without the lock.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._support.atomics cimport load32
+
+cdef enum:
+    NIL = 0xFFFFFFFF        # no chunk, no region, no stream slot
+    QUANTUM_BITS = 8        # sizes and addresses are multiples of 256 bytes
+    QUANTUM = 256
+    STEP_BITS = 5           # linear steps per power of two: 32, so a bin spans 1/32 of its size
+    STEPS = 32
+    LEVELS = 36             # sizes below 2**48 bytes
+    SCAN_LIMIT = 8          # chunks looked at in one bin
+    PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
+    PACK_BYTES = 65536      # up to so many a block's place does not matter enough to look for it
+    SLOT_RELEASED = 0       # free for everyone
+    REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
+    MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
+
+cdef enum:
+    # Bytes: more than any machine has or a bin takes, and far from where sums of sizes overflow.
+    ABSURD = 281474976710656
+
+cdef enum ChunkState:
+    CHUNK_UNUSED = 0        # a slot of the array that names no memory
+    CHUNK_FREE = 1
+    CHUNK_USED = 2
+    CHUNK_CACHED = 3        # used to the table, but at rest in a thread's cache
+    CHUNK_PENDING_FREE = 5  # freed, but other streams still use it, see bfc/table
+    CHUNK_HOLE = 4          # address space without memory, see bfc/holes; never found or merged
+
+cdef enum SplitRule:
+    SPLIT_TIGHT = 0         # give back whatever is left of at least one quantum
+    SPLIT_ORT = 1           # ONNX Runtime: if the chunk is twice the request or wastes max_dead
+
+cdef enum BfcStatus:
+    BFC_OK = 0
+    BFC_NO_METADATA = 1     # the host refused memory for the books; nothing changed
+    BFC_STALE = 2           # the handle names a block that is no longer handed out
+
+cdef enum:
+    ANY_EPOCH = -1
+
+# 64 bytes, one cache line.
+cdef struct Chunk:
+    uint64_t address        # of the first byte
+    uint64_t size           # bytes, a multiple of QUANTUM
+    uint64_t requested      # bytes the caller asked for; 0 while free
+    uint64_t epoch          # free: the epoch of its stream at the free; 0 in slot 0
+    uint32_t prev           # neighbours by address, same region; NIL at its ends
+    uint32_t next           # (unused slot: next unused slot)
+    uint32_t bin_prev       # free: neighbours in the bin. used: both are the address of the cache
+    uint32_t bin_next       # that it goes back to, see chunk_home. kept: next of the stack
+    uint32_t region
+    uint32_t stream_slot    # free: the slot whose bins it is in. used: of its stream
+    uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
+    uint32_t state          # ChunkState; see state_of
+
+cdef struct Region:
+    uint64_t address
+    uint64_t size           # bytes; == sum of its chunks, holes too; 0: this slot is unused
+    uint32_t first          # chunk at `address`
+    uint32_t used           # chunks handed out or parked; 0 means that the region can be given back
+    uint32_t id             # ordinal of its reservation, for people
+    bint persistent         # holds exactly one block of its own, never searched, never shrunk
+    bint is_range           # reserved address space of chunks and holes, backed by pages
+
+# The bins of one stream slot: bit f of `levels` is set iff steps[f] != 0, bit s of steps[f] iff
+# head[f][s] != NIL. free_bytes == sum of the sizes that hang here.
+cdef struct StreamBins:
+    uint64_t levels
+    uint32_t steps[LEVELS]
+    uint32_t head[LEVELS][STEPS]
+    uint64_t free_bytes
+    uint64_t free_chunks
+    uint64_t completed      # epochs <= completed are known to have ended
+    uint64_t waited         # during a plan: its stream waits on the device for epochs <= waited
+
+# What is read without the lock comes first; a cache line apart, what every operation changes.
+cdef struct Bfc:
+    Chunk* chunks           # MAX_CHUNKS reserved, capacity usable; the first count were ever used
+    uint32_t count
+    uint32_t capacity
+    Region* regions
+    uint32_t region_count   # slots ever used
+    uint32_t region_capacity
+    uint32_t regions_live
+    uint32_t next_region_id
+    StreamBins** bins       # stream_slot_count pointers, so that bins never move
+    uint32_t stream_slot_count
+    uint32_t holes          # head of the list of holes
+    SplitRule split_rule
+    uint64_t max_dead       # bytes, for SPLIT_ORT
+    bint merge_released     # may a chunk of slot 0 join its neighbour's slot?
+    bint packs              # takes the lowest of the smallest for large blocks
+    uint64_t padding[6]
+    uint32_t unused         # head of the list of unused slots
+    uint32_t bins_filled    # slots, but slot 0, that have free chunks
+    # cached sums, recomputed and compared by bfc/check; used here means used or cached
+    uint64_t in_use         # bytes of used chunks, padding included
+    uint64_t requested_in_use   # what caches changed is folded in when they are flushed
+    uint64_t reserved       # bytes of all chunks but holes
+    uint64_t used_chunks
+    uint64_t pending_free_chunks
+
+cdef extern from *:
+    """
+    static inline int gm_low_bit32(uint32_t word) { return __builtin_ctz(word); }
+    static inline int gm_low_bit64(uint64_t word) { return __builtin_ctzll(word); }
+    static inline int gm_high_bit64(uint64_t word) { return 63 - __builtin_clzll(word); }
+    """
+    int gm_low_bit32(uint32_t word) noexcept nogil
+    int gm_low_bit64(uint64_t word) noexcept nogil
+    int gm_high_bit64(uint64_t word) noexcept nogil
+
+cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
+    return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)
+
+cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
+    # Of a chunk that may be used: its owner may turn used into kept, and back, without the lock.
+    return load32(&table.chunks[index].state)
+
+cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil:
+    # Does such a block for this slot go to a low place: is no other stream's memory unfinished?
+    return (size > PACK_BYTES and table.packs
+            and table.bins_filled <= (table.bins[stream_slot].levels != 0))
+
+# Changes of state that the slow paths over address ranges share (bfc/holes, bfc/places).
+cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil
+cdef uint32_t slot_take(Bfc* table) noexcept nogil
+cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil
+cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil
+cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
+                         uint32_t stream_slot) noexcept nogil
+cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                     uint64_t epoch) noexcept nogil
+cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil
+cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil
+cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil
+
+cdef inline uint64_t handle_of(const Bfc* table, uint32_t index) noexcept nogil:
+    return (<uint64_t>table.chunks[index].generation << 32) | index
+
+cdef inline void bin_of(uint64_t size, uint32_t* level, uint32_t* step) noexcept nogil:
+    # Below STEPS quanta the steps are exact sizes; above, 32 linear steps per power of two.
+    cdef uint64_t quanta = size >> QUANTUM_BITS
+    cdef int top
+    if quanta < STEPS:
+        level[0] = 0
+        step[0] = <uint32_t>quanta
+    else:
+        top = gm_high_bit64(quanta)
+        level[0] = <uint32_t>(top - STEP_BITS + 1)
+        step[0] = <uint32_t>(quanta >> (top - STEP_BITS)) & (STEPS - 1)
+
+cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil
+cdef void bfc_free_all(Bfc* table) noexcept nogil
+
+# Takes the best block for `stream_slot` and marks it used; NIL if there is none or, with *status
+# set, if the array could not grow. `size` is a multiple of QUANTUM.
+cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
+                           int* status) noexcept nogil
+# The same from one stream slot, among its chunks of epochs <= `completed`.
+cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
+                                uint64_t completed, uint32_t stream_slot,
+                                int* status) noexcept nogil
+cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil
+# The chunk of a block that is handed out.
+cdef inline int bfc_resolve(const Bfc* table, uint64_t handle, uint32_t* index) noexcept nogil:
+    cdef uint32_t slot = <uint32_t>handle
+    if slot >= load32(&table.count) or state_of(table, slot) != CHUNK_USED:
+        return BFC_STALE
+    if load32(&table.chunks[slot].generation) != <uint32_t>(handle >> 32):
+        return BFC_STALE
+    index[0] = slot
+    return BFC_OK
+# Frees a used or cached chunk: it becomes free in `stream_slot`, stamped `epoch`, and merges with
+# its neighbours.
+cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t epoch) noexcept nogil
+
+cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persistent,
+                        uint32_t* region) noexcept nogil
+cdef uint32_t bfc_allocate_persistent(Bfc* table, uint32_t region, uint64_t requested,
+                                      uint32_t stream_slot) noexcept nogil
+cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil
+cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil
+
+cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil
+# Epochs of `stream_slot` up to `completed` are done: what was freed in them moves to slot 0 and
+# merges; a loop over all chunks.
+cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot, uint64_t completed) noexcept nogil
+
+cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil
+
+
+# ---- Parked chunks: freed by their owner, not yet free for anybody -------------------------------
+#
+# Other streams still have work on such a block. It is not handed out any more, hangs in no bin and
+# merges with nothing; it holds its region as a used one does.
+
+
+# Used to parked.
+cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                                 uint64_t epoch) noexcept nogil
+# Parked to free in a stream slot; merges. A persistent block hangs in no bin.
+cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                               uint64_t epoch) noexcept nogil

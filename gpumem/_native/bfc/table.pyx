@@ -1,0 +1,550 @@
+"""Best fit with coalescing over indices."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from gpumem._support.atomics cimport store32
+from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
+
+
+# ---- the fast path -----------------------------------------------------------------------------
+
+cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
+                           int* status) noexcept nogil:
+    # From what costs no question: the stream's own blocks, which are warm, and those that everybody
+    # may have (slot 0). Then those of other streams, as far as their epochs have completed.
+    cdef uint32_t other
+    cdef uint32_t index
+    if packs_low(table, size, stream_slot):
+        index = lower_of(table, bins_lowest(table, table.bins[stream_slot], size),
+                         bins_lowest(table, table.bins[0], size))
+    else:
+        index = bins_find(table, table.bins[stream_slot], size, <uint64_t>ANY_EPOCH)
+        # An exact fit needs no second search: nothing fits better, and its own memory is warm.
+        if index == NIL or table.chunks[index].size != size:
+            index = smaller_of(table, index, bins_find(table, table.bins[0], size,
+                                                       <uint64_t>ANY_EPOCH))
+    if index != NIL:
+        return allocate_found(table, index, size, requested, stream_slot, status)
+    # Memory of other streams whose work has completed, but which no release has moved to slot 0.
+    for other in range(1, table.stream_slot_count):
+        if other != stream_slot and table.bins[other].levels != 0:
+            index = bfc_allocate_from(table, size, requested, other, table.bins[other].completed,
+                                      stream_slot, status)
+            if index != NIL or status[0] != BFC_OK:
+                return index
+    status[0] = BFC_OK
+    return NIL
+
+
+cdef uint32_t bfc_allocate_from(Bfc* table, uint64_t size, uint64_t requested, uint32_t source,
+                                uint64_t completed, uint32_t stream_slot,
+                                int* status) noexcept nogil:
+    cdef uint32_t index = bins_find(table, table.bins[source], size, completed)
+    status[0] = BFC_OK
+    return NIL if index == NIL else allocate_found(table, index, size, requested, stream_slot,
+                                                   status)
+
+
+cdef inline uint32_t allocate_found(Bfc* table, uint32_t index, uint64_t size, uint64_t requested,
+                                    uint32_t stream_slot, int* status) noexcept nogil:
+    cdef bint split = split_leaves(table, table.chunks[index].size, size)
+    # Before anything changes: the array of chunks may have to grow for the rest of a split.
+    if split and not slot_ready(table):
+        status[0] = BFC_NO_METADATA
+        return NIL
+    status[0] = BFC_OK
+    bin_remove(table, index)
+    if split:
+        chunk_split(table, index, size)
+    chunk_allocate(table, index, requested, stream_slot)
+    return index
+
+
+cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nogil:
+    return bins_find(table, table.bins[source], size, <uint64_t>ANY_EPOCH) != NIL
+
+
+cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    chunk_free(table, index, stream_slot, epoch)
+    # A persistent block hangs in no bin: nobody takes it, its region goes back whole.
+    if not table.regions[table.chunks[index].region].persistent:
+        chunk_coalesce(table, index)
+
+
+cdef uint32_t chunk_coalesce(Bfc* table, uint32_t index) noexcept nogil:
+    index = chunk_merge_next(table, index)
+    index = chunk_merge_prev(table, index)
+    bin_insert(table, index)
+    return index
+
+
+# ---- finding -----------------------------------------------------------------------------------
+
+cdef inline uint32_t bins_find(const Bfc* table, const StreamBins* bins, uint64_t size,
+                               uint64_t completed) noexcept nogil:
+    cdef uint32_t level, step, found
+    if bins.levels == 0:
+        return NIL
+    bin_of(size, &level, &step)
+    # Chunks in the request's own bin may be smaller than it, so this bin has to be searched.
+    found = bin_best(table, bins.head[level][step], size, completed)
+    if found != NIL:
+        return found
+    # Any chunk of a later bin is large enough: first the rest of this level, then the levels above.
+    cdef uint32_t steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFE << step)
+    cdef uint64_t levels
+    if steps == 0:
+        levels = bins.levels & (<uint64_t>-2 << level)
+        if levels == 0:
+            return NIL
+        level = <uint32_t>gm_low_bit64(levels)
+        steps = bins.steps[level]
+    return bin_best(table, bins.head[level][gm_low_bit32(steps)], size, completed)
+
+
+cdef inline uint32_t smaller_of(const Bfc* table, uint32_t a, uint32_t b) noexcept nogil:
+    if a == NIL or b == NIL:
+        return b if a == NIL else a
+    return b if table.chunks[b].size < table.chunks[a].size else a
+
+
+cdef inline uint32_t lower_of(const Bfc* table, uint32_t a, uint32_t b) noexcept nogil:
+    if a == NIL or b == NIL:
+        return b if a == NIL else a
+    return b if table.chunks[b].address < table.chunks[a].address else a
+
+
+cdef uint32_t bins_lowest(const Bfc* table, const StreamBins* bins, uint64_t size) noexcept nogil:
+    # The lowest of up to PACK_LIMIT chunks that fit, from the smallest bin upward. In the request's
+    # own bin SCAN_LIMIT are looked at, of the later bins every chunk fits.
+    cdef uint32_t level, step, steps, index
+    cdef uint64_t levels
+    cdef uint32_t lowest = NIL
+    cdef int fitting = 0
+    cdef int looked = 0
+    bin_of(size, &level, &step)
+    steps = bins.steps[level] & <uint32_t>(<uint64_t>0xFFFFFFFF << step)
+    levels = bins.levels & (<uint64_t>-2 << level)
+    while True:
+        while steps != 0:
+            # `steps & steps - 1` clears the lowest bit: the bins are visited from the smallest up.
+            index = bins.head[level][gm_low_bit32(steps)]
+            steps &= steps - 1
+            looked = 0
+            while index != NIL and looked < SCAN_LIMIT and fitting < PACK_LIMIT:
+                if table.chunks[index].size >= size:
+                    lowest = lower_of(table, lowest, index)
+                    fitting += 1
+                looked += 1
+                index = table.chunks[index].bin_next
+        if levels == 0 or fitting == PACK_LIMIT:
+            return lowest
+        level = <uint32_t>gm_low_bit64(levels)
+        levels &= levels - 1
+        steps = bins.steps[level]
+
+
+cdef inline uint32_t bin_best(const Bfc* table, uint32_t index, uint64_t size,
+                              uint64_t completed) noexcept nogil:
+    # The smallest chunk that fits among the first SCAN_LIMIT of a bin, the lower address if equal.
+    cdef uint32_t best = NIL
+    cdef uint64_t best_size = <uint64_t>-1
+    cdef uint64_t best_address = 0
+    cdef int looked = 0
+    cdef const Chunk* chunk
+    while index != NIL and looked < SCAN_LIMIT:
+        chunk = &table.chunks[index]
+        # The lower of two equal chunks, so that free memory gathers at the top of a region.
+        if chunk.size >= size and chunk.epoch <= completed:
+            if chunk.size < best_size or (chunk.size == best_size
+                                          and chunk.address < best_address):
+                best = index
+                best_size = chunk.size
+                best_address = chunk.address
+        index = chunk.bin_next
+        looked += 1
+    return best
+
+
+# ---- one function per change of state ----------------------------------------------------------
+
+cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef StreamBins* bins = table.bins[chunk.stream_slot]
+    cdef uint32_t level, step, head
+    bin_of(chunk.size, &level, &step)
+    head = bins.head[level][step]
+    if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
+        store32(&table.bins_filled, table.bins_filled + 1)
+    # At the head: what was freed last is taken first, and insertion costs no search.
+    chunk.bin_prev = NIL
+    chunk.bin_next = head
+    if head != NIL:
+        table.chunks[head].bin_prev = index
+    bins.head[level][step] = index
+    bins.steps[level] |= <uint32_t>1 << step
+    bins.levels |= <uint64_t>1 << level
+    bins.free_bytes += chunk.size
+    bins.free_chunks += 1
+
+
+cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef StreamBins* bins = table.bins[chunk.stream_slot]
+    cdef uint32_t level, step
+    # Only the head of a bin needs its bin looked up; the bits are cleared when it was the last.
+    if chunk.bin_next != NIL:
+        table.chunks[chunk.bin_next].bin_prev = chunk.bin_prev
+    if chunk.bin_prev != NIL:
+        table.chunks[chunk.bin_prev].bin_next = chunk.bin_next
+    else:
+        bin_of(chunk.size, &level, &step)
+        bins.head[level][step] = chunk.bin_next
+        if chunk.bin_next == NIL:
+            bins.steps[level] &= ~(<uint32_t>1 << step)
+            if bins.steps[level] == 0:
+                bins.levels &= ~(<uint64_t>1 << level)
+                if bins.levels == 0 and chunk.stream_slot != SLOT_RELEASED:
+                    store32(&table.bins_filled, table.bins_filled - 1)
+    bins.free_bytes -= chunk.size
+    bins.free_chunks -= 1
+
+
+cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
+                         uint32_t stream_slot) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    chunk.requested = requested
+    chunk.stream_slot = stream_slot
+    chunk.bin_prev = 0          # at home in no cache
+    chunk.bin_next = 0
+    store32(&chunk.generation, chunk.generation + 1)
+    store32(&chunk.state, CHUNK_USED)
+    table.regions[chunk.region].used += 1
+    table.in_use += chunk.size
+    table.requested_in_use += requested
+    table.used_chunks += 1
+
+
+cdef void chunk_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                     uint64_t epoch) noexcept nogil:
+    cdef Chunk* chunk = &table.chunks[index]
+    table.regions[chunk.region].used -= 1
+    table.in_use -= chunk.size
+    table.requested_in_use -= chunk.requested
+    table.used_chunks -= 1
+    store32(&chunk.state, CHUNK_FREE)
+    chunk.requested = 0
+    chunk.stream_slot = stream_slot
+    chunk.epoch = epoch if stream_slot != SLOT_RELEASED else 0
+
+
+cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) noexcept nogil:
+    # Is the rest of a chunk of `have` bytes worth a chunk of its own?
+    if table.split_rule == SPLIT_TIGHT:
+        return have > want
+    return have >= 2 * want or have - want >= table.max_dead
+
+
+cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
+    # Cuts a detached free chunk after `size` bytes; the rest keeps slot and epoch and is binned.
+    # The slot was made ready by the caller, so nothing here can fail or move the array.
+    cdef uint32_t rest_index = slot_take(table)
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef Chunk* rest = &table.chunks[rest_index]
+    rest.address = chunk.address + size
+    rest.size = chunk.size - size
+    rest.requested = 0
+    rest.epoch = chunk.epoch
+    rest.stream_slot = chunk.stream_slot
+    rest.region = chunk.region
+    rest.state = CHUNK_FREE
+    rest.prev = index
+    rest.next = chunk.next
+    if chunk.next != NIL:
+        table.chunks[chunk.next].prev = rest_index
+    chunk.next = rest_index
+    chunk.size = size
+    bin_insert(table, rest_index)
+
+
+cdef inline bint can_merge(const Bfc* table, const Chunk* a, const Chunk* b) noexcept nogil:
+    # A mark may spread over memory that is free for everyone, never over another stream's.
+    if a.stream_slot == b.stream_slot:
+        return True
+    if not table.merge_released:
+        return False
+    return is_completed(table, a) or is_completed(table, b)
+
+
+cdef inline bint is_completed(const Bfc* table, const Chunk* chunk) noexcept nogil:
+    return (chunk.stream_slot == SLOT_RELEASED
+            or chunk.epoch <= table.bins[chunk.stream_slot].completed)
+
+
+cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil:
+    cdef uint32_t other = table.chunks[index].next
+    if other != NIL and state_of(table, other) == CHUNK_FREE:
+        if can_merge(table, &table.chunks[index], &table.chunks[other]):
+            bin_remove(table, other)
+            chunk_absorb(table, index, other)
+    return index
+
+
+cdef inline uint32_t chunk_merge_prev(Bfc* table, uint32_t index) noexcept nogil:
+    cdef uint32_t other = table.chunks[index].prev
+    if other != NIL and state_of(table, other) == CHUNK_FREE:
+        if can_merge(table, &table.chunks[index], &table.chunks[other]):
+            bin_remove(table, other)
+            chunk_absorb(table, other, index)
+            return other
+    return index
+
+
+cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogil:
+    # `other` follows `index`; both are free and in no bin. The stricter mark survives.
+    cdef Chunk* low = &table.chunks[index]
+    cdef Chunk* high = &table.chunks[other]
+    if low.stream_slot == high.stream_slot:
+        if high.epoch > low.epoch:
+            low.epoch = high.epoch
+    elif is_completed(table, low):
+        low.stream_slot = high.stream_slot
+        low.epoch = high.epoch
+    # The epoch of a merged chunk is the later one: all of its memory is safe only after that.
+    low.size += high.size
+    low.next = high.next
+    if high.next != NIL:
+        table.chunks[high.next].prev = index
+    slot_give(table, other)
+
+
+# ---- slots of the chunk array ------------------------------------------------------------------
+
+cdef inline bint slot_ready(Bfc* table) noexcept nogil:
+    return table.unused != NIL or table.count < table.capacity or chunks_grow(table)
+
+
+cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil:
+    # Counted against fresh slots alone: recycled ones come on top.
+    while table.capacity - table.count < count:
+        if not chunks_grow(table):
+            return False
+    return True
+
+
+cdef bint chunks_grow(Bfc* table) noexcept nogil:
+    cdef uint32_t capacity = table.capacity * 2 if table.capacity else 64
+    if capacity > MAX_CHUNKS:
+        return False
+    if table.chunks == NULL:
+        table.chunks = <Chunk*>reserved_open(<size_t>MAX_CHUNKS * sizeof(Chunk))
+    if (table.chunks == NULL
+            or reserved_commit(table.chunks, <size_t>capacity * sizeof(Chunk)) != 0):
+        return False
+    table.capacity = capacity
+    return True
+
+
+cdef uint32_t slot_take(Bfc* table) noexcept nogil:
+    cdef uint32_t index = table.unused
+    if index != NIL:
+        table.unused = table.chunks[index].next
+        return index
+    index = table.count
+    store32(&table.count, index + 1)
+    return index
+
+
+cdef inline void slot_give(Bfc* table, uint32_t index) noexcept nogil:
+    # The generation stays: a handle to the old tenant must not fit the next one.
+    table.chunks[index].state = CHUNK_UNUSED
+    table.chunks[index].next = table.unused
+    table.unused = index
+
+
+# ---- regions and stream slots ------------------------------------------------------------------
+
+cdef int bfc_init(Bfc* table, SplitRule split_rule, uint64_t max_dead) noexcept nogil:
+    cdef uint32_t stream_slot
+    memset(table, 0, sizeof(Bfc))
+    table.unused = NIL
+    table.holes = NIL
+    table.split_rule = split_rule
+    table.max_dead = max_dead
+    table.merge_released = True
+    return bfc_add_stream_slot(table, &stream_slot)
+
+
+cdef void bfc_free_all(Bfc* table) noexcept nogil:
+    cdef uint32_t stream_slot
+    for stream_slot in range(table.stream_slot_count):
+        free(table.bins[stream_slot])
+    free(table.bins)
+    free(table.regions)
+    reserved_close(table.chunks, <size_t>MAX_CHUNKS * sizeof(Chunk))
+    memset(table, 0, sizeof(Bfc))
+    table.unused = NIL
+    table.holes = NIL
+
+
+cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil:
+    cdef size_t nbytes = (table.stream_slot_count + 1) * sizeof(StreamBins*)
+    cdef StreamBins** bins = <StreamBins**>realloc(table.bins, nbytes)
+    if bins == NULL:
+        return BFC_NO_METADATA
+    table.bins = bins
+    cdef StreamBins* fresh = <StreamBins*>calloc(1, sizeof(StreamBins))
+    if fresh == NULL:
+        return BFC_NO_METADATA
+    memset(fresh.head, 0xFF, sizeof(fresh.head))
+    bins[table.stream_slot_count] = fresh
+    stream_slot[0] = table.stream_slot_count
+    table.stream_slot_count += 1
+    return BFC_OK
+
+
+cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persistent,
+                        uint32_t* region) noexcept nogil:
+    cdef uint32_t slot, index
+    if not region_slot_ready(table, &slot) or not slot_ready(table):
+        return BFC_NO_METADATA
+    index = slot_take(table)
+    cdef Chunk* chunk = &table.chunks[index]
+    chunk.address = address
+    chunk.size = size
+    chunk.requested = 0
+    chunk.epoch = 0
+    chunk.prev = NIL
+    chunk.next = NIL
+    chunk.region = slot
+    chunk.stream_slot = SLOT_RELEASED
+    chunk.state = CHUNK_FREE
+    cdef Region* fresh = &table.regions[slot]
+    fresh.address = address
+    fresh.size = size
+    fresh.first = index
+    fresh.used = 0
+    fresh.id = table.next_region_id
+    fresh.persistent = persistent
+    fresh.is_range = False
+    table.next_region_id += 1
+    table.regions_live += 1
+    table.reserved += size
+    if persistent:
+        chunk.bin_prev = NIL
+        chunk.bin_next = NIL
+    else:
+        bin_insert(table, index)
+    region[0] = slot
+    return BFC_OK
+
+
+cdef bint region_slot_ready(Bfc* table, uint32_t* slot) noexcept nogil:
+    cdef uint32_t i, capacity
+    cdef Region* regions
+    for i in range(table.region_count):
+        if table.regions[i].size == 0:
+            slot[0] = i
+            return True
+    if table.region_count == table.region_capacity:
+        capacity = table.region_capacity * 2 if table.region_capacity else 8
+        regions = <Region*>realloc(table.regions, <size_t>capacity * sizeof(Region))
+        if regions == NULL:
+            return False
+        table.regions = regions
+        table.region_capacity = capacity
+    slot[0] = table.region_count
+    table.regions[slot[0]].size = 0
+    table.region_count += 1
+    return True
+
+
+cdef uint32_t bfc_allocate_persistent(Bfc* table, uint32_t region, uint64_t requested,
+                                      uint32_t stream_slot) noexcept nogil:
+    cdef uint32_t index = table.regions[region].first
+    chunk_allocate(table, index, requested, stream_slot)
+    return index
+
+
+cdef bint bfc_region_is_idle(const Bfc* table, uint32_t region) noexcept nogil:
+    return (table.regions[region].size != 0 and table.regions[region].used == 0
+            and not table.regions[region].is_range)
+
+
+cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
+    # All its chunks are free (not necessarily one: marks may keep neighbours apart).
+    cdef Region* gone = &table.regions[region]
+    cdef uint32_t index = gone.first
+    cdef uint32_t next_index
+    while index != NIL:
+        next_index = table.chunks[index].next
+        if not gone.persistent:
+            bin_remove(table, index)
+        slot_give(table, index)
+        index = next_index
+    table.reserved -= gone.size
+    table.regions_live -= 1
+    gone.size = 0
+
+
+cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
+                                uint64_t completed) noexcept nogil:
+    cdef uint32_t index
+    cdef Chunk* chunk
+    table.bins[stream_slot].completed = completed
+    if table.bins[stream_slot].free_chunks == 0:
+        return
+    for index in range(table.count):
+        chunk = &table.chunks[index]
+        if (state_of(table, index) == CHUNK_FREE and chunk.stream_slot == stream_slot
+                and chunk.epoch <= completed):
+            bin_remove(table, index)
+            chunk.stream_slot = SLOT_RELEASED
+            chunk.epoch = 0
+            bin_insert(table, chunk_merge_prev(table, chunk_merge_next(table, index)))
+
+
+# ---- looking at it -----------------------------------------------------------------------------
+
+cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
+    # The largest of the topmost filled bin of each stream slot; not on the fast path.
+    cdef uint64_t largest = 0
+    cdef uint32_t stream_slot, level, steps, index
+    for stream_slot in range(table.stream_slot_count):
+        if table.bins[stream_slot].levels == 0:
+            continue
+        level = <uint32_t>gm_high_bit64(table.bins[stream_slot].levels)
+        steps = table.bins[stream_slot].steps[level]
+        index = table.bins[stream_slot].head[level][gm_high_bit64(steps)]
+        while index != NIL:
+            if table.chunks[index].size > largest:
+                largest = table.chunks[index].size
+            index = table.chunks[index].bin_next
+    return largest
+
+
+# ---- Parking chunks and taking them out again ----------------------------------------------------
+
+
+cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                                 uint64_t epoch) noexcept nogil:
+    chunk_free(table, index, stream_slot, epoch)
+    store32(&table.chunks[index].state, CHUNK_PENDING_FREE)
+    table.regions[table.chunks[index].region].used += 1
+    table.pending_free_chunks += 1
+
+
+cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
+                               uint64_t epoch) noexcept nogil:
+    # A persistent block hangs in no bin, so it has no mark: what settles is taken out of its bin.
+    cdef Chunk* chunk = &table.chunks[index]
+    cdef bint persistent = table.regions[chunk.region].persistent
+    table.pending_free_chunks -= 1
+    table.regions[chunk.region].used -= 1
+    store32(&chunk.state, CHUNK_FREE)
+    chunk.stream_slot = SLOT_RELEASED if persistent else stream_slot
+    chunk.epoch = epoch if chunk.stream_slot != SLOT_RELEASED else 0
+    if not persistent:
+        chunk_coalesce(table, index)

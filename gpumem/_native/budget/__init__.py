@@ -1,0 +1,1 @@
+"""Limits in a tree, charged and given back by atomic operations alone."""

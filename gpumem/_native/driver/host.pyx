@@ -1,0 +1,106 @@
+"""Fill the driver table from the host device, and set what no driver has a function for.
+
+The host device itself is plain C (hostdev/): worker threads and ordinary memory, no Python.
+What only tests ask of it is in gpumem/_testing.
+"""
+
+import atexit
+
+from libc.stdint cimport uint64_t
+
+from gpumem._native.driver.table cimport check, CUresult, DriverDevice, DriverTable, open_place
+
+
+cdef extern from "hostdev/device/hostdev.h" nogil:
+    enum:
+        HOSTDEV_MAX_DEVICES
+    const DriverTable* hostdev_table()
+    int hostdev_set_device_count(int n)
+    int hostdev_device_count()
+    int hostdev_set_capacity(int ordinal, size_t bytes)
+    size_t hostdev_capacity(int ordinal)
+    void hostdev_set_lag(uint64_t nanoseconds)
+    int hostdev_use_virtual_clock(int on)
+    uint64_t hostdev_now()
+    void hostdev_advance_clock(uint64_t nanoseconds)
+    bint hostdev_imports_windows_handles()
+    const void* hostdev_controls()
+    void hostdev_shutdown()
+
+MAX_DEVICES = HOSTDEV_MAX_DEVICES
+
+cdef bint loaded = False
+
+
+@atexit.register
+def _shutdown():
+    """Stop the worker threads while the memory that they copy from is still there."""
+    if loaded:
+        with nogil:
+            hostdev_shutdown()
+
+
+def load():
+    """Start the host device; returns None: there is no reason for which it could be missing."""
+    global loaded
+    if not loaded:
+        check(hostdev_table(), hostdev_table().cuInit(0), "cuInit")
+        loaded = True
+
+
+def device_count():
+    """Return the number of host devices."""
+    return hostdev_device_count()
+
+
+def set_device_count(int n):
+    """Set the number of host devices; False if one was used already."""
+    return hostdev_set_device_count(n) == 0
+
+
+def open_device(int ordinal):
+    """Open a host device; the caller has seen that `ordinal` is below device_count()."""
+    cdef DriverDevice opened
+    load()
+    opened = open_place(hostdev_table(), "host", ordinal)
+    opened.place.now = hostdev_now
+    return opened
+
+
+def set_capacity(int ordinal, size_t nbytes):
+    """Set the bytes of memory that a host device has."""
+    check(hostdev_table(), <CUresult>hostdev_set_capacity(ordinal, nbytes), "set_capacity")
+
+
+def capacity(int ordinal):
+    """Return the bytes of memory that a host device has."""
+    return hostdev_capacity(ordinal)
+
+
+def set_lag(uint64_t nanoseconds):
+    """Let every stream finish its work that much later than it was enqueued."""
+    hostdev_set_lag(nanoseconds)
+
+
+def use_virtual_clock(bint on):
+    """Measure lag on a clock that only `advance_clock` moves, or on real time again."""
+    hostdev_use_virtual_clock(on)
+
+
+cdef void host_advance_clock(uint64_t nanoseconds) noexcept nogil:
+    hostdev_advance_clock(nanoseconds)
+
+
+def advance_clock(uint64_t nanoseconds):
+    """Move the virtual clock, by nanoseconds."""
+    with nogil:
+        hostdev_advance_clock(nanoseconds)
+
+
+def imports_windows_handles():
+    """Return whether host devices import by Windows' handle types, which tests rehearse."""
+    return hostdev_imports_windows_handles()
+
+
+cdef const void* host_controls() noexcept nogil:
+    return hostdev_controls()

@@ -1,0 +1,383 @@
+"""The driver's side of a plan."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.bfc cimport holes_fill, holes_trim, holes_unclaim, NIL, SLOT_RELEASED
+from gpumem._native.driver cimport CUDA_SUCCESS, CUresult, Place, place_enter, place_leave
+from gpumem._native.pages.space cimport (
+    fill_granules, hole_at, orphan_add, page_allow, page_create, page_map, page_release, page_unmap,
+    view_set,
+)
+from gpumem._native.pages.types cimport (
+    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, Demand,
+    GRANULE_BITS, granule_of, is_backed, Page, page_mapped_at, Plan, Space,
+)
+from gpumem._support.lock cimport Lock, lock_acquire, lock_release
+
+
+cdef CUresult space_execute(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+    # Without the arena lock. First what can run out: on failure nothing else has been done. Then
+    # unmaps, then maps. What the driver refused half-way is cleared away here, so that
+    # space_undo has only the books to put right.
+    cdef uint64_t begin
+    cdef CUresult code = place_enter(place)
+    if code != CUDA_SUCCESS:
+        plan.refused = "cuCtxPushCurrent"
+        return code
+    code = create_memory(space, plan, place, calls)
+    begin = place.now() if plan.moves else 0
+    if code == CUDA_SUCCESS:
+        code = unmap_views(space, plan, place, calls)
+    if code == CUDA_SUCCESS:
+        code = map_views(space, plan, place, calls)
+    if plan.moves:
+        plan.move_ns = (place.now() - begin) * plan.moves // (plan.moves + plan.creates)
+    if code == CUDA_SUCCESS:
+        release_memory(space, plan, place, calls)
+    else:
+        abandon(space, plan, place, calls)
+    place_leave(place)
+    return code
+
+
+cdef inline uint64_t size_of(const Space* space, uint32_t page) noexcept nogil:
+    return <uint64_t>space.page[page].granules << GRANULE_BITS
+
+
+cdef CUresult create_memory(Space* space, Plan* plan, Place* place,
+                            uint64_t* calls) noexcept nogil:
+    cdef CUresult code
+    cdef uint32_t i
+    for i in range(plan.count):
+        if plan.actions[i].kind != ACTION_CREATE:
+            continue
+        code = page_create(place, size_of(space, plan.actions[i].page),
+                           &space.page[plan.actions[i].page].memory)
+        calls[0] += 1
+        if code != CUDA_SUCCESS:
+            plan.refused = "cuMemCreate"
+            return code
+        plan.actions[i].created = True
+    return CUDA_SUCCESS
+
+
+cdef CUresult unmap_views(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+    cdef CUresult code
+    cdef uint32_t i, view
+    cdef Action* action
+    for i in range(plan.count):
+        action = &plan.actions[i]
+        for view in range(2):
+            if action.unmap[view] == NIL:
+                continue
+            if space.page[action.page].memory == 0:
+                action.unmapped[view] = True        # suspended: the driver has nothing of it
+                continue
+            code = page_unmap(place, address_of(space, action.unmap[view]),
+                              size_of(space, action.page))
+            calls[0] += 1
+            if code != CUDA_SUCCESS:
+                plan.refused = "cuMemUnmap"
+                return code
+            action.unmapped[view] = True
+    return CUDA_SUCCESS
+
+
+cdef CUresult map_views(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+    # Access is given to neighbouring views at once: that saves a call for each, 7 % of the time
+    # on an H200. Views mapped without access are taken back where it is refused.
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint32_t first = 0
+    cdef uint32_t last
+    while first < plan.count and code == CUDA_SUCCESS:
+        if not maps(&plan.actions[first]):
+            first += 1
+            continue
+        last = first
+        code = map_run(space, plan, &last, place, calls)
+        if code != CUDA_SUCCESS:
+            unmap_run(space, plan, first, last, place, calls)
+        else:
+            count_mapped(space, plan, first, last)
+        first = last
+    return code
+
+
+cdef inline bint maps(const Action* action) noexcept nogil:
+    return action.kind == ACTION_CREATE or action.kind == ACTION_MOVE
+
+
+cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last, Place* place,
+                      uint64_t* calls) noexcept nogil:
+    # Maps the action `last` and those that follow it in addresses; `last` ends behind them.
+    cdef uint64_t begin = address_of(space, plan.actions[last[0]].to)
+    cdef uint64_t end = begin
+    cdef uint64_t nbytes
+    cdef CUresult code
+    while last[0] < plan.count:
+        if not maps(&plan.actions[last[0]]):
+            last[0] += 1
+            continue
+        if address_of(space, plan.actions[last[0]].to) != end:
+            break
+        nbytes = size_of(space, plan.actions[last[0]].page)
+        code = page_map(place, end, nbytes, space.page[plan.actions[last[0]].page].memory)
+        calls[0] += 1
+        if code != CUDA_SUCCESS:
+            plan.refused = "cuMemMap"
+            return code
+        end += nbytes
+        last[0] += 1
+    code = page_allow(place, begin, end - begin)
+    calls[0] += 1
+    if code != CUDA_SUCCESS:
+        plan.refused = "cuMemSetAccess"
+    return code
+
+
+cdef void unmap_run(Space* space, Plan* plan, uint32_t first, uint32_t last, Place* place,
+                    uint64_t* calls) noexcept nogil:
+    cdef uint32_t i
+    for i in range(first, last):
+        if not maps(&plan.actions[i]):
+            continue
+        page_unmap(place, address_of(space, plan.actions[i].to),
+                   size_of(space, plan.actions[i].page))
+        calls[0] += 1
+
+
+cdef void count_mapped(Space* space, Plan* plan, uint32_t first, uint32_t last) noexcept nogil:
+    cdef uint32_t i
+    for i in range(first, last):
+        if not maps(&plan.actions[i]):
+            continue
+        plan.actions[i].done = True
+        if plan.actions[i].kind == ACTION_CREATE:
+            space.created += 1
+        else:
+            space.moved += 1
+
+
+cdef void release_memory(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+    cdef uint32_t i
+    for i in range(plan.count):
+        if plan.actions[i].kind == ACTION_RELEASE:
+            let_go(space, &plan.actions[i], place, calls)
+            space.released += 1
+
+
+cdef void let_go(Space* space, const Action* action, Place* place, uint64_t* calls) noexcept nogil:
+    # Memory without a view goes back; where that is refused, it is tried again later.
+    cdef uint64_t memory = space.page[action.page].memory
+    if memory == 0:
+        return                          # suspended
+    calls[0] += 1
+    if page_release(place, memory) != CUDA_SUCCESS:
+        orphan_add(space, memory)
+
+
+cdef void abandon(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+    cdef uint32_t i
+    cdef const Action* action
+    for i in range(plan.count):
+        action = &plan.actions[i]
+        if action.created and not action.done:
+            let_go(space, action, place, calls)
+        elif (action.kind == ACTION_MOVE or action.kind == ACTION_RELEASE) and (
+                not action.done and view_left(space, action) == NIL):
+            let_go(space, action, place, calls)
+
+
+cdef uint32_t view_left(const Space* space, const Action* action) noexcept nogil:
+    # Of the views before the plan, one that was not unmapped: the active one if possible.
+    if not action.unmapped[1]:
+        return action.origin
+    if action.unmap[0] != NIL and not action.unmapped[0]:
+        return action.unmap[0]
+    return NIL
+
+
+cdef void space_finish(Space* space, Plan* plan, const Demand* demand,
+                       uint64_t epoch) noexcept nogil:
+    # With the arena lock again: the claimed block shrinks to what was asked for, and the slots of
+    # pages given back become free.
+    cdef uint32_t i
+    for i in range(plan.count):
+        if plan.actions[i].kind == ACTION_RELEASE:
+            space.page[plan.actions[i].page].granules = 0
+    if plan.chunk != NIL:
+        holes_trim(space.table, plan.chunk, demand.size, epoch)
+
+
+cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil:
+    # With the arena lock: puts the books back to what the driver has. The claimed block becomes a
+    # hole, then what is mapped in it becomes free again.
+    cdef uint32_t i
+    cdef uint64_t begin, end
+    if plan.chunk != NIL:
+        begin = space.table.chunks[plan.chunk].address
+        end = begin + space.table.chunks[plan.chunk].size
+        holes_unclaim(space.table, plan.chunk)
+    # Last action first: a later one may have taken over a view that an earlier one gave up.
+    for i in range(plan.count):
+        undo_action(space, &plan.actions[plan.count - 1 - i])
+    # Only now is it known which pages are mapped in the claimed range.
+    if plan.chunk != NIL:
+        refill(space, begin, end, demand.stream_slot, epoch)
+
+
+cdef void undo_action(Space* space, const Action* action) noexcept nogil:
+    cdef Page* page = &space.page[action.page]
+    if action.done:
+        return                      # it is where the plan wanted it: keep it there
+    if action.kind == ACTION_CREATE:
+        view_set(space, action.to, page.granules, NIL)
+        space.physical -= <uint64_t>page.granules << GRANULE_BITS
+        page.granules = 0
+        return
+    if action.kind == ACTION_DROP:
+        if not action.unmapped[0]:
+            show_dormant(space, action, page)
+        return
+    if action.kind == ACTION_MOVE:
+        view_set(space, action.to, page.granules, NIL)
+    else:
+        space.physical += <uint64_t>page.granules << GRANULE_BITS
+    put_back(space, action, page)
+
+
+cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogil:
+    # To the views that the driver still has of it; without one its memory has been let go.
+    cdef uint32_t left = view_left(space, action)
+    view_set(space, action.origin, page.granules, NIL)
+    page.dormant = NIL
+    # The driver unmapped every view before it refused a later step: the page is gone.
+    if left == NIL:
+        space.physical -= <uint64_t>page.granules << GRANULE_BITS
+        page.granules = 0
+        return
+    page.active = left
+    view_set(space, left, page.granules, action.page)
+    if left == action.origin and action.unmap[0] != NIL and not action.unmapped[0]:
+        show_dormant(space, action, page)
+    fill_granules(space, left, page.granules, action.stream_slot, action.epoch)
+
+
+cdef void show_dormant(Space* space, const Action* action, Page* page) noexcept nogil:
+    page.dormant = action.unmap[0]      # it was quiet, or it would not have been in the plan
+    page.dormant_stream_slot = SLOT_RELEASED
+    page.dormant_epoch = 0
+    view_set(space, page.dormant, page.granules, action.page)
+
+
+cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slot,
+                 uint64_t epoch) noexcept nogil:
+    cdef uint64_t address = begin
+    cdef uint64_t stop
+    while address < end:
+        stop = address_of(space, granule_of(space, address) + 1)
+        stop = stop if stop < end else end
+        if is_backed(space, granule_of(space, address)):
+            holes_fill(space.table, hole_at(space, address), address, stop, stream_slot, epoch)
+        address = stop
+
+
+# ---- Giving pages up and restoring them ----------------------------------------------------------
+
+
+cdef CUresult space_give_up(Space* space, Lock* lock, Place* place, uint64_t* calls) noexcept nogil:
+    cdef CUresult code = place_enter(place)
+    cdef uint32_t i
+    if code != CUDA_SUCCESS:
+        return code
+    for i in range(space.page_count):
+        if code == CUDA_SUCCESS and space.page[i].granules and space.page[i].memory:
+            code = give_up(space, &space.page[i], lock, place, calls)
+    place_leave(place)
+    return code
+
+
+cdef CUresult give_up(Space* space, Page* page, Lock* lock, Place* place,
+                      uint64_t* calls) noexcept nogil:
+    cdef uint64_t nbytes = <uint64_t>page.granules << GRANULE_BITS
+    cdef CUresult code
+    if page.dormant != NIL:
+        code = page_unmap(place, address_of(space, page.dormant), nbytes)
+        calls[0] += 1
+        if code != CUDA_SUCCESS:
+            return code
+        lock_acquire(lock)
+        view_set(space, page.dormant, page.granules, NIL)
+        page.dormant = NIL
+        lock_release(lock)
+    code = page_unmap(place, address_of(space, page.active), nbytes)
+    calls[0] += 1
+    if code == CUDA_SUCCESS:
+        let_memory_go(space, page, place, calls)
+    return code
+
+
+cdef void let_memory_go(Space* space, Page* page, Place* place, uint64_t* calls) noexcept nogil:
+    calls[0] += 1
+    if page_release(place, page.memory) != CUDA_SUCCESS:
+        orphan_add(space, page.memory)
+    page.memory = 0
+
+
+cdef CUresult space_restore(Space* space, Place* place, uint64_t* calls,
+                            const char** call) noexcept nogil:
+    # Page by page, so that a page with memory is a mapped one; access run by run.
+    cdef CUresult code = place_enter(place)
+    cdef uint32_t g = 0
+    if code != CUDA_SUCCESS:
+        call[0] = "cuCtxPushCurrent"
+        return code
+    while g < space.granules and code == CUDA_SUCCESS:
+        if begins_page(space, g):
+            code = restore_run(space, &g, place, calls, call)
+        else:
+            g += 1
+    place_leave(place)
+    return code
+
+
+cdef inline bint begins_page(const Space* space, uint32_t g) noexcept nogil:
+    cdef uint32_t mapped = page_mapped_at(space, g)
+    return mapped != NIL and space.page[mapped].active == g and space.page[mapped].memory == 0
+
+
+cdef CUresult restore_run(Space* space, uint32_t* g, Place* place, uint64_t* calls,
+                          const char** call) noexcept nogil:
+    # The pages without memory from one granule on, as long as they lie side by side.
+    cdef uint64_t begin = address_of(space, g[0])
+    cdef uint64_t end = begin
+    cdef CUresult code = CUDA_SUCCESS
+    cdef Page* page
+    while code == CUDA_SUCCESS and g[0] < space.granules and begins_page(space, g[0]):
+        page = &space.page[page_mapped_at(space, g[0])]
+        code = restore_page(space, page, place, calls, call)
+        if code == CUDA_SUCCESS:
+            end += <uint64_t>page.granules << GRANULE_BITS
+            g[0] += page.granules
+    if code == CUDA_SUCCESS:
+        call[0] = "cuMemSetAccess"
+        calls[0] += 1
+        code = page_allow(place, begin, end - begin)
+    return code
+
+
+cdef CUresult restore_page(Space* space, Page* page, Place* place, uint64_t* calls,
+                           const char** call) noexcept nogil:
+    cdef uint64_t nbytes = <uint64_t>page.granules << GRANULE_BITS
+    cdef CUresult code = page_create(place, nbytes, &page.memory)
+    call[0] = "cuMemCreate"
+    calls[0] += 1
+    if code != CUDA_SUCCESS:
+        page.memory = 0
+        return code
+    call[0] = "cuMemMap"
+    calls[0] += 1
+    code = page_map(place, address_of(space, page.active), nbytes, page.memory)
+    if code != CUDA_SUCCESS:
+        let_memory_go(space, page, place, calls)
+    return code

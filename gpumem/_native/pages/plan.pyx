@@ -1,0 +1,511 @@
+"""Planning."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from gpumem._native.bfc cimport (
+    Chunk, CHUNK_HOLE, CHUNK_USED, holes_claim, holes_prepare, NIL, SLOT_RELEASED, state_of,
+)
+from gpumem._native.pages.space cimport (
+    fill_granules, granules_ready, is_movable, may_take, page_slot, pages_ready, see_beside,
+    see_idle_pages, take_out, view_set,
+)
+from gpumem._native.pages.types cimport (
+    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of, Demand,
+    end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet, KEEP_VIEW_PERCENT,
+    MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, PEAK_PAGES, Plan, PLAN_NO_MEMORY,
+    PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, Space,
+)
+from gpumem._support.atomics cimport load32
+
+
+cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil:
+    # With both locks. On PLAN_OK the books hold the claimed block and the pages' new places.
+    cdef Site site
+    cdef uint64_t end, begin
+    cdef uint32_t first_granule, last_granule, count
+    memset(plan, 0, sizeof(Plan))
+    plan.chunk = NIL
+    see_idle_pages(space, demand.stream_slot)
+    if not find_site(space, demand, &site):
+        return PLAN_NO_PLACE
+    begin = site.begin
+    end = claimed_end(space, chunk_at(space, site.anchor, begin), begin + demand.claim)
+    first_granule = granule_of(space, begin)
+    last_granule = granule_of(space, end + GRANULE - 1)
+    count = last_granule - first_granule
+    # All host memory is acquired before anything changes, so that a plan that begins can be
+    # carried through.
+    if (not granules_ready(space, last_granule) or not pages_ready(space, count)
+            or not actions_ready(plan, 3 * count)     # drop, release and create for each
+            or not holes_prepare(space.table, PLANNED_SLOTS + 8 * count)):
+        return PLAN_NO_METADATA
+    if not supply_suffices(space, demand, site.missing, begin, end):
+        return PLAN_NO_MEMORY
+    # Swaps cost no driver call, so they come before pages are moved or made.
+    swap_views(space, begin, end)
+    plan.chunk = holes_claim(space.table, chunk_at(space, site.anchor, begin), begin, end,
+                             demand.requested, demand.stream_slot)
+    see_beside(space, plan.chunk)
+    fill_missing(space, plan, begin, end, demand)
+    return PLAN_OK
+
+
+cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noexcept nogil:
+    # A block that ends in a hole takes the whole granule until its pages are mapped.
+    while end_of(&space.table.chunks[index]) < end:
+        index = space.table.chunks[index].next
+    if state_of(space.table, index) == CHUNK_HOLE:
+        return address_of(space, granule_of(space, end + GRANULE - 1))
+    return end
+
+
+cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t missing,
+                          uint64_t begin, uint64_t end) noexcept nogil:
+    # Is there room under the hard limit, or enough idle memory, for what is missing?
+    cdef uint64_t room = 0
+    cdef uint32_t i
+    cdef const Page* page
+    if demand.hard_limit > demand.reserved:
+        room = (demand.hard_limit - demand.reserved) >> GRANULE_BITS
+    if room >= missing:
+        return True
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules and is_movable(space, page, begin, end):
+            room += page.granules
+    return room >= missing
+
+
+# Swapping: an idle page counts where it is wanted, and its old place becomes the hole.
+cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
+    cdef uint32_t g = granule_of(space, begin)
+    cdef uint32_t last = granule_of(space, end + GRANULE - 1)
+    cdef uint32_t mapped
+    cdef Page* page
+    while g < last:
+        mapped = page_mapped_at(space, g)
+        if mapped != NIL:
+            page = &space.page[mapped]
+            if page.dormant != NIL and page.dormant <= g < page.dormant + page.granules:
+                if can_swap(space, page, begin, end):
+                    swap_page(space, page)
+                    g = page.active + page.granules
+                    continue
+        g += 1
+
+
+cdef void swap_page(Space* space, Page* page) noexcept nogil:
+    cdef uint32_t target = page.dormant
+    cdef uint32_t stream_slot
+    cdef uint64_t epoch
+    take_out(space, page, &stream_slot, &epoch)
+    page.dormant = page.active
+    page.dormant_stream_slot = stream_slot
+    page.dormant_epoch = epoch
+    page.active = target
+    fill_granules(space, target, page.granules, stream_slot, epoch)
+    page.seen_idle = 0
+    space.swapped += 1
+
+
+cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,
+                       const Demand* demand) noexcept nogil:
+    # Finds runs of granules in the claimed block without an active page, and supplies them.
+    cdef uint32_t g = granule_of(space, begin)
+    cdef uint32_t last = granule_of(space, end + GRANULE - 1)
+    cdef uint32_t run, mapped
+    cdef Demand left = demand[0]        # its reserved bytes run along with the plan
+    forget_idle_inside(space, begin, end)
+    while g < last:
+        if is_backed(space, g):
+            g += 1
+            continue
+        run = g
+        while run < last and not is_backed(space, run):
+            mapped = page_mapped_at(space, run)
+            if mapped != NIL:
+                drop_dormant(space, plan, mapped)
+            run += 1
+        while g < run:
+            g += supply(space, plan, g, run - g, begin, end, &left)
+
+
+cdef void forget_idle_inside(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
+    cdef uint32_t i
+    for i in range(space.page_count):
+        if space.page[i].granules and overlaps(space, &space.page[i], begin, end):
+            space.page[i].seen_idle = 0
+
+
+cdef void drop_dormant(Space* space, Plan* plan, uint32_t index) noexcept nogil:
+    # The view is in the way of something else: unmap it. It was seen to be quiet.
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_DROP, index)
+    action.unmap[0] = page.dormant
+    view_set(space, page.dormant, page.granules, NIL)
+    page.dormant = NIL
+
+
+# Supplies granules at `at`, at most `wanted`; returns how many. The order is the policy.
+cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uint64_t begin,
+                     uint64_t end, Demand* demand) noexcept nogil:
+    cdef uint32_t granules = largest_power_of_two(wanted, page_granules(space, demand))
+    cdef uint32_t chosen
+    # 1. New memory, as long as the arena holds little more than its live peak.
+    if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
+        return plan_create(space, plan, at, granules, demand)
+    # 2. New memory also beyond that, if moving has used up its share of time.
+    if demand.spare_moves and (
+            demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.hard_limit):
+        space.spared += 1
+        return plan_create(space, plan, at, granules, demand)
+    # 3. Move an idle page here: driver calls, but no more memory.
+    chosen = longest_idle(space, wanted, begin, end)
+    if chosen != NIL:
+        return plan_move(space, plan, chosen, at, demand)
+    # 4. A smaller new page, if that stays within the share.
+    while granules > 1:
+        granules >>= 1
+        if demand.reserved + (<uint64_t>granules << GRANULE_BITS) <= demand.share_limit:
+            return plan_create(space, plan, at, granules, demand)
+    # 5. Every idle page is larger than the gap: give the smallest back and make one granule.
+    chosen = smallest_releasable(space, begin, end)
+    if chosen != NIL:
+        plan_release(space, plan, chosen, demand)
+    if demand.reserved + GRANULE > demand.hard_limit:
+        # Idle pages that are larger than the gap and still have queued work: neither fits.
+        plan.over_limit = True
+    return plan_create(space, plan, at, 1, demand)
+
+
+cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept nogil:
+    cdef uint32_t granules = 1
+    if not space.large:
+        return 1
+    while (granules < MAX_PAGE_GRANULES
+           and ((<uint64_t>granules << (GRANULE_BITS + 1)) * PEAK_PAGES <= demand.live_peak
+                or (<uint64_t>granules << (GRANULE_BITS + 1)) * 8 <= demand.size)):
+        granules <<= 1
+    return granules
+
+
+cdef inline uint32_t largest_power_of_two(uint32_t wanted, uint32_t most) noexcept nogil:
+    cdef uint32_t granules = 1
+    while granules * 2 <= wanted and granules * 2 <= most:
+        granules *= 2
+    return granules
+
+
+cdef uint32_t longest_idle(const Space* space, uint32_t wanted, uint64_t begin,
+                           uint64_t end) noexcept nogil:
+    # Of the movable pages that fit, the largest; of those, the longest idle.
+    cdef uint32_t best = NIL
+    cdef uint32_t i
+    cdef const Page* page
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0 or page.granules > wanted:
+            continue
+        if not is_movable(space, page, begin, end):
+            continue
+        if (best == NIL or page.granules > space.page[best].granules
+                or (page.granules == space.page[best].granules
+                    and page.idle_since < space.page[best].idle_since)):
+            best = i
+    return best
+
+
+cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
+                                  uint64_t end) noexcept nogil:
+    cdef uint32_t best = NIL
+    cdef uint32_t i
+    cdef const Page* page
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0 or not is_movable(space, page, begin, end):
+            continue
+        if not is_quiet(space, space.table.chunks[page.chunk].stream_slot,
+                        space.table.chunks[page.chunk].epoch):
+            continue
+        if best == NIL or page.granules < space.page[best].granules:
+            best = i
+    return best
+
+
+cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granules,
+                          Demand* demand) noexcept nogil:
+    cdef uint32_t index = page_slot(space)
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_CREATE, index)
+    memset(page, 0, sizeof(Page))
+    plan.creates += 1
+    page.granules = granules
+    page.active = at
+    page.dormant = NIL
+    page.busy = True
+    action.to = at
+    view_set(space, at, granules, index)
+    space.physical += <uint64_t>granules << GRANULE_BITS
+    demand.reserved += <uint64_t>granules << GRANULE_BITS
+    return granules
+
+
+cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
+                        const Demand* demand) noexcept nogil:
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_MOVE, index)
+    cdef bint keep = demand.size * 100 >= demand.live_peak * KEEP_VIEW_PERCENT
+    plan.moves += 1
+    action.to = at
+    action.origin = page.active
+    action.unmap[0] = page.dormant
+    if page.dormant != NIL:
+        view_set(space, page.dormant, page.granules, NIL)
+    # The old view stays mapped while work that was queued before may still use it.
+    take_out(space, page, &action.stream_slot, &action.epoch)
+    page.dormant = page.active
+    page.dormant_stream_slot = action.stream_slot
+    page.dormant_epoch = action.epoch
+    # A view that nothing uses is only kept for large demands, where the same place is soon wanted
+    # again and a swap saves the map and unmap.
+    if not keep and is_quiet(space, action.stream_slot, action.epoch):
+        action.unmap[1] = page.active
+        view_set(space, page.active, page.granules, NIL)
+        page.dormant = NIL
+    page.active = at
+    page.busy = True
+    view_set(space, at, page.granules, index)
+    return page.granules
+
+
+cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand) noexcept nogil:
+    cdef Page* page = &space.page[index]
+    cdef Action* action = action_add(plan, ACTION_RELEASE, index)
+    plan.moves += 1         # with the page that is made instead it costs as much
+    action.origin = page.active
+    action.unmap[0] = page.dormant
+    action.unmap[1] = page.active
+    if page.dormant != NIL:
+        view_set(space, page.dormant, page.granules, NIL)
+    take_out(space, page, &action.stream_slot, &action.epoch)
+    view_set(space, page.active, page.granules, NIL)
+    page.active = NIL
+    page.dormant = NIL
+    space.physical -= <uint64_t>page.granules << GRANULE_BITS
+    demand.reserved -= <uint64_t>page.granules << GRANULE_BITS
+
+
+cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
+    cdef Demand demand
+    cdef uint32_t i
+    cdef const Page* page
+    memset(plan, 0, sizeof(Plan))
+    memset(&demand, 0, sizeof(Demand))
+    plan.chunk = NIL
+    see_idle_pages(space, SLOT_RELEASED)
+    if (not actions_ready(plan, space.page_count + 1)
+            or not holes_prepare(space.table, 3 * space.page_count + 1)):
+        return False
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules and is_movable(space, page, 0, 0):
+            plan_release(space, plan, i, &demand)
+    return plan.count != 0
+
+
+cdef bint actions_ready(Plan* plan, uint32_t count) noexcept nogil:
+    plan.actions = <Action*>calloc(count + 1, sizeof(Action))
+    plan.capacity = count
+    return plan.actions != NULL
+
+
+cdef Action* action_add(Plan* plan, ActionKind kind, uint32_t page) noexcept nogil:
+    cdef Action* action = &plan.actions[plan.count]
+    plan.count += 1
+    action.kind = kind
+    action.page = page
+    action.to = NIL
+    action.origin = NIL
+    action.unmap[0] = NIL
+    action.unmap[1] = NIL
+    return action
+
+
+cdef void plan_free(Plan* plan) noexcept nogil:
+    free(plan.actions)
+    memset(plan, 0, sizeof(Plan))
+    plan.chunk = NIL
+
+
+# ---- Finding the cheapest place for a block; see _native/pages/types.pxd for the model -----------
+
+
+cdef enum:
+    IMPOSSIBLE = 0x7FFFFFFF
+
+# A gap: a run of free chunks and holes that the taker may have, between used ones.
+cdef struct Gap:
+    uint32_t first              # chunk
+    uint64_t begin
+    uint64_t end
+    bint open                   # reaches the end of the address space
+
+
+cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nogil:
+    # No free chunk holds the block, so its place touches a hole: walk the gaps around the holes.
+    cdef uint32_t hole = space.table.holes
+    cdef Gap gap
+    best.missing = IMPOSSIBLE
+    while hole != NIL:
+        if gap_from_first_hole(space, hole, demand.stream_slot, &gap):
+            if gap.end - gap.begin >= demand.claim:
+                try_gap(space, &gap, demand, best)
+        hole = space.table.chunks[hole].bin_next
+    return best.missing != IMPOSSIBLE
+
+
+cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot) noexcept nogil:
+    cdef const Chunk* chunk = &space.table.chunks[index]
+    return load32(&chunk.state) == CHUNK_HOLE or may_take(space, chunk, stream_slot)
+
+
+cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t stream_slot,
+                              Gap* gap) noexcept nogil:
+    # The gap around a hole; False if an earlier hole of the same gap will tell of it.
+    cdef uint32_t index = hole
+    cdef uint32_t prev = space.table.chunks[index].prev
+    while prev != NIL and in_gap(space, prev, stream_slot):
+        if state_of(space.table, prev) == CHUNK_HOLE:
+            return False
+        index = prev
+        prev = space.table.chunks[index].prev
+    gap.first = index
+    gap.begin = space.table.chunks[index].address
+    while space.table.chunks[index].next != NIL and in_gap(
+            space, space.table.chunks[index].next, stream_slot):
+        index = space.table.chunks[index].next
+    gap.end = end_of(&space.table.chunks[index])
+    gap.open = space.table.chunks[index].next == NIL
+    return True
+
+
+cdef void try_gap(Space* space, const Gap* gap, const Demand* demand, Site* best) noexcept nogil:
+    # Places worth a look: either end of the gap, either end of each free chunk in it, and behind
+    # each view that is still worked through.
+    cdef uint32_t index = gap.first
+    cdef const Chunk* chunk
+    try_site(space, gap, gap.begin, demand, best)
+    if not gap.open:
+        try_site(space, gap, gap.end - demand.claim, demand, best)
+    while index != NIL and space.table.chunks[index].address < gap.end:
+        chunk = &space.table.chunks[index]
+        if load32(&chunk.state) != CHUNK_HOLE:
+            try_site(space, gap, chunk.address, demand, best)
+            if end_of(chunk) - gap.begin >= demand.claim:
+                try_site(space, gap, end_of(chunk) - demand.claim, demand, best)
+        else:
+            try_behind_views(space, gap, chunk, demand, best)
+        index = chunk.next
+
+
+cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, const Demand* demand,
+                           Site* best) noexcept nogil:
+    # A place may not cover a view with queued work, but it may begin where one ends.
+    cdef uint32_t g = granule_of(space, hole.address)
+    cdef uint32_t last = granule_of(space, end_of(hole))
+    cdef uint32_t mapped
+    cdef const Page* page
+    while g < last and g < space.granules:
+        mapped = page_mapped_at(space, g)
+        g += 1
+        if mapped == NIL:
+            continue
+        page = &space.page[mapped]
+        if page.dormant == NIL or not page.dormant < g <= page.dormant + page.granules:
+            continue
+        g = page.dormant + page.granules
+        if (not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)
+                and address_of(space, g) + demand.claim <= gap.end):
+            try_site(space, gap, address_of(space, g), demand, best)
+
+
+cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* demand,
+                   Site* best) noexcept nogil:
+    cdef uint32_t index = gap.first
+    cdef uint32_t missing = 0
+    cdef uint32_t granules
+    cdef uint64_t end
+    cdef const Chunk* chunk
+    while end_of(&space.table.chunks[index]) <= begin:
+        index = space.table.chunks[index].next
+    if state_of(space.table, index) == CHUNK_HOLE:
+        # A block that begins in a hole begins with a granule.
+        begin = address_of(space, granule_of(space, begin))
+    end = begin + demand.claim
+    if end > gap.end:
+        return
+    while True:
+        chunk = &space.table.chunks[index]
+        if load32(&chunk.state) == CHUNK_HOLE:
+            granules = missing_in_hole(space, chunk, begin, end)
+            missing += granules
+            if granules == IMPOSSIBLE or missing > best.missing:
+                return
+        if end_of(chunk) >= end:
+            break
+        index = chunk.next
+    if missing < best.missing or (missing == best.missing and begin < best.begin):
+        best.anchor = anchor_below(space, gap.first)
+        best.begin = begin
+        best.missing = missing
+
+
+cdef uint32_t anchor_below(const Space* space, uint32_t index) noexcept nogil:
+    # A used chunk keeps its number whatever merges around it; so does the first of the region.
+    while space.table.chunks[index].prev != NIL:
+        index = space.table.chunks[index].prev
+        if state_of(space.table, index) == CHUNK_USED:
+            break
+    return index
+
+
+cdef uint32_t chunk_at(const Space* space, uint32_t anchor, uint64_t address) noexcept nogil:
+    while end_of(&space.table.chunks[anchor]) <= address:
+        anchor = space.table.chunks[anchor].next
+    return anchor
+
+
+cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t begin,
+                              uint64_t end) noexcept nogil:
+    # Granules of a hole inside [begin, end) that no idle page's dormant view can fill; IMPOSSIBLE
+    # if work is still queued through a view there, which an unmap would not wait for.
+    cdef uint64_t low = begin if begin > hole.address else hole.address
+    cdef uint64_t high = end if end < end_of(hole) else end_of(hole)
+    cdef uint32_t g = granule_of(space, low)
+    cdef uint32_t last = granule_of(space, high + GRANULE - 1)
+    cdef uint32_t missing = 0
+    cdef uint32_t mapped
+    cdef const Page* page
+    while g < last:
+        mapped = page_mapped_at(space, g)
+        if mapped == NIL:
+            missing += last - g if g >= space.granules else 1
+            g = last if g >= space.granules else g + 1
+            continue
+        page = &space.page[mapped]
+        if can_swap(space, page, begin, end):
+            g = page.dormant + page.granules
+        elif not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch):
+            return IMPOSSIBLE
+        else:
+            missing += 1
+            g += 1
+    return missing
+
+
+cdef bint can_swap(const Space* space, const Page* page, uint64_t begin,
+                   uint64_t end) noexcept nogil:
+    # Idle, and not itself part of the place that is being built?
+    return is_idle(space, page) and not overlaps(space, page, begin, end)

@@ -1,0 +1,78 @@
+"""Address spaces and their pages: which are idle, taking one out, putting memory in."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.bfc cimport Bfc, Chunk
+from gpumem._native.driver cimport CUresult, Place
+from gpumem._native.pages.types cimport Page, Range, Space
+
+cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
+cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil
+# Begins a plan: marks every page inside a free chunk that `stream_slot` may take.
+cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil
+# Makes the active place of an idle page a hole; returns the mark of the chunk it lay in.
+cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil
+# Looks again at what was cut off on either side of a chunk.
+cdef void see_beside(Space* space, uint32_t index) noexcept nogil
+# Turns granules that are a hole into free memory.
+cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
+                        uint64_t epoch) noexcept nogil
+cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil
+# Idle, outside [begin, end), and its dormant view, if any, can be unmapped now.
+cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
+                     uint64_t end) noexcept nogil
+# An empty space; no driver call. `first_bytes` of addresses are reserved at the first need.
+cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil
+# Reserves addresses that hold a block of `size` bytes; less than planned if they are scarce.
+cdef CUresult range_reserve(const Space* space, Place* place, uint64_t size,
+                            Range* fresh) noexcept nogil
+# Adds what was reserved. False: no host memory, the reservation is still the caller's.
+cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil
+cdef void space_destroy(Space* space, Place* place) noexcept nogil
+# Keeps memory that the driver refused to take back, to try again; with the grow lock.
+cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil
+cdef void orphans_release(Space* space, Place* place) noexcept nogil
+# Room in the arrays, so that what follows cannot fail.
+cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil
+cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil
+cdef uint32_t page_slot(Space* space) noexcept nogil
+
+
+# ---- How much time moving pages may take: a token bucket in nanoseconds --------------------------
+#
+# It fills with a share of the time that passes, up to 20 ms, and starts full. What moves took at
+# the
+# driver is taken out afterwards, so one plan may overdraw it; then nothing moves until it has
+# filled.
+
+
+cdef struct MoveBudget:
+    double share            # of the time that passes; 1 and more: no bound
+    double saved            # nanoseconds
+    uint64_t filled_at      # reading of the clock; 0: never
+
+cdef void budget_init(MoveBudget* budget, double share) noexcept nogil
+cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil
+cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
+
+
+# ---- The driver calls behind pages, one function each; the device's context is current -----------
+
+
+cdef CUresult address_reserve(Place* place, uint64_t nbytes, uint64_t* address) noexcept nogil
+cdef CUresult address_free(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef CUresult page_create(Place* place, uint64_t nbytes, uint64_t* memory) noexcept nogil
+cdef CUresult page_map(Place* place, uint64_t address, uint64_t nbytes,
+                       uint64_t memory) noexcept nogil
+# Gives the device access to mappings that lie side by side, all of them.
+cdef CUresult page_allow(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef CUresult page_unmap(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef CUresult page_release(Place* place, uint64_t memory) noexcept nogil
+
+
+# ---- What must hold of pages and the chunks over them; never on a fast path ----------------------
+
+
+# 0, or the number, from 40 on, of the first invariant that does not hold.
+cdef int pages_check(const Space* space) noexcept nogil
+cdef const char* pages_invariant(int number) noexcept nogil

@@ -1,0 +1,451 @@
+"""Pages of an address space."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from gpumem._native.bfc cimport (
+    Bfc, BFC_OK, bin_of, Chunk, CHUNK_FREE, CHUNK_HOLE, holes_add_range, holes_carve, holes_fill,
+    LEVELS, NIL, SLOT_RELEASED, state_of, STEPS, StreamBins,
+)
+from gpumem._native.driver cimport (
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUresult, Place, place_enter, place_leave,
+)
+from gpumem._native.pages.types cimport (
+    address_of, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet, MAX_RANGES,
+    overlaps, Page, page_mapped_at, Range, Space,
+)
+from gpumem._support.atomics cimport load32
+
+
+cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil:
+    cdef uint32_t g
+    for g in range(first, first + granules):
+        space.page_at[g] = page
+
+
+cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
+    # Free for work of `stream_slot` now, without asking anybody?
+    return load32(&chunk.state) == CHUNK_FREE and (
+        chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
+        or chunk.epoch <= space.table.bins[chunk.stream_slot].completed
+        or chunk.epoch <= space.table.bins[chunk.stream_slot].waited)
+
+
+cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
+    # Marks every page that lies inside a free chunk which `stream_slot` may take.
+    cdef uint32_t i
+    cdef Page* page
+    space.plans += 1
+    for i in range(space.table.stream_slot_count):
+        see_stream_slot(space, space.table.bins[i], stream_slot)
+    for i in range(space.page_count):
+        page = &space.page[i]
+        page.busy = not is_idle(space, page)
+
+
+cdef void see_stream_slot(Space* space, const StreamBins* bins,
+                          uint32_t stream_slot) noexcept nogil:
+    cdef uint32_t level, step, first_level, first_step, index
+    if bins.levels == 0:
+        return
+    bin_of(GRANULE, &first_level, &first_step)
+    for level in range(first_level, LEVELS):
+        if bins.steps[level] == 0:
+            continue
+        for step in range(STEPS):
+            index = bins.head[level][step]
+            while index != NIL:
+                if may_take(space, &space.table.chunks[index], stream_slot):
+                    see_chunk(space, index)
+                index = space.table.chunks[index].bin_next
+
+
+cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
+    # Every page wholly inside this free chunk is idle.
+    cdef const Chunk* chunk = &space.table.chunks[index]
+    cdef uint32_t g = granule_of(space, chunk.address + GRANULE - 1)
+    cdef uint32_t last = granule_of(space, end_of(chunk))       # first granule not wholly inside
+    cdef uint32_t mapped
+    cdef Page* page
+    while g < last:
+        mapped = page_mapped_at(space, g)
+        if mapped == NIL:
+            g += 1
+            continue
+        page = &space.page[mapped]
+        if page.active == g and g + page.granules <= last:
+            if page.busy:
+                page.idle_since = space.plans
+                page.busy = False
+            page.seen_idle = space.plans
+            page.chunk = index
+        g = page.active + page.granules if page.active <= g else g + 1
+
+
+cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil:
+    # Makes the active place of an idle page a hole, and looks again at what is left around it.
+    cdef uint64_t begin = address_of(space, page.active)
+    cdef uint64_t end = address_of(space, page.active + page.granules)
+    stream_slot[0] = space.table.chunks[page.chunk].stream_slot
+    epoch[0] = space.table.chunks[page.chunk].epoch
+    page.seen_idle = 0
+    see_beside(space, holes_carve(space.table, page.chunk, begin, end))
+
+
+cdef void see_beside(Space* space, uint32_t index) noexcept nogil:
+    # What was cut off on either side of a chunk has a number of its own now.
+    cdef uint32_t beside = space.table.chunks[index].prev
+    if beside != NIL and state_of(space.table, beside) == CHUNK_FREE:
+        see_again(space, beside)
+    beside = space.table.chunks[index].next
+    if beside != NIL and state_of(space.table, beside) == CHUNK_FREE:
+        see_again(space, beside)
+
+
+cdef void see_again(Space* space, uint32_t index) noexcept nogil:
+    # The pages of a free chunk that were seen idle know their chunk by a number that has changed.
+    cdef const Chunk* chunk = &space.table.chunks[index]
+    cdef uint32_t g = granule_of(space, chunk.address + GRANULE - 1)
+    cdef uint32_t last = granule_of(space, end_of(chunk))
+    cdef uint32_t mapped
+    while g < last:
+        mapped = page_mapped_at(space, g)
+        if mapped != NIL and space.page[mapped].active == g and is_idle(
+                space, &space.page[mapped]):
+            space.page[mapped].chunk = index
+        g += 1
+
+
+cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
+                        uint64_t epoch) noexcept nogil:
+    # Turns granules that are a hole now into free memory.
+    cdef uint64_t begin = address_of(space, first)
+    cdef uint32_t filled = holes_fill(space.table, hole_at(space, begin), begin,
+                                      address_of(space, first + granules), stream_slot, epoch)
+    see_again(space, filled)
+
+
+cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil:
+    cdef uint32_t index = space.table.holes
+    while index != NIL:
+        if space.table.chunks[index].address <= address < end_of(&space.table.chunks[index]):
+            return index
+        index = space.table.chunks[index].bin_next
+    return NIL
+
+
+cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
+                     uint64_t end) noexcept nogil:
+    return (is_idle(space, page) and not overlaps(space, page, begin, end)
+            and (page.dormant == NIL
+                 or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)))
+
+
+cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil:
+    memset(space, 0, sizeof(Space))
+    space.table = table
+    space.large = large
+    space.first_bytes = first_bytes
+
+
+cdef CUresult range_reserve(const Space* space, Place* place, uint64_t size,
+                            Range* fresh) noexcept nogil:
+    # As much as all ranges together have; half as much, again and again, where that is refused.
+    cdef uint64_t least = ((size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)) + GRANULE
+    cdef uint64_t wanted = space.first_bytes
+    cdef CUresult code
+    cdef uint32_t i
+    if space.range_count == MAX_RANGES:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    for i in range(space.range_count):
+        wanted += space.ranges[i].bytes + GRANULE
+    while True:
+        if wanted < least:
+            wanted = least
+        code = address_reserve(place, wanted, &fresh.base)
+        if code == CUDA_SUCCESS or wanted == least:
+            break
+        wanted = (wanted >> 1) & ~<uint64_t>(GRANULE - 1)
+    fresh.bytes = wanted - GRANULE
+    return code
+
+
+cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
+    cdef Range* added = &space.ranges[space.range_count]
+    added[0] = fresh[0]
+    added.first = 0
+    if space.range_count:
+        added.first = (added - 1).first + <uint32_t>((added - 1).bytes >> GRANULE_BITS) + 1
+    if holes_add_range(space.table, added.base, added.bytes, &added.region) != BFC_OK:
+        return False
+    space.range_count += 1
+    return True
+
+
+cdef void space_destroy(Space* space, Place* place) noexcept nogil:
+    # Nobody uses the arena any more: every view and page goes, then the addresses. There is nobody
+    # to tell of a refusal: what the driver refused is asked once more.
+    cdef int _attempt
+    for _attempt in range(2):
+        if place != NULL and place_enter(place) == CUDA_SUCCESS:
+            pages_forget(space, place)
+            ranges_forget(space, place)
+            place_leave(place)
+    free(space.page)
+    free(space.page_at)
+    free(space.orphans)
+    memset(space, 0, sizeof(Space))
+
+
+cdef void pages_forget(Space* space, Place* place) noexcept nogil:
+    cdef uint32_t i
+    cdef Page* page
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0:
+            continue
+        if page.dormant != NIL and view_forget(space, page.dormant, page.granules, place):
+            page.dormant = NIL
+        if page.memory and view_forget(space, page.active, page.granules, place):
+            orphan_add(space, page.memory)
+            page.granules = 0
+    orphans_release(space, place)
+
+
+cdef bint view_forget(Space* space, uint32_t first, uint32_t granules, Place* place) noexcept nogil:
+    return page_unmap(place, address_of(space, first),
+                      <uint64_t>granules << GRANULE_BITS) == CUDA_SUCCESS
+
+
+cdef void ranges_forget(Space* space, Place* place) noexcept nogil:
+    cdef uint32_t i
+    for i in range(space.range_count):
+        if space.ranges[i].base and address_free(
+                place, space.ranges[i].base, space.ranges[i].bytes + GRANULE) == CUDA_SUCCESS:
+            space.ranges[i].base = 0
+
+
+cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil:
+    cdef uint64_t* orphans = <uint64_t*>realloc(
+        space.orphans, (space.orphan_count + 1) * sizeof(uint64_t))
+    if orphans == NULL:
+        return
+    space.orphans = orphans
+    orphans[space.orphan_count] = memory
+    space.orphan_count += 1
+
+
+cdef void orphans_release(Space* space, Place* place) noexcept nogil:
+    cdef uint32_t kept = 0
+    cdef uint32_t i
+    for i in range(space.orphan_count):
+        if page_release(place, space.orphans[i]) != CUDA_SUCCESS:
+            space.orphans[kept] = space.orphans[i]
+            kept += 1
+    space.orphan_count = kept
+
+
+cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil:
+    cdef uint32_t capacity = space.granules if space.granules else 256
+    cdef uint32_t* page_at
+    if count <= space.granules:
+        return True
+    while capacity < count:
+        capacity *= 2
+    page_at = <uint32_t*>realloc(space.page_at, capacity * sizeof(uint32_t))
+    if page_at == NULL:
+        return False
+    memset(page_at + space.granules, 0xFF, (capacity - space.granules) * sizeof(uint32_t))
+    space.page_at = page_at
+    space.granules = capacity
+    return True
+
+
+cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil:
+    cdef uint32_t capacity = space.page_capacity if space.page_capacity else 64
+    cdef Page* page
+    if space.page_capacity - space.page_count >= count:
+        return True
+    while capacity - space.page_count < count:
+        capacity *= 2
+    page = <Page*>realloc(space.page, capacity * sizeof(Page))
+    if page == NULL:
+        return False
+    space.page = page
+    space.page_capacity = capacity
+    return True
+
+
+cdef uint32_t page_slot(Space* space) noexcept nogil:
+    # A slot given up by a released page, else a fresh one; pages_ready saw to the room.
+    cdef uint32_t i
+    for i in range(space.page_count):
+        if space.page[i].granules == 0:
+            return i
+    space.page_count += 1
+    return space.page_count - 1
+
+
+# ---- A bound on the time that moving takes -------------------------------------------------------
+
+
+cdef enum:
+    SAVED_NS = 20000000     # 20 ms: what one bad moment may cost
+
+
+cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
+    budget.share = share
+    budget.saved = SAVED_NS if share > 0 else 0
+    budget.filled_at = 0
+
+
+cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil:
+    if budget.share >= 1:
+        return True
+    if budget.filled_at and now > budget.filled_at:
+        budget.saved += <double>(now - budget.filled_at) * budget.share
+    if budget.saved > SAVED_NS:
+        budget.saved = SAVED_NS
+    budget.filled_at = now
+    return budget.saved > 0
+
+
+cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
+    budget.saved -= <double>nanoseconds
+
+
+# ---- Virtual memory of the driver: reserve, create, map, unmap, release --------------------------
+
+
+cdef enum:
+    ADDRESS_ALIGNMENT = 33554432        # 32 MiB, the largest page
+
+
+cdef CUresult address_reserve(Place* place, uint64_t nbytes, uint64_t* address) noexcept nogil:
+    cdef CUdeviceptr pointer = 0
+    cdef CUresult code = place_enter(place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = place.table.cuMemAddressReserve(&pointer, nbytes, ADDRESS_ALIGNMENT, 0, 0)
+    place_leave(place)
+    address[0] = pointer
+    return code
+
+
+cdef CUresult address_free(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return place.table.cuMemAddressFree(address, nbytes)
+
+
+cdef CUresult page_create(Place* place, uint64_t nbytes, uint64_t* memory) noexcept nogil:
+    cdef CUmemAllocationProp prop
+    cdef CUmemGenericAllocationHandle handle = 0
+    memset(&prop, 0, sizeof(prop))
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    prop.location.id = place.device
+    cdef CUresult code = place.table.cuMemCreate(&handle, nbytes, &prop, 0)
+    memory[0] = handle
+    return code
+
+
+cdef CUresult page_map(Place* place, uint64_t address, uint64_t nbytes,
+                       uint64_t memory) noexcept nogil:
+    return place.table.cuMemMap(address, nbytes, 0, memory, 0)
+
+
+cdef CUresult page_allow(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
+    cdef CUmemAccessDesc access
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = place.device
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return place.table.cuMemSetAccess(address, nbytes, &access, 1)
+
+
+cdef CUresult page_unmap(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return place.table.cuMemUnmap(address, nbytes)
+
+
+cdef CUresult page_release(Place* place, uint64_t memory) noexcept nogil:
+    return place.table.cuMemRelease(memory)
+
+
+# ---- Validation of pages; see _native/pages/types.pxd for the model ------------------------------
+
+
+cdef int pages_check(const Space* space) noexcept nogil:
+    cdef uint64_t physical = 0
+    cdef uint32_t mapped = 0
+    cdef uint32_t i
+    cdef int broken
+    cdef const Page* page
+    for i in range(space.page_count):
+        page = &space.page[i]
+        if page.granules == 0 or page.active == NIL:
+            continue
+        physical += <uint64_t>page.granules << GRANULE_BITS
+        if not view_holds(space, page.active, page.granules, i):
+            return 40
+        mapped += page.granules
+        if page.dormant != NIL:
+            if not view_holds(space, page.dormant, page.granules, i):
+                return 40
+            mapped += page.granules
+    if physical != space.physical:
+        return 41
+    for i in range(space.granules):
+        mapped -= space.page_at[i] != NIL
+    if mapped != 0:
+        return 42
+    physical = 0
+    for i in range(space.range_count):
+        broken = check_range(space, space.ranges[i].region, &physical)
+        if broken:
+            return broken
+    return 44 if physical != space.physical else 0
+
+
+cdef bint view_holds(const Space* space, uint32_t first, uint32_t granules,
+                     uint32_t index) noexcept nogil:
+    cdef uint32_t g
+    for g in range(first, first + granules):
+        if page_mapped_at(space, g) != index:
+            return False
+    return True
+
+
+cdef int check_range(const Space* space, uint32_t region, uint64_t* physical) noexcept nogil:
+    # Memory under every byte of a chunk, under none of a hole.
+    cdef uint32_t index = space.table.regions[region].first
+    cdef const Chunk* chunk
+    cdef uint32_t g, last
+    while index != NIL:
+        chunk = &space.table.chunks[index]
+        g = granule_of(space, chunk.address)
+        last = granule_of(space, end_of(chunk) + GRANULE - 1)
+        if last > space.granules:
+            last = space.granules
+        while g < last:
+            if is_backed(space, g) == (chunk.state == CHUNK_HOLE):
+                return 43
+            g += 1
+        if chunk.state != CHUNK_HOLE:
+            physical[0] += chunk.size
+        index = chunk.next
+    return 0
+
+
+cdef const char* pages_invariant(int number) noexcept nogil:
+    if number == 40:
+        return "a page is noted at every granule of its views"
+    if number == 41:
+        return "physical is the sum over pages"
+    if number == 42:
+        return "a granule without a view notes no page"
+    if number == 43:
+        return "chunks have memory and holes have none"
+    if number == 44:
+        return "chunks and pages of a space have the same bytes"
+    return "unknown invariant"

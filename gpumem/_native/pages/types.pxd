@@ -1,0 +1,164 @@
+"""Pages that move: physical memory under reserved addresses, placed where it is needed.
+
+A *space* is reserved address space, cut into granules of 2 MiB. It is made of *ranges*, the first
+reserved with the first block, each further one, when none has a place left, as large as all
+before it: an arena of a few kilobytes takes few addresses, and thousands fit into a process. A
+*page* is one physical handle
+of 1 to 16 granules; the driver maps it whole or not at all, so it is the unit that moves. A
+mapping of a page is a *view*. A page has at most two views: its memory counts in the *active*
+one; the *dormant* one is left from before a move and is a hole for the chunk table, until the
+page is idle and something is wanted there again: then the two change places without a driver call.
+
+An idle page (no live byte; it lies inside a free chunk) may be mapped at a second address while
+work on it is still queued, for the stream that freed it: that is ordered by the stream itself
+(measured on an H200). Other streams' pages count as idle only once they have settled. A view is
+unmapped only after the epoch in which it fell dormant has settled, because an unmap does not wait.
+
+Growing means building a window for the block: a run of free chunks and holes. What is missing
+in it is supplied by new pages while reserved memory stays within a share of the live peak; beyond
+that by the idle pages that were longest not used; only when none is idle, or the time for moving
+is used up, is the share passed.
+
+Everything here is called with the arena's grow lock. Planning also holds the arena lock and changes
+the books at once; the driver calls come after, without it.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._native.bfc cimport Bfc, Chunk, NIL, SLOT_RELEASED
+
+cdef enum:
+    GRANULE_BITS = 21
+    GRANULE = 2097152           # 2 MiB: the smallest handle of a current GPU
+    MAX_PAGE_GRANULES = 16      # 32 MiB: up to there a mapping costs the same whatever its size
+    PEAK_PAGES = 224            # the live peak is at least so many pages: rounding stays small
+    KEEP_VIEW_PERCENT = 2       # of the live peak: blocks from here on leave a dormant view behind
+    MAX_RANGES = 24             # they double, so this is more than there are addresses
+    PLANNED_SLOTS = 96          # chunk slots that one plan may need besides two per granule
+
+cdef struct Page:
+    uint64_t memory             # physical handle of the driver
+    uint32_t granules           # 0: this slot is unused
+    uint32_t active             # first granule of the view that counts; NIL: it is being given back
+    uint32_t dormant            # first granule of the other view; NIL: none
+    uint32_t dormant_stream_slot  # what may still be queued through the dormant view
+    uint64_t dormant_epoch
+    uint64_t idle_since         # number of the plan that first saw it idle
+    uint64_t seen_idle          # number of the last plan that saw it idle
+    uint32_t chunk              # the free chunk it lay in then
+    bint busy                   # had a live byte at the last plan
+
+# One reservation. Granules of all ranges are numbered in one row; each range has one number, and
+# one granule of addresses, more than it uses, so that its end is no other range's beginning.
+cdef struct Range:
+    uint64_t base
+    uint64_t bytes              # usable; reserved are these and one granule
+    uint32_t first              # number of the granule at `base`
+    uint32_t region             # of the table
+
+cdef struct Space:
+    Bfc* table
+    Range ranges[MAX_RANGES]
+    uint32_t range_count
+    uint64_t first_bytes        # of addresses, for the first range
+    uint32_t* page_at           # page mapped at each granule; NIL: none
+    uint32_t granules           # of page_at
+    Page* page                  # page_capacity slots
+    uint32_t page_count         # slots ever used
+    uint32_t page_capacity
+    uint64_t physical           # bytes of all pages
+    uint64_t plans
+    bint large                  # holds blocks from 256 KiB on, in pages of more than one granule
+    uint64_t created
+    uint64_t moved
+    uint64_t swapped            # dormant views made active again, without a driver call
+    uint64_t released
+    uint64_t spared             # pages made without a look for idle ones: no time left to move
+    uint64_t* orphans           # memory without a view that the driver refused to take back
+    uint32_t orphan_count
+
+cdef enum ActionKind:
+    ACTION_CREATE = 0           # new memory at granule `to`
+    ACTION_MOVE = 1             # an idle page from `origin` to `to`
+    ACTION_RELEASE = 2          # an idle page given back to the driver
+    ACTION_DROP = 3             # a dormant view that is in the way is unmapped
+
+# One step of a plan, with what is needed to take it back before anything was done.
+cdef struct Action:
+    ActionKind kind
+    uint32_t page
+    uint32_t to
+    uint32_t origin             # active view before
+    uint32_t unmap[2]           # views to unmap first, the dormant one, the active one; NIL: none
+    bint unmapped[2]
+    uint32_t stream_slot        # mark of the free chunk it lay in
+    uint64_t epoch
+    bint created                # memory was made
+    bint done                   # mapped at `to`
+
+cdef enum PlanResult:
+    PLAN_OK = 0
+    PLAN_NO_PLACE = 1           # no range has room for the block: another may be added
+    PLAN_NO_MEMORY = 2          # neither the hard limit nor idle pages leave what is missing
+    PLAN_NO_METADATA = 3
+
+cdef struct Plan:
+    uint32_t chunk              # the claimed window, used until finished
+    Action* actions
+    uint32_t count
+    uint32_t capacity
+    bint over_limit             # not to be carried out: it needs more than the hard limit
+    uint32_t creates            # how many of the actions make a page
+    uint32_t moves              # how many move or release one
+    uint64_t move_ns            # what those took at the driver
+    const char* refused         # the driver's call that failed
+
+cdef struct Demand:
+    uint64_t size               # bytes of the block, in quanta
+    uint64_t claim              # bytes of its place until it is finished; see build_within
+    uint64_t requested
+    uint32_t stream_slot        # stream that will use it
+    uint64_t live_peak          # bytes, this block included
+    uint64_t reserved           # bytes of physical memory held by the arena, all ranges
+    uint64_t share_limit        # bytes up to which new pages are made without looking for idle ones
+    uint64_t hard_limit         # bytes never passed
+    bint spare_moves            # make new pages up to the hard limit before moving any
+    bint by_budget              # the hard limit is a budget's, not max_mem
+
+cdef inline uint32_t granule_of(const Space* space, uint64_t address) noexcept nogil:
+    # Also in the granule behind a range's end: the number after its last one.
+    cdef uint32_t i = 0
+    while address - space.ranges[i].base >= space.ranges[i].bytes + GRANULE:
+        i += 1
+    return space.ranges[i].first + <uint32_t>((address - space.ranges[i].base) >> GRANULE_BITS)
+
+cdef inline uint64_t address_of(const Space* space, uint32_t granule) noexcept nogil:
+    cdef uint32_t i = space.range_count - 1
+    while granule < space.ranges[i].first:
+        i -= 1
+    return space.ranges[i].base + (<uint64_t>(granule - space.ranges[i].first) << GRANULE_BITS)
+
+cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexcept nogil:
+    return space.page_at[granule] if granule < space.granules else NIL
+
+cdef inline uint64_t end_of(const Chunk* chunk) noexcept nogil:
+    return chunk.address + chunk.size
+
+cdef inline bint is_idle(const Space* space, const Page* page) noexcept nogil:
+    return page.seen_idle == space.plans
+
+cdef inline bint is_quiet(const Space* space, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    # Has everything finished that was queued under this mark?
+    return stream_slot == SLOT_RELEASED or epoch <= space.table.bins[stream_slot].completed
+
+cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
+                          uint64_t end) noexcept nogil:
+    return (address_of(space, page.active) < end
+            and address_of(space, page.active + page.granules) > begin)
+
+cdef inline bint is_backed(const Space* space, uint32_t granule) noexcept nogil:
+    cdef uint32_t mapped = page_mapped_at(space, granule)
+    if mapped == NIL:
+        return False
+    return space.page[mapped].active <= granule < (
+        space.page[mapped].active + space.page[mapped].granules)

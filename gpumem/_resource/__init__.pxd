@@ -1,0 +1,3 @@
+"""Resources: pools, external allocators, budgets."""
+
+from gpumem._resource.handle cimport Handle, handle_of

@@ -1,0 +1,1 @@
+"""Resources that hand out buffers: the driver's pools, external allocators, their ledger."""

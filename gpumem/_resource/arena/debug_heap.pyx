@@ -1,0 +1,445 @@
+"""Stacks, reports and telling."""
+
+import atexit
+import gc
+import sys
+import warnings
+from weakref import ref
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free
+
+from gpumem._native.arena cimport (
+    arena_debug, arena_free, ArenaCore, Block, heap_bad_free, heap_check, heap_copy, heap_create,
+    HEAP_DOUBLE_FREE, heap_drop, heap_findings, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
+    heap_narrow, HEAP_NO_STACK, heap_note_stack, HEAP_OVERRUN, heap_pump, HEAP_STRAY_WRITE,
+    HEAP_STREAM_GONE, HEAP_UNDERRUN, heap_wants_stack, HeapBlock, HeapFinding, HeapHooks,
+    HeapSettings, HeapSite,
+)
+from gpumem._native.driver cimport (
+    check as check_code, CUDA_SUCCESS, CUresult, CUstreamCaptureMode, place_enter, place_leave,
+    place_relax, place_restore,
+)
+from gpumem._support.deferred cimport call_soon, report_unraisable
+from gpumem._support.process cimport process
+
+from gpumem.device import MemoryKind
+from gpumem.errors import HeapCorruptionError, HeapWarning, InvalidFreeError
+
+
+cdef extern from "Python.h":
+    int PyGILState_Check() nogil
+    ctypedef struct PyCodeObject:
+        pass
+    int PyCode_Addr2Line(PyCodeObject* code, int offset)
+    void PyErr_Fetch(PyObject** kind, PyObject** value, PyObject** trace)
+    void PyErr_Restore(PyObject* kind, PyObject* value, PyObject* trace)
+
+cdef extern from *:
+    """
+    #include <dlfcn.h>
+    #include <stdio.h>
+    /* A return address as library and symbol, or as library and offset. */
+    static void gm_name_caller(void *address, char *text, size_t room) {
+        Dl_info info;
+        if (!dladdr(address, &info) || !info.dli_fname)
+            snprintf(text, room, "%p", address);
+        else if (info.dli_sname)
+            snprintf(text, room, "%s(%s+0x%zx)", info.dli_fname, info.dli_sname,
+                     (size_t)((char *)address - (char *)info.dli_saddr));
+        else
+            snprintf(text, room, "%s(+0x%zx)", info.dli_fname,
+                     (size_t)((char *)address - (char *)info.dli_fbase));
+    }
+    """
+    void gm_name_caller(void* address, char* text, size_t room)
+
+cdef enum:
+    MOST_TOLD = 10          # reports or blocks in one message
+
+KINDS = {
+    <int>HEAP_OVERRUN: "overrun",
+    <int>HEAP_UNDERRUN: "underrun",
+    <int>HEAP_LATE_WRITE: "use_after_free",
+    <int>HEAP_STRAY_WRITE: "wrong_stream",
+    <int>HEAP_DOUBLE_FREE: "double_free",
+    <int>HEAP_INVALID_FREE: "invalid_free",
+    <int>HEAP_STREAM_GONE: "stream_gone",
+}
+BAD_FREES = ("double_free", "invalid_free")
+
+# Heaps whose arena lives, or that have something to tell.
+cdef list heaps = []
+# Every stack that was kept, as (code object, offset) of each call; its number is its index. The
+# same calls have the same number, so this grows with what a program does, not with how often.
+cdef list stacks = [None]
+# Numbers by identities and offsets: equal code objects may be of different files.
+cdef dict numbers = {}
+# gpumem.debugging: imported with the first arena, not with gpumem, whose import it would lengthen.
+cdef object debugging = None
+
+
+# ---- making --------------------------------------------------------------------------------------
+
+cdef Heap make_heap(ArenaCore* core, object debug, object arena):
+    cdef HeapSettings settings
+    cdef HeapHooks hooks
+    cdef Heap made
+    global debugging
+    from gpumem import debugging
+    options = debugging.options_of(debug)
+    if options is None:
+        return None
+    settings.guard = options.guard_bytes
+    settings.quarantine = options.quarantine_bytes
+    settings.guard_byte = options.guard_byte
+    settings.fresh_byte = -1 if options.fresh_byte is None else options.fresh_byte
+    settings.freed_byte = -1 if options.freed_byte is None else options.freed_byte
+    settings.stack_depth = options.stack_depth
+    settings.stack_every = options.stack_every
+    settings.by_cpu = arena.memory.kind is MemoryKind.HOST
+    hooks.stack = stack_here
+    hooks.found = ask_to_tell
+    made = Heap.__new__(Heap)
+    made.options = options
+    made.arena = arena.name
+    made.memory = str(arena.memory)
+    made.owner = ref(arena)
+    made.generation = process.generation
+    made.heap = heap_create(&settings, &hooks)
+    if made.heap == NULL:
+        raise MemoryError("no host memory for a debug heap's books")
+    arena_debug(core, made.heap)
+    forget_heaps()
+    heaps.append(made)
+    # Last registered, first called: while the device, which was opened before, still works.
+    atexit.unregister(tell_at_exit)
+    atexit.register(tell_at_exit)
+    return made
+
+
+cdef int forget_heaps() except -1:
+    """Let go of heaps whose arena is gone and that have nothing to tell."""
+    heaps[:] = [heap for heap in heaps
+                if not (<Heap>heap).heap.gone or (<Heap>heap).heap.findings != NULL]
+    return 0
+
+
+@cython.final
+cdef class Heap:
+    """The debug heap of one arena."""
+
+    def __init__(self):
+        raise TypeError("a Heap is made by an Arena with debug_heap=")
+
+    def __dealloc__(self):
+        if self.heap != NULL:
+            heap_drop(self.heap)
+
+    cdef int before(self, ArenaCore* core) except -1:
+        with nogil:
+            heap_pump(core)
+        self.tell()
+        if heap_wants_stack(self.heap):
+            heap_note_stack(number_of_stack(self.heap.settings.stack_depth))
+        else:
+            heap_note_stack(HEAP_NO_STACK)
+        return 0
+
+    cdef void after(self) noexcept:
+        heap_note_stack(0)      # an allocation that was refused early took none
+
+    cdef int narrow(self, ArenaCore* core, const Block* block, uint64_t nbytes,
+                    uint32_t slot) except -1:
+        cdef CUresult code
+        with nogil:
+            code = heap_narrow(core, block.handle, block.address, nbytes)
+        if code != CUDA_SUCCESS:
+            arena_free(core, block.handle, slot)
+            check_code(core.place.table, code, "cuMemsetD8Async")
+        return 0
+
+    cdef int bad_free(self, uint64_t address) except -1:
+        heap_bad_free(address)
+        return self.tell()
+
+    cdef tuple check(self, ArenaCore* core, bint wait):
+        cdef CUresult code = CUDA_SUCCESS
+        if wait:
+            with nogil:
+                code = wait_for_device(core)
+        check_code(core.place.table, code, "cuCtxSynchronize")
+        with nogil:
+            code = heap_check(core)
+        check_code(core.place.table, code, "cuMemcpyDtoHAsync")
+        return tell_of(self, take_reports(self))
+
+    cdef int tell(self) except -1:
+        if self.heap.findings != NULL:
+            tell_of(self, take_reports(self))
+        return 0
+
+    cdef list outstanding(self):
+        cdef uint64_t count = 0
+        cdef uint64_t i
+        cdef HeapBlock* found = heap_copy(self.heap, False, &count)
+        if found == NULL:
+            raise MemoryError("no host memory for a list of blocks")
+        try:
+            return [debugging.HeapBlock(found[i].address, found[i].asked, found[i].number,
+                                        site_of(&found[i].taken, found[i].stream))
+                    for i in range(count)]
+        finally:
+            free(found)
+
+    cdef str live_text(self):
+        live = self.outstanding()
+        lines = [f"\n  {block.nbytes} bytes at {block.ptr:#x}, allocated at {block.allocated.where}"
+                 for block in live[:MOST_TOLD]]
+        if len(live) > MOST_TOLD:
+            lines.append(f"\n  and {len(live) - MOST_TOLD} more")
+        return "".join(lines)
+
+
+cdef CUresult wait_for_device(ArenaCore* core) noexcept nogil:
+    # Relaxed: another stream's capture of this thread does not forbid it.
+    cdef CUstreamCaptureMode mode
+    cdef CUresult code = place_enter(core.place)
+    if code != CUDA_SUCCESS:
+        return code
+    mode = place_relax(core.place)
+    code = core.place.table.cuCtxSynchronize()
+    place_restore(core.place, mode)
+    place_leave(core.place)
+    return code
+
+
+# ---- stacks --------------------------------------------------------------------------------------
+
+cdef uint32_t stack_here(uint32_t depth) noexcept nogil:
+    # A thread without the interpreter lock does not wait for it: its caller may hold a lock that
+    # somebody with the interpreter lock waits for.
+    if process.exiting or not PyGILState_Check():
+        return 0
+    return stack_with_lock(depth)
+
+
+cdef uint32_t stack_with_lock(uint32_t depth) noexcept with gil:
+    # In a finalizer an exception may be on its way.
+    cdef PyObject* kind = NULL
+    cdef PyObject* value = NULL
+    cdef PyObject* trace = NULL
+    cdef uint32_t number = 0
+    PyErr_Fetch(&kind, &value, &trace)
+    try:
+        number = number_of_stack(depth)
+    except BaseException:
+        number = 0              # no host memory: then without a stack
+    PyErr_Restore(kind, value, trace)
+    return number
+
+
+cdef uint32_t number_of_stack(uint32_t depth) except? 0:
+    try:
+        frame = sys._getframe()
+    except ValueError:
+        return 0                # no Python function runs on this thread
+    calls = []
+    while frame is not None and len(calls) < depth:
+        calls.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    key = tuple([(id(code), offset) for code, offset in calls])
+    number = numbers.get(key)
+    if number is None:
+        number = len(stacks)
+        stacks.append(tuple(calls))     # keeps the code objects, and so their identities
+        numbers[key] = number
+    return number
+
+
+cdef object summary_of(uint32_t number):
+    """Return a kept stack as a traceback.StackSummary, the innermost call last."""
+    if number == 0:
+        return None
+    import traceback
+    frames = [traceback.FrameSummary(code.co_filename, line_of(code, offset),
+                                     code.co_name, lookup_line=False)
+              for code, offset in stacks[number]]
+    return traceback.StackSummary.from_list(frames[::-1])
+
+
+cdef int line_of(object code, int offset):
+    return PyCode_Addr2Line(<PyCodeObject*>code, offset)
+
+
+cdef object site_of(const HeapSite* site, uint64_t stream):
+    cdef char text[512]
+    cdef uint32_t i
+    native = []
+    for i in range(site.depth):
+        gm_name_caller(site.frames[i], text, sizeof(text))
+        native.append((<bytes>text).decode("utf-8", "replace"))
+    return debugging.Site(site.thread, stream, summary_of(site.stack), tuple(native))
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+cdef list take_reports(Heap heap):
+    """Return what was found since the last time as `HeapReport`."""
+    # All at once: making a report runs Python's steps, between which `tell_all` may come.
+    cdef uint64_t lost = 0
+    cdef HeapFinding* finding = heap_findings(heap.heap, &lost)
+    cdef HeapFinding* told
+    reports = []
+    try:
+        while finding != NULL:
+            reports.append(report_of(heap, finding))
+            told = finding
+            finding = finding.next
+            free(told)
+    finally:
+        while finding != NULL:      # no memory for a report
+            told = finding
+            finding = finding.next
+            free(told)
+    heap.lost += lost
+    return reports
+
+
+cdef object report_of(Heap heap, const HeapFinding* finding):
+    cdef const HeapBlock* block = &finding.block
+    cdef bint is_write = finding.wrong != 0
+    kind = KINDS[<int>finding.fault]
+    seen = bytes([finding.seen[i] for i in range(finding.seen_count)])
+    return debugging.HeapReport(
+        kind=kind, arena=heap.arena, memory=heap.memory, ptr=block.address, nbytes=block.asked,
+        number=block.number, allocated=site_of(&block.taken, block.stream),
+        freed=None if block.state == HEAP_LIVE else site_of(&block.freed, block.freed_stream),
+        again=site_of(&finding.again, 0) if kind in BAD_FREES else None,
+        address=block.address + finding.offset if is_write else finding.address,
+        offset=finding.offset, expected=finding.expected if is_write else None, found=seen,
+        wrong_bytes=finding.wrong)
+
+
+cdef tuple tell_of(Heap heap, list reports):
+    how = heap.options.on_error
+    if how == "raise" and reports:
+        raise error_of(heap, reports)
+    if how == "warn":
+        tell_each(heap, reports, warn)
+    elif how != "raise":
+        tell_each(heap, reports, how)
+    return tuple(reports)
+
+
+cdef object error_of(Heap heap, list reports):
+    kind = InvalidFreeError if reports[0].kind in BAD_FREES else HeapCorruptionError
+    text = "\n".join(str(report) for report in reports[:MOST_TOLD])
+    if len(reports) > MOST_TOLD:
+        text += f"\nand {len(reports) - MOST_TOLD} more: see `reports`"
+    if heap.lost:
+        text += f"\nand {heap.lost} that were not kept"
+    heap.lost = 0
+    return kind(text, reports)
+
+
+cdef int tell_each(Heap heap, list reports, object how) except -1:
+    """Tell of all, then raise what the first telling that failed raised."""
+    failure = None
+    for report in reports:
+        try:
+            how(report)
+        except BaseException as error:
+            failure = failure or error
+    lost, heap.lost = heap.lost, 0
+    if failure is not None:
+        raise failure
+    if lost:
+        warnings.warn(f"{lost} more reports of arena {heap.arena!r} were not kept", HeapWarning,
+                      stacklevel=2)
+    return 0
+
+
+def warn(report):
+    """Tell of a report as a warning."""
+    warnings.warn(str(report), HeapWarning, stacklevel=3)
+
+
+# ---- telling where no call of the arena comes ----------------------------------------------------
+
+cdef void ask_to_tell() noexcept nogil:
+    call_soon(tell_all)
+
+
+cdef void tell_all() noexcept:
+    # What is to be raised waits for a call that may, unless its arena is gone.
+    for heap in list(heaps):
+        if (<Heap>heap).heap.findings == NULL:
+            continue
+        gone = (<Heap>heap).heap.gone
+        try:
+            if (<Heap>heap).options.on_error != "raise":
+                tell_of(heap, take_reports(heap))
+            elif gone:
+                tell_each(heap, take_reports(heap), warn)
+        except BaseException as error:
+            report_unraisable(error, heap)
+
+
+def tell_at_exit():
+    """Look at every arena once more, and tell what was found and what is still in use."""
+    if not heaps:
+        return
+    gc.collect()
+    for heap in list(heaps):
+        if (<Heap>heap).generation != process.generation:
+            continue            # the parent's, in a fork's child
+        try:
+            tell_last(heap)
+        except BaseException as error:
+            report_unraisable(error, heap)
+
+
+cdef int tell_last(Heap heap) except -1:
+    arena = heap.owner()
+    how = heap.options.on_error
+    if not callable(how):
+        how = print_report
+    if arena is not None:
+        arena._look()
+    tell_each(heap, take_reports(heap), how)
+    if heap.heap.gone or not heap.options.leaks:
+        return 0
+    leaks = [debugging.HeapReport(kind="leak", arena=heap.arena, memory=heap.memory, ptr=block.ptr,
+                                  nbytes=block.nbytes, number=block.number,
+                                  allocated=block.allocated)
+             for block in heap.outstanding()]
+    if how is not print_report:
+        tell_each(heap, leaks, how)
+    elif leaks:
+        print_leaks(heap, leaks)
+    return 0
+
+
+def print_report(report):
+    """Tell of a report on stderr."""
+    print(f"gpumem: {report}", file=sys.stderr, end="")
+
+
+cdef int print_leaks(Heap heap, list leaks) except -1:
+    """Tell of blocks in use on stderr, those of one stack together, the most bytes first."""
+    groups = {}
+    for leak in leaks:
+        groups.setdefault((str(leak.allocated.stack and leak.allocated.stack.format()),
+                           leak.allocated.native), []).append(leak)
+    print(f"gpumem: {len(leaks)} blocks, {sum(leak.nbytes for leak in leaks)} bytes, of arena "
+          f"{heap.arena!r} on {heap.memory} are in use at the end", file=sys.stderr)
+    largest = sorted(groups.values(), key=lambda group: -sum(leak.nbytes for leak in group))
+    for group in largest[:MOST_TOLD]:
+        print(f"leak: {len(group)} blocks, {sum(leak.nbytes for leak in group)} bytes, allocated "
+              f"{group[0].allocated}", file=sys.stderr, end="")
+    if len(groups) > MOST_TOLD:
+        print(f"and from {len(groups) - MOST_TOLD} more places", file=sys.stderr)
+    return 0

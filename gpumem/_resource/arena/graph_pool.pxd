@@ -1,0 +1,36 @@
+"""GraphPool: the memory of captured graphs, as users see it."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._buffer cimport MemoryResource
+from gpumem._native.arena cimport ArenaCore
+
+cdef class GraphPool:
+    cdef readonly MemoryResource arena      # that it belongs to
+    cdef MemoryResource inner               # the arena that holds its memory
+    cdef ArenaCore* core                    # of `inner`
+    cdef dict serving                       # slot of `arena` -> its stream, kept alive
+    cdef uint32_t contexts                  # that are open
+    cdef uint64_t capture                   # that it was opened for by itself; 0: by the user
+    cdef object __weakref__
+
+# Which pools serve which streams of one arena.
+cdef class Captures:
+    cdef dict served                        # slot -> GraphPool
+    cdef object pools                       # every GraphPool of it that lives, for its end
+
+    # The pool that serves a stream now; None: the arena itself. `capturing`: its driver says that
+    # it captures, so there must be one.
+    cdef GraphPool pool_of(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+                           bint capturing)
+    cdef GraphPool join(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+                        uint64_t capture, uint64_t graph)
+    cdef int serve(self, MemoryResource arena, ArenaCore* core, uint32_t slot, object stream,
+                   GraphPool pool) except -1
+    cdef int end(self, ArenaCore* core, GraphPool pool) except -1
+    cdef int end_if_over(self, ArenaCore* core, GraphPool pool) except -1
+    cdef int close(self, ArenaCore* core) except -1
+
+cdef GraphPool make_pool(MemoryResource arena, ArenaCore* parent, MemoryResource inner,
+                         ArenaCore* core)
+cdef int retain_with(GraphPool pool, uint64_t graph) except -1

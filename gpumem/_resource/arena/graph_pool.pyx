@@ -1,0 +1,329 @@
+"""Graph pools as Python objects."""
+
+from operator import index
+from weakref import WeakSet
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+
+from gpumem._buffer cimport MemoryResource
+from gpumem._native.arena cimport (
+    ArenaCore, pool_adopt, pool_begin, pool_retain_with, slot_claim, slot_unclaim,
+)
+from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
+from gpumem._support.events cimport tap_name
+
+from gpumem._buffer.buffer import take_snapshot
+from gpumem.errors import ClosedError, InUseError
+
+
+@cython.final
+cdef class GraphPool:
+    """Memory for what is captured into graphs; made by `Arena.capture`.
+
+    What is allocated on a served stream during a capture comes from here and, freed or not, is
+    given to nobody outside of the pool: a graph writes to it whenever it is launched. Inside one
+    capture a freed block is used again by its own stream. Later captures into the same pool use it
+    again too; their graphs must then be launched one after another, in the order of capture,
+    never at once.
+
+    The pool keeps its memory until it is closed, or until it is dropped and the graphs it is
+    retained with, and their last instances, are gone. It takes regions from the driver beside its
+    arena's own; ``max_mem`` bounds both together.
+
+    Attributes
+    ----------
+    arena : Arena
+        The arena it belongs to.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+    >>> with arena.capture(stream) as pool:
+    ...     arena.allocate(4096, stream).close()     # the graph may write it at every launch
+    >>> arena.allocate(4096, stream).ptr in [block.address for block in pool.blocks()]
+    False
+    """
+
+    def __init__(self):
+        raise TypeError("a GraphPool is made by an arena's capture()")
+
+    @property
+    def name(self):
+        """The name of the arena that holds its memory, for people."""
+        return required(self).name
+
+    @property
+    def closed(self):
+        """Whether `close` has given everything back."""
+        return required(self).closed
+
+    @property
+    def capturing(self):
+        """Whether it serves a stream now."""
+        return bool(self.serving)
+
+    @property
+    def num_graphs(self):
+        """How many graphs it is retained with: each, with its instances, counts once."""
+        required(self)
+        return self.core.graphs
+
+    def add_stream(self, stream):
+        """Serve another stream, which joined the capture by waiting for an event of it.
+
+        Until the capture's context ends. Blocks of one captured stream are not given to another
+        one inside the capture.
+
+        Raises
+        ------
+        InUseError
+            The stream is served already, or this pool serves no capture now.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> stream, side = gpumem.Stream("host"), gpumem.Stream("host")
+        >>> with arena.capture(stream) as pool:
+        ...     side.wait(stream.record())
+        ...     pool.add_stream(side)
+        ...     buffer = arena.allocate(1000, side)
+        >>> pool.stats().requested_in_use
+        1000
+        """
+        required(self)
+        if not self.serving:
+            raise InUseError(f"{self.name!r} serves no capture that a stream could join")
+        self.arena._serve(stream, self)
+
+    def retain_with(self, graph):
+        """Keep the pool as long as a graph and everything instantiated of it.
+
+        Parameters
+        ----------
+        graph : int or CUgraph
+            The native graph, complete or still being captured. Retain before instantiating:
+            instances made earlier hold nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `graph` is no handle.
+        ClosedError
+            The pool is closed.
+        DriverError
+            The driver refused, or has no user objects.
+        """
+        if required(self).closed:
+            raise ClosedError(f"{self.name!r} is closed")
+        retain_with(self, graph_handle(graph))
+
+    def stats(self):
+        """Return the counters of this moment as `Stats`."""
+        return required(self).stats()
+
+    def blocks(self):
+        """Return every block, used and free, as a list of `BlockInfo` in address order."""
+        return required(self).blocks()
+
+    def snapshot(self):
+        """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`."""
+        required(self)
+        return take_snapshot(self)
+
+    def check_invariants(self):
+        """Check every invariant of the pool's books, as `Arena.check_invariants`."""
+        required(self).check_invariants()
+
+    def close(self):
+        """Give the memory back to the driver now. Idempotent.
+
+        The caller has seen to it that no launch of a graph that uses it is queued or will come.
+
+        Raises
+        ------
+        InUseError
+            A buffer is alive, a graph retains the pool, or a capture is under way.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
+        >>> with arena.capture(stream) as pool:
+        ...     arena.allocate(4096, stream).close()
+        >>> pool.stats().reserved > 0
+        True
+        >>> pool.close()
+        >>> pool.closed, pool.stats().reserved
+        (True, 0)
+        """
+        if not required(self).closed:
+            require_idle(self)
+            self.inner.close()
+
+    def __repr__(self):
+        return f"<gpumem.GraphPool {self.name!r}{', closed' if self.closed else ''}>"
+
+
+class Capture:
+    """The context in which a pool serves a stream; made by `Arena.capture`."""
+
+    def __init__(self, pool, stream):
+        self._pool = pool
+        self._stream = stream
+
+    def __enter__(self):
+        cdef GraphPool pool = self._pool
+        if pool.closed:
+            raise ClosedError(f"{pool.name!r} is closed")
+        if not pool.serving:
+            with nogil:
+                pool_begin(pool.core)
+        pool.arena._serve(self._stream, pool)
+        pool.contexts += 1
+        return pool
+
+    def __exit__(self, *exception):
+        # Streams that joined end with the last context.
+        cdef GraphPool pool = self._pool
+        pool.contexts -= 1
+        if pool.contexts == 0:
+            pool.arena._end_service(pool)
+
+
+@cython.final
+cdef class Captures:
+    """Which pools serve which streams of one arena."""
+
+    def __cinit__(self):
+        self.served = {}
+        self.pools = WeakSet()
+
+    cdef GraphPool pool_of(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+                           bint capturing):
+        cdef GraphPool pool = self.served.get(slot)
+        cdef uint64_t capture = 0
+        cdef CUgraph graph = NULL
+        cdef bint unknown
+        if pool is None and not capturing:
+            return None
+        if pool is not None and pool.capture == 0:
+            return pool                 # its context says how long
+        # A pool that was opened by itself serves one capture: is it still that one?
+        if not stream_captures(core.place, core.streams[slot].handle, &capture, &graph, &unknown):
+            capture = 0
+        if pool is not None and pool.capture != capture:
+            self.end(core, pool)
+            pool = None
+        if pool is None and capture != 0:
+            pool = self.join(arena, core, slot, capture, <uintptr_t>graph)
+        return pool
+
+    cdef GraphPool join(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+                        uint64_t capture, uint64_t graph):
+        # Nobody opened a pool for this capture: the arena does, one for all its streams.
+        cdef GraphPool pool = None
+        for pool in self.served.values():
+            if pool.capture == capture:
+                break
+        else:
+            pool = arena._open_pool()
+            retain_with(pool, graph)
+            pool.capture = capture
+        self.serve(arena, core, slot, None, pool)
+        return pool
+
+    cdef int serve(self, MemoryResource arena, ArenaCore* core, uint32_t slot, object stream,
+                   GraphPool pool) except -1:
+        if self.pool_of(arena, core, slot, False) is not None:
+            raise InUseError(f"a graph pool of {arena.name!r} serves stream "
+                             f"{<uintptr_t>core.streams[slot].handle:#x} already")
+        slot_claim(core, slot)
+        self.served[slot] = pool
+        pool.serving[slot] = stream
+        self.pools.add(pool)
+        return 0
+
+    cdef int end(self, ArenaCore* core, GraphPool pool) except -1:
+        for slot in list(pool.serving):
+            del self.served[slot]
+            slot_unclaim(core, slot)
+        pool.serving.clear()
+        return 0
+
+    cdef int end_if_over(self, ArenaCore* core, GraphPool pool) except -1:
+        # A pool that was opened by itself hears of its capture's end only when somebody asks.
+        cdef uint64_t capture = 0
+        cdef CUgraph graph = NULL
+        cdef bint unknown = False
+        cdef uint32_t slot
+        if pool.capture == 0:
+            return 0
+        for slot in pool.serving:
+            if (stream_captures(core.place, core.streams[slot].handle, &capture, &graph, &unknown)
+                    and capture == pool.capture):
+                return 0
+        return self.end(core, pool)
+
+    cdef int close(self, ArenaCore* core) except -1:
+        # All or none: the first that is in use keeps the others open.
+        open_ones = [pool for pool in self.pools if not pool.closed]
+        for pool in open_ones:
+            self.end_if_over(core, pool)
+            require_idle(pool)
+        for pool in open_ones:
+            pool.close()
+        return 0
+
+
+cdef int require_idle(GraphPool pool) except -1:
+    if pool.serving:
+        raise InUseError(f"{pool.name!r} cannot be closed: it serves a capture")
+    if pool.core.graphs > 0:
+        raise InUseError(f"{pool.name!r} cannot be closed: {pool.core.graphs} graphs use it")
+    stats = pool.stats()
+    if stats.in_use:
+        raise InUseError(f"{pool.name!r} cannot be closed: {stats.in_use} bytes in "
+                         f"{stats.num_allocs - stats.num_frees} blocks are in use")
+    return 0
+
+
+cdef object required(GraphPool pool):
+    # GraphPool.__new__ alone makes one of no arena.
+    if pool.inner is None:
+        raise TypeError("a GraphPool is made by an arena's capture(); this one was not")
+    return pool.inner
+
+
+cdef GraphPool make_pool(MemoryResource arena, ArenaCore* parent, MemoryResource inner,
+                         ArenaCore* core):
+    cdef GraphPool pool = GraphPool.__new__(GraphPool)
+    pool.arena = arena
+    pool.inner = inner
+    pool.core = core
+    pool.serving = {}
+    pool_adopt(core, parent)
+    tap_name(&core.tap, parent.tap.memory, b"graph pool", inner.name.encode("utf-8", "replace"))
+    return pool
+
+
+cdef int retain_with(GraphPool pool, uint64_t graph) except -1:
+    cdef CUresult code
+    with nogil:
+        code = pool_retain_with(pool.core, <CUgraph><uintptr_t>graph)
+    return check(pool.core.place.table, code, "cuGraphRetainUserObject")
+
+
+cdef uint64_t graph_handle(object graph) except? 0:
+    # cuda-python's CUgraph turns into an int, though it is no index.
+    if isinstance(graph, (bool, float, str)):
+        raise TypeError(f"{graph!r} is not a graph: it takes a native handle")
+    try:
+        number = index(graph) if hasattr(graph, "__index__") else int(graph)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{graph!r} is not a graph: it takes a native handle") from error
+    if not 0 < number < 1 << 64:
+        raise ValueError(f"graph handle {number} is not an integer from 1 to 2**64 - 1")
+    return number

@@ -1,0 +1,404 @@
+"""Reports and exceptions of an arena."""
+
+from dataclasses import replace
+
+from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
+from libc.stdlib cimport calloc, free, qsort
+
+from gpumem._budget cimport (
+    account_of, Budget, budget_relieve, press, raise_exceeded, Relief, tell_errors,
+)
+from gpumem._buffer cimport MemoryResource
+from gpumem._native.arena cimport (
+    ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD, ARENA_DRIVER_REFUSED,
+    ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET,
+    ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note, BlockNote, DebugHeap,
+    heap_copy, HEAP_LIVE, HeapBlock, outlets_bytes, PageCopy, STATE_SUSPENDED,
+)
+from gpumem._native.bfc cimport (
+    ABSURD, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED, round_to_quantum,
+    SLOT_RELEASED,
+)
+from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
+from gpumem._native.driver cimport check, CUDA_ERROR_OUT_OF_MEMORY, CUresult
+from gpumem._resource.arena.settings cimport pages_problem
+from gpumem._resource.arena.source cimport source_error
+from gpumem._resource.device_memory cimport device_figures
+from gpumem._support.atomics cimport load64
+
+from gpumem._support.events import FRAMEWORKS, tag_texts
+from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
+from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
+from gpumem.stats import BlockInfo, RetainedRegion
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+cdef list block_list(ArenaCore* core):
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    cdef Chunk* chunks = arena_copy_chunks(core, &count)
+    if chunks == NULL:
+        raise MemoryError("no host memory for a copy of the arena's books")
+    try:
+        blocks = sorted((block_info(core, &chunks[i]) for i in range(count)),
+                        key=lambda block: block.address)
+    finally:
+        free(chunks)
+    return blocks if core.heap == NULL else as_users_have_them(core.heap, blocks)
+
+
+cdef object block_info(ArenaCore* core, const Chunk* chunk):
+    cdef bint used = chunk.state == CHUNK_USED
+    cdef bint parked = chunk.state == CHUNK_PENDING_FREE
+    stream = 0
+    if used or chunk.stream_slot != SLOT_RELEASED:
+        stream = <uintptr_t>core.streams[chunk.stream_slot].handle
+    return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
+                     used=used, region=chunk.region, stream=stream, parked=parked)
+
+
+cdef list as_users_have_them(DebugHeap* heap, list blocks):
+    # What a debug heap keeps back is in use for the arena alone.
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    cdef HeapBlock* known = heap_copy(heap, True, &count)
+    if known == NULL:
+        raise MemoryError("no host memory for a copy of a debug heap's books")
+    try:
+        at = {known[i].base: (known[i].asked, known[i].state == HEAP_LIVE) for i in range(count)}
+    finally:
+        free(known)
+    return [as_its_user_has_it(block, at.get(block.address)) if block.used else block
+            for block in blocks]
+
+
+cdef object as_its_user_has_it(object block, tuple known):
+    if known is None:           # it went back to the arena meanwhile, or came from it
+        return block
+    asked, live = known
+    return replace(block, requested=asked if live else 0, used=live, parked=not live)
+
+
+cdef tuple kept_regions(ArenaCore* core):
+    regions = {}
+    for block in block_list(core):
+        regions.setdefault(block.region, []).append(block)
+    return tuple(kept_region(blocks) for blocks in regions.values())
+
+
+cdef object kept_region(list blocks):
+    live = tuple(block for block in blocks if block.used)
+    parked = tuple(block for block in blocks if block.parked)
+    reasons = [counted(live, "live block")] if live else []
+    if parked:
+        reasons.append(f"{counted(parked, 'block')} that other streams still use")
+    reasons += queued(blocks)
+    return RetainedRegion(
+        address=blocks[0].address,
+        nbytes=sum(block.nbytes for block in blocks),
+        reason=", ".join(reasons) or "free, but the driver did not take it back",
+        blocks=live + parked)
+
+
+cdef list queued(list blocks):
+    """Say what was freed on which stream and is not known to be done."""
+    freed = {}
+    for block in blocks:
+        if not block.used and not block.parked and block.stream:
+            freed[block.stream] = freed.get(block.stream, 0) + block.nbytes
+    return [f"{nbytes} bytes freed on stream {stream:#x}, whose work is not known to be done"
+            for stream, nbytes in sorted(freed.items())]
+
+
+cdef str counted(tuple blocks, str what):
+    total = sum(block.nbytes for block in blocks)
+    return f"{len(blocks)} {what}{'s' if len(blocks) != 1 else ''} of {total} bytes"
+
+
+# ---- the one place that raises -------------------------------------------------------------------
+
+cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uint64_t extra,
+                      uint32_t slot, int status) except -1:
+    if status == ARENA_DEAD:
+        raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
+                          "interpreter is ending")
+    if status == ARENA_CLOSED and core.closed == STATE_SUSPENDED:
+        raise SuspendedError(f"arena {arena.name!r} is suspended: resume() brings its memory back")
+    if status == ARENA_CLOSED:
+        raise ClosedError(f"arena {arena.name!r} is closed")
+    if status == ARENA_HALF_SUSPENDED:
+        raise_half_suspended(arena, core)
+    if status == ARENA_OVER_BUDGET:
+        raise_over_budget(arena, core, asked, extra, slot, [])
+    if status == ARENA_NO_METADATA:
+        raise MemoryError("no host memory for an arena's books")
+    failure = source_error(core)
+    if status == ARENA_DRIVER_REFUSED and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
+        raise_source_error(arena, failure)
+        call = core.last_call if core.last_call != NULL else core.backing.call
+        check(arena.place.place.table, <CUresult>core.last_code, (<bytes>call).decode())
+    raise_out_of_memory(arena, core, asked, extra, slot, status, failure)
+
+
+cdef int raise_half_suspended(MemoryResource arena, ArenaCore* core) except -1:
+    """Raise what suspend met: refused half-way, and refused when that was to be undone."""
+    try:
+        check(arena.place.place.table, <CUresult>core.last_code,
+              (<bytes>core.last_call).decode())
+    except Exception as refusal:
+        raise SuspendedError(
+            f"arena {arena.name!r} is suspended, but not all of its memory went back: the driver "
+            f"refused to unmap a page, and then to bring the others back ({refusal}). The bytes of "
+            "live blocks are in their copy on the host; resume() can be tried") from refusal
+
+
+cdef int raise_source_error(MemoryResource arena, object failure) except -1:
+    """Raise what a source's call failed with; None: it was the driver's."""
+    if failure is None:
+        return 0
+    if isinstance(failure, SourceError) or not isinstance(failure, Exception):
+        raise failure           # ours, or an interrupt on its way out
+    raise SourceError(f"the source of arena {arena.name!r} raised "
+                      f"{type(failure).__name__}: {failure}") from failure
+
+
+cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t asked,
+                             uint64_t extra, uint32_t slot, int status, object cause) except -1:
+    cdef uint64_t rounded = round_to_quantum(asked + extra)
+    if core.heap != NULL:
+        rounded += 2 * core.heap.settings.guard
+    reason = "driver"
+    if status == ARENA_NO_COPY:
+        reason = "copy"
+    elif rounded >= ABSURD:
+        reason = "absurd"
+    elif status == ARENA_OVER_LIMIT:
+        reason = "limit" if core.settings.max_mem or core.parent != NULL else "addresses"
+    raise OutOfMemoryError.of(
+        report_of(arena, core, asked, rounded, slot, reason)) from cause
+
+
+# ---- Sums of an arena's memory by state and owner ------------------------------------------------
+
+
+cdef enum:
+    TAGS = 65536
+    MOST_FRAMEWORKS = 256
+
+cdef struct Sums:
+    uint32_t stream_slot                        # of the stream that asks
+    uint64_t in_use
+    uint64_t free
+    uint64_t cached
+    uint64_t parked
+    uint64_t waiting
+    uint64_t movable
+    uint64_t largest_free
+    uint64_t* by_tag                            # TAGS
+    uint64_t untagged[MOST_FRAMEWORKS]          # noted without a tag, by framework
+    uint64_t noted[MOST_FRAMEWORKS]             # noted, by framework
+    uint64_t through_outlets[MOST_FRAMEWORKS]   # bytes asked for, of callers that are known anyway
+
+
+cdef object report_of(MemoryResource resource, ArenaCore* arena, uint64_t asked, uint64_t rounded,
+                      uint32_t slot, str reason):
+    memory = str(resource.memory)
+    held = memory_of(arena, slot)
+    if held is None:            # the host has no memory for the books' copy: what is known without
+        held = {"in_use": arena_in_use(arena), "reserved": arena_reserved(arena)}
+    limit = limit_of(arena)
+    report = OutOfMemoryReport(
+        memory, asked, rounded, resource.name, <uintptr_t>arena.streams[slot].handle,
+        (LimitInForce("max_mem", limit, arena_held(arena)),) if limit else (),
+        **held, **device_figures(resource, arena.place, arena))
+    still = (not arena.settings.paged and arena.backing.source == NULL
+             and not pages_problem(resource.memory))
+    return replace(report, remedies=find_remedies(report, reason, could_move=still))
+
+
+cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
+    # A graph pool keeps to its arena's.
+    return arena.parent.settings.max_mem if arena.parent != NULL else arena.settings.max_mem
+
+
+cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
+    cdef const ArenaCore* root = arena.parent if arena.parent != NULL else arena
+    return arena_reserved(root) + root.lent
+
+
+cdef dict memory_of(ArenaCore* arena, uint32_t slot):
+    # Sums in bytes as the stream of `slot` sees them. None: no host memory for the books' copy.
+    cdef ArenaCopy copy
+    cdef Sums* sums = <Sums*>calloc(1, sizeof(Sums))
+    cdef bint done = False
+    if sums == NULL:
+        return None
+    sums.stream_slot = slot
+    sums.by_tag = <uint64_t*>calloc(TAGS, sizeof(uint64_t))
+    try:
+        if sums.by_tag != NULL:
+            with nogil:
+                done = arena_copy(arena, &copy)
+                if done:
+                    sum_up(arena, &copy, sums)
+        if not done:
+            return None
+        found = described(sums)
+        found["reserved"] = copy.reserved
+        return found
+    finally:
+        if done:
+            arena_copy_free(&copy)
+        free(sums.by_tag)
+        free(sums)
+
+
+cdef void sum_up(const ArenaCore* arena, ArenaCopy* copy, Sums* sums) noexcept nogil:
+    cdef uint32_t small, i
+    if copy.page_count > 1:
+        qsort(copy.pages, copy.page_count, sizeof(PageCopy), by_address)
+    for small in range(2):
+        for i in range(copy.tables[small].count):
+            add_chunk(arena, copy, small, i, sums)
+    outlets_bytes(arena, sums.through_outlets)
+
+
+cdef void add_chunk(const ArenaCore* arena, const ArenaCopy* copy, bint small, uint32_t index,
+                    Sums* sums) noexcept nogil:
+    cdef const Chunk* chunk = &copy.tables[small].chunks[index]
+    if chunk.state == CHUNK_USED:
+        sums.in_use += chunk.size
+        add_owner(arena, small, index, chunk, sums)
+    elif chunk.state == CHUNK_CACHED:
+        sums.cached += chunk.size
+    elif chunk.state == CHUNK_PENDING_FREE:
+        sums.parked += chunk.size
+    elif chunk.state == CHUNK_FREE:
+        sums.free += chunk.size
+        if chunk.stream_slot != SLOT_RELEASED and chunk.stream_slot != sums.stream_slot:
+            sums.waiting += chunk.size
+        sums.largest_free = max(sums.largest_free, chunk.size)
+        sums.movable += pages_inside(copy, chunk.address, chunk.address + chunk.size)
+
+
+cdef void add_owner(const ArenaCore* arena, bint small, uint32_t index, const Chunk* chunk,
+                    Sums* sums) noexcept nogil:
+    cdef BlockNote note
+    cdef uint32_t tag, framework
+    if not block_note(arena, small, index, chunk.generation, &note):
+        return
+    tag = <uint32_t>(note.seal >> 32) & (TAGS - 1)
+    framework = <uint8_t>(note.seal >> 8)
+    sums.noted[framework] += chunk.size
+    if tag:
+        sums.by_tag[tag] += chunk.size
+    else:
+        sums.untagged[framework] += chunk.size
+
+
+cdef int by_address(const void* one, const void* other) noexcept nogil:
+    cdef uint64_t a = (<const PageCopy*>one).address
+    cdef uint64_t b = (<const PageCopy*>other).address
+    return (a > b) - (a < b)
+
+
+cdef uint64_t pages_inside(const ArenaCopy* copy, uint64_t begin, uint64_t end) noexcept nogil:
+    # Bytes of the pages that lie wholly in a free chunk.
+    cdef uint32_t low = 0
+    cdef uint32_t high = copy.page_count
+    cdef uint32_t middle
+    cdef uint64_t found = 0
+    while low < high:
+        middle = (low + high) // 2
+        if copy.pages[middle].address < begin:
+            low = middle + 1
+        else:
+            high = middle
+    while low < copy.page_count and copy.pages[low].address + copy.pages[low].nbytes <= end:
+        found += copy.pages[low].nbytes
+        low += 1
+    return found
+
+
+cdef dict described(const Sums* sums):
+    # What an outlet's callers hold is known without a recording; what was noted of them is in it.
+    by_owner = {tag_texts[tag]: sums.by_tag[tag] for tag in range(1, len(tag_texts))
+                if sums.by_tag[tag]}
+    by_framework = {}
+    for number, name in enumerate(FRAMEWORKS[1:], start=1):
+        held = max(sums.through_outlets[number], sums.noted[number])
+        if held:
+            by_framework[name] = held
+            tagged = sums.noted[number] - sums.untagged[number]
+            if held > tagged:
+                by_owner[name] = by_owner.get(name, 0) + held - tagged
+    rest = sums.in_use - min(sums.in_use, sum(by_owner.values()))
+    if rest:
+        by_owner["untagged"] = rest
+    return {
+        "in_use": sums.in_use, "free": sums.free, "cached": sums.cached, "parked": sums.parked,
+        "waiting": sums.waiting, "movable": sums.movable, "largest_free": sums.largest_free,
+        "by_owner": dict(sorted(by_owner.items(), key=lambda item: -item[1])),
+        "by_framework": dict(sorted(by_framework.items(), key=lambda item: -item[1])),
+    }
+
+
+# ---- An arena's budget, where the interpreter is -------------------------------------------------
+
+
+cdef int join_budget(MemoryResource arena, ArenaCore* core, object budget, object count) except -1:
+    cdef bint in_use = False
+    cdef BudgetCore* account = account_of(budget, count, arena.name, &in_use)
+    arena.budget = budget
+    core.tap.budget = budget_charged(account)
+    if in_use:
+        core.in_use_account = account
+        core.detour = True
+    else:
+        core.held_account = account
+    return 0
+
+
+cdef str count_of(const ArenaCore* core):
+    return "reserved" if core.in_use_account == NULL else "in_use"
+
+
+cdef uint64_t least_limit(object budget, object count) except? 0:
+    if isinstance(budget, Budget) and count == "reserved":
+        return budget_ceiling((<Budget>budget).core)
+    return BUDGET_UNLIMITED
+
+
+cdef inline BudgetCore* account(const ArenaCore* core) noexcept nogil:
+    return core.held_account if core.in_use_account == NULL else core.in_use_account
+
+
+cdef bint relieve(ArenaCore* core, Relief* relief, list errors) except -1:
+    return press(account(core), load64(&core.over_budget), relief, errors)
+
+
+cdef bint arena_relieve(ArenaCore* core, Relief* relief) noexcept nogil:
+    return budget_relieve(account(core), load64(&core.over_budget), relief)
+
+
+cdef int under_pressure(MemoryResource arena, ArenaCore* core,
+                        int (*call)(ArenaCore*, uint64_t) noexcept nogil,
+                        uint64_t nbytes) except -1:
+    cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
+    cdef list errors = []
+    cdef int status = ARENA_OVER_BUDGET
+    while status == ARENA_OVER_BUDGET and relieve(core, &relief, errors):
+        with nogil:
+            status = call(core, nbytes)
+    if status == ARENA_OVER_BUDGET:
+        raise_over_budget(arena, core, nbytes, 0, 1, errors)
+    tell_errors(errors)
+    return status
+
+
+cdef int raise_over_budget(MemoryResource arena, ArenaCore* core, uint64_t asked, uint64_t extra,
+                           uint32_t slot, list errors) except -1:
+    rounded = round_to_quantum(asked + extra)
+    report = report_of(arena, core, asked, rounded, slot, "budget")
+    raise_exceeded(account(core), load64(&core.over_budget), errors, {"report": report})

@@ -1,0 +1,26 @@
+"""What an arena's settings mean below the interpreter, and what its memory can be backed by."""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._buffer cimport MemoryResource
+from gpumem._native.arena cimport ArenaSettings
+from gpumem._native.backing cimport Backing
+from gpumem._resource.arena.source cimport Source
+
+cdef int settings_from(object config, ArenaSettings* settings) except -1
+# Is it backed by pages? Raises ConfigError where they are asked for by name and cannot be had.
+cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *
+# Why memory cannot be backed by pages that move; empty if it can.
+cdef str pages_problem(object memory)
+
+
+# ---- Which backing serves an arena's memory ------------------------------------------------------
+
+
+# `source`: None, or what takes the place of the driver.
+# Raises ConfigError for a setting that the memory has no use for.
+cdef int choose_backing(MemoryResource arena, object config, Source source,
+                        Backing* backing) except -1
+# Why an arena has no shareable blocks; empty if it has. Where they come from.
+cdef str why_not_shareable(MemoryResource arena, object config, Source source)
+cdef int shareable_init(MemoryResource arena, object config, Backing* backing) except -1

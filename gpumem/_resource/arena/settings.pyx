@@ -1,0 +1,163 @@
+"""From an ArenaConfig to the C struct."""
+
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from gpumem._buffer cimport MemoryResource
+from gpumem._native.arena cimport (
+    ArenaSettings, EXTEND_NEXT_POWER_OF_TWO, EXTEND_SAME_AS_REQUESTED, REUSE_COMPLETED, REUSE_NEVER,
+    REUSE_WAIT,
+)
+from gpumem._native.backing cimport (
+    Backing, backing_init, file_init, managed_init, numa_init, numa_try, pinned_init, shared_init,
+    Side, SIDE_DEVICE, SIDE_HOST, SIDE_NONE, THE_DEVICE,
+)
+from gpumem._native.bfc cimport round_to_quantum
+from gpumem._native.driver cimport check, CUresult, Place
+from gpumem._resource.arena.source cimport Source, source_init
+
+from gpumem.config import _PAGED_FROM
+from gpumem.device import MemoryKind
+from gpumem.errors import ConfigError, DriverError
+
+
+cdef int settings_from(object config, ArenaSettings* settings) except -1:
+    memset(settings, 0, sizeof(ArenaSettings))
+    settings.max_mem = config.max_mem
+    settings.initial_chunk = config.initial_chunk_size_bytes
+    settings.initial_growth_chunk = round_to_quantum(config.initial_growth_chunk_size_bytes)
+    settings.max_extend = round_to_quantum(config.max_power_of_two_extend_bytes)
+    settings.max_dead = config.max_dead_bytes_per_chunk
+    settings.extend = (EXTEND_SAME_AS_REQUESTED if config.extend_strategy == "same_as_requested"
+                       else EXTEND_NEXT_POWER_OF_TWO)
+    settings.reuse = {"completed": REUSE_COMPLETED, "wait": REUSE_WAIT,
+                      "never": REUSE_NEVER}[config.stream_reuse]
+    settings.ort_split = config.split_rule == "ort"
+    settings.passthrough = not config.enable
+    settings.oom_wait = <uint64_t>config.oom_wait_ms * 1000000
+    settings.move_share = config.page_move_threshold
+    settings.move_budget = config.page_move_budget
+    return 0
+
+
+cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) except *:
+    if config.backing == "regions" or not config.enable:
+        return False
+    if config.backing == "auto" and (not config.suits_pages or limit < _PAGED_FROM):
+        return False
+    problem = pages_problem(arena.memory)
+    if problem and config.backing == "virtual":
+        raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: {problem}")
+    return not problem
+
+
+cdef str pages_problem(object memory):
+    if memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
+        return "it takes a device's own memory"
+    capability = memory.device.capabilities["virtual_memory"]
+    return "" if capability else capability.reason
+
+
+# ---- The choice of a backing ---------------------------------------------------------------------
+
+
+HOST_KINDS = (MemoryKind.HOST, MemoryKind.HOST_ACCESSIBLE)
+# Settings that only managed memory has, with the values that ask for nothing.
+HINTS = {
+    "managed_read_mostly": False,
+    "managed_preferred_location": "none",
+    "managed_accessed_by": "none",
+    "managed_prefetch": "none",
+}
+
+
+cdef int choose_backing(MemoryResource arena, object config, Source source,
+                        Backing* backing) except -1:
+    cdef Place* place = &arena.place.place
+    require_settings(arena, config, source)
+    if source is not None:
+        source_init(backing, place)
+    elif config.numa_node is not None:
+        require_node(arena, config.numa_node)
+        numa_init(backing, place, config.numa_node)
+    elif arena.memory.kind is MemoryKind.HOST_ACCESSIBLE:
+        pinned_init(backing, place)
+    elif arena.memory.kind is MemoryKind.MANAGED:
+        managed_init(backing, place)
+        read_hints(config, backing)
+    else:
+        backing_init(backing, place)
+    return 0
+
+
+cdef int shareable_init(MemoryResource arena, object config, Backing* backing) except -1:
+    if by_handle(arena, config):
+        shared_init(backing, &arena.place.place,
+                    THE_DEVICE if config.numa_node is None else config.numa_node)
+    else:
+        file_init(backing, &arena.place.place)
+    return 0
+
+
+cdef bint by_handle(MemoryResource arena, object config):
+    # As a physical handle of the driver's; other host memory is a file, which anybody can map.
+    return arena.memory.kind is MemoryKind.DEVICE or config.numa_node is not None
+
+
+cdef str why_not_shareable(MemoryResource arena, object config, Source source):
+    if source is not None:
+        return "its memory is somebody else's"
+    if arena.memory.kind is MemoryKind.MANAGED:
+        return "managed memory cannot be given to another process"
+    needs = "posix_fd_handles" if by_handle(arena, config) else "host_register"
+    return arena.memory.device.capabilities[needs].reason
+
+
+cdef int require_settings(MemoryResource arena, object config, Source source) except -1:
+    """Raise ConfigError for a setting that this memory has no use for."""
+    where = arena.memory if source is None else "memory of a source"
+    if source is not None or arena.memory.kind is not MemoryKind.MANAGED:
+        for name, nothing in HINTS.items():
+            value = getattr(config, name)
+            if value != nothing:
+                raise ConfigError(f"{name} = {value!r} is not accepted for {where}: it takes "
+                                  f"managed memory, or {nothing!r}")
+    if config.numa_node is None:
+        return 0
+    if source is not None or arena.memory.kind not in HOST_KINDS:
+        raise ConfigError(f"numa_node = {config.numa_node} is not accepted for {where}: it takes "
+                          "host or host_accessible memory")
+    if config.backing == "virtual":
+        raise ConfigError(f"numa_node = {config.numa_node} is not accepted with backing = "
+                          "'virtual': a node's memory is taken in regions")
+    return 0
+
+
+cdef int require_node(MemoryResource arena, int node) except -1:
+    """Raise ConfigError, with the driver's words, if it makes no memory of a node."""
+    cdef CUresult code
+    cdef const char* call = NULL
+    capability = arena.memory.device.capabilities["virtual_memory"]
+    if not capability:
+        raise ConfigError(f"numa_node = {node} is not accepted on {arena.memory}: "
+                          f"{capability.reason}")
+    with nogil:
+        code = numa_try(&arena.place.place, node, &call)
+    try:
+        check(arena.place.place.table, code, call.decode())
+    except DriverError as refusal:
+        raise ConfigError(f"numa_node = {node} is not accepted on {arena.memory}: "
+                          f"{refusal}") from refusal
+    return 0
+
+
+cdef int read_hints(object config, Backing* backing) except -1:
+    backing.hints.read_mostly = config.managed_read_mostly
+    backing.hints.preferred_location = side_of(config.managed_preferred_location)
+    backing.hints.accessed_by = side_of(config.managed_accessed_by)
+    backing.hints.prefetch = side_of(config.managed_prefetch)
+    return 0
+
+
+cdef Side side_of(str name) except *:
+    return {"none": SIDE_NONE, "device": SIDE_DEVICE, "host": SIDE_HOST}[name]

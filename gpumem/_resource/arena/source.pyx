@@ -1,0 +1,273 @@
+"""Somebody else's memory under an arena; see _resource/arena/source.pxd.
+
+Callables get the interpreter lock, which is safe because nobody waits for a grow lock while
+holding it. What they raise is kept until the status has come back to the thread that asked.
+"""
+
+import threading
+
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t, uintptr_t
+
+from gpumem._buffer cimport MemoryResource
+from gpumem._native.arena cimport ArenaCore
+from gpumem._native.backing cimport Backing, backing_init, backing_note, pages_exist
+from gpumem._native.bfc cimport QUANTUM
+from gpumem._native.driver cimport (
+    CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+    CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUdeviceptr, CUpointer_attribute, CUresult, DriverDevice,
+    Place, place_enter, place_leave, pointer_attribute,
+)
+from gpumem._support.deferred cimport report_unraisable
+
+from gpumem._buffer.stream import Stream
+from gpumem.device import MemoryKind
+from gpumem.errors import ConfigError, GpumemError, SourceError
+
+
+# Addresses end here on every machine that CUDA runs on.
+cdef uint64_t END_OF_ADDRESSES = <uint64_t>1 << 56
+
+
+# ---- what users give -----------------------------------------------------------------------------
+
+cdef Source make_source(MemoryResource arena, object config, object given):
+    cdef Source source
+    if given is None:
+        return None
+    if config.backing == "virtual":
+        raise ConfigError("backing = 'virtual' is not accepted with a source: its memory is taken "
+                          "in regions")
+    source = Source.__new__(Source)
+    source.given = given
+    source.memory = arena.memory
+    source.place = arena.place
+    source.held = {}
+    source.errors = {}
+    if isinstance(given, MemoryResource):
+        given = upstream_of(arena, given)
+    if isinstance(given, tuple):
+        read_functions(source, given)
+    else:
+        source.allocate = callable_of(given, "allocate")
+        source.free = callable_of(given, "free")
+    return source
+
+
+cdef object upstream_of(MemoryResource arena, MemoryResource resource):
+    theirs, ours = resource.memory, arena.memory
+    if (theirs.device, theirs.kind) != (ours.device, ours.kind):
+        raise ConfigError(f"source = {resource!r} is not accepted by an arena on {ours}: it takes "
+                          "a resource of the same memory")
+    return Upstream(resource)
+
+
+cdef int read_functions(Source source, tuple pair) except -1:
+    if len(pair) != 2 or not all(type(one) is int and 0 < one < 1 << 64 for one in pair):
+        raise TypeError(f"source = {pair!r} is not a pair of addresses of C functions")
+    source.c_allocate = <AllocateFunction><uintptr_t>pair[0]
+    source.c_free = <FreeFunction><uintptr_t>pair[1]
+    return 0
+
+
+cdef object callable_of(object given, str name):
+    method = getattr(given, name, None)
+    if not callable(method):
+        raise TypeError(f"source = {given!r} has no {name}(): it takes an object with "
+                        "allocate(nbytes) and free(address, nbytes), a MemoryResource, or the "
+                        "addresses of two C functions")
+    return method
+
+
+class Upstream:
+    """A resource as a source: each region of the arena is one of its buffers.
+
+    Buffers are taken and given back on a stream of the source's own. What the resource still has
+    to wait for is waited for here, so that a region is free for every stream of the arena.
+    """
+
+    def __init__(self, resource):
+        self.resource = resource
+        self.stream = Stream(resource.memory.device)
+        self.buffers = {}
+
+    def allocate(self, nbytes):
+        """Return the address of a new buffer of the resource."""
+        buffer = self.resource.allocate(nbytes, self.stream)
+        self.stream.synchronize()
+        self.buffers[buffer.ptr] = buffer
+        return buffer.ptr
+
+    def free(self, address, nbytes):
+        """Close the buffer; what used it is done."""
+        self.buffers.pop(address).close()
+
+
+# ---- calling it ----------------------------------------------------------------------------------
+
+@cython.final
+@cython.no_gc_clear
+cdef class Source:
+    """One source of one arena."""
+
+    cdef CUresult reserve(self, uint64_t size, uint64_t* address) noexcept:
+        thread = threading.get_ident()
+        self.errors.pop(thread, None)
+        self.caller = thread
+        try:
+            self.take(size, address)
+        except MemoryError as refusal:
+            self.errors[thread] = refusal
+            return CUDA_ERROR_OUT_OF_MEMORY
+        except BaseException as error:
+            self.errors[thread] = error
+            return CUDA_ERROR_UNKNOWN
+        finally:
+            self.caller = None
+        return CUDA_SUCCESS if address[0] else CUDA_ERROR_OUT_OF_MEMORY
+
+    cdef int take(self, uint64_t size, uint64_t* address) except -1:
+        """Ask for a region; address 0: the source has none."""
+        cdef void* pointer
+        address[0] = 0
+        if self.allocate is None:
+            with nogil:
+                pointer = self.c_allocate(size)
+            given = <uintptr_t>pointer
+        else:
+            given = self.allocate(size)
+        if given is None:
+            return 0
+        if isinstance(given, bool) or not hasattr(given, "__index__"):
+            raise SourceError(f"{self.given!r} gave {given!r} for {size} bytes: it takes an "
+                              "address, or None")
+        given = given.__index__()
+        if given == 0:
+            return 0
+        wrong = self.what_is_wrong(given, size)
+        if wrong:
+            self.give_unusable(given, size)
+            raise SourceError(f"{self.given!r} gave {given:#x} for {size} bytes, which {wrong}")
+        self.held[given] = size
+        address[0] = given
+        return 0
+
+    def what_is_wrong(self, given, size):
+        """Return why a region is not usable, "" if it is."""
+        if not 0 < given <= END_OF_ADDRESSES - size:
+            return "is no address"
+        if given % QUANTUM:
+            return f"is no multiple of {QUANTUM}"
+        for address, nbytes in self.held.items():
+            if given < address + nbytes and address < given + size:
+                return f"overlaps {nbytes} bytes at {address:#x} that it gave before"
+        if self.memory.kind is MemoryKind.HOST:
+            return "" if pages_exist(given, size) else "is not all mapped"
+        for byte in (given, given + size - 1):
+            if not is_memory_of(self.place, self.memory.kind, byte):
+                return f"is no {self.memory.kind.value} memory of {self.memory.device}"
+        return ""
+
+    def give_unusable(self, address, size):
+        """Give back what was not taken; a failure must not hide why."""
+        if not 0 < address < 1 << 64:
+            return
+        try:
+            self.give(address, size)
+        except Exception as error:
+            report_unraisable(error, self.given)
+
+    cdef int give(self, uint64_t address, uint64_t size) except -1:
+        if self.free is None:
+            with nogil:
+                self.c_free(<void*><uintptr_t>address, size)
+        else:
+            self.free(address, size)
+        return 0
+
+    cdef void release(self, uint64_t address, uint64_t size) noexcept:
+        self.held.pop(address, None)
+        self.caller, before = threading.get_ident(), self.caller
+        try:
+            self.give(address, size)
+        except BaseException as error:
+            report_unraisable(error, self.given)     # a shrink, a close or a finalizer goes on
+        finally:
+            self.caller = before
+
+    cdef int require_outside(self) except -1:
+        if self.caller is not None and self.caller == threading.get_ident():
+            raise GpumemError(f"{self.given!r} calls the arena that it is the source of, which is "
+                              "waiting for it")
+        return 0
+
+
+cdef bint is_memory_of(DriverDevice place, object kind, CUdeviceptr byte):
+    """Ask the driver whether a byte is this kind of memory, and the device's."""
+    if kind is MemoryKind.DEVICE:
+        return (attribute_of(place, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, byte)
+                == <int>CU_MEMORYTYPE_DEVICE
+                and attribute_of(place, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, byte)
+                == <uint64_t>place.ordinal)
+    if kind is MemoryKind.MANAGED and not attribute_of(
+            place, CU_POINTER_ATTRIBUTE_IS_MANAGED, byte):
+        return False
+    return attribute_of(place, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, byte) == byte
+
+
+cdef uint64_t attribute_of(DriverDevice place, CUpointer_attribute which,
+                           CUdeviceptr byte) noexcept:
+    """Return an attribute of an address; all ones where the driver has none."""
+    cdef uint64_t value
+    cdef CUresult code = pointer_attribute(&place.place, which, byte, &value)
+    return value if code == CUDA_SUCCESS else <uint64_t>-1
+
+
+# ---- the backing ---------------------------------------------------------------------------------
+
+cdef void source_init(Backing* backing, Place* place) noexcept:
+    backing_init(backing, place)
+    backing.reserve = source_reserve
+    backing.release = source_release
+    backing.forget = source_forget
+    backing.call = "a source"
+
+
+cdef void source_keep(Backing* backing, Source source) noexcept:
+    Py_INCREF(source)
+    backing.source = <void*>source
+
+
+cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    with gil:
+        return (<Source>self.source).reserve(size, address)
+
+
+cdef CUresult source_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    # A driver's free waits for what is queued, a source cannot know of it. Memory that may still
+    # be in use is not given back.
+    cdef CUresult code = place_enter(self.place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = backing_note(self, "cuCtxSynchronize", self.place.table.cuCtxSynchronize())
+    place_leave(self.place)
+    if code == CUDA_SUCCESS:
+        with gil:
+            (<Source>self.source).release(address, size)
+    return code
+
+
+cdef void source_forget(Backing* self) noexcept nogil:
+    if self.source == NULL:
+        return
+    with gil:
+        Py_DECREF(<Source>self.source)
+        self.source = NULL
+
+
+cdef object source_error(const ArenaCore* core):
+    if core.backing.source == NULL:
+        return None
+    return (<Source>core.backing.source).errors.pop(threading.get_ident(), None)

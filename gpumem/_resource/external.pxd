@@ -1,0 +1,31 @@
+"""An allocator of somebody else, behind callbacks, as a resource."""
+
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint64_t
+
+from gpumem._buffer cimport BlockLedger, LedgerBlock, MemoryResource
+from gpumem._native.driver cimport CUevent
+
+ctypedef void* (*ExternalAlloc)(size_t) noexcept nogil
+ctypedef void (*ExternalFree)(void*) noexcept nogil
+ctypedef void (*ExternalEmptyCache)() noexcept nogil
+
+# Of each pair one is set: the C function, or the Python callable (borrowed: the resource object,
+# or what it leaves in `ledger.kept`, owns it).
+cdef struct ExternalCore:
+    BlockLedger ledger          # first: a pointer to one is a pointer to the other
+    ExternalFree free
+    PyObject* free_object
+    ExternalEmptyCache empty_cache
+    PyObject* empty_cache_object
+
+cdef struct ExternalBlock:
+    LedgerBlock block           # first
+    CUevent event               # behind the work it waits for; NULL: none
+
+cdef class ExternalAllocator(MemoryResource):
+    cdef ExternalAlloc alloc
+    cdef readonly object callbacks      # (alloc, free, empty_cache) as they were given
+
+    cdef uint64_t call_alloc(self, uint64_t nbytes) except? 0
+    cdef bint call_empty_cache(self) except -1

@@ -1,0 +1,553 @@
+"""ExternalAllocator: an allocator of somebody else, behind callbacks, as a resource."""
+
+cimport cython
+from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_WriteUnraisable
+from cpython.ref cimport Py_XDECREF, PyObject
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+
+from gpumem._buffer cimport (
+    BlockLedger, Buffer, ledger_count_call, ledger_counters, ledger_end, ledger_is_default,
+    ledger_keep, ledger_make, ledger_return, ledger_stream, LedgerBlock, LedgerCounters,
+    MemoryResource, record_use, resource_begin, resource_init,
+)
+from gpumem._native.driver cimport (
+    check, CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY,
+    CUDA_SUCCESS, CUevent, CUresult, CUstream, CUstreamCaptureStatus, Place, place_enter,
+    place_is_dead, place_leave,
+)
+from gpumem._support.atomics cimport pointer_swap, pointer_try
+from gpumem._support.lease cimport Uses
+from gpumem._support.process cimport process_is_exiting
+
+from gpumem._support.out_of_memory import OutOfMemoryReport
+from gpumem._support.releases import on_release
+from gpumem.errors import ConfigError, OutOfMemoryError
+from gpumem.stats import ShrinkReport
+
+
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState* PyEval_SaveThread() noexcept nogil
+    void PyEval_RestoreThread(PyThreadState* state) noexcept nogil
+    int PyGILState_Check() noexcept nogil
+    # The interpreter's own declaration: NULL leaves the exception set, for PyErr_WriteUnraisable.
+    PyObject* PyObject_CallObject(PyObject* function, PyObject* arguments) noexcept
+    int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) noexcept nogil
+
+# Blocks that users gave back and that wait for a stream or for the interpreter lock. `arriving`
+# is a stack without a lock, since a view may be dropped anywhere; whoever has the interpreter
+# lock moves them to the end of `waiting`, which it guards.
+cdef void* arriving = NULL
+cdef LedgerBlock* waiting = NULL
+cdef LedgerBlock* last_waiting = NULL
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class ExternalAllocator(MemoryResource):
+    """An allocator of somebody else, behind callbacks, as a resource.
+
+    Every allocation and every free is one call of a callback; nothing is cached and nothing put
+    on top. A callback is a Python callable, or the integer address of a C function with the
+    signature of ONNX Runtime's options ``gpu_external_alloc``, ``gpu_external_free`` and
+    ``gpu_external_empty_cache``. C functions are called without the interpreter lock, and all with
+    the device of `memory` current.
+
+    Parameters
+    ----------
+    alloc : callable or int
+        ``alloc(nbytes) -> address``; ``void *alloc(size_t)``. None or 0 says that there is no
+        memory. An exception goes to whoever called `allocate`, with nothing changed.
+    free : callable or int
+        ``free(address)``; ``void free(void *)``. May run on any thread. An exception goes to
+        `sys.unraisablehook`; the block counts as freed.
+    empty_cache : callable or int, optional
+        ``empty_cache()``; ``void empty_cache(void)``. Called by `shrink`, after a persistent
+        block was freed, and once when `alloc` has no memory, before it is asked again.
+    memory : MemoryInfo, Device or str
+        Where the addresses are.
+    budget : Budget, optional
+        What its blocks are charged to, before they are taken.
+    count : {"reserved", "in_use"}
+        Until when: until the other side has a block back, or until its user has given it back.
+    default_stream : stream, optional
+        The stream in whose order `alloc` and `free` give and take memory; None is the device's
+        legacy default stream.
+    name : str, optional
+        For people.
+
+    Raises
+    ------
+    ConfigError
+        `alloc` or `free` is missing: they come together.
+    TypeError, ValueError
+        A callback is neither a callable nor an integer, or an address that cannot be one; the
+        memory does not exist here.
+
+    Examples
+    --------
+    >>> import ctypes, gpumem
+    >>> libc = ctypes.CDLL(None)
+    >>> address = [ctypes.cast(f, ctypes.c_void_p).value for f in (libc.malloc, libc.free)]
+    >>> with gpumem.ExternalAllocator(*address, memory="host") as allocator:
+    ...     allocator.allocate(100).nbytes
+    100
+
+    Notes
+    -----
+    Callbacks are told no stream. What `alloc` returns must be usable by the stream that a block
+    is allocated for: that is the external allocator's part. A block that goes back on the default
+    stream is freed at once, since the external allocator orders that stream. One that goes back
+    on any other stream (``allocate(..., stream)``, ``buffer.close(stream)``) is freed when that
+    stream has done what was queued on it: at once if it is idle, else by a later call of gpumem.
+
+    The last view of a block may be dropped on a thread that does not run Python. A C function is
+    called there; a Python callable is called soon after by the main thread, or by the next call
+    of this allocator. After the interpreter began to end, and in a fork's child, nothing is
+    called.
+    """
+
+    def __init__(self, alloc, free, empty_cache=None, *, memory, budget=None, count="reserved",
+                 default_stream=None, name=None):
+        cdef ExternalCore* core
+        cdef uintptr_t address
+        if self.ledger != NULL:
+            raise TypeError("an ExternalAllocator is initialised once")
+        if alloc is None or free is None:
+            missing = "alloc" if alloc is None else "free"
+            raise ConfigError(f"{missing} = None is not accepted: alloc and free come together")
+        addresses = [address_of("alloc", alloc), address_of("free", free),
+                     0 if empty_cache is None else address_of("empty_cache", empty_cache)]
+        resource_init(self, memory, name)
+        resource_begin(
+            self, ledger_make(sizeof(ExternalCore), sizeof(ExternalBlock), external_free, NULL),
+            "ExternalAllocator", default_stream, budget, count)
+        core = external(self.ledger)
+        self.callbacks = (alloc, free, empty_cache)
+        address = addresses[0]
+        self.alloc = <ExternalAlloc><void*>address
+        address = addresses[1]
+        core.free = <ExternalFree><void*>address
+        core.free_object = <PyObject*>free
+        address = addresses[2]
+        core.empty_cache = <ExternalEmptyCache><void*>address
+        core.empty_cache_object = <PyObject*>empty_cache if empty_cache is not None else NULL
+
+    def __dealloc__(self):
+        # Blocks may outlive the object; what they need stays with them (no_gc_clear).
+        ledger_keep(self.ledger, (self.streams, self.callbacks))
+
+    def shrink(self):
+        """Call `empty_cache`, if there is one.
+
+        Returns
+        -------
+        ShrinkReport
+            Nothing released: an external allocator does not tell.
+
+        Raises
+        ------
+        ClosedError
+            It is closed, or belongs to the parent of a fork.
+        Exception
+            What `empty_cache` raised.
+        """
+        self.require_open()
+        free_waiting(None)
+        self.call_empty_cache()
+        ledger_count_call(self.ledger, 1)
+        return ShrinkReport(0, ())
+
+    def stats(self):
+        """Return the counters of this moment as `Stats`; reserved is what was not freed yet.
+
+        Raises
+        ------
+        ClosedError
+            It belongs to the parent of a fork.
+        """
+        self.require_own()
+        free_waiting(None)
+        return MemoryResource.stats(self)
+
+    # ---- blocks ----------------------------------------------------------------------------------
+
+    cdef int take_block(self, LedgerBlock* block) except -1:
+        free_waiting(None)
+        block.base = self.call_alloc(block.size)
+        if block.base == 0:
+            waited = free_waiting(self)
+            if self.call_empty_cache() or waited:
+                block.base = self.call_alloc(block.size)
+        if block.base == 0:
+            raise_out_of_memory(self, block)
+        return 0
+
+    cdef uint64_t call_alloc(self, uint64_t nbytes) except? 0:
+        cdef uint64_t address = 0
+        cdef CUresult code
+        with nogil:
+            code = place_enter(self.ledger.place)
+            if code == CUDA_SUCCESS and self.alloc != NULL:
+                address = <uintptr_t>self.alloc(nbytes)
+                place_leave(self.ledger.place)
+        check(self.place.place.table, code, "cuCtxPushCurrent")
+        ledger_count_call(self.ledger, 0)
+        if self.alloc != NULL:
+            return address
+        try:
+            given = self.callbacks[0](nbytes)
+        finally:
+            place_leave(self.ledger.place)
+        return 0 if given is None else number_of("alloc returned", given, 0)
+
+    cdef bint call_empty_cache(self) except -1:
+        """Tell whether there was one to call."""
+        cdef ExternalCore* core = external(self.ledger)
+        cdef CUresult code
+        if core.empty_cache_object == NULL:
+            return False
+        with nogil:
+            code = place_enter(self.ledger.place)
+            if code == CUDA_SUCCESS and core.empty_cache != NULL:
+                core.empty_cache()
+                place_leave(self.ledger.place)
+        check(self.place.place.table, code, "cuCtxPushCurrent")
+        if core.empty_cache == NULL:
+            try:
+                self.callbacks[2]()
+            finally:
+                place_leave(self.ledger.place)
+        return True
+
+    cdef int make_room(self, uint64_t nbytes) except -1:
+        if not self.ledger.counts_in_use:
+            free_waiting(self)
+        return 0
+
+    cdef int finish_close(self) except -1:
+        free_waiting(self)
+        self.streams.clear()
+        return 0
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        # With the interpreter lock, which Python callables need.
+        cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
+        block.slot = buffer.slot
+        block.uses = buffer.uses
+        external_free(block)
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return record_use(uses, slot)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+def address_of(what, function):
+    """Return a C function's address, or 0 for a Python callable."""
+    if callable(function):
+        return 0
+    return number_of(f"{what} =", function, 1)
+
+
+def number_of(what, value, int low):
+    """Return an address; `what` says where it came from."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{what} {value!r}: it takes "
+                        + ("a callable or the address of a C function" if low else
+                           "an address, or None"))
+    number = value.__index__()
+    if not low <= number < 1 << 64:
+        raise ValueError(f"{what} {number} is not an address from {low} to 2**64 - 1")
+    return number
+
+
+cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) except -1:
+    cdef LedgerCounters now = ledger_counters(allocator.ledger)
+    raise OutOfMemoryError.of(OutOfMemoryReport(
+        str(allocator.memory), block.requested, block.size, allocator.name,
+        <uintptr_t>ledger_stream(block.ledger, block.slot), in_use=now.in_use,
+        reserved=now.in_use + now.waiting, waiting=now.waiting,
+        remedies=("free buffers, or ask the external allocator why",)))
+
+
+# ---- giving back ---------------------------------------------------------------------------------
+
+cdef inline ExternalCore* external(BlockLedger* ledger) noexcept nogil:
+    return <ExternalCore*>ledger
+
+
+cdef inline bint needs_interpreter(LedgerBlock* block) noexcept nogil:
+    cdef ExternalCore* core = external(block.ledger)
+    return core.free == NULL or (block.persistent and core.empty_cache == NULL
+                                 and core.empty_cache_object != NULL)
+
+
+cdef void external_free(LedgerBlock* block) noexcept nogil:
+    """Take a block back from a user, on any thread, with the interpreter lock or without."""
+    cdef bint done
+    ledger_return(block, True)
+    if place_is_dead(block.ledger.place):
+        ledger_end(block, True)
+        return
+    done = streams_are_done(block)
+    if (done and (PyGILState_Check() or not needs_interpreter(block))
+            and reaches_driver(block.ledger.place)):
+        call_back(block)
+    else:
+        wait_for_turn(block)
+
+
+cdef bint reaches_driver(Place* place) noexcept nogil:
+    # Not from a function that a stream runs on the host: there no device can be made current.
+    if place_enter(place) != CUDA_SUCCESS:
+        return False
+    place_leave(place)
+    return True
+
+
+cdef void wait_for_turn(LedgerBlock* block) noexcept nogil:
+    cdef void* seen
+    while True:
+        seen = arriving
+        block.next = <LedgerBlock*>seen
+        if pointer_try(&arriving, seen, block):
+            break
+    if not PyGILState_Check() and not process_is_exiting():
+        Py_AddPendingCall(free_soon, NULL)
+
+
+cdef inline void call_back(LedgerBlock* block) noexcept nogil:
+    if needs_interpreter(block):
+        call_free_with_interpreter(block)
+    else:
+        call_free(block)
+
+
+cdef void call_free(LedgerBlock* block) noexcept nogil:
+    """Call C functions, without the interpreter lock."""
+    cdef ExternalCore* core = external(block.ledger)
+    cdef PyThreadState* state = NULL
+    cdef bint entered
+    if PyGILState_Check():
+        state = PyEval_SaveThread()
+    entered = place_enter(core.ledger.place) == CUDA_SUCCESS
+    core.free(<void*><uintptr_t>block.base)
+    if block.persistent and core.empty_cache != NULL:
+        core.empty_cache()
+    if entered:
+        place_leave(core.ledger.place)
+    ledger_count_call(&core.ledger, 0)
+    ledger_end(block, True)
+    if state != NULL:
+        PyEval_RestoreThread(state)
+
+
+cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
+    cdef ExternalCore* core = external(block.ledger)
+    cdef bint entered = place_enter(core.ledger.place) == CUDA_SUCCESS
+    cdef uint64_t address = block.base
+    if core.free != NULL:
+        with nogil:
+            core.free(<void*><uintptr_t>address)
+    else:
+        call_or_tell(<object>core.free_object, (address,))
+    if block.persistent and core.empty_cache != NULL:
+        with nogil:
+            core.empty_cache()
+    elif block.persistent and core.empty_cache_object != NULL:
+        call_or_tell(<object>core.empty_cache_object, ())
+    if entered:
+        place_leave(core.ledger.place)
+    ledger_count_call(&core.ledger, 0)
+    ledger_end(block, True)
+
+
+cdef int call_or_tell(object function, tuple arguments) noexcept:
+    # A view may be dropped while an exception is on its way: it stays.
+    cdef PyObject* kind = NULL
+    cdef PyObject* value = NULL
+    cdef PyObject* trace = NULL
+    cdef PyObject* result
+    PyErr_Fetch(&kind, &value, &trace)
+    result = PyObject_CallObject(<PyObject*>function, <PyObject*>arguments)
+    if result == NULL:
+        PyErr_WriteUnraisable(function)
+    Py_XDECREF(result)
+    PyErr_Restore(kind, value, trace)
+    return 0
+
+
+# ---- waiting -------------------------------------------------------------------------------------
+
+cdef bint streams_are_done(LedgerBlock* block) noexcept nogil:
+    """Tell whether every stream has passed the block; leave events behind what is queued."""
+    cdef bint done = stream_is_done(block.ledger, block.slot, &(<ExternalBlock*>block).event)
+    cdef CUevent event
+    cdef uint32_t i
+    if block.uses != NULL:
+        for i in range(block.uses.count):
+            event = NULL
+            done &= stream_is_done(block.ledger, block.uses.at[i].slot, &event)
+            block.uses.at[i].until = <uintptr_t>event
+    return done
+
+
+cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noexcept nogil:
+    cdef Place* place = ledger.place
+    cdef CUstream stream
+    cdef bint done
+    if ledger_is_default(ledger, slot) or place_enter(place) != CUDA_SUCCESS:
+        return True                 # the external allocator orders it; no context, no work
+    stream = ledger_stream(ledger, slot)
+    done = is_idle(place, stream)
+    if not done and place.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
+        if place.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
+            place.table.cuEventDestroy(event[0])
+            event[0] = NULL         # then the whole stream is waited for
+    place_leave(place)
+    return done
+
+
+cdef bint is_idle(Place* place, CUstream stream) noexcept nogil:
+    # A capturing stream must not be asked: that would end the capture.
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    if (place.table.cuStreamIsCapturing != NULL
+            and place.table.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
+            and status != CU_STREAM_CAPTURE_STATUS_NONE):
+        return False
+    return place.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY
+
+
+cdef bint has_turn(LedgerBlock* block) noexcept nogil:
+    cdef bint done
+    cdef uint32_t i
+    if place_is_dead(block.ledger.place):
+        return True
+    done = has_passed(block.ledger, block.slot, (<ExternalBlock*>block).event, False)
+    if block.uses != NULL:
+        for i in range(block.uses.count):
+            done = done and has_passed(block.ledger, block.uses.at[i].slot,
+                                       <CUevent><uintptr_t>block.uses.at[i].until, False)
+    return done
+
+
+cdef void wait_for(LedgerBlock* block) noexcept nogil:
+    cdef uint32_t i
+    has_passed(block.ledger, block.slot, (<ExternalBlock*>block).event, True)
+    if block.uses != NULL:
+        for i in range(block.uses.count):
+            has_passed(block.ledger, block.uses.at[i].slot,
+                       <CUevent><uintptr_t>block.uses.at[i].until, True)
+
+
+cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event, bint wait) noexcept nogil:
+    """Tell whether a stream has come to an event, without one whether it is idle; or wait."""
+    cdef Place* place = ledger.place
+    cdef bint done = True
+    if ledger_is_default(ledger, slot) or place_enter(place) != CUDA_SUCCESS:
+        return True
+    if event != NULL:
+        done = place.table.cuEventQuery(event) != CUDA_ERROR_NOT_READY
+        if wait and not done:
+            place.table.cuEventSynchronize(event)
+    else:
+        done = is_idle(place, ledger_stream(ledger, slot))
+        if wait and not done:
+            place.table.cuStreamSynchronize(ledger_stream(ledger, slot))
+    place_leave(place)
+    return done
+
+
+cdef bint free_waiting(ExternalAllocator of):
+    """Free blocks whose turn has come; with `of`, wait for all of that allocator's.
+
+    Returns whether any went. Callbacks may come back here, and other threads too while a C
+    function runs or a stream is waited for: a block is taken out of the list first.
+    """
+    cdef LedgerBlock* block
+    cdef bint freed = False
+    while True:
+        collect_arrived()
+        block = unlink_first(of)
+        if block == NULL:
+            return freed
+        if of is not None and not place_is_dead(block.ledger.place) and not has_turn(block):
+            with nogil:
+                wait_for(block)
+        end_waiting(block)
+        freed = True
+
+
+cdef void end_waiting(LedgerBlock* block) noexcept:
+    cdef Place* place = block.ledger.place
+    cdef uint32_t i
+    if place_is_dead(place):
+        ledger_end(block, True)
+        return
+    destroy_event(place, (<ExternalBlock*>block).event)
+    if block.uses != NULL:
+        for i in range(block.uses.count):
+            destroy_event(place, <CUevent><uintptr_t>block.uses.at[i].until)
+    call_back(block)
+
+
+cdef void destroy_event(Place* place, CUevent event) noexcept nogil:
+    if event != NULL and place_enter(place) == CUDA_SUCCESS:
+        place.table.cuEventDestroy(event)
+        place_leave(place)
+
+
+cdef void collect_arrived() noexcept:
+    """Move what arrived to the end of the waiting list, oldest first."""
+    global waiting, last_waiting
+    cdef LedgerBlock* block = <LedgerBlock*>pointer_swap(&arriving, NULL)
+    cdef LedgerBlock* next_block
+    cdef LedgerBlock* first = NULL
+    cdef LedgerBlock* last = block
+    while block != NULL:
+        next_block = block.next
+        block.next = first
+        first = block
+        block = next_block
+    if first == NULL:
+        return
+    if last_waiting == NULL:
+        waiting = first
+    else:
+        last_waiting.next = first
+    last_waiting = last
+
+
+cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
+    """Take out the oldest block if its turn has come; with `of`, that allocator's oldest."""
+    global waiting, last_waiting
+    cdef LedgerBlock* before = NULL
+    cdef LedgerBlock* block = waiting
+    while of is not None and block != NULL and block.ledger != of.ledger:
+        before = block
+        block = block.next
+    if block == NULL or (of is None and not has_turn(block)):
+        return NULL
+    if before == NULL:
+        waiting = block.next
+    else:
+        before.next = block.next
+    if last_waiting == block:
+        last_waiting = before
+    return block
+
+
+def reap():
+    """Free the blocks of external allocators whose turn has come."""
+    free_waiting(None)
+
+
+cdef int free_soon(void* nothing) noexcept:
+    if not process_is_exiting():
+        free_waiting(None)
+    return 0
+
+
+on_release("callbacks", reap)       # a callback may let go of arenas

@@ -1,0 +1,133 @@
+"""Descriptors that stand for memory or timelines of other processes, owned by an object.
+
+The number lives in one C field and is closed by the C library, so that a finalizer at the
+interpreter's end closes it as well, when modules are gone already.
+"""
+
+cimport cython
+
+from gpumem.errors import ClosedError
+
+
+cdef extern from "<unistd.h>" nogil:
+    int c_close "close"(int fd)
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        F_SETFD
+        FD_CLOEXEC
+    int c_fcntl "fcntl"(int fd, int command, int flags)
+
+
+@cython.final
+cdef class Handle:
+    """Owns a file descriptor and closes it; programs that this process starts do not inherit it.
+
+    Whatever it stands for stays alive as long as the descriptor is open in some process. Sent
+    through `multiprocessing` (a pipe, a queue, a process's arguments), it arrives as a descriptor
+    of the receiving process, with what it says of itself. Over a socket of your own, send
+    ``fileno()`` with `socket.send_fds` and make a Handle of what arrives.
+
+    Parameters
+    ----------
+    fd : int
+        An open descriptor; from here on this object's.
+    kind : MemoryHandleType or SemaphoreType, optional
+        What importers have to be told about it.
+    contents : object, optional
+        What is behind it, for whoever receives it; picklable.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `fd` is no integer, or negative.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> with gpumem.DriverPool("host", {"shareable": True}) as pool:
+    ...     with pool.export_handle() as handle:
+    ...         handle.fileno() > 0
+    True
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __init__(self, fd, *, kind=None, contents=None):
+        if isinstance(fd, bool) or not isinstance(fd, int):
+            raise TypeError(f"a descriptor must be an integer, not {type(fd).__name__}")
+        if not 0 <= fd < 1 << 31:
+            raise ValueError(f"descriptor {fd} is out of range: it takes 0 to 2**31 - 1")
+        if self.fd >= 0:
+            raise TypeError("a Handle is initialised once")
+        self.kind = kind
+        self.contents = contents
+        own(self, fd)
+
+    def __dealloc__(self):
+        if self.fd >= 0:
+            c_close(self.fd)
+
+    def fileno(self):
+        """Return the descriptor, which stays this object's.
+
+        Raises
+        ------
+        ClosedError
+            It was closed or detached.
+        """
+        if self.fd < 0:
+            raise ClosedError("this handle is closed")
+        return self.fd
+
+    def detach(self):
+        """Return the descriptor, which the caller closes; this object is closed."""
+        fd = self.fileno()
+        self.fd = -1
+        return fd
+
+    @property
+    def closed(self):
+        """Whether it was closed or detached."""
+        return self.fd < 0
+
+    def close(self):
+        """Close the descriptor. Idempotent."""
+        cdef int fd = self.fd
+        self.fd = -1
+        if fd >= 0:
+            c_close(fd)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __reduce__(self):
+        from multiprocessing.reduction import DupFd
+
+        return _received, (DupFd(self.fileno()), self.kind, self.contents)
+
+    def __repr__(self):
+        what = "" if self.kind is None else f" {self.kind.name}"
+        return f"<gpumem.Handle{what} {'closed' if self.fd < 0 else self.fd}>"
+
+
+def _received(duplicate, kind, contents):
+    return handle_of(duplicate.detach(), kind, contents)
+
+
+cdef Handle handle_of(int fd, object kind, object contents):
+    cdef Handle handle = Handle.__new__(Handle)
+    handle.kind = kind
+    handle.contents = contents
+    own(handle, fd)
+    return handle
+
+
+cdef void own(Handle handle, int fd) noexcept:
+    # Sockets and drivers give descriptors that a started program would inherit, and keep open.
+    c_fcntl(fd, F_SETFD, FD_CLOEXEC)
+    handle.fd = fd

@@ -1,0 +1,563 @@
+"""DriverPool: allocations ordered by a stream, cached by the driver (cudaMallocAsync's pool)."""
+
+import os
+import struct
+from dataclasses import replace
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+from gpumem._buffer cimport (
+    Buffer, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_count_call, ledger_counters,
+    ledger_keep, ledger_make, ledger_stream, LedgerBlock, LedgerCounters, MemoryResource,
+    record_use, resource_begin, resource_claim, resource_deliver, resource_init,
+)
+from gpumem._native.driver cimport (
+    check, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+    CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_USED_MEM_HIGH, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
+    CUmemoryPool, CUmemPoolPtrExportData, CUresult, DriverDevice, place_enter, place_leave,
+)
+from gpumem._resource.device_memory cimport device_figures
+from gpumem._resource.pool_driver cimport (
+    pool_attribute, pool_core, pool_destroy, pool_destroy_native, pool_end, pool_free,
+    pool_free_refused, pool_import_pointer, pool_make, pool_require_sharing, pool_take, PoolBlock,
+    PoolCore,
+)
+from gpumem._support.lease cimport Uses
+
+from gpumem._resource.handle import Handle
+from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
+from gpumem.config import PoolConfig
+from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
+from gpumem.stats import PoolStats, ShrinkReport
+
+
+cdef enum:
+    POOL_ALIGNMENT = 256        # bytes; every driver gives at least that
+
+# What another process needs of a block: sizes, and the driver's own note.
+NOTE = struct.Struct("<8sQQQ64s")
+NOTE_MAGIC = b"gmpool 1"
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class DriverPool(MemoryResource):
+    """The driver's stream-ordered memory pool.
+
+    Every allocation and free is a driver call ordered by a stream; the driver caches, reuses and
+    trims. Slower than an `Arena`, but its memory may be shared with whatever else takes memory
+    from the same pool, and with other processes. A block that other streams were recorded for
+    (`Buffer.record_stream`) is freed behind a wait on the device for them. A private pool is made
+    unless `handle` names an
+    existing one, which is then neither configured nor destroyed; `default` and `current` take a
+    device's own.
+
+    Safe to use from many threads; dead after fork, as an `Arena`. Where a driver has no pools,
+    `MemoryResource.from_config` takes an arena instead, with a warning.
+
+    Parameters
+    ----------
+    device : Device, MemoryInfo or str
+        A device whose capability ``memory_pools`` holds.
+    config : PoolConfig or Mapping, optional
+        Settings of a private pool; a mapping is read by `PoolConfig.from_mapping`.
+    handle : int, optional
+        A native pool (CUmemoryPool) of that device that somebody else owns, and that outlives
+        this object and its buffers.
+    budget : Budget, optional
+        What its blocks are charged to, before they are taken.
+    count : {"reserved", "in_use"}
+        Until when: until the driver has a block back, or until its user has given it back.
+    default_stream : stream, optional
+        Used where a call names none; None is the device's legacy default stream.
+    name : str, optional
+        For people.
+
+    Raises
+    ------
+    ConfigError
+        The device has no pools, or none that can be shared, or a setting is not accepted, or both
+        `config` and `handle` are given.
+    TypeError, ValueError
+        `handle` is no integer from 1 to 2**64 - 1.
+    DriverError
+        The driver refused.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> pool = gpumem.DriverPool("host")
+    >>> with pool.allocate(1 << 20) as buffer:
+    ...     buffer.nbytes
+    1048576
+
+    Notes
+    -----
+    A block may be used by work queued on its stream from now on; the caller orders other streams
+    behind that. It is freed in the order of the stream it goes back on. A free that the driver
+    refuses, as for a raw stream handle whose owner destroyed it without `reset_stream`, is tried
+    again by the next shrink, close or exhausted allocation, when the device is idle.
+
+    A budget is charged for blocks. What the driver caches beyond them, up to `release_threshold`,
+    it does not say before it takes it, so no budget can refuse that; `max_size` bounds it.
+    """
+
+    def __init__(self, device, config=None, *, handle=None, budget=None, count="reserved",
+                 default_stream=None, name=None):
+        cdef PoolCore* core
+        if self.ledger != NULL:
+            raise TypeError("a DriverPool is initialised once")
+        if handle is not None and config is not None:
+            raise ConfigError("a pool given by its handle is used as it is: config must be None")
+        memory = require_pools(MemoryInfo.parse(device))
+        given = None if handle is None else pool_number(handle)
+        core = begin(self, memory, default_stream, name, budget, count)
+        if given is None:
+            self.config = (config if isinstance(config, PoolConfig)
+                           else PoolConfig.from_mapping({} if config is None else config))
+            core.pool = pool_make(self.place, self.config)
+            core.owned = True
+        else:
+            core.pool = <CUmemoryPool><uintptr_t>given
+            self.config = config_of(self)
+        core.ledger.limit = self.config.max_size
+
+    def __dealloc__(self):
+        # Blocks may outlive the object; their streams stay with them (no_gc_clear).
+        ledger_keep(self.ledger, self.streams)
+
+    @classmethod
+    def default(cls, device, *, default_stream=None, name=None):
+        """Return the device's default pool as a resource.
+
+        Its settings are shared with whatever else uses it (PyTorch's ``cudaMallocAsync`` backend,
+        JAX, TensorFlow set its release threshold), so they are read and never written.
+
+        Raises
+        ------
+        ConfigError, DriverError
+            As for `DriverPool`.
+        """
+        return cls(device, handle=pool_of_device(device, False),
+                   default_stream=default_stream, name=name)
+
+    @classmethod
+    def current(cls, device, *, default_stream=None, name=None):
+        """Return the pool that ``cuMemAllocAsync`` on the device takes from now.
+
+        Raises
+        ------
+        ConfigError, DriverError
+            As for `DriverPool`.
+        """
+        return cls(device, handle=pool_of_device(device, True),
+                   default_stream=default_stream, name=name)
+
+    @property
+    def handle(self):
+        """The native pool (CUmemoryPool) as an integer, for other libraries."""
+        self.require_open()
+        return <uintptr_t>pool_core(self.ledger).pool
+
+    @property
+    def imported(self):
+        """Whether it is another process's pool; then it only takes `import_buffer`."""
+        return bool(self.is_imported)
+
+    # ---- blocks ----------------------------------------------------------------------------------
+
+    cdef int take_block(self, LedgerBlock* block) except -1:
+        cdef CUresult code
+        if self.is_imported:
+            raise ConfigError(f"{self!r} was imported: only the process that made it allocates "
+                              "from it; use import_buffer")
+        with nogil:
+            code = pool_take(block)
+            if code == CUDA_ERROR_OUT_OF_MEMORY and pool_free_refused(pool_core(self.ledger)):
+                code = pool_take(block)
+        if code == CUDA_ERROR_OUT_OF_MEMORY:
+            raise_out_of_memory(self, block)
+        return check(self.place.place.table, code, "cuMemAllocFromPoolAsync")
+
+    cdef int make_room(self, uint64_t nbytes) except -1:
+        with nogil:
+            pool_free_refused(pool_core(self.ledger))
+        return 0
+
+    cdef int finish_close(self) except -1:
+        with nogil:
+            pool_free_refused(pool_core(self.ledger))
+            pool_destroy(pool_core(self.ledger))
+        self.streams.clear()
+        return 0
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>buffer.handle
+        block.slot = buffer.slot
+        block.uses = buffer.uses
+        with nogil:
+            pool_free(block)
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return record_use(uses, slot)
+
+    def shrink(self):
+        """Let the driver give unused memory back, down to `bytes_to_keep_on_shrink`.
+
+        Returns
+        -------
+        ShrinkReport
+            The bytes that went; a pool does not tell what holds the rest.
+
+        Raises
+        ------
+        ClosedError
+            The pool is closed, or belongs to the parent of a fork.
+        DriverError
+            The driver refused.
+        """
+        cdef uint64_t before, after
+        cdef uint64_t keep
+        cdef CUresult code
+        self.require_open()
+        keep = self.config.bytes_to_keep_on_shrink
+        before = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        with nogil:
+            pool_free_refused(pool_core(self.ledger))
+            code = place_enter(self.ledger.place)
+            if code == CUDA_SUCCESS:
+                code = self.ledger.place.table.cuMemPoolTrimTo(pool_core(self.ledger).pool, keep)
+                place_leave(self.ledger.place)
+        check(self.place.place.table, code, "cuMemPoolTrimTo")
+        ledger_count_call(self.ledger, 1)
+        after = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        return ShrinkReport(before - after if before > after else 0, ())
+
+    def stats(self):
+        """Return the counters of this moment as `PoolStats`.
+
+        Raises
+        ------
+        ClosedError
+            The pool is closed, or belongs to the parent of a fork.
+        DriverError
+            The driver did not tell.
+        """
+        cdef LedgerCounters now
+        self.require_open()
+        now = ledger_counters(self.ledger)
+        driver = [0] * 4
+        if not self.is_imported:
+            driver = [pool_attribute(pool_core(self.ledger), which) for which in (
+                CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+                CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH)]
+        return PoolStats(
+            limit=self.config.max_size,
+            reserved=driver[0],
+            max_reserved=driver[1],
+            **counted_fields(&now),
+            pool_used=driver[2],
+            max_pool_used=driver[3],
+        )
+
+    # ---- other processes -------------------------------------------------------------------------
+
+    def export_handle(self):
+        """Return a descriptor of the pool, for `import_handle` in another process.
+
+        Returns
+        -------
+        Handle
+            Owns the descriptor; send it through `multiprocessing`, or a socket.
+
+        Raises
+        ------
+        ConfigError
+            The pool was not made with ``shareable=True``, or is imported itself.
+        DriverError
+            The driver refused.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> pool = gpumem.DriverPool("host", {"shareable": True})
+        >>> handle, note = pool.export_handle(), pool.export_buffer(buffer := pool.allocate(64))
+        >>> there = gpumem.DriverPool.import_handle("host", handle)     # in the other process
+        >>> with there.import_buffer(note) as copy:
+        ...     copy.nbytes
+        64
+        """
+        cdef int fd = -1
+        cdef CUresult code
+        self.require_open()
+        require_shareable(self)
+        with nogil:
+            code = place_enter(self.ledger.place)
+            if code == CUDA_SUCCESS:
+                code = self.ledger.place.table.cuMemPoolExportToShareableHandle(
+                    &fd, pool_core(self.ledger).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                place_leave(self.ledger.place)
+        check(self.place.place.table, code, "cuMemPoolExportToShareableHandle")
+        self.was_exported = True
+        return Handle(fd)
+
+    @classmethod
+    def import_handle(cls, device, fd, *, default_stream=None, name=None):
+        """Open another process's pool.
+
+        Parameters
+        ----------
+        device : Device, MemoryInfo or str
+            The device that the pool is on.
+        fd : int or object with fileno()
+            What `export_handle` gave, in this process; it stays the caller's.
+        default_stream, name : optional
+            As for `DriverPool`.
+
+        Returns
+        -------
+        DriverPool
+            It cannot allocate; `import_buffer` opens single buffers.
+
+        Raises
+        ------
+        ConfigError
+            The device has no pools that can be shared.
+        OSError
+            `fd` is not open.
+        DriverError
+            The driver refused: the descriptor is no pool's.
+        """
+        cdef DriverPool made
+        cdef DriverDevice place
+        cdef uintptr_t number
+        cdef CUmemoryPool pool = NULL
+        cdef CUresult code
+        memory = require_pools(MemoryInfo.parse(device))
+        place = memory.device._open()
+        pool_require_sharing(place, memory)
+        given = Handle(fd.fileno() if hasattr(fd, "fileno") else fd)
+        try:
+            os.fstat(given.fileno())
+            number = given.fileno()
+            with nogil:
+                code = place_enter(&place.place)
+                if code == CUDA_SUCCESS:
+                    code = place.place.table.cuMemPoolImportFromShareableHandle(
+                        &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                    place_leave(&place.place)
+        finally:
+            given.detach()
+        check(place.place.table, code, "cuMemPoolImportFromShareableHandle")
+        try:
+            made = DriverPool.__new__(DriverPool)
+            made.is_imported = True
+            made.config = PoolConfig(shareable=True)
+            begin(made, memory, default_stream, name, None, "reserved")
+        except BaseException:
+            pool_destroy_native(&place.place, pool)
+            raise
+        pool_core(made.ledger).pool = pool
+        pool_core(made.ledger).owned = True
+        return made
+
+    def export_buffer(self, Buffer buffer not None):
+        """Return what another process needs to open a buffer of this pool.
+
+        The buffer must stay alive here until the other process has closed its own, and work on it
+        must be ordered between the two by other means: synchronise the stream before sending.
+
+        Parameters
+        ----------
+        buffer : Buffer
+            Allocated from this pool, not empty.
+
+        Returns
+        -------
+        bytes
+            For `import_buffer`; plain data, without a descriptor.
+
+        Raises
+        ------
+        ConfigError
+            The pool was not made with ``shareable=True``, or is imported itself.
+        ValueError
+            The buffer is empty, or another resource's.
+        ClosedError
+            The buffer or the pool is closed.
+        DriverError
+            The driver refused.
+        """
+        cdef CUmemPoolPtrExportData note
+        cdef LedgerBlock* block
+        cdef CUresult code
+        self.require_open()
+        require_shareable(self)
+        if buffer.resource is not self:
+            raise ValueError(f"{buffer!r} is not a buffer of {self!r}")
+        if buffer.is_closed:
+            raise ClosedError("this buffer is closed")
+        if buffer.block_bytes == 0:
+            raise ValueError("an empty buffer has no memory to export")
+        if not self.was_exported:
+            self.export_handle().close()    # drivers export a pointer after its pool only
+        block = <LedgerBlock*><uintptr_t>buffer.handle
+        with nogil:
+            code = place_enter(self.ledger.place)
+            if code == CUDA_SUCCESS:
+                code = self.ledger.place.table.cuMemPoolExportPointer(&note, block.base)
+                place_leave(self.ledger.place)
+        check(self.place.place.table, code, "cuMemPoolExportPointer")
+        return NOTE.pack(NOTE_MAGIC, buffer.requested_bytes, buffer.address - block.base,
+                         block.size, (<char*>note.reserved)[:sizeof(note.reserved)])
+
+    def import_buffer(self, data, stream=None):
+        """Open a buffer of another process.
+
+        The same buffer opened twice in one process is the same memory at the same address, and
+        goes back with the last of them, behind the streams of all.
+
+        Parameters
+        ----------
+        data : bytes
+            What `export_buffer` gave.
+        stream : stream, optional
+            The stream it goes back on here.
+
+        Returns
+        -------
+        Buffer
+            Close it before the exporting process closes its own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `data` is not what `export_buffer` gave.
+        ConfigError
+            This pool was not imported.
+        DriverError
+            The driver refused.
+        """
+        cdef CUmemPoolPtrExportData note
+        cdef CUdeviceptr base = 0
+        cdef LedgerBlock* block
+        cdef CUresult code
+        cdef uint32_t slot = DEFAULT_SLOT
+        cdef bytes raw
+        self.require_open()
+        if not self.is_imported:
+            raise ConfigError(f"{self!r} was not imported: buffers of another process are opened "
+                              "by what import_handle gave")
+        requested, offset, size, raw = read_note(data)
+        self.slot_of(stream, &slot)
+        memcpy(note.reserved, <char*>raw, sizeof(note.reserved))
+        block = resource_claim(self, requested, size, slot, False)
+        (<PoolBlock*>block).imported = True
+        with nogil:
+            code = place_enter(self.ledger.place)
+            if code == CUDA_SUCCESS:
+                code = pool_import_pointer(self.ledger.place, pool_core(self.ledger).pool, &note,
+                                           &base)
+                place_leave(self.ledger.place)
+        if code != CUDA_SUCCESS:
+            ledger_cancel(block)
+            check(self.place.place.table, code, "cuMemPoolImportPointer")
+        block.base = base
+        return resource_deliver(self, block, base + <uint64_t>offset)
+
+
+# ---- making one ----------------------------------------------------------------------------------
+
+def require_pools(memory):
+    """Return the memory, or raise ConfigError if no pool can hold it."""
+    if memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
+        raise ConfigError(f"a driver's pool holds a device's own memory, not {memory}")
+    capability = memory.device.capabilities["memory_pools"]
+    if not capability:
+        raise ConfigError(f"{memory} has no driver's pools: {capability.reason}")
+    return memory
+
+
+cdef int require_shareable(DriverPool pool) except -1:
+    if pool.is_imported:
+        raise ConfigError(f"{pool!r} was imported: only the process that made it exports it")
+    if not pool.config.shareable:
+        raise ConfigError(f"{pool!r} cannot be exported: it takes shareable = True when it is made")
+    return 0
+
+
+def pool_number(handle):
+    """Return a native pool's handle as an integer."""
+    if isinstance(handle, bool | float | str) or not hasattr(handle, "__int__"):
+        raise TypeError(f"a pool's handle must be an integer, not {type(handle).__name__}")
+    number = int(handle)
+    if not 1 <= number < 1 << 64:
+        raise ValueError(f"pool handle {number} is not an integer from 1 to 2**64 - 1")
+    return number
+
+
+def pool_of_device(device, bint current):
+    """Return the handle of a device's default or current pool."""
+    cdef DriverDevice place = require_pools(MemoryInfo.parse(device)).device._open()
+    cdef CUmemoryPool pool = NULL
+    if current:
+        check(place.place.table, place.place.table.cuDeviceGetMemPool(&pool, place.place.device),
+              "cuDeviceGetMemPool")
+    else:
+        check(place.place.table,
+              place.place.table.cuDeviceGetDefaultMemPool(&pool, place.place.device),
+              "cuDeviceGetDefaultMemPool")
+    return <uintptr_t>pool
+
+
+cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, object name,
+                     object budget, object count) except NULL:
+    resource_init(pool, memory, name)
+    resource_begin(pool, ledger_make(sizeof(PoolCore), sizeof(PoolBlock), pool_free, pool_end),
+                   "DriverPool", default_stream, budget, count)
+    pool.ledger.granule = POOL_ALIGNMENT
+    return pool_core(pool.ledger)
+
+
+cdef object config_of(DriverPool pool):
+    """Read the settings of a pool that somebody else made; its driver knows whether it is one."""
+    switches = {name: bool(<int>pool_attribute(pool_core(pool.ledger), which)) for name, which in (
+        ("follow_event_dependencies", CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
+        ("allow_opportunistic", CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
+        ("allow_internal_dependencies", CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES))}
+    threshold = pool_attribute(pool_core(pool.ledger), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    return PoolConfig(release_threshold=threshold,
+                      **{f"reuse_{name}": value for name, value in switches.items()})
+
+
+# ---- failure and other processes' notes ----------------------------------------------------------
+
+cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
+    cdef LedgerCounters now = ledger_counters(pool.ledger)
+    cdef uint64_t reserved = pool_attribute(pool_core(pool.ledger),
+                                            CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+    report = OutOfMemoryReport(
+        str(pool.memory), block.requested, block.size, pool.name,
+        <uintptr_t>ledger_stream(pool.ledger, block.slot),
+        (LimitInForce("max_size", pool.config.max_size, reserved),) if pool.config.max_size else (),
+        in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
+        waiting=now.waiting, **device_figures(pool, &pool.place.place, pool.ledger))
+    remedies = find_remedies(report, "limit" if pool.config.max_size else "driver")
+    raise OutOfMemoryError.of(replace(report, remedies=remedies))
+
+
+cdef tuple read_note(object data):
+    """Return (requested, offset, size, the driver's note) of what `export_buffer` gave."""
+    raw = bytes(memoryview(data))
+    if len(raw) != NOTE.size:
+        raise ValueError(f"{len(raw)} bytes are not what export_buffer gives: it gives {NOTE.size}")
+    magic, requested, offset, size, note = NOTE.unpack(raw)
+    if magic != NOTE_MAGIC or not 0 < requested <= size < 1 << 48 or offset > size - requested:
+        raise ValueError("these bytes are not what export_buffer gives")
+    return requested, offset, size, note

@@ -1,0 +1,53 @@
+"""The driver's calls behind a DriverPool: blocks without the interpreter, pools with it."""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._buffer cimport BlockLedger, LedgerBlock
+from gpumem._native.driver cimport (
+    CUdeviceptr, CUmemoryPool, CUmemPool_attribute, CUmemPoolPtrExportData, CUresult, CUstream,
+    DriverDevice, Place,
+)
+
+cdef struct PoolCore:
+    BlockLedger ledger          # first: a pointer to one is a pointer to the other
+    CUmemoryPool pool           # NULL until there is one
+    bint owned                  # destroy the pool with the last reference
+    LedgerBlock* refused        # frees that the driver did not take; tried again when it is idle
+
+cdef struct PoolBlock:
+    LedgerBlock block           # first
+    bint imported               # another process's
+
+cdef inline PoolCore* pool_core(BlockLedger* ledger) noexcept nogil:
+    return <PoolCore*>ledger
+
+# Allocates in the order of the block's stream.
+cdef CUresult pool_take(LedgerBlock* block) noexcept nogil
+# `BlockLedger.free` and `.end`.
+cdef void pool_free(LedgerBlock* block) noexcept nogil
+cdef void pool_end(BlockLedger* ledger) noexcept nogil
+# Waits for the device; tells whether anything went.
+cdef bint pool_free_refused(PoolCore* core) noexcept nogil
+# Destroys the pool if it is owned.
+cdef void pool_destroy(PoolCore* core) noexcept nogil
+cdef void pool_destroy_native(Place* place, CUmemoryPool pool) noexcept nogil
+
+# ConfigError where pools cannot be shared between processes.
+cdef int pool_require_sharing(DriverDevice place, object memory) except -1
+# A new pool with a PoolConfig's settings.
+cdef CUmemoryPool pool_make(DriverDevice place, object config) except? NULL
+cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1
+
+
+# ---- Blocks of other processes' pools: opened once per process, however often they are asked for
+#
+# A driver gives the same address for the same pointer, and one free ends it for everyone; so uses
+# are counted here. All functions want the device's context current.
+
+
+# One more use of the block that a note names.
+cdef CUresult pool_import_pointer(Place* place, CUmemoryPool pool, CUmemPoolPtrExportData* note,
+                                  CUdeviceptr* base) noexcept nogil
+# One use less, behind what is queued on `stream`; the last gives the block back. If the driver
+# refuses, the use is still there.
+cdef CUresult pool_import_drop(Place* place, CUdeviceptr base, CUstream stream) noexcept nogil

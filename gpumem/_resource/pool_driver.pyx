@@ -1,0 +1,347 @@
+"""The driver's calls behind a DriverPool."""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy, memset
+
+from gpumem._buffer cimport (
+    BlockLedger, ledger_count_call, ledger_drop, ledger_end, ledger_is_default, ledger_return,
+    ledger_stream, LedgerBlock,
+)
+from gpumem._native.driver cimport (
+    check, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_EVENT_DISABLE_TIMING,
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUevent,
+    CUmemoryPool, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream,
+    DriverDevice, Place, place_enter, place_is_dead, place_leave, require,
+)
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
+from gpumem._support.process cimport on_fork
+
+from gpumem.errors import ConfigError
+
+
+# ---- blocks, without the interpreter -------------------------------------------------------------
+
+cdef CUresult pool_take(LedgerBlock* block) noexcept nogil:
+    cdef Place* place = block.ledger.place
+    cdef CUresult code = place_enter(place)
+    if code == CUDA_SUCCESS:
+        code = place.table.cuMemAllocFromPoolAsync(
+            &block.base, block.size, pool_core(block.ledger).pool,
+            ledger_stream(block.ledger, block.slot))
+        place_leave(place)
+        ledger_count_call(block.ledger, 0)
+    return code
+
+
+cdef void pool_free(LedgerBlock* block) noexcept nogil:
+    # The only way back for a block. One driver call, which orders and does not wait.
+    cdef PoolCore* core = pool_core(block.ledger)
+    cdef CUstream stream
+    cdef CUresult code = CUDA_SUCCESS
+    ledger_return(block, True)
+    if not place_is_dead(core.ledger.place):
+        stream = ledger_stream(block.ledger, block.slot)
+        code = order_behind_uses(block, stream)
+        if code == CUDA_SUCCESS:
+            code = free_block(block, stream)
+    if code == CUDA_SUCCESS:
+        ledger_end(block, True)
+        return
+    push_refused(block)
+    ledger_drop(&core.ledger)
+
+
+cdef CUresult order_behind_uses(LedgerBlock* block, CUstream stream) noexcept nogil:
+    """Let the stream wait on the device for what is queued on recorded ones."""
+    cdef Place* place = block.ledger.place
+    cdef CUevent event = NULL
+    cdef CUresult code = CUDA_SUCCESS
+    cdef uint32_t i
+    if block.uses == NULL:
+        return CUDA_SUCCESS
+    code = place_enter(place)
+    if code != CUDA_SUCCESS:
+        return code
+    code = place.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+    for i in range(block.uses.count):
+        # A stream that was reset is drained; the one event may be recorded anew at once.
+        if ledger_is_default(block.ledger, block.uses.at[i].slot) and block.uses.at[i].slot:
+            continue
+        if code == CUDA_SUCCESS:
+            code = place.table.cuEventRecord(
+                event, ledger_stream(block.ledger, block.uses.at[i].slot))
+        if code == CUDA_SUCCESS:
+            code = place.table.cuStreamWaitEvent(stream, event, 0)
+    if event != NULL:
+        place.table.cuEventDestroy(event)
+    place_leave(place)
+    return code
+
+
+cdef CUresult free_block(LedgerBlock* block, CUstream stream) noexcept nogil:
+    cdef Place* place = block.ledger.place
+    cdef CUresult code = place_enter(place)
+    if code != CUDA_SUCCESS:
+        return code
+    if (<PoolBlock*>block).imported:
+        code = pool_import_drop(place, block.base, stream)
+    else:
+        code = place.table.cuMemFreeAsync(block.base, stream)
+    place_leave(place)
+    ledger_count_call(block.ledger, 0)
+    return code
+
+
+cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
+    """Free what the driver refused to, once the device is idle; tell whether anything went."""
+    cdef LedgerBlock* block
+    cdef LedgerBlock* next_block
+    cdef bint freed = False
+    lock_acquire(&core.ledger.lock)
+    block = core.refused
+    core.refused = NULL
+    lock_release(&core.ledger.lock)
+    if block == NULL:
+        return False
+    if place_enter(core.ledger.place) == CUDA_SUCCESS:
+        core.ledger.place.table.cuCtxSynchronize()
+        place_leave(core.ledger.place)
+    while block != NULL:
+        next_block = block.next
+        if free_block(block, NULL) == CUDA_SUCCESS:
+            ledger_end(block, False)
+            freed = True
+        else:
+            push_refused(block)
+        block = next_block
+    return freed
+
+
+cdef void push_refused(LedgerBlock* block) noexcept nogil:
+    # Such a block counts no reference: it must not keep what alone could free it.
+    cdef PoolCore* core = pool_core(block.ledger)
+    lock_acquire(&core.ledger.lock)
+    block.next = core.refused
+    core.refused = block
+    lock_release(&core.ledger.lock)
+
+
+cdef void pool_destroy(PoolCore* core) noexcept nogil:
+    # A pool that still has work in flight is kept by the driver until that is done.
+    if core.owned and not place_is_dead(core.ledger.place):
+        pool_destroy_native(core.ledger.place, core.pool)
+    core.owned = False
+
+
+cdef void pool_end(BlockLedger* ledger) noexcept nogil:
+    cdef LedgerBlock* block = pool_core(ledger).refused
+    cdef LedgerBlock* next_block
+    while block != NULL:
+        next_block = block.next
+        if not place_is_dead(ledger.place):
+            free_block(block, NULL)     # the pool ends with them: nobody takes the memory again
+        ledger_end(block, False)
+        block = next_block
+    pool_destroy(pool_core(ledger))
+
+
+cdef void pool_destroy_native(Place* place, CUmemoryPool pool) noexcept nogil:
+    if pool != NULL and place_enter(place) == CUDA_SUCCESS:
+        place.table.cuMemPoolDestroy(pool)
+        place_leave(place)
+
+
+# ---- pools ---------------------------------------------------------------------------------------
+
+cdef int pool_require_sharing(DriverDevice place, object memory) except -1:
+    cdef int offered = place.attribute(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)
+    if not offered & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
+        raise ConfigError(f"pools of {memory} cannot be shared between processes: the device has "
+                          f"no handle type for it (it answers {offered})")
+    table = place.place.table
+    return require(<void*>table.cuMemPoolImportFromShareableHandle,
+                   "cuMemPoolImportFromShareableHandle", "sharing a pool")
+
+
+cdef CUmemoryPool pool_make(DriverDevice place, object config) except? NULL:
+    cdef CUmemPoolProps props
+    cdef CUmemoryPool made = NULL
+    cdef CUresult code
+    memset(&props, 0, sizeof(props))
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED
+    props.handleTypes = CU_MEM_HANDLE_TYPE_NONE
+    if config.shareable:
+        pool_require_sharing(place, f"{place.type}:{place.ordinal}")
+        props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    props.location.id = place.place.device
+    props.maxSize = config.max_size
+    with nogil:
+        code = place_enter(&place.place)
+        if code == CUDA_SUCCESS:
+            code = place.place.table.cuMemPoolCreate(&made, &props)
+            place_leave(&place.place)
+    check(place.place.table, code, "cuMemPoolCreate")
+    try:
+        configure(place, made, config)
+    except BaseException:
+        pool_destroy_native(&place.place, made)
+        raise
+    return made
+
+
+cdef int configure(DriverDevice place, CUmemoryPool made, object config) except -1:
+    cdef uint64_t threshold = config.release_threshold
+    if threshold:
+        set_attribute(place, made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold)
+    set_switch(place, made, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+               config.reuse_follow_event_dependencies)
+    set_switch(place, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+               config.reuse_allow_opportunistic)
+    set_switch(place, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+               config.reuse_allow_internal_dependencies)
+    return 0
+
+
+cdef int set_switch(DriverDevice place, CUmemoryPool made, CUmemPool_attribute which,
+                    bint on) except -1:
+    cdef int value = on
+    return set_attribute(place, made, which, &value)
+
+
+cdef int set_attribute(DriverDevice place, CUmemoryPool made, CUmemPool_attribute which,
+                       void* value) except -1:
+    cdef CUresult code
+    with nogil:
+        code = place_enter(&place.place)
+        if code == CUDA_SUCCESS:
+            code = place.place.table.cuMemPoolSetAttribute(made, which, value)
+            place_leave(&place.place)
+    return check(place.place.table, code, "cuMemPoolSetAttribute")
+
+
+cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1:
+    cdef uint64_t value = 0     # as wide as the widest
+    cdef Place* place = core.ledger.place
+    cdef CUresult code
+    with nogil:
+        code = place_enter(place)
+        if code == CUDA_SUCCESS:
+            code = place.table.cuMemPoolGetAttribute(core.pool, which, &value)
+            place_leave(place)
+    check(place.table, code, "cuMemPoolGetAttribute")
+    return value
+
+
+# ---- Counting the uses of other processes' blocks ------------------------------------------------
+
+
+cdef struct Import:
+    Place* place
+    CUdeviceptr base
+    CUmemPoolPtrExportData note
+    uint32_t uses
+    CUevent ended           # behind every use that ended; made for the second use
+    Import* next
+
+# Held across driver calls, so that nobody opens a block while its last use ends.
+cdef Lock lock
+cdef Import* imports = NULL
+
+lock_init(&lock)
+
+
+cdef CUresult pool_import_pointer(Place* place, CUmemoryPool pool, CUmemPoolPtrExportData* note,
+                                  CUdeviceptr* base) noexcept nogil:
+    cdef Import* found
+    cdef CUresult code = CUDA_SUCCESS
+    lock_acquire(&lock)
+    found = imports
+    while found != NULL and (found.place != place
+                             or memcmp(&found.note, note, sizeof(found.note)) != 0):
+        found = found.next
+    if found == NULL:
+        code = open_import(place, pool, note, &found)
+    elif found.ended == NULL:
+        code = place.table.cuEventCreate(&found.ended, CU_EVENT_DISABLE_TIMING)
+    if code == CUDA_SUCCESS:
+        found.uses += 1
+        base[0] = found.base
+    lock_release(&lock)
+    return code
+
+
+cdef CUresult open_import(Place* place, CUmemoryPool pool, CUmemPoolPtrExportData* note,
+                          Import** out) noexcept nogil:
+    global imports
+    cdef Import* made = <Import*>calloc(1, sizeof(Import))
+    cdef CUresult code
+    if made == NULL:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    code = place.table.cuMemPoolImportPointer(&made.base, pool, note)
+    if code != CUDA_SUCCESS:
+        free(made)
+        return code
+    made.place = place
+    memcpy(&made.note, note, sizeof(made.note))
+    made.next = imports
+    imports = made
+    out[0] = made
+    return CUDA_SUCCESS
+
+
+cdef CUresult pool_import_drop(Place* place, CUdeviceptr base, CUstream stream) noexcept nogil:
+    cdef Import** at = &imports
+    cdef Import* found
+    cdef CUresult code = CUDA_SUCCESS
+    lock_acquire(&lock)
+    while at[0] != NULL and (at[0].place != place or at[0].base != base):
+        at = &at[0].next
+    found = at[0]
+    if found == NULL:
+        code = CUDA_ERROR_INVALID_VALUE
+    elif found.uses > 1:
+        code = end_use(found, stream)
+    else:
+        code = end_last_use(found, stream)
+        if code == CUDA_SUCCESS:
+            at[0] = found.next
+            free(found)
+    lock_release(&lock)
+    return code
+
+
+cdef CUresult end_use(Import* used, CUstream stream) noexcept nogil:
+    # One event for all: this stream waits for those that ended before, then records it anew.
+    cdef CUresult code = used.place.table.cuStreamWaitEvent(stream, used.ended, 0)
+    if code == CUDA_SUCCESS:
+        code = used.place.table.cuEventRecord(used.ended, stream)
+    if code == CUDA_SUCCESS:
+        used.uses -= 1
+    return code
+
+
+cdef CUresult end_last_use(Import* used, CUstream stream) noexcept nogil:
+    cdef CUresult code = CUDA_SUCCESS
+    if used.ended != NULL:
+        code = used.place.table.cuStreamWaitEvent(stream, used.ended, 0)
+    if code == CUDA_SUCCESS:
+        code = used.place.table.cuMemFreeAsync(used.base, stream)
+    if code == CUDA_SUCCESS and used.ended != NULL:
+        used.place.table.cuEventDestroy(used.ended)
+    return code
+
+
+cdef void forget_after_fork() noexcept nogil:
+    # A fork's child cannot use its parent's blocks.
+    global imports
+    imports = NULL
+    lock_init(&lock)
+
+
+on_fork(NULL, NULL, forget_after_fork)

@@ -1,0 +1,125 @@
+"""Events of resources, written into rings and files; include/recorder.h says how.
+
+A resource has a `Tap` in its C struct. It opens it when it is complete, asks `tap.recorder` before
+it describes an event (NULL: nobody listens, which is all that recording costs then), and closes it
+before the struct goes. Everything here may be called from any thread, without the interpreter.
+"""
+
+from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
+
+cdef extern from "recorder_types.h" nogil:
+    const char* REC_MAGIC
+    enum:
+        REC_VERSION
+        REC_ALLOC
+        REC_FREE
+        REC_FREE_REQUESTED
+        REC_FREE_COMPLETED
+        REC_FAILURE
+        REC_RESERVE
+        REC_RELEASE
+        REC_MOVE
+        REC_SHRINK
+        REC_RESET
+        REC_DEFINE
+        REC_RESOURCES
+        REC_TAGS
+        REC_FRAMEWORKS
+        REC_THREADS
+        REC_STACKS
+        FRAMEWORK_TORCH
+        FRAMEWORK_CUPY
+        FRAMEWORK_NUMBA
+
+    ctypedef struct Recorder:
+        uint64_t serial
+        uint32_t generation
+        uint32_t sampling
+        uint64_t began
+        uint64_t began_at
+        int file
+        int failed
+        uint64_t mask
+        char** names
+        uint32_t resources
+        uint64_t next
+        uint64_t allocations
+        uint64_t missed
+
+    enum:
+        TAP_ARENA
+        TAP_LEDGER
+
+    ctypedef struct Tap:
+        Recorder* recorder
+        void* owner
+        uint32_t owner_is
+        Tap* older
+        uint32_t generation
+        uint16_t number
+        char[32] memory
+        char[24] kind
+        char[64] name
+        uint64_t serial
+        uint64_t budget
+        uint64_t told_allocs
+        uint64_t told_frees
+
+    ctypedef struct RecEvent:
+        uint32_t kind
+        uint64_t address
+        uint64_t nbytes
+        uint64_t block
+        uint64_t stream
+
+    ctypedef struct RecNoted:
+        uint64_t number
+        uint64_t time
+        uint64_t seal
+        uint64_t recorder
+
+# ---- for resources -------------------------------------------------------------------------------
+
+# What the resource is called from now on; longer texts are cut.
+cdef void tap_name(Tap* tap, const char* memory, const char* kind, const char* name) noexcept nogil
+# `owner` is the resource's struct, of the kind `owner_is`, for whoever walks the list of taps.
+cdef void tap_open(Tap* tap, void* owner, uint32_t owner_is) noexcept nogil
+# Idempotent; nothing to do for one that was never opened.
+cdef void tap_close(Tap* tap) noexcept nogil
+# Writes an event. Without `may_wait` (the caller holds a lock) it is given up where the file would
+# have to grow first. `noted` says what was written.
+cdef void tap_note(Tap* tap, const RecEvent* event, bint may_wait, RecNoted* noted) noexcept nogil
+
+# ---- for the calling thread ----------------------------------------------------------------------
+
+# What the calling thread's events carry from now on; returns what it was before.
+cdef uint16_t thread_set_tag(uint16_t tag) noexcept nogil
+cdef uint8_t thread_set_framework(uint8_t framework) noexcept nogil
+
+# ---- for recordings ------------------------------------------------------------------------------
+
+cdef Recorder* recorder_ring(uint64_t slots, uint32_t sampling) noexcept nogil
+cdef Recorder* recorder_file(int file, uint32_t sampling, int* code) noexcept nogil
+# Attaches it to one tap; NULL: to all, and to those that open later. An errno; EBUSY: one of them
+# has another recorder already, and nothing changed.
+cdef int recorder_begin(Recorder* recorder, Tap* only) noexcept nogil
+# When it returns nobody writes with the recorder any more.
+cdef void recorder_end(Recorder* recorder) noexcept nogil
+cdef int recorder_finish_file(Recorder* recorder) noexcept nogil
+cdef void recorder_free(Recorder* recorder) noexcept nogil
+# Tells a file what a number means; nothing happens to a ring.
+cdef void recorder_define(Recorder* recorder, uint32_t what, uint32_t number, const char* text,
+                          size_t length) noexcept nogil
+# Copies the event of a ring that has the number; False if it is not there any more.
+cdef bint recorder_read_ring(const Recorder* recorder, uint64_t number,
+                             uint64_t* words) noexcept nogil
+# Who numbers the calling thread's stack, called without a lock; NULL: nobody.
+cdef void recorder_set_stacks(uint16_t (*number)() noexcept nogil) noexcept nogil
+# The system's id of a thread by its number.
+cdef int32_t recorder_thread_id(uint16_t number) noexcept nogil
+
+# ---- for whoever wants to see every resource -----------------------------------------------------
+
+# Calls `visit` for each open tap, the newest first, while none can close.
+cdef void taps_visit(void (*visit)(Tap* tap, void* context) noexcept nogil,
+                     void* context) noexcept nogil

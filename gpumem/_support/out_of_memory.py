@@ -1,0 +1,223 @@
+"""What an out-of-memory error knows: who holds what, what could be had, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from gpumem._support.sizes import format_size
+
+__all__ = ["LimitInForce", "OutOfMemoryReport", "absurd", "find_remedies"]
+
+MOST_NAMED = 3  # owners and processes that a message names
+
+Remedies = tuple[str, ...]
+
+ALWAYS = {
+    "absurd": "no machine has that much memory: check the size",
+    "addresses": "no range of addresses holds such a block: take smaller ones",
+    "copy": "the host has no memory for a copy of the live bytes: free some there",
+}
+"""What helps whatever the numbers are, by what refused."""
+
+
+@dataclass(frozen=True)
+class LimitInForce:
+    """A limit that an allocation has to keep to.
+
+    Attributes
+    ----------
+    what : str
+        ``"max_mem"``, ``"limit"`` of an adaptor or a pool, or the name of a budget.
+    limit, used : int
+        Bytes.
+    """
+
+    what: str
+    limit: int
+    used: int
+
+
+@dataclass(frozen=True)
+class OutOfMemoryReport:
+    """The numbers behind an `OutOfMemoryError`, of the moment it was raised; sizes in bytes.
+
+    Attributes
+    ----------
+    memory, resource : str
+        What was asked: the memory, and the name of the resource.
+    asked, rounded : int
+        Bytes that the caller asked for, and that a block for it takes.
+    stream : int
+        Handle of the stream.
+    limits : tuple of LimitInForce
+        What bounds the resource, the nearest first.
+    in_use, reserved : int
+        Handed out; held from the device.
+    largest_free : int or None
+        The largest free block; None where only the driver knows.
+    free : int
+        Held and handed out to nobody: of it `waiting` was freed on other streams, whose work is
+        not known to be done, and `movable` lies in whole pages that can go where they are needed.
+    cached : int
+        Given back, and at rest in threads' caches.
+    parked : int
+        Given back, while streams recorded for it still use it.
+    waiting, movable : int
+        See `free`.
+    by_owner : mapping of str to int
+        Bytes in use by `gpumem.observe.tag`, else by framework, else ``"untagged"``; most first.
+    by_framework : mapping of str to int
+        Bytes in use by framework, where that is known.
+    device_total, device_free : int or None
+        What the driver says of the whole device; None if it does not say.
+    held_here : int
+        Held in this memory by gpumem's arenas of this process, and handed out by its pools.
+    idle_elsewhere : int
+        Of that, what other arenas hold and nobody uses.
+    held_by_others : int or None
+        The rest that the device does not have free: other processes, other libraries of this one,
+        and the driver, with what its pools keep and what it rounds up.
+    processes : tuple of (int, int)
+        Process ids and bytes on the device as NVML tells them, if the package ``nvidia-ml-py`` is
+        installed; else empty.
+    remedies : tuple of str
+        The one or two that fit the numbers, the better first.
+    """
+
+    memory: str
+    asked: int
+    rounded: int
+    resource: str = ""
+    stream: int = 0
+    limits: tuple[LimitInForce, ...] = ()
+    in_use: int = 0
+    reserved: int = 0
+    largest_free: int | None = None
+    free: int = 0
+    cached: int = 0
+    parked: int = 0
+    waiting: int = 0
+    movable: int = 0
+    by_owner: Mapping[str, int] = field(default_factory=dict)
+    by_framework: Mapping[str, int] = field(default_factory=dict)
+    device_total: int | None = None
+    device_free: int | None = None
+    held_here: int = 0
+    idle_elsewhere: int = 0
+    held_by_others: int | None = None
+    processes: tuple[tuple[int, int], ...] = ()
+    remedies: Remedies = ()
+
+    @property
+    def limit(self) -> int:
+        """The tightest of the limits in bytes; 0 where there is none."""
+        return min((limit.limit for limit in self.limits), default=0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, which can be written as JSON."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Return a few lines for people: sizes to the byte first, then in units."""
+        lines = (self._asked(), self._owners(), self._states(), self._device())
+        return "\n".join(line for line in lines if line)
+
+    def _asked(self) -> str:
+        largest = "" if self.largest_free is None else f", largest free block {self.largest_free}"
+        return (
+            f"{self.memory} is out of memory: asked for {self.asked} bytes ({self.rounded} "
+            f"rounded); in use {self.in_use}, reserved {self.reserved}, "
+            + (f"limit {self.limit}" if self.limit else "no limit")
+            + largest
+            + (f"; {'; or '.join(self.remedies)}" if self.remedies else "")
+        )
+
+    def _owners(self) -> str:
+        if not set(self.by_owner) - {"untagged"}:
+            return ""
+        ordered = sorted(self.by_owner.items(), key=lambda item: -item[1])
+        named = [f"{owner} {format_size(nbytes)}" for owner, nbytes in ordered[:MOST_NAMED]]
+        rest = sum(nbytes for _, nbytes in ordered[MOST_NAMED:])
+        return "in use by " + ", ".join(named + ([f"others {format_size(rest)}"] if rest else []))
+
+    def _states(self) -> str:
+        states = (
+            (self.free, "free"),
+            (self.cached, "in threads' caches"),
+            (self.parked, "parked for other streams"),
+        )
+        shown = [f"{format_size(nbytes)} {words}" for nbytes, words in states if nbytes]
+        return "reserved, and not in use: " + ", ".join(shown) if shown else ""
+
+    def _device(self) -> str:
+        if self.device_total is None or self.device_free is None or self.held_by_others is None:
+            return ""
+        return (
+            f"the device: {format_size(self.device_free)} of "
+            f"{format_size(self.device_total)} free, "
+            f"{format_size(self.held_here)} held by gpumem in this process, "
+            f"{format_size(self.held_by_others)} by others and the driver"
+            + "".join(f", process {pid} {format_size(n)}" for pid, n in self.processes[:MOST_NAMED])
+        )
+
+    def under(
+        self, path: tuple[tuple[str, int, int | None], ...], advice: str
+    ) -> OutOfMemoryReport:
+        """Return the same with a budget's levels, (name, used, limit), and its advice, first."""
+        levels = tuple(LimitInForce(n, limit, used) for n, used, limit in path if limit is not None)
+        others = tuple(found for found in self.limits if found.what != "limit")
+        remedies = (advice, *(found for found in self.remedies if found != advice))
+        return replace(self, limits=levels + others, remedies=remedies[:2])
+
+
+def absurd(memory: str, asked: int, rounded: int, **more: Any) -> OutOfMemoryReport:
+    """Return the report of a size that no machine has."""
+    return OutOfMemoryReport(memory, asked, rounded, remedies=(ALWAYS["absurd"],), **more)
+
+
+def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = False) -> Remedies:
+    """Say what would help, the better first.
+
+    Parameters
+    ----------
+    report : OutOfMemoryReport
+        The numbers.
+    reason : str
+        What refused: a key of `ALWAYS`, or ``"limit"``, the resource's own; ``"budget"``, whose
+        advice comes with its error; ``"driver"``.
+    could_move : bool, optional
+        The resource is an arena whose pages do not move, and could.
+    """
+    if reason in ALWAYS:
+        return (ALWAYS[reason],)
+    if reason == "limit" and report.rounded > report.limit:
+        what = report.limits[0].what
+        return (f"the block alone is larger than {what}: raise {what}",)
+    if reason == "driver" and report.device_total and report.rounded > report.device_total:
+        return (
+            f"{report.memory} has {format_size(report.device_total)} in all: take smaller blocks",
+        )
+    found = []
+    if reason == "driver" and report.idle_elsewhere >= report.rounded:
+        idle = format_size(report.idle_elsewhere)
+        found.append(f"shrink() other arenas of this process: {idle} lie idle there")
+    if report.waiting + report.parked >= report.rounded:
+        amount = format_size(report.waiting + report.parked)
+        found.append(f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)")
+    room = {"limit": report.limit - report.reserved, "driver": report.device_free or 0}
+    if could_move and report.rounded <= report.free + room.get(reason, 0):
+        found.append('backing="virtual", whose pages move: enough is free here, but in pieces')
+    if reason == "limit":
+        found.append(f"free buffers, or raise {report.limits[0].what}")
+    if reason == "driver":
+        found.append(_against_the_driver(report))
+    return tuple(found[:2])
+
+
+def _against_the_driver(report: OutOfMemoryReport) -> str:
+    others = report.held_by_others or 0
+    if others >= max(report.rounded, report.held_here):
+        return f"free memory that others hold on the device, {format_size(others)}"
+    return "free buffers, or memory that others hold on the device"

@@ -1,0 +1,18 @@
+"""Typed views of memory: making them, and seeing what others made as one."""
+
+import gpumem._tensor.exchange  # noqa: F401  (fills in the table that the type of Tensor shows)
+from gpumem._copy.staged import staging_arena
+from gpumem._tensor.create import copy, empty, full, zeros
+from gpumem._tensor.imports import asarray, from_dlpack
+from gpumem._tensor.tensor import Tensor
+
+__all__ = [
+    "Tensor",
+    "asarray",
+    "copy",
+    "empty",
+    "from_dlpack",
+    "full",
+    "staging_arena",
+    "zeros",
+]

@@ -1,0 +1,301 @@
+"""Making tensors of new memory."""
+
+from libc.stdint cimport int64_t
+
+from gpumem._buffer cimport Buffer, MemoryResource, require_open
+from gpumem._copy cimport copy_elements, Side
+from gpumem._defaults cimport serving
+from gpumem._tensor.imports cimport tensor_seeing
+from gpumem._tensor.layout cimport (
+    element_of, ElementType, layout_extent, MAX_RANK, numpy, shape_from,
+)
+from gpumem._tensor.tensor cimport (
+    resource_beside, Tensor, tensor_allocate, tensor_copy, tensor_fill,
+)
+
+from gpumem._support.arguments import refuse
+from gpumem.device import MemoryInfo
+from gpumem.errors import NoAllocatorError
+
+
+def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=None):
+    """Return a tensor of new memory, whatever is in it.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Up to 64 dimensions.
+    dtype : dtype
+        Anything NumPy takes whose elements are not Python objects; ``"bfloat16"`` and
+        ``"float8_..."`` where ml_dtypes is installed.
+    memory : MemoryInfo, Device or str, optional
+        None: the memory of `resource`, of the innermost `using_resource`, or of `default_device`.
+    resource : MemoryResource, optional
+        What hands out the memory; None: see `get_default_resource`.
+    environment : Environment, optional
+        Its allocator of the memory is used.
+    stream : stream, optional
+        Whose work uses the memory first; None is the resource's default stream.
+
+    Returns
+    -------
+    Tensor
+        In C order.
+
+    Raises
+    ------
+    NoAllocatorError
+        The environment has no allocator for the memory.
+    OutOfMemoryError
+        As `Arena.allocate`.
+    ValueError, TypeError
+        A shape, dtype or memory that is not accepted.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> gpumem.empty((3, 4), "float32", memory="host").nbytes
+    48
+    """
+    cdef int64_t lengths[MAX_RANK]
+    cdef ElementType element = element_of(dtype)
+    cdef int ndim = shape_from(shape, lengths)
+    cdef MemoryResource source
+    if resource is None and environment is None:
+        source = serving(memory)
+    else:
+        source = chosen_resource(memory, resource, environment)
+    return tensor_allocate(source, element, ndim, lengths, stream)
+
+
+cdef MemoryResource chosen_resource(object memory, object resource, object environment):
+    if resource is not None and environment is not None:
+        raise ValueError("resource and environment are both given: name one of them")
+    if environment is not None:
+        if not hasattr(environment, "shared_allocator"):
+            refuse("environment", environment, "an Environment or None")
+        info = serving(memory).memory if memory is None else MemoryInfo.parse(memory)
+        resource = environment.shared_allocator(info)
+        if resource is None:
+            raise NoAllocatorError(f"the environment has no allocator for {info}: register one")
+        memory = None
+    if not isinstance(resource, MemoryResource):
+        raise TypeError(f"resource {resource!r} is not a MemoryResource")
+    if memory is not None:
+        info = MemoryInfo.parse(memory)
+        own = (<MemoryResource>resource).memory
+        if (info.device, info.kind) != (own.device, own.kind):
+            raise ValueError(f"memory {info} is not that of the resource, {own}")
+    return resource
+
+
+def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=None):
+    """Return a tensor of new memory whose bytes are all zero.
+
+    Parameters
+    ----------
+    shape, dtype, memory, resource, environment, stream
+        As `empty`. On a GPU, in managed memory, and wherever `stream` is given, the fill is queued
+        on the buffer's stream; `Tensor.numpy` and other consumers wait for it.
+
+    Returns
+    -------
+    Tensor
+        In C order.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> gpumem.zeros(3, "int16", memory="host").numpy()
+    array([0, 0, 0], dtype=int16)
+    """
+    cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
+                               environment=environment, stream=stream)
+    tensor_fill(tensor, bytes(tensor.element.itemsize), stream)
+    return tensor
+
+
+def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environment=None,
+         stream=None):
+    """Return a tensor of new memory with one value everywhere.
+
+    Parameters
+    ----------
+    fill_value : scalar
+        Converted by NumPy's rules of assignment.
+    dtype : dtype, optional
+        None: the one NumPy gives the value.
+    shape, memory, resource, environment, stream
+        As `zeros`.
+
+    Returns
+    -------
+    Tensor
+        In C order.
+
+    Raises
+    ------
+    ValueError
+        The value is no scalar.
+    OverflowError
+        The dtype does not hold it.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> gpumem.full(2, 1.5, memory="host").numpy()
+    array([1.5, 1.5])
+    """
+    if dtype is None:
+        dtype = numpy().asarray(fill_value).dtype
+    value = _element_from(fill_value, element_of(dtype).dtype)
+    cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
+                               environment=environment, stream=stream)
+    tensor_fill(tensor, value.tobytes(), stream)
+    return tensor
+
+
+def _element_from(given, dtype):
+    if isinstance(given, int) and dtype.kind in "iu":
+        limits = numpy().iinfo(dtype)       # older NumPy wraps around, with a warning
+        if not limits.min <= given <= limits.max:
+            raise OverflowError(f"fill_value {given} is not from {limits.min} to {limits.max}, "
+                                f"what {dtype} holds")
+    value = numpy().array(given, dtype)
+    if value.ndim:
+        raise ValueError(f"fill_value {given!r} is not a scalar")
+    return value
+
+
+# ---- copy(): elements from any array into any other ----------------------------------------------
+
+
+def copy(dst, src, stream=None):
+    """Copy the elements of one array into another of the same shape and dtype.
+
+    Both may be in any memory (the host's, pinned, managed, a GPU's, another GPU's) and of any
+    strides. Pitched copies of two and three dimensions are one driver call.
+
+    Parameters
+    ----------
+    dst, src : array
+        A Tensor, a Buffer (bytes), a NumPy array, an object with ``__dlpack__``,
+        ``__cuda_array_interface__`` or the buffer protocol. What a producer has queued comes
+        first, by those protocols' rules.
+    stream : stream, optional
+        Where the copy is queued, of `dst`'s device or `src`'s. None: the stream of the buffer, of
+        `dst`'s first, whose memory is a GPU's own, else of `dst`'s if its device is a GPU, else of
+        `src`'s; and between memory of the CPU no stream.
+
+    Raises
+    ------
+    TypeError
+        An argument is no array; or the dtypes differ: nothing is converted.
+    ValueError
+        The shapes differ: nothing is broadcast (``numpy.broadcast_to(src, dst.shape)`` is taken as
+        a source); elements of `dst` share bytes; or the stream is of a third device.
+    BufferError
+        `dst` is read-only.
+    ClosedError
+        A buffer is closed.
+    DriverError
+        The driver refused. Parts of `dst` may be written; nothing else has changed.
+    MemoryError
+        A copy through host memory found none; `dst` is as it was, or partly written.
+
+    Notes
+    -----
+    Between pinned, managed and device memory the copy is asynchronous: it returns when it is
+    queued. Both memories stay alive until it is done, whoever owns them, and what gpumem does with
+    them later comes after it: `Tensor.numpy` waits, their streams wait, a free waits its turn.
+    An array of the CPU's that gpumem did not make (NumPy's, PyTorch's pinned tensors) has nobody to
+    wait for it: without a `stream` such a copy is done when it returns. With one, whoever pinned
+    it waits for that stream before a source changes or a destination is read; a Tensor over a
+    pinned destination does so by itself, so that such a copy is done when it returns. While a
+    stream is captured into a graph, others' memory is its maker's to keep.
+
+    Memory that the driver does not know ("pageable": NumPy's, ``bytearray``) makes it synchronous:
+    a source may change, and a destination is written, when it returns. From 4 MiB on such copies go
+    through pinned memory (`staging_arena`), filled and emptied by several threads. So it
+    is, too, with layouts that would take the driver more than 128 calls.
+
+    Overlapping ends are copied as if by way of a third array, as NumPy does.
+
+    Examples
+    --------
+    >>> import gpumem, numpy
+    >>> tensor = gpumem.empty((2, 3), "float32", memory="host")
+    >>> gpumem.copy(tensor[:, ::-1], numpy.arange(6, dtype="float32").reshape(2, 3))
+    >>> tensor.numpy()
+    array([[2., 1., 0.],
+           [5., 4., 3.]], dtype=float32)
+    """
+    cdef Tensor to = _seen(dst, "dst")
+    cdef Tensor origin = _seen(src, "src")
+    _require_alike(to, origin)
+    _require_writable(to)
+    require_open(to.buffer)
+    if overlap(to, origin):
+        if is_same(to, origin):
+            return
+        origin = tensor_copy(origin, resource_beside(origin), stream)
+    move(to, origin, stream, not isinstance(dst, (Tensor, Buffer)))
+
+
+cdef int move(Tensor dst, Tensor src, object stream, bint dst_is_passing) except -1:
+    cdef Side to
+    cdef Side origin
+    require_open(src.buffer)
+    to.address = dst.address
+    to.strides = dst.steps
+    to.is_passing = dst_is_passing
+    origin.address = src.address
+    origin.strides = src.steps
+    origin.is_passing = False
+    return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
+                         dst.element.itemsize, stream)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+def _seen(array, name):
+    cdef Tensor tensor = tensor_seeing(array)
+    if tensor is None:
+        raise TypeError(f"{name} of type {type(array).__name__} is no array: it takes a Tensor, a "
+                        "Buffer, or an object with __dlpack__, __cuda_array_interface__ or the "
+                        "buffer protocol")
+    return tensor
+
+
+def _require_alike(Tensor dst, Tensor src):
+    if dst.element.dtype != src.element.dtype:
+        raise TypeError(f"dst has dtype {dst.dtype} and src {src.dtype}: a copy converts nothing, "
+                        "so view() or convert one of them first")
+    if dst.shape != src.shape:
+        raise ValueError(f"dst has shape {dst.shape} and src {src.shape}: a copy broadcasts "
+                         "nothing, so give src the shape of dst first")
+
+
+def _require_writable(Tensor dst):
+    if dst.is_read_only:
+        raise BufferError(f"{dst!r} is read-only: it cannot be copied into")
+    for i in range(dst.rank):
+        if dst.count and dst.lengths[i] > 1 and dst.steps[i] == 0:
+            raise ValueError(f"dst has stride 0 along dimension {i} of {dst.lengths[i]}: its "
+                             "elements share bytes")
+
+
+# ---- overlap -------------------------------------------------------------------------------------
+
+cdef bint overlap(Tensor a, Tensor b):
+    """Tell whether the ranges of addresses have bytes in common. Never wrong where it says no."""
+    cdef int64_t a_low, a_high, b_low, b_high
+    if a.count == 0:
+        return False
+    layout_extent(a.rank, a.lengths, a.steps, a.element.itemsize, &a_low, &a_high)
+    layout_extent(b.rank, b.lengths, b.steps, b.element.itemsize, &b_low, &b_high)
+    return a.address + a_low < b.address + b_high and b.address + b_low < a.address + a_high
+
+
+cdef bint is_same(Tensor a, Tensor b):
+    return a.address == b.address and a.strides == b.strides

@@ -1,0 +1,14 @@
+from typing import Any, final
+
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._tensor.tensor import Tensor
+from gpumem.device import Device, MemoryInfo
+
+def from_dlpack(
+    x: Any, *, device: MemoryInfo | Device | str | None = None, copy: bool | None = None
+) -> Tensor: ...
+def asarray(x: Any, memory: MemoryInfo | Device | str | None = None) -> Tensor: ...
+
+@final
+class ForeignMemory(MemoryResource):
+    def __init__(self, memory: MemoryInfo | Device | str) -> None: ...

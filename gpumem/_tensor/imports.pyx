@@ -1,0 +1,446 @@
+"""Tensors over memory that others made: DLPack, the CUDA array interface, NumPy."""
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, UINT64_MAX, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from gpumem._buffer cimport (
+    Buffer, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_READ_ONLY, DLDevice, dlpack_delete,
+    DLPACK_MAJOR, DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_take, DLTensor, Incoming, MemoryResource,
+    order_settled, order_written, resource_init,
+)
+from gpumem._native.driver cimport (
+    check, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_SUCCESS, CUpointer_attribute, CUstream, DriverDevice,
+    Place, place_enter, place_is_dead, place_leave, pointer_attribute,
+)
+from gpumem._support.lease cimport Lease, lease_create
+from gpumem._support.process cimport process_is_exiting
+from gpumem._support.streams cimport LEGACY_STREAM
+from gpumem._tensor.layout cimport (
+    element_named, element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_size,
+    MAX_RANK, numpy, shape_from,
+)
+from gpumem._tensor.tensor cimport Tensor, tensor_new, tensor_to, tensor_whole
+
+from gpumem._support.arguments import require
+from gpumem.device import _count, Device, driver_status, MemoryInfo, MemoryKind
+
+
+cdef enum:
+    MEMORY_TYPE_DEVICE = 2      # CUmemorytype
+
+_HOST = MemoryInfo("host")
+_VERSION = (DLPACK_MAJOR, DLPACK_NEWEST_MINOR)
+_OURS = (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED)
+
+
+def from_dlpack(x, *, device=None, copy=None):
+    """Return a tensor over the memory of a DLPack producer: NumPy, PyTorch, CuPy, JAX, ...
+
+    The tensor and its views keep the producer's memory. On a CUDA device the producer is asked to
+    order its pending work before the legacy default stream, which is the buffer's stream then.
+
+    Parameters
+    ----------
+    x : object with ``__dlpack__`` and ``__dlpack_device__``
+        A Tensor or Buffer of gpumem gives a view of itself.
+    device : MemoryInfo, Device or str, optional
+        Where the elements are wanted; None: where they are.
+    copy : bool, optional
+        None: only if `device` needs it. True: always. False: never.
+
+    Returns
+    -------
+    Tensor
+        Read-only if the producer says so.
+
+    Raises
+    ------
+    TypeError
+        `x` is no DLPack producer, or `copy` is not accepted.
+    BufferError
+        The producer refuses; its dtype, device or version is not one that gpumem holds; what it
+        describes cannot be; or ``copy=False`` and a copy is needed. Its memory is left to it.
+
+    Examples
+    --------
+    >>> import gpumem, numpy
+    >>> array = numpy.arange(3)
+    >>> gpumem.from_dlpack(array).ptr == array.ctypes.data
+    True
+    """
+    cdef Tensor tensor
+    if copy is not None:
+        require("copy", copy, bool, "True, False or None")
+    target = None if device is None else MemoryInfo.parse(device)
+    if isinstance(x, Tensor):
+        tensor = tensor_whole(x)
+    elif isinstance(x, Buffer):
+        tensor = tensor_of_bytes(x)
+    else:
+        tensor = tensor_of_capsule(_capsule_from(x, target))
+    if target is not None or copy:
+        return tensor_to(tensor, target or tensor.memory, None, copy)
+    return tensor
+
+
+def asarray(x, memory=None):
+    """Return a tensor of whatever has elements, without a copy where that is possible.
+
+    Parameters
+    ----------
+    x : object
+        A Tensor; a NumPy array of any dtype; a DLPack producer; an object with
+        ``__cuda_array_interface__`` or the buffer protocol; else what ``numpy.asarray`` takes.
+    memory : MemoryInfo, Device or str, optional
+        Where the elements are wanted, by the rules of `Tensor.to`; None: where they are.
+
+    Returns
+    -------
+    Tensor
+        Keeps `x`, or its memory.
+
+    Raises
+    ------
+    TypeError
+        Elements are Python objects.
+    BufferError
+        As `from_dlpack`.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> gpumem.asarray([1, 2, 3]).shape
+    (3,)
+    """
+    cdef Tensor tensor = _tensor_of(x)
+    return tensor if memory is None else tensor_to(tensor, memory, None, None)
+
+
+def _tensor_of(x):
+    seen = tensor_seeing(x)
+    return tensor_of_ndarray(numpy().asarray(x)) if seen is None else seen
+
+
+cdef Tensor tensor_seeing(object x):
+    """Return a tensor over the memory of `x`; None if it has none that could be shared."""
+    if isinstance(x, Tensor):
+        return x
+    if isinstance(x, numpy().ndarray):
+        return tensor_of_ndarray(x)
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        return from_dlpack(x)
+    described = getattr(x, "__cuda_array_interface__", None)
+    if described is not None:
+        return tensor_of_cuda_array(x, described)
+    try:
+        x = memoryview(x)
+    except TypeError:
+        return None                 # numbers, lists
+    return tensor_of_ndarray(numpy().asarray(x))
+
+
+# ---- DLPack --------------------------------------------------------------------------------------
+
+def _capsule_from(x, target):
+    """Ask a producer for its capsule, as newer and as older ones understand."""
+    try:
+        give, where = x.__dlpack__, x.__dlpack_device__
+    except AttributeError:
+        raise TypeError(f"{type(x).__name__} is no DLPack producer: it has no __dlpack__ and "
+                        "__dlpack_device__") from None
+    device_type, ordinal = where()
+    if device_type not in _OURS and target is not None and target.device.type == "host":
+        return give(max_version=_VERSION, dl_device=(DL_CPU, 0))
+    if device_type == DL_CUDA:
+        return _given_on(ordinal, give)
+    return _given(give)
+
+
+def _given_on(ordinal, give):
+    """Ask with the producer's device current: it is what the handle of a default stream means."""
+    cdef DriverDevice place
+    if not driver_status().available or not 0 <= ordinal < _count("cuda"):
+        return _given(give, stream=1)       # what it gives will be refused
+    place = Device(f"cuda:{ordinal}")._open()
+    check(place.place.table, place_enter(&place.place), "cuCtxPushCurrent")
+    try:
+        return _given(give, stream=1)
+    finally:
+        place_leave(&place.place)
+
+
+def _given(give, **order):
+    try:
+        return give(max_version=_VERSION, **order)
+    except TypeError as error:
+        # Before DLPack 1.0 there was no max_version. Another mistake shows again.
+        try:
+            return give(**order)
+        except TypeError:
+            raise error from None
+
+
+cdef Tensor tensor_of_capsule(object capsule):
+    cdef Incoming incoming
+    cdef Tensor tensor
+    dlpack_peek(capsule, &incoming)
+    tensor = tensor_of_incoming(&incoming)
+    foreign_adopt(tensor.buffer, &incoming)
+    dlpack_take(capsule, &incoming)
+    return tensor
+
+
+cdef Tensor tensor_of_incoming(const Incoming* incoming):
+    """Check what a producer describes; the tensor does not own it until it is adopted."""
+    cdef const DLTensor* described = incoming.tensor
+    cdef ElementType element = element_named(described.dtype)
+    cdef Layout layout
+    cdef uint64_t address = <uintptr_t>described.data
+    cdef Tensor tensor
+    if described.byte_offset > UINT64_MAX - address:
+        raise BufferError(f"byte_offset {described.byte_offset} is beyond all addresses")
+    read_layout(described, element.itemsize, &layout)
+    tensor = tensor_over(memory_of_device(described.device, address),
+                         address + described.byte_offset, element, &layout, None)
+    tensor.is_read_only = (incoming.flags & DL_READ_ONLY) != 0
+    if described.device.device_type == DL_CPU:
+        order_settled(tensor.buffer)
+    return tensor
+
+
+cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout) except -1:
+    cdef int i
+    if not 0 <= described.ndim <= MAX_RANK:
+        raise BufferError(f"a DLPack tensor of {described.ndim} dimensions is not readable here: "
+                          f"from 0 to {MAX_RANK} are")
+    if described.ndim and described.shape == NULL:
+        raise BufferError(f"a DLPack tensor of {described.ndim} dimensions has no shape")
+    layout.ndim = described.ndim
+    for i in range(layout.ndim):
+        layout.shape[i] = described.shape[i]
+        if layout.shape[i] < 0:
+            raise BufferError(f"dimension {i} of a DLPack tensor has {layout.shape[i]} elements")
+    if layout_size(layout.ndim, layout.shape, itemsize) < 0:
+        raise BufferError("a DLPack tensor has more than 2**63 - 1 bytes")
+    layout_c_strides(layout.ndim, layout.shape, itemsize, layout.strides)
+    if described.strides == NULL:
+        return 0
+    for i in range(layout.ndim):
+        if layout.shape[i] > 1:         # else it says nothing, and producers write anything
+            if not -INT64_MAX // itemsize <= described.strides[i] <= INT64_MAX // itemsize:
+                raise BufferError(f"stride {described.strides[i]} of a DLPack tensor reaches "
+                                  "beyond all addresses")
+            layout.strides[i] = described.strides[i] * itemsize
+    return 0
+
+
+cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
+                        const Layout* layout, object owner):
+    """Make a tensor over others' memory; BufferError where no memory can be so."""
+    cdef int64_t size = layout_size(layout.ndim, layout.shape, element.itemsize)
+    cdef int64_t low = 0
+    cdef int64_t high = 0
+    cdef bint possible = layout_extent(layout.ndim, layout.shape, layout.strides,
+                                       element.itemsize, &low, &high)
+    cdef Tensor tensor
+    if size == 0:
+        low = high = 0
+    elif address == 0:
+        raise BufferError(f"{size} elements are at no address")
+    elif not possible or <uint64_t>(-low) > address or <uint64_t>high > UINT64_MAX - address:
+        raise BufferError("a tensor reaches beyond all addresses")
+    tensor = tensor_new(foreign_buffer(memory, address + low, high - low, owner), element,
+                        address, layout.ndim)
+    memcpy(tensor.lengths, layout.shape, layout.ndim * sizeof(int64_t))
+    memcpy(tensor.steps, layout.strides, layout.ndim * sizeof(int64_t))
+    tensor.count = size
+    return tensor
+
+
+cdef object memory_of_device(DLDevice device, uint64_t address):
+    if device.device_type == DL_CPU:
+        return _HOST
+    if device.device_type not in _OURS or device.device_id < 0:
+        raise BufferError(f"DLPack device ({device.device_type}, {device.device_id}) is not one "
+                          "whose memory gpumem reaches")
+    status = driver_status()
+    if device.device_type == DL_CUDA:
+        if not status.available:
+            raise BufferError(f"memory of CUDA device {device.device_id}: {status.reason}")
+        return MemoryInfo(f"cuda:{device.device_id}")
+    kind = MemoryKind.HOST_ACCESSIBLE if device.device_type == DL_CUDA_HOST else MemoryKind.MANAGED
+    if not status.available:
+        return MemoryInfo("host", kind)     # the host device's own, handed through a consumer
+    return MemoryInfo(f"cuda:{attribute_of(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}",
+                      kind)
+
+
+cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
+    """Ask CUDA about an address; 0 if it does not know it."""
+    cdef DriverDevice place = Device("cuda:0")._open()
+    cdef uint64_t value
+    code = pointer_attribute(&place.place, attribute, address, &value)
+    return <int>value if code == CUDA_SUCCESS else 0
+
+
+# ---- gpumem's own, NumPy, the CUDA array interface -----------------------------------------------
+
+cdef Tensor tensor_of_bytes(Buffer buffer):
+    cdef Tensor tensor = tensor_new(buffer, element_of(numpy().uint8), buffer.address, 1)
+    tensor.lengths[0] = buffer.requested_bytes
+    tensor.steps[0] = 1
+    tensor.count = buffer.requested_bytes
+    tensor.is_read_only = buffer.home.is_read_only
+    return tensor
+
+
+cdef Tensor tensor_of_ndarray(object array):
+    cdef ElementType element = element_of(array.dtype)
+    cdef Layout layout
+    cdef Tensor tensor
+    layout.ndim = shape_from(array.shape, layout.shape)
+    for i, stride in enumerate(array.strides):
+        layout.strides[i] = stride
+    tensor = tensor_over(_HOST, array.__array_interface__["data"][0], element, &layout, array)
+    tensor.is_read_only = not array.flags.writeable
+    order_settled(tensor.buffer)
+    return tensor
+
+
+cdef Tensor tensor_of_cuda_array(object x, object described):
+    cdef ElementType element
+    cdef Layout layout
+    cdef Tensor tensor
+    cdef uint64_t address
+    if described.get("mask") is not None:
+        raise BufferError("a masked __cuda_array_interface__ is not readable here")
+    address, read_only = described["data"]
+    element = element_of(_dtype_of_cuda_array(described))
+    layout.ndim = shape_from(described["shape"], layout.shape)
+    layout_c_strides(layout.ndim, layout.shape, element.itemsize, layout.strides)
+    for i, stride in enumerate(described.get("strides") or ()):
+        layout.strides[i] = stride
+    tensor = tensor_over(_memory_at(address), address, element, &layout, x)
+    tensor.is_read_only = read_only
+    stream = described.get("stream")
+    if stream is not None:
+        # The producer's work is on that stream: the legacy default stream comes after it.
+        if isinstance(stream, bool) or not isinstance(stream, int) or stream < 1:
+            raise ValueError(f"stream {stream!r} of a __cuda_array_interface__ is not None or a "
+                             "handle above 0")
+        order_written(tensor.buffer, <CUstream><uintptr_t><uint64_t>stream)
+    return tensor
+
+
+def _dtype_of_cuda_array(described):
+    fields = described.get("descr")
+    if fields is not None and described["typestr"][1] == "V":
+        return numpy().dtype([tuple(field) for field in fields])
+    return numpy().dtype(described["typestr"])
+
+
+def _memory_at(address):
+    status = driver_status()
+    if not status.available:
+        raise BufferError(f"memory behind a __cuda_array_interface__: {status.reason}")
+    device = Device(f"cuda:{attribute_of(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}")
+    if attribute_of(CU_POINTER_ATTRIBUTE_IS_MANAGED, address):
+        return MemoryInfo(device, MemoryKind.MANAGED)
+    if address and (attribute_of(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+                    != MEMORY_TYPE_DEVICE):
+        return MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
+    return MemoryInfo(device)
+
+
+# ---- Buffers over others' memory -----------------------------------------------------------------
+
+
+# Who is told of the end: a producer's deleter, or a reference that is dropped.
+cdef struct Owner:
+    void* managed
+    bint versioned
+    PyObject* object
+    Place* place            # NULL: the CPU's memory, which outlives a fork
+
+# memory's text -> its resource; made anew in a fork's child
+cdef dict resources = {}
+
+
+@cython.final
+cdef class ForeignMemory(MemoryResource):
+    """The resource of buffers over memory that gpumem did not allocate.
+
+    It hands nothing out. Dropping such a buffer and its views tells the memory's owner.
+    """
+
+    def __init__(self, memory):     # the base's is for resources that allocate
+        resource_init(self, memory, f"others' memory on {memory}")
+        self.is_foreign = True
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return LEGACY_STREAM        # what producers are asked to be ordered before
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        end_owner(<Owner*>buffer.handle)
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
+                                         NULL, release_lease)
+        if lease == NULL:
+            raise MemoryError("no host memory for a view's lease")
+        return lease
+
+
+cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner):
+    cdef ForeignMemory resource = resource_of(memory)
+    cdef Buffer buffer = Buffer.__new__(Buffer)
+    cdef Owner* end = <Owner*>malloc(sizeof(Owner))
+    if end == NULL:
+        raise MemoryError("no host memory for a buffer over others' memory")
+    end.managed = NULL
+    end.versioned = False
+    end.object = NULL
+    end.place = NULL if memory.kind is MemoryKind.HOST else &resource.place.place
+    if owner is not None:
+        Py_INCREF(owner)
+        end.object = <PyObject*>owner
+    buffer.resource = buffer.home = resource
+    buffer.address = address
+    buffer.requested_bytes = nbytes
+    buffer.block_bytes = nbytes or 1        # not 0: also an empty one has somebody to tell
+    buffer.handle = <uint64_t>end
+    return buffer
+
+
+cdef void foreign_adopt(Buffer buffer, const Incoming* incoming) noexcept:
+    cdef Owner* end = <Owner*>buffer.handle
+    end.managed = incoming.managed
+    end.versioned = incoming.versioned
+
+
+cdef ForeignMemory resource_of(object memory):
+    cdef ForeignMemory known = resources.get(str(memory))
+    if known is None or place_is_dead(&known.place.place):
+        known = ForeignMemory(memory)
+        resources[str(memory)] = known
+    return known
+
+
+cdef void release_lease(Lease* lease) noexcept nogil:
+    end_owner(<Owner*>lease.handle)
+
+
+cdef void end_owner(Owner* end) noexcept nogil:
+    # A GPU's memory of the parent process is not the child's to free.
+    if end.place == NULL or not place_is_dead(end.place):
+        if end.managed != NULL:
+            dlpack_delete(end.managed, end.versioned)
+        if end.object != NULL and not process_is_exiting():
+            with gil:
+                Py_DECREF(<object>end.object)
+    free(end)

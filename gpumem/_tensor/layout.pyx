@@ -1,0 +1,464 @@
+"""Arithmetic of shapes and strides."""
+
+from importlib import import_module
+
+cimport cython
+from cpython.slice cimport PySlice_AdjustIndices, PySlice_Unpack
+from libc.stdint cimport int64_t
+
+from gpumem._buffer cimport (
+    DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_FLOAT, DL_FLOAT8_E3M4, DL_FLOAT8_E4M3, DL_FLOAT8_E4M3B11FNUZ,
+    DL_FLOAT8_E4M3FN, DL_FLOAT8_E4M3FNUZ, DL_FLOAT8_E5M2, DL_FLOAT8_E5M2FNUZ, DL_FLOAT8_E8M0FNU,
+    DL_INT, DL_UINT, DLDataType,
+)
+from gpumem._support.instances cimport forbid_instantiation
+
+
+cdef extern from *:
+    """
+    static inline int gm_mul(int64_t a, int64_t b, int64_t *product) {
+        return __builtin_mul_overflow(a, b, product);
+    }
+    static inline int gm_add(int64_t a, int64_t b, int64_t *sum) {
+        return __builtin_add_overflow(a, b, sum);
+    }
+    """
+    bint gm_mul(int64_t a, int64_t b, int64_t* product) noexcept nogil
+    bint gm_add(int64_t a, int64_t b, int64_t* sum) noexcept nogil
+
+
+cdef int64_t layout_size(int ndim, const int64_t* shape, int64_t itemsize) noexcept nogil:
+    # Counts zero as one on the way, as NumPy does: (0, 2**62) is refused like (1, 2**62), so that
+    # strides never overflow.
+    cdef int64_t size = 1
+    cdef int64_t nbytes = itemsize
+    cdef int i
+    for i in range(ndim):
+        size *= shape[i]
+        if shape[i] > 1 and gm_mul(nbytes, shape[i], &nbytes):
+            return -1
+    return size
+
+
+cdef void layout_c_strides(int ndim, const int64_t* shape, int64_t itemsize,
+                           int64_t* strides) noexcept nogil:
+    cdef int64_t step = itemsize
+    cdef int i
+    for i in range(ndim - 1, -1, -1):
+        strides[i] = step
+        if shape[i] > 1:
+            step *= shape[i]
+
+
+cdef bint layout_is_c(int ndim, const int64_t* shape, const int64_t* strides,
+                      int64_t itemsize) noexcept nogil:
+    cdef int64_t step = itemsize
+    cdef bint whole = True
+    cdef int i
+    for i in range(ndim - 1, -1, -1):
+        if shape[i] == 0:
+            return True
+        if shape[i] != 1:
+            whole = whole and strides[i] == step
+            step *= shape[i]
+    return whole
+
+
+cdef bint layout_is_f(int ndim, const int64_t* shape, const int64_t* strides,
+                      int64_t itemsize) noexcept nogil:
+    cdef int64_t step = itemsize
+    cdef bint whole = True
+    cdef int i
+    for i in range(ndim):
+        if shape[i] == 0:
+            return True
+        if shape[i] != 1:
+            whole = whole and strides[i] == step
+            step *= shape[i]
+    return whole
+
+
+cdef bint layout_extent(int ndim, const int64_t* shape, const int64_t* strides, int64_t itemsize,
+                        int64_t* low, int64_t* high) noexcept nogil:
+    cdef int64_t reach
+    cdef int i
+    low[0] = 0
+    high[0] = 0
+    for i in range(ndim):
+        if shape[i] == 0:
+            low[0] = 0
+            high[0] = 0
+            return True
+        if gm_mul(shape[i] - 1, strides[i], &reach):
+            return False
+        if gm_add(low[0] if reach < 0 else high[0], reach, low if reach < 0 else high):
+            return False
+    return not gm_add(high[0], itemsize, high) and high[0] - low[0] >= 0
+
+
+cdef bint layout_reshape(int ndim, const int64_t* shape, const int64_t* strides, int64_t itemsize,
+                         int to_ndim, const int64_t* to_shape, int64_t* to_strides) noexcept nogil:
+    # Both shapes are cut into groups of dimensions with equal products; a group of the old shape
+    # must be one run of equal steps, which the group of the new shape then divides anew.
+    cdef int64_t old_shape[MAX_RANK]
+    cdef int64_t old_strides[MAX_RANK]
+    cdef int64_t old_product
+    cdef int64_t new_product
+    cdef int old_ndim = 0
+    cdef int old_end
+    cdef int new_end
+    cdef int old_begin = 0
+    cdef int new_begin = 0
+    cdef int i
+    if layout_is_c(ndim, shape, strides, itemsize):
+        layout_c_strides(to_ndim, to_shape, itemsize, to_strides)
+        return True
+    for i in range(ndim):           # dimensions of one element say nothing
+        if shape[i] != 1:
+            old_shape[old_ndim] = shape[i]
+            old_strides[old_ndim] = strides[i]
+            old_ndim += 1
+    while old_begin < old_ndim:
+        old_end = old_begin + 1
+        old_product = old_shape[old_begin]
+        new_end = new_begin
+        new_product = 1
+        while new_product != old_product:
+            if new_product < old_product:
+                new_product *= to_shape[new_end]
+                new_end += 1
+            else:
+                old_product *= old_shape[old_end]
+                old_end += 1
+        for i in range(old_begin, old_end - 1):
+            if old_strides[i] != old_shape[i + 1] * old_strides[i + 1]:
+                return False
+        split_run(old_strides[old_end - 1], new_begin, new_end, to_shape, to_strides)
+        old_begin = old_end
+        new_begin = new_end
+    for i in range(new_begin, to_ndim):     # trailing dimensions of one element
+        to_strides[i] = itemsize
+    return True
+
+
+cdef inline void split_run(int64_t step, int begin, int end, const int64_t* to_shape,
+                           int64_t* to_strides) noexcept nogil:
+    cdef int i
+    for i in range(end - 1, begin - 1, -1):
+        to_strides[i] = step
+        step *= to_shape[i]
+
+
+# ---- Reading keys and shapes ---------------------------------------------------------------------
+
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
+
+
+cdef int layout_index(object key, int ndim, const int64_t* shape, const int64_t* strides,
+                      Layout* result, int64_t* offset) except -1:
+    cdef int axis = 0
+    cdef int taken = 0          # dimensions of the source that the key names
+    cdef bint dots = False
+    result.ndim = 0
+    offset[0] = 0
+    if type(key) is not tuple:
+        key = (key,)
+    for part in key:
+        if part is Ellipsis:
+            if dots:
+                raise IndexError("an index can only have one Ellipsis ('...')")
+            dots = True
+        elif part is not None:
+            taken += 1
+    if taken > ndim:
+        raise IndexError(f"too many indices: the tensor has {ndim} dimensions, but {taken} were "
+                         "indexed")
+    for part in key:
+        if part is None:
+            add_axis(result, 1, 0)
+        elif part is Ellipsis:
+            axis = keep_axes(result, axis, axis + ndim - taken, shape, strides)
+        elif isinstance(part, slice):
+            offset[0] += take_slice(part, shape[axis], strides[axis], result)
+            axis += 1
+        else:
+            offset[0] += take_integer(part, axis, shape[axis]) * strides[axis]
+            axis += 1
+    keep_axes(result, axis, ndim, shape, strides)
+    return 0
+
+
+cdef int add_axis(Layout* result, int64_t length, int64_t stride) except -1:
+    if result.ndim == MAX_RANK:
+        raise IndexError(f"a tensor has at most {MAX_RANK} dimensions")
+    result.shape[result.ndim] = length
+    result.strides[result.ndim] = stride
+    result.ndim += 1
+    return 0
+
+
+cdef int keep_axes(Layout* result, int begin, int end, const int64_t* shape,
+                   const int64_t* strides) except -1:
+    cdef int axis
+    for axis in range(begin, end):
+        add_axis(result, shape[axis], strides[axis])
+    return max(begin, end)
+
+
+cdef int64_t take_slice(object part, int64_t length, int64_t stride,
+                        Layout* result) except? -1:
+    """Add the slice's dimension; return the offset of its first element in bytes."""
+    cdef Py_ssize_t start = 0
+    cdef Py_ssize_t stop = 0
+    cdef Py_ssize_t step = 1
+    cdef Py_ssize_t count
+    PySlice_Unpack(part, &start, &stop, &step)
+    count = PySlice_AdjustIndices(length, &start, &stop, step)
+    # One element or none has no next one: a huge step must not overflow the stride.
+    add_axis(result, count, stride * step if count > 1 else stride)
+    return start * stride if count > 0 else 0
+
+
+cdef int64_t take_integer(object part, int axis, int64_t length) except? -1:
+    if isinstance(part, bool) or not hasattr(part, "__index__"):
+        raise TypeError(f"index {part!r} is not accepted: a tensor takes integers, slices, "
+                        "Ellipsis and None")
+    number = part.__index__()
+    if not -length <= number < length:
+        raise IndexError(f"index {number} is out of range for dimension {axis} of {length} "
+                         "elements")
+    return number if number >= 0 else number + length
+
+
+cdef int shape_from(object shape, int64_t* numbers) except -1:
+    cdef int ndim = 0
+    if type(shape) is not tuple:
+        shape = (shape,) if hasattr(shape, "__index__") else _tuple_of(shape)
+    if len(shape) > MAX_RANK:
+        raise ValueError(f"a shape of {len(shape)} dimensions is not accepted: it takes up to "
+                         f"{MAX_RANK}")
+    for length in shape:
+        numbers[ndim] = length_from(length, shape)
+        ndim += 1
+    return ndim
+
+
+def _tuple_of(shape):
+    try:
+        return tuple(shape)
+    except TypeError as error:
+        raise TypeError(f"shape {shape!r} is not an integer or a sequence of integers") from error
+
+
+cdef inline int64_t length_from(object length, object shape) except -1:
+    cdef int overflow = 0
+    cdef int64_t number
+    if type(length) is not int:
+        if isinstance(length, bool) or not hasattr(length, "__index__"):
+            raise TypeError(f"shape {shape!r} has {length!r}, which is not an integer")
+        length = length.__index__()
+    number = PyLong_AsLongLongAndOverflow(length, &overflow)
+    if number < 0 or overflow:
+        raise ValueError(f"shape {shape!r} has {length}: a dimension has from 0 to 2**63 - 1 "
+                         "elements")
+    return number
+
+
+cdef int new_shape_from(object shape, int64_t size, int64_t* numbers) except -1:
+    cdef int unknown = -1
+    cdef int i
+    if len(shape) == 1 and not hasattr(shape[0], "__index__"):
+        shape = shape[0]
+    shape = tuple(shape)
+    wanted = list(shape)
+    for i, length in enumerate(shape):
+        if type(length) is int and length == -1:
+            if unknown >= 0:
+                raise ValueError(f"shape {shape!r} has more than one -1")
+            unknown = i
+            wanted[i] = 1
+    ndim = shape_from(tuple(wanted), numbers)
+    total = 1
+    for i in range(ndim):
+        total *= <object>numbers[i]
+    if unknown >= 0 and total and size % total == 0:
+        numbers[unknown] = size // total
+    elif unknown >= 0 or total != size:
+        raise ValueError(f"a tensor of {size} elements cannot have the shape {shape!r}")
+    return ndim
+
+
+# ---- Reading dtypes ------------------------------------------------------------------------------
+
+
+# What NumPy has no dtype for and ml_dtypes has: name -> (DLPack code, minor version that has it).
+_ML_DTYPES = {
+    "bfloat16": (DL_BFLOAT, 0),
+    "float8_e3m4": (DL_FLOAT8_E3M4, 1),
+    "float8_e4m3": (DL_FLOAT8_E4M3, 1),
+    "float8_e4m3b11fnuz": (DL_FLOAT8_E4M3B11FNUZ, 1),
+    "float8_e4m3fn": (DL_FLOAT8_E4M3FN, 1),
+    "float8_e4m3fnuz": (DL_FLOAT8_E4M3FNUZ, 1),
+    "float8_e5m2": (DL_FLOAT8_E5M2, 1),
+    "float8_e5m2fnuz": (DL_FLOAT8_E5M2FNUZ, 1),
+    "float8_e8m0fnu": (DL_FLOAT8_E8M0FNU, 1),
+}
+_KINDS = {"b": DL_BOOL, "i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "c": DL_COMPLEX}
+_LETTERS = {code: letter for letter, code in _KINDS.items()}
+_CODES = {code: name for name, (code, _) in _ML_DTYPES.items()}
+
+# What was asked for before, by whatever was given: a type, a dtype, a name. Bounded, because
+# anybody may make ever new structured dtypes.
+cdef dict _known = {}
+cdef dict _named = {}
+cdef enum:
+    MOST_KNOWN = 1024
+
+# The one asked for last, found by identity.
+cdef object last_given = None
+cdef ElementType last_element = None
+
+
+@cython.final
+@cython.no_gc
+cdef class ElementType:
+    """One dtype and what every protocol calls it."""
+
+
+cdef object _numpy = None
+
+
+cdef object numpy():
+    global _numpy
+    if _numpy is None:
+        import numpy as module
+
+        _numpy = module
+    return _numpy
+
+
+cdef ElementType element_of(object dtype):
+    """Return the element type of anything that NumPy takes for a dtype.
+
+    Raises
+    ------
+    TypeError
+        No dtype, or one whose elements are Python objects, have no size, or are arrays.
+    """
+    if dtype is last_given and last_element is not None:
+        return last_element
+    return look_up(dtype)
+
+
+cdef ElementType look_up(object dtype):
+    global last_given, last_element
+    cdef ElementType element
+    try:
+        element = _known.get(dtype)
+    except TypeError:       # not hashable: a list of fields, which may change
+        return _element_of_dtype(_dtype_from(dtype))
+    if element is None:
+        element = _element_of_dtype(_dtype_from(dtype))
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[dtype] = element
+    last_given, last_element = dtype, element
+    return element
+
+
+cdef ElementType element_named(DLDataType named):
+    cdef ElementType element
+    key = (named.code, named.bits, named.lanes)
+    found = _named.get(key)
+    if found is not None:
+        return <ElementType>found
+    element = _element_named(named)
+    if element is None:
+        raise BufferError(f"no dtype holds DLPack's type code {named.code} with {named.bits} bits "
+                          f"and {named.lanes} lanes")
+    _named[key] = element
+    return element
+
+
+# ---- to and from NumPy ---------------------------------------------------------------------------
+
+def _dtype_from(given):
+    if isinstance(given, numpy().dtype):
+        return given
+    if given is None:
+        raise TypeError("dtype None is not a dtype: name one, such as numpy.float32")
+    if isinstance(given, str) and given in _ML_DTYPES:
+        return _ml_dtype(given)
+    return numpy().dtype(given)
+
+
+def _ml_dtype(str name):
+    try:
+        ml_dtypes = import_module("ml_dtypes")
+    except ImportError as error:
+        raise TypeError(f"dtype {name!r} needs the package ml_dtypes, which is not "
+                        "installed") from error
+    return numpy().dtype(getattr(ml_dtypes, name))
+
+
+cdef ElementType _element_of_dtype(object dtype):
+    cdef ElementType element = ElementType.__new__(ElementType)
+    if dtype.hasobject:
+        raise TypeError(f"dtype {dtype} is not accepted: its elements are Python objects")
+    if dtype.subdtype is not None:
+        raise TypeError(f"dtype {dtype} is not accepted: make its shape part of the tensor's")
+    if dtype.itemsize == 0:
+        raise TypeError(f"dtype {dtype} is not accepted: its elements have no bytes")
+    element.dtype = dtype
+    element.itemsize = dtype.itemsize
+    _name_for_dlpack(element)
+    element.format = _buffer_format(dtype)
+    element.typestr = None if dtype.name in _ML_DTYPES else dtype.str
+    return element
+
+
+cdef int _name_for_dlpack(ElementType element) except -1:
+    # Leaves bits at 0 for byte orders, paddings and kinds that DLPack has no word for.
+    dtype = element.dtype
+    if dtype.name in _ML_DTYPES:
+        code, element.dl_minor = _ML_DTYPES[dtype.name]
+    elif dtype.kind in _KINDS and dtype.isnative and dtype.char not in "gG":
+        code = _KINDS[dtype.kind]
+    else:
+        return 0
+    element.dl.code = code
+    element.dl.bits = 8 * dtype.itemsize
+    element.dl.lanes = 1
+    element.shift = int(dtype.itemsize).bit_length() - 1
+    return 0
+
+
+def _buffer_format(dtype):
+    try:
+        return memoryview(numpy().empty(0, dtype)).format.encode()
+    except (ValueError, BufferError):
+        return None
+
+
+cdef ElementType _element_named(DLDataType named):
+    if named.lanes != 1 or named.bits % 8 != 0 or named.bits == 0:
+        return None
+    if named.code in _CODES:
+        try:
+            element = element_of(_CODES[named.code])
+        except TypeError as error:
+            raise BufferError(str(error)) from error
+    elif named.code in _LETTERS:
+        try:
+            element = element_of(numpy().dtype(f"{_LETTERS[named.code]}{named.bits // 8}"))
+        except TypeError:
+            return None
+    else:
+        return None
+    # NumPy reads "f16" as its long double, which is not the type that the producer means.
+    return element if (<ElementType>element).dl.bits == named.bits else None
+
+
+forbid_instantiation(ElementType)

@@ -1,0 +1,87 @@
+"""Tensor: typed, strided elements in a buffer."""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from gpumem._buffer cimport (
+    Buffer, DL_CPU, DL_READ_ONLY, DLDevice, DLTensor, Export, MemoryResource, order_host,
+)
+from gpumem._tensor.layout cimport ElementType
+
+cdef enum:
+    INLINE_RANK = 4
+
+# Immutable after it was made: views of the same bytes are new tensors over the same Buffer.
+cdef class Tensor:
+    cdef readonly Buffer buffer
+    cdef ElementType element
+    cdef uint64_t address           # of the element with index 0 everywhere
+    cdef int64_t count              # elements
+    cdef int64_t* lengths           # the shape
+    cdef int64_t* steps             # the strides, in bytes
+    cdef int64_t* dl_steps          # the strides, in elements; once `is_described`
+    cdef int32_t rank
+    cdef bint is_read_only
+    cdef bint is_described          # DLPack has words for it: was found out
+    cdef DLDevice dl_device         # what it calls itself to DLPack consumers
+    cdef int64_t inline_numbers[3 * INLINE_RANK]    # the three, if they fit
+    cdef object __weakref__
+
+# A tensor without elements yet: the caller fills in lengths, steps and count at once.
+cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim)
+# Adjacent elements in C order, in a new buffer of the resource.
+cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
+                            const int64_t* shape, object stream)
+cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
+# What gives more memory like that which the tensor is in.
+cdef MemoryResource resource_beside(Tensor tensor)
+cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1
+# BufferError for what DLPack has no words for; called before any of the next two.
+cdef inline int tensor_find_words(Tensor tensor) except -1:
+    return 0 if tensor.is_described else find_words(tensor)
+
+
+cdef int find_words(Tensor tensor) except -1
+# What DLPack shows of it as being on `device`, but for shape and strides.
+cdef inline void tensor_describe(Tensor tensor, DLDevice device, DLTensor* described) noexcept:
+    described.data = <void*>(tensor.address if tensor.count else 0)
+    described.device = device
+    described.dtype = tensor.element.dl
+
+
+# An export of it, complete.
+cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
+                           bint versioned) except NULL
+cdef inline uint64_t tensor_flags(Tensor tensor) noexcept:
+    return DL_READ_ONLY if tensor.is_read_only else 0
+
+# Views: another layout over the same buffer; the same layout.
+cdef Tensor tensor_view(Tensor base, ElementType element, uint64_t address, int ndim,
+                        const int64_t* lengths, const int64_t* steps)
+cdef Tensor tensor_whole(Tensor base)
+# The elements where they are, or copied to another memory, by the rules of Tensor.to.
+cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy)
+
+
+# ---- Which DLPack devices a memory may be told to be on, and what a consumer there waits for
+
+
+# Whether a device reads the resource's memory as it is.
+cdef bint export_reaches(MemoryResource resource, DLDevice device)
+cdef object export_refusal(MemoryResource resource, DLDevice device)
+# A device from what users write: a name, a type, a pair.
+cdef DLDevice export_named(MemoryResource resource, object named) except *
+# Orders a consumer behind what was queued: its stream, or the CPU.
+cdef inline int export_order(Buffer buffer, DLDevice device, object stream) except -1:
+    if stream is None and device.device_type == DL_CPU:
+        return order_host(buffer)
+    return order_consumer(buffer, device, stream)
+
+
+cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1
+
+
+# ---- What a NumPy array has as its base ----------------------------------------------------------
+
+
+# An object with the buffer protocol over bytes of a buffer, which keeps them.
+cdef object hold_bytes(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only)

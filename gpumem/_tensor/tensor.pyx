@@ -1,0 +1,777 @@
+"""Tensor: the views of typed memory, what each protocol shows of it, and making one."""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS, PyBUF_C_CONTIGUOUS, PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND,
+    PyBUF_STRIDES, PyBUF_WRITABLE,
+)
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from gpumem._buffer cimport (
+    Buffer, buffer_share, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice,
+    dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export, dlpack_wants_versioned,
+    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, own_stream,
+    require_open, same_device,
+)
+from gpumem._copy cimport copy_elements, fill_elements, Side
+from gpumem._defaults cimport serving
+from gpumem._native.driver cimport CUstream
+from gpumem._support.instances cimport forbid_instantiation
+from gpumem._tensor.layout cimport (
+    element_of, ElementType, Layout, layout_c_strides, layout_extent, layout_index, layout_is_c,
+    layout_is_f, layout_reshape, layout_size, MAX_RANK, new_shape_from, numpy,
+)
+
+from gpumem._support.arguments import require
+from gpumem.device import can_access, MemoryInfo, MemoryKind
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+cdef class Tensor:
+    """Typed, strided elements in a `Buffer`, seen by NumPy and every GPU library without a copy.
+
+    Made by `empty`, `zeros`, `full`, `asarray` and `from_dlpack`. Its layout never changes; what
+    indexing, `reshape` and `view` return are further tensors over the same buffer, and each
+    keeps the memory, as do the views of other libraries.
+
+    What gpumem queues on a stream for it (a fill, a copy) is ordered by the buffer's own stream:
+    `numpy`, the buffer protocol and DLPack consumers come after it.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        The block behind it, all of it.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> tensor = gpumem.zeros((2, 3), "float32", memory="host")
+    >>> tensor.numpy()[:, 1] = 7
+    >>> tensor[1].numpy()
+    array([0., 7., 0.], dtype=float32)
+    """
+
+    # The C exchange API: what a consumer takes from the type, once.
+    __dlpack_c_exchange_api__ = exchange_capsule()
+
+    def __dealloc__(self):
+        if self.lengths != NULL and self.lengths != self.inline_numbers:
+            free(self.lengths)
+
+    # ---- what it is ------------------------------------------------------------------------------
+
+    @property
+    def shape(self):
+        """Elements along each dimension, a tuple of int."""
+        return numbers(self.rank, self.lengths)
+
+    @property
+    def strides(self):
+        """Bytes from one element to the next along each dimension, a tuple of int."""
+        return numbers(self.rank, self.steps)
+
+    @property
+    def ndim(self):
+        """Number of dimensions."""
+        return self.rank
+
+    @property
+    def size(self):
+        """Number of elements."""
+        return self.count
+
+    @property
+    def dtype(self):
+        """The numpy.dtype of its elements."""
+        return self.element.dtype
+
+    @property
+    def itemsize(self):
+        """Bytes of one element."""
+        return self.element.itemsize
+
+    @property
+    def nbytes(self):
+        """Bytes of its elements, gaps between them not counted."""
+        return self.count * self.element.itemsize
+
+    @property
+    def ptr(self):
+        """Address of the element with index 0 everywhere; 0 for an empty buffer."""
+        return self.address
+
+    @property
+    def memory(self):
+        """The MemoryInfo it lives in."""
+        return self.buffer.home.memory
+
+    @property
+    def device(self):
+        """The Device of its memory."""
+        return self.buffer.home.memory.device
+
+    @property
+    def read_only(self):
+        """Whether consumers are told not to write."""
+        return bool(self.is_read_only)
+
+    def __len__(self):
+        if self.rank == 0:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.lengths[0]
+
+    def __repr__(self):
+        read_only = ", read-only" if self.is_read_only else ""
+        return (f"<gpumem.Tensor {self.shape} {self.element.dtype} at {self.address:#x} in "
+                f"{self.buffer.home.memory}{read_only}>")
+
+    # ---- views of the same memory ----------------------------------------------------------------
+
+    def __getitem__(self, key):
+        """Return a view, by integers, slices of any step, Ellipsis and None (a new dimension)."""
+        cdef Layout layout
+        cdef int64_t offset
+        layout_index(key, self.rank, self.lengths, self.steps, &layout, &offset)
+        return tensor_view(self, self.element, self.address + offset, layout.ndim, layout.shape,
+                           layout.strides)
+
+    def reshape(self, *shape, copy=None):
+        """Return the same elements, in C order, in another shape.
+
+        Parameters
+        ----------
+        *shape : int, or one sequence of int
+            One of them may be -1: what is left.
+        copy : bool, optional
+            None: a view where strides can describe it, else a copy in the same memory, as NumPy
+            does. True: always a copy. False: never.
+
+        Raises
+        ------
+        ValueError
+            Another number of elements.
+        BufferError
+            ``copy=False`` and no view can describe it.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.zeros((2, 6), "int8", memory="host").reshape(3, -1).shape
+        (3, 4)
+        """
+        cdef int64_t lengths[MAX_RANK]
+        cdef int64_t steps[MAX_RANK]
+        cdef int ndim = new_shape_from(shape, self.count, lengths)
+        cdef Tensor source = self
+        if copy or not layout_reshape(self.rank, self.lengths, self.steps, self.element.itemsize,
+                                      ndim, lengths, steps):
+            if copy is False:
+                raise BufferError(f"shape {self.shape} with strides {self.strides} cannot be seen "
+                                  f"as {numbers(ndim, lengths)} without a copy")
+            source = tensor_copy(self, resource_beside(self), None)
+            layout_c_strides(ndim, lengths, self.element.itemsize, steps)
+        return tensor_view(source, self.element, source.address, ndim, lengths, steps)
+
+    def view(self, dtype):
+        """Return the same bytes as elements of another dtype.
+
+        Where the sizes differ, the last dimension changes its length, and must be adjacent.
+
+        Raises
+        ------
+        ValueError
+            The bytes cannot be divided so.
+        TypeError
+            No dtype.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.full((2, 3), 1.0, "float32", memory="host")
+        >>> [hex(bits) for bits in tensor.view("uint32").numpy()[0]]
+        ['0x3f800000', '0x3f800000', '0x3f800000']
+        >>> tensor.view("uint8").shape
+        (2, 12)
+        """
+        cdef ElementType element = element_of(dtype)
+        cdef Layout layout
+        cdef int64_t old = self.element.itemsize
+        cdef int64_t last = self.rank - 1
+        layout_of(self, &layout)
+        if element.itemsize != old:
+            if last < 0:
+                raise ValueError("a tensor without dimensions keeps the size of its element: "
+                                 f"{element.dtype} has {element.itemsize} bytes, not {old}")
+            if layout.shape[last] != 1 and layout.strides[last] != old and self.count:
+                raise ValueError(f"the last dimension has strides of {layout.strides[last]} bytes: "
+                                 f"its {old}-byte elements must be adjacent")
+            if layout.shape[last] * old % element.itemsize:
+                raise ValueError(f"{layout.shape[last] * old} bytes of the last dimension are no "
+                                 f"multiple of {element.itemsize}, the size of {element.dtype}")
+            layout.shape[last] = layout.shape[last] * old // element.itemsize
+            layout.strides[last] = element.itemsize
+        return tensor_view(self, element, self.address, layout.ndim, layout.shape, layout.strides)
+
+    def as_read_only(self):
+        """Return a view that consumers are told not to write.
+
+        NumPy and the buffer protocol enforce it; PyTorch ignores DLPack's flag.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros(3, "int8", memory="host")
+        >>> shown = tensor.as_read_only()
+        >>> tensor.numpy()[0] = 7            # the owner still writes
+        >>> shown.numpy().flags.writeable, shown.numpy().tolist()
+        (False, [7, 0, 0])
+        """
+        cdef Tensor made = tensor_whole(self)
+        made.is_read_only = True
+        return made
+
+    def export_as(self, dlpack_device):
+        """Return a view that tells DLPack consumers another device, which reaches the memory too.
+
+        Pinned memory goes out as CPU memory and managed memory as managed memory, unless asked
+        otherwise: PyTorch takes neither CUDAHost nor CUDAManaged, CuPy takes no CPU memory.
+
+        Parameters
+        ----------
+        dlpack_device : str, int or (int, int)
+            ``"cpu"``, ``"cuda"``, ``"cuda_host"``, ``"cuda_managed"``; DLPack's device type; or
+            its (type, id).
+
+        Raises
+        ------
+        ValueError
+            No such device.
+        BufferError
+            That device does not reach the memory.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.empty(4, "int8", memory="host/managed")
+        >>> tensor.__dlpack_device__(), tensor.export_as("cpu").__dlpack_device__()
+        ((13, 0), (1, 0))
+        """
+        cdef Tensor made = tensor_whole(self)
+        made.dl_device = export_named(self.buffer.home, dlpack_device)
+        if not export_reaches(self.buffer.home, made.dl_device):
+            raise export_refusal(self.buffer.home, made.dl_device)
+        return made
+
+    # ---- copies ----------------------------------------------------------------------------------
+
+    def contiguous(self, stream=None):
+        """Return itself if its elements are adjacent in C order, else a copy in the same memory.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Where the copy is queued, and what its buffer belongs to; None is the resource's own.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros((4, 6), "int16", memory="host")
+        >>> column = tensor[:, 2]
+        >>> column.strides, column.contiguous().strides
+        ((12,), (2,))
+        >>> tensor.contiguous() is tensor
+        True
+        """
+        if layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize):
+            return self
+        return tensor_copy(self, resource_beside(self), stream)
+
+    def to(self, memory, stream=None, copy=None):
+        """Return the elements in another memory; itself where that is the same for its readers.
+
+        Parameters
+        ----------
+        memory : MemoryInfo, Device or str
+            Whose default resource gives the memory, if a copy is made.
+        stream : stream, optional
+            Where the copy is queued, and what its buffer belongs to.
+        copy : bool, optional
+            None: only if the memories are not compatible, or who reads `memory` cannot access this
+            one. True: always. False: never.
+
+        Raises
+        ------
+        BufferError
+            ``copy=False`` and a copy is needed.
+        TypeError
+            `copy` is none of these.
+
+        Notes
+        -----
+        Returns once the copy is queued, or done where it cannot be asynchronous; `numpy` and
+        other consumers wait for it.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros(3, "float32", memory="host/managed")
+        >>> tensor.to("host") is tensor      # the host reads managed memory as it is
+        True
+        >>> copied = tensor.to("host", copy=True)
+        >>> str(copied.memory), copied.ptr == tensor.ptr
+        ('host:0', False)
+        """
+        if copy is not None:
+            require("copy", copy, bool, "True, False or None")
+        return tensor_to(self, memory, stream, copy)
+
+    # ---- NumPy and the buffer protocol -----------------------------------------------------------
+
+    def numpy(self, *, writable=None, sync=True):
+        """Return a NumPy array of the same memory, without a copy.
+
+        The array keeps the memory, also when every object of gpumem is gone.
+
+        Parameters
+        ----------
+        writable : bool, optional
+            None: unless the tensor is read-only.
+        sync : bool
+            Wait until what gpumem queued on the buffer's stream has finished. False: the caller
+            has waited.
+
+        Raises
+        ------
+        BufferError
+            The CPU cannot read the memory, or may not write it as asked.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> tensor = gpumem.zeros(3, "float32", memory="host")
+        >>> array = tensor.numpy()
+        >>> array[1] = 7                     # the tensor's own bytes
+        >>> del tensor                       # which the array keeps
+        >>> array
+        array([0., 7., 0.], dtype=float32)
+        """
+        cdef int64_t low = 0
+        cdef int64_t high = 0
+        require_cpu(self)
+        if writable and self.is_read_only:
+            raise BufferError("this tensor is read-only: copy it to write it, as with "
+                              ".to(memory, copy=True)")
+        layout_extent(self.rank, self.lengths, self.steps, self.element.itemsize, &low, &high)
+        hold = hold_bytes(self.buffer, self.address + low, high - low,
+                          self.is_read_only or (writable is not None and not writable))
+        if sync:
+            order_host(self.buffer)
+        return numpy().ndarray(self.shape, self.element.dtype, hold, -low, self.strides)
+
+    def __array__(self, dtype=None, *, copy=None):
+        """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""
+        array = self.numpy()
+        if dtype is not None and numpy().dtype(dtype) != array.dtype:
+            if copy is False:
+                raise ValueError(f"{array.dtype} does not become {dtype} without a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        cdef bint strided = (flags & PyBUF_STRIDES) == PyBUF_STRIDES
+        require_cpu(self)
+        if flags & PyBUF_WRITABLE and self.is_read_only:
+            raise BufferError("this tensor is read-only")
+        if flags & PyBUF_FORMAT and self.element.format is None:
+            raise BufferError(f"the buffer protocol has no name for {self.element.dtype}: use "
+                              "numpy(), or view() it as integers")
+        require_order(self, flags, strided)
+        view.internal = buffer_share(self.buffer)
+        try:
+            order_host(self.buffer)
+        except BaseException:
+            drop_share(view.internal)
+            raise
+        view.buf = <void*><uintptr_t>self.address
+        view.len = self.count * self.element.itemsize
+        view.readonly = self.is_read_only
+        view.itemsize = self.element.itemsize
+        view.format = <char*>self.element.format if flags & PyBUF_FORMAT else NULL
+        view.ndim = self.rank
+        view.shape = <Py_ssize_t*>self.lengths if flags & PyBUF_ND and self.rank else NULL
+        view.strides = <Py_ssize_t*>self.steps if strided and self.rank else NULL
+        view.suboffsets = NULL
+        view.obj = self
+
+    def __releasebuffer__(self, Py_buffer* view):
+        drop_share(view.internal)
+
+    @property
+    def __cuda_array_interface__(self):
+        """Version 3 of the CUDA array interface; absent on memory that CUDA does not reach.
+
+        Its stream is the buffer's own: a consumer waits for it, or queues its work there.
+        """
+        memory = self.buffer.home.memory
+        if memory.device.type != "cuda":
+            raise AttributeError(f"CUDA does not reach {memory}")
+        if self.element.typestr is None:
+            raise AttributeError(f"__cuda_array_interface__ has no name for {self.element.dtype}: "
+                                 f"use DLPack, or view('u{self.element.itemsize}')")
+        require_open(self.buffer)
+        self.buffer.home.before_stream(self.buffer, own_stream(self.buffer))
+        contiguous = layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize)
+        described = {
+            "shape": self.shape,
+            "typestr": self.element.typestr,
+            "data": (self.address if self.count else 0, bool(self.is_read_only)),
+            "version": 3,
+            "strides": None if contiguous else self.strides,
+            "stream": <uintptr_t>own_stream(self.buffer),
+        }
+        if self.element.dtype.names is not None:
+            described["descr"] = self.element.dtype.descr
+        return described
+
+    # ---- DLPack ----------------------------------------------------------------------------------
+
+    def __dlpack_device__(self):
+        """Return DLPack's (device type, device id)."""
+        return self.dl_device.device_type, self.dl_device.device_id
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Return a DLPack capsule over the elements.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream, which then comes after what the buffer's stream has queued. On a
+            CUDA device None and 1 are the legacy default stream, 2 the thread's own, -1 asks
+            for no order. For CPU memory None: the call waits.
+        max_version : tuple of int, optional
+            The newest DLPack that the consumer reads; from (1, 0) it gets a versioned capsule.
+        dl_device : tuple of int, optional
+            Where it should be: any device that reaches the memory; the CPU, by a copy, of any.
+        copy : bool, optional
+            None: only if `dl_device` needs it. True: adjacent elements in new memory. False: never.
+
+        Raises
+        ------
+        BufferError
+            The export asked for is not possible.
+        ValueError
+            A malformed argument.
+        """
+        cdef DLDevice device = self.dl_device
+        cdef bint versioned = dlpack_wants_versioned(max_version)
+        if dl_device is not None:
+            device = dlpack_device_from(dl_device)
+        if copy or (dl_device is not None and not export_reaches(self.buffer.home, device)):
+            return export_copy(self, device, versioned, stream, copy)
+        if self.is_read_only and not versioned:
+            raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
+                              "max_version=(1, 0)")
+        tensor_find_words(self)
+        export_order(self.buffer, device, stream)
+        return dlpack_capsule(tensor_export(self, device, tensor_flags(self), versioned))
+
+
+cdef inline object numbers(int ndim, const int64_t* values):
+    if ndim == 1:
+        return (values[0],)
+    if ndim == 2:
+        return values[0], values[1]
+    return tuple([values[i] for i in range(ndim)])
+
+
+# ---- making tensors ------------------------------------------------------------------------------
+
+cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int ndim):
+    cdef Tensor tensor = Tensor.__new__(Tensor)
+    if ndim > INLINE_RANK:
+        tensor.lengths = <int64_t*>malloc(3 * ndim * sizeof(int64_t))
+        if tensor.lengths == NULL:
+            raise MemoryError("no host memory for a tensor's shape")
+    else:
+        tensor.lengths = tensor.inline_numbers
+    tensor.steps = tensor.lengths + ndim
+    tensor.dl_steps = tensor.steps + ndim
+    tensor.rank = ndim
+    tensor.buffer = buffer
+    tensor.element = element
+    tensor.address = address
+    tensor.dl_device = buffer.home.dl_device
+    return tensor
+
+
+cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
+                            const int64_t* shape, object stream):
+    cdef int64_t size = layout_size(ndim, shape, element.itemsize)
+    cdef Buffer buffer
+    cdef Tensor tensor
+    if size < 0:
+        raise ValueError(f"shape {numbers(ndim, shape)} of {element.dtype} has more than "
+                         "2**63 - 1 bytes")
+    if stream is None:
+        buffer = resource.obtain(size * element.itemsize)
+    else:
+        buffer = resource.allocate(size * element.itemsize, stream)
+    tensor = tensor_new(buffer, element, buffer.address, ndim)
+    memcpy(tensor.lengths, shape, ndim * sizeof(int64_t))
+    layout_c_strides(ndim, shape, element.itemsize, tensor.steps)
+    tensor.count = size
+    return tensor
+
+
+cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
+    cdef Tensor made = tensor_allocate(resource, source.element, source.rank, source.lengths,
+                                       stream)
+    cdef Side to
+    cdef Side origin
+    to.address = made.address
+    to.strides = made.steps
+    to.is_passing = False
+    origin.address = source.address
+    origin.strides = source.steps
+    origin.is_passing = False
+    require_open(source.buffer)
+    copy_elements(made.buffer, &to, source.buffer, &origin, source.rank, source.lengths,
+                  source.element.itemsize, stream)
+    return made
+
+
+cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1:
+    return fill_elements(tensor.buffer, tensor.address, tensor.count, element, stream)
+
+
+cdef MemoryResource resource_beside(Tensor tensor):
+    # Others' memory comes from nowhere that could give more of it.
+    if tensor.buffer.home.is_foreign:
+        return serving(tensor.buffer.home.memory)
+    return tensor.buffer.resource
+
+
+cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy):
+    source = tensor.buffer.home.memory
+    target = MemoryInfo.parse(memory)
+    if not copy and is_memory_for(source, target):
+        return tensor
+    if copy is not None and not copy:
+        raise BufferError(f"{source} is not {target}: a copy is needed, and copy=False forbids it")
+    return tensor_copy(tensor, serving(target), stream)
+
+
+cdef bint is_memory_for(object source, object target):
+    """Tell whether whoever reads `target` may read `source` instead."""
+    return (source.shares_memory_with(target)
+            and can_access(target.device, source)
+            and (source.host_accessible or not target.host_accessible))
+
+
+cdef Tensor tensor_view(Tensor base, ElementType element, uint64_t address, int ndim,
+                        const int64_t* lengths, const int64_t* steps):
+    cdef Tensor made = tensor_new(base.buffer, element, address, ndim)
+    cdef int i
+    made.count = 1
+    for i in range(ndim):
+        made.lengths[i] = lengths[i]
+        made.steps[i] = steps[i]
+        made.count *= lengths[i]
+    made.is_read_only = base.is_read_only
+    made.dl_device = base.dl_device
+    return made
+
+
+cdef Tensor tensor_whole(Tensor base):
+    return tensor_view(base, base.element, base.address, base.rank, base.lengths, base.steps)
+
+
+cdef void layout_of(Tensor tensor, Layout* layout) noexcept:
+    layout.ndim = tensor.rank
+    memcpy(layout.shape, tensor.lengths, tensor.rank * sizeof(int64_t))
+    memcpy(layout.strides, tensor.steps, tensor.rank * sizeof(int64_t))
+
+
+# ---- what protocols ask --------------------------------------------------------------------------
+
+cdef int require_cpu(Tensor tensor) except -1:
+    if not tensor.buffer.home.cpu_can_read:
+        raise BufferError(f"{tensor.buffer.home.memory} is not readable by the CPU: copy it "
+                          "first, with .to('host')")
+    return 0
+
+
+cdef int require_order(Tensor tensor, int flags, bint strided) except -1:
+    """Refuse a buffer request that promises an order of elements which they do not have."""
+    cdef bint in_c = layout_is_c(tensor.rank, tensor.lengths, tensor.steps,
+                                 tensor.element.itemsize)
+    cdef bint in_f = layout_is_f(tensor.rank, tensor.lengths, tensor.steps,
+                                 tensor.element.itemsize)
+    cdef bint wrong = not strided and not in_c
+    if (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS:
+        wrong = wrong or not in_c
+    if (flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS:
+        wrong = wrong or not in_f
+    if (flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS:
+        wrong = wrong or not (in_c or in_f)
+    if wrong:
+        raise BufferError(f"strides {tensor.strides} are not in the order asked for: copy it "
+                          "first, with .contiguous()")
+    return 0
+
+
+cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
+                           bint versioned) except NULL:
+    cdef Export* exported = dlpack_export(tensor.rank, flags, tensor.element.dl_minor, versioned,
+                                          buffer_share(tensor.buffer))
+    cdef int i
+    tensor_describe(tensor, device, exported.tensor)
+    for i in range(tensor.rank):
+        exported.tensor.shape[i] = tensor.lengths[i]
+        exported.tensor.strides[i] = tensor.dl_steps[i]
+    return exported
+
+
+cdef int find_words(Tensor tensor) except -1:
+    cdef ElementType element = tensor.element
+    cdef int i
+    if element.dl.bits == 0:
+        raise BufferError(f"DLPack has no name for {element.dtype}: view() it as integers")
+    for i in range(tensor.rank):
+        if tensor.steps[i] < 0:
+            raise BufferError(f"strides {tensor.strides} are negative, which not every DLPack "
+                              "consumer takes: copy it first, with .contiguous() or copy=True")
+        if tensor.steps[i] & (element.itemsize - 1):
+            raise BufferError(f"strides {tensor.strides} are no multiples of {element.itemsize} "
+                              "bytes: copy it first, with .contiguous() or copy=True")
+        tensor.dl_steps[i] = tensor.steps[i] >> element.shift
+    tensor.is_described = True
+    return 0
+
+
+cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object stream,
+                        object copy):
+    """Export adjacent elements in new memory: where it is, or on the CPU."""
+    cdef Tensor made
+    cdef bint here = export_reaches(tensor.buffer.home, device)
+    cdef bint on_cpu = device.device_type == DL_CPU and device.device_id == 0
+    if copy is False or not (here or on_cpu):
+        raise export_refusal(tensor.buffer.home, device)
+    dlpack_check_stream(device, stream)
+    made = tensor_copy(tensor, resource_beside(tensor) if here else serving("host"), None)
+    tensor_find_words(made)
+    export_order(made.buffer, device, stream)
+    return dlpack_capsule(tensor_export(made, device, DL_IS_COPIED, versioned))
+
+
+forbid_instantiation(Tensor)
+
+
+# ---- The rules of export -------------------------------------------------------------------------
+
+
+_NAMES = {"cpu": DL_CPU, "cuda": DL_CUDA, "cuda_host": DL_CUDA_HOST,
+          "cuda_managed": DL_CUDA_MANAGED}
+
+
+cdef bint export_reaches(MemoryResource resource, DLDevice device):
+    memory = resource.memory
+    if same_device(device, resource.dl_device):
+        return True
+    if device.device_type == DL_CUDA:
+        return memory.device.type == "cuda" and device.device_id == memory.device.index
+    if device.device_id != 0:
+        return False
+    if device.device_type == DL_CPU:
+        return resource.cpu_can_read
+    return device.device_type == DL_CUDA_HOST and memory.kind is MemoryKind.HOST_ACCESSIBLE
+
+
+cdef object export_refusal(MemoryResource resource, DLDevice device):
+    return BufferError(f"{resource.memory} cannot be shared as DLPack device "
+                       f"({device.device_type}, {device.device_id}): copy it there first, "
+                       "with .to(memory)")
+
+
+cdef DLDevice export_named(MemoryResource resource, object named) except *:
+    cdef DLDevice device
+    if isinstance(named, str):
+        name, _, index = named.partition(":")
+        if name not in _NAMES or (":" in named and not index.isdecimal()):
+            accepted = ", ".join(f'"{each}"' for each in _NAMES)
+            raise ValueError(f"unknown DLPack device {named!r}: it takes {accepted}, a device "
+                             "type or a pair (type, id)")
+        if index:
+            return dlpack_device_from((_NAMES[name], int(index)))
+        named = _NAMES[name]
+    if isinstance(named, int) and not isinstance(named, bool):
+        device = dlpack_device_from((named, 0))
+        if device.device_type == DL_CUDA:
+            device.device_id = resource.memory.device.index
+        return device
+    return dlpack_device_from(named)
+
+
+cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1:
+    cdef uint64_t handle = 1
+    dlpack_check_stream(device, stream)
+    if device.device_type == DL_CPU or device.device_type == DL_CUDA_HOST:
+        return order_host(buffer)
+    if stream is None and device.device_type == DL_CUDA_MANAGED:
+        return order_host(buffer)       # consumers give no stream for it, and order nothing
+    if stream is not None:
+        if stream == -1:
+            return 0
+        handle = stream
+    return order_stream(buffer, <CUstream><uintptr_t>handle)
+
+
+# ---- Holding bytes for NumPy ---------------------------------------------------------------------
+
+
+cdef char* BYTES_FORMAT = "B"
+
+
+@cython.final
+@cython.no_gc
+cdef class MemoryHold:
+    """Bytes of a buffer and a claim on them; it says whether they may be written."""
+
+    cdef void* lease
+    cdef uint64_t address
+    cdef Py_ssize_t nbytes
+    cdef bint read_only
+
+    def __dealloc__(self):
+        drop_share(self.lease)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if flags & PyBUF_WRITABLE and self.read_only:
+            raise BufferError("this memory is read-only")
+        view.buf = <void*><uintptr_t>self.address
+        view.len = self.nbytes
+        view.readonly = self.read_only
+        view.itemsize = 1
+        view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
+        view.ndim = 1
+        view.shape = &self.nbytes if flags & PyBUF_ND else NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.suboffsets = NULL
+        view.internal = NULL
+        view.obj = self
+
+
+cdef object hold_bytes(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only):
+    cdef MemoryHold hold = MemoryHold.__new__(MemoryHold)
+    hold.lease = buffer_share(buffer)
+    hold.address = address
+    hold.nbytes = nbytes
+    hold.read_only = read_only
+    return hold
+
+
+forbid_instantiation(MemoryHold)

@@ -1,0 +1,353 @@
+"""Adaptors below their Python classes: blocks, counters, leases."""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free
+
+from gpumem._budget cimport account_of, Budget, limit_of
+from gpumem._buffer cimport (
+    BlockLedger, Buffer, buffer_end, buffer_of, buffer_share, DEFAULT_SLOT, ledger_cancel,
+    ledger_copy_blocks, ledger_counters, ledger_deliver, ledger_end, ledger_lease, ledger_make,
+    ledger_reset_peaks, ledger_return, LedgerBlock, LedgerCounters, MemoryResource, resource_adapt,
+    resource_charge, resource_claim, size_of, stream_handle,
+)
+from gpumem._native.budget cimport budget_load
+from gpumem._native.driver cimport CUstream, place_is_dead
+from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
+from gpumem._support.lease cimport Lease, lease_drop, Uses
+
+from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
+from gpumem.errors import ClosedError, OutOfMemoryError
+
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    #include <time.h>
+    static inline int64_t gm_now(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+    /* As threading.get_ident has it. */
+    static inline uint64_t gm_thread(void) { return (uint64_t)pthread_self(); }
+    """
+    int64_t gm_now() noexcept nogil
+    uint64_t gm_thread() noexcept nogil
+
+cdef class Adaptor(MemoryResource):
+    """Base of adaptors: a resource that hands out other resources' blocks under its own name.
+
+    Made by `gpumem.adaptors`; what an adaptor lacks, its upstream answers.
+
+    Attributes
+    ----------
+    upstreams : tuple of MemoryResource
+        Where its blocks come from.
+    """
+
+    def __init__(self, upstreams, *, name=None, limit=None, tells=False):
+        if self.memory is not None:
+            raise TypeError(f"this {type(self).__name__} was initialised before")
+        for upstream in upstreams:
+            if not isinstance(upstream, MemoryResource):
+                raise TypeError(f"{upstream!r} is not a MemoryResource")
+        self.upstreams = tuple(upstreams)
+        self.tells = tells
+        resource_adapt(self, self.upstreams[0], name)
+        self.ledger = ledger_make(sizeof(BlockLedger), sizeof(AdaptedBlock), free_leased, NULL)
+        if self.ledger == NULL:
+            raise MemoryError("out of host memory while allocating a resource's metadata")
+        self.ledger.place = &self.place.place
+        if isinstance(limit, Budget):
+            self.budget = limit
+            self.ledger.account = account_of(limit, "reserved", self.name,
+                                             &self.ledger.counts_in_use)
+        elif limit is not None:
+            self.ledger.account = limit_of(limit, self.name)
+
+    @property
+    def upstream(self):
+        """Where its blocks come from; the first of several."""
+        return self.upstreams[0]
+
+    # ---- blocks ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes, stream=None, *, alignment=None, **options):
+        """Hand out a block of the upstream's.
+
+        Parameters
+        ----------
+        nbytes, stream, alignment, **options
+            As the upstream's ``allocate`` takes them.
+
+        Returns
+        -------
+        Buffer
+            Its `resource` is this adaptor, through which it is freed.
+
+        Raises
+        ------
+        ClosedError
+            This adaptor is closed.
+        Exception
+            What the upstream raises, as it is.
+        """
+        if alignment is not None:
+            options["alignment"] = alignment
+        return self.hand_out(nbytes, stream, options, False)
+
+    def allocate_persistent(self, nbytes):
+        """Hand out a long-lived block of the upstream's; see its ``allocate_persistent``."""
+        return self.hand_out(nbytes, None, {}, True)
+
+    cdef Buffer hand_out(self, object nbytes, object stream, dict options, bint persistent):
+        cdef uint64_t size = size_of(nbytes)
+        cdef LedgerBlock* block
+        self.require_open()
+        block = resource_claim(self, size, size, DEFAULT_SLOT, persistent)
+        try:
+            resource_charge(self, block)
+            return adopt(self, self._serve(size, stream, options, persistent),
+                         <AdaptedBlock*>block)
+        except BaseException:
+            ledger_cancel(block)
+            raise
+
+    cdef int make_room(self, uint64_t nbytes) except -1:
+        # A budget asks its callbacks next; what refuses without one is the adaptor's own limit.
+        if self.budget is None:
+            raise_over_limit(self, nbytes)
+        return 0
+
+    def _serve(self, nbytes, stream, options, persistent):
+        return serve_from(self.upstreams[0], nbytes, stream, options, persistent)
+
+    def _note(self, buffer, persistent):
+        """Return what is kept with a new block, or None."""
+        return None
+
+    def _on_free(self, address, nbytes, stream, time, thread):
+        """Called when a block is freed, if `tells` is true."""
+
+    # ---- the rest --------------------------------------------------------------------------------
+
+    def shrink(self):
+        """Shrink the upstream; see its ``shrink``."""
+        return self.upstreams[0].shrink()
+
+    def reset_stream(self, stream):
+        """Declare a stream drained to the upstream; see its ``reset_stream``."""
+        for upstream in self.upstreams:
+            upstream.reset_stream(stream)
+
+    def stats(self):
+        """Return the upstream's `Stats`."""
+        return self.upstreams[0].stats()
+
+    @property
+    def is_arena(self):
+        """Whether the upstream sub-allocates and can be shrunk."""
+        return self.upstreams[0].is_arena
+
+    def __getattr__(self, name):
+        if name.startswith("_") or self.upstreams is None or len(self.upstreams) != 1:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.upstreams[0], name)
+
+    def __repr__(self):
+        state = ", closed" if self.closed else ""
+        return f"<gpumem.{type(self).__name__} around {self.upstreams[0]!r}{state}>"
+
+    def _counts(self):
+        cdef LedgerCounters now
+        self.require_own()
+        run_deferred()
+        now = ledger_counters(self.ledger)
+        return (now.in_use, now.num_allocs - now.num_frees, now.max_in_use, now.max_blocks,
+                now.total_bytes, now.num_allocs)
+
+    def _reset_peaks(self):
+        self.require_own()
+        ledger_reset_peaks(self.ledger)
+
+    def _limit(self):
+        """Return (limit, bytes that may still be handed out) of one with a limit; None: any."""
+        cdef uint64_t limit
+        if self.budget is not None:
+            return self.budget.limit, self.budget.free
+        limit = budget_load(&self.ledger.account.limit)
+        return limit, limit - min(limit, budget_load(&self.ledger.account.used))
+
+    def _note_of(self, Buffer buffer not None):
+        if buffer.resource is not self:
+            raise ValueError(f"{buffer!r} is not one of {self!r}")
+        if buffer.is_closed:
+            raise ClosedError("this buffer is closed")
+        if buffer.block_bytes == 0:
+            return self.upstreams[0]
+        return <object>(<AdaptedBlock*><uintptr_t>buffer.handle).note
+
+    def _live(self):
+        """Return (address, bytes, note) of every live block, the oldest first."""
+        cdef uint64_t i, count = 0
+        cdef AdaptedBlock* found
+        self.require_own()
+        found = <AdaptedBlock*>ledger_copy_blocks(self.ledger, &count)
+        if found == NULL:
+            raise MemoryError("out of host memory while copying a list of blocks")
+        # Notes go with the interpreter lock only, which is held here: they stay.
+        try:
+            return [(found[i].block.base, found[i].block.requested,
+                     <object>found[i].note if found[i].note != NULL else None)
+                    for i in reversed(range(count))]
+        finally:
+            free(found)
+
+    # ---- what buffers ask ------------------------------------------------------------------------
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        return (<MemoryResource>self.upstreams[0]).slot_of(stream, slot)
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return (<MemoryResource>self.upstreams[0]).stream_at(slot)
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return (<MemoryResource>self.upstreams[0]).record(uses, slot)
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
+        cdef Buffer inner = <Buffer>block.inner
+        Py_DECREF(inner)        # the variable holds it now
+        block.inner = NULL
+        block.stream = buffer.home.stream_at(buffer.slot)
+        inner.slot = buffer.slot
+        inner.uses = buffer.uses
+        buffer.uses = NULL
+        buffer_end(inner)
+        note_free(block)
+        finish(self, block)
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
+        cdef Buffer inner = <Buffer>block.inner
+        cdef Lease* lease = ledger_lease(&block.block, buffer.address, buffer.block_bytes,
+                                         buffer.slot)
+        if lease == NULL:
+            raise MemoryError("out of host memory while sharing a block")
+        try:
+            block.lease = buffer_share(inner)
+        except BaseException:
+            free(lease)
+            raise
+        block.inner = NULL
+        block.stream = buffer.home.stream_at(buffer.slot)
+        Py_DECREF(inner)        # the variable holds it until here
+        buffer_end(inner)
+        Py_INCREF(self)
+        block.block.owner = <PyObject*>self
+        return lease
+
+    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
+        cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>lease.handle
+        lease.stream = slot
+        block.stream = (<MemoryResource>block.home).stream_at(slot)
+
+
+def serve_from(MemoryResource upstream, nbytes, stream, options, persistent):
+    """Ask one upstream as its adaptor was asked."""
+    if persistent:
+        return upstream.allocate_persistent(nbytes)
+    return upstream.allocate(nbytes, stream, **options)
+
+
+def report(error, where):
+    """Tell ``sys.unraisablehook`` of an exception that nobody can be given."""
+    report_unraisable(error, where)
+
+
+def handle_or_zero(MemoryResource resource, stream):
+    """Read a handle for the record of a failure, whose reason the stream may be."""
+    cdef CUstream handle = NULL
+    try:
+        stream_handle(stream, resource.place, &handle)
+    except Exception:
+        return 0
+    return <uintptr_t>handle
+
+
+cdef int raise_over_limit(Adaptor adaptor, uint64_t size) except -1:
+    most, room = adaptor._limit()
+    limit = LimitInForce("limit", most, most - room)
+    raise OutOfMemoryError.of(OutOfMemoryReport(
+        str(adaptor.memory), size, size, adaptor.name, limits=(limit,), in_use=limit.used,
+        reserved=limit.used, largest_free=room,
+        remedies=("free buffers of this adaptor, or raise its limit",)))
+
+
+# ---- a block's way -------------------------------------------------------------------------------
+
+cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
+    """Make a Buffer of the adaptor's of one that an upstream handed out."""
+    cdef Buffer buffer
+    cdef uint64_t asked = block.block.requested
+    if inner is None or inner.is_closed or inner.requested_bytes < asked:
+        raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: an adaptor takes an open "
+                        f"Buffer of at least {asked} bytes")
+    buffer = buffer_of(adaptor, inner.address, inner.requested_bytes, 0, 0, inner.slot)
+    buffer.home = inner.home
+    if inner.block_bytes == 0:
+        ledger_cancel(&block.block)
+        return buffer
+    note = adaptor._note(inner, block.block.persistent)
+    block.block.deferred.run = finish_leased
+    block.block.base = inner.address
+    block.home = <PyObject*>inner.home
+    block.inner = <PyObject*>inner
+    Py_INCREF(inner)
+    if note is not None:
+        block.note = <PyObject*>note
+        Py_INCREF(note)
+    buffer.block_bytes = inner.block_bytes
+    buffer.handle = <uintptr_t>block
+    ledger_deliver(&block.block)
+    return buffer
+
+
+cdef void free_leased(LedgerBlock* freed) noexcept nogil:
+    """Free a block whose last view was dropped, perhaps on a thread without the interpreter."""
+    cdef AdaptedBlock* block = <AdaptedBlock*>freed
+    block.lease.stream = freed.slot
+    block.lease.uses = freed.uses
+    freed.uses = NULL
+    lease_drop(block.lease)
+    note_free(block)
+    defer(&freed.deferred)
+
+
+cdef void note_free(AdaptedBlock* block) noexcept nogil:
+    """Count the end of a block that the upstream has back."""
+    block.time = gm_now()
+    block.thread = gm_thread()
+    ledger_return(&block.block, False)
+
+
+cdef void finish_leased(Deferred* work) noexcept:
+    cdef AdaptedBlock* block = <AdaptedBlock*>work
+    cdef Adaptor adaptor = <Adaptor>block.block.owner
+    Py_DECREF(adaptor)      # the variable holds it now
+    finish(adaptor, block)
+
+
+cdef void finish(Adaptor adaptor, AdaptedBlock* block) noexcept:
+    """Do what the end of a block needs the interpreter for."""
+    cdef AdaptedBlock gone = block[0]
+    ledger_end(&block.block, True)
+    Py_XDECREF(gone.note)
+    if not adaptor.tells or place_is_dead(&adaptor.place.place):
+        return
+    try:
+        adaptor._on_free(gone.block.base, gone.block.requested, gone.stream, gone.time,
+                         gone.thread)
+    except BaseException as error:
+        report_unraisable(error, adaptor)

@@ -1,0 +1,130 @@
+"""Counting and ending mappings."""
+
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+
+from gpumem._native.driver cimport (
+    CUDA_SUCCESS, CUresult, CUstreamCaptureMode, Place, place_enter, place_is_dead, place_leave,
+    place_relax, place_restore,
+)
+from gpumem._support.atomics cimport count_add
+from gpumem._support.memory cimport munmap
+from gpumem._support.process cimport on_fork, process_is_exiting
+from gpumem._support.retired cimport retire, Retired, take_retired
+from gpumem.interop.timelines._core cimport timelines_hold
+
+
+# What waits for its end.
+cdef Retired* dropped = NULL
+
+
+cdef Mapping* mapping_new(Place* place, uint64_t nbytes) noexcept nogil:
+    cdef Mapping* mapping = <Mapping*>calloc(1, sizeof(Mapping))
+    if mapping != NULL:
+        mapping.references = 1
+        mapping.place = place
+        mapping.nbytes = nbytes
+    return mapping
+
+
+cdef void mapping_retain(Mapping* mapping) noexcept nogil:
+    count_add(&mapping.references, 1)
+
+
+cdef void mapping_drop(Mapping* mapping) noexcept nogil:
+    if count_add(&mapping.references, -1) == 0:
+        put_off(mapping)
+
+
+cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
+    # A count that is one is this reference: nobody else has one to copy.
+    if mapping.references > 1:
+        return False
+    mapping.references = 0
+    code[0] = mapping_end(mapping, call)
+    return True
+
+
+cdef void mappings_reap() noexcept nogil:
+    cdef Retired* link = take_retired(&dropped)
+    cdef Mapping* mapping
+    cdef const char* call = NULL
+    while link != NULL:
+        mapping = <Mapping*>link.thing
+        link = link.next
+        if timelines_hold(mapping.place):
+            put_off(mapping)
+        else:
+            mapping_end(mapping, &call)     # nobody is there to be told of a failure
+
+
+cdef void put_off(Mapping* mapping) noexcept nogil:
+    # Until a later call: its end would wait for a stream, and that perhaps for this thread.
+    retire(&dropped, &mapping.end, mapping)
+
+
+cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
+    cdef CUstreamCaptureMode before
+    cdef CUresult first = CUDA_SUCCESS
+    # In a fork's child the driver's objects are the parent's; file pages were shared with it.
+    if not place_is_dead(mapping.place):
+        first = place_enter(mapping.place)
+        if first == CUDA_SUCCESS:
+            before = place_relax(mapping.place)
+            first = end_in_driver(mapping, call)
+            place_restore(mapping.place, before)
+            place_leave(mapping.place)
+    if mapping.file_bytes and not mapping.is_registered:    # else the device may still reach them
+        munmap(<void*>mapping.address, mapping.file_bytes)
+    if mapping.owner != NULL and not mapping.is_registered and not process_is_exiting():
+        with gil:
+            Py_DECREF(<object>mapping.owner)
+    free(mapping)
+    return first
+
+
+cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
+    cdef Place* place = mapping.place
+    cdef CUresult first = CUDA_SUCCESS
+    # Freeing a buffer waits by itself.
+    if mapping.was_used and (mapping.is_mapped or mapping.is_registered):
+        first = noted(first, place.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
+    if mapping.buffer:
+        first = noted(first, place.table.cuMemFree(mapping.buffer), call, "cuMemFree")
+    if mapping.external != NULL:
+        first = noted(first, place.table.cuDestroyExternalMemory(mapping.external), call,
+                      "cuDestroyExternalMemory")
+    if mapping.is_mapped:
+        first = noted(first, place.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
+                      "cuMemUnmap")
+    if mapping.range_bytes:
+        first = noted(first, place.table.cuMemAddressFree(mapping.address, mapping.range_bytes),
+                      call, "cuMemAddressFree")
+    if mapping.physical:
+        first = noted(first, place.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
+    if mapping.is_registered:
+        first = noted(first, unregister(mapping), call, "cuMemHostUnregister")
+    return first
+
+
+cdef inline CUresult unregister(Mapping* mapping) noexcept nogil:
+    cdef CUresult code = mapping.place.table.cuMemHostUnregister(<void*>mapping.address)
+    mapping.is_registered = code != CUDA_SUCCESS
+    return code
+
+
+cdef inline CUresult noted(CUresult first, CUresult code, const char** call,
+                           const char* name) noexcept nogil:
+    if first != CUDA_SUCCESS or code == CUDA_SUCCESS:
+        return first
+    call[0] = name
+    return code
+
+
+cdef void forget_after_fork() noexcept nogil:
+    global dropped
+    dropped = NULL              # the parent's to end
+
+
+on_fork(NULL, NULL, forget_after_fork)

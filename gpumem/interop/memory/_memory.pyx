@@ -1,0 +1,718 @@
+"""Tensors and arenas in memory from outside."""
+
+import errno
+import os
+import time
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport errno as c_errno
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+from gpumem._buffer cimport (
+    Buffer, MemoryResource, order_settled, resource_init, Stream, stream_handle,
+)
+from gpumem._native.driver cimport (
+    check, CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY,
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_DEDICATED,
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUdeviceptr, CUexternalMemoryHandleType,
+    CUmemAccessDesc, CUmemAllocationProp, CUresult, CUstream, CUstreamCaptureMode, DriverDevice,
+    Place, place_enter, place_is_dead, place_leave, place_relax, place_restore,
+)
+from gpumem._resource cimport Handle
+from gpumem._support.lease cimport Lease, lease_create, Uses
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, PROT_READ, PROT_WRITE
+from gpumem._support.process cimport process_is_exiting
+from gpumem._support.streams cimport LEGACY_STREAM
+from gpumem._tensor cimport element_of, ElementType, MAX_RANK, Tensor, tensor_new
+from gpumem.interop.memory._mapping cimport (
+    Mapping, mapping_drop, mapping_end, mapping_end_last, mapping_new, mapping_retain,
+    mappings_reap,
+)
+
+from gpumem._core import Arena
+from gpumem._support.releases import on_release
+from gpumem.config import ArenaConfig
+from gpumem.device import MemoryInfo, MemoryKind
+from gpumem.errors import (
+    AlignmentError, BadHandleError, ClosedError, ConfigError, DeviceMismatchError, InUseError,
+    InvalidDescriptorError,
+)
+from gpumem.interop.memory.placement import place_tensor, point_of, Slices
+
+
+# What a buffer over imported memory gives back at its end.
+cdef struct Share:
+    Mapping* mapping
+    PyObject* ready         # counted; NULL: nothing to wait for
+
+
+# ---- buffers over it -----------------------------------------------------------------------------
+
+@cython.final
+cdef class ImportedMemory(MemoryResource):
+    """The resource of buffers over imported memory. It hands nothing out."""
+
+    def __init__(self, memory, read_only):     # the base's is for resources that allocate
+        resource_init(self, memory, f"memory imported on {memory}")
+        self.is_read_only = read_only
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        # Nobody gets the memory next, and its end waits for the whole device.
+        cdef CUstream handle = NULL
+        stream_handle(stream, self.place, &handle)
+        slot[0] = 0
+        return 0
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return LEGACY_STREAM
+
+    cdef void give_back(self, Buffer buffer) noexcept:
+        share_end(<Share*><uintptr_t>buffer.handle)
+
+    cdef Lease* lease(self, Buffer buffer) except NULL:
+        cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
+                                         NULL, release_lease)
+        if lease == NULL:
+            raise MemoryError("no host memory for a view's lease")
+        return lease
+
+    cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
+        pass
+
+    cdef int record(self, Uses** uses, uint32_t slot) except -1:
+        return 0        # as in slot_of
+
+    cdef int before_cpu(self, Buffer buffer) except -1:
+        cdef Share* share = <Share*><uintptr_t>buffer.handle
+        if share != NULL and share.ready != NULL:
+            (<object>share.ready).wait()
+        return 0
+
+    cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
+        cdef Share* share = <Share*><uintptr_t>buffer.handle
+        if share != NULL and share.ready != NULL:
+            (<object>share.ready).enqueue_wait(
+                Stream.from_handle(self.memory.device, <uintptr_t>stream))
+        return 0
+
+
+cdef void share_end(Share* share) noexcept:
+    if share.ready != NULL:
+        Py_DECREF(<object>share.ready)
+    mapping_drop(share.mapping)
+    free(share)
+
+
+cdef void release_lease(Lease* lease) noexcept nogil:
+    cdef Share* share = <Share*><uintptr_t>lease.handle
+    if share.ready == NULL:
+        mapping_drop(share.mapping)
+        free(share)
+    elif not process_is_exiting():
+        with gil:
+            share_end(share)
+
+
+cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes):
+    cdef Share* share = <Share*>malloc(sizeof(Share))
+    cdef Buffer buffer
+    if share == NULL:
+        raise MemoryError("no host memory for a buffer over imported memory")
+    share.mapping = memory.mapping
+    share.ready = NULL
+    if memory.ready is not None:
+        Py_INCREF(memory.ready)
+        share.ready = <PyObject*>memory.ready
+    mapping_retain(memory.mapping)
+    buffer = Buffer.__new__(Buffer)
+    buffer.resource = buffer.home = memory.home
+    buffer.address = address
+    buffer.requested_bytes = nbytes
+    buffer.block_bytes = nbytes or 1        # not 0: also an empty one has somebody to tell
+    buffer.handle = <uint64_t><uintptr_t>share
+    if memory.ready is None:
+        order_settled(buffer)               # the caller vouches for what was done before
+    return buffer
+
+
+# ---- the import ----------------------------------------------------------------------------------
+
+@cython.final
+cdef class ExternalMemory:
+    """Memory that another API or process allocated, mapped whole; made by `Importer.import_memory`.
+
+    Tensors in it are addresses in one mapping, so they may overlap and see each other's writes.
+    Each tensor and view keeps the mapping. After the last of them and this object are gone, it is
+    given back by the next call that imports or closes something, or that asks the device for its
+    free bytes: giving it back may have to wait for work on the device, which a finalizer must not.
+
+    Attributes
+    ----------
+    descriptor : MemoryDescriptor
+        What it was imported by; its handle may be closed by now.
+    memory : MemoryInfo
+        What the mapping is here: the device's own memory, or HOST_ACCESSIBLE, or HOST.
+    ready : TimelinePoint or None
+        What `set_ready` said last.
+
+    Examples
+    --------
+    >>> import os
+    >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
+    >>> fd = os.memfd_create("pixels")
+    >>> os.truncate(fd, 4096)
+    >>> importer = Importer.for_device("host")
+    >>> memory = importer.import_memory(MemoryDescriptor(fd, MemoryHandleType.MEMFD, 4096),
+    ...                                 consume=True)
+    >>> tensor = memory.tensor((3, 4), "float32", offset=256)
+    >>> tensor.numpy()[...] = 7
+    >>> tensor.nbytes, memory.exports
+    (48, 1)
+    """
+
+    def __init__(self):
+        raise TypeError("an ExternalMemory is made by Importer.import_memory()")
+
+    def __dealloc__(self):
+        if self.mapping != NULL:
+            mapping_drop(self.mapping)
+
+    @property
+    def size(self):
+        """Bytes of the whole allocation."""
+        return self.descriptor.size
+
+    @property
+    def offset(self):
+        """Bytes of the allocation before the memory that is meant."""
+        return self.descriptor.offset
+
+    @property
+    def nbytes(self):
+        """Bytes that are meant: size - offset."""
+        return self.descriptor.nbytes
+
+    @property
+    def read_only(self):
+        """Whether nothing may write it here."""
+        return self.descriptor.read_only
+
+    @property
+    def device(self):
+        """The Device that it was imported on."""
+        return self.memory.device
+
+    @property
+    def host_accessible(self):
+        """Whether the CPU reads and writes it in place."""
+        return self.memory.host_accessible
+
+    @property
+    def ptr(self):
+        """Address of the first byte that is meant."""
+        return require_open(self).address + <uint64_t>self.descriptor.offset
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return self.mapping == NULL
+
+    @property
+    def exports(self):
+        """How many keep the mapping beside this object: tensors, or their views; arenas."""
+        return 0 if self.mapping == NULL else self.mapping.references - 1
+
+    def tensor(self, shape, dtype, *, offset=0, strides=None, row_pitch=None, read_only=None):
+        """Return a tensor in the memory, without a copy.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+        dtype : dtype
+            NumPy's, or bfloat16 and the 8-bit floats of ml_dtypes.
+        offset : int
+            Bytes from the start of the memory, which is `descriptor.offset` behind the start of the
+            allocation.
+        strides : sequence of int, optional
+            Bytes, one for each dimension, not negative; None: C order.
+        row_pitch : int, optional
+            Instead of `strides`: bytes from one row to the next, where the last dimension is a row
+            and all others follow each other by rows.
+        read_only : bool, optional
+            None is what the memory is; False is refused where the memory is read-only.
+
+        Returns
+        -------
+        Tensor
+            Whoever reads or exports it waits for what `set_ready` said before.
+
+        Raises
+        ------
+        InvalidDescriptorError
+            A malformed shape, dtype, stride, offset, or `row_pitch` smaller than a row.
+        OutOfBoundsError
+            It would reach beyond the allocation.
+        AlignmentError
+            Its address, a stride or the pitch is not a multiple of the dtype's size.
+        ClosedError
+            The memory is closed, or belongs to the parent of a fork.
+        """
+        cdef Mapping* mapping = require_open(self)
+        cdef ElementType element
+        cdef Tensor tensor
+        cdef uint64_t address = mapping.address + <uint64_t>self.descriptor.offset
+        try:
+            element = element_of(dtype)
+        except TypeError as error:
+            raise InvalidDescriptorError(str(error)) from None
+        layout = place_tensor(self.descriptor, address, shape, element.dtype, offset, strides,
+                              row_pitch, read_only, MAX_RANK)
+        address += <uint64_t>layout.offset
+        require_open(self)      # still: reading the arguments may have run others' code
+        tensor = tensor_new(buffer_over(self, address, layout.extent), element, address,
+                            len(layout.shape))
+        for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
+            tensor.lengths[i] = length
+            tensor.steps[i] = step
+        tensor.count = layout.count
+        tensor.is_read_only = layout.read_only
+        return tensor
+
+    def set_ready(self, timeline, value=None, *, timeout=None):
+        """Say which point of a timeline the producer's writes are behind.
+
+        Tensors made from now on carry it: a consumer's stream waits for it on the device, the CPU
+        when it takes a view. Tensors that exist keep what they had.
+
+        Parameters
+        ----------
+        timeline : Timeline, TimelinePoint or None
+            None: nothing is to be waited for any more.
+        value : int, optional
+            The value that the producer signals; not with a TimelinePoint.
+        timeout : float, optional
+            Seconds that the CPU waits at most; None: for ever.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No timeline, or a value that it cannot have.
+        DeviceMismatchError
+            The timeline is one of another device.
+        ClosedError
+            The memory is closed.
+        """
+        require_open(self)
+        self.ready = None if timeline is None else point_of(self.device, timeline, value, timeout)
+
+    def resource(self, config=None, *, grow=None, name=None):
+        """Return an arena that sub-allocates in the memory.
+
+        Parameters
+        ----------
+        config : ArenaConfig or Mapping, optional
+            As for `Arena`. ``max_mem`` is at most what the memory holds, where there is no `grow`.
+        grow : callable, optional
+            ``grow(nbytes)`` asks the exporter for more, when the arena is full: it returns another
+            ExternalMemory of the same kind with at least so many bytes, or None, and is asked then
+            for less, down to what is needed. It must not call the arena.
+        name : str, optional
+
+        Returns
+        -------
+        Arena
+            It keeps the memory and what `grow` gave; close it before closing the memory.
+
+        Raises
+        ------
+        ConfigError
+            The memory is read-only, or smaller than 256 bytes; a setting is not accepted.
+        ClosedError
+            The memory is closed, or belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import os
+        >>> from gpumem.interop import MemoryDescriptor, MemoryHandleType, Importer
+        >>> fd = os.memfd_create("heap")
+        >>> os.truncate(fd, 1 << 20)
+        >>> memory = Importer.for_device("host").import_memory(
+        ...     MemoryDescriptor(fd, MemoryHandleType.MEMFD, 1 << 20), consume=True)
+        >>> arena = memory.resource()
+        >>> with arena.allocate(1000) as buffer:
+        ...     memory.ptr <= buffer.ptr < memory.ptr + memory.nbytes
+        True
+        """
+        title = name or f"arena in imported memory at {require_open(self).address:#x}"
+        if self.read_only:
+            raise ConfigError("read-only memory cannot be handed out")
+        slices = Slices(self, grow, keeper)
+        settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
+            config, ArenaConfig) else config
+        # Whoever shares the memory may write all of it: no guards there.
+        return Arena(self.memory, slices.settings(settings), source=slices, debug_heap=False,
+                     name=title)
+
+    def close(self, *, timeout=None):
+        """Give the mapping back; waits for work on the device. Idempotent.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for `exports` to become 0.
+
+        Raises
+        ------
+        InUseError
+            There are exports still; nothing is changed.
+        DriverError
+            The driver refused to take something back. The memory is closed nevertheless.
+        """
+        cdef CUresult code = CUDA_SUCCESS
+        cdef const char* call = NULL
+        cdef Mapping* mapping = self.mapping
+        if mapping == NULL:
+            return
+        deadline = time.monotonic() + (timeout or 0)
+        while (self.mapping != NULL and mapping.references > 1
+                and time.monotonic() < deadline):
+            time.sleep(0.001)
+        if self.mapping == NULL:            # another thread closed it meanwhile
+            return
+        if mapping.references > 1:
+            raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas")
+        self.mapping = NULL
+        with nogil:
+            mapping_end_last(mapping, &code, &call)
+            mappings_reap()
+        if code != CUDA_SUCCESS:
+            check(self.home.place.place.table, code, call.decode())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if exception[0] is not None and self.exports:
+            mapping_drop(self.mapping)      # goes with the last of them; what was raised goes on
+            self.mapping = NULL
+        self.close()
+
+    def __repr__(self):
+        state = ", closed" if self.mapping == NULL else ""
+        return (f"<gpumem.interop.ExternalMemory {self.descriptor.handle_type.name} of "
+                f"{self.nbytes} bytes in {self.memory}{state}>")
+
+
+cdef ExternalMemory external_memory(object descriptor, object memory, Mapping* mapping):
+    cdef ExternalMemory made
+    try:
+        made = ExternalMemory.__new__(ExternalMemory)
+        made.home = home_of(memory, descriptor.read_only)
+    except BaseException:
+        mapping_drop(mapping)
+        raise
+    mapping.was_used = True         # from now on
+    made.descriptor = descriptor
+    made.memory = made.home.memory
+    made.mapping = mapping
+    return made
+
+
+cdef Mapping* require_open(ExternalMemory memory) except NULL:
+    if memory.mapping == NULL:
+        raise ClosedError("this imported memory is closed")
+    if place_is_dead(memory.mapping.place) and not memory.mapping.file_bytes:
+        raise ClosedError("this imported memory belongs to the parent process")
+    return memory.mapping
+
+
+# (memory, read-only) -> the resource of its buffers; made anew in a fork's child
+cdef dict homes = {}
+
+
+cdef MemoryResource home_of(object memory, bint read_only):
+    cdef MemoryResource known = homes.get((str(memory), read_only))
+    if known is None or place_is_dead(&known.place.place):
+        known = ImportedMemory(memory, read_only)
+        homes[str(memory), read_only] = known
+    return known
+
+
+def keeper(ExternalMemory memory not None):
+    """Return a buffer over the whole memory, which keeps it mapped."""
+    cdef Mapping* mapping = require_open(memory)
+    return buffer_over(memory, mapping.address + <uint64_t>memory.descriptor.offset, memory.nbytes)
+
+
+def reap():
+    """Free imports that are no longer referenced; waits for work on the device."""
+    with nogil:
+        mappings_reap()
+
+
+on_release("imports", reap)
+
+
+# ---- The driver calls behind each kind of import. Each undoes what it did if a later step fails
+#
+# A function takes a duplicate of the caller's descriptor. cuImportExternalMemory owns a descriptor
+# once it succeeded, then the duplicate forgets its number; every other call leaves it to the
+# duplicate, whose end closes it.
+
+
+cdef extern from "<string.h>" nogil:
+    char* strerror(int number)
+
+cdef enum:
+    PAGE = 4096                     # bytes; of the CPU's own pages
+
+
+# ---- memory of a graphics driver -----------------------------------------------------------------
+
+def import_external(wanted, int driver_type, Handle file, start=0):
+    """Import an allocation by the driver's external memory, and map it whole.
+
+    `start` is how many bytes of the file come before the allocation.
+    """
+    cdef DriverDevice place = wanted.device._open()
+    cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC handle
+    memset(&handle, 0, sizeof(handle))
+    handle.type = <CUexternalMemoryHandleType>driver_type
+    handle.handle.fd = file.fileno()
+    return map_external(wanted, place, &handle, file, start)
+
+
+def import_windows(wanted, int driver_type, Handle handle):
+    """The same by an NT handle, or by a name where `handle` is None; the handle stays ours."""
+    cdef DriverDevice place = wanted.device._open()
+    cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC given
+    cdef bytes name
+    memset(&given, 0, sizeof(given))
+    given.type = <CUexternalMemoryHandleType>driver_type
+    if handle is None:
+        name = wanted.descriptor.handle.encode("utf-16-le") + b"\0\0"
+        given.handle.win32.name = <const char*>name
+    else:
+        given.handle.win32.handle = <void*><uintptr_t><int>handle.fileno()
+    return map_external(wanted, place, &given, None, 0)
+
+
+cdef object map_external(object wanted, DriverDevice place,
+                         CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle, Handle file, uint64_t start):
+    cdef Mapping* mapping = new_mapping(place, wanted.descriptor.size)
+    cdef CUDA_EXTERNAL_MEMORY_BUFFER_DESC all_of_it
+    cdef CUstreamCaptureMode before
+    cdef CUresult code
+    cdef const char* call = "cuImportExternalMemory"
+    memset(&all_of_it, 0, sizeof(all_of_it))
+    all_of_it.offset = start
+    all_of_it.size = mapping.nbytes
+    handle.size = start + mapping.nbytes
+    if wanted.dedicated:
+        handle.flags = CUDA_EXTERNAL_MEMORY_DEDICATED
+    with nogil:
+        code = place_enter(&place.place)
+        if code == CUDA_SUCCESS:
+            before = place_relax(&place.place)
+            code = place.place.table.cuImportExternalMemory(&mapping.external, handle)
+            if code == CUDA_SUCCESS:
+                call = "cuExternalMemoryGetMappedBuffer"
+                code = place.place.table.cuExternalMemoryGetMappedBuffer(
+                    &mapping.buffer, mapping.external, &all_of_it)
+            place_restore(&place.place, before)
+            place_leave(&place.place)
+    if mapping.external != NULL and file is not None:
+        file.fd = -1                # the driver's now
+    finish(mapping, place, code, call)
+    mapping.address = mapping.buffer
+    return external_memory(wanted.descriptor, wanted.memory, mapping)
+
+
+# ---- physical memory of the driver's virtual memory management -----------------------------------
+
+def import_physical(wanted, Handle file):
+    """Import a physical allocation and map it whole."""
+    cdef DriverDevice place = wanted.device._open()
+    cdef Mapping* mapping = new_mapping(place, wanted.descriptor.size)
+    cdef CUmemAllocationProp prop
+    cdef CUresult code
+    cdef const char* call = NULL
+    cdef int fd = file.fileno()
+    cdef bint read_only = wanted.descriptor.read_only
+    memset(&prop, 0, sizeof(prop))
+    with nogil:
+        code = import_physical_here(mapping, fd, read_only, &prop, &call)
+    if mapping.physical and prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE and (
+            prop.location.id != place.place.device):
+        mapping_free(mapping)
+        raise DeviceMismatchError(f"this memory lies on device {prop.location.id}, not on "
+                                  f"{wanted.device}")
+    finish(mapping, place, code, call)
+    memory = wanted.memory
+    if prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE:
+        memory = MemoryInfo(wanted.device, MemoryKind.HOST_ACCESSIBLE)
+    return external_memory(wanted.descriptor, memory, mapping)
+
+
+cdef CUresult import_physical_here(Mapping* mapping, int fd, bint read_only,
+                                   CUmemAllocationProp* prop, const char** call) noexcept nogil:
+    cdef Place* place = mapping.place
+    cdef CUresult code = place_enter(place)
+    cdef CUstreamCaptureMode before
+    if code != CUDA_SUCCESS:
+        return code
+    before = place_relax(place)
+    call[0] = "cuMemImportFromShareableHandle"
+    code = place.table.cuMemImportFromShareableHandle(
+        &mapping.physical, <void*><uintptr_t>fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if code == CUDA_SUCCESS:
+        call[0] = "cuMemGetAllocationPropertiesFromHandle"
+        code = place.table.cuMemGetAllocationPropertiesFromHandle(prop, mapping.physical)
+    if code == CUDA_SUCCESS:
+        call[0] = "cuMemAddressReserve"
+        code = place.table.cuMemAddressReserve(&mapping.address, mapping.nbytes, 0, 0, 0)
+    if code == CUDA_SUCCESS:
+        mapping.range_bytes = mapping.nbytes
+        call[0] = "cuMemMap"
+        code = place.table.cuMemMap(mapping.address, mapping.nbytes, 0, mapping.physical, 0)
+    if code == CUDA_SUCCESS:
+        mapping.is_mapped = True
+        call[0] = "cuMemSetAccess"
+        code = allow(mapping, prop, read_only)
+    place_restore(place, before)
+    place_leave(place)
+    return code
+
+
+cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
+                    bint read_only) noexcept nogil:
+    # Memory of a CPU's node is the CPU's to reach, too.
+    cdef CUmemAccessDesc access[2]
+    access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
+    access[0].location.id = mapping.place.device
+    access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    if read_only:
+        access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READ
+    access[1].location = prop.location
+    access[1].flags = access[0].flags
+    return mapping.place.table.cuMemSetAccess(
+        mapping.address, mapping.nbytes, access,
+        1 if prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE else 2)
+
+
+# ---- host memory ---------------------------------------------------------------------------------
+
+def import_file(wanted, Handle file):
+    """Map a file in memory, shared, and make its pages known to the driver."""
+    cdef DriverDevice place = wanted.device._open()
+    cdef Mapping* mapping
+    cdef bint read_only = wanted.descriptor.read_only
+    cdef void* pages
+    cdef int number
+    require_bytes(file, wanted.descriptor.size)
+    mapping = new_mapping(place, wanted.descriptor.size)
+    pages = mmap(NULL, mapping.nbytes, PROT_READ if read_only else PROT_READ | PROT_WRITE,
+                 MAP_SHARED, file.fileno(), 0)
+    if pages == MAP_FAILED:
+        number = c_errno
+        mapping_free(mapping)
+        raise BadHandleError(number, f"descriptor cannot be mapped "
+                             f"{'to read' if read_only else 'to write'}: "
+                             f"{strerror(number).decode()}")
+    mapping.address = <uintptr_t>pages
+    mapping.file_bytes = mapping.nbytes
+    return register(wanted, place, mapping)
+
+
+def import_host(wanted, address, owner):
+    """Make pages of this process known to the driver."""
+    cdef DriverDevice place = wanted.device._open()
+    cdef Mapping* mapping
+    if address % PAGE:
+        raise AlignmentError(f"address {address:#x} of a HOST_ALLOCATION is not a multiple of a "
+                             f"page's {PAGE} bytes")
+    mapping = new_mapping(place, wanted.descriptor.size)
+    mapping.address = address
+    if owner is not None:
+        Py_INCREF(owner)
+        mapping.owner = <PyObject*>owner
+    return register(wanted, place, mapping)
+
+
+cdef object register(object wanted, DriverDevice place, Mapping* mapping):
+    cdef unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
+    cdef CUdeviceptr seen = 0
+    cdef CUstreamCaptureMode before
+    cdef CUresult code
+    cdef const char* call = "cuMemHostRegister"
+    if wanted.descriptor.read_only:
+        flags |= CU_MEMHOSTREGISTER_READ_ONLY
+    with nogil:
+        code = place_enter(&place.place)
+        if code == CUDA_SUCCESS:
+            before = place_relax(&place.place)
+            code = place.place.table.cuMemHostRegister(<void*>mapping.address, mapping.nbytes,
+                                                       flags)
+            mapping.is_registered = code == CUDA_SUCCESS
+            if code == CUDA_SUCCESS:
+                call = "cuMemHostGetDevicePointer"
+                code = place.place.table.cuMemHostGetDevicePointer(
+                    &seen, <void*>mapping.address, 0)
+            place_restore(&place.place, before)
+            place_leave(&place.place)
+    finish(mapping, place, code, call)
+    if seen != mapping.address:
+        mapping_free(mapping)
+        raise DeviceMismatchError(f"{wanted.device} sees these pages at another address than the "
+                                  "CPU")
+    return external_memory(wanted.descriptor, wanted.memory, mapping)
+
+
+# ---- another resource's --------------------------------------------------------------------------
+
+def import_buffer(wanted, buffer):
+    """Take a Buffer for the memory; it is kept until the last view is gone."""
+    cdef Mapping* mapping = new_mapping(wanted.device._open(), wanted.descriptor.size)
+    mapping.address = buffer.ptr
+    Py_INCREF(buffer)
+    mapping.owner = <PyObject*>buffer
+    return external_memory(wanted.descriptor, wanted.memory, mapping)
+
+
+# ---- what they share -----------------------------------------------------------------------------
+
+cdef Mapping* new_mapping(DriverDevice place, uint64_t nbytes) except NULL:
+    cdef Mapping* mapping = mapping_new(&place.place, nbytes)
+    if mapping == NULL:
+        raise MemoryError("no host memory for an import's books")
+    return mapping
+
+
+cdef void mapping_free(Mapping* mapping) noexcept:
+    cdef const char* call = NULL
+    with nogil:
+        mapping_end(mapping, &call)
+
+
+cdef int finish(Mapping* mapping, DriverDevice place, CUresult code, const char* call) except -1:
+    """Undo an import that failed, and raise."""
+    if code != CUDA_SUCCESS:
+        mapping_free(mapping)
+        check(place.place.table, code, call.decode())
+    return 0
+
+
+def require_bytes(Handle file, size):
+    """Raise BadHandleError for a file that is smaller than it is said to be."""
+    try:
+        there = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise BadHandleError(error.errno, error.strerror) from None
+    if there < size:
+        raise BadHandleError(errno.EINVAL, f"the descriptor's file has {there} bytes, not {size}")

@@ -1,0 +1,362 @@
+"""Each kind of memory handle: whether a device can import it, and how.
+
+A row of `KINDS` says both. Asking for a capability never raises; importing raises its reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpumem._resource.handle import Handle
+from gpumem._resource.pool import DriverPool
+from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.errors import (
+    BadHandleError,
+    DeviceMismatchError,
+    InvalidDescriptorError,
+    UnsupportedHandleTypeError,
+)
+from gpumem.interop.descriptors import (
+    InteropCapability,
+    MemoryDescriptor,
+    MemoryHandleType,
+    duplicate,
+    require_consumable,
+)
+from gpumem.interop.descriptors import consume as consume_handle
+from gpumem.interop.memory import _memory as _maps
+from gpumem.interop.memory._memory import ExternalMemory, reap
+
+__all__ = ["import_memory", "memory_capability"]
+
+# CUexternalMemoryHandleType
+_OPAQUE_FD, _OPAQUE_WIN32, _D3D12_HEAP, _D3D12_RESOURCE, _DMABUF_FD = 1, 2, 4, 5, 9
+_INTEGRATED = "CU_DEVICE_ATTRIBUTE_INTEGRATED"
+_SAME_HOST_POINTER = "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"
+_POOL_HANDLE_TYPES = "CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES"
+_POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, a bit of that attribute
+
+# Of a file of Mesa's software Vulkan: its size, where the bytes begin, and what marks it.
+_LAVAPIPE_HEADER = struct.Struct("<QQ16s")
+_LAVAPIPE_MARK = bytes.fromhex("6cb9ee074a0bad7b012e1be9697e530f")
+_PAGE = 4096
+# _IOW('b', 0, struct dma_buf_sync), and its flags: begin and end of reading
+_DMA_BUF_SYNC, _SYNC_BEGIN_READ, _SYNC_END_READ = 0x40086200, 1, 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One import: what was described, and what it becomes here."""
+
+    descriptor: MemoryDescriptor
+    device: Device
+    memory: MemoryInfo
+    dedicated: bool
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of handle is imported."""
+
+    capability: Callable[[Device], InteropCapability]
+    open: Callable[[Wanted], ExternalMemory]
+    host_pages: bool = False
+
+
+def memory_capability(device: Device, handle_type: MemoryHandleType) -> InteropCapability:
+    """Tell whether the device imports memory by this kind of handle. Never raises for one."""
+    if not isinstance(handle_type, MemoryHandleType):
+        raise TypeError(f"handle_type must be a MemoryHandleType, not {handle_type!r}")
+    try:
+        return KINDS[handle_type].capability(device)
+    except Exception as error:
+        return _no(str(error))
+
+
+def import_memory(
+    device: Device, descriptor: MemoryDescriptor, *, consume: bool = False
+) -> ExternalMemory:
+    """Map memory from outside; see `Importer.import_memory`."""
+    if not isinstance(descriptor, MemoryDescriptor):
+        raise TypeError(f"import_memory takes a MemoryDescriptor, not {descriptor!r}")
+    kind = KINDS[descriptor.handle_type]
+    require_consumable(
+        descriptor.handle,
+        consume,
+        is_address=descriptor.handle_type is MemoryHandleType.HOST_ALLOCATION,
+    )
+    capability = memory_capability(device, descriptor.handle_type)
+    if not capability:
+        raise UnsupportedHandleTypeError(
+            f"{device} cannot import {descriptor.handle_type.name}: {capability.reason}"
+        )
+    _check_against(descriptor, capability, device)
+    reap()
+    wanted = Wanted(
+        descriptor, device, _memory_of(kind, device), _dedicated(descriptor, capability)
+    )
+    made = kind.open(wanted)
+    if consume:
+        consume_handle(descriptor.handle)
+    return made
+
+
+def _memory_of(kind: Kind, device: Device) -> MemoryInfo:
+    if kind.host_pages and device.type == "cuda":
+        return MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
+    return MemoryInfo.parse(device)
+
+
+def _dedicated(descriptor: MemoryDescriptor, capability: InteropCapability) -> bool:
+    if descriptor.dedicated is None:
+        return capability.dedicated == "required"
+    return descriptor.dedicated
+
+
+def _check_against(
+    descriptor: MemoryDescriptor, capability: InteropCapability, device: Device
+) -> None:
+    name = descriptor.handle_type.name
+    forced = {"required": True, "forbidden": False}.get(capability.dedicated)
+    if descriptor.dedicated is not None and forced is not None and descriptor.dedicated != forced:
+        raise InvalidDescriptorError(
+            f"dedicated = {descriptor.dedicated} is not accepted with {name}: it is {forced}"
+        )
+    if descriptor.offset % capability.offset_alignment:
+        raise InvalidDescriptorError(
+            f"offset {descriptor.offset} of {name} is not a multiple of "
+            f"{capability.offset_alignment}"
+        )
+    if descriptor.device_uuid is not None and descriptor.device_uuid != device.uuid:
+        raise DeviceMismatchError(
+            f"the memory is on device {descriptor.device_uuid!r}, and {device} is {device.uuid!r}"
+        )
+
+
+# ---- capabilities --------------------------------------------------------------------------------
+
+
+def _no(reason: str) -> InteropCapability:
+    return InteropCapability(False, reason)
+
+
+def _by(feature: str, **details: Any) -> Callable[[Device], InteropCapability]:
+    """Return an answer that depends on one of the device's capabilities."""
+
+    def answer(device: Device) -> InteropCapability:
+        able = device.capabilities[feature]
+        return InteropCapability(able.supported, able.reason, **details)
+
+    return answer
+
+
+def _on_windows(dedicated: Any) -> Callable[[Device], InteropCapability]:
+    def answer(device: Device) -> InteropCapability:
+        if not speaks_windows(device):
+            return _no("NT handles exist on Windows, and gpumem runs on Linux")
+        return InteropCapability(True, dedicated=dedicated)
+
+    return answer
+
+
+def speaks_windows(device: Device) -> bool:
+    """Whether the device imports by Windows' handle types; a host device, while tests ask it to."""
+    if device.type != "host":
+        return False
+    from gpumem._native.driver import host as _host
+
+    return _host.imports_windows_handles()
+
+
+def _lavapipe(device: Device) -> InteropCapability:
+    if device.type != "host":
+        return _no("its memory is the CPU's: import it on a host device")
+    return _by("external_memory", dedicated="as_exporter")(device)
+
+
+def _dmabuf(device: Device) -> InteropCapability:
+    if device.type == "host":
+        return InteropCapability(True)
+    if not device._open().named_attribute(_INTEGRATED):
+        return _no("CUDA imports dma-bufs on integrated devices (Tegra from Thor on) only")
+    return _by("external_memory")(device)
+
+
+def _host_pages(device: Device) -> InteropCapability:
+    if device.type == "cuda" and not device._open().named_attribute(_SAME_HOST_POINTER):
+        return _no("the device sees registered host memory at another address than the CPU")
+    return _by("host_register")(device)
+
+
+def _pool(device: Device) -> InteropCapability:
+    able = device.capabilities["memory_pools"]
+    if able and not device._open().named_attribute(_POOL_HANDLE_TYPES) & _POSIX_FD:
+        return _no("the device's pools cannot be shared by descriptor")
+    return InteropCapability(able.supported, able.reason)
+
+
+# ---- imports -------------------------------------------------------------------------------------
+
+
+def _open_opaque(wanted: Wanted) -> ExternalMemory:
+    with duplicate(wanted.descriptor.handle) as file:
+        if wanted.device.type == "host" and _header(file) is not None:
+            return _map_lavapipe(wanted, file)
+        return _maps.import_external(wanted, _OPAQUE_FD, file)
+
+
+def _open_lavapipe(wanted: Wanted) -> ExternalMemory:
+    with duplicate(wanted.descriptor.handle) as file:
+        return _map_lavapipe(wanted, file)
+
+
+def _map_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
+    header = _header(file)
+    if header is None:
+        raise BadHandleError(errno.EINVAL, "the descriptor's file is not one of lavapipe's memory")
+    said, start = header
+    _maps.require_bytes(file, said)
+    if start % _PAGE or start + wanted.descriptor.size > said:
+        raise BadHandleError(
+            errno.EINVAL,
+            f"lavapipe's memory of {said} bytes with its first at {start} holds no "
+            f"{wanted.descriptor.size}",
+        )
+    return _maps.import_external(wanted, _OPAQUE_FD, file, start)
+
+
+def _header(file: Handle) -> tuple[int, int] | None:
+    """Read (bytes of the file, where the memory begins); None: it is not a file of lavapipe's."""
+    try:
+        head = os.pread(file.fileno(), _LAVAPIPE_HEADER.size, 0)
+    except OSError:
+        return None
+    if len(head) < _LAVAPIPE_HEADER.size:
+        return None
+    size, start, mark = _LAVAPIPE_HEADER.unpack(head)
+    return (size, start) if mark == _LAVAPIPE_MARK else None
+
+
+def _open_dmabuf(wanted: Wanted) -> ExternalMemory:
+    with duplicate(wanted.descriptor.handle) as file:
+        try:
+            for flag in (_SYNC_BEGIN_READ, _SYNC_END_READ):
+                fcntl.ioctl(file.fileno(), _DMA_BUF_SYNC, struct.pack("Q", flag))
+        except OSError as error:
+            raise BadHandleError(
+                error.errno, f"the descriptor is not a dma-buf: {error.strerror}"
+            ) from None
+        if wanted.device.type == "host":
+            return _maps.import_file(wanted, file)
+        return _maps.import_external(wanted, _DMABUF_FD, file)
+
+
+def _open_physical(wanted: Wanted) -> ExternalMemory:
+    with duplicate(wanted.descriptor.handle) as file:
+        return _maps.import_physical(wanted, file)
+
+
+def _open_file(wanted: Wanted) -> ExternalMemory:
+    with duplicate(wanted.descriptor.handle) as file:
+        return _maps.import_file(wanted, file)
+
+
+def _open_name(wanted: Wanted) -> ExternalMemory:
+    name = wanted.descriptor.handle.removeprefix("/")
+    if "/" in name or name in (".", ".."):
+        raise InvalidDescriptorError(f"{name!r} is not a name of a shared memory object")
+    access = os.O_RDONLY if wanted.descriptor.read_only else os.O_RDWR
+    try:
+        # What shm_open does.
+        number = os.open(f"/dev/shm/{name}", access | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise BadHandleError(
+            error.errno, f"shared memory object {name!r}: {error.strerror}"
+        ) from None
+    with Handle(number) as file:
+        return _maps.import_file(wanted, file)
+
+
+def _open_address(wanted: Wanted) -> ExternalMemory:
+    handle, owner = wanted.descriptor.handle, wanted.descriptor.owner
+    if isinstance(handle, int):
+        return _maps.import_host(wanted, handle, owner)
+    address, nbytes, kept = _bytes_of(handle, wanted.descriptor.read_only)
+    if nbytes < wanted.descriptor.size:
+        raise InvalidDescriptorError(
+            f"size {wanted.descriptor.size} is more than the {nbytes} bytes that handle has"
+        )
+    return _maps.import_host(wanted, address, (kept, owner))
+
+
+def _bytes_of(handle: Any, read_only: bool) -> tuple[int, int, Any]:
+    """Return the address and size of an object's bytes, and what keeps them there."""
+    from numpy import frombuffer
+
+    try:
+        view = memoryview(handle)
+    except TypeError:
+        raise InvalidDescriptorError(
+            f"handle {handle!r} of a HOST_ALLOCATION is neither an address nor has it a buffer"
+        ) from None
+    if view.readonly and not read_only:
+        raise InvalidDescriptorError(
+            "handle is read-only: the descriptor must say read_only = True"
+        )
+    if not view.c_contiguous:
+        raise InvalidDescriptorError("handle's bytes are not contiguous")
+    array = frombuffer(view.cast("B") if view.nbytes else b"", "uint8")
+    return array.ctypes.data, view.nbytes, view
+
+
+def _open_pool(wanted: Wanted) -> ExternalMemory:
+    with duplicate(wanted.descriptor.handle) as file:
+        pool = DriverPool.import_handle(wanted.device, file)
+        try:
+            buffer = pool.import_buffer(wanted.descriptor.pool_pointer)
+        except ValueError as error:
+            raise InvalidDescriptorError(f"pool_pointer: {error}") from None
+    if buffer.nbytes < wanted.descriptor.size:
+        raise BadHandleError(
+            errno.EINVAL, f"the block has {buffer.nbytes} bytes, not {wanted.descriptor.size}"
+        )
+    return _maps.import_buffer(wanted, buffer)
+
+
+def _open_windows(driver_type: int) -> Callable[[Wanted], ExternalMemory]:
+    def opened(wanted: Wanted) -> ExternalMemory:
+        if isinstance(wanted.descriptor.handle, str):
+            return _maps.import_windows(wanted, driver_type, None)
+        # The driver holds a reference of its own to what an NT handle names: ours is closed.
+        with duplicate(wanted.descriptor.handle) as handle:
+            return _maps.import_windows(wanted, driver_type, handle)
+
+    return opened
+
+
+def _never(wanted: Wanted) -> ExternalMemory:
+    raise UnsupportedHandleTypeError(f"{wanted.descriptor.handle_type.name} is not imported here")
+
+
+KINDS = {
+    MemoryHandleType.D3D12_RESOURCE: Kind(_on_windows("required"), _open_windows(_D3D12_RESOURCE)),
+    MemoryHandleType.D3D12_HEAP: Kind(_on_windows("forbidden"), _open_windows(_D3D12_HEAP)),
+    MemoryHandleType.OPAQUE_WIN32: Kind(_on_windows("as_exporter"), _open_windows(_OPAQUE_WIN32)),
+    MemoryHandleType.OPAQUE_FD: Kind(_by("external_memory", dedicated="as_exporter"), _open_opaque),
+    MemoryHandleType.HOST_ALLOCATION: Kind(_host_pages, _open_address, host_pages=True),
+    MemoryHandleType.DMABUF_FD: Kind(_dmabuf, _open_dmabuf),
+    MemoryHandleType.CUDA_VMM_FD: Kind(_by("posix_fd_handles"), _open_physical),
+    MemoryHandleType.CUDA_VMM_WIN32: Kind(
+        lambda _: _no("NT handles exist on Windows, and gpumem runs on Linux"), _never
+    ),
+    MemoryHandleType.CUDA_POOL_FD: Kind(_pool, _open_pool),
+    MemoryHandleType.MEMFD: Kind(_host_pages, _open_file, host_pages=True),
+    MemoryHandleType.SHM_NAME: Kind(_host_pages, _open_name, host_pages=True),
+    MemoryHandleType.LAVAPIPE_OPAQUE_FD: Kind(_lavapipe, _open_lavapipe),
+}

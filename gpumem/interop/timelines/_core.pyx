@@ -1,0 +1,703 @@
+"""A timeline's life below Python."""
+
+from libc.errno cimport errno
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from gpumem._native.driver cimport (
+    CU_EVENT_DISABLE_TIMING, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_STATUS_NONE,
+    CU_STREAM_NON_BLOCKING, CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS, CUevent,
+    CUexternalSemaphore, CUresult, CUstream, CUstreamCaptureStatus, Place, place_enter,
+    place_is_dead, place_leave,
+)
+from gpumem._support.atomics cimport load64, store64
+from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
+from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
+from gpumem._support.process cimport on_fork, process, process_is_exiting
+from gpumem._support.retired cimport retire, Retired, take_retired
+from gpumem._support.streams cimport PER_THREAD_STREAM
+
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        F_DUPFD_CLOEXEC
+    int fcntl(int fd, int command, ...)
+
+cdef extern from "<unistd.h>" nogil:
+    int c_close "close"(int fd)
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef unsigned long pthread_t
+    pthread_t pthread_self()
+
+
+# Cores that streams were given, and of those the ones that nobody calls any more. The lists' lock
+# is taken after a core's own; the other way round a core's is only tried.
+cdef Lock lists_lock
+cdef TimelineCore* active = NULL
+cdef TimelineCore* retired = NULL
+cdef Retired* arriving = NULL       # what finalizers leave
+
+lock_init(&lists_lock)
+
+
+# ---- life --------------------------------------------------------------------------------------
+
+cdef TimelineCore* core_new(TimelinePage* page, int fd) noexcept nogil:
+    cdef TimelineCore* core = <TimelineCore*>calloc(1, sizeof(TimelineCore))
+    if core == NULL:
+        return NULL
+    lock_init(&core.lock)
+    core.page = page
+    core.fd = fd
+    core.peer = PEER_NONE
+    begin_here(core)
+    return core
+
+
+cdef void begin_here(TimelineCore* core) noexcept nogil:
+    """Take part as this process."""
+    core.generation = process.generation
+    if core.page != NULL and timeline_page_is_ours(core.page):
+        core.peer = timeline_attach(core.page)
+        core.attached = True
+
+
+cdef void core_after_fork(TimelineCore* core) noexcept nogil:
+    # What belongs to the parent's drivers is left alone, and so is the parent's entry.
+    lock_init(&core.lock)
+    core.links = NULL
+    core.uses = NULL
+    core.signaller = NULL
+    core.queued = 0
+    core.attached = False
+    core.listed = False
+    begin_here(core)
+
+
+cdef void core_retire(TimelineCore* core) noexcept nogil:
+    if not core.listed or core.generation != process.generation:
+        core_end(core)
+        return
+    if process_is_exiting() and core.fd >= 0:       # nobody will come for it
+        c_close(core.fd)
+        core.fd = -1
+    retire(&arriving, &core.end, core)
+
+
+cdef void core_list(TimelineCore* core) noexcept nogil:
+    if not core.listed:
+        lock_acquire(&lists_lock)
+        list_put(&active, core)
+        core.listed = True
+        lock_release(&lists_lock)
+
+
+cdef void cores_reap() noexcept nogil:
+    cdef TimelineCore* core
+    cdef TimelineCore* after
+    cdef TimelineCore* done = NULL
+    if (retired == NULL and arriving == NULL) or process_is_exiting():
+        return
+    if not lock_try(&lists_lock):
+        return
+    take_arrived()
+    core = retired
+    while core != NULL:
+        after = core.next
+        if is_over(core):
+            list_take(&retired, core)
+            core.next = done
+            done = core
+        core = after
+    lock_release(&lists_lock)
+    while done != NULL:
+        after = done.next
+        core_end(done)
+        done = after
+
+
+cdef void take_arrived() noexcept nogil:
+    cdef Retired* link = take_retired(&arriving)
+    while link != NULL:
+        list_take(&active, <TimelineCore*>link.thing)
+        list_put(&retired, <TimelineCore*>link.thing)
+        link = link.next
+
+
+cdef bint is_over(TimelineCore* core) noexcept nogil:
+    """Tell whether giving the core back would wait for nobody. The lists are locked."""
+    cdef Link* link = core.links
+    if not core_idle(core):
+        return False
+    while link != NULL:
+        # The driver unregisters memory when all that was queued is done; and that may wait for
+        # a value that the program signals only after this call.
+        if link.alias != NULL and somebody_waits(link.place):
+            return False
+        link = link.next
+    return True
+
+
+cdef bint timelines_hold(Place* place) noexcept nogil:
+    cdef bint held
+    if (active == NULL and retired == NULL) or place_is_dead(place):
+        return False
+    if not lock_try(&lists_lock):
+        return True
+    held = somebody_waits(place)
+    lock_release(&lists_lock)
+    return held
+
+
+cdef bint somebody_waits(Place* place) noexcept nogil:
+    return any_uses(active, place) or any_uses(retired, place)
+
+
+cdef bint any_uses(TimelineCore* core, Place* place) noexcept nogil:
+    while core != NULL and uses_done(core, place):
+        core = core.next
+    return core != NULL
+
+
+cdef void core_end(TimelineCore* core) noexcept nogil:
+    """Give everything back; nobody else has the core. What the driver refuses is left to it."""
+    cdef bint here = core.generation == process.generation
+    cdef Use* used
+    cdef Link* link
+    while core.uses != NULL:
+        used = core.uses
+        core.uses = used.next
+        if here:
+            destroy_event(used.place, used.event)
+        free(used)
+    while core.links != NULL:
+        link = core.links
+        core.links = link.next
+        if here:
+            link_end(link)
+        free(link)
+    if core.attached and here:
+        timeline_detach(core.page, core.peer)
+    if core.page != NULL:
+        munmap(core.page, TIMELINE_PAGE_BYTES)
+    if core.fd >= 0:
+        c_close(core.fd)
+    free(core)
+
+
+# ---- the lists ---------------------------------------------------------------------------------
+
+cdef void forget_after_fork() noexcept nogil:
+    # A fork's child has none of its parent's.
+    global active, retired, arriving
+    active = NULL
+    retired = NULL
+    arriving = NULL
+    lock_init(&lists_lock)
+
+
+on_fork(NULL, NULL, forget_after_fork)
+
+
+cdef void list_put(TimelineCore** head, TimelineCore* core) noexcept nogil:
+    core.previous = NULL
+    core.next = head[0]
+    if core.next != NULL:
+        core.next.previous = core
+    head[0] = core
+
+
+cdef void list_take(TimelineCore** head, TimelineCore* core) noexcept nogil:
+    if core.next != NULL:
+        core.next.previous = core.previous
+    if core.previous != NULL:
+        core.previous.next = core.next
+    else:
+        head[0] = core.next
+
+
+# ---- uses --------------------------------------------------------------------------------------
+
+cdef Use* use_for(TimelineCore* core, Place* place, CUstream stream, CUresult* code) noexcept nogil:
+    cdef uint64_t thread = 0
+    cdef Use* used = core.uses
+    code[0] = CUDA_SUCCESS
+    if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
+        thread = pthread_self()
+    while used != NULL:
+        if used.place == place and used.stream == stream and used.thread == thread:
+            return used
+        used = used.next
+    used = take_done(core, place)
+    if used == NULL:
+        used = make_use(core, place, code)
+    if used != NULL:
+        used.stream = stream
+        used.thread = thread
+    return used
+
+
+cdef Use* take_done(TimelineCore* core, Place* place) noexcept nogil:
+    """Find the use of a stream that has nothing left to do with the timeline."""
+    cdef Use* used = core.uses
+    while used != NULL and not (used.place == place and use_done(used)):
+        used = used.next
+    if used != NULL and used == core.signaller:
+        core.signaller = NULL
+    return used
+
+
+cdef Use* make_use(TimelineCore* core, Place* place, CUresult* code) noexcept nogil:
+    cdef Use* used = <Use*>calloc(1, sizeof(Use))
+    if used == NULL:
+        code[0] = CUDA_ERROR_OUT_OF_MEMORY
+        return NULL
+    code[0] = place.table.cuEventCreate(&used.event, CU_EVENT_DISABLE_TIMING)
+    if code[0] != CUDA_SUCCESS:
+        free(used)
+        return NULL
+    used.place = place
+    used.recorded = True        # nothing so far, which an event says by itself
+    used.next = core.uses
+    core.uses = used
+    return used
+
+
+cdef void use_record(Use* used) noexcept nogil:
+    used.recorded = used.place.table.cuEventRecord(used.event, used.stream) == CUDA_SUCCESS
+
+
+cdef bint use_done(Use* used) noexcept nogil:
+    # A device that answers with an error has nothing left to do.
+    if used.recorded:
+        return used.place.table.cuEventQuery(used.event) != CUDA_ERROR_NOT_READY
+    return used.place.table.cuStreamQuery(used.stream) != CUDA_ERROR_NOT_READY
+
+
+cdef bint core_idle(TimelineCore* core) noexcept nogil:
+    return uses_done(core, NULL)
+
+
+cdef bint uses_done(TimelineCore* core, Place* place) noexcept nogil:
+    """Tell whether the streams of a place, or of all, have nothing left to do with it."""
+    cdef bint done = True
+    cdef Use* used
+    if not lock_try(&core.lock):
+        return False            # somebody is giving it to a stream just now
+    used = core.uses
+    while used != NULL and done:
+        if (place == NULL or place == used.place) and place_enter(used.place) == CUDA_SUCCESS:
+            done = use_done(used)
+            place_leave(used.place)
+        used = used.next
+    lock_release(&core.lock)
+    return done
+
+
+cdef void destroy_event(Place* place, CUevent event) noexcept nogil:
+    if not place_is_dead(place) and place_enter(place) == CUDA_SUCCESS:
+        place.table.cuEventDestroy(event)
+        place_leave(place)
+
+
+# ---- links -------------------------------------------------------------------------------------
+
+cdef Link* core_link(TimelineCore* core, Place* place) noexcept nogil:
+    cdef Link* link = core.links
+    while link != NULL and link.place != place:
+        link = link.next
+    return link
+
+
+cdef Link* make_link(TimelineCore* core, Place* place) noexcept nogil:
+    cdef Link* link = <Link*>calloc(1, sizeof(Link))
+    if link != NULL:
+        link.place = place
+        link.next = core.links
+        core.links = link
+    return link
+
+
+cdef void drop_link(TimelineCore* core) noexcept nogil:
+    """Take back the link that was made last."""
+    cdef Link* link = core.links
+    core.links = link.next
+    free(link)
+
+
+cdef int core_add_semaphore(TimelineCore* core, Place* place,
+                            CUexternalSemaphore semaphore) noexcept nogil:
+    cdef Link* link = make_link(core, place)
+    if link == NULL:
+        return CORE_NO_MEMORY
+    link.semaphore = semaphore
+    return CORE_OK
+
+
+cdef int core_link_page(TimelineCore* core, Place* place, Link** link, Outcome* out) noexcept nogil:
+    """Import the page as a semaphore: the host device's streams sleep on it and wake others."""
+    cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
+    cdef int fd = fcntl(core.fd, F_DUPFD_CLOEXEC, 3)
+    if fd < 0:
+        out.call = b"fcntl"
+        out.system = errno
+        return CORE_SYSTEM
+    link[0] = make_link(core, place)
+    if link[0] == NULL:
+        c_close(fd)
+        return CORE_NO_MEMORY
+    memset(&desc, 0, sizeof(desc))
+    desc.type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
+    desc.handle.fd = fd
+    out.call = b"cuImportExternalSemaphore"
+    out.code = place.table.cuImportExternalSemaphore(&link[0].semaphore, &desc)
+    if out.code == CUDA_SUCCESS:        # the descriptor is the driver's now
+        return CORE_OK
+    c_close(fd)
+    drop_link(core)
+    return CORE_DRIVER
+
+
+cdef int core_link_memory(TimelineCore* core, Place* place, Link** link,
+                          Outcome* out) noexcept nogil:
+    """Register the page with the driver, in a mapping of its own: drivers may keep registered
+    pages out of forked children, and a child goes on with the timeline."""
+    cdef void* alias = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+                            core.fd, 0)
+    if alias == MAP_FAILED:
+        out.call = b"mmap"
+        out.system = errno
+        return CORE_SYSTEM
+    link[0] = make_link(core, place)
+    if link[0] == NULL:
+        munmap(alias, TIMELINE_PAGE_BYTES)
+        return CORE_NO_MEMORY
+    link[0].alias = alias
+    if register_alias(link[0], out):
+        return CORE_OK
+    munmap(alias, TIMELINE_PAGE_BYTES)
+    drop_link(core)
+    return CORE_DRIVER
+
+
+cdef bint register_alias(Link* link, Outcome* out) noexcept nogil:
+    cdef Place* place = link.place
+    out.call = b"cuMemHostRegister"
+    out.code = place.table.cuMemHostRegister(
+        link.alias, TIMELINE_PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
+    if out.code != CUDA_SUCCESS:
+        return False
+    out.call = b"cuMemHostGetDevicePointer"
+    out.code = place.table.cuMemHostGetDevicePointer(&link.address, link.alias, 0)
+    if out.code != CUDA_SUCCESS:
+        place.table.cuMemHostUnregister(link.alias)
+    return out.code == CUDA_SUCCESS
+
+
+cdef void link_end(Link* link) noexcept nogil:
+    cdef Place* place = link.place
+    cdef CUresult code
+    if place_is_dead(place) or place_enter(place) != CUDA_SUCCESS:
+        return
+    if link.semaphore != NULL:
+        place.table.cuDestroyExternalSemaphore(link.semaphore)
+    elif link.alias != NULL:
+        code = place.table.cuMemHostUnregister(link.alias)
+        if code == CUDA_SUCCESS:        # else the device may still have it
+            munmap(link.alias, TIMELINE_PAGE_BYTES)
+    place_leave(place)
+
+
+# ---- Waiting and signalling ----------------------------------------------------------------------
+
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int microseconds)
+
+cdef enum:
+    FIRST_PAUSE_US = 10         # between two questions to a device
+    LONGEST_PAUSE_US = 500
+
+cdef bint memory_operations_everywhere = False
+
+
+cdef void rehearse_memory_operations(bint on) noexcept nogil:
+    global memory_operations_everywhere
+    memory_operations_everywhere = on
+
+
+# ---- on a stream -------------------------------------------------------------------------------
+
+cdef int core_enqueue_wait(TimelineCore* core, Place* place, CUstream stream, uint64_t value,
+                           Outcome* out) noexcept nogil:
+    cdef int status = CORE_LATE
+    cdef Link* link = NULL
+    cdef Use* used = NULL
+    if core.page != NULL:
+        status = timeline_look(core.page, value)
+    if status != CORE_LATE:
+        return status
+    lock_acquire(&core.lock)
+    status = begin(core, place, stream, &link, &used, out)
+    if status == CORE_OK:
+        status = queue_wait(link, stream, value, out)
+        use_record(used)
+        place_leave(place)
+    lock_release(&core.lock)
+    return status
+
+
+cdef int core_enqueue_signal(TimelineCore* core, Place* place, CUstream stream, uint64_t value,
+                             Outcome* out) noexcept nogil:
+    cdef int status
+    cdef Link* link = NULL
+    cdef Use* used = NULL
+    lock_acquire(&core.lock)
+    status = begin(core, place, stream, &link, &used, out)
+    if status == CORE_OK:
+        status = claim(core, value, out)
+        if status == CORE_OK:
+            status = queue_signal(core, link, used, value, out)
+            if status != CORE_OK:
+                unclaim(core, value, out)
+        place_leave(place)
+    lock_release(&core.lock)
+    return status
+
+
+cdef int begin(TimelineCore* core, Place* place, CUstream stream, Link** link, Use** used,
+               Outcome* out) noexcept nogil:
+    """Enter the place and see that nothing but the operation itself can fail; on CORE_OK the
+    caller leaves it."""
+    cdef int status
+    core_list(core)
+    out.call = b"cuCtxPushCurrent"
+    out.code = place_enter(place)
+    if out.code != CUDA_SUCCESS:
+        return CORE_DRIVER
+    status = refuse_capture(place, stream, out)
+    if status == CORE_OK:
+        status = link_of(core, place, link, out)
+    if status == CORE_OK:
+        out.call = b"cuEventCreate"
+        used[0] = use_for(core, place, stream, &out.code)
+        if used[0] == NULL:
+            status = CORE_DRIVER
+    if status != CORE_OK:
+        place_leave(place)
+    return status
+
+
+cdef int refuse_capture(Place* place, CUstream stream, Outcome* out) noexcept nogil:
+    # A graph would signal the same value at each of its launches.
+    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
+    if place.table.cuStreamIsCapturing == NULL:
+        return CORE_OK
+    out.call = b"cuStreamIsCapturing"
+    out.code = place.table.cuStreamIsCapturing(stream, &capturing)
+    if out.code == CUDA_SUCCESS and capturing != CU_STREAM_CAPTURE_STATUS_NONE:
+        out.code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+
+
+cdef int link_of(TimelineCore* core, Place* place, Link** link, Outcome* out) noexcept nogil:
+    link[0] = core_link(core, place)
+    if link[0] != NULL:
+        return CORE_OK
+    if place.is_host and not memory_operations_everywhere:
+        return core_link_page(core, place, link, out)
+    out.call = b"cuStreamWaitValue64"
+    out.code = CUDA_ERROR_NOT_SUPPORTED
+    if place.table.cuStreamWaitValue64 == NULL or place.table.cuStreamWriteValue64 == NULL:
+        return CORE_DRIVER
+    return core_link_memory(core, place, link, out)
+
+
+cdef int queue_wait(Link* link, CUstream stream, uint64_t value, Outcome* out) noexcept nogil:
+    cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
+    if link.alias != NULL:
+        out.call = b"cuStreamWaitValue64"
+        out.code = link.place.table.cuStreamWaitValue64(stream, link.address, value,
+                                                        CU_STREAM_WAIT_VALUE_GEQ)
+    else:
+        memset(&params, 0, sizeof(params))
+        params.params.fence.value = value
+        out.call = b"cuWaitExternalSemaphoresAsync"
+        out.code = link.place.table.cuWaitExternalSemaphoresAsync(&link.semaphore, &params, 1,
+                                                                  stream)
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+
+
+cdef int queue_signal(TimelineCore* core, Link* link, Use* used, uint64_t value,
+                      Outcome* out) noexcept nogil:
+    """Queue the signal, behind the one before it; `out.known` is that one's value."""
+    cdef int status = CORE_OK
+    if comes_behind(core, link, used, out.known):
+        status = queue_wait(link, used.stream, out.known, out)
+    if status == CORE_OK:
+        status = queue_store(core, link, used.stream, value, out)
+    use_record(used)
+    if status == CORE_OK:
+        core.signaller = used
+        store64(&core.queued, value)
+    return status
+
+
+cdef bint comes_behind(TimelineCore* core, Link* link, Use* used, uint64_t known) noexcept nogil:
+    """Tell whether a signal that is still queued elsewhere could take this one's value back."""
+    if core.signaller == used or known == 0:
+        return False
+    if core.page == NULL:
+        return core.signaller != NULL
+    # The host device's signals only raise the page.
+    return link.alias != NULL and timeline_value(core.page) < known
+
+
+cdef int queue_store(TimelineCore* core, Link* link, CUstream stream, uint64_t value,
+                     Outcome* out) noexcept nogil:
+    cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
+    if link.alias != NULL:
+        timeline_poll(core.page)        # before the store: who waits has to know
+        out.call = b"cuStreamWriteValue64"
+        out.code = link.place.table.cuStreamWriteValue64(stream, link.address, value, 0)
+    else:
+        memset(&params, 0, sizeof(params))
+        params.params.fence.value = value
+        out.call = b"cuSignalExternalSemaphoresAsync"
+        out.code = link.place.table.cuSignalExternalSemaphoresAsync(&link.semaphore, &params, 1,
+                                                                    stream)
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+cdef int claim(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
+    """Make the value the highest, for every thread and process; the lock is held."""
+    cdef bint mine
+    if core.page != NULL:
+        mine = timeline_claim(core.page, value, &out.known)
+    else:
+        out.known = core.pending
+        mine = value > core.pending
+    if mine:
+        store64(&core.pending, value)
+    return CORE_OK if mine else CORE_NOT_ABOVE
+
+
+cdef void unclaim(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
+    store64(&core.pending, out.known)
+    # If another process has built upon it, its streams may wait for what will not come.
+    if core.page != NULL and not timeline_move(core.page, value, out.known):
+        timeline_poison(core.page)
+
+
+cdef uint64_t core_pending(TimelineCore* core) noexcept nogil:
+    return load64(&core.pending) if core.page == NULL else timeline_pending(core.page)
+
+
+# ---- the CPU -----------------------------------------------------------------------------------
+
+cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
+                     Outcome* out) noexcept nogil:
+    cdef int status
+    while True:
+        out.known = timeline_pending(core.page)
+        if value <= out.known:
+            return CORE_NOT_ABOVE
+        # A device that is still to store a lower value would store it over ours.
+        if timeline_is_polled(core.page) and timeline_value(core.page) < out.known:
+            status = timeline_wait(core.page, out.known, deadline, 0)
+            if status != CORE_OK:
+                return status
+        elif timeline_move(core.page, out.known, value):
+            timeline_signal(core.page, value)
+            return CORE_OK
+
+
+cdef int core_signal_by_stream(TimelineCore* core, Place* place, uint64_t value,
+                               Outcome* out) noexcept nogil:
+    cdef CUstream stream
+    cdef int status = open_stream(place, &stream, out)
+    if status == CORE_OK:
+        status = core_enqueue_signal(core, place, stream, value, out)
+        close_stream(place, stream)
+    return status
+
+
+cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64_t spin,
+                   Outcome* out) noexcept nogil:
+    cdef int status = timeline_wait(core.page, value, deadline, spin)
+    if status == CORE_LATE and value > load64(&core.queued):     # nothing of ours will bring it
+        out.process = timeline_deserted(core.page)
+        if out.process != 0:
+            status = timeline_look(core.page, value)     # it may have signalled before it died
+            if status == CORE_LATE:
+                status = CORE_DESERTED
+    return status
+
+
+cdef int core_wait_begin(TimelineCore* core, Place* place, CUstream* stream, uint64_t value,
+                         Outcome* out) noexcept nogil:
+    cdef int status = open_stream(place, stream, out)
+    if status == CORE_OK:
+        status = core_enqueue_wait(core, place, stream[0], value, out)
+        if status != CORE_OK:
+            close_stream(place, stream[0])
+    return status
+
+
+cdef int core_wait_go_on(Place* place, CUstream stream, uint64_t deadline,
+                         Outcome* out) noexcept nogil:
+    cdef uint32_t pause = FIRST_PAUSE_US
+    out.call = b"cuStreamQuery"
+    while True:
+        out.code = place_enter(place)
+        if out.code == CUDA_SUCCESS:
+            out.code = place.table.cuStreamQuery(stream)
+            place_leave(place)
+        if out.code != CUDA_ERROR_NOT_READY:
+            return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+        if not rest(&pause, deadline):
+            return CORE_LATE
+
+
+cdef void core_wait_end(Place* place, CUstream stream) noexcept nogil:
+    close_stream(place, stream)
+
+
+cdef int core_wait_idle(TimelineCore* core, uint64_t deadline) noexcept nogil:
+    cdef uint32_t pause = FIRST_PAUSE_US
+    while not core_idle(core):
+        if not rest(&pause, deadline):
+            return CORE_LATE
+    return CORE_OK
+
+
+cdef bint rest(uint32_t* pause, uint64_t deadline) noexcept nogil:
+    """Sleep a little, longer each time; False: the deadline has passed."""
+    if timeline_now() >= deadline:
+        return False
+    usleep(pause[0])
+    pause[0] = min(2 * pause[0], LONGEST_PAUSE_US)
+    return True
+
+
+cdef int open_stream(Place* place, CUstream* stream, Outcome* out) noexcept nogil:
+    out.call = b"cuStreamCreate"
+    out.code = place_enter(place)
+    if out.code == CUDA_SUCCESS:
+        out.code = place.table.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
+        place_leave(place)
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+
+
+cdef void close_stream(Place* place, CUstream stream) noexcept nogil:
+    # What it still has to do it does; the handle ends now.
+    if place_enter(place) == CUDA_SUCCESS:
+        place.table.cuStreamDestroy(stream)
+        place_leave(place)

@@ -1,0 +1,29 @@
+"""Timelines as Python objects: what all kinds of them do."""
+
+from libc.stdint cimport uint64_t
+
+from gpumem._native.driver cimport CUstream, DriverDevice
+from gpumem.interop.timelines._core cimport Outcome, TimelineCore
+
+cdef class Timeline:
+    cdef TimelineCore* core         # NULL: closed
+    cdef readonly object device     # whose streams may use it; None: any device's
+    cdef DriverDevice place         # that device; None: any
+    cdef int inside                 # threads in a call without the interpreter lock
+    cdef bint imported              # dead in a forked child
+    cdef object __weakref__
+
+    cdef int enter(self) except -1
+    cdef int after_fork(self) except -1
+    cdef bint is_parents(self)
+    cdef void retire(self)
+    cdef int refuse_if_inside(self) except -1
+    cdef int wait_until_idle(self, uint64_t deadline) except -1
+    cdef int wait_for_page(self, uint64_t value, uint64_t deadline, object timeout) except -1
+    cdef int wait_by_stream(self, uint64_t value, uint64_t deadline, object timeout) except -1
+    cdef DriverDevice stream_of(self, object stream, CUstream* handle)
+    cdef int report(self, int status, Outcome* out, object value) except -1
+    cdef str progress(self)
+
+# A device's driver call failed; the call's name and code are in `out`.
+cdef int raise_driver(DriverDevice place, Outcome* out) except -1

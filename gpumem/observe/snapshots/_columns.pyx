@@ -1,0 +1,437 @@
+"""Resources as columns of numbers: what snapshots are made of."""
+
+import numpy as np
+
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
+from libc.stdlib cimport free, realloc
+
+from gpumem._buffer cimport (
+    BlockLedger, ledger_copy_blocks, ledger_counters, ledger_drop, ledger_stream, LedgerBlock,
+    LedgerCounters, MemoryResource,
+)
+from gpumem._core cimport Arena
+from gpumem._native.arena cimport (
+    arena_copy, arena_copy_free, arena_drop, arena_retain_live, ArenaCopy, ArenaCore, block_note,
+    BlockNote, DebugHeap, heap_copy, HEAP_FREED, HEAP_LIVE, HeapBlock, HeapState, outlets_blocks,
+    STATE_SUSPENDED, TableCopy,
+)
+from gpumem._native.bfc cimport (
+    Chunk, CHUNK_CACHED, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED, CHUNK_USED, NIL,
+    SLOT_RELEASED,
+)
+from gpumem._native.driver cimport Place, place_is_dead
+from gpumem._resource.arena cimport GraphPool
+from gpumem._support.atomics cimport count_retain_live
+from gpumem._support.clock cimport clock_ns
+from gpumem._support.columns cimport column_of
+from gpumem._support.events cimport Tap, TAP_ARENA, taps_visit
+from gpumem._support.process cimport process
+from gpumem.adaptors._adaptor cimport Adaptor
+
+from gpumem.errors import ClosedError
+
+
+# The order is the number in `state`.
+STATES = ("free", "used", "kept", "parked", "hole")
+
+cdef enum State:
+    FREE = 0
+    USED = 1
+    KEPT = 2
+    PARKED = 3
+    HOLE = 4
+
+cdef packed struct BlockRow:
+    uint64_t address
+    uint64_t nbytes
+    uint64_t requested
+    uint64_t stream
+    uint64_t generation         # tells blocks at one address apart
+    uint64_t number             # of the allocation in its recording
+    uint64_t time               # ns, of the monotonic clock; 0: not recorded
+    uint32_t region
+    uint16_t thread
+    uint16_t tag
+    uint16_t stack
+    uint8_t framework
+    uint8_t state
+
+BLOCK = np.dtype([
+    ("address", "<u8"), ("nbytes", "<u8"), ("requested", "<u8"), ("stream", "<u8"),
+    ("generation", "<u8"), ("number", "<u8"), ("time", "<u8"), ("region", "<u4"),
+    ("thread", "<u2"), ("tag", "<u2"), ("stack", "<u2"), ("framework", "u1"), ("state", "u1"),
+])
+REGION = np.dtype([("address", "<u8"), ("nbytes", "<u8"), ("kind", "u1")])
+PAGE = np.dtype([("address", "<u8"), ("nbytes", "<u8")])
+
+# The order is the number in `kind`.
+REGION_KINDS = ("region", "persistent", "range")
+
+
+def now():
+    """Return the monotonic clock's nanoseconds, which `time` of blocks counts."""
+    return clock_ns()
+
+
+# ---- which ---------------------------------------------------------------------------------------
+
+cdef struct Found:
+    Tap* taps
+    uint32_t count
+    uint32_t capacity
+    bint failed
+
+
+cdef void collect(Tap* tap, void* context) noexcept nogil:
+    # Under the taps' lock, which whoever ends a resource takes first: the owner is still there.
+    cdef Found* found = <Found*>context
+    cdef Tap* larger
+    if found.count == found.capacity:
+        larger = <Tap*>realloc(found.taps, (2 * found.capacity + 64) * sizeof(Tap))
+        if larger == NULL:
+            found.failed = True
+            return
+        found.taps = larger
+        found.capacity = 2 * found.capacity + 64
+    if tap.owner_is == TAP_ARENA:
+        if not arena_retain_live(<ArenaCore*>tap.owner):
+            return
+    elif not count_retain_live(&(<BlockLedger*>tap.owner).references):
+        return
+    found.taps[found.count] = tap[0]
+    found.count += 1
+
+
+def all_of_them():
+    """Describe every live resource of this process, the oldest first; see `describe`."""
+    cdef Found found
+    cdef uint32_t i
+    found.taps = NULL
+    found.count = 0
+    found.capacity = 0
+    found.failed = False
+    taps_visit(collect, &found)
+    try:
+        if found.failed:
+            raise MemoryError("no host memory for a list of resources")
+        return [describe_tap(&found.taps[i]) for i in reversed(range(found.count))]
+    finally:
+        for i in range(found.count):
+            let_go(&found.taps[i])
+        free(found.taps)
+
+
+cdef void let_go(const Tap* tap) noexcept:
+    if tap.owner_is == TAP_ARENA:
+        arena_drop(<ArenaCore*>tap.owner)
+    else:
+        ledger_drop(<BlockLedger*>tap.owner)
+
+
+def describe(resource):
+    """Return what is in a resource, as a dict of plain values and columns.
+
+    Keys: ``key`` (tells it from others), ``name``, ``kind``, ``memory``, ``parent`` (a key),
+    ``upstreams`` (keys), ``backing``, ``limit``, ``counts``, ``regions``, ``pages``, ``blocks``
+    (arrays of REGION, PAGE, BLOCK) and ``held`` (ns).
+
+    Raises
+    ------
+    TypeError
+        It is not a resource of gpumem's, or was never initialised.
+    ClosedError
+        It belongs to the parent of a fork.
+    """
+    require_own(resource)
+    if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
+        return describe_tap(&(<GraphPool>resource).core.tap)
+    if isinstance(resource, Arena):
+        return describe_tap(&(<Arena>resource).core.tap)
+    if isinstance(resource, Adaptor) and (<Adaptor>resource).upstreams is not None:
+        return describe_adaptor(resource)
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        return describe_tap(&(<MemoryResource>resource).ledger.tap)
+    raise TypeError(f"{resource!r} is not a resource, or was never initialised")
+
+
+cdef int require_own(resource) except -1:
+    cdef Place* place = NULL
+    if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
+        place = (<GraphPool>resource).core.place
+    elif isinstance(resource, MemoryResource) and (<MemoryResource>resource).place is not None:
+        place = &(<MemoryResource>resource).place.place
+    if place != NULL and place.generation != process.generation:
+        raise ClosedError(f"{resource!r} belongs to the parent process")
+    return 0
+
+
+def key_of(resource):
+    """Return the key that `describe` gives a resource."""
+    if isinstance(resource, GraphPool):
+        return <uintptr_t>(<GraphPool>resource).core
+    if isinstance(resource, Arena):
+        return <uintptr_t>(<Arena>resource).core
+    if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
+        return <uintptr_t>(<MemoryResource>resource).ledger
+    return id(resource)
+
+
+cdef dict describe_tap(const Tap* tap):
+    if tap.owner_is == TAP_ARENA:
+        found = describe_arena(<ArenaCore*>tap.owner)
+    else:
+        found = describe_ledger(<BlockLedger*>tap.owner)
+    found["key"] = <uintptr_t>tap.owner
+    found["name"] = (<bytes>tap.name).decode("utf-8", "replace")
+    found["kind"] = (<bytes>tap.kind).decode()
+    found["memory"] = (<bytes>tap.memory).decode()
+    return found
+
+
+cdef dict described(dict counts, blocks):
+    return {"parent": None, "upstreams": [], "backing": None, "limit": 0, "counts": counts,
+            "regions": np.empty(0, REGION), "pages": np.empty(0, PAGE), "blocks": blocks,
+            "held": 0}
+
+
+# ---- arenas --------------------------------------------------------------------------------------
+
+cdef dict describe_arena(ArenaCore* arena):
+    cdef ArenaCopy copy
+    cdef bint copied
+    with nogil:
+        copied = not place_is_dead(arena.place) and arena_copy(arena, &copy)
+    if not copied:
+        return described({}, np.empty(0, BLOCK))
+    try:
+        blocks = block_rows(arena, &copy)
+        begins = blocks["address"].copy()
+        freed = 0 if arena.heap == NULL else show_heap(arena.heap, blocks, begins)
+        note_frameworks(arena, blocks, begins)
+        found = described(arena_counts(&copy, blocks), blocks)
+        found["counts"]["num_frees"] += freed
+        found["backing"] = "virtual" if arena.settings.paged else "regions"
+        found["limit"] = copy.limit
+        found["regions"] = region_rows(&copy)
+        found["pages"] = page_rows(&copy)
+        found["held"] = copy.held
+        if arena.parent != NULL:
+            found["parent"] = <uintptr_t>arena.parent
+        return found
+    finally:
+        arena_copy_free(&copy)
+
+
+cdef object block_rows(const ArenaCore* arena, const ArenaCopy* copy):
+    cdef uint32_t total = count_chunks(&copy.tables[0]) + count_chunks(&copy.tables[1])
+    rows = np.zeros(total, BLOCK)
+    cdef BlockRow* row = <BlockRow*>column_of(rows, total, sizeof(BlockRow), True)
+    cdef uint32_t at
+    with nogil:
+        at = fill_rows(arena, copy, 0, 0, row, 0)
+        at = fill_rows(arena, copy, 1, copy.tables[0].region_count, row, at)
+    return rows[:at]
+
+
+cdef uint32_t count_chunks(const TableCopy* table) noexcept nogil:
+    cdef uint32_t count = 0
+    cdef uint32_t i
+    for i in range(table.count):
+        count += table.chunks[i].state != CHUNK_UNUSED
+    return count
+
+
+cdef uint32_t fill_rows(const ArenaCore* arena, const ArenaCopy* copy, bint small,
+                        uint32_t first_region, BlockRow* rows, uint32_t at) noexcept nogil:
+    # Region by region, in the order of addresses within each.
+    cdef const TableCopy* table = &copy.tables[small]
+    cdef uint32_t region, index
+    for region in range(table.region_count):
+        index = NIL if table.regions[region].size == 0 else table.regions[region].first
+        while index != NIL:
+            fill_row(copy, &table.chunks[index], first_region, &rows[at])
+            if rows[at].state == USED:
+                add_note(arena, small, index, &rows[at])
+            at += 1
+            index = table.chunks[index].next
+    return at
+
+
+cdef void fill_row(const ArenaCopy* copy, const Chunk* chunk, uint32_t first_region,
+                   BlockRow* row) noexcept nogil:
+    row.address = chunk.address
+    row.nbytes = chunk.size
+    row.region = chunk.region + first_region
+    row.generation = chunk.generation
+    row.state = state_of(chunk.state)
+    if row.state == USED:
+        row.requested = chunk.requested
+    if row.state != HOLE and (row.state == USED or chunk.stream_slot != SLOT_RELEASED):
+        row.stream = copy.streams[chunk.stream_slot]
+
+
+cdef inline State state_of(uint32_t state) noexcept nogil:
+    if state == CHUNK_USED:
+        return USED
+    if state == CHUNK_CACHED:
+        return KEPT
+    if state == CHUNK_PENDING_FREE:
+        return PARKED
+    return HOLE if state == CHUNK_HOLE else FREE
+
+
+cdef inline void add_note(const ArenaCore* arena, bint small, uint32_t index,
+                          BlockRow* row) noexcept nogil:
+    cdef BlockNote note
+    if not block_note(arena, small, index, <uint32_t>row.generation, &note):
+        return
+    row.number = note.number
+    row.time = note.time
+    row.framework = <uint8_t>(note.seal >> 8)
+    row.thread = <uint16_t>(note.seal >> 16)
+    row.tag = <uint16_t>(note.seal >> 32)
+    row.stack = <uint16_t>(note.seal >> 48)
+
+
+cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
+    # A debugged arena's blocks as users have them: `begins` becomes their addresses, and what the
+    # heap keeps back is parked while streams use it, then kept. Returns how many those are.
+    cdef uint64_t count = 0
+    cdef uint64_t i
+    cdef HeapBlock* known = heap_copy(heap, True, &count)
+    if known == NULL:
+        raise MemoryError("no host memory for a copy of a debug heap's books")
+    try:
+        rows = np.array([(known[i].base, known[i].address, heap_state(known[i].state),
+                          known[i].asked if known[i].state == HEAP_LIVE else 0)
+                         for i in range(count)], np.uint64).reshape(-1, 4)
+    finally:
+        free(known)
+    rows = rows[rows[:, 0].argsort()]
+    place, hit = matched(rows[:, 0], blocks["address"])
+    hit &= blocks["state"] == <int>USED
+    begins[hit] = rows[place[hit], 1]
+    blocks["state"][hit] = rows[place[hit], 2]
+    blocks["requested"][hit] = rows[place[hit], 3]
+    return int((blocks["state"][hit] != <int>USED).sum())
+
+
+cdef inline State heap_state(HeapState state) noexcept:
+    return USED if state == HEAP_LIVE else PARKED if state == HEAP_FREED else KEPT
+
+
+cdef tuple matched(known, addresses):
+    """Return the place of each address in sorted ones, and whether it is there."""
+    if len(known) == 0:
+        return np.zeros(len(addresses), np.intp), np.zeros(len(addresses), bool)
+    place = np.minimum(np.searchsorted(known, addresses), len(known) - 1)
+    return place, known[place] == addresses
+
+
+cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
+    # What came through an outlet is known by its address, recorded or not.
+    cdef uint64_t count = outlets_blocks(arena, NULL, NULL, 0) + 64
+    addresses = np.empty(count, np.uint64)
+    frameworks = np.empty(count, np.uint8)
+    cdef uint64_t* at = <uint64_t*>column_of(addresses, count, sizeof(uint64_t), True)
+    cdef uint8_t* who = <uint8_t*>column_of(frameworks, count, sizeof(uint8_t), True)
+    count = min(outlets_blocks(arena, at, who, count), count)
+    order = np.argsort(addresses[:count])
+    place, hit = matched(addresses[:count][order], begins)
+    hit &= blocks["state"] == <int>USED
+    blocks["framework"][hit] = frameworks[:count][order][place[hit]]
+    return 0
+
+
+cdef dict arena_counts(const ArenaCopy* copy, blocks):
+    free_, used, kept, parked, holes = [
+        int(blocks["nbytes"][blocks["state"] == state].sum()) for state in range(len(STATES))]
+    of_free = blocks["nbytes"][blocks["state"] == <int>FREE]
+    marked = blocks["nbytes"][(blocks["state"] == <int>FREE) & (blocks["stream"] != 0)]
+    return {
+        "in_use": used,
+        "requested_in_use": int(blocks["requested"].sum()),
+        "reserved": copy.reserved,
+        "free": free_,
+        "cached": kept,
+        "parked": parked,
+        "waiting": int(marked.sum()),
+        "holes": holes,
+        "largest_free": int(of_free.max(initial=0)),
+        "max_in_use": max(copy.stats.max_in_use, used),
+        "max_reserved": copy.stats.max_reserved,
+        "num_allocs": copy.stats.num_allocs,
+        "num_frees": copy.stats.num_frees,
+        "suspended": copy.closed == STATE_SUSPENDED,
+    }
+
+
+cdef object region_rows(const ArenaCopy* copy):
+    # In the order of their numbers in `region` of blocks; one that is unused has no bytes.
+    cdef uint32_t table, i
+    rows = []
+    for table in range(2):
+        for i in range(copy.tables[table].region_count):
+            region = &copy.tables[table].regions[i]
+            rows.append((region.address, region.size,
+                         2 if region.is_range else 1 if region.persistent else 0))
+    return np.array(rows, REGION)
+
+
+cdef object page_rows(const ArenaCopy* copy):
+    cdef uint32_t i
+    return np.array([(copy.pages[i].address, copy.pages[i].nbytes)
+                     for i in range(copy.page_count)], PAGE)
+
+
+# ---- others --------------------------------------------------------------------------------------
+
+cdef dict describe_ledger(BlockLedger* ledger):
+    cdef LedgerCounters now
+    if place_is_dead(ledger.place):
+        return described({}, np.empty(0, BLOCK))
+    now = ledger_counters(ledger)
+    return described({
+        "in_use": now.in_use, "requested_in_use": now.requested,
+        "reserved": now.in_use + now.waiting, "waiting": now.waiting,
+        "max_in_use": now.max_in_use, "max_reserved": now.max_held,
+        "num_allocs": now.num_allocs, "num_frees": now.num_frees,
+    }, ledger_rows(ledger))
+
+
+cdef object ledger_rows(BlockLedger* ledger):
+    cdef uint64_t i, count = 0
+    cdef BlockRow* view
+    cdef LedgerBlock* block
+    cdef char* blocks = ledger_copy_blocks(ledger, &count)
+    if blocks == NULL:
+        raise MemoryError("out of host memory while copying a list of blocks")
+    try:
+        rows = np.zeros(count, BLOCK)
+        view = <BlockRow*>column_of(rows, count, sizeof(BlockRow), True)
+        for i in range(count):
+            block = <LedgerBlock*>(blocks + i * ledger.block_size)
+            view[i].address = block.base
+            view[i].nbytes = block.size
+            view[i].requested = block.requested
+            view[i].generation = block.number
+            view[i].state = USED
+            if ledger.streams != NULL:
+                view[i].stream = <uint64_t>ledger_stream(ledger, block.slot)
+        return rows
+    finally:
+        free(blocks)
+
+
+cdef dict describe_adaptor(Adaptor adaptor):
+    current, blocks, peak, _, _, total = adaptor._counts()
+    found = described({
+        "in_use": current, "requested_in_use": current, "max_in_use": peak,
+        "num_allocs": total, "num_frees": total - blocks,
+    }, ledger_rows(adaptor.ledger))
+    found["key"] = key_of(adaptor)
+    found["name"] = adaptor.name
+    found["kind"] = type(adaptor).__name__
+    found["memory"] = str(adaptor.memory)
+    found["upstreams"] = [key_of(upstream) for upstream in adaptor.upstreams]
+    return found

@@ -1,0 +1,171 @@
+"""Resources of a snapshot as plain values, and back; snapshot.schema.json is the description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpumem._support.arguments import require
+from gpumem.observe import _recording
+from gpumem.observe.events import Frame
+from gpumem.observe.snapshots import _columns as _snapshot
+from gpumem.observe.snapshots.resources import Block, Names, ResourceSnapshot, resource_of
+
+__all__ = ["resources_as_dict", "resources_from_dict"]
+
+# What the keys of a resource hold; numpy would take others for them.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "key": (int,),
+    "name": (str,),
+    "kind": (str,),
+    "memory": (str,),
+    "parent": (int, type(None)),
+    "upstreams": (list,),
+    "backing": (str, type(None)),
+    "limit": (int,),
+    "held_ns": (int,),
+    "counts": (dict,),
+    "regions": (list,),
+    "pages": (list,),
+    "blocks": (list,),
+}
+
+
+def resources_as_dict(resources: Sequence[ResourceSnapshot]) -> dict[str, Any]:
+    """Return the values of the keys ``stacks`` and ``resources``."""
+    places: dict[tuple[Frame, ...], int] = {}  # of stacks in their list
+    plain = [_resource_as_dict(found, places) for found in resources]
+    return {"stacks": [[list(frame) for frame in stack] for stack in places], "resources": plain}
+
+
+def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
+    """Make resources of the same; any exception of a malformed dict goes out as it is."""
+    for key in ("stacks", "resources"):
+        require(key, plain[key], list, "list")
+    for found in plain["resources"]:
+        for key, kinds in _KINDS.items():
+            require(key, found[key], kinds, " or ".join(kind.__name__ for kind in kinds))
+    taken = int(plain["time"])
+    rows = _Rows(taken, len(plain["stacks"]))
+    columns = [
+        np.array([rows.row_of(block) for block in found["blocks"]], _snapshot.BLOCK)
+        for found in plain["resources"]
+    ]
+    stacks = {
+        number: tuple(Frame(str(file), int(line), str(name)) for file, line, name in frames)
+        for number, frames in enumerate(plain["stacks"], start=1)
+    }
+    names = Names(
+        {number: tag for tag, number in rows.tags.items()},
+        dict(enumerate(_recording.FRAMEWORKS[1:], start=1)),
+        {number: thread for thread, number in rows.threads.items()},
+        stacks,
+    )
+    return tuple(
+        resource_of(_described(found, blocks), names, taken)
+        for found, blocks in zip(plain["resources"], columns, strict=True)
+    )
+
+
+def _resource_as_dict(
+    found: ResourceSnapshot, places: dict[tuple[Frame, ...], int]
+) -> dict[str, Any]:
+    generations = found.records["generation"].tolist()
+    return {
+        "key": found.key,
+        "name": found.name,
+        "kind": found.kind,
+        "memory": found.memory,
+        "parent": found.parent,
+        "upstreams": list(found.upstreams),
+        "backing": found.backing,
+        "limit": found.limit,
+        "held_ns": found.held,
+        "counts": dict(found.counts),
+        "regions": [
+            {"address": region.address, "nbytes": region.nbytes, "kind": region.kind}
+            for region in found.regions
+        ],
+        "pages": [{"address": at, "nbytes": nbytes} for at, nbytes in found.pages.tolist()],
+        "blocks": [
+            _block_as_dict(block, generation, places)
+            for block, generation in zip(found.iter_blocks(), generations, strict=True)
+        ],
+    }
+
+
+def _block_as_dict(
+    block: Block, generation: int, places: dict[tuple[Frame, ...], int]
+) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "address": block.address,
+        "nbytes": block.nbytes,
+        "state": block.state,
+        "region": block.region,
+        "stream": block.stream,
+        "generation": generation,
+    }
+    if block.state == "used":
+        plain["requested"] = block.requested
+    if block.framework is not None:
+        plain["framework"] = block.framework
+    if block.age is not None:
+        plain |= {"number": block.number, "age_ns": block.age, "thread": block.thread or 0}
+    if block.tag is not None:
+        plain["tag"] = block.tag
+    if block.stack:
+        plain["stack"] = places.setdefault(block.stack, len(places))
+    return plain
+
+
+class _Rows:
+    """Makes rows of BLOCK, and numbers for what their texts are."""
+
+    def __init__(self, taken: int, stacks: int) -> None:
+        self.tags: dict[str, int] = {}
+        self.threads: dict[int, int] = {}
+        self._taken = taken
+        self._stacks = stacks
+
+    def row_of(self, block: dict[str, Any]) -> tuple[int, ...]:
+        """Make one row; what was never recorded is 0."""
+        tag, framework, stack = block.get("tag"), block.get("framework"), block.get("stack")
+        if stack is not None and not 0 <= stack < self._stacks:
+            raise ValueError(f"stack is {stack}, accepted is 0..{self._stacks - 1}")
+        recorded = "age_ns" in block
+        return (
+            block["address"],
+            block["nbytes"],
+            block.get("requested", 0),
+            block["stream"],
+            block["generation"],
+            block.get("number", 0),
+            self._taken - block["age_ns"] if recorded else 0,
+            block["region"],
+            _number(self.threads, int(block.get("thread", 0))) if recorded else 0,
+            _number(self.tags, str(tag)) if tag is not None else 0,
+            stack + 1 if stack is not None else 0,
+            _recording.FRAMEWORKS.index(framework) if framework is not None else 0,
+            _snapshot.STATES.index(block["state"]),
+        )
+
+
+def _number(numbers: dict[Any, int], what: Any) -> int:
+    return numbers.setdefault(what, len(numbers) + 1)
+
+
+def _described(found: dict[str, Any], blocks: Any) -> dict[str, Any]:
+    regions = [
+        (region["address"], region["nbytes"], _snapshot.REGION_KINDS.index(region["kind"]))
+        for region in found["regions"]
+    ]
+    pages = [(page["address"], page["nbytes"]) for page in found["pages"]]
+    return {
+        **found,
+        "regions": np.array(regions, _snapshot.REGION),
+        "pages": np.array(pages, _snapshot.PAGE),
+        "blocks": blocks,
+        "held": found["held_ns"],
+    }

@@ -1,0 +1,239 @@
+"""One resource of a snapshot: its regions, its blocks, who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumem.observe.events import Frame
+from gpumem.observe.snapshots import _columns as _snapshot
+
+__all__ = ["USED", "Block", "Names", "Region", "ResourceSnapshot", "resource_of"]
+
+USED = _snapshot.STATES.index("used")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a snapshot.
+
+    Attributes
+    ----------
+    address, nbytes : int
+        Where it begins and how many bytes it has, padding included.
+    requested : int
+        Bytes asked for; 0 unless it is used.
+    state : str
+        ``"used"``; ``"free"``; ``"kept"``: given back, at rest in a thread's cache; ``"parked"``:
+        given back while other streams may still use it; ``"hole"``: addresses without memory.
+    region : int
+        Index in the resource's regions; 0 where it has none.
+    stream : int
+        Handle of the stream it belongs to, or was freed on; 0 if it is free for everyone.
+    framework : str or None
+        Which library holds it, where that is known.
+    tag, stack, thread, number, age
+        What was recorded of its allocation: the tag, the frames, the system's id of the thread, its
+        number in the recording, and nanoseconds since. None, or no frames, if nothing was.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host")
+    >>> with gpumem.observe.record(arena), gpumem.observe.tag("weights"):
+    ...     buffer = arena.allocate(1000)
+    ...     (block,) = arena.snapshot().resources[0].live
+    >>> block.address == buffer.ptr, block.nbytes, block.owner
+    (True, 1024, 'weights')
+    """
+
+    address: int
+    nbytes: int
+    requested: int
+    state: str
+    region: int
+    stream: int
+    framework: str | None = None
+    tag: str | None = None
+    stack: tuple[Frame, ...] = ()
+    thread: int | None = None
+    number: int | None = None
+    age: int | None = None
+
+    @property
+    def owner(self) -> str:
+        """The tag, else the framework, else ``"untagged"``."""
+        return self.tag or self.framework or "untagged"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory, or addresses, that a resource has from the driver.
+
+    Attributes
+    ----------
+    address, nbytes : int
+    kind : str
+        ``"region"``; ``"persistent"``: of one block alone; ``"range"``: addresses whose memory is
+        pages.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", {"backing": "regions"})
+    >>> weights = arena.allocate_persistent(1 << 20)
+    >>> [region.kind for region in arena.snapshot().resources[0].regions]
+    ['persistent']
+    """
+
+    address: int
+    nbytes: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the numbers in columns mean."""
+
+    tags: Mapping[int, str] = field(default_factory=dict)
+    frameworks: Mapping[int, str] = field(default_factory=dict)
+    threads: Mapping[int, int] = field(default_factory=dict)
+    stacks: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResourceSnapshot:
+    """One resource of a snapshot.
+
+    Attributes
+    ----------
+    key : int
+        Tells it from others in this process while it lives.
+    name, kind, memory : str
+        As in recorded events; the kind of an adaptor is its class.
+    parent : int or None
+        Key of the arena that a graph pool belongs to.
+    upstreams : tuple of int
+        Keys of what an adaptor is around.
+    backing : str or None
+        Of an arena ``"regions"`` or ``"virtual"``.
+    limit : int
+        Bytes that it may hold; 0: no limit.
+    counts : mapping of str to int
+        Bytes and counts: ``in_use``, ``requested_in_use``, ``reserved``, ``max_in_use``,
+        ``max_reserved``, ``num_allocs``, ``num_frees``; of an arena also ``free``, ``cached`` (kept
+        by threads), ``parked``, ``waiting`` (free, but marked with a stream), ``holes``,
+        ``largest_free``.
+    regions : tuple of Region
+    pages : ndarray of (address, nbytes)
+        Physical pages of a paged arena, where they are mapped.
+    records : ndarray
+        Every block as a row: ``address``, ``nbytes``, ``requested``, ``stream``, ``generation``,
+        ``number``, ``time``, ``region``, ``thread``, ``tag``, ``stack``, ``framework``, ``state``.
+    held : int
+        Nanoseconds for which other threads could not allocate from it.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> buffers = [arena.allocate(nbytes) for nbytes in (1000, 2000)]
+    >>> (found,) = arena.snapshot().resources
+    >>> found.counts["requested_in_use"], found.by_owner()
+    (3000, {'untagged': 3072})
+    """
+
+    key: int
+    name: str
+    kind: str
+    memory: str
+    parent: int | None
+    upstreams: tuple[int, ...]
+    backing: str | None
+    limit: int
+    counts: Mapping[str, int]
+    regions: tuple[Region, ...]
+    pages: NDArray[np.void]
+    records: NDArray[np.void]
+    held: int
+    names: Names = field(repr=False)
+    taken: int = field(repr=False)  # when, on the clock that `time` counts
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every block, region by region in the order of addresses."""
+        return list(self.iter_blocks())
+
+    @property
+    def live(self) -> list[Block]:
+        """The blocks that are used."""
+        return list(self.iter_blocks(self.records[self.records["state"] == USED]))
+
+    def iter_blocks(self, records: NDArray[np.void] | None = None) -> Iterator[Block]:
+        """Make a `Block` of each row; of all by default."""
+        names = self.names
+        for row in (self.records if records is None else records).tolist():
+            (address, nbytes, requested, stream, _, number, at, region, thread, tag, stack) = row[
+                :11
+            ]
+            yield Block(
+                address,
+                nbytes,
+                requested,
+                _snapshot.STATES[row[12]],
+                region,
+                stream,
+                names.frameworks.get(row[11]),
+                names.tags.get(tag),
+                names.stacks.get(stack, ()),
+                names.threads.get(thread),
+                number if at else None,
+                self.taken - at if at else None,
+            )
+
+    def by_owner(self) -> dict[str, int]:
+        """Return bytes in use by tag, else by framework, the most first."""
+        return self._by(lambda tag, framework: tag or framework or "untagged")
+
+    def by_framework(self) -> dict[str, int]:
+        """Return bytes in use by framework where that is known, the most first."""
+        found = self._by(lambda _, framework: framework or "")
+        found.pop("", None)
+        return found
+
+    def _by(self, owner_of: Any) -> dict[str, int]:
+        used = self.records[self.records["state"] == USED]
+        pairs = used["tag"].astype(np.int64) << 8 | used["framework"]
+        found: dict[str, int] = {}
+        for pair in np.unique(pairs).tolist():
+            owner = owner_of(self.names.tags.get(pair >> 8), self.names.frameworks.get(pair & 255))
+            found[owner] = found.get(owner, 0) + int(used["nbytes"][pairs == pair].sum())
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceSnapshot:
+    """Make one of what `_snapshot.describe` gives."""
+    return ResourceSnapshot(
+        plain["key"],
+        plain["name"],
+        plain["kind"],
+        plain["memory"],
+        plain["parent"],
+        tuple(plain["upstreams"]),
+        plain["backing"],
+        plain["limit"],
+        plain["counts"],
+        tuple(
+            Region(address, nbytes, _snapshot.REGION_KINDS[kind])
+            for address, nbytes, kind in plain["regions"].tolist()
+        ),
+        plain["pages"],
+        plain["blocks"],
+        plain["held"],
+        names,
+        taken,
+    )

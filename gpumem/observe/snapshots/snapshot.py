@@ -1,0 +1,358 @@
+"""The state of memory at one moment: every resource, region and block, and who holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumem._support.arguments import require
+from gpumem.errors import SnapshotError
+from gpumem.observe import _recording
+from gpumem.observe.events import Events, stack_of
+from gpumem.observe.snapshots import _columns as _snapshot
+from gpumem.observe.snapshots.json_form import resources_as_dict, resources_from_dict
+from gpumem.observe.snapshots.resources import USED, Block, Names, ResourceSnapshot, resource_of
+from gpumem.observe.snapshots.torch_form import torch_snapshot
+
+__all__ = ["SCHEMA", "Snapshot", "SnapshotDiff", "snapshot"]
+
+FORMAT = "gpumem.snapshot"
+VERSION = 1
+SCHEMA = Path(__file__).with_name("snapshot.schema.json")
+"""The JSON schema of saved snapshots."""
+
+_COUNTS = ("in_use", "requested_in_use", "reserved", "free", "cached", "parked", "num_allocs")
+
+
+@dataclass(frozen=True)
+class SnapshotDiff:
+    """What changed from one snapshot to a later one of the same process.
+
+    Attributes
+    ----------
+    counts : mapping of str to mapping of str to int
+        By the name of each resource, how much its counts changed; those that did not are left out.
+    added, removed : tuple of (str, Block)
+        Blocks that are used in the later one only, and in the earlier one only, with the name of
+        their resource. A block that was freed and handed out anew in between is in both.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", name="cache")
+    >>> before = arena.snapshot()
+    >>> buffer = arena.allocate(1000)
+    >>> change = before.diff(arena.snapshot())
+    >>> [(name, block.requested) for name, block in change.added], change.removed_bytes
+    ([('cache', 1000)], 0)
+    """
+
+    counts: Mapping[str, Mapping[str, int]]
+    added: tuple[tuple[str, Block], ...]
+    removed: tuple[tuple[str, Block], ...]
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of the blocks that were added."""
+        return sum(block.nbytes for _, block in self.added)
+
+    @property
+    def removed_bytes(self) -> int:
+        """Bytes of the blocks that were removed."""
+        return sum(block.nbytes for _, block in self.removed)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.added)} blocks of {self.added_bytes} bytes more"]
+        lines += [f"{len(self.removed)} blocks of {self.removed_bytes} bytes less"]
+        for name, changes in self.counts.items():
+            lines.append(f"{name}: " + ", ".join(f"{k} {v:+}" for k, v in changes.items()))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Resources at one moment; made by `snapshot` and by each resource's ``snapshot()``.
+
+    Attributes
+    ----------
+    resources : tuple of ResourceSnapshot
+        The oldest first.
+    time : int
+        Nanoseconds since 1970.
+    process : int
+        Process id.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> arena = gpumem.Arena("host", name="cache")
+    >>> buffer = arena.allocate(1000)
+    >>> snapshot = arena.snapshot()
+    >>> again = Snapshot.from_dict(snapshot.as_dict())
+    >>> again.resource("cache").live == snapshot.resource("cache").live
+    True
+    """
+
+    resources: tuple[ResourceSnapshot, ...]
+    time: int
+    process: int
+
+    @property
+    def held(self) -> int:
+        """The longest that threads could not allocate from a resource, in nanoseconds."""
+        return max((resource.held for resource in self.resources), default=0)
+
+    def resource(self, name: str) -> ResourceSnapshot:
+        """Return the resource of a name.
+
+        Raises
+        ------
+        LookupError
+            There is none.
+        """
+        for found in self.resources:
+            if found.name == name:
+                return found
+        known = ", ".join(sorted({found.name for found in self.resources}))
+        raise LookupError(f"no resource is named {name!r}; there are: {known}")
+
+    # ---- as JSON ---------------------------------------------------------------------------------
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, as ``gpumem/observe/snapshot.schema.json`` describes them."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "time": self.time,
+            "process": self.process,
+            **resources_as_dict(self.resources),
+        }
+
+    def to_json(self) -> str:
+        """Return `as_dict` as JSON."""
+        return json.dumps(self.as_dict())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the snapshot to a file, as JSON; a name that ends in ``.pickle`` in PyTorch's form.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        if str(path).endswith(".pickle"):
+            Path(path).write_bytes(pickle.dumps(self.to_torch(), protocol=4))
+        else:
+            Path(path).write_text(self.to_json(), "utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Snapshot:
+        """Read a snapshot that was saved as JSON.
+
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        SnapshotError
+            The file is not a snapshot, or is one of a newer version.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise SnapshotError(f"{path}: not a snapshot: {error}") from None
+
+    @classmethod
+    def from_dict(cls, plain: object) -> Snapshot:
+        """Make a snapshot of what `as_dict` gave.
+
+        Raises
+        ------
+        SnapshotError
+            The file is not a snapshot, or is one of a newer version.
+        """
+        if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+            raise SnapshotError(f"not a snapshot: its format is not {FORMAT!r}")
+        if plain.get("version") != VERSION:
+            raise SnapshotError(
+                f"a snapshot of version {plain.get('version')!r}, accepted is {VERSION}"
+            )
+        try:
+            resources = resources_from_dict(plain)
+            return cls(resources, int(plain["time"]), int(plain["process"]))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise SnapshotError(f"not a snapshot: {type(error).__name__}: {error}") from None
+
+    # ---- others ----------------------------------------------------------------------------------
+
+    def to_torch(self, events: Events | None = None) -> dict[str, Any]:
+        """Return it in the form of PyTorch's memory snapshots, for its tools.
+
+        Parameters
+        ----------
+        events : Events, optional
+            Recorded events, for the history that the tools draw.
+
+        Returns
+        -------
+        dict
+            Pickled, it opens in PyTorch's ``memory_viz`` and ``torch.cuda._memory_viz``.
+        """
+        return torch_snapshot(self.resources, events)
+
+    def diff(self, other: Snapshot) -> SnapshotDiff:
+        """Return what changed from this one to a later one.
+
+        Raises
+        ------
+        TypeError
+            `other` is not a Snapshot.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> before = arena.snapshot()
+        >>> kept = arena.allocate(1000)
+        >>> [(name, block.requested) for name, block in before.diff(arena.snapshot()).added]
+        [('host:0', 1000)]
+        """
+        require("other", other, Snapshot, "a Snapshot")
+        before = {found.key: found for found in self.resources}
+        after = {found.key: found for found in other.resources}
+        counts: dict[str, dict[str, int]] = {}
+        added: list[tuple[str, Block]] = []
+        removed: list[tuple[str, Block]] = []
+        for key in before | after:
+            old, new = before.get(key), after.get(key)
+            found = new or old
+            assert found is not None
+            changes = {
+                name: (new.counts.get(name, 0) if new else 0)
+                - (old.counts.get(name, 0) if old else 0)
+                for name in _COUNTS
+            }
+            if any(changes.values()):
+                counts[found.name] = {name: by for name, by in changes.items() if by}
+            added += [(found.name, block) for block in _only_in(new, old)]
+            removed += [(found.name, block) for block in _only_in(old, new)]
+        return SnapshotDiff(counts, tuple(added), tuple(removed))
+
+    def by_owner(self) -> dict[str, int]:
+        """Return bytes in use by tag, else by framework, of arenas and other sources of blocks."""
+        found: dict[str, int] = {}
+        for resource in self.resources:
+            if not resource.upstreams:
+                for owner, nbytes in resource.by_owner().items():
+                    found[owner] = found.get(owner, 0) + nbytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def __repr__(self) -> str:
+        blocks = sum(len(found.records) for found in self.resources)
+        return f"<Snapshot of {len(self.resources)} resources with {blocks} blocks>"
+
+
+def snapshot(resource: object = None) -> Snapshot:
+    """See what memory is used for now.
+
+    Other threads go on meanwhile; each arena's stand still while its books are copied
+    (`ResourceSnapshot.held`), some milliseconds with a hundred thousand blocks.
+
+    Parameters
+    ----------
+    resource : MemoryResource or GraphPool, optional
+        What to look at, and with an adaptor everything below it. None: every live resource of the
+        process, also arenas of which only views are left; adaptors are not among them.
+
+    Returns
+    -------
+    Snapshot
+
+    Raises
+    ------
+    TypeError
+        `resource` is not a resource.
+    ClosedError
+        It belongs to the parent of a fork.
+
+    Notes
+    -----
+    Blocks know tag, thread, age and stack if they were allocated while something recorded
+    (`record`). Resources are copied one after another, not all at one moment.
+
+    Examples
+    --------
+    >>> import gpumem, gpumem.observe
+    >>> arena = gpumem.Arena("host", name="weights")
+    >>> buffer = arena.allocate(1000)
+    >>> [block.requested for block in gpumem.observe.snapshot(arena).resources[0].live]
+    [1000]
+    """
+    found = _snapshot.all_of_them() if resource is None else _described(resource, {})
+    names = _names_in(found)
+    taken = _snapshot.now()
+    resources = tuple(resource_of(plain, names, taken) for plain in found)
+    return Snapshot(resources, time.time_ns(), os.getpid())
+
+
+# ---- taking --------------------------------------------------------------------------------------
+
+
+def _described(resource: Any, found: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Describe a resource and everything that it is around, each once."""
+    plain = _snapshot.describe(resource)
+    if plain["key"] not in found:
+        found[plain["key"]] = plain
+        for upstream in getattr(resource, "upstreams", ()):
+            _described(upstream, found)
+    return list(found.values())
+
+
+def _names_in(found: list[dict[str, Any]]) -> Names:
+    """Look up what the numbers in all columns mean."""
+    columns = {
+        column: {n for plain in found for n in _numbers(plain["blocks"][column])}
+        for column in ("tag", "framework", "thread", "stack")
+    }
+    tags, stacks = _recording.tags_and_stacks()
+    return Names(
+        {n: tags[n] for n in columns["tag"]},
+        {n: _recording.FRAMEWORKS[n] for n in columns["framework"]},
+        {n: _recording.thread_id(n) for n in columns["thread"]},
+        {n: stack_of(stacks[n]) for n in columns["stack"]},
+    )
+
+
+def _numbers(column: NDArray[Any]) -> list[int]:
+    """Return what stands in a column, but for 0, which means nothing."""
+    found: list[int] = np.unique(column[column != 0]).tolist()
+    return found
+
+
+def _only_in(one: ResourceSnapshot | None, other: ResourceSnapshot | None) -> Iterator[Block]:
+    """Give the used blocks of one that the other does not have."""
+    if one is None:
+        return
+    used = one.records[one.records["state"] == USED]
+    if other is not None:
+        theirs = other.records[other.records["state"] == USED]
+        mine = _identities(used)
+        used = used[~np.isin(mine, _identities(theirs))]
+    yield from one.iter_blocks(used)
+
+
+def _identities(records: NDArray[np.void]) -> NDArray[np.void]:
+    """Return what tells each block from every other, also from one at its address before."""
+    kind = np.dtype([("address", "<u8"), ("generation", "<u8")])
+    found = np.empty(len(records), kind)
+    found["address"] = records["address"]
+    found["generation"] = records["generation"]
+    return found

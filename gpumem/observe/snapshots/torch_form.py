@@ -1,0 +1,115 @@
+"""Snapshots and events in the form of PyTorch's memory snapshots, which its tools read.
+
+Segments are an arena's regions, blocks without holes; other resources have one segment each.
+PyTorch numbers devices: memory of a GPU has its ordinal, and the host's is device 0 as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from gpumem.observe.events import Events, Frame
+from gpumem.observe.snapshots.resources import Block, ResourceSnapshot
+
+__all__ = ["segments_of", "torch_snapshot"]
+
+_STATES = {"used": "active_allocated", "parked": "active_awaiting_free"}
+_ACTIONS = {
+    "alloc": ("alloc",),
+    "free": ("free_requested", "free_completed"),
+    "free_requested": ("free_requested",),
+    "free_completed": ("free_completed",),
+    "failure": ("oom",),
+    "reserve": ("segment_alloc",),
+    "release": ("segment_free",),
+}
+
+
+def torch_snapshot(
+    resources: Sequence[ResourceSnapshot], events: Events | None = None
+) -> dict[str, Any]:
+    """Return what ``torch.cuda.memory._snapshot`` would."""
+    sources = [found for found in resources if not found.upstreams]
+    segments = [
+        segment
+        for found in sources
+        for segment in segments_of(device_of(found.memory), found.iter_blocks())
+    ]
+    devices = 1 + max((segment["device"] for segment in segments), default=0)
+    traces = _traces(events, devices)
+    return {
+        "segments": segments,
+        "device_traces": traces,
+        "allocator_settings": {"backend": "gpumem"},
+        "external_annotations": [],
+    }
+
+
+def device_of(memory: str) -> int:
+    """Return the ordinal in a memory's name."""
+    ordinal = memory.partition("/")[0].partition(":")[2]
+    return int(ordinal) if ordinal.isdigit() else 0
+
+
+def segments_of(device: int, blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    """Return the segments of blocks that are in the order of their regions."""
+    solid = (block for block in blocks if block.state != "hole")
+    return [
+        _segment(device, list(inside)) for _, inside in groupby(solid, key=lambda at: at.region)
+    ]
+
+
+def _segment(device: int, blocks: list[Block]) -> dict[str, Any]:
+    active = [block for block in blocks if block.state in _STATES]
+    used = [block for block in blocks if block.state == "used"]
+    return {
+        "device": device,
+        "address": blocks[0].address,
+        "total_size": sum(block.nbytes for block in blocks),
+        "allocated_size": sum(block.nbytes for block in used),
+        "active_size": sum(block.nbytes for block in active),
+        "requested_size": sum(block.requested for block in used),
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.nbytes,
+                "requested_size": block.requested,
+                "state": _STATES.get(block.state, "inactive"),
+                "frames": _frames(block.stack),
+            }
+            for block in blocks
+        ],
+    }
+
+
+def _frames(stack: tuple[Frame, ...]) -> list[dict[str, Any]]:
+    return [{"filename": f.filename, "line": f.line, "name": f.name} for f in stack]
+
+
+def _traces(events: Events | None, devices: int) -> list[list[dict[str, Any]]]:
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
+    for event in events or ():
+        device = device_of(event.resource.memory)
+        traces += [[] for _ in range(device + 1 - len(traces))]
+        for action in _ACTIONS.get(event.action, ()):
+            entry = {
+                "action": action,
+                "addr": event.address,
+                "size": event.nbytes or event.block_nbytes,
+                "stream": event.stream,
+                "frames": _frames(event.stack),
+                "time_us": ((events.began if events else 0) + event.time) // 1000,
+                "compile_context": "N/A",
+                "user_metadata": event.tag or "",
+            }
+            if action == "oom":
+                entry["device_free"] = 0
+            traces[device].append(entry)
+    return traces

@@ -1,0 +1,204 @@
+"""Which memory each value lives in, and what has to be copied for that.
+
+A value has one home. Whoever can use it there does; a copy is made only for a device whose memory
+is not compatible with the home or that cannot reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpumem._support.arguments import require
+from gpumem.device import Device, MemoryInfo, decide_copy
+from gpumem.planning.assignment.placement import Placement
+from gpumem.planning.graph.values import Value
+
+__all__ = ["CopyPlan", "PlannedCopy", "plan_copies"]
+
+HOST = Device("host")
+
+
+@dataclass(frozen=True)
+class PlannedCopy:
+    """One copy.
+
+    Attributes
+    ----------
+    value : Value
+    source, destination : MemoryInfo
+    step : int
+        The step of the placement before which it is made; the number of steps for what is copied
+        for the caller behind the last one; -1 for weights, which are copied once, before any run.
+    why : str
+        The reason.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> builder = GraphBuilder()
+    >>> w = builder.initializer("w", "int8", (100,))
+    >>> for name, device in (("a", "cuda:0"), ("b", "cuda:1")):
+    ...     node = builder.node("Relu", [w], [builder.value(name, "int8", (100,))])
+    >>> first = Target("cuda:0", supports=lambda node: node.outputs[0].name == "a")
+    >>> copies = plan_copies(partition(builder.build(["a", "b"]), [first, "cuda:1"])).copies
+    >>> [(copy.value.name, str(copy.destination), copy.step, copy.nbytes) for copy in copies]
+    [('w', 'cuda:1', -1, 100)]
+    """
+
+    value: Value
+    source: MemoryInfo
+    destination: MemoryInfo
+    step: int
+    why: str
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes; None where they are only known when the graph runs."""
+        return self.value.nbytes
+
+
+class CopyPlan:
+    """What `plan_copies` decided.
+
+    Attributes
+    ----------
+    placement : Placement
+    homes : Mapping[Value, MemoryInfo]
+        Where each value is made, is given to the graph, or is given back.
+    copies : tuple of PlannedCopy
+        In the order in which they are made.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (4,))
+    >>> node = builder.node("Relu", [x], [builder.value("y", "float32", (4,))])
+    >>> target = Target("cuda:0", host_accessible=False)
+    >>> plan = plan_copies(partition(builder.build(["y"]), [target]))
+    >>> plan, str(plan.memory_for(x, Device("cuda:0")))
+    (<gpumem.planning.CopyPlan: 2 copies, 32 bytes>, 'cuda:0')
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        homes: Mapping[Value, MemoryInfo],
+        copies: tuple[PlannedCopy, ...],
+    ) -> None:
+        self.placement = placement
+        self.homes = dict(homes)
+        self.copies = copies
+        self._copied = {(copy.value, copy.destination): copy for copy in copies}
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes copied in a run, as far as they are known before it."""
+        return sum(copy.nbytes or 0 for copy in self.copies if copy.step >= 0)
+
+    def memory_for(self, value: Value, device: Device) -> MemoryInfo:
+        """Return the memory in which a device finds a value: its home, or that of its copy."""
+        own = MemoryInfo(device)
+        return own if (value, own) in self._copied else self.homes[value]
+
+    def __repr__(self) -> str:
+        return f"<gpumem.planning.CopyPlan: {len(self.copies)} copies, {self.copied_bytes} bytes>"
+
+
+def plan_copies(placement: Placement) -> CopyPlan:
+    """Decide where values live and which are copied, for one run.
+
+    A value that only one device touches lives in that device's memory. One that the CPU and a GPU
+    touch, inputs and outputs of the graph included, lives in the GPU's HOST_ACCESSIBLE memory if
+    its target has that, where both use it as it is. Weights live in the memory of the first device
+    that reads them; other devices that cannot use them there get a copy, before the first run.
+
+    Parameters
+    ----------
+    placement : Placement
+
+    Returns
+    -------
+    CopyPlan
+
+    Raises
+    ------
+    TypeError
+        `placement` is none.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (4,))
+    >>> node = builder.node("Relu", [x], [builder.value("y", "float32", (4,))])
+    >>> graph = builder.build(["y"])
+    >>> plan = plan_copies(partition(graph, ["cuda:0"]))
+    >>> str(plan.homes[x]), plan.copies
+    ('cuda:0/host_accessible', ())
+    >>> plan = plan_copies(partition(graph, [Target("cuda:0", host_accessible=False)]))
+    >>> [(copy.value.name, str(copy.source), str(copy.destination)) for copy in plan.copies]
+    [('x', 'host:0', 'cuda:0'), ('y', 'cuda:0', 'host:0')]
+    """
+    require("placement", placement, Placement, "a Placement, which partition gives")
+    uses = uses_of(placement)
+    homes = {value: _home(placement, value, users) for value, users in uses.items()}
+    copies = [
+        copy for value, users in uses.items() for copy in _copies_of(value, homes[value], users)
+    ]
+    return CopyPlan(placement, homes, tuple(sorted(copies, key=lambda copy: copy.step)))
+
+
+@dataclass
+class Uses:
+    """Who makes a value, None for weights; and at which step each device reads it first."""
+
+    maker: Device | None
+    readers: dict[Device, int]
+
+
+def uses_of(placement: Placement) -> dict[Value, Uses]:
+    """Return who touches each value; the CPU gives the inputs and takes the outputs."""
+    graph = placement.graph
+    uses = {value: Uses(HOST, {}) for value in graph.inputs}
+    for number, step in enumerate(placement.steps):
+        for node in step.nodes:
+            for value in node.reads:
+                known = uses.setdefault(value, Uses(None, {}))
+                known.readers.setdefault(step.device, number)
+            for value in node.makes:
+                uses.setdefault(value, Uses(step.device, {})).maker = step.device
+    for value in graph.outputs:
+        known = uses.setdefault(value, Uses(None, {}))
+        known.readers.setdefault(HOST, len(placement.steps))
+    return uses
+
+
+def _home(placement: Placement, value: Value, uses: Uses) -> MemoryInfo:
+    devices = list(dict.fromkeys(_devices(uses)))
+    if not devices:
+        return MemoryInfo(HOST)
+    first = devices[0]
+    if value.is_initializer or not any(device.type == "host" for device in devices):
+        return MemoryInfo(first)
+    if first.type == "host":
+        first = next((device for device in devices if device.type != "host"), first)
+    if first.type == "host":
+        return MemoryInfo(devices[0])
+    shared = placement.target_of(first).shared_memory
+    return MemoryInfo(devices[0]) if shared is None else shared
+
+
+def _devices(uses: Uses) -> Iterator[Device]:
+    if uses.maker is not None:
+        yield uses.maker
+    yield from uses.readers
+
+
+def _copies_of(value: Value, home: MemoryInfo, uses: Uses) -> Iterator[PlannedCopy]:
+    for device, step in uses.readers.items():
+        decision = decide_copy(device, home)
+        if decision.action == "copy":
+            when = -1 if value.is_initializer else step
+            yield PlannedCopy(value, home, MemoryInfo(device), when, decision.why)

@@ -1,0 +1,292 @@
+"""Partition: each device in turn takes what it can run and what its budget allows.
+
+>>> from gpumem.accounting import AdHocAccountant
+>>> from gpumem.planning import GraphBuilder
+>>> builder = GraphBuilder()
+>>> last = builder.input("x", "uint8", (100,))
+>>> for name in "abc":
+...     node = builder.node("Relu", [last], [builder.value(name, "uint8", (100,))])
+...     last = name
+>>> budget = AdHocAccountant(threshold=200, percent=100)
+>>> placement = partition(builder.build(["c"]), ["cuda:0", "host"], {"cuda:0": budget})
+>>> print(placement.report())
+Node(Relu -> a): cuda:0 takes it, at 100 bytes
+Node(Relu -> b): cuda:0 takes it, at 100 bytes
+Node(Relu -> c): host:0 takes it (cuda:0: needs 100 bytes where 0 of 200 are left)
+>>> budget.consumed
+ResourceCount.from_bytes(200)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpumem._support.arguments import refuse, require
+from gpumem.accounting.accountant import Accountant, AdHocAccountant
+from gpumem.accounting.counts import ResourceCount
+from gpumem.accounting.nodes import key_of
+from gpumem.accounting.settings import Accountants, DeviceName
+from gpumem.device import Device
+from gpumem.errors import ConfigError, ModelGraphError
+from gpumem.planning.assignment.passes import STRATEGIES, Outcome, Proposal
+from gpumem.planning.assignment.placement import Assignment, Placement, Refusal
+from gpumem.planning.assignment.targets import Target
+from gpumem.planning.graph.graph import ModelGraph, Node
+
+__all__ = ["partition"]
+
+
+def partition(
+    graph: ModelGraph,
+    devices: Iterable[Target | Device | str],
+    accountants: Mapping[DeviceName, Accountant] | None = None,
+    strategy: str = "greedy",
+) -> Placement:
+    """Decide on which device each node runs.
+
+    The devices are asked in the order given. Each is offered what no device before it took and
+    what it supports; it gets nodes, or groups that it fuses, as long as its accountant has room. A
+    sum of exactly the threshold fits. The rest goes to the next device.
+
+    Parameters
+    ----------
+    graph : ModelGraph
+    devices : iterable of Target, Device or str
+        In order of preference.
+    accountants : Mapping, optional
+        Accountants by device, under any of its names. A device without one has no limit. What they
+        committed before counts against their thresholds; what was pending is dropped.
+    strategy : {"greedy", "best"}
+        ``"greedy"`` gives a device nothing more once something did not fit, which keeps its part
+        of the graph in one piece. ``"best"`` searches for what fills its memory most, and
+        `Placement.gains` tells what that gained.
+
+    Returns
+    -------
+    Placement
+        Its nodes' costs are committed.
+
+    Raises
+    ------
+    TypeError
+        `graph` is not a ModelGraph, `devices` is not an iterable of devices, or `accountants` is
+        not a Mapping.
+    ModelGraphError
+        A node that no device accepts; a proposal that is not a group of offered nodes, or cannot
+        run as one. Nothing is committed.
+    ConfigError
+        No device, a device named twice, an accountant of none of them or of two, an unknown
+        strategy.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "uint8", (100,))
+    >>> _ = builder.node("Relu", [x], [builder.value("y", "uint8", (100,))])
+    >>> tight = AdHocAccountant(threshold=99, percent=100)
+    >>> partition(builder.build(["y"]), ["cuda:0", "host"], {"cuda:0": tight})
+    <gpumem.planning.Placement of 1 nodes: 0 on cuda:0, 1 on host:0>
+    """
+    require("graph", graph, ModelGraph, "a ModelGraph")
+    targets = _checked_targets(devices)
+    known = _checked_accountants(accountants, targets)
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"invalid strategy {strategy!r}: expected {', '.join(STRATEGIES)}")
+    for accountant in known.values():
+        accountant.reset_for_new_pass()
+    work = _Partition(graph, strategy)
+    try:
+        for target in targets:
+            work.offer(target, known.get(target.device) or AdHocAccountant())
+        placement = work.placement(targets, known)
+    except BaseException:
+        for accountant in known.values():
+            accountant.reset_for_new_pass()
+        raise
+    for device, accountant in known.items():
+        accountant.commit(placement.nodes_on(device))
+    return placement
+
+
+def _checked_targets(devices: Iterable[Target | Device | str]) -> list[Target]:
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        refuse("devices", devices, 'an iterable of devices, such as ["cuda:0", "host"]')
+    targets = [Target.of(given) for given in devices]
+    names = [target.device for target in targets]
+    if not targets or len(set(names)) < len(names):
+        raise ConfigError(
+            f"invalid devices {list(map(str, names))}: expected one or more, each once"
+        )
+    return targets
+
+
+def _checked_accountants(
+    accountants: Mapping[DeviceName, Accountant] | None, targets: Sequence[Target]
+) -> dict[Device, Accountant]:
+    known = accountants if isinstance(accountants, Accountants) else Accountants(accountants)
+    devices = {target.device for target in targets}
+    found = {device: known[device] for device in devices if device in known}
+    if len(found) < len(known):
+        others = [str(device) for device in known if device not in devices]
+        raise ConfigError(f"accountants of {others}, which are not among the devices")
+    if len({id(accountant) for accountant in found.values()}) < len(found):
+        raise ConfigError("one accountant is given for two devices: expected one for each")
+    return found
+
+
+@dataclass(frozen=True)
+class _Taken:
+    device: Device
+    cost: ResourceCount
+    group: int | None
+
+
+@dataclass
+class _Partition:
+    """What the devices that were asked so far took and refused; nodes go by what they make."""
+
+    graph: ModelGraph
+    strategy: str
+    taken: dict[Hashable, _Taken] = field(default_factory=dict)
+    refusals: dict[Hashable, list[Refusal]] = field(default_factory=dict)
+    gains: dict[Device, str] = field(default_factory=dict)
+    groups: int = 0
+
+    def offer(self, target: Target, accountant: Accountant) -> None:
+        """Let a device take what it can, in one pass, or in two around a layout change."""
+        outcome = STRATEGIES[self.strategy](self._proposals(target, self._open()), accountant)
+        if outcome.gain:
+            self.gains[target.device] = outcome.gain
+        if target.relayout is not None and outcome.accepted:
+            outcome = self._second_pass(target, accountant, outcome)
+        for proposal in outcome.accepted:
+            self._take(target, accountant, proposal)
+        for proposal, why in outcome.refused.items():
+            for node in proposal:
+                self._refuse(node, target.device, why)
+
+    def _open(self) -> list[Node]:
+        return [node for node in self.graph if key_of(node) not in self.taken]
+
+    def _proposals(self, target: Target, nodes: Sequence[Node]) -> list[Proposal]:
+        supported = []
+        for node in nodes:
+            if target.supports is None or target.supports(node):
+                supported.append(node)
+            else:
+                self._refuse(node, target.device, f"it does not support {node.op_type}")
+        return _in_order(supported, _checked_groups(target, supported))
+
+    def _second_pass(self, target: Target, accountant: Accountant, first: Outcome) -> Outcome:
+        """Change layouts; what was accepted before comes first, at its price, then what is new."""
+        assert target.relayout is not None
+        before = {key_of(node) for node in self.graph}
+        tentative = [node for proposal in first.accepted for node in proposal]
+        self.graph = _checked_layout(target, self.graph, tentative)
+        accountant.reset_for_new_pass()
+        now = {key_of(node): node for node in self.graph}
+        if gone := self.taken.keys() - now.keys():
+            raise ModelGraphError(
+                f"the layout change of {target.device} drops others' nodes: {gone}"
+            )
+        survivors = [_still_there(proposal, now) for proposal in first.accepted]
+        fresh = [node for key, node in now.items() if key not in before]
+        proposals = [proposal for proposal in survivors if proposal]
+        proposals += self._proposals(target, fresh)
+        outcome = STRATEGIES["greedy"](proposals, accountant)
+        for proposal, why in first.refused.items():
+            if still := _still_there(proposal, now):
+                outcome.refused[still] = why
+        return outcome
+
+    def _take(self, target: Target, accountant: Accountant, proposal: Proposal) -> None:
+        group = None
+        if len(proposal) > 1:
+            group, self.groups = self.groups, self.groups + 1
+        for node in proposal:
+            cost = accountant.cost(node)
+            self.taken[key_of(node)] = _Taken(target.device, cost, group)
+
+    def _refuse(self, node: Node, device: Device, why: str) -> None:
+        self.refusals.setdefault(key_of(node), []).append(Refusal(device, why))
+
+    def placement(
+        self, targets: Sequence[Target], accountants: Mapping[Device, Accountant]
+    ) -> Placement:
+        assignments = []
+        for node in self.graph:
+            key = key_of(node)
+            refusals = tuple(self.refusals.get(key, ()))
+            if key not in self.taken:
+                why = "; ".join(f"{one.device}: {one.why}" for one in refusals)
+                raise ModelGraphError(f"no device takes {node!r}: {why}")
+            taken = self.taken[key]
+            cost = taken.cost if taken.device in accountants else ResourceCount.none()
+            assignments.append(Assignment(node, taken.device, cost, taken.group, refusals))
+        consumed = {
+            device: sum(
+                (one.cost for one in assignments if one.device == device),
+                ResourceCount.from_bytes(0),
+            )
+            for device in accountants
+        }
+        return Placement(self.graph, targets, assignments, consumed, self.gains)
+
+
+def _checked_groups(target: Target, supported: Sequence[Node]) -> list[Proposal]:
+    if target.fuse is None:
+        return []
+    proposed = target.fuse(tuple(supported))
+    groups = [_checked_group(target, group) for group in _listed(target, "groups", proposed)]
+    offered = set(supported)
+    for node in (node for group in groups for node in group):
+        if node not in offered:
+            raise ModelGraphError(
+                f"{target.device} proposes {node!r}, which is not on offer or twice so"
+            )
+        offered.remove(node)
+    return [group for group in groups if group]
+
+
+def _checked_group(target: Target, group: object) -> Proposal:
+    nodes = _listed(target, "nodes", group)
+    for node in nodes:
+        if not isinstance(node, Node):
+            raise ModelGraphError(f"{target.device} proposes {node!r:.80}, which is not a Node")
+    return tuple(nodes)
+
+
+def _listed(target: Target, what: str, given: object) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise ModelGraphError(
+            f"{target.device} proposes {given!r:.80}: fuse gives an iterable of {what}"
+        )
+    return list(given)
+
+
+def _in_order(nodes: Sequence[Node], groups: Sequence[Proposal]) -> list[Proposal]:
+    """Return proposals in the order of their first nodes; who is in no group is one alone."""
+    group_of = {node: group for group in groups for node in group}
+    position = {node: number for number, node in enumerate(nodes)}
+    found = dict.fromkeys(group_of.get(node, (node,)) for node in nodes)
+    return [tuple(sorted(proposal, key=position.__getitem__)) for proposal in found]
+
+
+def _checked_layout(target: Target, graph: ModelGraph, nodes: Sequence[Node]) -> ModelGraph:
+    assert target.relayout is not None
+    changed = target.relayout(graph, tuple(nodes))
+    if not isinstance(changed, ModelGraph):
+        kind = type(changed).__name__
+        raise ModelGraphError(
+            f"the layout change of {target.device} must return a ModelGraph, not {kind}"
+        )
+    if (changed.inputs, changed.outputs) != (graph.inputs, graph.outputs):
+        raise ModelGraphError(f"the layout change of {target.device} has other inputs or outputs")
+    return changed
+
+
+def _still_there(proposal: Proposal, now: Mapping[Hashable, Node]) -> Proposal:
+    return tuple(now[key] for node in proposal if (key := key_of(node)) in now)

@@ -1,0 +1,215 @@
+"""Where each node of a graph runs, and why."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpumem.accounting.counts import ResourceCount
+from gpumem.accounting.nodes import key_of
+from gpumem.device import Device
+from gpumem.errors import ModelGraphError
+from gpumem.planning.assignment.targets import Target
+from gpumem.planning.graph.graph import ModelGraph, Node
+
+__all__ = ["Assignment", "Placement", "Refusal", "Step", "in_steps"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A device that did not take a node, and why.
+
+    Examples
+    --------
+    >>> Refusal(Device("cuda:0"), "it has no kernel for Einsum").why
+    'it has no kernel for Einsum'
+    """
+
+    device: Device
+    why: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A node's place.
+
+    Attributes
+    ----------
+    node : Node
+    device : Device
+        Where it runs.
+    cost : ResourceCount
+        What the device's accountant counts for it; none where the device has no accountant.
+    group : int or None
+        Nodes of one number run as one; None: it runs alone.
+    refusals : tuple of Refusal
+        The devices before, in order of preference.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, Target, partition
+    >>> builder = GraphBuilder()
+    >>> node = builder.node("Relu", [builder.input("x", "int8", (4,))], ["y"])
+    >>> placement = partition(builder.build(["y"]), ["cuda:0", "host"])
+    >>> placement[node].device, placement[node].refusals
+    (Device("cuda:0"), ())
+    """
+
+    node: Node
+    device: Device
+    cost: ResourceCount
+    group: int | None
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def why(self) -> str:
+        """The reason, in words."""
+        cost = "" if self.cost.is_none else f", at {self.cost} bytes"
+        because = "; ".join(f"{one.device}: {one.why}" for one in self.refusals)
+        together = "" if self.group is None else f", in group {self.group}"
+        return f"{self.device} takes it{cost}{together}" + (f" ({because})" if because else "")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Nodes that run as one, on one device; mostly it is one node.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition
+    >>> builder = GraphBuilder()
+    >>> node = builder.node("Relu", [builder.input("x", "int8", (4,))], ["y"])
+    >>> [(step.device, step.nodes) for step in partition(builder.build(["y"]), ["cuda:1"]).steps]
+    [(Device("cuda:1"), (Node(Relu -> y),))]
+    """
+
+    nodes: tuple[Node, ...]
+    device: Device
+
+
+class Placement:
+    """What `partition` decided.
+
+    Attributes
+    ----------
+    graph : ModelGraph
+        What is to run: the graph that was given, or what layout changes made of it.
+    targets : tuple of Target
+        The devices, in order of preference.
+    assignments : tuple of Assignment
+        One per node, in order.
+    steps : tuple of Step
+        What runs, in an order in which it can.
+    consumed : Mapping[Device, ResourceCount]
+        What was committed by this partition, of devices that have an accountant.
+    gains : Mapping[Device, str]
+        For ``strategy="best"``: what further search gained over the greedy order, in words.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "int8", (4,))
+    >>> nodes = builder.node("Relu", [x], ["y"]), builder.node("Relu", ["y"], ["z"])
+    >>> placement = partition(builder.build(["z"]), ["cuda:0", "host"])
+    >>> placement
+    <gpumem.planning.Placement of 2 nodes: 2 on cuda:0, 0 on host:0>
+    >>> placement.device_of(nodes[1])
+    Device("cuda:0")
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        targets: Sequence[Target],
+        assignments: Sequence[Assignment],
+        consumed: Mapping[Device, ResourceCount],
+        gains: Mapping[Device, str],
+    ) -> None:
+        self.graph = graph
+        self.targets = tuple(targets)
+        self.assignments = tuple(assignments)
+        self.steps = in_steps(graph, self.assignments)
+        self.consumed = dict(consumed)
+        self.gains = dict(gains)
+        self._by_node = {one.node: one for one in self.assignments}
+
+    def __getitem__(self, node: Node) -> Assignment:
+        return self._by_node[node]
+
+    def device_of(self, node: Node) -> Device:
+        """Return where a node runs; KeyError if it is not in the graph."""
+        return self._by_node[node].device
+
+    def nodes_on(self, device: Device | str) -> tuple[Node, ...]:
+        """Return the nodes that run on a device, in order."""
+        wanted = Target.of(device).device
+        return tuple(one.node for one in self.assignments if one.device == wanted)
+
+    def target_of(self, device: Device) -> Target:
+        """Return the target that a device was given as."""
+        return next(target for target in self.targets if target.device == device)
+
+    def report(self) -> str:
+        """Say in words why each node is where it is, one line per node."""
+        lines = [f"{one.node!r}: {one.why}" for one in self.assignments]
+        lines += [f"{device}: {gain}" for device, gain in self.gains.items()]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(self.nodes_on(t.device))} on {t.device}" for t in self.targets)
+        return f"<gpumem.planning.Placement of {len(self.assignments)} nodes: {counts}>"
+
+
+def in_steps(graph: ModelGraph, assignments: Sequence[Assignment]) -> tuple[Step, ...]:
+    """Order what runs as one after what it reads; as near to the graph's order as that allows.
+
+    Raises
+    ------
+    ModelGraphError
+        A group needs what is only made from its own results, so it cannot run as one.
+    """
+    members: dict[Hashable, list[Assignment]] = {}
+    unit_of: dict[Node, Hashable] = {}
+    for one in assignments:
+        unit = key_of(one.node) if one.group is None else one.group
+        members.setdefault(unit, []).append(one)
+        unit_of[one.node] = unit
+    waits = {unit: _needs(graph, unit, members[unit], unit_of) for unit in members}
+    return tuple(
+        Step(tuple(one.node for one in members[unit]), members[unit][0].device)
+        for unit in _sorted(waits)
+    )
+
+
+def _needs(
+    graph: ModelGraph, unit: Hashable, members: list[Assignment], unit_of: Mapping[Node, Hashable]
+) -> set[Hashable]:
+    producers = (graph.producer(value) for one in members for value in one.node.reads)
+    return {unit_of[producer] for producer in producers if producer is not None} - {unit}
+
+
+def _sorted(waits: Mapping[Hashable, set[Hashable]]) -> Iterator[Hashable]:
+    order = {unit: number for number, unit in enumerate(waits)}
+    units = list(waits)
+    readers: dict[Hashable, list[Hashable]] = {unit: [] for unit in waits}
+    missing = {unit: len(needs) for unit, needs in waits.items()}
+    for unit, needs in waits.items():
+        for need in needs:
+            readers[need].append(unit)
+    ready = [order[unit] for unit in units if not missing[unit]]
+    done = 0
+    while ready:
+        unit = units[heapq.heappop(ready)]
+        done += 1
+        yield unit
+        for reader in readers[unit]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, order[reader])
+    if done < len(units):
+        stuck = [unit for unit in units if missing[unit] and isinstance(unit, int)]
+        raise ModelGraphError(
+            f"groups {stuck} cannot run as one: they need what they make themselves"
+        )

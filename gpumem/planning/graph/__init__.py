@@ -1,0 +1,1 @@
+"""A model's graph: values and nodes, checked; read from ONNX files."""

@@ -1,0 +1,446 @@
+"""Graphs of a model as memory sees them: who makes which bytes, and who reads them.
+
+A graph is checked when it is made and does not change. `ModelGraph.from_onnx` reads a model,
+`GraphBuilder` writes one by hand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from gpumem.errors import ModelGraphError
+from gpumem.planning.graph.values import Value
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gpumem.planning.graph.onnx_models import GraphDescription
+
+__all__ = ["GraphBuilder", "ModelGraph", "Node"]
+
+
+@final
+class Node:
+    """One operation. Compared by identity.
+
+    Parameters
+    ----------
+    op_type : str
+        The operator.
+    inputs, outputs : sequence of Value or None
+        None where an optional one is left out.
+    name : str
+        May be empty.
+    domain : str
+        Of the operator; empty for ONNX's own.
+    bodies : Mapping[str, ModelGraph], optional
+        Graphs that it holds, by attribute, such as the branches of an If.
+
+    Examples
+    --------
+    >>> x, y = Value("x", "float32", (4,)), Value("y", "float32", (4,))
+    >>> node = Node("Clip", [x, None, None], [y], name="clip")       # its bounds are left out
+    >>> node.inputs[1:], [value.name for value in node.reads]
+    ((None, None), ['x'])
+    """
+
+    __slots__ = ("_body_graphs", "_domain", "_inputs", "_name", "_op_type", "_outputs")
+
+    def __init__(
+        self,
+        op_type: str,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        *,
+        name: str = "",
+        domain: str = "",
+        bodies: Mapping[str, ModelGraph] | None = None,
+    ) -> None:
+        if not isinstance(op_type, str) or not op_type:
+            raise ModelGraphError(
+                f"a node's operator is a string that is not empty, not {op_type!r}"
+            )
+        self._op_type = op_type
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._name = name
+        self._domain = domain
+        self._body_graphs = dict(bodies or {})
+
+    @property
+    def op_type(self) -> str:
+        """The operator."""
+        return self._op_type
+
+    @property
+    def name(self) -> str:
+        """Its name, which may be empty."""
+        return self._name
+
+    @property
+    def domain(self) -> str:
+        """Of the operator; empty for ONNX's own."""
+        return self._domain
+
+    @property
+    def inputs(self) -> tuple[Value | None, ...]:
+        """What it reads, optional places that are empty included."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Value | None, ...]:
+        """What it makes, optional places that are empty included."""
+        return self._outputs
+
+    @property
+    def body_graphs(self) -> Mapping[str, ModelGraph]:
+        """Graphs that it holds, by attribute."""
+        return dict(self._body_graphs)
+
+    @property
+    def bodies(self) -> tuple[tuple[Node, ...], ...]:
+        """The nodes of each graph that it holds."""
+        return tuple(graph.nodes for graph in self._body_graphs.values())
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        """Its inputs, and what its bodies read of the graphs around it; each once."""
+        outer = (value for graph in self._body_graphs.values() for value in graph.captures)
+        return tuple(dict.fromkeys([*filter(None, self._inputs), *outer]))
+
+    @property
+    def makes(self) -> tuple[Value, ...]:
+        """Its outputs, without empty places."""
+        return tuple(value for value in self._outputs if value is not None)
+
+    def __repr__(self) -> str:
+        name = f" {self._name!r}" if self._name else ""
+        return f"Node({self._op_type}{name} -> {', '.join(v.name for v in self.makes)})"
+
+
+@final
+class ModelGraph:
+    """Nodes in the order in which they run, and the values between them.
+
+    Parameters
+    ----------
+    nodes : iterable of Node
+    inputs : iterable of Value
+        What a run is given; weights are not among them.
+    outputs : iterable of Value
+        What a run gives back.
+    name : str
+    captures : iterable of Value
+        For the body of a node: what it reads of the graphs around it.
+
+    Raises
+    ------
+    ModelGraphError
+        A value is made twice, read before it is made, or given back and never made; two values
+        have one name.
+
+    Examples
+    --------
+    >>> x, y = Value("x", "float32", (4,)), Value("y", "float32", (4,))
+    >>> graph = ModelGraph([Node("Relu", [x], [y])], inputs=[x], outputs=[y])
+    >>> graph, graph.producer(y), graph.consumers(x)
+    (<gpumem.planning.ModelGraph of 1 node, 2 values>, Node(Relu -> y), (Node(Relu -> y),))
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        *,
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        name: str = "",
+        captures: Iterable[Value] = (),
+    ) -> None:
+        self.name = name
+        self._nodes = tuple(nodes)
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._captures = tuple(captures)
+        self._values: dict[str, Value] = {}
+        self._producers: dict[Value, Node] = {}
+        self._consumers: dict[Value, list[Node]] = {}
+        self._check()
+
+    def _check(self) -> None:
+        for value in (*self._captures, *self._inputs):
+            self._enter(value, "another input of the graph")
+        for node in self._nodes:
+            for value in node.reads:
+                self._read(value, f"{node!r} reads it")
+                self._consumers.setdefault(value, []).append(node)
+            for value in node.makes:
+                self._enter(value, repr(node))
+                self._producers[value] = node
+        for value in self._outputs:
+            self._read(value, "it is an output of the graph")
+
+    def _enter(self, value: Value, who: str) -> None:
+        if value.name in self._values:
+            raise ModelGraphError(f"value {value.name!r} is already defined; {who} redefines it")
+        self._values[value.name] = value
+
+    def _read(self, value: Value, why: str) -> None:
+        known = self._values.get(value.name)
+        if known is value:
+            return
+        if known is not None:
+            raise ModelGraphError(f"two values are named {value.name!r}: {known!r}, {value!r}")
+        if not value.is_initializer:
+            raise ModelGraphError(f"{why}, but nothing before makes value {value.name!r}")
+        self._values[value.name] = value
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, in an order in which they can run."""
+        return self._nodes
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """What a run is given."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What a run gives back."""
+        return self._outputs
+
+    @property
+    def captures(self) -> tuple[Value, ...]:
+        """For a body: what it reads of the graphs around it."""
+        return self._captures
+
+    @property
+    def initializers(self) -> tuple[Value, ...]:
+        """The weights that are read."""
+        return tuple(value for value in self._values.values() if value.is_initializer)
+
+    @property
+    def values(self) -> Mapping[str, Value]:
+        """All values by name; those inside bodies are not among them."""
+        return dict(self._values)
+
+    def producer(self, value: Value) -> Node | None:
+        """Return the node that makes a value; None for inputs and weights."""
+        return self._producers.get(value)
+
+    def consumers(self, value: Value) -> tuple[Node, ...]:
+        """Return the nodes that read a value, themselves or in their bodies."""
+        return tuple(self._consumers.get(value, ()))
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __repr__(self) -> str:
+        nodes, values = len(self._nodes), len(self._values)
+        plural = "" if nodes == 1 else "s"
+        return f"<gpumem.planning.ModelGraph of {nodes} node{plural}, {values} values>"
+
+    @classmethod
+    def from_onnx(
+        cls,
+        model: str | os.PathLike[str] | Any,
+        *,
+        dims: Mapping[str, int] | None = None,
+        strict: bool = True,
+    ) -> ModelGraph:
+        """Read an ONNX model.
+
+        Shapes are inferred; weights in files beside the model are not loaded. ``Constant`` nodes
+        become weights, functions of the model are inlined, bodies of If, Loop and Scan are read.
+        Needs the package ``onnx`` (``pip install onnx``).
+
+        Parameters
+        ----------
+        model : path or onnx.ModelProto
+            The model; a ModelProto is not changed.
+        dims : Mapping, optional
+            Lengths for dimensions that the model names, such as ``{"batch": 8}``.
+        strict : bool, optional
+            Refuse operators that ONNX does not know in its own domains, nodes without an attribute
+            that they need or with too many inputs, and shapes and types that disagree with what is
+            inferred. False: where they disagree the model is believed, and only what no graph can
+            be made of is refused.
+
+        Raises
+        ------
+        ModelGraphError
+            No ONNX model, or a malformed one; `dims` has a name that the model's inputs lack.
+        OSError
+            The file cannot be read.
+        ImportError
+            The package ``onnx`` is not installed.
+        """
+        from gpumem.planning.graph.onnx_models import describe_model
+
+        described, trouble = describe_model(model, dims or {})
+        graph = _built(described, None)
+        if strict and trouble:
+            raise ModelGraphError(trouble)
+        return graph
+
+
+class GraphBuilder:
+    """Writes a graph by hand, node after node.
+
+    Parameters
+    ----------
+    name : str
+        Of the graph.
+    outer : GraphBuilder, optional
+        For the body of a node: the graph that the node is in. Its names can be read in the body.
+
+    Examples
+    --------
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "float32", (8, 16))
+    >>> w = builder.initializer("w", "float32", (16, 4))
+    >>> product = builder.node("MatMul", [x, w], [builder.value("product", "float32", (8, 4))])
+    >>> result = builder.node("Relu", ["product"], [builder.value("y", "float32", (8, 4))])
+    >>> builder.build(outputs=["y"])
+    <gpumem.planning.ModelGraph of 2 nodes, 4 values>
+    """
+
+    def __init__(self, name: str = "", *, outer: GraphBuilder | None = None) -> None:
+        self._name = name
+        self._outer = outer
+        self._inputs: list[Value] = []
+        self._nodes: list[Node] = []
+        self._values: dict[str, Value] = {}
+        self._described: dict[str, Value] = {}  # what nodes are to make
+        self._captures: dict[str, Value] = {}
+
+    def input(
+        self, name: str, dtype: npt.DTypeLike | None, shape: Sequence[int | str | None] | None
+    ) -> Value:
+        """Add something that a run is given."""
+        value = self._enter(Value(name, dtype, shape))
+        self._inputs.append(value)
+        return value
+
+    def initializer(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int]) -> Value:
+        """Add a weight."""
+        return self._enter(Value(name, dtype, shape, is_initializer=True))
+
+    def value(
+        self,
+        name: str,
+        dtype: npt.DTypeLike | None = None,
+        shape: Sequence[int | str | None] | None = None,
+    ) -> Value:
+        """Describe what a node will make."""
+        if name in self._described:
+            raise ModelGraphError(f"value {name!r} is already described")
+        value = self._described[name] = Value(name, dtype, shape)
+        return value
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[Value | str | None],
+        outputs: Sequence[Value | str | None],
+        *,
+        name: str = "",
+        domain: str = "",
+        bodies: Mapping[str, ModelGraph] | None = None,
+    ) -> Node:
+        """Add a node behind those before.
+
+        Parameters
+        ----------
+        op_type : str
+            The operator.
+        inputs : sequence of Value, str or None
+            What it reads: values, or their names; None where an optional one is left out.
+        outputs : sequence of Value, str or None
+            What it makes. A name that `value` did not describe is a value of unknown size.
+        name, domain, bodies
+            As of `Node`.
+
+        Raises
+        ------
+        ModelGraphError
+            An input that nothing has made, or an output that is there already.
+        """
+        who = f"node {name or op_type!r} reads it"
+        reads = [self._known(given, who) for given in inputs]
+        for body in (bodies or {}).values():
+            for value in body.captures:
+                self._known(value.name, who)
+        makes = [self._made(given) for given in outputs]
+        node = Node(op_type, reads, makes, name=name, domain=domain, bodies=bodies)
+        for value in node.makes:
+            self._enter(value)
+        self._nodes.append(node)
+        return node
+
+    def build(self, outputs: Sequence[Value | str]) -> ModelGraph:
+        """Return the graph; ModelGraphError as `ModelGraph`."""
+        results = [self._known(given, "it is an output of the graph") for given in outputs]
+        return ModelGraph(
+            self._nodes,
+            inputs=self._inputs,
+            outputs=filter(None, results),
+            name=self._name,
+            captures=self._captures.values(),
+        )
+
+    def _enter(self, value: Value) -> Value:
+        if value.name in self._values:
+            raise ModelGraphError(f"value {value.name!r} is already defined")
+        self._values[value.name] = value
+        return value
+
+    def _known(self, given: Value | str | None, why: str) -> Value | None:
+        if given is None:
+            return None
+        name = given if isinstance(given, str) else given.name
+        known = self._values.get(name) or self._captured(name)
+        if known is None or (known is not given and not isinstance(given, str)):
+            raise ModelGraphError(f"{why}, but nothing before makes value {name!r}")
+        return known
+
+    def _captured(self, name: str) -> Value | None:
+        """Find a value in the graphs around this one; each of them up to it captures it too."""
+        if self._outer is None:
+            return None
+        found = self._outer._values.get(name) or self._outer._captured(name)
+        if found is not None:
+            self._captures[name] = found
+        return found
+
+    def _made(self, given: Value | str | None) -> Value | None:
+        if not isinstance(given, str):
+            return given
+        return self._described.get(given) or Value(given)
+
+
+def _built(described: GraphDescription, outer: GraphBuilder | None) -> ModelGraph:
+    """Build the graph that a description of a model says."""
+    builder = GraphBuilder(described.name, outer=outer)
+    for weight in described.weights:
+        builder._enter(Value(*weight, is_initializer=True))
+    for given in described.inputs:
+        builder.input(*given)
+    for made in described.made:
+        builder.value(*made)
+    for node in described.nodes:
+        bodies = {key: _built(body, builder) for key, body in node.bodies.items()}
+        builder.node(
+            node.op_type,
+            node.inputs,
+            node.outputs,
+            name=node.name,
+            domain=node.domain,
+            bodies=bodies,
+        )
+    return builder.build(described.outputs)

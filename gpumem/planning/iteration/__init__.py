@@ -1,0 +1,1 @@
+"""The same for a recorded iteration: a resource that follows the plan."""

@@ -1,0 +1,453 @@
+"""PlannedResource: blocks at the places of a plan, while the program does what was recorded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from gpumem._buffer cimport alignment_of, Buffer, buffer_of, MemoryResource, resource_adapt, size_of
+from gpumem._core cimport Arena
+from gpumem._native.arena cimport (
+    ARENA_MISS, ARENA_OK, arena_place_fast, arena_place_slow, arena_places_init, Block, slot_claim,
+    slot_unclaim,
+)
+from gpumem._native.bfc cimport NIL, Places, places_free
+from gpumem._native.driver cimport place_is_dead
+from gpumem._support.columns cimport column_of
+
+from gpumem.config import ArenaConfig
+from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError
+from gpumem.planning.iteration.recorded import IterationPlan
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """How one iteration went.
+
+    Attributes
+    ----------
+    planned : int
+        Allocations that were handed out at their places.
+    displaced : int
+        Allocations that came as planned, but whose place could not be had: something lived there
+        still, or work of another stream could still use it. The upstream served them.
+    online : int
+        Allocations after the mismatch, which the upstream served.
+    mismatch : str or None
+        How the iteration first differed from the plan. None: it did not.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.planning import PlannedResource, IterationRecording, plan
+    >>> arena = gpumem.Arena("host")
+    >>> recording = IterationRecording(arena)
+    >>> recording.resource.allocate(1000).close()
+    >>> planned = PlannedResource(plan(recording.trace()), arena)
+    >>> with planned.iteration():
+    ...     planned.allocate(5000).close()       # not what was recorded
+    >>> planned.report.planned, planned.report.online, planned.report.mismatch is None
+    (0, 1, False)
+    """
+
+    planned: int
+    displaced: int
+    online: int
+    mismatch: str | None
+
+
+# An allocation of the plan: bytes, number of its stream, and the edges between which it lies.
+cdef struct Planned:
+    uint64_t nbytes
+    uint32_t stream
+    uint32_t begin
+    uint32_t end
+
+
+@cython.final
+cdef class PlannedResource(MemoryResource):
+    """Follows the plan of an iteration over one block, and its upstream where that cannot be.
+
+    The block, `plan.peak_bytes` of the upstream's memory, is held from the beginning to `close`.
+    Inside ``with planned.iteration():`` the n-th allocation is compared with the plan, by size and
+    stream, and handed out at its planned place. At the first that differs the upstream serves what
+    follows in that iteration, and `report` says why. What is allocated outside of an iteration,
+    or persistently, or while a graph is captured, is the upstream's and not counted.
+
+    A place is handed out only if nothing lives there and the taker's stream may have it, by the
+    rules of an arena (`ArenaConfig.stream_reuse`): whatever a program does with its blocks, frees
+    them late, in another order, on other streams or threads, or keeps them beyond the iteration,
+    costs memory of the upstream and nothing else.
+
+    Parameters
+    ----------
+    plan : IterationPlan
+        Of an iteration that allocates something.
+    upstream : MemoryResource
+        An `Arena`, for instance.
+    stream_reuse : str, optional
+        As of `ArenaConfig`; None: the upstream's, where it is an arena, or ``"completed"``.
+    name : str, optional
+        Name used in error messages and reports; the upstream's by default.
+
+    Attributes
+    ----------
+    plan : IterationPlan
+    upstream : MemoryResource
+    ptr : int
+        Address of the block.
+
+    Raises
+    ------
+    ConfigError
+        A plan without an allocation, or `stream_reuse` is not accepted.
+    ModelGraphError
+        The plan does not hold: blocks lie on each other.
+    OutOfMemoryError
+        The upstream has no room for the block.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.planning import PlannedResource, IterationRecording, plan
+    >>> def step(resource):
+    ...     a = resource.allocate(1000)
+    ...     b = resource.allocate(500)
+    ...     a.close()
+    ...     c = resource.allocate(1000)
+    >>> arena = gpumem.Arena("host")
+    >>> recording = IterationRecording(arena)
+    >>> step(recording.resource)
+    >>> planned = PlannedResource(plan(recording.trace()), arena)
+    >>> with planned.iteration():
+    ...     step(planned)
+    >>> planned.report
+    IterationReport(planned=3, displaced=0, online=0, mismatch=None)
+
+    Notes
+    -----
+    Safe to use from several threads; but threads that allocate at the same time do so in no order
+    that a plan could know. A block's `Buffer.resource` is the upstream, or the arena inside of this
+    resource that keeps the places: buffers of either kind behave alike.
+    """
+
+    cdef readonly object plan
+    cdef readonly MemoryResource upstream
+    cdef Arena inner            # whose one region is the block; never handed out
+    cdef Places places
+    cdef Planned* planned
+    cdef uint32_t count
+    cdef uint32_t stream_count
+    cdef uint32_t* slots        # number of a stream -> its slot in `inner`, claimed; NIL: none yet
+    cdef uint32_t upcoming      # which allocation is next
+    cdef bint is_open           # inside of an iteration
+    cdef bint follows           # and no mismatch yet
+    cdef uint64_t served[3]     # planned, displaced, online
+    cdef object mismatch
+
+    def __init__(self, plan, MemoryResource upstream not None, *, stream_reuse=None, name=None):
+        if self.memory is not None:
+            raise TypeError("a PlannedResource is initialised once")
+        if not isinstance(plan, IterationPlan):
+            raise TypeError(f"plan must be an IterationPlan, not {type(plan).__name__}")
+        if len(plan) == 0:
+            raise ConfigError("the plan has no allocation, so there is nothing to follow")
+        plan.verify()
+        resource_adapt(self, upstream, name)
+        self.plan = plan
+        self.upstream = upstream
+        self.inner = block_arena(upstream, plan, stream_reuse)
+        self.read(plan)
+
+    def __dealloc__(self):
+        places_free(&self.places)
+        free(self.planned)
+        free(self.slots)
+
+    cdef int read(self, plan) except -1:
+        """Turn the plan's columns into what an allocation looks at."""
+        ends = plan.offsets + (plan.sizes + 255) // 256 * 256
+        edges = np.unique(np.concatenate(([0], plan.offsets, ends))).astype(np.uint64)
+        rows = np.column_stack((plan.sizes, plan.streams,
+                                np.searchsorted(edges, plan.offsets.astype(np.uint64)),
+                                np.searchsorted(edges, ends.astype(np.uint64))))
+        cdef const int64_t* row = <const int64_t*>column_of(rows, 4 * len(rows), sizeof(int64_t))
+        cdef const uint64_t* edge = <const uint64_t*>column_of(edges, len(edges), sizeof(uint64_t))
+        cdef uint32_t i
+        self.count = len(plan)
+        self.stream_count = plan.streams.max() + 1
+        self.planned = <Planned*>calloc(self.count, sizeof(Planned))
+        self.slots = <uint32_t*>calloc(self.stream_count, sizeof(uint32_t))
+        if self.planned == NULL or self.slots == NULL or not arena_places_init(
+                self.inner.core, &self.places, edge, len(edges)):
+            raise MemoryError("no host memory for a plan's books")
+        for i in range(self.count):
+            self.planned[i].nbytes = row[4 * i]
+            self.planned[i].stream = row[4 * i + 1]
+            self.planned[i].begin = row[4 * i + 2]
+            self.planned[i].end = row[4 * i + 3]
+        for i in range(self.stream_count):
+            self.slots[i] = NIL
+        return 0
+
+    # ---- blocks ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
+        """Hand out a block: at its planned place inside of an iteration, or the upstream's.
+
+        Parameters
+        ----------
+        nbytes, stream, alignment, shareable
+            As the upstream's ``allocate`` takes them.
+
+        Returns
+        -------
+        Buffer
+
+        Raises
+        ------
+        ClosedError
+            It is closed, or belongs to the parent of a fork.
+        Exception
+            What the upstream raises, as it is.
+        """
+        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t multiple = 1 if alignment is None else alignment_of(alignment)
+        cdef Buffer buffer = None
+        self.require_open()
+        if self.is_open and size != 0 and not self.is_captured(stream):
+            buffer = self.place_next(size, stream, 0 if shareable else multiple)
+        if buffer is not None:
+            return buffer
+        if shareable:
+            return self.upstream.allocate(size, stream, alignment=alignment, shareable=True)
+        if alignment is not None:
+            return self.upstream.allocate(size, stream, alignment=alignment)
+        return self.upstream.allocate(size, stream)
+
+    def allocate_persistent(self, nbytes):
+        """Hand out a long-lived block of the upstream's; see its ``allocate_persistent``."""
+        self.require_open()
+        return self.upstream.allocate_persistent(nbytes)
+
+    cdef Buffer place_next(self, uint64_t size, object stream, uint64_t multiple):
+        """Return the next block of the plan; None: the upstream has to serve it, and is counted.
+
+        `multiple` is the alignment that was asked for, 0 where no place will do.
+        """
+        cdef uint32_t slot
+        cdef Planned* wanted
+        cdef Block block
+        self.inner.slot_of(stream, &slot)
+        # From here to the count nothing runs that could allocate, too: an order for all threads.
+        if not self.follows or not self.is_expected(size, slot):
+            self.served[2] += 1
+            return None
+        wanted = &self.planned[self.upcoming]
+        self.upcoming += 1
+        if multiple == 0 or (self.places.base + self.places.edges[wanted.begin]) % multiple:
+            self.served[1] += 1
+            return None
+        if not self.take(wanted, slot, &block):
+            self.served[1] += 1
+            return None
+        self.served[0] += 1
+        return buffer_of(self.inner, block.address, size, block.size, block.handle, slot)
+
+    cdef bint take(self, const Planned* wanted, uint32_t slot, Block* block) noexcept:
+        # Whatever keeps the place from being had, the upstream serves, and raises if it cannot.
+        cdef int status = arena_place_fast(self.inner.core, &self.places, wanted.begin, wanted.end,
+                                           wanted.nbytes, slot, block)
+        if status == ARENA_MISS:
+            slot_claim(self.inner.core, slot)   # other threads run: it must keep its stream
+            with nogil:
+                status = arena_place_slow(self.inner.core, &self.places, wanted.begin, wanted.end,
+                                          wanted.nbytes, slot, block)
+                slot_unclaim(self.inner.core, slot)
+        return status == ARENA_OK
+
+    cdef bint is_expected(self, uint64_t size, uint32_t slot) except -1:
+        """Compare an allocation with the plan; the first that differs ends the following."""
+        cdef uint32_t number
+        n = self.upcoming
+        if n == self.count:
+            return self.differs(f"{size} bytes are asked for after all {n} allocations of the plan")
+        if self.planned[n].nbytes != size:
+            return self.differs(f"allocation {n} is of {size} bytes, in the plan of "
+                                f"{self.planned[n].nbytes}")
+        number = self.planned[n].stream
+        if self.slots[number] == slot or self.bind(number, slot):
+            return True
+        return self.differs(f"allocation {n} is for another stream than the plan's {number}")
+
+    cdef bint differs(self, reason) except -1:
+        self.follows = False
+        self.mismatch = reason
+        return False
+
+    cdef bint bind(self, uint32_t number, uint32_t slot) noexcept:
+        """Let a stream be the plan's of this number until the iteration ends, if neither is taken.
+        """
+        cdef uint32_t i
+        if self.slots[number] != NIL:
+            return False
+        for i in range(self.stream_count):
+            if self.slots[i] == slot:
+                return False
+        slot_claim(self.inner.core, slot)       # it keeps its stream
+        self.slots[number] = slot
+        return True
+
+    cdef bint is_captured(self, object stream) except -1:
+        # What a graph may write to comes from the upstream's pool for it.
+        cdef Arena arena
+        cdef uint32_t slot
+        if not isinstance(self.upstream, Arena):
+            return False
+        arena = <Arena>self.upstream
+        if arena.captures is None:
+            return False
+        arena.slot_of(stream, &slot)
+        return arena.captures.pool_of(arena, arena.core, slot, False) is not None
+
+    # ---- iterations ------------------------------------------------------------------------------
+
+    def iteration(self):
+        """Follow the plan from its beginning; a context manager that gives this resource.
+
+        Raises
+        ------
+        ConcurrentRunError
+            On entering: an iteration is under way.
+        ClosedError
+            On entering: it is closed, or belongs to the parent of a fork.
+        """
+        return Iteration(self)
+
+    def _begin(self):
+        self.require_open()
+        if self.is_open:
+            raise ConcurrentRunError(f"{self!r} is in an iteration: they come one after another")
+        self.is_open = self.follows = True
+        self.upcoming = 0
+        self.served = [0, 0, 0]
+        self.mismatch = None
+
+    def _end(self):
+        cdef uint32_t i
+        if self.follows and self.upcoming < self.count:
+            self.mismatch = f"it ended after {self.upcoming} of {self.count} allocations"
+        self.is_open = self.follows = False
+        for i in range(self.stream_count):
+            if self.slots[i] != NIL:
+                slot_unclaim(self.inner.core, self.slots[i])
+                self.slots[i] = NIL
+
+    @property
+    def report(self):
+        """How the iteration that is under way goes, or how the last one went."""
+        return IterationReport(self.served[0], self.served[1], self.served[2], self.mismatch)
+
+    # ---- the rest --------------------------------------------------------------------------------
+
+    @property
+    def ptr(self):
+        """Address of the block."""
+        return self.places.base
+
+    def shrink(self):
+        """Shrink the upstream; see its ``shrink``. The block stays."""
+        return self.upstream.shrink()
+
+    def reset_stream(self, stream):
+        """Declare a stream drained, here and to the upstream; see its ``reset_stream``."""
+        self.inner.reset_stream(stream)
+        self.upstream.reset_stream(stream)
+
+    def stats(self):
+        """Return the upstream's `Stats`, for which the block is one that is in use."""
+        return self.upstream.stats()
+
+    def check_invariants(self):
+        """Check every invariant of the block's books; see `Arena.check_invariants`."""
+        self.inner.check_invariants()
+
+    @property
+    def is_arena(self):
+        """Whether the upstream sub-allocates and can be shrunk."""
+        return self.upstream.is_arena
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return self.inner is None or self.inner.closed
+
+    def close(self):
+        """Give the block back to the upstream, which stays open. Idempotent.
+
+        Raises
+        ------
+        InUseError
+            A buffer in the block, or a view of one, is still alive; nothing is changed.
+        ConcurrentRunError
+            An iteration is under way.
+        """
+        if self.is_open and not place_is_dead(&self.place.place):
+            raise ConcurrentRunError(f"{self!r} is in an iteration: close it after that")
+        if self.inner is not None:
+            self.inner.close()
+
+    def __repr__(self):
+        state = ", closed" if self.closed else ""
+        return f"<gpumem.planning.PlannedResource of {self.plan!r} around {self.upstream!r}{state}>"
+
+    cdef int require_open(self) except -1:
+        if self.closed:
+            raise ClosedError(f"{self!r} is closed")
+        if place_is_dead(&self.place.place):
+            raise ClosedError(f"{self!r} belongs to the parent process, or the interpreter is "
+                              "ending")
+        return 0
+
+    cdef int slot_of(self, object stream, uint32_t* slot) except -1:
+        return self.upstream.slot_of(stream, slot)
+
+    cdef uint64_t stream_at(self, uint32_t slot) noexcept:
+        return self.upstream.stream_at(slot)
+
+
+class Iteration:
+    """One iteration of a PlannedResource, as a context manager."""
+
+    def __init__(self, resource):
+        self._resource = resource
+
+    def __enter__(self):
+        self._resource._begin()
+        return self._resource
+
+    def __exit__(self, *exception):
+        self._resource._end()
+
+
+cdef Arena block_arena(MemoryResource upstream, plan, stream_reuse):
+    """Make an arena whose one region is a block of the upstream's for the whole plan."""
+    cdef uint32_t slot
+    cdef Arena arena
+    nbytes = plan.peak_bytes
+    if stream_reuse is None:
+        stream_reuse = (<Arena>upstream).config.stream_reuse if isinstance(
+            upstream, Arena) else "completed"
+    config = ArenaConfig(backing="regions", extend_strategy="same_as_requested", max_mem=nbytes,
+                         initial_chunk_size_bytes=1, stream_reuse=stream_reuse, oom_wait_ms=0)
+    upstream.slot_of(None, &slot)
+    default = upstream.streams.get(slot)
+    if default is None:
+        default = upstream.stream_at(slot)
+    arena = Arena(upstream.memory, config, source=upstream, default_stream=default,
+                  debug_heap=False, name=f"{upstream.name}, planned")
+    arena.allocate(nbytes).close()
+    return arena

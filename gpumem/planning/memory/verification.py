@@ -1,0 +1,130 @@
+"""The proof that a memory plan holds: its run is replayed over ranges that remember who wrote them.
+
+It takes nothing from the planner but places and what it declares to share bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpumem.device import MemoryInfo
+from gpumem.errors import ModelGraphError
+from gpumem.planning.assignment.copies import HOST, PlannedCopy
+from gpumem.planning.assignment.placement import Step
+from gpumem.planning.memory.lifetimes import Tenant
+from gpumem.planning.memory.places import Places
+
+__all__ = ["verify_plan"]
+
+
+def verify_plan(plan: Places) -> bool:
+    """Do what `MemoryPlan.verify` says."""
+    for tenant in plan.places:
+        _check_bounds(plan, tenant)
+    replay = _Replay(plan)
+    replay.begin()
+    steps = plan.placement.steps
+    for number, step in enumerate(steps):
+        replay.copy(copy for copy in plan.copies.copies if copy.step == number)
+        replay.step(step)
+    replay.copy(copy for copy in plan.copies.copies if copy.step == len(steps))
+    replay.end()
+    return True
+
+
+def _check_bounds(plan: Places, tenant: Tenant) -> None:
+    place, block = plan.places[tenant], plan.blocks[tenant.memory]
+    if place.offset < 0 or place.offset + place.nbytes > block.peak_bytes:
+        raise ModelGraphError(
+            f"{tenant.value!r} lies outside of its block of {block.peak_bytes} bytes"
+        )
+    if place.offset % plan.alignment:
+        raise ModelGraphError(
+            f"{tenant.value!r} lies at {place.offset}, not aligned to {plan.alignment}"
+        )
+
+
+class _Replay:
+    """Which values are whole in memory now."""
+
+    def __init__(self, plan: Places) -> None:
+        self._plan = plan
+        self._whole: dict[MemoryInfo, dict[Tenant, tuple[int, int]]] = {}
+
+    def begin(self) -> None:
+        """Write what the caller gives: inputs, and weights that have places."""
+        plan, graph = self._plan, self._plan.placement.graph
+        given = [
+            tenant
+            for tenant in plan.places
+            if tenant.value.is_initializer
+            or (tenant.value in graph.inputs and plan.copies.homes[tenant.value] == tenant.memory)
+        ]
+        for tenant in given:
+            self._write(tenant)
+        self._read(given)
+
+    def copy(self, copies: Iterable[PlannedCopy]) -> None:
+        for copy in copies:
+            source = Tenant(copy.value, copy.source)
+            self._read([source])
+            self._write(Tenant(copy.value, copy.destination))
+            self._read([source])
+
+    def step(self, step: Step) -> None:
+        """Everything that a step reads and makes is whole at once, but for what it overwrites."""
+        plan = self._plan
+        made = {value for node in step.nodes for value in node.makes}
+        reads = [
+            Tenant(value, plan.copies.memory_for(value, step.device))
+            for node in step.nodes
+            for value in node.reads
+            if value not in made
+        ]
+        self._read(reads)
+        writes = [
+            Tenant(value, plan.copies.homes[value]) for node in step.nodes for value in node.makes
+        ]
+        own = MemoryInfo(step.device)
+        writes += [Tenant(plan.scratch[n], own) for n in step.nodes if n in plan.scratch]
+        overwritten = set()
+        for tenant in writes:
+            reuse = plan.reuses.get(tenant)
+            if reuse is not None and reuse.kind == "in_place":
+                overwritten.add(self._origin(reuse.source))
+            self._write(tenant)
+        self._read(t for t in (*reads, *writes) if self._origin(t) not in overwritten)
+
+    def end(self) -> None:
+        """Read the outputs; weights are as they were given."""
+        plan, graph = self._plan, self._plan.placement.graph
+        self._read(Tenant(v, plan.copies.memory_for(v, HOST)) for v in graph.outputs)
+        self._read(t for t in plan.places if t.value.is_initializer)
+
+    def _write(self, tenant: Tenant) -> None:
+        """Write a value; what lay there is whole no more. A view writes nothing over its origin."""
+        place = self._plan.places.get(tenant)
+        if place is None:
+            return
+        whole = self._whole.setdefault(tenant.memory, {})
+        start, end = place.offset, place.offset + place.nbytes
+        origin = self._origin(tenant)
+        for other, (other_start, other_end) in list(whole.items()):
+            overlaps = other_start < end and start < other_end
+            if overlaps and self._origin(other) != origin:
+                del whole[other]
+        whole[tenant] = (start, end)
+
+    def _origin(self, tenant: Tenant) -> Tenant:
+        reuse = self._plan.reuses.get(tenant)
+        while reuse is not None and reuse.kind == "view":
+            tenant = reuse.source
+            reuse = self._plan.reuses.get(tenant)
+        return tenant
+
+    def _read(self, tenants: Iterable[Tenant]) -> None:
+        for tenant in tenants:
+            if tenant in self._plan.places and tenant not in self._whole.get(tenant.memory, {}):
+                raise ModelGraphError(
+                    f"{tenant.value!r} is not whole in {tenant.memory} when it is needed"
+                )

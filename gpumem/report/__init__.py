@@ -1,0 +1,174 @@
+"""Reports: one page of HTML that shows what a recorded run did with memory.
+
+The page stands alone and asks nothing of a network. It draws every block one by one, from packed
+columns, so that its filters and its zoom are exact.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpumem.observe.snapshots.snapshot import Snapshot
+    from gpumem.traces.trace import Trace
+
+__all__ = ["Figures", "Report", "write_report"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The main figures of a trace.
+
+    Attributes
+    ----------
+    name : str
+        Of the trace.
+    events, allocations, streams : int
+        Number of each.
+    peak_live_bytes : int
+        The most that was live at once, as requested.
+    never_freed_blocks, never_freed_bytes : int
+        What was still live at the end.
+    failed_allocs : int
+        Failed allocations, as far as the file records them.
+    """
+
+    name: str
+    events: int
+    allocations: int
+    streams: int
+    peak_live_bytes: int
+    never_freed_blocks: int
+    never_freed_bytes: int
+    failed_allocs: int
+
+
+@dataclass(frozen=True)
+class Report(Figures):
+    """A page that was written, with the main figures of the run that it shows.
+
+    Attributes
+    ----------
+    path : Path
+        The page.
+    nbytes : int
+        Size of the page.
+    policies : tuple of dict
+        What each policy reserved or would have reserved: ``name``, ``how`` ("recorded",
+        "at least", "replayed" or "modelled"), ``peak_reserved_bytes`` and ``fragmentation``,
+        which is reserved divided by live.
+    name : str
+        Name of the run. This and all other fields are those of `Figures`.
+
+    Examples
+    --------
+    >>> import os, tempfile, gpumem
+    >>> arena = gpumem.Arena("host")
+    >>> buffer = arena.allocate(1000)
+    >>> report = arena.report(os.path.join(tempfile.mkdtemp(), "now.html"))
+    >>> report.never_freed_bytes, report.nbytes == report.path.stat().st_size
+    (1000, True)
+    """
+
+    path: Path
+    nbytes: int
+    policies: tuple[dict[str, Any], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a plain dict."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def write_report(
+    source: Trace | Snapshot | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    device: int | None = None,
+    doing: Callable[[str], None] = lambda what: None,
+) -> Report:
+    """Write a page that shows a run: bytes over time, addresses, streams, sizes, owners, leaks.
+
+    It also tells what four ways of serving the run would have reserved; for that the run is
+    replayed on the host, and modelled. Where the source names no addresses, those of the replay
+    are drawn.
+
+    Parameters
+    ----------
+    source : Trace, Snapshot, str or path
+        A trace; a snapshot, of which the memory is shown of which most is in use; or a file that
+        `gpumem.traces.load_trace` reads: a recording of `gpumem.observe.record`, a trace, a
+        snapshot of gpumem's or PyTorch's, an RMM log.
+    path : str or path
+        The page. It is written whole or not at all, and replaces what is there.
+    title : str, optional
+        Heading of the page; the source's name if left out.
+    device : int, optional
+        Which device of several in a file; the busiest if left out.
+    doing : callable, optional
+        Is told in words what is being done.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    TraceError
+        The source cannot be read.
+    InUseError
+        Everything in the process is being recorded, so no replay can be.
+    OSError
+        The page cannot be written.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> page = os.path.join(tempfile.mkdtemp(), "report.html")
+    >>> report = write_report("multistream_train", page)
+    >>> report.streams, report.policies[0]["name"]
+    (3, 'gpumem, pages that move')
+    """
+    import gpumem
+    from gpumem.observe.snapshots.snapshot import Snapshot
+    from gpumem.replay.policies.policies import policies
+    from gpumem.report.blocks import blocks_of
+    from gpumem.report.data import figures_of, page_data, recorded_policy
+    from gpumem.report.page import page
+    from gpumem.traces import load_trace
+    from gpumem.traces.gpumem_snapshot import trace_of_snapshot
+    from gpumem.traces.trace import Trace
+
+    if isinstance(source, Snapshot):
+        source = trace_of_snapshot(source.as_dict(), "snapshot")
+    doing(f"reading {getattr(source, 'name', source)}")
+    trace = source if isinstance(source, Trace) else load_trace(source, device=device)
+    recorded = recorded_policy(trace)
+    served = [recorded] if recorded else []
+    for each in policies(trace):
+        served.append(each)
+        doing(f"{each.name}: done")
+    doing("writing the page")
+    text = page(title or trace.name or "memory", gpumem.__version__, page_data(trace, served))
+    written = _write_whole(Path(path), text.encode("utf-8"))
+    return Report(
+        path=Path(path),
+        nbytes=written,
+        policies=tuple(each.as_dict() for each in served),
+        **vars(figures_of(trace, blocks_of(trace))),
+    )
+
+
+def _write_whole(path: Path, data: bytes) -> int:
+    """Write a file under another name first, so that a reader never finds half of it."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return len(data)

@@ -1,0 +1,154 @@
+"""What a page is given to draw: facts as JSON, columns as packed numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumem.replay.policies.policies import PAGES, Policy, policy
+from gpumem.report import Figures
+from gpumem.report.addresses import draw_together
+from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, owners_of
+from gpumem.report.columns import column
+from gpumem.traces.details import Curve
+from gpumem.traces.trace import Trace
+
+__all__ = ["figures_of", "page_data", "recorded_policy"]
+
+
+def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
+    """Count what a trace did."""
+    return Figures(
+        name=trace.name,
+        events=trace.events,
+        allocations=trace.allocs,
+        streams=trace.streams,
+        peak_live_bytes=trace.peak_requested,
+        never_freed_blocks=int(np.count_nonzero(~blocks.freed)),
+        never_freed_bytes=int(blocks.size[~blocks.freed].sum()),
+        failed_allocs=len(trace.details.failures) if trace.details else 0,
+    )
+
+
+def recorded_policy(trace: Trace) -> Policy | None:
+    """Give what the log itself says was held, with what was held before it began.
+
+    That is not told, but live blocks lie in it: it is at least as much as makes room for them.
+    """
+    held = trace.details.held if trace.details else None
+    if held is None:
+        return None
+    missing = trace.live_bytes() - held.by_event(trace.events)
+    before = max(int(np.max(missing, initial=0)), 0)
+    if before:
+        held = Curve(np.append(0, held.at), np.append(before, held.nbytes + before))
+    return policy(trace, "as recorded", "at least" if before else "recorded", held)
+
+
+def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
+    """Collect everything that a page draws.
+
+    Parameters
+    ----------
+    trace : Trace
+        What happened.
+    served : sequence of Policy
+        What was held, and would have been; the first is drawn first.
+    """
+    blocks = blocks_of(trace)
+    kept = blocks.largest(MOST_BLOCKS)
+    shown = kept[blocks.block]  # moves of the blocks that are kept
+    owner, names, named = owners_of(trace, blocks)
+    address, placed = _addresses(trace, blocks, served)
+    drawn = draw_together(address[kept], blocks.size[kept])
+    moving = blocks.moving[shown]
+    return {
+        "figures": vars(figures_of(trace, blocks)),
+        "kept": int(np.count_nonzero(kept)),
+        "blocks": blocks.count,
+        "streams": _stream_names(trace),
+        "owners": names,
+        "ownersNamed": named,
+        "placed": placed,
+        "moment": bool(trace.meta.get("moment", False)),
+        "endedUs": max(int(np.max(trace.time_us, initial=0)), _plain_int(trace.meta, "ended_us")),
+        "ranges": [[f"{base:#x}", place, extent] for base, place, extent in drawn.ranges],
+        "meta": {key: value for key, value in trace.meta.items() if _is_plain(value)},
+        "failures": _failures(trace, moving),
+        "steps": np.searchsorted(moving, trace.step_start).tolist(),
+        "policies": [_policy_facts(each, moving) for each in served],
+        "columns": {
+            "time": column(blocks.time_us[shown], rising=True),
+            "back": column(_back(blocks, kept, shown)),
+            "size": column(blocks.size[kept]),
+            "stream": column(blocks.stream[kept]),
+            "owner": column(owner[kept]),
+            "offset": column(drawn.offset),
+            "rest": column(_rest(blocks, shown)),
+        },
+    }
+
+
+def _addresses(
+    trace: Trace, blocks: BlockTable, served: Sequence[Policy]
+) -> tuple[NDArray[np.uint64], str]:
+    """Give where blocks lay: as the log tells, or else where the default policy puts them."""
+    if trace.details is not None:
+        return trace.details.address[blocks.allocation], "recorded"
+    for each in served:
+        if each.placement is not None and each.name == PAGES:
+            return each.placement.address[blocks.allocation], "replayed"
+    return np.zeros(blocks.count, np.uint64), "unknown"
+
+
+def _back(
+    blocks: BlockTable, kept: NDArray[np.bool_], shown: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Write moves as small numbers: 0 allocates the next block, n frees the n-th last one."""
+    number = np.cumsum(kept) - 1
+    block, is_alloc = number[blocks.block[shown]], blocks.is_alloc[shown]
+    back: NDArray[np.int64] = np.where(is_alloc, 0, np.cumsum(is_alloc) - block)
+    return back
+
+
+def _rest(blocks: BlockTable, shown: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Give the bytes of blocks that are not kept, at each move of those that are; or nothing."""
+    if shown.all():
+        return np.empty(0, np.int64)
+    signed = np.where(blocks.is_alloc, 1, -1) * blocks.size[blocks.block]
+    rest: NDArray[np.int64] = np.cumsum(np.where(shown, 0, signed))[shown]
+    return rest
+
+
+def _stream_names(trace: Trace) -> list[str]:
+    names = list(trace.details.streams) if trace.details else []
+    return names + [f"stream {number}" for number in range(len(names), trace.streams)]
+
+
+def _failures(trace: Trace, moving: NDArray[np.int64]) -> list[list[int]]:
+    failures = trace.details.failures if trace.details else ()
+    at = np.searchsorted(moving, [at for at, _ in failures]).tolist()
+    return [[place, nbytes] for place, (_, nbytes) in zip(at, failures, strict=True)]
+
+
+def _policy_facts(each: Policy, moving: NDArray[np.int64]) -> dict[str, Any]:
+    at = np.searchsorted(moving, each.held.at)
+    # Of several changes at one move the last counts.
+    last = np.flatnonzero(np.append(np.diff(at) > 0, True)[: at.size])
+    return {
+        **each.as_dict(),
+        "at": column(at[last], rising=True),
+        "held": column(np.maximum(each.held.nbytes[last], 0)),
+    }
+
+
+def _plain_int(meta: Mapping[str, Any], key: str) -> int:
+    value = meta.get(key)
+    return value if isinstance(value, int) and 0 <= value < 1 << 53 else 0
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float | bool) and value == value

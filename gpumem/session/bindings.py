@@ -1,0 +1,161 @@
+"""What a session's inputs and outputs are bound to, and what the function of a run is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.stream import Stream
+from gpumem._tensor import Tensor, empty
+from gpumem.device import CopyDecision, MemoryInfo
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["BoundInput", "BoundOutput", "RunContext"]
+
+
+@dataclass
+class BoundInput:
+    """An input, and what a run does with it."""
+
+    tensor: Tensor
+    decision: CopyDecision
+    staged: Tensor | None = None  # on the device; kept where addresses must stay
+
+
+@dataclass
+class BoundOutput:
+    """An output, where it is to live, and what a run does for that."""
+
+    memory: MemoryInfo
+    decision: CopyDecision
+    resource: MemoryResource | None  # makes the tensor; None: `given` is it
+    given: Tensor | None = None
+    made: Tensor | None = None  # the last run's, kept where addresses must stay
+    staged: Tensor | None = None
+
+
+class RunContext:
+    """What the function of a run works with.
+
+    Attributes
+    ----------
+    inputs : Mapping[str, Tensor]
+        The bound inputs, where the device can use them.
+    stream : Stream
+        Where work is queued; inputs are ready for work on it.
+    allocator : MemoryResource
+        Serves the device's memory, for scratch space.
+
+    Examples
+    --------
+    >>> import gpumem, numpy as np
+    >>> def half(ctx):
+    ...     x = ctx.inputs["x"]
+    ...     with ctx.allocator.allocate(x.nbytes, ctx.stream):       # scratch
+    ...         np.divide(x.numpy(), 2, out=ctx.output("y", x.shape, x.dtype).numpy())
+    >>> with gpumem.Session("host") as session:
+    ...     session.bind_input("x", np.array([2.0, 4.0]))
+    ...     session.bind_output("y")
+    ...     session.run(half)
+    ...     session.outputs()["y"].numpy()
+    array([1., 2.])
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, BoundOutput],
+        stream: Stream,
+        allocator: MemoryResource,
+        *,
+        keep: bool,
+    ) -> None:
+        self.inputs = inputs
+        self.stream = stream
+        self.allocator = allocator
+        self._keep = keep  # a captured graph needs the addresses of the run before
+        self._bound = outputs
+        self._work: dict[str, Tensor] = {}  # what the function writes
+        self._results: dict[str, Tensor] = {}
+
+    def output(self, name: str, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
+        """Return the tensor that the work writes an output to, placed where its binding wants it.
+
+        Parameters
+        ----------
+        name : str
+            A bound output.
+        shape, dtype
+            Of the output in this run. An array that was bound must have both.
+
+        Returns
+        -------
+        Tensor
+            The same one, if the output is asked for again.
+
+        Raises
+        ------
+        KeyError
+            No such output is bound.
+        ValueError
+            The bound array has another shape or dtype, or the output was asked for before with
+            others.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> given = np.zeros(3)
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y", given)
+        ...     session.run(lambda ctx: ctx.output("y", 3, "float64").numpy().fill(7))
+        >>> given                            # the work wrote to the bound array itself
+        array([7., 7., 7.])
+        """
+        bound = self._bound.get(name)
+        if bound is None:
+            raise KeyError(f"no output {name!r} is bound; bound are {sorted(self._bound)}")
+        work = self._work.get(name)
+        if work is not None:
+            require_like(work, name, shape, dtype)
+            return work
+        result = self._result(bound, name, shape, dtype)
+        work = result
+        if bound.decision.action == "copy":
+            work = self._reuse(bound.staged, shape, dtype, self.allocator)
+            bound.staged = work
+        self._work[name], self._results[name] = work, result
+        return work
+
+    def _result(self, bound: BoundOutput, name: str, shape: Any, dtype: Any) -> Tensor:
+        if bound.given is not None:
+            require_like(bound.given, name, shape, dtype)
+            return bound.given
+        assert bound.resource is not None
+        bound.made = self._reuse(bound.made, shape, dtype, bound.resource)
+        return bound.made
+
+    def _reuse(self, before: Tensor | None, shape: Any, dtype: Any, of: MemoryResource) -> Tensor:
+        """Make a tensor, or take the last run's where graphs need the address to stay."""
+        if self._keep and before is not None and _is_like(before, shape, dtype):
+            return before
+        stream = self.stream if of.memory.device == self.stream.device else None
+        return empty(shape, dtype, resource=of, stream=stream)
+
+
+def _is_like(tensor: Tensor, shape: Any, dtype: npt.DTypeLike) -> bool:
+    import numpy
+
+    lengths = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+    return tensor.shape == lengths and tensor.dtype == numpy.dtype(dtype)
+
+
+def require_like(tensor: Tensor, name: str, shape: Any, dtype: npt.DTypeLike) -> None:
+    if not _is_like(tensor, shape, dtype):
+        raise ValueError(
+            f"output {name!r} of shape {shape} and dtype {dtype} does not fit the array of shape "
+            f"{tensor.shape} and dtype {tensor.dtype}"
+        )

@@ -1,0 +1,119 @@
+"""Runs as graphs: what a session's function queues is captured once, and launched from then on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.stream import Stream
+from gpumem.session._graph import Graph, Leases
+from gpumem.session.bindings import RunContext
+
+__all__ = ["CapturedRun"]
+
+Call = Callable[[MemoryResource], RunContext]
+
+
+class CapturedRun:
+    """The graph of one session, of what was run and bound last.
+
+    The first run of anything is an ordinary one: it loads code, makes the outputs and warms caches,
+    none of which a graph can hold. The second is captured and launched, later ones are launched
+    only. Another function or binding begins anew, and so does a run that failed.
+    """
+
+    def __init__(self, allocator: MemoryResource) -> None:
+        self._allocator = allocator
+        self._forget()
+
+    def _forget(self) -> None:
+        self._key: object = None
+        self._graph: Graph | None = None
+        self._context: RunContext | None = None
+        self._kept: object = None  # memory that the graph writes to
+        self._is_captured = False
+
+    def run(self, key: object, stream: Stream, call: Call) -> RunContext:
+        """Do what `call` does, by calling it or by launching what it queued before."""
+        if key != self._key:
+            self._forget()
+            context = call(self._allocator)
+            self._key = key
+            return context
+        try:
+            if not self._is_captured:
+                context = self._capture(stream, call)
+            elif self._graph is None:  # nothing was queued: only the function itself can do it
+                context = call(self._allocator)
+            if self._graph is not None:
+                self._graph.launch()
+        except BaseException:
+            self._forget()
+            raise
+        return self._context or context
+
+    def _capture(self, stream: Stream, call: Call) -> RunContext:
+        graph = Graph(stream)
+        with serving(self._allocator, stream) as (allocator, keep):
+            graph.begin()
+            try:
+                context = call(allocator)
+                graph.end()
+            except BaseException:
+                graph.abandon()  # else the stream would capture what others queue
+                raise
+        self._is_captured = True
+        if graph.node_count:
+            self._kept = keep(graph.handle)
+            graph.instantiate()
+            self._graph, self._context = graph, context
+        return context
+
+
+@contextlib.contextmanager
+def serving(resource: MemoryResource, stream: Stream) -> Any:
+    """Give what serves a capture, and what then keeps its memory as long as the graph needs it."""
+    if not hasattr(resource, "capture"):
+        keeping = Keeping(resource)
+        yield keeping, lambda handle: keeping.leases
+        return
+
+    with resource.capture(stream) as pool:
+
+        def retain(handle: int) -> object:
+            pool.retain_with(handle)
+            return pool
+
+        yield resource, retain
+
+
+class Keeping(MemoryResource):
+    """Hands out another resource's blocks, none of which goes back as long as its leases are."""
+
+    def __init__(self, resource: MemoryResource) -> None:
+        super().__init__(resource.memory)
+        self.leases = Leases()
+        self._resource = resource
+
+    def allocate(
+        self,
+        nbytes: SupportsIndex,
+        stream: Any = None,
+        *,
+        alignment: int | None = None,
+        shareable: bool = False,
+    ) -> Buffer:
+        """Hand out a block of the resource's."""
+        # Not every resource that users write knows of blocks to share.
+        more = {"shareable": True} if shareable else {}
+        buffer = self._resource.allocate(nbytes, stream, alignment=alignment, **more)
+        self.leases.add(buffer)
+        return buffer
+
+    def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
+        """Hand out a long-lived block of the resource's."""
+        buffer = self._resource.allocate_persistent(nbytes)
+        self.leases.add(buffer)
+        return buffer

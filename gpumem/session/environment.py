@@ -1,0 +1,438 @@
+"""Environments: allocators that sessions share, one per memory of one device.
+
+>>> import gpumem
+>>> with gpumem.Environment({"ep_factory.host.arena.max_mem": "1048576"}) as environment:
+...     arena = environment.register("host")
+...     arena.config.max_mem, environment.shared_allocator("host:0") is arena
+(1048576, True)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._factory import resource_from_config
+from gpumem._support.forks import ForkLock
+from gpumem.config import ArenaConfig
+from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem.errors import ClosedError, ConfigError, ConfigWarning, InUseError, NoAllocatorError
+
+__all__ = ["Environment"]
+
+Memory: TypeAlias = MemoryInfo | Device | str
+Settings: TypeAlias = Mapping[str, object]
+
+Prefixed: TypeAlias = dict[tuple[str, str], list[tuple[str, object]]]
+
+SHARED, PRIVATE = "ep_factory", "ep"  # prefixes: of an environment's allocators, of a session's
+BARE = ("", "")
+_PREFIXED = re.compile(r"(ep_factory|ep)\.([^.]+)\.(.+)\Z", re.DOTALL)
+
+
+@dataclass
+class _Entry:
+    resource: MemoryResource
+    made_here: bool  # so it is closed with its last reference
+    references: int = 1
+
+
+class Environment:
+    """Allocators by memory, shared by all sessions that use the environment.
+
+    A memory is a device, its ordinal included, and a kind: ``cuda:0``, ``cuda:1`` and
+    ``cuda:0/host_accessible`` are three. Safe to use from many threads.
+
+    Parameters
+    ----------
+    config : Mapping, optional
+        Settings of the arenas that `register` makes. ``ep_factory.<name>.arena.<field>`` holds for
+        the allocators of that name: a memory's name, ``cuda:0`` or ``cuda:1/managed``, a device
+        type, ``cuda`` (the own memory of every CUDA device), or the `MemoryInfo.name` that it was
+        registered with; a bare ``arena.<field>`` holds for all. ``ep.<name>.arena.<field>`` holds
+        for the private arenas of sessions. Names are matched without regard to case.
+
+    Raises
+    ------
+    ConfigError
+        Unknown key, bad value, or one option given twice with different values.
+
+    Notes
+    -----
+    Each registered allocator counts references: `register` and `acquire` take one, `release`
+    gives one back, and with the last it is unregistered. One that was made here is then closed;
+    if buffers of it still live, with the last of those. One that was given is the giver's to
+    close.
+
+    Warns
+    -----
+    ConfigWarning
+        An allocator is made for which only keys under the other prefix exist: they have no effect
+        on it.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> with gpumem.Environment({"ep_factory.host.arena.max_mem": 1 << 30}) as environment:
+    ...     arena = environment.register("host")
+    ...     with gpumem.Session("host", environment=environment) as session:
+    ...         session.allocator() is arena, arena.stats().limit
+    (True, 1073741824)
+    """
+
+    def __init__(self, config: Settings | None = None) -> None:
+        self._lock = ForkLock()
+        self._entries: dict[tuple[Device, MemoryKind], _Entry] = {}
+        self._replaced: list[_Entry] = []
+        self._closed = False
+        self._settings = read_prefixes({} if config is None else config)
+
+    # ---- allocators ------------------------------------------------------------------------------
+
+    def register(
+        self, memory: Memory, config: ArenaConfig | Settings | MemoryResource | None = None
+    ) -> MemoryResource:
+        """Make or take the allocator of a memory, in place of the one that it has.
+
+        Parameters
+        ----------
+        memory : MemoryInfo, Device or str
+        config : ArenaConfig, Mapping or MemoryResource, optional
+            Settings of the arena, or of the driver's pool (``use_cuda_mempool``), that is made; a
+            mapping is read over the environment's own settings. A resource is used as it is, never
+            wrapped or closed. None: the environment's settings.
+
+        Returns
+        -------
+        MemoryResource
+            The new allocator. The one before it serves those that hold a reference to it until they
+            release it.
+
+        Raises
+        ------
+        ConfigError, TypeError, ValueError, DriverError
+            The allocator cannot be made, or is of another memory; what was registered stays.
+        ClosedError
+            The environment is closed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Environment() as environment, gpumem.Arena("host") as mine:
+        ...     made = environment.register("host", {"max_mem": 1 << 20})
+        ...     _ = environment.register("host", mine)       # in its place; `made` is closed
+        ...     made.closed, environment.shared_allocator("host") is mine
+        (True, True)
+        """
+        info = MemoryInfo.parse(memory)
+        made_here = not isinstance(config, MemoryResource)
+        if isinstance(config, MemoryResource):
+            if _key(config.memory) != _key(info):
+                raise ConfigError(f"{config!r} is on {config.memory}: it cannot serve {info}")
+            resource = config
+        else:
+            self._require_open()
+            resource = resource_from_config(
+                info, self.settings_for(info, SHARED, config), name=info.name
+            )
+        try:
+            self._put(info, _Entry(resource, made_here))
+        except ClosedError:
+            if made_here:
+                resource.close()
+            raise
+        return resource
+
+    def _put(self, info: MemoryInfo, entry: _Entry) -> None:
+        with self._lock:
+            self._require_open()
+            before = self._entries.get(_key(info))
+            self._entries[_key(info)] = entry
+            if before is not None:
+                self._replaced.append(before)
+                self._drop(before)
+
+    def shared_allocator(self, memory: Memory) -> MemoryResource | None:
+        """Return the allocator registered for exactly this memory, its kind included, or None.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Environment() as environment:
+        ...     arena = environment.register("host")
+        ...     environment.shared_allocator("host:0") is arena
+        ...     environment.shared_allocator("host/managed") is None
+        True
+        True
+        """
+        entry = self._entries.get(_key(MemoryInfo.parse(memory)))
+        return None if entry is None else entry.resource
+
+    def acquire(self, memory: Memory) -> MemoryResource:
+        """Return the allocator of a memory with one more reference, for `release`.
+
+        Raises
+        ------
+        NoAllocatorError
+            None is registered.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Environment() as environment:
+        ...     arena = environment.register("host")
+        ...     arena is environment.acquire("host"), environment.references(arena)
+        ...     environment.release(arena)
+        (True, 2)
+        """
+        info = MemoryInfo.parse(memory)
+        with self._lock:
+            entry = self._entries.get(_key(info))
+            if entry is None:
+                raise NoAllocatorError(f"the environment has no allocator for {info}: register one")
+            entry.references += 1
+            return entry.resource
+
+    def release(self, allocator: Memory | MemoryResource) -> None:
+        """Give back one reference.
+
+        Parameters
+        ----------
+        allocator : MemoryResource, MemoryInfo, Device or str
+            What `register` or `acquire` returned, which may have been replaced since; or its
+            memory, for the one that is registered now.
+
+        Raises
+        ------
+        NoAllocatorError
+            There is no such allocator, or no reference to it is left.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> environment = gpumem.Environment()
+        >>> arena = environment.register("host")
+        >>> environment.release(arena)       # the last reference: an arena made here is closed
+        >>> arena.closed, environment.memories()
+        (True, [])
+        """
+        with self._lock:
+            self._drop(self._entry_of(allocator))
+
+    def references(self, allocator: Memory | MemoryResource) -> int:
+        """Return how many references an allocator has.
+
+        Raises
+        ------
+        NoAllocatorError
+            There is no such allocator.
+        """
+        with self._lock:
+            return self._entry_of(allocator).references
+
+    def _entry_of(self, allocator: Memory | MemoryResource) -> _Entry:
+        if isinstance(allocator, MemoryResource):
+            found = [
+                entry
+                for entry in (*self._entries.values(), *self._replaced)
+                if entry.resource is allocator
+            ]
+        else:
+            entry = self._entries.get(_key(MemoryInfo.parse(allocator)))
+            found = [] if entry is None else [entry]
+        if not found:
+            raise NoAllocatorError(f"{allocator!r} is not registered in this environment")
+        return found[0]
+
+    def _drop(self, entry: _Entry) -> None:
+        entry.references -= 1
+        if entry.references:
+            return
+        self._replaced = [other for other in self._replaced if other is not entry]
+        self._entries = {key: other for key, other in self._entries.items() if other is not entry}
+        if entry.made_here:
+            close_if_idle(entry.resource)
+
+    def memories(self) -> list[MemoryInfo]:
+        """Return the memories that have an allocator."""
+        return [entry.resource.memory for entry in list(self._entries.values())]
+
+    # ---- settings --------------------------------------------------------------------------------
+
+    def settings_for(
+        self, memory: Memory, prefix: str, more: ArenaConfig | Settings | None = None
+    ) -> ArenaConfig:
+        """Return the settings of an arena of this memory: the environment's, and `more` over them.
+
+        Parameters
+        ----------
+        memory : MemoryInfo, Device or str
+        prefix : {"ep_factory", "ep"}
+            For a shared allocator, or for a session's own.
+        more : ArenaConfig or Mapping, optional
+            An ArenaConfig stands alone.
+
+        Raises
+        ------
+        ConfigError
+            As `ArenaConfig.from_mapping`, or a key under a prefix that names another memory.
+
+        Warns
+        -----
+        ConfigWarning
+            Keys for this memory exist under the other prefix only.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> environment = gpumem.Environment({"arena.max_mem": 1000, "ep.host.arena.max_mem": 2000})
+        >>> [environment.settings_for(memory, "ep").max_mem for memory in ("host", "cuda:0")]
+        [2000, 1000]
+        """
+        if isinstance(more, ArenaConfig):
+            return more
+        info = MemoryInfo.parse(memory)
+        own = {} if more is None else read_prefixes(more)
+        return ArenaConfig(
+            **(explicit_settings(self._settings, info, prefix) | named_settings(own, info, prefix))
+        )
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Give back what `register` holds. Idempotent.
+
+        Raises
+        ------
+        InUseError
+            A session still holds an allocator; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> environment = gpumem.Environment()
+        >>> arena = environment.register("host")
+        >>> session = gpumem.Session("host", environment=environment)
+        >>> try:
+        ...     environment.close()
+        ... except gpumem.errors.InUseError:
+        ...     session.close()
+        ...     environment.close()
+        >>> arena.closed
+        True
+        """
+        with self._lock:
+            if self._closed:
+                return
+            held = [
+                entry.resource
+                for entry in (*self._entries.values(), *self._replaced)
+                if entry.references > (entry in self._entries.values())
+            ]
+            if held:
+                raise InUseError(f"{self!r} cannot be closed: others hold {held}")
+            self._closed = True
+            for entry in list(self._entries.values()):
+                self._drop(entry)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this environment is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        memories = ", ".join(str(memory) for memory in self.memories())
+        return f"<gpumem.Environment of {memories or 'nothing'}{', closed' * self._closed}>"
+
+
+# ---- keys under prefixes -------------------------------------------------------------------------
+
+
+def read_prefixes(config: Any) -> Prefixed:
+    """Sort settings by prefix and lower-case name, and check every key and value."""
+    if not isinstance(config, Mapping):
+        kind = type(config).__name__
+        raise TypeError(f"settings must be a mapping or an ArenaConfig, not {kind}")
+    found: Prefixed = {}
+    for key, value in config.items():
+        match = _PREFIXED.match(key) if isinstance(key, str) else None
+        which = (match[1], match[2].lower()) if match else BARE
+        found.setdefault(which, []).append((key, value))
+    for items in found.values():
+        ArenaConfig._values(items)
+    return found
+
+
+def explicit_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str, Any]:
+    """Return the fields that keys set for a memory; those that name it go over bare ones."""
+    names = names_of(memory)
+    warn_of_other_prefix(given, prefix, names)
+    named = [given.get((prefix, name), []) for name in sorted(names)]
+    return ArenaConfig._values(given.get(BARE, ())) | ArenaConfig._values(
+        item for items in named for item in items
+    )
+
+
+def named_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str, Any]:
+    """Return the fields that keys for one memory set; ConfigError for keys of another."""
+    names = names_of(memory)
+    for which, name in given:
+        if which and name not in names:
+            accepted = ", ".join(sorted(names))
+            raise ConfigError(
+                f"keys under {which}.{name} are not for this memory: it takes {accepted}"
+            )
+    return explicit_settings(given, memory, prefix)
+
+
+def names_of(memory: MemoryInfo) -> set[str]:
+    """Return the names, in lower case, by which keys may mean a memory."""
+    names = {str(memory)}
+    if str(memory) == str(memory.device):
+        names.add(memory.device.type)
+    else:
+        names.add(f"{memory.device.type}/{memory.kind.value}")
+    if memory.name is not None:
+        names.add(memory.name.lower())
+    return names
+
+
+def warn_of_other_prefix(given: Prefixed, prefix: str, names: set[str]) -> None:
+    """Warn of keys for these names if they exist under the other prefix alone."""
+    other = PRIVATE if prefix == SHARED else SHARED
+    under = {which for which, name in given if name in names}
+    if under == {other}:
+        name = min(name for which, name in given if which == other and name in names)
+        owner = {SHARED: "an environment's shared allocators", PRIVATE: "sessions' private arenas"}
+        warnings.warn(
+            f"keys under {other}.{name} are for {owner[other]} and have no effect on {name} here, "
+            f"which takes {prefix}.{name}",
+            ConfigWarning,
+            stacklevel=5,
+        )
+
+
+def close_if_idle(resource: MemoryResource) -> None:
+    """Close a resource; if buffers of it still live, the last of them ends it."""
+    with contextlib.suppress(InUseError):
+        resource.close()
+
+
+def _key(memory: MemoryInfo) -> tuple[Device, MemoryKind]:
+    # Alignment and name play no part.
+    return memory.device, memory.kind

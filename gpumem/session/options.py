@@ -1,0 +1,287 @@
+"""Options of a session: typed fields, the string keys that name them, and which go together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.stream import _native_handle
+from gpumem.config import ArenaConfig, _bad, _boolean
+from gpumem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpumem._buffer.stream import _StreamLike
+
+__all__ = ["SessionOptions"]
+
+_KEY = re.compile(r"(?:ep\.([^.]+)\.)?(gpu_external_)?([a-z_]+)\Z")
+_LEGACY_HANDLES = (0, 1)
+_CALLBACKS = ("alloc", "free", "empty_cache")
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a session uses streams and memory. Fields that do not go together are refused at once.
+
+    Attributes
+    ----------
+    user_compute_stream : stream, optional
+        The caller's stream, on which everything runs; never destroyed here. As text its handle,
+        decimal or ``0x...``. Forces the unified stream.
+    has_user_compute_stream : bool
+        Whether there is one; None: if `user_compute_stream` is not None. The handle 0, the legacy
+        default stream, counts only where this is True.
+    do_copy_in_default_stream : bool
+        Copies are queued on the compute stream; False: on a stream of their own.
+    use_ep_level_unified_stream : bool
+        One stream for everything, so that two runs at a time are refused. Forced by a user's
+        stream and by an external allocator; then True here, too.
+    external_allocator : MemoryResource, tuple or Mapping, optional
+        Serves the device's memory of this session alone: an `ExternalAllocator`; or its arguments
+        ``(alloc, free)`` or ``(alloc, free, empty_cache)``; or a mapping of those names. Forces the
+        unified stream.
+    enable_cuda_graph : bool
+        Runs are captured and replayed, see `Session.run`: tensors that the session makes keep
+        their addresses from run to run, runs do not overlap, and one on a stream that the caller
+        captures does not wait. Not with the driver's pool, whose blocks no graph can keep.
+    arena : ArenaConfig or Mapping, optional
+        What the arena of the device's memory must be like.
+    private_arena : bool
+        The session makes an arena of its own, by `arena`.
+
+    Raises
+    ------
+    ConfigError
+        A value is not accepted, or two do not go together: a flag without a stream, a stream or 0
+        without the flag, half-given callbacks, a user's stream or settings of an arena with an
+        external allocator, the legacy default stream with graph capture, a unified stream with
+        copies on another.
+
+    Examples
+    --------
+    >>> from gpumem import SessionOptions
+    >>> SessionOptions.from_mapping({"ep.host.use_ep_level_unified_stream": "1"}).unified_stream
+    True
+    """
+
+    user_compute_stream: _StreamLike = None
+    has_user_compute_stream: bool | None = None  # a bool once made
+    do_copy_in_default_stream: bool = True
+    use_ep_level_unified_stream: bool = False
+    external_allocator: Any = None
+    enable_cuda_graph: bool = False
+    arena: ArenaConfig | Mapping[str, object] | None = None
+    private_arena: bool = False
+    # Settings of the arena under ep.<name>, which a session reads with its environment's.
+    _arena_keys: Mapping[str, object] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in _BOOLEANS:
+            object.__setattr__(self, name, _boolean(name, getattr(self, name)))
+        self._settle_stream()
+        object.__setattr__(self, "external_allocator", _allocator(self.external_allocator))
+        if self.arena is not None and not isinstance(self.arena, ArenaConfig | Mapping):
+            raise _bad("arena", self.arena, "an ArenaConfig or a mapping")
+        self._require_that_they_go_together()
+        if self.has_user_compute_stream or self.external_allocator is not None:
+            object.__setattr__(self, "use_ep_level_unified_stream", True)
+
+    def _settle_stream(self) -> None:
+        stream, flag = self.user_compute_stream, self.has_user_compute_stream
+        if isinstance(stream, str):
+            stream = _handle("user_compute_stream", stream)
+            object.__setattr__(self, "user_compute_stream", stream)
+        if isinstance(stream, bool) or (isinstance(stream, int) and not 0 <= stream < 1 << 64):
+            raise _bad("user_compute_stream", stream, "a stream, or a handle from 0 to 2**64 - 1")
+        given = stream is not None
+        if flag is None:
+            if given and isinstance(stream, int) and stream == 0:
+                raise ConfigError(
+                    "user_compute_stream = 0 is not accepted without has_user_compute_stream = "
+                    "True: it is the legacy default stream"
+                )
+            flag = given
+        flag = _boolean("has_user_compute_stream", flag)
+        if flag and not given:
+            raise ConfigError(
+                "has_user_compute_stream = True is not accepted without user_compute_stream: it "
+                "takes a stream or a handle (0 is the legacy default stream)"
+            )
+        if given and not flag:
+            raise ConfigError(
+                f"has_user_compute_stream = False is not accepted with user_compute_stream = "
+                f"{stream!r}: it takes True, or no stream"
+            )
+        object.__setattr__(self, "has_user_compute_stream", flag)
+
+    def _require_that_they_go_together(self) -> None:
+        if self.external_allocator is not None:
+            if self.has_user_compute_stream:
+                raise ConfigError(
+                    "external_allocator is not accepted together with user_compute_stream = "
+                    f"{self.user_compute_stream!r}: it takes one of the two"
+                )
+            if self.arena is not None or self._arena_keys or self.private_arena:
+                raise ConfigError(
+                    "arena and private_arena have no effect with external_allocator, which serves "
+                    "the memory: it takes one of the two"
+                )
+        if self.enable_cuda_graph and self._names_the_legacy_stream():
+            raise ConfigError(
+                f"user_compute_stream = {self.user_compute_stream!r} is not accepted with "
+                "enable_cuda_graph: the legacy default stream cannot be captured; it takes another"
+            )
+        if not self.do_copy_in_default_stream and self.unified_stream:
+            raise ConfigError(
+                "do_copy_in_default_stream = False is not accepted with a unified stream "
+                f"({self._why_unified()}): it takes True, since there is one stream for everything"
+            )
+
+    def _names_the_legacy_stream(self) -> bool:
+        if not self.has_user_compute_stream:
+            return False
+        return _native_handle(self.user_compute_stream) in _LEGACY_HANDLES
+
+    @property
+    def unified_stream(self) -> bool:
+        """Whether one stream serves everything, asked for or forced."""
+        return bool(
+            self.use_ep_level_unified_stream
+            or self.has_user_compute_stream
+            or self.external_allocator is not None
+        )
+
+    def _why_unified(self) -> str:
+        if self.has_user_compute_stream:
+            return "forced by user_compute_stream"
+        if self.external_allocator is not None:
+            return "forced by external_allocator"
+        return "use_ep_level_unified_stream = True"
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, object], name: str | None = None) -> Self:
+        """Read string keys: ``<option>`` or ``ep.<name>.<option>``, and settings of an arena.
+
+        Parameters
+        ----------
+        mapping : Mapping[str, object]
+            Values as text or as the field's own type. The external allocator's parts may stand
+            under ``gpu_external_alloc``, ``gpu_external_free`` and ``gpu_external_empty_cache``,
+            addresses as text; an arena's settings under ``arena.<field>``, bare or prefixed.
+        name : str, optional
+            Take ``ep.<name>.`` for this name only, without regard to case; None takes any.
+
+        Raises
+        ------
+        TypeError
+            `mapping` is not a mapping.
+        ConfigError
+            Unknown key, bad value, one option given twice with different values, or options that
+            do not go together.
+        """
+        if not isinstance(mapping, Mapping):
+            kind = type(mapping).__name__
+            raise TypeError(f"a session takes SessionOptions or a mapping, not {kind}")
+        values: dict[str, Any] = {}
+        callbacks: dict[str, Any] = {}
+        arena_keys: dict[str, object] = {}
+        given: dict[str, str] = {}
+        for key, value in mapping.items():
+            option, into = _option_of(key, name, values, callbacks)
+            if into is None:
+                arena_keys[key] = value
+                continue
+            parsed = _parse(key, option, value)
+            if option in into and into[option] != parsed:
+                raise ConfigError(
+                    f"{option} is given twice with different values: {given[option]} and "
+                    f"{key} = {value!r}"
+                )
+            into[option] = parsed
+            given[option] = f"{key} = {value!r}"
+        if callbacks:
+            if "external_allocator" in values:
+                raise ConfigError("external_allocator is given twice: as itself and in parts")
+            values["external_allocator"] = callbacks
+        if arena_keys and "arena" in values:
+            raise ConfigError("arena is given twice: as itself and in parts")
+        if arena_keys:
+            ArenaConfig._values(arena_keys.items())
+        return cls(**values, _arena_keys=arena_keys)
+
+
+_BOOLEANS = (
+    "do_copy_in_default_stream",
+    "use_ep_level_unified_stream",
+    "enable_cuda_graph",
+    "private_arena",
+)
+
+
+def _option_of(
+    key: object, name: str | None, values: dict[str, Any], callbacks: dict[str, Any]
+) -> tuple[str, dict[str, Any] | None]:
+    """Return a key's option and where its value goes; None: it is a setting of an arena."""
+    match = _KEY.match(key) if isinstance(key, str) else None
+    if match is not None and name is not None and match[1] and match[1].lower() != name.lower():
+        raise ConfigError(f"key {key!r} is for {match[1]!r}, not for {name!r}")
+    if match is not None and match[2] and match[3] in _CALLBACKS:
+        return match[3], callbacks
+    if match is not None and not match[2] and match[3] in _FIELDS:
+        return match[3], values
+    if isinstance(key, str) and re.search(r"(?:^|\.)arena\.", key):
+        return "", None
+    accepted = ", ".join((*_FIELDS, *(f"gpu_external_{part}" for part in _CALLBACKS)))
+    raise ConfigError(f"unknown key {key!r}; a session takes: {accepted}, arena.<field>")
+
+
+def _parse(key: str, option: str, value: object) -> Any:
+    if option in _BOOLEANS or option == "has_user_compute_stream":
+        return _boolean(key, value)
+    if isinstance(value, str) and (option == "user_compute_stream" or option in _CALLBACKS):
+        return _handle(key, value)
+    return value
+
+
+def _handle(key: str, text: str) -> int:
+    """Read a handle or an address, of which the whole text must be a number."""
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}", text):
+        raise _bad(key, text, "a whole number, decimal or 0x..., from 0 to 2**64 - 1")
+    number = int(text, 16 if text[:2] in ("0x", "0X") else 10)
+    if number >= 1 << 64:
+        raise _bad(key, text, "a whole number, decimal or 0x..., from 0 to 2**64 - 1")
+    return number
+
+
+def _allocator(given: Any) -> MemoryResource | tuple[Any, Any, Any] | None:
+    """Return a resource as it is, and callbacks as (alloc, free, empty_cache)."""
+    if given is None or isinstance(given, MemoryResource):
+        return given
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in _CALLBACKS]
+        if unknown:
+            raise ConfigError(f"unknown key {unknown[0]!r}; external_allocator takes {_CALLBACKS}")
+        parts = tuple(given.get(name) for name in _CALLBACKS)
+    elif isinstance(given, tuple) and len(given) in (2, 3):
+        parts = (*given, None)[:3]
+    else:
+        raise _bad(
+            "external_allocator", given, "an ExternalAllocator, or (alloc, free[, empty_cache])"
+        )
+    for name, part in zip(_CALLBACKS, parts, strict=True):
+        missing = part is None or (isinstance(part, int) and part == 0)
+        if missing and name != "empty_cache":
+            raise ConfigError(
+                f"external_allocator has no {name}: alloc and free come together, with or without "
+                "empty_cache"
+            )
+        no_address = isinstance(part, bool) or not isinstance(part, int)
+        if not missing and not callable(part) and no_address:
+            raise _bad(f"external_allocator's {name}", part, "a callable or an address")
+    return (parts[0], parts[1], parts[2] or None)
+
+
+_FIELDS = tuple(each.name for each in fields(SessionOptions) if not each.name.startswith("_"))

@@ -1,0 +1,606 @@
+"""Sessions: inputs and outputs bound to memory, and runs that use them without needless copies.
+
+A session knows on which device work runs and where each input and output lives. Where the device
+can use that memory as it is, the work gets it as it is; else a copy is queued, before or after.
+`Session.copy_plan` says which, and why.
+
+>>> import gpumem, numpy as np
+>>> with gpumem.Session("host") as session:
+...     session.bind_input("x", np.arange(3.0))
+...     session.bind_output("y", "host/host_accessible")
+...     def double(ctx):
+...         x = ctx.inputs["x"]
+...         np.multiply(x.numpy(), 2, out=ctx.output("y", x.shape, x.dtype).numpy())
+...     session.run(double)
+...     session.outputs()["y"].numpy()
+array([0., 2., 4.])
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Self
+
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.stream import Stream, _native_handle
+from gpumem._defaults import get_default_resource
+from gpumem._factory import resource_from_config
+from gpumem._resource.external import ExternalAllocator
+from gpumem._resource.pool import DriverPool
+from gpumem._support.forks import ForkLock
+from gpumem._tensor import Tensor, asarray, copy, empty
+from gpumem._tensor.create import _seen
+from gpumem.adaptors._adaptor import Adaptor
+from gpumem.config import ArenaConfig
+from gpumem.device import CopyDecision, Device, MemoryInfo, decide_copy
+from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError, NoAllocatorError
+from gpumem.session.bindings import BoundInput, BoundOutput, RunContext
+from gpumem.session.captured import CapturedRun
+from gpumem.session.environment import (
+    PRIVATE,
+    Environment,
+    close_if_idle,
+    named_settings,
+    read_prefixes,
+)
+from gpumem.session.options import SessionOptions
+
+__all__ = ["CopyDecision", "RunContext", "Session"]
+
+
+_held_externals: weakref.WeakSet[MemoryResource] = weakref.WeakSet()
+_held_lock = ForkLock()
+
+
+class Session:
+    """Work on one device with bound inputs and outputs.
+
+    Parameters
+    ----------
+    device : Device or str
+        Where the work runs.
+    options : SessionOptions or Mapping, optional
+        A mapping is read by `SessionOptions.from_mapping`.
+    environment : Environment, optional
+        Whose allocators serve; None: the default resources (see `get_default_resource`).
+
+    Attributes
+    ----------
+    device : Device
+    options : SessionOptions
+    environment : Environment or None
+
+    Raises
+    ------
+    ConfigError
+        An option is not accepted here: it contradicts another, the shared arena or the device.
+    NoAllocatorError
+        The environment has no allocator for the device's memory.
+    ValueError
+        The device does not exist here.
+
+    Notes
+    -----
+    Safe to use from many threads, and many sessions at once. Without a unified stream, runs of one
+    session may overlap, each on a stream of its own; they write to the same bound arrays then.
+
+    Examples
+    --------
+    >>> import gpumem, numpy as np
+    >>> with gpumem.Session("host", {"arena": {"max_mem": 1 << 20}}) as session:
+    ...     session.bind_output("y", "host")
+    ...     session.run(lambda ctx: ctx.output("y", 2, "int8").numpy().fill(7))
+    ...     session.outputs()["y"].numpy()
+    array([7, 7], dtype=int8)
+    """
+
+    def __init__(
+        self,
+        device: Device | str,
+        options: SessionOptions | Mapping[str, object] | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        self._closed = True
+        self.device = Device(device)
+        self.memory = MemoryInfo(self.device)
+        self.options = _options(options)
+        self.environment = environment
+        self._lock = ForkLock()
+        self._inputs: dict[str, BoundInput] = {}
+        self._outputs: dict[str, BoundOutput] = {}
+        self._results: dict[str, Tensor] = {}
+        self._bound = 0  # counts bindings
+        self._running = 0
+        self._acquired: list[MemoryResource] = []
+        self._external: MemoryResource | None = None
+        self._private: MemoryResource | None = None
+        if environment is not None and not isinstance(environment, Environment):
+            raise TypeError(f"environment {environment!r} is not an Environment")
+        if self.options.enable_cuda_graph:
+            self._require_graphs()
+        self._set_streams()
+        self._own_memory = self._choose_allocator()
+        if self.options.enable_cuda_graph:
+            self._require_no_pool()
+        self._captured_run = (
+            CapturedRun(self._own_memory) if self.options.enable_cuda_graph else None
+        )
+        self._closed = False
+
+    # ---- streams ---------------------------------------------------------------------------------
+
+    def _set_streams(self) -> None:
+        given = self.options.user_compute_stream
+        if not self.options.has_user_compute_stream:
+            self._compute = Stream(self.device)
+        elif isinstance(given, Stream):
+            if given.device != self.device:
+                raise ConfigError(
+                    f"user_compute_stream = {given!r} is not accepted: it takes a stream of "
+                    f"{self.device}"
+                )
+            self._compute = given
+        else:
+            owner = None if isinstance(given, int) else given
+            self._compute = Stream.from_handle(self.device, _native_handle(given), owner)
+        alone = not self.options.do_copy_in_default_stream
+        self._copy = Stream(self.device) if alone else self._compute
+        self._idle = [self._compute]  # for runs; more are made for runs that overlap
+
+    def _require_graphs(self) -> None:
+        capability = self.device.capabilities["graph_capture"]
+        if not capability:
+            raise ConfigError(
+                f"enable_cuda_graph = True is not accepted on {self.device}: {capability.reason}"
+            )
+
+    def _require_no_pool(self) -> None:
+        resource: Any = self._own_memory
+        while isinstance(resource, Adaptor):
+            resource = resource.upstream
+        if isinstance(resource, DriverPool):
+            self._give_back()
+            raise ConfigError(
+                f"enable_cuda_graph = True is not accepted with {resource!r}, whose blocks no "
+                "graph can keep: it takes an arena"
+            )
+
+    @property
+    def compute_stream(self) -> Stream:
+        """The stream of the work: the user's, or the session's own."""
+        return self._compute
+
+    @property
+    def copy_stream(self) -> Stream:
+        """The stream of the copies; `compute_stream` unless `do_copy_in_default_stream` is off."""
+        return self._copy
+
+    # ---- allocators ------------------------------------------------------------------------------
+
+    def _choose_allocator(self) -> MemoryResource:
+        """Return what serves the device's memory in this session."""
+        options = self.options
+        if options.external_allocator is not None:
+            self._external = self._take_external(options.external_allocator)
+            return self._external
+        wanted = {**_mapping(options.arena), **options._arena_keys}
+        if options.private_arena or (self.environment is None and (options.arena or wanted)):
+            self._private = self._make_private(wanted)
+            return self._private
+        if self.environment is None:
+            return get_default_resource(self.memory)
+        shared = self.environment.acquire(self.memory)
+        try:
+            self._require_like_shared(shared, wanted)
+        except BaseException:
+            self.environment.release(shared)
+            raise
+        self._acquired.append(shared)
+        return shared
+
+    def _take_external(self, given: Any) -> MemoryResource:
+        if isinstance(given, tuple):
+            alloc, free, empty_cache = given
+            given = ExternalAllocator(alloc, free, empty_cache, memory=self.memory)
+        resource: MemoryResource = given
+        if (resource.memory.device, resource.memory.kind) != (self.device, self.memory.kind):
+            raise ConfigError(
+                f"external_allocator = {resource!r} is not accepted: it takes one of {self.memory}"
+            )
+        with _held_lock:
+            if resource in _held_externals:
+                raise ConfigError(
+                    f"external_allocator = {resource!r} belongs to another session: it takes one "
+                    "of this session alone"
+                )
+            _held_externals.add(resource)
+        return resource
+
+    def _make_private(self, wanted: Mapping[str, object]) -> MemoryResource:
+        arena = self.options.arena
+        more = arena if isinstance(arena, ArenaConfig) else wanted
+        settings = (self.environment or Environment()).settings_for(self.memory, PRIVATE, more)
+        return resource_from_config(self.memory, settings)
+
+    def _require_like_shared(self, shared: MemoryResource, wanted: Mapping[str, object]) -> None:
+        arena = self.options.arena
+        if arena is None and not wanted:
+            return
+        if isinstance(arena, ArenaConfig):
+            explicit = {each.name: getattr(arena, each.name) for each in fields(arena)}
+        else:
+            explicit = named_settings(read_prefixes(wanted), shared.memory, PRIVATE)
+        config = getattr(shared, "config", None)
+        for name, value in explicit.items():
+            actual = getattr(config, name, None)
+            if not isinstance(config, ArenaConfig) or actual != value:
+                raise ConfigError(
+                    f"arena.{name} = {value!r} differs from the shared allocator's {actual!r} "
+                    f"({shared!r}): it takes that value, or private_arena = True"
+                )
+
+    def allocator(self, memory: MemoryInfo | Device | str | None = None) -> MemoryResource:
+        """Return what serves a memory in this session; None is the device's own.
+
+        Raises
+        ------
+        NoAllocatorError
+            The environment has none.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Session("host", {"private_arena": True}) as session:
+        ...     session.allocator() is gpumem.get_default_resource("host")
+        False
+        """
+        info = self.memory if memory is None else MemoryInfo.parse(memory)
+        if (info.device, info.kind) == (self.device, self.memory.kind):
+            return self._own_memory
+        if self.environment is None:
+            return get_default_resource(info)
+        shared = self.environment.shared_allocator(info)
+        if shared is None:
+            raise NoAllocatorError(f"the environment has no allocator for {info}: register one")
+        return shared
+
+    # ---- bindings --------------------------------------------------------------------------------
+
+    def bind_input(self, name: str, x: Any) -> None:
+        """Bind an input, in place of what the name was bound to.
+
+        Parameters
+        ----------
+        name : str
+        x : Tensor, ndarray, or anything with DLPack or an array interface
+            Used as it is, or copied to the device in each run; its memory is kept alive. What it
+            holds when a run begins is what the run sees.
+
+        Raises
+        ------
+        TypeError, BufferError
+            `x` shares no memory.
+        ValueError
+            `name` is an output.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> x = np.zeros(2)
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_input("x", x)
+        ...     x[:] = 3, 4                  # before the run, so the run sees it
+        ...     session.run(lambda ctx: print(ctx.inputs["x"].numpy()))
+        [3. 4.]
+        """
+        tensor = x if isinstance(x, Tensor) else asarray(x)
+        bound = BoundInput(tensor, decide_copy(self.device, tensor.memory))
+        with self._lock:
+            self._require_open()
+            _require_name(name, self._outputs, "an output")
+            self._inputs[name] = bound
+            self._bound += 1
+
+    def bind_output(self, name: str, memory: Any = None) -> None:
+        """Bind an output, in place of what the name was bound to.
+
+        Parameters
+        ----------
+        name : str
+        memory : MemoryInfo, Device, str, MemoryResource or array, optional
+            A memory or a resource: each run makes a tensor there. An array: each run writes to it,
+            directly where the device can, else by a copy; its shape and dtype are the output's.
+            None: the device's own memory.
+
+        Raises
+        ------
+        TypeError, ValueError, BufferError
+            `memory` is none of these, or an array that cannot be written; `name` is an input.
+        NoAllocatorError
+            The environment has no allocator for the memory.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("made", "host/host_accessible")      # a new tensor in each run
+        ...     session.bind_output("given", np.zeros((2, 3)))           # always this array
+        ...     list(session.copy_plan())
+        ['made', 'given']
+        """
+        bound = self._bound_output(memory)
+        with self._lock:
+            self._require_open()
+            _require_name(name, self._inputs, "an input")
+            self._outputs[name] = bound
+            self._bound += 1
+
+    def _bound_output(self, memory: Any) -> BoundOutput:
+        if isinstance(memory, MemoryResource):
+            return BoundOutput(memory.memory, decide_copy(self.device, memory.memory), memory)
+        if memory is None or isinstance(memory, MemoryInfo | Device | str):
+            resource = self.allocator(memory)
+            return BoundOutput(resource.memory, decide_copy(self.device, resource.memory), resource)
+        given = _seen(memory, "memory")
+        if given.read_only:
+            raise BufferError("a bound output is read-only: expected a writable array")
+        return BoundOutput(given.memory, decide_copy(self.device, given.memory), None, given)
+
+    def copy_plan(self) -> dict[str, CopyDecision]:
+        """Return what a run does with every input and output: "alias" or "copy", and why.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_input("x", np.zeros(4))
+        ...     {name: decision.action for name, decision in session.copy_plan().items()}
+        {'x': 'alias'}
+        """
+        with self._lock:
+            return {name: bound.decision for name, bound in self._inputs.items()} | {
+                name: bound.decision for name, bound in self._outputs.items()
+            }
+
+    # ---- runs ------------------------------------------------------------------------------------
+
+    def run(self, fn: Callable[[RunContext], object], *, synchronize: bool = True) -> None:
+        """Run the work once.
+
+        Parameters
+        ----------
+        fn : callable
+            ``fn(ctx)`` queues the work on ``ctx.stream`` and asks for its outputs by
+            ``ctx.output``. Whatever it raises is raised here, and `outputs` stays as it was.
+        synchronize : bool, optional
+            Wait until the work is done. False: the caller does, with `compute_stream`. A stream
+            that is being captured is never waited for.
+
+        Raises
+        ------
+        ConcurrentRunError
+            Another run is going on, and the stream is unified or runs are captured; nothing is
+            changed.
+        ValueError
+            `fn` did not ask for a bound output.
+        DriverError
+            With `enable_cuda_graph`: `fn` did what cannot be captured, such as waiting for the
+            stream.
+        ClosedError
+            The session is closed.
+
+        Notes
+        -----
+        With `enable_cuda_graph` the first run calls `fn` as always; the second calls it once more,
+        while the stream captures what it queues; from then on `fn` is not called, and what was
+        captured is launched, between the copies of inputs and outputs. Another `fn`, or a
+        binding that was made anew, starts again with a first run. The outputs stay the tensors
+        that they were; what `fn` allocated while it was captured lives as long as the graph. A
+        function that queues nothing on the stream is called every time. Where the caller
+        captures the user's stream, `fn` is called and becomes a part of the caller's graph.
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y")
+        ...     def fill(ctx):
+        ...         ctx.output("y", (2, 2), "int8").numpy().fill(7)
+        ...     session.run(fill)
+        ...     session.outputs()["y"].numpy().tolist()
+        [[7, 7], [7, 7]]
+        """
+        stream, inputs, outputs, bound = self._begin()
+        try:
+            ready = {name: self._fed(each, stream) for name, each in inputs.items()}
+
+            def call(allocator: MemoryResource) -> RunContext:
+                keep = self.options.enable_cuda_graph
+                context = RunContext(ready, outputs, stream, allocator, keep=keep)
+                fn(context)
+                _require_all(context, outputs)
+                return context
+
+            if self._captured_run is None or stream.capturing:
+                context = call(self._own_memory)
+            else:
+                context = self._captured_run.run((fn, bound), stream, call)
+            self._finish(context)
+            if synchronize and not stream.capturing:
+                stream.synchronize()
+            with self._lock:
+                self._results = context._results
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._idle.append(stream)
+
+    def _begin(self) -> tuple[Stream, dict[str, BoundInput], dict[str, BoundOutput], int]:
+        with self._lock:
+            self._require_open()
+            if self._running and self.options.unified_stream:
+                raise ConcurrentRunError(
+                    "a run of this session is going on: with a unified stream "
+                    f"({self.options._why_unified()}) runs go one after another"
+                )
+            if self._running and self.options.enable_cuda_graph:
+                raise ConcurrentRunError(
+                    "a run of this session is going on: with enable_cuda_graph runs share their "
+                    "memory and go one after another"
+                )
+            stream = self._idle.pop(0) if self._idle else Stream(self.device)
+            self._running += 1
+            return stream, dict(self._inputs), dict(self._outputs), self._bound
+
+    def _fed(self, bound: BoundInput, stream: Stream) -> Tensor:
+        """Return an input where the device can use it, ready for work on the stream."""
+        source = bound.tensor
+        if bound.decision.action == "alias":
+            if not stream.capturing:  # a captured stream cannot wait for one that is not
+                _order(source.buffer.stream, stream)
+            return source
+        copies = self._copies_for(stream)
+        staged = bound.staged
+        if staged is None or not self.options.enable_cuda_graph:
+            staged = empty(source.shape, source.dtype, resource=self._own_memory, stream=copies)
+            bound.staged = staged if self.options.enable_cuda_graph else None
+        copy(staged, source, copies)
+        _order(copies, stream)
+        return staged
+
+    def _finish(self, context: RunContext) -> None:
+        """Queue the copies of outputs that the work could not write directly."""
+        for name, result in context._results.items():
+            work = context._work[name]
+            if work is not result:
+                # Its buffer is of the run's stream, which the copy comes after and before.
+                copy(result, work, self._copies_for(context.stream))
+
+    def _copies_for(self, stream: Stream) -> Stream:
+        return stream if self._copy is self._compute else self._copy
+
+    def outputs(self) -> dict[str, Tensor]:
+        """Return the outputs of the run that ended last, by name, in the order of binding.
+
+        Those in memory that the CPU can read have NumPy views without a copy (`Tensor.numpy`).
+
+        Examples
+        --------
+        >>> import gpumem, numpy as np
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y")
+        ...     session.run(lambda ctx: ctx.output("y", 3, "int8").numpy().fill(1))
+        ...     kept = session.outputs()["y"]
+        >>> kept.numpy()                     # outlives the session
+        array([1, 1, 1], dtype=int8)
+        """
+        with self._lock:
+            return {name: self._results[name] for name in self._outputs if name in self._results}
+
+    def device_for_outputs(self) -> list[Device | None]:
+        """Return the device whose memory each output lives in, in the order of binding.
+
+        None: an output in ordinary host memory, which is no accelerator's, of a session on a GPU.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> with gpumem.Session("host") as session:
+        ...     session.bind_output("y", "host/managed")
+        ...     session.device_for_outputs()
+        [Device("host:0")]
+        """
+        with self._lock:
+            memories = [bound.memory for bound in self._outputs.values()]
+        gpu = self.device.type != "host"
+        return [None if gpu and m.device.type == "host" else m.device for m in memories]
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let go of bindings, results and allocators. Idempotent.
+
+        A private arena ends with the last of its buffers. The user's stream is left alone.
+
+        Raises
+        ------
+        ConcurrentRunError
+            A run is going on; nothing is changed.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> session = gpumem.Session("host", {"private_arena": True})
+        >>> arena = session.allocator()
+        >>> session.close()
+        >>> arena.closed                     # no other session used it
+        True
+        """
+        with self._lock:
+            if self._closed:
+                return
+            if self._running:
+                raise ConcurrentRunError("a run of this session is going on: close it afterwards")
+            self._closed = True
+        self._inputs, self._outputs, self._results = {}, {}, {}
+        self._idle = []
+        self._captured_run = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for shared in self._acquired:
+            assert self.environment is not None
+            self.environment.release(shared)
+        if self._external is not None:
+            _held_externals.discard(self._external)
+        if self._private is not None:
+            close_if_idle(self._private)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this session is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<gpumem.Session on {self.device}{', closed' * self._closed}>"
+
+
+def _options(options: Any) -> SessionOptions:
+    if options is None:
+        return SessionOptions()
+    return options if isinstance(options, SessionOptions) else SessionOptions.from_mapping(options)
+
+
+def _mapping(arena: Any) -> Mapping[str, object]:
+    return arena if isinstance(arena, Mapping) else {}
+
+
+def _order(first: Stream, then: Stream) -> None:
+    """Let what is queued on `then` from now on follow what is queued on `first` now."""
+    if first != then and first.device == then.device:
+        then.wait(first.record())
+
+
+def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> None:
+    missing = [name for name in outputs if name not in context._results]
+    if missing:
+        raise ValueError(f"the run did not ask for the bound outputs {missing}: ctx.output(...)")
+
+
+def _require_name(name: object, others: Mapping[str, object], what: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name {name!r} is not a string")
+    if name in others:
+        raise ValueError(f"{name!r} is already bound as {what}: use another name")

@@ -1,0 +1,172 @@
+"""Turn a log of addresses into block numbers: an address names a block only while it lives."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpumem.errors import TraceError
+from gpumem.traces.details import Curve, Details
+from gpumem.traces.trace import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    MAX_SIZE,
+    MAX_STREAMS,
+    UNKNOWN_BLOCK,
+    Trace,
+)
+
+_ADDRESS_BITS = (1 << 64) - 1
+
+
+class Recorder:
+    """Collects the events of a log that names blocks by address, and makes a trace of them.
+
+    Addresses become block numbers by lifetime, streams are numbered from 0 in the order in
+    which they are first seen, and time starts at 0 and never goes back (threads that log
+    concurrently can write their times in a slightly different order than their events).
+    What else the log tells, where blocks lay and who asked for them, becomes the trace's details.
+
+    Errors name the place in the log, so each call is given `where`, such as ``"line 7"``.
+    """
+
+    def __init__(self) -> None:
+        self._action = array("b")
+        self._block = array("i")
+        self._size = array("q")
+        self._stream = array("h")
+        self._time_us = array("q")
+        self._live: dict[int, int] = {}  # address -> block number
+        self._sizes = array("q")  # by block number
+        self._streams: dict[Hashable, int] = {}  # handle -> stream number
+        self._addresses = array("Q")  # by block number, as are owners
+        self._owner = array("i")
+        self._owners: dict[str, int] = {}
+        self._held = array("q")  # bytes held from the driver, by change
+        self._held_at = array("q")  # events before each change
+        self._failures: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        """Events recorded so far."""
+        return len(self._action)
+
+    def alloc(
+        self,
+        where: str,
+        address: int,
+        size: int,
+        stream: Hashable,
+        time_us: int,
+        owner: str = "",
+    ) -> None:
+        """Record that `size` bytes at `address` were allocated on `stream`, by `owner`."""
+        if not 0 <= size <= MAX_SIZE:
+            raise TraceError(f"{where}: size is {size}, accepted is 0..{MAX_SIZE} bytes")
+        if address in self._live:
+            raise TraceError(
+                f"{where}: {address:#x} is allocated while block {self._live[address]} lives "
+                f"there, accepted is an address that was freed"
+            )
+        block = len(self._sizes)
+        self._live[address] = block
+        self._sizes.append(size)
+        self._addresses.append(address & _ADDRESS_BITS)
+        self._owner.append(self._owners.setdefault(owner, len(self._owners)))
+        self._append(where, ALLOC, block, size, stream, time_us)
+
+    def free_requested(
+        self, where: str, address: int, size: int, stream: Hashable, time_us: int
+    ) -> None:
+        """Record that the program dropped what lives at `address`."""
+        self._free(where, FREE_REQUESTED, self._live.get(address), size, stream, time_us)
+
+    def free_completed(
+        self, where: str, address: int, size: int, stream: Hashable, time_us: int
+    ) -> None:
+        """Record that `address` can be handed out again."""
+        self._free(where, FREE_COMPLETED, self._live.pop(address, None), size, stream, time_us)
+
+    def end_life(self, where: str, address: int, stream: Hashable, time_us: int) -> None:
+        """Record a free that the log does not have, if something lives at `address`."""
+        if address in self._live:
+            self.free_completed(where, address, 0, stream, time_us)
+
+    def hold(self, where: str, nbytes: int) -> None:
+        """Record that memory came from the driver, or with a negative number went back to it."""
+        if abs(nbytes) > MAX_SIZE:
+            raise TraceError(f"{where}: size is {abs(nbytes)}, accepted is 0..{MAX_SIZE} bytes")
+        self._held_at.append(len(self))
+        self._held.append(nbytes)
+
+    def failure(self, nbytes: int) -> None:
+        """Record that so many bytes were refused."""
+        self._failures.append((len(self), nbytes))
+
+    def _free(
+        self,
+        where: str,
+        action: int,
+        block: int | None,
+        size: int,
+        stream: Hashable,
+        time_us: int,
+    ) -> None:
+        if block is None:  # allocated before recording began: nothing vouches for its size
+            size = min(max(size, 0), MAX_SIZE)
+            self._append(where, action, UNKNOWN_BLOCK, size, stream, time_us)
+        else:
+            self._append(where, action, block, self._sizes[block], stream, time_us)
+
+    def _append(
+        self, where: str, action: int, block: int, size: int, stream: Hashable, time_us: int
+    ) -> None:
+        number = self._streams.setdefault(stream, len(self._streams))
+        if number >= MAX_STREAMS:
+            raise TraceError(f"{where}: more than {MAX_STREAMS} streams, accepted is that many")
+        self._action.append(action)
+        self._block.append(block)
+        self._size.append(size)
+        self._stream.append(number)
+        self._time_us.append(time_us)
+
+    def trace(self, name: str, meta: Mapping[str, Any]) -> Trace:
+        """Make a trace of what was recorded."""
+        time_us = np.array(self._time_us, dtype=np.int64)
+        if time_us.size:
+            time_us = np.maximum.accumulate(time_us - time_us[0]).clip(min=0)
+        return Trace(
+            action=np.array(self._action, dtype=np.int8),
+            block=np.array(self._block, dtype=np.int32),
+            size=np.array(self._size, dtype=np.int64),
+            stream=np.array(self._stream, dtype=np.int16),
+            time_us=time_us,
+            meta={**meta, "failed_allocs": len(self._failures)},
+            name=name,
+            details=self._details(),
+        )
+
+    def _details(self) -> Details:
+        held = Curve(
+            np.array(self._held_at, dtype=np.int64), np.cumsum(np.array(self._held, dtype=np.int64))
+        )
+        return Details(
+            address=np.array(self._addresses, dtype=np.uint64),
+            owner=np.array(self._owner, dtype=np.int32),
+            owners=tuple(self._owners),
+            streams=tuple(map(_stream_name, self._streams)),
+            held=held if held.at.size else None,
+            failures=tuple(self._failures),
+        )
+
+
+def _stream_name(handle: Hashable) -> str:
+    """Write a stream's handle for people; a thread's own stream is a pair with its thread."""
+    if isinstance(handle, tuple):
+        return f"thread {handle[1]}'s own"
+    if not isinstance(handle, int):
+        return str(handle)
+    return {0: "default", 1: "legacy default", 2: "per-thread default"}.get(handle, f"{handle:#x}")

@@ -1,0 +1,134 @@
+"""Read a trace from a file, whatever wrote it; the content decides, never the file's name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO
+
+from gpumem.errors import TraceError
+from gpumem.traces import (
+    gpumem_recording as recordings,
+)
+from gpumem.traces import (
+    gpumem_snapshot as snapshots,
+)
+from gpumem.traces import (
+    npz,
+    rmm_log,
+    torch_snapshot,
+)
+from gpumem.traces.trace import Trace
+
+__all__ = ["load_trace", "samples"]
+
+MAX_FILE_BYTES = 1 << 32
+"""Largest file that is read: 4 GiB."""
+
+
+def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> Trace:
+    """Load a trace from a file or from the samples that come with the package.
+
+    Reads five formats: files of `gpumem.observe.record`, ``.npz`` archives (see
+    ``gpumem/traces/samples/README.md``), PyTorch memory snapshots
+    (``torch.cuda.memory._dump_snapshot``; nothing in the pickle is run), the CSV logs of RMM's
+    ``LoggingResourceAdaptor``, and gpumem's
+    own snapshots in JSON, of which the trace only allocates what they show in use.
+
+    Parameters
+    ----------
+    source : str or path
+        A file, or the name of a sample (``gpumem.traces.samples()`` lists them). A file of
+        that name is preferred.
+    device : int, optional
+        Which device of a PyTorch snapshot, or which memory of a recording or of gpumem's snapshot,
+        to take; without it, the busiest one. The other formats hold one device and accept only 0.
+
+    Returns
+    -------
+    Trace
+        A checked trace, named after the file.
+
+    Raises
+    ------
+    TraceError
+        No such file, not a trace, damaged, absurdly large, or contradicting itself. One line.
+
+    Examples
+    --------
+    >>> load_trace("multistream_train").streams
+    3
+    """
+    path = _resolve(source)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise TraceError(f"the file has {size} bytes, accepted is 1..{MAX_FILE_BYTES}")
+            return _read(file, path.stem, device)
+    except TraceError as error:
+        raise TraceError(f"{source}: {error}") from None
+    except OSError as error:
+        raise TraceError(f"{source}: cannot be read: {error.strerror}") from None
+
+
+def _resolve(source: str | os.PathLike[str]) -> Path:
+    """Return the file that `source` means, or raise TraceError."""
+    try:
+        path = Path(source)
+        if path.is_file():
+            return path
+        if isinstance(source, str) and source in (known := samples()):
+            return known[source]
+        if path.exists():
+            raise TraceError(f"{source} is not a regular file")
+    except (ValueError, OSError) as error:  # a NUL character, a name too long
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{str(source)!r:.200} is not a usable path: {error}") from None
+    names = ", ".join(sorted(samples()))
+    raise TraceError(f"{source}: no such file, and no sample of that name (samples: {names})")
+
+
+def _read(file: IO[bytes], name: str, device: int | None) -> Trace:
+    """Hand the file to the reader that its first bytes call for."""
+    start = file.read(4096)
+    file.seek(0)
+    if not start:
+        raise TraceError("the file is empty")
+    if start.startswith(torch_snapshot.MAGIC):
+        return torch_snapshot.read_torch_snapshot(file, name, device)
+    if start.startswith(recordings.MAGIC):
+        return recordings.read_recording(file, name, device)
+    if start.startswith(snapshots.MAGIC):
+        return snapshots.read_snapshot(file, name, device)
+    if device not in (None, 0):
+        raise TraceError(
+            f"device is {device}, accepted is 0 (only snapshots and recordings hold more)"
+        )
+    if start.startswith(npz.MAGIC):
+        return npz.read_npz(file, name)
+    first_line = start.splitlines()[0].decode("utf-8", "replace")
+    if first_line.strip().lower() == rmm_log.HEADER.lower():
+        return rmm_log.read_rmm_log(file, name)
+    raise TraceError(
+        f"not a trace: neither a recording, nor an .npz archive, nor a snapshot of PyTorch's or "
+        f"gpumem's, nor an RMM log (header {rmm_log.HEADER})"
+    )
+
+
+def samples() -> dict[str, Path]:
+    """List the bundled traces.
+
+    Returns
+    -------
+    dict of str to Path
+        Each sample's name and its file, sorted by name.
+
+    Examples
+    --------
+    >>> sorted(samples())
+    ['gpt2_varlen_train', 'multistream_train']
+    """
+    folder = Path(__file__).with_name("samples")
+    return {path.stem: path for path in sorted(folder.glob("*.npz"))}

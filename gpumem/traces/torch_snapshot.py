@@ -1,0 +1,199 @@
+"""Traces from PyTorch memory snapshots (``torch.cuda.memory._dump_snapshot``), without PyTorch.
+
+A snapshot is a pickle of plain containers: ``{"segments": [...], "device_traces": [[entry, ...],
+...], ...}`` with one list of entries per device. Only such plain data is ever built here: a
+pickle that names a class or function is refused before it runs anything.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import IO, Any, NoReturn
+
+from gpumem.errors import TraceError
+from gpumem.traces.builder import Recorder
+from gpumem.traces.trace import Trace
+
+MAGIC = b"\x80"
+
+_TIME_LIMIT_US = 1 << 62
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds containers, str, bytes, numbers and None, which need no global; refuses the rest."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise TraceError(f"the pickle asks for {f'{module}.{name}'!r}, accepted is plain data only")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise TraceError("the pickle refers to outside objects, accepted is plain data only")
+
+
+def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> Trace:
+    """Read the allocations of one device from an open snapshot pickle.
+
+    Allocations that were live before recording began are not part of the trace; their frees
+    are, as frees of an unknown block.
+
+    Parameters
+    ----------
+    file : binary file
+        The pickle.
+    name : str
+        Name of the trace.
+    device : int, optional
+        Index of the device to take; without it, the one with most allocations and frees.
+
+    Raises
+    ------
+    TraceError
+        Not a snapshot, nothing recorded in it, or a pickle that names a class or function.
+    """
+    traces = _device_traces(_load_plain(file))
+    recorders = {}
+    for index, entries in enumerate(traces):
+        if device is None or device == index:
+            recorders[index] = _record(entries, index)
+    if device is None:
+        device = max(recorders, key=lambda index: len(recorders[index]))
+    elif device not in recorders:
+        raise TraceError(f"device is {device}, accepted is 0..{len(traces) - 1}")
+    if not len(recorders[device]):
+        raise TraceError(
+            f"the snapshot holds no allocations of device {device}: "
+            "was torch.cuda.memory._record_memory_history() on?"
+        )
+    return recorders[device].trace(name, {"source": "torch_snapshot", "device": device})
+
+
+def _load_plain(file: IO[bytes]) -> object:
+    try:
+        _check_memo(file)
+        return _PlainUnpickler(file).load()
+    except TraceError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise TraceError(f"damaged pickle: {str(error) or type(error).__name__}") from None
+
+
+# Arguments of pickle's opcodes: fixed bytes; a length in so many bytes, then as many; lines.
+_FIXED = {ord(code): size for code, size in zip("qhKMJrjG", (1, 1, 1, 2, 4, 4, 4, 8), strict=True)}
+_FIXED |= {0x80: 1, 0x82: 1, 0x83: 2, 0x84: 4, 0x95: 8}
+_COUNTED = {ord("U"): 1, ord("C"): 1, 0x8C: 1, 0x8A: 1, ord("T"): 4, ord("X"): 4, ord("B"): 4}
+_COUNTED |= {0x8B: 4, 0x8D: 8, 0x8E: 8, 0x96: 8}
+_LINES = dict.fromkeys(map(ord, "FILSVgpP"), 1) | dict.fromkeys(map(ord, "ci"), 2)
+_PUT, _LONG_BINPUT, _STOP = ord("p"), ord("r"), ord(".")
+
+
+def _check_memo(file: IO[bytes]) -> None:
+    """Refuse a pickle that numbers an object beyond the bytes it has.
+
+    The unpickler makes room for the highest number it is told, so that ten bytes could ask for
+    all memory. The file is left where it was.
+    """
+    start = file.tell()
+    data = file.read()
+    file.seek(start)
+    at, end = 0, len(data)
+    while at < end and data[at] != _STOP:
+        code = data[at]
+        at += 1
+        begin = at
+        if code in _FIXED:
+            at += _FIXED[code]
+        elif code in _COUNTED:
+            size = _COUNTED[code]
+            at += size + int.from_bytes(data[at : at + size], "little")
+        else:
+            for _ in range(_LINES.get(code, 0)):
+                newline = data.find(b"\n", at)
+                at = end if newline < 0 else newline + 1
+        if code == _LONG_BINPUT:
+            number = int.from_bytes(data[begin:at], "little")
+        elif code == _PUT:
+            text = data[begin:at].strip()
+            number = int(text) if text.isdigit() and len(text) < 20 else end + 1
+        else:
+            continue
+        if number > end:
+            raise TraceError(f"damaged pickle: object number {number} in {end} bytes")
+
+
+def _device_traces(snapshot: object) -> list[list[object]]:
+    """Return the lists of entries, one per device, or raise TraceError."""
+    if not isinstance(snapshot, dict) or "device_traces" not in snapshot:
+        raise TraceError("the pickle is not a memory snapshot: it has no device_traces")
+    traces = snapshot["device_traces"]
+    if not isinstance(traces, list) or not all(isinstance(entries, list) for entries in traces):
+        raise TraceError("the snapshot's device_traces is not a list of lists")
+    if not traces:
+        raise TraceError("the snapshot names no device")
+    return traces
+
+
+def _record(entries: list[object], device: int) -> Recorder:
+    """Record what `entries` tell of blocks, segments and failures; notes are left out."""
+    recorder = Recorder()
+    for index, entry in enumerate(entries):
+        where = f"device {device}, entry {index}"
+        if not isinstance(entry, dict):
+            raise TraceError(f"{where} is a {type(entry).__name__}, expected a dict")
+        action = entry.get("action")
+        if not isinstance(action, str):
+            raise TraceError(f"{where}: action is {_shown(action)}, expected a str")
+        if action in _OF_BLOCKS:
+            _record_block(recorder, where, action, entry)
+        elif action in _OF_SEGMENTS:
+            recorder.hold(where, _OF_SEGMENTS[action] * _integer(entry, "size", where))
+        elif action == "oom":
+            recorder.failure(_integer(entry, "size", where))
+    return recorder
+
+
+_OF_BLOCKS = ("alloc", "free_requested", "free_completed")
+_OF_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+def _record_block(recorder: Recorder, where: str, action: str, entry: dict[Any, Any]) -> None:
+    address, size, stream = (_integer(entry, key, where) for key in ("addr", "size", "stream"))
+    # Snapshots of PyTorch before 2.1 carry no times.
+    time_us = _integer(entry, "time_us", where, default=0)
+    if action == "alloc":
+        recorder.alloc(where, address, size, stream, time_us, _owner(entry.get("frames")))
+    elif action == "free_requested":
+        recorder.free_requested(where, address, size, stream, time_us)
+    else:
+        recorder.free_completed(where, address, size, stream, time_us)
+
+
+def _owner(frames: object) -> str:
+    """Name the innermost line of Python outside of PyTorch, else the innermost; "" without one."""
+    if not isinstance(frames, list):
+        return ""
+    lines = [
+        (file, frame.get("line"), frame.get("name"))
+        for frame in frames
+        if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str)
+        if file.endswith(".py")
+    ]
+    outside = [line for line in lines if "/torch/" not in line[0]]
+    for file, line, name in (outside or lines)[:1]:
+        return f"{_shown(name)[1:-1]} ({file:.200}:{_shown(line)})"
+    return ""
+
+
+def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = None) -> int:
+    value = entry.get(key, default)
+    if not isinstance(value, int) or not -_TIME_LIMIT_US <= value < 1 << 64:
+        raise TraceError(f"{where}: {key} is {_shown(value)}, expected an integer")
+    if key == "time_us" and value >= _TIME_LIMIT_US:
+        raise TraceError(f"{where}: time_us is {value}, accepted is 0..{_TIME_LIMIT_US}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """Write a value of a file for people: short, and whatever it is."""
+    try:
+        return f"{value!r:.60}"
+    except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
+        return f"of type {type(value).__name__} and too large to show"

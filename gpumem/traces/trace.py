@@ -1,0 +1,296 @@
+"""A recorded run of allocations: plain arrays, checked once, so that nothing later has to.
+
+``Trace`` is what every reader in this package makes and every replay takes. Its checks are
+what lets the compiled replay loop index by block and stream number without asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpumem.errors import TraceError
+from gpumem.traces.details import Details
+
+__all__ = ["ALLOC", "FREE_COMPLETED", "FREE_REQUESTED", "UNKNOWN_BLOCK", "Trace"]
+
+ALLOC = 0
+"""The program allocates a block."""
+FREE_REQUESTED = 1
+"""The program dropped the block; work on other streams may still use it."""
+FREE_COMPLETED = 2
+"""The block can be handed out again."""
+UNKNOWN_BLOCK = -1
+"""The block number of anything that was allocated before recording began."""
+
+MAX_SIZE = 1 << 48
+"""Largest size of one block in bytes: 256 TiB, more than any device addresses."""
+MAX_LIVE = 1 << 62
+"""Largest sum of live blocks in bytes; keeps every sum inside a signed 64-bit integer."""
+MAX_STREAMS = 1024
+"""Most streams of one trace: a replay makes a real stream of each."""
+
+IntArray: TypeAlias = NDArray[np.integer[Any]]
+
+ACTION_NAMES = ("allocated", "asked to be freed", "freed")
+_NEVER_SEEN = -1
+
+# What may happen to a block, by the last thing that did: row = last action + 1, column = next.
+_MAY_FOLLOW = np.array(
+    [
+        [True, False, False],  # never seen: it can only be allocated
+        [False, True, True],  # allocated
+        [False, False, True],  # free requested
+        [True, False, False],  # freed: its number may be given out again
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The allocations of one recorded run, in the order in which they happened.
+
+    All arrays but `step_start` have one entry per event. They are converted to the types
+    below, checked and made read-only; a trace that exists is consistent.
+
+    Parameters
+    ----------
+    action : array_like of int8, shape (events,)
+        0 alloc, 1 free requested (the program dropped the block), 2 free completed (the block
+        can be handed out again). 1 may be left out; a replay allocates at 0 and frees at 2.
+    block : array_like of int32, shape (events,)
+        Which block the event is about, below the number of allocations; -1 in a free of
+        something that was allocated before recording began.
+    size : array_like of int64, shape (events,)
+        Bytes as the program asked for them; a free repeats its block's size.
+    stream : array_like of int16, shape (events,)
+        Stream number, counted from 0.
+    time_us : array_like of int64, shape (events,)
+        Microseconds since recording began; never decreasing.
+    step_start : array_like of int64, shape (steps,), optional
+        Index of the event at which each training step or request begins.
+    meta : mapping, optional
+        What else is known of the recording, such as ``peak_reserved`` of the allocator that
+        ran it, in bytes.
+    name : str, optional
+        What to call the trace in tables and errors.
+    details : Details, optional
+        What else the log told of each allocation.
+
+    Raises
+    ------
+    TraceError
+        An array of the wrong shape or type, or an event that contradicts those before it.
+
+    Examples
+    --------
+    >>> trace = Trace(action=[0, 0, 2], block=[0, 1, 0], size=[100, 50, 100],
+    ...               stream=[0, 0, 0], time_us=[0, 5, 9])
+    >>> trace.events, trace.allocs, trace.peak_requested, trace.duration_us
+    (3, 2, 150, 9)
+    """
+
+    action: NDArray[np.int8]
+    block: NDArray[np.int32]
+    size: NDArray[np.int64]
+    stream: NDArray[np.int16]
+    time_us: NDArray[np.int64]
+    step_start: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    details: Details | None = None
+
+    def __post_init__(self) -> None:
+        for column, dtype in _COLUMN_TYPES.items():
+            # The only writes to a frozen instance: what the caller gave becomes what is declared.
+            object.__setattr__(self, column, _as_column(column, getattr(self, column), dtype))
+        object.__setattr__(self, "meta", MappingProxyType(dict(self.meta)))
+        _check_lengths(self)
+        _check_ranges(self)
+        _check_order(self)
+        _check_lifetimes(self)
+        _check_live_bytes(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trace {self.name or 'unnamed'}: {self.events} events, {self.allocs} allocations, "
+            f"{self.streams} streams, peak {self.peak_requested} bytes requested>"
+        )
+
+    @property
+    def events(self) -> int:
+        """Number of events."""
+        return int(self.action.size)
+
+    @cached_property
+    def allocs(self) -> int:
+        """Number of allocations."""
+        return int(np.count_nonzero(self.action == ALLOC))
+
+    @cached_property
+    def streams(self) -> int:
+        """Number of streams: one more than the highest stream number; 0 without events."""
+        return int(np.max(self.stream)) + 1 if self.events else 0
+
+    @property
+    def duration_us(self) -> int:
+        """Microseconds from the first event to the last."""
+        return int(self.time_us[-1] - self.time_us[0]) if self.events else 0
+
+    @cached_property
+    def peak_requested(self) -> int:
+        """Most bytes live at once, as requested (a block lives until its free completes)."""
+        return int(np.max(self.live_bytes(), initial=0))
+
+    def live_bytes(self) -> NDArray[np.int64]:
+        """Give the bytes live after each event, as requested.
+
+        Returns
+        -------
+        ndarray of int64, shape (events,)
+            Bytes in blocks that are allocated and whose free has not completed.
+        """
+        live: NDArray[np.int64] = np.cumsum(self._held_sign() * self.size)
+        return live
+
+    def _held_sign(self) -> NDArray[np.int64]:
+        """Give 1 for every event that begins a block's life, -1 where one ends, else 0."""
+        known_free = (self.action == FREE_COMPLETED) & (self.block != UNKNOWN_BLOCK)
+        sign: NDArray[np.int64] = (self.action == ALLOC).astype(np.int64) - known_free
+        return sign
+
+
+_COLUMN_TYPES: dict[str, type[np.signedinteger[Any]]] = {
+    "action": np.int8,
+    "block": np.int32,
+    "size": np.int64,
+    "stream": np.int16,
+    "time_us": np.int64,
+    "step_start": np.int64,
+}
+_EVENT_COLUMNS = tuple(name for name in _COLUMN_TYPES if name != "step_start")
+
+
+def _as_column(
+    name: str, values: ArrayLike, dtype: type[np.signedinteger[Any]]
+) -> NDArray[np.signedinteger[Any]]:
+    """Return `values` as a read-only one-dimensional array of `dtype`, or raise TraceError."""
+    try:
+        given = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise TraceError(f"{name} is not an array of integers: {error}") from None
+    if given.ndim != 1:
+        raise TraceError(f"{name} has {given.ndim} dimensions, expected 1")
+    if given.size and given.dtype.kind not in "iu":
+        raise TraceError(f"{name} has type {given.dtype}, expected integers")
+    limits = np.iinfo(dtype)
+    _refuse(name, given, (given < limits.min) | (given > limits.max), f"{limits.min}..{limits.max}")
+    column = given.astype(dtype)  # a copy: the caller's array may change later
+    column.flags.writeable = False
+    return column
+
+
+def _refuse(column: str, values: IntArray, bad: NDArray[np.bool_], accepted: str) -> None:
+    """Raise TraceError for the first entry of `values` that `bad` marks, if there is one."""
+    if bad.any():
+        index = int(np.argmax(bad))
+        what = "step" if column == "step_start" else "event"
+        raise TraceError(f"{what} {index}: {column} is {values[index]}, accepted is {accepted}")
+
+
+def _check_lengths(trace: Trace) -> None:
+    lengths = {name: getattr(trace, name).size for name in _EVENT_COLUMNS}
+    if len(set(lengths.values())) > 1:
+        listing = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise TraceError(f"arrays differ in length: {listing}")
+
+
+def _check_ranges(trace: Trace) -> None:
+    action, block, size, stream = trace.action, trace.block, trace.size, trace.stream
+    _refuse("action", action, (action < ALLOC) | (action > FREE_COMPLETED), "0..2")
+    lowest = np.where(action == ALLOC, 0, UNKNOWN_BLOCK)
+    # Numbers below the count of allocations let a replay keep its blocks in one flat array.
+    _refuse(
+        "block",
+        block,
+        (block < lowest) | (block >= trace.allocs),
+        f"0..{trace.allocs - 1} (the trace has {trace.allocs} allocations), or -1 in a free",
+    )
+    _refuse("size", size, (size < 0) | (size > MAX_SIZE), f"0..{MAX_SIZE} bytes")
+    _refuse("stream", stream, (stream < 0) | (stream >= MAX_STREAMS), f"0..{MAX_STREAMS - 1}")
+    steps = trace.step_start
+    _refuse("step_start", steps, (steps < 0) | (steps > trace.events), f"0..{trace.events}")
+
+
+def _check_order(trace: Trace) -> None:
+    time = trace.time_us
+    if time.size and time[0] < 0:
+        raise TraceError(f"event 0: time_us is {time[0]}, accepted is 0 or later")
+    _refuse_drop("time_us", time, "event")
+    _refuse_drop("step_start", trace.step_start, "step")
+
+
+def _refuse_drop(column: str, values: NDArray[np.int64], what: str) -> None:
+    """Raise TraceError where `values` decrease."""
+    drops = values[1:] < values[:-1]
+    if drops.any():
+        index = int(np.argmax(drops)) + 1
+        raise TraceError(
+            f"{what} {index}: {column} is {values[index]}, accepted is {values[index - 1]} or "
+            f"later (that of the {what} before)"
+        )
+
+
+def _check_lifetimes(trace: Trace) -> None:
+    """Refuse what cannot happen to a block: double alloc, free without alloc, double free."""
+    known = np.flatnonzero(trace.block != UNKNOWN_BLOCK)
+    # A stable sort puts each block's events side by side, still in the order they happened.
+    order = known[np.argsort(trace.block[known], kind="stable")]
+    action, block, size = trace.action[order], trace.block[order], trace.size[order]
+    same_block = np.zeros(order.size, np.bool_)
+    same_block[1:] = block[1:] == block[:-1]
+    last = np.full(order.size, _NEVER_SEEN)
+    last[1:] = np.where(same_block[1:], action[:-1], _NEVER_SEEN)
+
+    impossible = ~_MAY_FOLLOW[last + 1, action]
+    resized = np.zeros(order.size, np.bool_)
+    resized[1:] = same_block[1:] & (action[1:] != ALLOC) & (size[1:] != size[:-1])
+    wrong = impossible | resized
+    if not wrong.any():
+        return
+    # Report the earliest event, not the one of the lowest block number.
+    place = int(np.flatnonzero(wrong)[np.argmin(order[wrong])])
+    event = f"event {order[place]}: block {block[place]}"
+    if impossible[place]:
+        raise TraceError(f"{event} {_impossible(int(last[place]), int(action[place]))}")
+    raise TraceError(
+        f"{event} is freed with size {size[place]}, accepted is {size[place - 1]} "
+        f"(as it was allocated)"
+    )
+
+
+def _impossible(last: int, action: int) -> str:
+    """Say in words why `action` cannot follow `last`."""
+    accepted = [name for name, ok in enumerate(_MAY_FOLLOW[last + 1]) if ok]
+    state = "was never allocated" if last == _NEVER_SEEN else f"was already {ACTION_NAMES[last]}"
+    return f"has action {action} but {state}, accepted is action {' or '.join(map(str, accepted))}"
+
+
+def _check_live_bytes(trace: Trace) -> None:
+    """Refuse traces whose sums would not fit a signed 64-bit integer."""
+    if trace.allocs * int(np.max(trace.size, initial=0)) <= MAX_LIVE:
+        return
+    # Wrapped prefix sums are exact wherever the true sum fits; doubles show where it does not.
+    live = np.cumsum(trace._held_sign() * trace.size.astype(np.float64))
+    over = live > MAX_LIVE
+    if over.any():
+        index = int(np.argmax(over))
+        raise TraceError(
+            f"event {index}: {live[index]:.3g} bytes are live, accepted is 0..{MAX_LIVE} bytes"
+        )

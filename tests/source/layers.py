@@ -1,0 +1,195 @@
+"""The layers of the package: which folder may import from which, read from the source.
+
+`LAYERS` is what `test_layers.py` holds the source to and what `python -m source.layers`, run in
+`tests/`, draws as docs/layers.svg.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "gpumem"
+PICTURE = ROOT / "docs" / "layers.svg"
+
+# From the bottom. A folder imports from the rows below its own, and from nothing else of gpumem.
+# A module that lies in gpumem/ itself counts as a folder; "gpumem" is the package's __init__.
+LAYERS = [
+    ["_support"],
+    ["stats"],
+    ["errors"],
+    ["_native/driver", "_native/bfc"],
+    ["_native/backing", "_native/budget", "device"],
+    ["_native/pages", "_budget", "config"],
+    ["_native/arena", "debugging", "accounting"],
+    ["_buffer"],
+    ["_resource", "adaptors"],
+    ["_core", "_live"],
+    ["_defaults", "_factory", "observe"],
+    ["_copy", "integrations"],
+    ["_tensor", "traces"],
+    ["session", "planning", "interop", "replay"],
+    ["gpumem", "report"],
+    ["cli", "_testing"],
+]
+
+# What a reader may want to know of a row; drawn beside it.
+CAPTIONS = {
+    "_support": "locks, leases, process and fork state",
+    "_native/driver": "the driver table; best fit with coalescing",
+    "_native/backing": "where memory comes from, and its limits",
+    "_native/arena": "the allocator below the interpreter",
+    "_buffer": "buffers, streams, DLPack",
+    "_resource": "pools, external allocators, adaptors",
+    "_core": "gpumem.Arena; the page of gpumem top",
+    "_copy": "copies; other libraries",
+    "_tensor": "tensors; traces",
+    "session": "what programs use",
+    "cli": "the command line; instruments of the tests",
+}
+
+FOLDERS = {name for row in LAYERS for name in row}
+CYTHON_IMPORT = re.compile(
+    r"^([ \t]*)from[ \t]+([\w.]+)[ \t]+(c?import)[ \t]+(\([^)]*\)|[^\n(]+)"
+    r"|^([ \t]*)(c?import)[ \t]+([\w.]+)",
+    re.MULTILINE,
+)
+
+
+class Import(NamedTuple):
+    """One name that a file imports."""
+
+    path: Path
+    module: str  # dotted, of the file
+    imported: str  # dotted: a module of ours, or what stands after "from"
+    compiled: bool  # a cimport
+    top: bool  # at the top level of the file
+
+
+def sources() -> list[Path]:
+    suffixes = (".py", ".pyx", ".pxd")
+    return sorted(p for p in PACKAGE.rglob("*") if p.suffix in suffixes and p.is_file())
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def folder_of(module: str) -> str:
+    """Name the entry of `LAYERS` that a module of ours belongs to: the longest that fits."""
+    parts = module.split(".")[1:]
+    if parts == ["__main__"]:
+        return "cli"
+    for length in range(len(parts), 0, -1):
+        name = "/".join(parts[:length])
+        if name in FOLDERS:
+            return name
+    if not parts:
+        return "gpumem"
+    raise LookupError(f"{module} has no place in LAYERS: decide where it belongs")
+
+
+MODULES = {module_of(path) for path in sources()}
+
+
+def imports() -> list[Import]:
+    return [found for path in sources() for found in imports_of(path)]
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    text = path.read_text()
+    found = python_imports(text) if path.suffix == ".py" else cython_imports(text)
+    for imported, compiled, top in found:
+        yield Import(path, module_of(path), imported, compiled, top)
+
+
+def python_imports(text: str) -> Iterator[tuple[str, bool, bool]]:
+    tree = ast.parse(text)
+    late = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_checkers(node)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, False, node not in late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                yield module_named(node.module, alias.name), False, node not in late
+
+
+def is_for_checkers(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def cython_imports(text: str) -> Iterator[tuple[str, bool, bool]]:
+    for match in CYTHON_IMPORT.finditer(text):
+        indent, module, kind, names, plain_indent, plain_kind, plain = match.groups()
+        if plain:
+            yield plain, plain_kind == "cimport", not plain_indent
+            continue
+        for name in re.sub(r"#[^\n]*", "", names).strip("()").split(","):
+            if name.strip():
+                yield module_named(module, name.split()[0]), kind == "cimport", not indent
+
+
+def module_named(module: str, name: str) -> str:
+    """Name what ``from module import name`` imports: a module of ours, or the module."""
+    deeper = f"{module}.{name}"
+    return deeper if deeper in MODULES else module
+
+
+def ours(found: list[Import]) -> list[Import]:
+    return [each for each in found if each.imported.split(".")[0] == "gpumem"]
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+ROW, BOX, LEFT, WIDTH = 40, 28, 16, 900
+FONT = 'font-family="ui-monospace, Menlo, Consolas, monospace"'
+
+
+def draw() -> str:
+    """Draw the rows as a picture: the lowest layer at the bottom."""
+    height = ROW * len(LAYERS) + 2 * LEFT
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img" aria-label="Layers of gpumem">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for number, row in enumerate(reversed(LAYERS)):
+        top = LEFT + number * ROW
+        x = LEFT
+        for name in row:
+            width = 16 + round(8.4 * len(name))
+            fill = "#e8f0fe" if name.startswith("_") else "#e6f4ea"
+            lines.append(
+                f'<rect x="{x}" y="{top}" width="{width}" height="{BOX}" rx="4" '
+                f'fill="{fill}" stroke="#5f6368"/>'
+            )
+            lines.append(
+                f'<text x="{x + 8}" y="{top + 19}" font-size="14" {FONT}>{escape(name)}</text>'
+            )
+            x += width + 8
+        caption = next((CAPTIONS[name] for name in row if name in CAPTIONS), "")
+        lines.append(
+            f'<text x="{WIDTH - LEFT}" y="{top + 19}" font-size="13" text-anchor="end" '
+            f'fill="#5f6368" font-family="sans-serif">{escape(caption)}</text>'
+        )
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw())
+    print(PICTURE.relative_to(ROOT), file=sys.stderr)
