@@ -68,8 +68,8 @@ PACKAGE = Path("gpumem")
 # C and C++ files that belong to a module besides its own .pyx, by patterns. libcuda/ makes a shared
 # library of the host device for tests, and is never part of a module.
 COMPANIONS = {
-    "_host": "hostdev/**/*.c",
-    "_copy_crew": "crew.c",
+    "_native.driver.host": "_native/driver/hostdev/**/*.c",
+    "_copy.staged": "_copy/workers.c",
     "integrations.torch._hooks": "integrations/torch/hooks.cpp",
 }
 HEADERS = {path.name: path for path in PACKAGE.rglob("*.h") if path.parent.name != "libcuda"}

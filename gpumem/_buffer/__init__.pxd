@@ -2,8 +2,8 @@
 
 from gpumem._buffer.buffer cimport (
     alignment_of, Buffer, buffer_end, buffer_of, buffer_share, call_with_resources, drop_share,
-    empty_buffer, MemoryResource, record_use, require_open, resource_adapt, resource_begin, resource_charge,
-    resource_claim, resource_deliver, resource_init, size_of,
+    empty_buffer, MemoryResource, record_use, require_open, resource_adapt, resource_begin,
+    resource_charge, resource_claim, resource_deliver, resource_init, size_of,
 )
 from gpumem._buffer.dlpack cimport (
     DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,
