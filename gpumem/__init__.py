@@ -62,7 +62,6 @@ _PACKAGES = (
     "report",
     "session",
     "traces",
-    "session",
 )
 
 __all__ = [
@@ -138,9 +137,13 @@ if TYPE_CHECKING:
 else:
     # What is imported when it is first named: the names, by their modules.
     _LATER = {
-        "gpumem.environment": ("Environment",),
-        "gpumem.session": ("CopyDecision", "RunContext", "Session"),
-        "gpumem.session_options": ("SessionOptions",),
+        "gpumem.session": (
+            "CopyDecision",
+            "Environment",
+            "RunContext",
+            "Session",
+            "SessionOptions",
+        ),
     }
 
     def __getattr__(name: str) -> object:

@@ -63,7 +63,7 @@ cdef enum ArenaStatus:
     ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
     ARENA_HALF_SUSPENDED = 12   # a page could not be given up, nor the others brought back
-    ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes; see _resource/arena/reports
+    ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
 
 cdef enum AllocateFlags:        # of the slow path
     ALLOCATE_PERSISTENT = 1     # in a region of exactly this block

@@ -1,4 +1,0 @@
-from gpumem.device import MemoryKind
-
-HOST_KINDS: tuple[MemoryKind, ...]
-HINTS: dict[str, bool | str]

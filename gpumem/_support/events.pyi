@@ -1,2 +1,0 @@
-FRAMEWORKS: tuple[str, ...]
-tag_texts: list[str]

@@ -1,7 +1,0 @@
-from typing import Any, final
-
-import numpy as np
-
-@final
-class ElementType:
-    dtype: np.dtype[Any]
