@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._core cimport Arena
-from gpumem._native.driver cimport host_controls
+from gpumem._native.driver.host cimport host_controls
 
 
 cdef extern from "hostdev/instruments/controls.h" nogil:

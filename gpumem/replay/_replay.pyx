@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport arena_allocate, arena_free, ARENA_OK, ArenaCore, Block, slot_claim
-from gpumem._native.driver cimport host_advance_clock
+from gpumem._native.driver.host cimport host_advance_clock
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
 

@@ -1,6 +1,5 @@
 """The driver table, contexts and what a driver refuses."""
 
-from gpumem._native.driver.host cimport host_advance_clock, host_controls
 from gpumem._native.driver.table cimport (
     check, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
