@@ -270,14 +270,6 @@ class ArenaConfig(_Settings):
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
         device's node.
-    managed_read_mostly : bool
-        MANAGED memory only: reading it makes copies, writing drops them (cuMemAdvise).
-    managed_preferred_location : {"none", "device", "host"}
-        MANAGED memory only: where pages stay if they can.
-    managed_accessed_by : {"none", "device", "host"}
-        MANAGED memory only: who keeps a mapping of pages wherever they are.
-    managed_prefetch : {"none", "device", "host"}
-        MANAGED memory only: where a new region's pages are moved to at once.
     enable : bool
         False: every call goes straight to the driver.
 
@@ -303,10 +295,6 @@ class ArenaConfig(_Settings):
     page_move_budget: float = 0.01
     oom_wait_ms: int = 1000
     numa_node: int | None = None
-    managed_read_mostly: bool = False
-    managed_preferred_location: str = "none"
-    managed_accessed_by: str = "none"
-    managed_prefetch: str = "none"
     enable: bool = True
 
     _OF: ClassVar[str] = "an arena"
@@ -325,10 +313,6 @@ class ArenaConfig(_Settings):
         "page_move_budget": _share(1),
         "oom_wait_ms": _integer(0, 3_600_000),
         "numa_node": _node,
-        "managed_read_mostly": _boolean,
-        "managed_preferred_location": _choice(none="", device="", host=""),
-        "managed_accessed_by": _choice(none="", device="", host=""),
-        "managed_prefetch": _choice(none="", device="", host=""),
         "split_rule": _choice(tight="", ort=""),
         "stream_reuse": _choice(completed="", wait="", never=""),
         "enable": _boolean,

@@ -26,10 +26,6 @@ DEFAULTS = {
     "split_rule": "tight",
     "stream_reuse": "completed",
     "numa_node": None,
-    "managed_read_mostly": False,
-    "managed_preferred_location": "none",
-    "managed_accessed_by": "none",
-    "managed_prefetch": "none",
     "enable": True,
 }
 

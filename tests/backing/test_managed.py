@@ -1,4 +1,4 @@
-"""Managed memory: hints as settings and on buffers, checked and handed to the driver."""
+"""Managed memory: advice and prefetches of buffers, checked and handed to the driver."""
 
 import numpy as np
 import pytest
@@ -18,76 +18,35 @@ def faults(host):
     host.clear_faults()
 
 
-@pytest.mark.parametrize(
-    ("settings", "advised", "prefetched"),
-    [
-        ({}, 0, 0),
-        ({"managed_read_mostly": "true"}, 1, 0),
-        ({"arena.managed_preferred_location": "host"}, 1, 0),
-        ({"managed_accessed_by": "device"}, 1, 0),
-        ({"managed_prefetch": "device"}, 0, 1),
-        (
-            {
-                "managed_read_mostly": True,
-                "managed_preferred_location": "device",
-                "managed_accessed_by": "host",
-                "managed_prefetch": "host",
-            },
-            3,
-            1,
-        ),
-    ],
-)
-def test_managed_hints_are_given_once_per_region(make_arena, host, settings, advised, prefetched):
+def test_managed_regions_get_no_advice_of_their_own(make_arena, host):
     before = host.call_count(ADVISE), host.call_count(PREFETCH)
-    arena = make_arena(settings, MANAGED)
-    held = [arena.allocate(MIB // 2) for _ in range(2)]
-    after = host.call_count(ADVISE), host.call_count(PREFETCH)
-    assert after == (before[0] + advised, before[1] + prefetched)
-    assert arena.config == gpumem.ArenaConfig.from_mapping(arena.config.to_mapping())
-    held.clear()
+    with make_arena(memory=MANAGED).allocate(MIB):
+        assert (host.call_count(ADVISE), host.call_count(PREFETCH)) == before
 
 
-@pytest.mark.parametrize("memory", ["host", "host/host_accessible"])
+@pytest.mark.parametrize("location", [None, "host", "host:0"])
+@pytest.mark.parametrize("advice", ["read_mostly", "preferred_location", "accessed_by"])
+def test_advise_and_prefetch_are_one_driver_call_each(make_arena, host, advice, location):
+    advised, prefetched = host.call_count(ADVISE), host.call_count(PREFETCH)
+    with make_arena(memory=MANAGED).allocate(MIB) as buffer:
+        buffer.advise(advice, location)
+        buffer.prefetch(location)
+    assert host.call_count(ADVISE) == advised + 1
+    assert host.call_count(PREFETCH) == prefetched + 1
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "field",
     [
-        ("managed_read_mostly", True),
-        ("managed_preferred_location", "host"),
-        ("managed_accessed_by", "device"),
-        ("managed_prefetch", "device"),
+        "managed_read_mostly",
+        "managed_preferred_location",
+        "managed_accessed_by",
+        "managed_prefetch",
     ],
 )
-def test_managed_hints_on_other_memory_are_refused(memory, field, value):
-    with pytest.raises(gpumem.ConfigError, match=f"{field} = .* it takes managed memory"):
-        gpumem.Arena(memory, {field: value})
-
-
-@pytest.mark.parametrize("value", ["cpu", "", "cuda:0", 1, True])
-def test_managed_prefetch_rejects_unknown_values(value):
-    with pytest.raises(gpumem.ConfigError, match='"none", "device", "host"'):
-        gpumem.ArenaConfig(managed_prefetch=value)
-
-
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
-@pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
-def test_region_is_released_when_its_hint_fails(faults, call, error):
-    before = faults.live()["allocations"]
-    settings = {
-        "managed_read_mostly": True,
-        "managed_preferred_location": "device",
-        "managed_accessed_by": "host",
-        "managed_prefetch": "device",
-        "extend_strategy": "same_as_requested",
-    }
-    with gpumem.Arena(MANAGED, settings) as arena:
-        faults.fail(ADVISE if call < 4 else PREFETCH, call if call < 4 else 1, error, 0)
-        with pytest.raises((gpumem.OutOfMemoryError, gpumem.errors.DriverError)) as caught:
-            arena.allocate(MIB)
-        if error == UNKNOWN:
-            assert caught.value.call == (ADVISE if call < 4 else PREFETCH)
-        assert faults.live()["allocations"] == before
-        assert arena.stats().reserved == 0
+def test_settings_for_managed_hints_are_unknown_keys(field):
+    with pytest.raises(gpumem.ConfigError, match=f"unknown key '{field}'"):
+        gpumem.Arena(MANAGED, {field: "device"})
 
 
 def test_prefetch_is_ordered_on_its_stream(make_arena, host):
@@ -149,8 +108,10 @@ def test_prefetch_of_closed_and_empty_buffers(make_arena, host):
     assert (host.call_count(PREFETCH), host.call_count(ADVISE)) == calls
 
 
-def test_prefetch_raises_the_drivers_error(make_arena, faults):
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
+@pytest.mark.parametrize("call", [ADVISE, PREFETCH])
+def test_prefetch_and_advise_raise_the_drivers_error(make_arena, faults, call, error):
     buffer = make_arena(memory=MANAGED).allocate(10)
-    faults.fail(PREFETCH, 1, UNKNOWN)
-    with pytest.raises(gpumem.errors.DriverError, match=PREFETCH):
-        buffer.prefetch()
+    faults.fail(call, 1, error)
+    with pytest.raises(gpumem.errors.DriverError, match=call):
+        buffer.prefetch() if call == PREFETCH else buffer.advise("accessed_by")

@@ -43,12 +43,7 @@ def test_pinned_memory_stays_the_parents_after_a_fork(fill):
 
 
 def test_managed_memory_takes_every_hint(fill):
-    settings = {
-        "managed_preferred_location": "device",
-        "managed_accessed_by": "host",
-        "managed_prefetch": "device",
-    }
-    with gpumem.Arena(MANAGED, settings) as arena, arena.allocate(16 * MIB) as buffer:
+    with gpumem.Arena(MANAGED) as arena, arena.allocate(16 * MIB) as buffer:
         fill(buffer, 3)
         buffer.prefetch("host")
         for advice in ("read_mostly", "preferred_location", "accessed_by"):

@@ -2,7 +2,7 @@
 
 from gpumem._native.backing.device cimport (
     Backing, backing_init, backing_note, HOST_SIDE, managed_advise, managed_init, managed_prefetch,
-    Mapped, mapped_find, Side, SIDE_DEVICE, SIDE_HOST, SIDE_NONE,
+    Mapped, mapped_find,
 )
 from gpumem._native.backing.physical cimport (
     file_init, numa_init, numa_try, shared_export, shared_init, THE_DEVICE,

@@ -6,7 +6,7 @@ Addresses are multiples of 256. A refusal leaves nothing behind. A release waits
 driver's own free does, for what is queued on the device: the memory may be someone else's next.
 
 The family: plain driver blocks (_backing), host pages that are pinned (backing/pinned), managed
-memory with hints (backing/device), one physical handle each: a NUMA node's, or a device's to be
+memory (backing/device), one physical handle each: a NUMA node's, or a device's to be
 shared (backing/physical), files in memory to be shared (backing/physical), somebody else's
 (_resource/arena/source).
 """
@@ -14,18 +14,6 @@ shared (backing/physical), files in memory to be shared (backing/physical), some
 from libc.stdint cimport uint64_t
 
 from gpumem._native.driver cimport CUmem_advise, CUresult, CUstream, Place
-
-# Of managed memory: a side that a hint names.
-cdef enum Side:
-    SIDE_NONE = 0
-    SIDE_DEVICE = 1
-    SIDE_HOST = 2
-
-cdef struct ManagedHints:
-    bint read_mostly
-    Side preferred_location
-    Side accessed_by
-    Side prefetch
 
 # A region whose release needs to know more than its address.
 cdef struct Mapped:
@@ -46,7 +34,6 @@ cdef struct Backing:
     int node                # host memory: the NUMA node; -1: the device's nearest
     bint exportable         # physical handles and files are made to be given to other processes
     bint has_files          # what `Mapped.memory` is: a descriptor, not a physical handle
-    ManagedHints hints
     Mapped* mapped
     uint64_t mapped_bytes   # of these mappings together
     void* source            # what a source is called with
@@ -66,7 +53,7 @@ cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil
 cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil
 
 
-# ---- Managed memory: regions that migrate, and the hints that steer them -------------------------
+# ---- Managed memory: regions that migrate, and calls that steer them -----------------------------
 
 
 cdef enum:

@@ -5,8 +5,7 @@ from libc.stdlib cimport malloc
 from libc.string cimport memset
 
 from gpumem._native.driver cimport (
-    CU_MEM_ADVISE_SET_ACCESSED_BY, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-    CU_MEM_ADVISE_SET_READ_MOSTLY, CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST, CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdeviceptr, CUmem_advise, CUmemLocation, CUresult,
     CUstream, Place, place_enter, place_leave,
@@ -131,39 +130,9 @@ cdef CUresult managed_reserve(Backing* self, uint64_t size, uint64_t* address) n
         return code
     code = backing_note(self, "cuMemAllocManaged", self.place.table.cuMemAllocManaged(
         &pointer, size, CU_MEM_ATTACH_GLOBAL))
-    if code == CUDA_SUCCESS:
-        code = give_hints(self, pointer, size)
-        if code != CUDA_SUCCESS:
-            self.place.table.cuMemFree(pointer)
     place_leave(self.place)
     address[0] = pointer
     return code
-
-
-cdef CUresult give_hints(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # Of a new region. Advice first: where pages live by preference decides what a prefetch does.
-    cdef CUresult code = CUDA_SUCCESS
-    if self.hints.read_mostly:
-        code = advise(self, address, size, CU_MEM_ADVISE_SET_READ_MOSTLY, SIDE_DEVICE)
-    if code == CUDA_SUCCESS and self.hints.preferred_location != SIDE_NONE:
-        code = advise(self, address, size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-                      self.hints.preferred_location)
-    if code == CUDA_SUCCESS and self.hints.accessed_by != SIDE_NONE:
-        code = advise(self, address, size, CU_MEM_ADVISE_SET_ACCESSED_BY, self.hints.accessed_by)
-    if code == CUDA_SUCCESS and self.hints.prefetch != SIDE_NONE:
-        code = backing_note(self, "cuMemPrefetchAsync", managed_prefetch(
-            self.place, address, size, ordinal(self, self.hints.prefetch), NULL))
-    return code
-
-
-cdef CUresult advise(Backing* self, uint64_t address, uint64_t size, CUmem_advise advice,
-                     Side side) noexcept nogil:
-    return backing_note(self, "cuMemAdvise", managed_advise(
-        self.place, address, size, advice, ordinal(self, side)))
-
-
-cdef int ordinal(const Backing* self, Side side) noexcept nogil:
-    return self.place.ordinal if side == SIDE_DEVICE else HOST_SIDE
 
 
 cdef CUmemLocation location_of(int where) noexcept nogil:

@@ -10,7 +10,7 @@ from gpumem._native.arena cimport (
 )
 from gpumem._native.backing cimport (
     Backing, backing_init, file_init, managed_init, numa_init, numa_try, pinned_init, shared_init,
-    Side, SIDE_DEVICE, SIDE_HOST, SIDE_NONE, THE_DEVICE,
+    THE_DEVICE,
 )
 from gpumem._native.bfc cimport round_to_quantum
 from gpumem._native.driver cimport check, CUresult, Place
@@ -62,13 +62,6 @@ cdef str pages_problem(object memory):
 
 
 HOST_KINDS = (MemoryKind.HOST, MemoryKind.HOST_ACCESSIBLE)
-# Settings that only managed memory has, with the values that ask for nothing.
-HINTS = {
-    "managed_read_mostly": False,
-    "managed_preferred_location": "none",
-    "managed_accessed_by": "none",
-    "managed_prefetch": "none",
-}
 
 
 cdef int choose_backing(MemoryResource arena, object config, Source source,
@@ -84,7 +77,6 @@ cdef int choose_backing(MemoryResource arena, object config, Source source,
         pinned_init(backing, place)
     elif arena.memory.kind is MemoryKind.MANAGED:
         managed_init(backing, place)
-        read_hints(config, backing)
     else:
         backing_init(backing, place)
     return 0
@@ -116,12 +108,6 @@ cdef str why_not_shareable(MemoryResource arena, object config, Source source):
 cdef int require_settings(MemoryResource arena, object config, Source source) except -1:
     """Raise ConfigError for a setting that this memory has no use for."""
     where = arena.memory if source is None else "memory of a source"
-    if source is not None or arena.memory.kind is not MemoryKind.MANAGED:
-        for name, nothing in HINTS.items():
-            value = getattr(config, name)
-            if value != nothing:
-                raise ConfigError(f"{name} = {value!r} is not accepted for {where}: it takes "
-                                  f"managed memory, or {nothing!r}")
     if config.numa_node is None:
         return 0
     if source is not None or arena.memory.kind not in HOST_KINDS:
@@ -149,15 +135,3 @@ cdef int require_node(MemoryResource arena, int node) except -1:
         raise ConfigError(f"numa_node = {node} is not accepted on {arena.memory}: "
                           f"{refusal}") from refusal
     return 0
-
-
-cdef int read_hints(object config, Backing* backing) except -1:
-    backing.hints.read_mostly = config.managed_read_mostly
-    backing.hints.preferred_location = side_of(config.managed_preferred_location)
-    backing.hints.accessed_by = side_of(config.managed_accessed_by)
-    backing.hints.prefetch = side_of(config.managed_prefetch)
-    return 0
-
-
-cdef Side side_of(str name) except *:
-    return {"none": SIDE_NONE, "device": SIDE_DEVICE, "host": SIDE_HOST}[name]
