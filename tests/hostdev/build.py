@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gpumem"
-[FOLDER] = PACKAGE.rglob("hostdev")
+FOLDER = PACKAGE / "_native" / "driver" / "hostdev"
 SOURCES = sorted(FOLDER.rglob("*.c"))
 HEADERS = sorted({header.parent for header in PACKAGE.rglob("*.h")})
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC"]
