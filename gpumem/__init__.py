@@ -21,7 +21,6 @@ from gpumem import _live as _live  # publishes, if GPUMEM_TOP=1 asks for it
 from gpumem import config as config
 from gpumem import device as device
 from gpumem import errors as errors
-from gpumem import stats as stats
 from gpumem._budget import Budget, Reservation
 from gpumem._buffer.buffer import Buffer, MemoryResource, set_observers
 from gpumem._buffer.stream import Event, Stream
@@ -45,11 +44,10 @@ from gpumem.device import (
     driver_status,
 )
 from gpumem.errors import ConfigError, GpumemError, OutOfMemoryError
-from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 
 __version__ = "0.1.0"
 
-_MODULES = ("config", "device", "errors", "stats")
+_MODULES = ("config", "device", "errors")
 _PACKAGES = (
     "accounting",
     "adaptors",
@@ -61,6 +59,7 @@ _PACKAGES = (
     "replay",
     "report",
     "session",
+    "stats",
     "traces",
 )
 
@@ -130,10 +129,12 @@ set_observers(_snapshot, _report, resource_from_config)
 
 if TYPE_CHECKING:
     from gpumem import debugging as debugging
-    from gpumem.session import session as session
+    from gpumem import session as session
+    from gpumem import stats as stats
     from gpumem.session.environment import Environment
     from gpumem.session.options import SessionOptions
     from gpumem.session.session import CopyDecision, RunContext, Session
+    from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 else:
     # What is imported when it is first named: the names, by their modules.
     _LATER = {
@@ -144,6 +145,7 @@ else:
             "Session",
             "SessionOptions",
         ),
+        "gpumem.stats": ("BlockInfo", "PoolStats", "ShrinkReport", "Stats"),
     }
 
     def __getattr__(name: str) -> object:

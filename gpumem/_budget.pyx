@@ -17,10 +17,8 @@ from gpumem._support.deferred cimport report_unraisable
 from gpumem._support.process cimport process, process_is_exiting
 
 from gpumem._support.arguments import require
-from gpumem._support.out_of_memory import OutOfMemoryReport
 from gpumem.device import Device
 from gpumem.errors import BudgetExceededError, ConfigError, ReservationError
-from gpumem.stats import BudgetLevel
 
 
 cdef enum:
@@ -625,6 +623,7 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     name = refusing.name.decode()
     held = ", ".join(f"{holder} {bytes_held}" for holder, bytes_held in holders) or "nobody"
     advice = f"free some of what {name!r} holds, or raise its limit"
+    from gpumem._support.out_of_memory import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
         "memory": "", "asked": nbytes, "rounded": nbytes, "in_use": used, "reserved": used,
         "largest_free": budget_left(refusing), **numbers})
@@ -647,6 +646,7 @@ cdef str shown(object level):
 
 
 cdef tuple path_of(const BudgetCore* level):
+    from gpumem.stats import BudgetLevel
     path = []
     while level != NULL:
         if not level.is_account:

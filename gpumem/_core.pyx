@@ -42,7 +42,6 @@ from gpumem._support.arguments import require
 from gpumem._support.releases import on_release, release_retired
 from gpumem.config import ArenaConfig
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
-from gpumem.stats import ShrinkReport, Stats
 
 
 cdef enum:
@@ -445,6 +444,7 @@ cdef class Arena(MemoryResource):
             raise_status(self, self.core, 0, 0, self.default_slot, status)
         if self.heap is not None:
             self.heap.tell()
+        from gpumem.stats import ShrinkReport
         return ShrinkReport(released, kept_regions(self.core))
 
     def set_limit(self, nbytes):
@@ -818,6 +818,7 @@ cdef class Arena(MemoryResource):
         heap = HeapCounts(0, seen.table.requested_in_use + seen.small.requested_in_use, 0, 0)
         if core.heap != NULL:
             heap = heap_counts(core.heap)
+        from gpumem.stats import Stats
         return Stats(
             limit=seen.settings.max_mem,
             in_use=arena_in_use(&seen) - min(heap.held_bytes, arena_in_use(&seen)),

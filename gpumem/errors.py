@@ -8,9 +8,10 @@ so that a program can act on them and a person can read them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from gpumem.stats import BudgetLevel, OutOfMemoryReport
+if TYPE_CHECKING:
+    from gpumem.stats import BudgetLevel, OutOfMemoryReport
 
 __all__ = [
     "AlignmentError",
@@ -65,7 +66,11 @@ class OutOfMemoryError(GpumemError, MemoryError):
 
     def __init__(self, message: str = "", report: OutOfMemoryReport | None = None) -> None:
         super().__init__(message)
-        self.report = report or OutOfMemoryReport("", 0, 0)
+        if report is None:
+            from gpumem.stats import OutOfMemoryReport
+
+            report = OutOfMemoryReport("", 0, 0)
+        self.report = report
 
     @classmethod
     def of(cls, report: OutOfMemoryReport) -> Self:

@@ -35,10 +35,8 @@ from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses,
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem._support.arguments import power_of_two, require
-from gpumem._support.out_of_memory import absurd
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
-from gpumem.stats import ShrinkReport, Stats
 
 
 cdef enum:
@@ -307,6 +305,7 @@ cdef class MemoryResource:
         ShrinkReport(released_bytes=0, kept=())
         """
         self.require_open()
+        from gpumem.stats import ShrinkReport
         return ShrinkReport(0, ())
 
     def reset_stream(self, stream):
@@ -339,6 +338,7 @@ cdef class MemoryResource:
         self.require_own()
         run_deferred()
         now = ledger_counters(self.ledger)
+        from gpumem.stats import Stats
         return Stats(
             limit=0,
             reserved=now.in_use + now.waiting,
@@ -565,6 +565,7 @@ cdef Buffer serve(MemoryResource resource, uint64_t requested, uint32_t slot, ui
     if alignment > ledger.granule:
         size += alignment - ledger.granule
     if size >= ABSURD:
+        from gpumem._support.out_of_memory import absurd
         now = ledger_counters(ledger)
         raise OutOfMemoryError.of(absurd(
             str(resource.memory), requested, size, resource=resource.name,

@@ -19,10 +19,8 @@ from gpumem._support.atomics cimport pointer_swap, pointer_try
 from gpumem._support.lease cimport Uses
 from gpumem._support.process cimport process_is_exiting
 
-from gpumem._support.out_of_memory import OutOfMemoryReport
 from gpumem._support.releases import on_release
 from gpumem.errors import ConfigError, OutOfMemoryError
-from gpumem.stats import ShrinkReport
 
 
 cdef extern from "Python.h":
@@ -157,6 +155,7 @@ cdef class ExternalAllocator(MemoryResource):
         free_waiting(None)
         self.call_empty_cache()
         ledger_count_call(self.ledger, 1)
+        from gpumem.stats import ShrinkReport
         return ShrinkReport(0, ())
 
     def stats(self):
@@ -265,6 +264,7 @@ def number_of(what, value, int low):
 
 cdef int raise_out_of_memory(ExternalAllocator allocator, LedgerBlock* block) except -1:
     cdef LedgerCounters now = ledger_counters(allocator.ledger)
+    from gpumem._support.out_of_memory import OutOfMemoryReport
     raise OutOfMemoryError.of(OutOfMemoryReport(
         str(allocator.memory), block.requested, block.size, allocator.name,
         <uintptr_t>ledger_stream(block.ledger, block.slot), in_use=now.in_use,

@@ -2,7 +2,6 @@
 
 import os
 import struct
-from dataclasses import replace
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -30,11 +29,9 @@ from gpumem._resource.pool_driver cimport (
 from gpumem._support.lease cimport Uses
 
 from gpumem._resource.handle import Handle
-from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
 from gpumem.config import PoolConfig
 from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, OutOfMemoryError
-from gpumem.stats import PoolStats, ShrinkReport
 
 
 cdef enum:
@@ -237,6 +234,7 @@ cdef class DriverPool(MemoryResource):
         check(self.place.place.table, code, "cuMemPoolTrimTo")
         ledger_count_call(self.ledger, 1)
         after = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        from gpumem.stats import ShrinkReport
         return ShrinkReport(before - after if before > after else 0, ())
 
     def stats(self):
@@ -257,6 +255,7 @@ cdef class DriverPool(MemoryResource):
             driver = [pool_attribute(pool_core(self.ledger), which) for which in (
                 CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
                 CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH)]
+        from gpumem.stats import PoolStats
         return PoolStats(
             limit=self.config.max_size,
             reserved=driver[0],
@@ -542,6 +541,8 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
     cdef LedgerCounters now = ledger_counters(pool.ledger)
     cdef uint64_t reserved = pool_attribute(pool_core(pool.ledger),
                                             CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+    from dataclasses import replace
+    from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
     report = OutOfMemoryReport(
         str(pool.memory), block.requested, block.size, pool.name,
         <uintptr_t>ledger_stream(pool.ledger, block.slot),

@@ -27,9 +27,7 @@ from gpumem._resource.device_memory cimport device_figures
 from gpumem._support.atomics cimport load64
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
-from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
 from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
-from gpumem.stats import BlockInfo, RetainedRegion
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -49,6 +47,7 @@ cdef list block_list(ArenaCore* core):
 
 
 cdef object block_info(ArenaCore* core, const Chunk* chunk):
+    from gpumem.stats import BlockInfo
     cdef bint used = chunk.state == CHUNK_USED
     cdef bint parked = chunk.state == CHUNK_PENDING_FREE
     stream = 0
@@ -94,6 +93,7 @@ cdef object kept_region(list blocks):
     if parked:
         reasons.append(f"{counted(parked, 'block')} that other streams still use")
     reasons += queued(blocks)
+    from gpumem.stats import RetainedRegion
     return RetainedRegion(
         address=blocks[0].address,
         nbytes=sum(block.nbytes for block in blocks),
@@ -208,6 +208,7 @@ cdef object report_of(MemoryResource resource, ArenaCore* arena, uint64_t asked,
     if held is None:            # the host has no memory for the books' copy: what is known without
         held = {"in_use": arena_in_use(arena), "reserved": arena_reserved(arena)}
     limit = limit_of(arena)
+    from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
     report = OutOfMemoryReport(
         memory, asked, rounded, resource.name, <uintptr_t>arena.streams[slot].handle,
         (LimitInForce("max_mem", limit, arena_held(arena)),) if limit else (),
