@@ -1,3 +1,3 @@
-"""Resources: pools, external allocators, budgets."""
+"""Pools, external allocators, handles, and what holds a device's memory."""
 
 from gpumem._resource.handle cimport Handle, handle_of

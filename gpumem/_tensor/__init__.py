@@ -1,4 +1,8 @@
-"""Typed views of memory: making them, and seeing what others made as one."""
+"""Typed views of memory.
+
+``tensor`` has `Tensor`, ``layout`` shapes and strides as numbers, ``create`` makes tensors of new
+memory, ``imports`` of memory that others made, ``exchange`` is DLPack's C exchange API.
+"""
 
 import gpumem._tensor.exchange  # noqa: F401  (fills in the table that the type of Tensor shows)
 from gpumem._copy.staged import staging_arena

@@ -1,4 +1,9 @@
-"""Memory and timelines from outside: Vulkan, Direct3D 12, other processes, other libraries."""
+"""Memory and timelines from outside: Vulkan, Direct3D 12, other processes, other libraries.
+
+``descriptors`` is what a producer fills in, ``importer`` takes it, ``memory`` makes tensors of it
+(a Vulkan handle becomes a tensor there), ``timelines`` orders access, ``sharing`` exports tensors
+to other processes. ``vulkan`` is the producer's side of it.
+"""
 
 from gpumem._resource.handle import Handle
 from gpumem.interop.descriptors import (

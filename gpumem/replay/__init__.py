@@ -1,7 +1,7 @@
-"""Replay recorded allocation traces on a real allocator, and read them from where they come.
+"""Replay recorded allocation traces on a real allocator.
 
-`load_trace` reads the documented ``.npz`` format, PyTorch's memory snapshots and RMM's logs;
-`replay` runs a trace on an arena of any device and tells what it needed.
+`replay` runs a trace on an arena of any device and reports what it needed; ``policies`` models what
+other allocators would reserve. Traces and their readers are in `gpumem.traces`.
 """
 
 from __future__ import annotations

@@ -40,16 +40,21 @@ LAYERS = [
 # What a reader may want to know of a row; drawn beside it.
 CAPTIONS = {
     "_support": "locks, leases, process and fork state",
-    "_native/driver": "the driver table; best fit with coalescing",
-    "_native/backing": "where memory comes from, and its limits",
-    "_native/arena": "the allocator below the interpreter",
+    "stats": "what allocators report",
+    "errors": "every exception",
+    "_native/driver": "driver functions; best fit with coalescing",
+    "_native/backing": "where regions come from; limits; devices",
+    "_native/pages": "pages that move; budgets; settings",
+    "_native/arena": "the allocator",
     "_buffer": "buffers, streams, DLPack",
     "_resource": "pools, external allocators, adaptors",
     "_core": "gpumem.Arena; the page of gpumem top",
+    "_defaults": "default resources; events and snapshots",
     "_copy": "copies; other libraries",
-    "_tensor": "tensors; traces",
+    "_tensor": "tensors; readers of traces",
     "session": "what programs use",
-    "cli": "the command line; instruments of the tests",
+    "gpumem": "the package itself; the HTML report",
+    "cli": "the command; instruments of the tests",
 }
 
 FOLDERS = {name for row in LAYERS for name in row}
@@ -156,38 +161,66 @@ def ours(found: list[Import]) -> list[Import]:
 
 # ---- the picture ---------------------------------------------------------------------------------
 
-ROW, BOX, LEFT, WIDTH = 40, 28, 16, 900
-FONT = 'font-family="ui-monospace, Menlo, Consolas, monospace"'
+ROW, BOX, LEFT, WIDTH = 40, 28, 16, 760
+CODE = 'font-size="14" font-family="ui-monospace, Menlo, Consolas, monospace"'
+TEXT = 'font-size="13" font-family="sans-serif" fill="#5f6368"'
+# What a box is filled with, by what a name says of its folder.
+KINDS = {
+    "public": "#e6f4ea",
+    "private": "#e8f0fe",
+    "below the interpreter": "#fef0d9",
+}
+
+
+def kind_of(name: str) -> str:
+    if name.startswith("_native/"):
+        return "below the interpreter"
+    return "private" if name.startswith("_") else "public"
 
 
 def draw() -> str:
-    """Draw the rows as a picture: the lowest layer at the bottom."""
-    height = ROW * len(LAYERS) + 2 * LEFT
+    """Draw the rows as a picture: the lowest layer at the bottom, a legend under it."""
+    height = ROW * (len(LAYERS) + 1) + LEFT
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" aria-label="Layers of gpumem">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for number, row in enumerate(reversed(LAYERS)):
-        top = LEFT + number * ROW
-        x = LEFT
-        for name in row:
-            width = 16 + round(8.4 * len(name))
-            fill = "#e8f0fe" if name.startswith("_") else "#e6f4ea"
-            lines.append(
-                f'<rect x="{x}" y="{top}" width="{width}" height="{BOX}" rx="4" '
-                f'fill="{fill}" stroke="#5f6368"/>'
-            )
-            lines.append(
-                f'<text x="{x + 8}" y="{top + 19}" font-size="14" {FONT}>{escape(name)}</text>'
-            )
-            x += width + 8
-        caption = next((CAPTIONS[name] for name in row if name in CAPTIONS), "")
-        lines.append(
-            f'<text x="{WIDTH - LEFT}" y="{top + 19}" font-size="13" text-anchor="end" '
-            f'fill="#5f6368" font-family="sans-serif">{escape(caption)}</text>'
-        )
-    return "\n".join([*lines, "</svg>"]) + "\n"
+        lines += draw_row(row, LEFT // 2 + number * ROW)
+    return "\n".join([*lines, *draw_legend(LEFT // 2 + len(LAYERS) * ROW), "</svg>"]) + "\n"
+
+
+def draw_row(row: list[str], top: int) -> Iterator[str]:
+    caption = next((CAPTIONS[name] for name in row if name in CAPTIONS), "")
+    below = top + ROW - (ROW - BOX) // 2
+    yield f'<path d="M{LEFT} {below}H{WIDTH - LEFT}" stroke="#dadce0"/>'
+    x = LEFT
+    for name in row:
+        width = 16 + round(8.5 * len(name))
+        yield from draw_box(x, top, width, kind_of(name), name, CODE)
+        x += width + 8
+    yield (
+        f'<text x="{WIDTH - LEFT}" y="{top + 19}" text-anchor="end" {TEXT}>{escape(caption)}</text>'
+    )
+
+
+def draw_legend(top: int) -> Iterator[str]:
+    x = LEFT
+    for kind in KINDS:
+        width = 16 + round(7 * len(kind))
+        yield from draw_box(x, top, width, kind, kind, TEXT)
+        x += width + 8
+    text = "a row imports from the rows below it"
+    yield f'<text x="{WIDTH - LEFT}" y="{top + 19}" text-anchor="end" {TEXT}>{text}</text>'
+
+
+def draw_box(x: int, top: int, width: int, kind: str, text: str, style: str) -> Iterator[str]:
+    yield (
+        f'<rect x="{x}" y="{top}" width="{width}" height="{BOX}" rx="4" '
+        f'fill="{KINDS[kind]}" stroke="#5f6368"/>'
+    )
+    yield f'<text x="{x + 8}" y="{top + 19}" {style}>{escape(text)}</text>'
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What `gpumem.Arena` is made of above C: settings, sources, reports, graph pools."""
+"""What `gpumem.Arena` is made of above C: settings, sources, reports, graph pools, debug heap."""

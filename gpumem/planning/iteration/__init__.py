@@ -1,1 +1,1 @@
-"""The same for a recorded iteration: a resource that follows the plan."""
+"""Plans of a recorded iteration, and the resource that follows one."""

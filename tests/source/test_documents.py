@@ -1,0 +1,83 @@
+"""What the documents name is there: files, folders, functions and links."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP = [
+    ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md")
+]
+DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = {".py", ".pyx", ".pxd", ".c", ".h", ".cpp", ".pyi"}
+QUOTED = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"[\w./-]+\.(?:pyx|pxd|py|cpp|c|h|md|json|svg)")
+NAME = re.compile(r"(?:\w+\.)*\w*_\w*")
+OF_OTHERS = {"cuda.h"}
+ROW = re.compile(r"^\| `([\w/]+\.(?:pyx|pxd))` \| (.*) \|$", re.MULTILINE)
+
+each_document = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
+
+
+def tracked() -> list[Path]:
+    """Return the sources and documents in the tree, without what a build makes."""
+    folders = ("gpumem", "tests", "bench", "examples", "docs")
+    found = [path for name in folders for path in (ROOT / name).rglob("*") if path.is_file()]
+    return [*found, *ROOT.glob("*.md")]
+
+
+@cache
+def names() -> frozenset[str]:
+    """Return every word of the sources."""
+    texts = [path.read_text() for path in tracked() if path.suffix in SOURCES]
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+
+
+@cache
+def paths() -> str:
+    return "\n".join(f"/{path.relative_to(ROOT)}" for path in tracked())
+
+
+@each_document
+def test_document_links_to_what_exists(document):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+    missing = [link for link in links if not (document.parent / link).exists()]
+    assert not missing
+
+
+@each_document
+def test_document_names_files_that_exist(document):
+    found = [name for name in QUOTED.findall(document.read_text()) if FILE.fullmatch(name)]
+    missing = [name for name in found if not re.search(f"/{re.escape(name)}$", paths(), re.M)]
+    assert not set(missing) - OF_OTHERS
+
+
+@each_document
+def test_document_names_functions_that_exist(document):
+    found = [name for name in QUOTED.findall(document.read_text()) if NAME.fullmatch(name)]
+    parts = {part for name in found for part in name.split(".") if "_" in part.strip("_")}
+    assert not sorted(part for part in parts if part not in names())
+
+
+def test_traces_of_the_architecture_name_functions_of_their_files():
+    rows = ROW.findall((ROOT / "ARCHITECTURE.md").read_text())
+    assert len(rows) >= 15
+    wrong = []
+    for file, text in rows:
+        path = ROOT / "gpumem" / file
+        twins = [path.with_suffix(suffix) for suffix in (".pyx", ".pxd")]
+        code = "".join(twin.read_text() for twin in twins if twin.exists())
+        called = [name.split(".")[-1] for name in QUOTED.findall(text) if NAME.fullmatch(name)]
+        wrong += [(file, name) for name in called if not re.search(rf"\b{name}\b", code)]
+    assert not wrong
+
+
+def test_architecture_is_short_enough_to_read():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.splitlines()) <= 250
+    glossary = text.split("## Glossary")[1].split("\n## ")[0]
+    assert glossary.count("\n| ") - 2 <= 25
