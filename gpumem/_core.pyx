@@ -31,7 +31,7 @@ from gpumem._resource.arena cimport (
     settings_from, shareable_init, source_keep, takes_pages, under_pressure, why_not_shareable,
 )
 from gpumem._support.events cimport TAP_ARENA, tap_name, tap_open
-from gpumem._support.lease cimport claims_held, Lease, Uses, uses_free
+from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
@@ -540,7 +540,7 @@ cdef class Arena(MemoryResource):
         self._require_awake_or_asleep()
         if self.core.closed == STATE_SUSPENDED:
             return 0
-        views = claims_held(&self.core.views)
+        views = views_alive(&self.core.views)
         if self.cpu_can_read and views:
             raise InUseError(f"arena {self.name!r} cannot be suspended: {views} views of its "
                              "blocks are alive, and the CPU could read them")

@@ -457,7 +457,7 @@ cdef class MemoryResource:
         return lease
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
-        lease.stream = slot
+        lease.stream_slot = slot
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
         raise TypeError(f"{self!r} cannot hold a block back for another stream")

@@ -213,7 +213,7 @@ cdef Lease* ledger_lease(LedgerBlock* block, uint64_t address, uint64_t nbytes,
 
 cdef void release_lease(Lease* lease) noexcept nogil:
     cdef LedgerBlock* block = <LedgerBlock*><uintptr_t>lease.handle
-    block.slot = lease.stream
+    block.slot = lease.stream_slot
     block.uses = lease.uses
     block.ledger.free(block)
 

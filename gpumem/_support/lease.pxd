@@ -1,12 +1,13 @@
-"""Leases: counted claims on a block by its views, held without the interpreter.
+"""Leases: counted references to a block by its views, held without the interpreter.
 
 A DLPack capsule or a buffer view holds a lease, not a Python object, so that a consumer may drop it
-on any thread. Whoever makes the lease says how the block goes back; the last drop does it.
+on any thread. The resource that makes a lease gives it the function that frees the block; the last
+drop calls that function.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._support.atomics cimport load64, store64
+from gpumem._support.atomics cimport load64, published64, store64
 
 # Another stream that uses a block too. Which number names it is the resource's matter; an arena
 # says, when the block is freed, behind which epoch of the stream that use ends.
@@ -25,47 +26,52 @@ cdef struct Uses:
     uint32_t stream_slot    # of the stream it was freed on, and that stream's epoch at the free
     uint64_t epoch
 
-# Claims that began and claims that ended. One begins with the interpreter lock, while its buffer's
-# own is held; one ends on any thread. Who ends the last finds both equal, and nobody else does: who
-# sees that the buffer's own has ended sees the last beginning, and until then one is left over. Two
-# counters, so that only an end is an atomic operation.
-cdef struct Claims:
+# Views that began and views that ended. One begins with the interpreter lock and ends on any
+# thread: two counters, so that only an end is an atomic operation.
+cdef struct ViewCount:
     uint64_t begun
     uint64_t ended
 
+# No view begins once the buffer's own reference has ended. So that end subtracts the views begun
+# from the views ended, and the word is 0 after the last end of all and after no other: one atomic
+# operation tells an end whether it is the last, and an end that is not never touches the lease
+# again, which another thread may have freed.
 cdef struct Lease:
-    Claims claims           # the buffer's own, and its views'
-    uint32_t stream         # slot the block is freed on
+    ViewCount views         # of this block
+    uint32_t stream_slot    # the block is freed on
     uint64_t handle         # of the block, as its resource knows it
     uint64_t address
     uint64_t nbytes
     Uses* uses              # recorded streams; NULL: none. `release` takes them over
     void* owner             # what `release` needs; counted by it
     void (*release)(Lease* lease) noexcept nogil    # frees the block and drops the owner
-    Claims* views           # the owner's count of all views, this lease's too; NULL: not counted
+    ViewCount* owner_views  # of all blocks of the owner, this one too; NULL: not counted
 
-cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream,
+# A lease that holds its buffer's own reference; NULL: no host memory.
+cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream_slot,
                          void* owner, void (*release)(Lease*) noexcept nogil) noexcept nogil
-# Notes a stream once; False if the host has no memory, nothing changed. `added`: it is new.
+# Records a stream once; False if the host has no memory, nothing changed. `added`: it is new.
 cdef bint uses_add(Uses** uses, uint32_t slot, bint* added) noexcept nogil
 cdef void uses_free(Uses* uses) noexcept nogil
 
-cdef inline void claim_begin(Claims* claims) noexcept nogil:
-    store64(&claims.begun, load64(&claims.begun) + 1)
+cdef inline void view_begin(ViewCount* views) noexcept nogil:
+    store64(&views.begun, load64(&views.begun) + 1)
 
 
-cdef inline uint64_t claims_held(const Claims* claims) noexcept nogil:
-    return load64(&claims.begun) - load64(&claims.ended)
+# With the interpreter lock: no view begins meanwhile. The bytes of an ended view are not read any
+# more.
+cdef inline uint64_t views_alive(const ViewCount* views) noexcept nogil:
+    return load64(&views.begun) - published64(&views.ended)
 
 
-# For a view; with the interpreter lock. The claim that the lease was made with is its buffer's.
+# For a view; with the interpreter lock, and before the buffer's own reference ends.
 cdef inline void lease_retain(Lease* lease) noexcept:
-    claim_begin(&lease.claims)
-    if lease.views != NULL:
-        claim_begin(lease.views)
+    view_begin(&lease.views)
+    if lease.owner_views != NULL:
+        view_begin(lease.owner_views)
 
 
-# The buffer's own claim goes; the views' stay.
-cdef void lease_drop_buffer(Lease* lease) noexcept nogil
-# NULL is nobody's lease, of an empty buffer.
+# Ends a view. NULL is the lease of an empty buffer.
 cdef void lease_drop(Lease* lease) noexcept nogil
+# Ends the buffer's own reference, once; with the interpreter lock. Views stay alive.
+cdef void lease_drop_buffer(Lease* lease) noexcept nogil

@@ -1,26 +1,26 @@
-"""Counting leases."""
+"""Leases and the streams recorded for blocks; see lease.pxd."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 
-from gpumem._support.atomics cimport count_up, load64
+from gpumem._support.atomics cimport count64_add
 
 
-cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream,
+cdef Lease* lease_create(uint64_t handle, uint64_t address, uint64_t nbytes, uint32_t stream_slot,
                          void* owner, void (*release)(Lease*) noexcept nogil) noexcept nogil:
     cdef Lease* lease = <Lease*>malloc(sizeof(Lease))
     if lease == NULL:
         return NULL
-    lease.claims.begun = 1
-    lease.claims.ended = 0
-    lease.stream = stream
+    lease.views.begun = 0
+    lease.views.ended = 0
+    lease.stream_slot = stream_slot
     lease.handle = handle
     lease.address = address
     lease.nbytes = nbytes
     lease.uses = NULL
     lease.owner = owner
     lease.release = release
-    lease.views = NULL
+    lease.owner_views = NULL
     return lease
 
 
@@ -59,20 +59,20 @@ cdef void uses_free(Uses* uses) noexcept nogil:
         free(uses)
 
 
-cdef inline bint claim_end(Claims* claims) noexcept nogil:
-    """Tell whether it was the last."""
-    return count_up(&claims.ended) == load64(&claims.begun)
-
-
 cdef void lease_drop(Lease* lease) noexcept nogil:
     if lease == NULL:
         return
-    if lease.views != NULL:
-        claim_end(lease.views)
-    lease_drop_buffer(lease)
+    if lease.owner_views != NULL:   # before this view's own end, while the lease keeps its owner
+        count64_add(&lease.owner_views.ended, 1)
+    end(lease, 1)
 
 
 cdef void lease_drop_buffer(Lease* lease) noexcept nogil:
-    if claim_end(&lease.claims):
+    end(lease, 0 - lease.views.begun)
+
+
+cdef inline void end(Lease* lease, uint64_t by) noexcept nogil:
+    # The lease may be gone after the addition, except for the last end.
+    if count64_add(&lease.views.ended, by) == 0:
         lease.release(lease)
         free(lease)

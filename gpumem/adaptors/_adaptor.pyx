@@ -250,7 +250,7 @@ cdef class Adaptor(MemoryResource):
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>lease.handle
-        lease.stream = slot
+        lease.stream_slot = slot
         block.stream = (<MemoryResource>block.home).stream_at(slot)
 
 
@@ -317,7 +317,7 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
 cdef void free_leased(LedgerBlock* freed) noexcept nogil:
     """Free a block whose last view was dropped, perhaps on a thread without the interpreter."""
     cdef AdaptedBlock* block = <AdaptedBlock*>freed
-    block.lease.stream = freed.slot
+    block.lease.stream_slot = freed.slot
     block.lease.uses = freed.uses
     freed.uses = NULL
     lease_drop(block.lease)

@@ -200,6 +200,21 @@ def dropped_without_a_close():
     _ = gpumem.Device("host").free_bytes
 
 
+def views_that_end_on_worker_threads():
+    """A copy's view of others' memory ends on a worker thread while its buffer is dropped."""
+    arena = gpumem.Arena("host")
+    stream = gpumem.Stream("host")
+    dst = gpumem.empty(64, "u1", resource=arena)
+    for _ in range(1000):
+        exported = np.from_dlpack(gpumem.empty(64, "u1", resource=arena))
+        gpumem.copy(dst, gpumem.from_dlpack(exported), stream)
+    stream.synchronize()
+    gpumem.Device("host").synchronize()
+    del dst, exported
+    _ = gpumem.Device("host").free_bytes  # waits for the workers
+    arena.close()
+
+
 def a_fork_that_starts_anew():
     """The child's devices replace the parent's, which its inherited arenas still point to."""
     arena = gpumem.Arena("host")
@@ -230,6 +245,7 @@ def main(seed: int, forks: bool) -> None:
             mixed(rng, {"split_rule": split_rule, "stream_reuse": reuse}, 2000)
     tensors(rng, 1500)
     large_copies()
+    views_that_end_on_worker_threads()
     mixed(rng, {"extend_strategy": "same_as_requested", "enable": False}, 1000)
     host_device.use_virtual_clock(True)
     host_device.set_lag(1000)

@@ -453,7 +453,7 @@ cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
 cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef Lease* lease = lease_create(handle, 0, 0, stream_slot, arena, release_lease)
     if lease != NULL:
-        lease.views = &arena.views
+        lease.owner_views = &arena.views
         arena_retain(arena)
     return lease
 
@@ -463,9 +463,9 @@ cdef void release_lease(Lease* lease) noexcept nogil:
     if place_is_dead(arena.place):
         uses_free(lease.uses)
     elif lease.uses != NULL:
-        arena_free_used(arena, lease.handle, lease.stream, lease.uses)
+        arena_free_used(arena, lease.handle, lease.stream_slot, lease.uses)
     else:
-        arena_free(arena, lease.handle, lease.stream)
+        arena_free(arena, lease.handle, lease.stream_slot)
     arena_drop(arena)
 
 
@@ -473,7 +473,7 @@ cdef void arena_move_lease(ArenaCore* arena, Lease* lease, uint32_t stream_slot)
     cdef Bfc* table
     cdef uint32_t index
     lock_acquire(&arena.lock)
-    lease.stream = stream_slot
+    lease.stream_slot = stream_slot
     table = table_of(arena, lease.handle)
     if bfc_resolve(table, lease.handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
         table.chunks[index].stream_slot = stream_slot

@@ -14,7 +14,7 @@ from gpumem._native.driver cimport (
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstreamCaptureMode,
     Place, place_enter, place_leave, place_relax, place_restore,
 )
-from gpumem._support.atomics cimport count_up, store64
+from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -410,7 +410,7 @@ cdef HeapFinding* heap_findings(DebugHeap* heap, uint64_t* lost) noexcept nogil:
 
 cdef bint heap_wants_stack(DebugHeap* heap) noexcept nogil:
     return (heap.settings.stack_depth != 0
-            and count_up(&heap.sites) % heap.settings.stack_every == 0)
+            and sum_add(&heap.sites, 1) % heap.settings.stack_every == 0)
 
 
 cdef void heap_note_stack(uint32_t stack) noexcept nogil:

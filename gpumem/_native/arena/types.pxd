@@ -31,7 +31,7 @@ from gpumem._native.driver cimport CUevent, CUstream, Place
 from gpumem._native.pages cimport MoveBudget, Space
 from gpumem._support.atomics cimport load32, published64, store32
 from gpumem._support.events cimport Tap
-from gpumem._support.lease cimport Claims, Uses
+from gpumem._support.lease cimport Uses, ViewCount
 from gpumem._support.lock cimport Lock, OwnerLock
 from gpumem._support.retired cimport Retired
 
@@ -206,7 +206,7 @@ cdef struct ArenaCore:
     uint32_t saved_count
     uint64_t saved_bytes
     void* saved_copy
-    Claims views            # on its leases, besides the buffers' own
+    ViewCount views         # of all its blocks
     Backing backing
     Backing shareable       # blocks that other processes may be given; no `reserve`: none can be
     ArenaStats stats

@@ -19,9 +19,9 @@ static inline int count_retain_live(int32_t *count) {
     return seen > 0;
 }
 
-/* The same of a counter that only rises. */
-static inline uint64_t count_up(uint64_t *count) {
-    return __atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
+/* The same of 64 bits. */
+static inline uint64_t count64_add(uint64_t *count, uint64_t by) {
+    return __atomic_add_fetch(count, by, __ATOMIC_ACQ_REL);
 }
 
 /* Sums for statistics: exact, ordered with nothing. Returns the new sum. */
