@@ -38,13 +38,15 @@ def _compiled(name: str) -> Path:
     from setuptools.command.build_ext import build_ext
 
     package = Path(gpumem.__file__).resolve().parent
-    includes = [package / "_support" / "include", package / "include"]
+    package_headers = [path for path in package.rglob("*.h") if "hostdev" not in path.parts]
     headers = [*package.rglob("*.pxd"), HERE / "subject.h"]
-    headers += [header for folder in includes for header in folder.glob("*.h")]
+    headers += package_headers
     extension = Extension(
         name,
         [str(HERE / source) for source in SOURCES[name]],
-        include_dirs=[str(path) for path in (HERE, *includes)],
+        include_dirs=[
+            str(path) for path in (HERE, *sorted({path.parent for path in package_headers}))
+        ],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=["-std=c++17", "-O2", "-g0"],
         extra_link_args=["-pthread"],
