@@ -39,14 +39,13 @@ def _compiled(name: str) -> Path:
 
     package = Path(gpumem.__file__).resolve().parent
     package_headers = [path for path in package.rglob("*.h") if "hostdev" not in path.parts]
+    includes = sorted({path.parent for path in package_headers})
     headers = [*package.rglob("*.pxd"), HERE / "subject.h"]
     headers += package_headers
     extension = Extension(
         name,
         [str(HERE / source) for source in SOURCES[name]],
-        include_dirs=[
-            str(path) for path in (HERE, *sorted({path.parent for path in package_headers}))
-        ],
+        include_dirs=[str(path) for path in (HERE, *includes)],
         define_macros=[("_GNU_SOURCE", None)],
         extra_compile_args=["-std=c++17", "-O2", "-g0"],
         extra_link_args=["-pthread"],

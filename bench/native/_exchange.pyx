@@ -2,7 +2,7 @@
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 
-from gpumem._buffer cimport DLManagedTensorVersioned, DLPackExchangeAPI
+from gpumem._buffer.dlpack cimport DLManagedTensorVersioned, DLPackExchangeAPI
 
 
 cdef class Exporter:
