@@ -67,21 +67,36 @@ def test_include_folders_are_those_of_the_headers(modules):
         assert bool(module.depends) == bool(module.include_dirs), module.name
 
 
-@pytest.mark.parametrize(("variable", "language"), [("CC", "C"), ("CXX", "C++")], ids=["C", "C++"])
-def test_a_missing_compiler_is_said_in_one_line_before_anything_is_built(
-    tmp_path, variable, language
-):
+def refusal(tmp_path, before="", **environment):
+    """Run a build that must end with one line before it began, and return the line."""
+    script = f"""
+import runpy, sys, sysconfig
+sys.argv = ["setup.py", "-q", "build", "--build-base", {str(tmp_path)!r}]
+{before}
+runpy.run_path("setup.py", run_name="__main__")
+"""
     done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path)],
+        [sys.executable, "-c", script],
         cwd=ROOT,
-        env={**os.environ, variable: "/nowhere/compiler"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 1
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (1, "")
+    assert not list(tmp_path.iterdir())
     (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(("variable", "language"), [("CC", "C"), ("CXX", "C++")])
+def test_a_missing_compiler_is_one_line_before_anything_is_built(tmp_path, variable, language):
+    line = refusal(tmp_path, **{variable: "/nowhere/compiler"})
     assert f"needs a {language} compiler" in line
     assert "/nowhere/compiler" in line
-    assert not list(tmp_path.iterdir())
+
+
+def test_missing_headers_of_python_are_one_line_before_anything_is_built(tmp_path):
+    line = refusal(tmp_path, before="sysconfig.get_path = lambda name: '/nowhere'")
+    assert "needs Python's headers" in line
+    assert "/nowhere" in line
