@@ -23,7 +23,7 @@ from gpumem._native.arena cimport (
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport ABSURD, bfc_largest_free, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport CUgraph, CUstream, place_is_dead, stream_captures
+from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, stream_captures
 from gpumem._native.pages cimport Space
 from gpumem._resource.arena cimport (
     block_list, Captures, choose_backing, count_of, GraphPool, join_budget, kept_regions,
@@ -595,7 +595,7 @@ cdef class Arena(MemoryResource):
     def _require_awake_or_asleep(self):
         self._require_own()
         self._require_open()
-        if place_is_dead(&self.place.place):
+        if context_is_dead(&self.driver_device.context):
             raise_status(self, self.core, 0, 0, self.default_slot, ARENA_DEAD)
         if not self.core.settings.paged:
             raise ConfigError(f"arena {self.name!r} has backing = 'regions', which cannot be "
@@ -693,12 +693,12 @@ cdef class Arena(MemoryResource):
         elif stream is None:
             slot[0] = self.default_slot
             return 0
-        if place_is_dead(&self.place.place):
+        if context_is_dead(&self.driver_device.context):
             raise_status(self, self.core, 0, 0, 0, ARENA_DEAD)
         if stream is self.last_stream and not self.stale:
             slot[0] = self.last_slot
             return 0
-        stream_handle(stream, self.place, &handle)
+        stream_handle(stream, self.driver_device, &handle)
         is_object = not hasattr(stream, "__index__")
         if self.stale:
             self.stale = []
@@ -724,7 +724,7 @@ cdef class Arena(MemoryResource):
 
     cdef void give_back(self, Buffer buffer) noexcept:
         # After a fork or at exit the books are left alone.
-        if place_is_dead(&self.place.place):
+        if context_is_dead(&self.driver_device.context):
             uses_free(buffer.uses)
         elif buffer.uses != NULL:
             arena_free_used(self.core, buffer.handle, buffer.slot, buffer.uses)
@@ -997,7 +997,7 @@ cdef class Arena(MemoryResource):
 
     def _look(self):
         # At the process's end: without a wait, without telling.
-        if self.core.closed == STATE_OPEN and not place_is_dead(&self.place.place):
+        if self.core.closed == STATE_OPEN and not context_is_dead(&self.driver_device.context):
             with nogil:
                 heap_check(self.core)
 
@@ -1071,7 +1071,7 @@ cdef class Arena(MemoryResource):
 
     def _require_own(self):
         # A thread of the parent may have held the lock at the fork: the child leaves it alone.
-        if self.place.place.generation != process.generation:
+        if self.driver_device.context.generation != process.generation:
             raise ClosedError(f"arena {self.name!r} belongs to the parent process")
 
     def __enter__(self):
@@ -1122,7 +1122,7 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
     if nbytes == 0:
         return arena.allocate(nbytes, stream)
     arena.slot_of(stream, &slot)
-    capturing = stream_captures(arena.core.place, stream.handle, &capture, &graph, &unknown)
+    capturing = stream_captures(arena.core.context, stream.handle, &capture, &graph, &unknown)
     pool = None
     if capturing or arena.captures is not None:
         pool = captures_of(arena).pool_of(arena, arena.core, slot, capturing)
@@ -1176,7 +1176,7 @@ cdef uint64_t regions_held(const ArenaCore* arena) noexcept:
 cdef Buffer empty_block(Arena arena, uint32_t slot):
     if arena.core.closed:
         raise_status(arena, arena.core, 0, 0, slot, ARENA_CLOSED)
-    if place_is_dead(&arena.place.place):
+    if context_is_dead(&arena.driver_device.context):
         raise_status(arena, arena.core, 0, 0, slot, ARENA_DEAD)
     return empty_buffer(arena, slot)
 

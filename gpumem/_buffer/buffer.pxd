@@ -13,7 +13,7 @@ cdef class MemoryResource:
     cdef readonly object memory         # MemoryInfo
     cdef readonly str name
     cdef readonly Budget budget         # that it charges; or None
-    cdef DriverDevice place
+    cdef DriverDevice driver_device
     cdef DLDevice dl_device             # what DLPack calls the memory
     cdef bint cpu_can_read              # blocks are host-accessible
     cdef bint is_read_only              # nobody may write them

@@ -25,10 +25,10 @@ from gpumem._native.backing cimport HOST_SIDE, managed_advise, managed_prefetch
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport (
-    check, CU_MEM_ADVISE_SET_ACCESSED_BY, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-    CU_MEM_ADVISE_SET_READ_MOSTLY, CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-    CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, CU_MEM_ADVISE_UNSET_READ_MOSTLY, CUDA_SUCCESS,
-    CUmem_advise, CUresult, CUstream, Place, place_enter, place_is_dead, place_leave,
+    check, context_enter, context_is_dead, context_leave, CU_MEM_ADVISE_SET_ACCESSED_BY,
+    CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_MEM_ADVISE_SET_READ_MOSTLY,
+    CU_MEM_ADVISE_UNSET_ACCESSED_BY, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+    CU_MEM_ADVISE_UNSET_READ_MOSTLY, CUDA_SUCCESS, CUmem_advise, CUresult, CUstream, DeviceContext,
 )
 from gpumem._support.deferred cimport defer, Deferred, run_deferred
 from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses, uses_add
@@ -388,7 +388,7 @@ cdef class MemoryResource:
             refuse_forgotten(self)
         if self.closed:
             return
-        if place_is_dead(&self.place.place):
+        if context_is_dead(&self.driver_device.context):
             self.ledger.closed = True
             return
         if ledger_close(self.ledger) != LEDGER_OK:
@@ -422,7 +422,7 @@ cdef class MemoryResource:
             slot[0] = DEFAULT_SLOT
             return 0
         self.require_own()
-        stream_handle(stream, self.place, &handle)
+        stream_handle(stream, self.driver_device, &handle)
         if not ledger_find_stream(self.ledger, handle, slot):
             raise MemoryError("out of host memory while noting a stream")
         self.keep_stream(stream, handle, slot[0])
@@ -497,7 +497,7 @@ cdef class MemoryResource:
     cdef int require_own(self) except -1:
         require_made(self)
         # A thread of the parent may have held the lock at the fork.
-        if place_is_dead(&self.place.place):
+        if context_is_dead(&self.driver_device.context):
             raise ClosedError(f"{self!r} belongs to the parent process, or the interpreter is "
                               "ending")
         return 0
@@ -643,7 +643,7 @@ cdef void free_now(Deferred* work) noexcept:
     cdef LedgerBlock* block = <LedgerBlock*>work
     cdef MemoryResource resource = <MemoryResource>block.owner
     Py_DECREF(resource)     # the variable holds it now
-    if not place_is_dead(&resource.place.place):
+    if not context_is_dead(&resource.driver_device.context):
         ledger_return(block, True)
         user_deallocate(resource, block.base, block.size, stream_object(resource, block.slot))
         ledger_count_call(resource.ledger, 0)
@@ -656,10 +656,10 @@ cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
     if ledger == NULL:
         raise MemoryError("out of host memory while allocating a resource's metadata")
     resource.ledger = ledger
-    ledger.place = &resource.place.place
+    ledger.context = &resource.driver_device.context
     ledger.account = account_of(budget, count, resource.name, &ledger.counts_in_use)
     resource.budget = budget
-    stream_handle(default_stream, resource.place, &handle)
+    stream_handle(default_stream, resource.driver_device, &handle)
     if not ledger_open_streams(ledger, handle):
         raise MemoryError("out of host memory while allocating a resource's metadata")
     if default_stream is not None and not hasattr(default_stream, "__index__"):
@@ -674,7 +674,7 @@ cdef int resource_init(MemoryResource resource, object memory, object name) exce
     require("name", name, (str, type(None)), "a str or None")
     resource.memory = MemoryInfo.parse(memory)
     resource.name = str(resource.memory) if name is None else name
-    resource.place = resource.memory.device._open()
+    resource.driver_device = resource.memory.device._open()
     resource.cpu_can_read = resource.memory.host_accessible
     resource.dl_device = dlpack_device_of(resource.memory)
     resource.streams = {}
@@ -689,7 +689,7 @@ cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object
     require("name", name, (str, type(None)), "a str or None")
     resource.memory = upstream.memory
     resource.name = upstream.name if name is None else name
-    resource.place = upstream.place
+    resource.driver_device = upstream.driver_device
     resource.cpu_can_read = upstream.cpu_can_read
     resource.is_read_only = upstream.is_read_only
     resource.dl_device = upstream.dl_device
@@ -940,22 +940,22 @@ cdef class Buffer:
         ...     buffer.prefetch("host")
         """
         cdef MemoryResource resource = require_managed(self, "prefetched")
-        cdef Place* place = &resource.place.place
+        cdef DeviceContext* context = &resource.driver_device.context
         cdef CUstream handle = NULL
         cdef CUresult code
         cdef int where = side_of(resource, destination)
         if stream is None:
             handle = <CUstream><uintptr_t>resource.stream_at(self.slot)
         else:
-            stream_handle(stream, resource.place, &handle)
+            stream_handle(stream, resource.driver_device, &handle)
         if self.block_bytes == 0:
             return
         with nogil:
-            code = place_enter(place)
+            code = context_enter(context)
             if code == CUDA_SUCCESS:
-                code = managed_prefetch(place, self.address, self.requested_bytes, where, handle)
-                place_leave(place)
-        check(place.table, code, "cuMemPrefetchAsync")
+                code = managed_prefetch(context, self.address, self.requested_bytes, where, handle)
+                context_leave(context)
+        check(context.table, code, "cuMemPrefetchAsync")
 
     def advise(self, advice, location=None):
         """Tell the driver how managed memory will be used.
@@ -988,7 +988,7 @@ cdef class Buffer:
         ...     buffer.advise("preferred_location", "host")
         """
         cdef MemoryResource resource = require_managed(self, "advised")
-        cdef Place* place = &resource.place.place
+        cdef DeviceContext* context = &resource.driver_device.context
         cdef CUresult code
         cdef int number
         cdef int where = side_of(resource, location)
@@ -999,12 +999,12 @@ cdef class Buffer:
         if self.block_bytes == 0:
             return
         with nogil:
-            code = place_enter(place)
+            code = context_enter(context)
             if code == CUDA_SUCCESS:
-                code = managed_advise(place, self.address, self.requested_bytes,
+                code = managed_advise(context, self.address, self.requested_bytes,
                                       <CUmem_advise>number, where)
-                place_leave(place)
-        check(place.table, code, "cuMemAdvise")
+                context_leave(context)
+        check(context.table, code, "cuMemAdvise")
 
     def __enter__(self):
         return self
@@ -1135,7 +1135,7 @@ cdef MemoryResource require_managed(Buffer buffer, str what):
         raise ClosedError("this buffer is closed")
     if resource.memory.kind is not MemoryKind.MANAGED:
         raise ValueError(f"{resource.memory} is not managed memory and cannot be {what}")
-    if place_is_dead(&resource.place.place):
+    if context_is_dead(&resource.driver_device.context):
         raise ClosedError("this buffer belongs to the parent process")
     return resource
 

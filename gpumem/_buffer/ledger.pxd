@@ -10,14 +10,14 @@ A block goes: `ledger_claim`, `ledger_charge`, then `ledger_deliver` or `ledger_
 user has freed it, `ledger_return`; once its memory is back where it came from, `ledger_end`.
 
 `lock` guards counters, streams and the list of blocks; under it there is no driver call, no Python
-object, no wait. A fork's child takes no lock of its parent: ask `place_is_dead` first.
+object, no wait. A fork's child takes no lock of its parent: ask `context_is_dead` first.
 """
 
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._native.budget cimport BudgetCore
-from gpumem._native.driver cimport CUstream, Place
+from gpumem._native.driver cimport CUstream, DeviceContext
 from gpumem._support.deferred cimport Deferred
 from gpumem._support.events cimport Tap
 from gpumem._support.lease cimport Lease, Uses
@@ -56,7 +56,7 @@ cdef struct StreamSlot:
 
 cdef struct BlockLedger:
     int32_t references      # atomic
-    Place* place
+    DeviceContext* context
     Lock lock
     bint closed
     bint is_users           # of a class that users wrote: whose memory it is only they know

@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
 from gpumem._native.budget cimport budget_admit, budget_charged, budget_drop, budget_uncharge
-from gpumem._native.driver cimport CUstream, place_is_dead
+from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport count_add, pointer_swap, pointer_try
 from gpumem._support.events cimport (
     REC_ALLOC, REC_FAILURE, REC_FREE, RecEvent, RecNoted, tap_close, TAP_LEDGER, tap_name, tap_note,
@@ -169,7 +169,7 @@ cdef bint ledger_charge(LedgerBlock* block) noexcept nogil:
 
 cdef void uncharge(LedgerBlock* block) noexcept nogil:
     # A fork's child has an empty budget: the block is its parent's.
-    if block.charged and not place_is_dead(block.ledger.place):
+    if block.charged and not context_is_dead(block.ledger.context):
         budget_uncharge(block.ledger.account, block.charged)
     block.charged = 0
 
@@ -221,7 +221,7 @@ cdef void release_lease(Lease* lease) noexcept nogil:
 cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil:
     cdef BlockLedger* ledger = block.ledger
     cdef LedgerCounters* counters = &ledger.counters
-    if place_is_dead(ledger.place):
+    if context_is_dead(ledger.context):
         return
     note_event(block, REC_FREE)
     lock_acquire(&ledger.lock)
@@ -245,7 +245,7 @@ cdef void ledger_return(LedgerBlock* block, bint waits) noexcept nogil:
 
 cdef void ledger_end(LedgerBlock* block, bint counted) noexcept nogil:
     cdef BlockLedger* ledger = block.ledger
-    if block.waits and not place_is_dead(ledger.place):
+    if block.waits and not context_is_dead(ledger.context):
         lock_acquire(&ledger.lock)
         ledger.counters.waiting -= block.size
         lock_release(&ledger.lock)

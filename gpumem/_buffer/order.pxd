@@ -5,7 +5,7 @@ joined into it, so that whoever waits for it has waited for all, and a free on i
 """
 
 from gpumem._buffer.buffer cimport Buffer
-from gpumem._native.driver cimport CUstream, DriverDevice, Place
+from gpumem._native.driver cimport CUstream, DeviceContext, DriverDevice
 
 # The CPU is about to touch the bytes: wait for what was queued before, once.
 cdef inline int order_host(Buffer buffer) except -1:
@@ -21,19 +21,19 @@ cdef inline int order_host_writing(Buffer buffer) except -1:
 
 cdef int order_host_slowly(Buffer buffer) except -1
 
-# In all of these the stream is one of `place`; None is the buffer's own device. Where two
+# In all of these the stream is one of `driver_device`; None is the buffer's own device. Where two
 # drivers are concerned, which know nothing of each other's events, the CPU waits.
 
 # Work queued on `stream` from now on comes after all that the buffer's stream has queued.
-cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice place=*) except -1
+cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
 # gpumem has queued a read, or a write, of the bytes on `stream`.
-cdef int order_read(Buffer buffer, CUstream stream, DriverDevice place=*) except -1
-cdef int order_written(Buffer buffer, CUstream stream, DriverDevice place=*) except -1
+cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
+cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=*) except -1
 # Both of them around a copy: as two calls each, or one where one stream is both buffers' own.
-cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice place) except -1
-cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice place) except -1
+cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
+cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1
 # The CPU may touch the bytes at once: whoever handed them over has waited.
 cdef void order_settled(Buffer buffer) noexcept
 # The handle of the buffer's own stream, 1 for the legacy default stream.
 cdef CUstream own_stream(Buffer buffer) noexcept
-cdef int wait_for_stream(Place* place, CUstream stream) except -1
+cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1

@@ -4,8 +4,9 @@ from libc.stdint cimport uint32_t, uintptr_t
 
 from gpumem._buffer.buffer cimport Buffer
 from gpumem._native.driver cimport (
-    check, CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS, CUevent, CUresult,
-    CUstream, CUstreamCaptureStatus, DriverDevice, Place, place_enter, place_is_dead, place_leave,
+    check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
+    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS, CUevent, CUresult, CUstream, CUstreamCaptureStatus,
+    DeviceContext, DriverDevice,
 )
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
@@ -23,58 +24,59 @@ cdef CUstream own_stream(Buffer buffer) noexcept:
 cdef int order_host_slowly(Buffer buffer) except -1:
     # Counted before the wait: what another thread queues meanwhile is waited for the next time.
     cdef uint32_t seen = buffer.queued
-    require_alive(&buffer.home.place.place)
+    require_alive(&buffer.home.driver_device.context)
     buffer.home.before_cpu(buffer)
     buffer.being_read = False
-    wait_for_stream(&buffer.home.place.place, own_stream(buffer))
+    wait_for_stream(&buffer.home.driver_device.context, own_stream(buffer))
     if buffer.awaited <= seen:
         buffer.awaited = seen + 1
     return 0
 
 
-cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice place=None) except -1:
-    cdef DriverDevice own = buffer.home.place
+cdef int order_stream(Buffer buffer, CUstream stream, DriverDevice driver_device=None) except -1:
+    cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
     # What the resource's own device knows how to wait for, another's stream waits for behind it.
-    buffer.home.before_stream(buffer, stream if place is None or place is own
+    buffer.home.before_stream(buffer, stream if driver_device is None or driver_device is own
                               else own_stream(buffer))
-    return follow(place or own, stream, own, own_stream(buffer))
+    return follow(driver_device or own, stream, own, own_stream(buffer))
 
 
-cdef int order_read(Buffer buffer, CUstream stream, DriverDevice place=None) except -1:
-    cdef DriverDevice own = buffer.home.place
+cdef int order_read(Buffer buffer, CUstream stream, DriverDevice driver_device=None) except -1:
+    cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
     buffer.being_read = True
-    return follow(own, own_stream(buffer), place or own, stream)
+    return follow(own, own_stream(buffer), driver_device or own, stream)
 
 
-cdef int order_written(Buffer buffer, CUstream stream, DriverDevice place=None) except -1:
-    cdef DriverDevice own = buffer.home.place
+cdef int order_written(Buffer buffer, CUstream stream, DriverDevice driver_device=None) except -1:
+    cdef DriverDevice own = buffer.home.driver_device
     if buffer.block_bytes == 0:
         return 0
     buffer.queued += 1
-    return follow(own, own_stream(buffer), place or own, stream)
+    return follow(own, own_stream(buffer), driver_device or own, stream)
 
 
-cdef int order_before(Buffer dst, Buffer src, CUstream stream, DriverDevice place) except -1:
-    order_stream(src, stream, place)
+cdef int order_before(Buffer dst, Buffer src, CUstream stream,
+                      DriverDevice driver_device) except -1:
+    order_stream(src, stream, driver_device)
     if not are_together(dst, src):
-        order_stream(dst, stream, place)
+        order_stream(dst, stream, driver_device)
     return 0
 
 
-cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice place) except -1:
+cdef int order_after(Buffer dst, Buffer src, CUstream stream, DriverDevice driver_device) except -1:
     src.being_read = True
-    order_written(dst, stream, place)
+    order_written(dst, stream, driver_device)
     if not are_together(dst, src):
-        order_read(src, stream, place)
+        order_read(src, stream, driver_device)
     return 0
 
 
 cdef bint are_together(Buffer a, Buffer b) noexcept:
-    return (a.home.place is b.home.place and own_stream(a) == own_stream(b)
+    return (a.home.driver_device is b.home.driver_device and own_stream(a) == own_stream(b)
             and a.block_bytes != 0)
 
 
@@ -82,47 +84,47 @@ cdef void order_settled(Buffer buffer) noexcept:
     buffer.awaited = buffer.queued + 1
 
 
-cdef int wait_for_stream(Place* place, CUstream stream) except -1:
+cdef int wait_for_stream(DeviceContext* context, CUstream stream) except -1:
     cdef CUresult code
     with nogil:
-        code = place_enter(place)
+        code = context_enter(context)
         if code == CUDA_SUCCESS:
             # Another thread's default stream has no handle here: wait for the whole device.
             if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
-                code = place.table.cuCtxSynchronize()
+                code = context.table.cuCtxSynchronize()
             else:
-                code = place.table.cuStreamSynchronize(stream)
-            place_leave(place)
-    check(place.table, code, "cuStreamSynchronize")
+                code = context.table.cuStreamSynchronize(stream)
+            context_leave(context)
+    check(context.table, code, "cuStreamSynchronize")
     return 0
 
 
-cdef int follow(DriverDevice later_place, CUstream later, DriverDevice earlier_place,
+cdef int follow(DriverDevice later_device, CUstream later, DriverDevice earlier_device,
                 CUstream earlier) except -1:
     """Let `later` wait, on the device, for what `earlier` has queued so far."""
     cdef CUresult code
     later = normal(later)
     earlier = normal(earlier)
-    if (later_place is earlier_place and later == earlier
+    if (later_device is earlier_device and later == earlier
             and later != <CUstream><uintptr_t>PER_THREAD_STREAM):
         return 0
-    require_alive(&later_place.place)
-    require_alive(&earlier_place.place)
-    if later_place.type != earlier_place.type:
-        return wait_for_stream(&earlier_place.place, earlier)
+    require_alive(&later_device.context)
+    require_alive(&earlier_device.context)
+    if later_device.type != earlier_device.type:
+        return wait_for_stream(&earlier_device.context, earlier)
     if earlier == <CUstream><uintptr_t>PER_THREAD_STREAM:
         # Perhaps another thread's: the legacy stream comes after all of those.
         earlier = <CUstream><uintptr_t>LEGACY_STREAM
     with nogil:
-        code = place_enter(&earlier_place.place)
+        code = context_enter(&earlier_device.context)
         if code == CUDA_SUCCESS:
-            code = follow_here(&earlier_place.place, earlier, &later_place.place, later)
-            place_leave(&earlier_place.place)
-    check(later_place.place.table, code, "cuStreamWaitEvent")
+            code = follow_here(&earlier_device.context, earlier, &later_device.context, later)
+            context_leave(&earlier_device.context)
+    check(later_device.context.table, code, "cuStreamWaitEvent")
     return 0
 
 
-cdef CUresult follow_here(Place* here, CUstream earlier, Place* there,
+cdef CUresult follow_here(DeviceContext* here, CUstream earlier, DeviceContext* there,
                           CUstream later) noexcept nogil:
     cdef CUevent event
     cdef CUresult code
@@ -135,24 +137,24 @@ cdef CUresult follow_here(Place* here, CUstream earlier, Place* there,
         return code
     code = here.table.cuEventRecord(event, earlier)
     if code == CUDA_SUCCESS and there != here:
-        code = place_enter(there)
+        code = context_enter(there)
     if code == CUDA_SUCCESS:
         code = there.table.cuStreamWaitEvent(later, event, 0)
         if there != here:
-            place_leave(there)
+            context_leave(there)
     here.table.cuEventDestroy(event)        # it ends when nothing waits for it any more
     return code
 
 
-cdef bint is_capturing(Place* place, CUstream stream) noexcept nogil:
+cdef bint is_capturing(DeviceContext* context, CUstream stream) noexcept nogil:
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    if place.table.cuStreamIsCapturing != NULL and place_enter(place) == CUDA_SUCCESS:
-        place.table.cuStreamIsCapturing(stream, &status)
-        place_leave(place)
+    if context.table.cuStreamIsCapturing != NULL and context_enter(context) == CUDA_SUCCESS:
+        context.table.cuStreamIsCapturing(stream, &status)
+        context_leave(context)
     return status != CU_STREAM_CAPTURE_STATUS_NONE
 
 
-cdef int require_alive(Place* place) except -1:
-    if place_is_dead(place):
+cdef int require_alive(DeviceContext* context) except -1:
+    if context_is_dead(context):
         raise ClosedError("this memory belongs to the parent process, or the interpreter is ending")
     return 0

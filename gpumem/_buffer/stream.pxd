@@ -6,7 +6,7 @@ cdef class Event
 
 cdef class Stream:
     cdef readonly object device     # the Device it belongs to
-    cdef DriverDevice place
+    cdef DriverDevice driver_device
     cdef CUstream handle
     cdef bint owned                 # destroy it with this object
     cdef object owner               # keeps a foreign stream alive
@@ -15,12 +15,12 @@ cdef class Stream:
 
 cdef class Event:
     cdef readonly object device
-    cdef DriverDevice place
+    cdef DriverDevice driver_device
     cdef CUevent handle
     cdef object __weakref__
 
 # The native handle of None (the legacy default stream), a Stream, an int, or any object with
 # __cuda_stream__ or a framework's stream; a Stream of another device is a ValueError.
-cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1
+cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* handle) except -1
 # Of a stream object of any library; None where it does not say, as a bare handle.
 cdef object device_of_stream(object stream)

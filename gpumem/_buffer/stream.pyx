@@ -6,16 +6,17 @@ cimport cython
 from libc.stdint cimport uintptr_t
 
 from gpumem._native.driver cimport (
-    check, CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUresult, CUstream, CUstreamCaptureStatus, DriverDevice,
-    place_enter, place_is_dead, place_leave,
+    check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
+    CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
+    CUresult, CUstream, CUstreamCaptureStatus, DriverDevice,
 )
 
 from gpumem.device import Device, devices
 from gpumem.errors import ClosedError
 
 
-# The collector of cycles may clear an object's references before its end; the end needs `place`.
+# The collector of cycles may clear an object's references before its end, which needs
+# `driver_device`.
 @cython.no_gc_clear
 cdef class Stream:
     """An in-order queue of work on a device.
@@ -45,24 +46,25 @@ cdef class Stream:
 
     def __init__(self, device):
         cdef CUresult code
-        if self.place is not None:
+        if self.driver_device is not None:
             raise TypeError("a Stream is initialised once")
         self.device = Device(device)
-        self.place = self.device._open()
+        self.driver_device = self.device._open()
         with nogil:
-            code = place_enter(&self.place.place)
+            code = context_enter(&self.driver_device.context)
             if code == CUDA_SUCCESS:
-                code = self.place.place.table.cuStreamCreate(&self.handle, CU_STREAM_NON_BLOCKING)
-                place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuStreamCreate")
+                code = self.driver_device.context.table.cuStreamCreate(&self.handle,
+                                                                       CU_STREAM_NON_BLOCKING)
+                context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuStreamCreate")
         self.owned = True
 
     def __dealloc__(self):
-        if not self.owned or place_is_dead(&self.place.place):
+        if not self.owned or context_is_dead(&self.driver_device.context):
             return
-        if place_enter(&self.place.place) == CUDA_SUCCESS:
-            self.place.place.table.cuStreamDestroy(self.handle)
-            place_leave(&self.place.place)
+        if context_enter(&self.driver_device.context) == CUDA_SUCCESS:
+            self.driver_device.context.table.cuStreamDestroy(self.handle)
+            context_leave(&self.driver_device.context)
 
     @staticmethod
     def from_handle(device, handle, owner=None):
@@ -91,7 +93,7 @@ cdef class Stream:
         if not 0 <= number < 1 << 64:
             raise ValueError(f"stream handle {handle!r} is not an integer from 0 to 2**64 - 1")
         stream.device = Device(device)
-        stream.place = stream.device._open()
+        stream.driver_device = stream.device._open()
         stream.handle = <CUstream><uintptr_t>number
         stream.owner = owner
         return stream
@@ -107,13 +109,13 @@ cdef class Stream:
 
     def query(self):
         """Tell whether everything queued so far has finished; never waits."""
-        cdef CUresult code = enter_open(self.place)
+        cdef CUresult code = enter_open(self.driver_device)
         if code == CUDA_SUCCESS:
-            code = self.place.place.table.cuStreamQuery(self.handle)
-            place_leave(&self.place.place)
+            code = self.driver_device.context.table.cuStreamQuery(self.handle)
+            context_leave(&self.driver_device.context)
         if code == CUDA_ERROR_NOT_READY:
             return False
-        check(self.place.place.table, code, "cuStreamQuery")
+        check(self.driver_device.context.table, code, "cuStreamQuery")
         return True
 
     @property
@@ -121,23 +123,24 @@ cdef class Stream:
         """Whether work is being captured into a graph now, instead of run."""
         cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
         cdef CUresult code
-        if self.place is not None and self.place.place.table.cuStreamIsCapturing == NULL:
+        if (self.driver_device is not None
+                and self.driver_device.context.table.cuStreamIsCapturing == NULL):
             return False
-        code = enter_open(self.place)
+        code = enter_open(self.driver_device)
         if code == CUDA_SUCCESS:
-            code = self.place.place.table.cuStreamIsCapturing(self.handle, &status)
-            place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuStreamIsCapturing")
+            code = self.driver_device.context.table.cuStreamIsCapturing(self.handle, &status)
+            context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuStreamIsCapturing")
         return status != CU_STREAM_CAPTURE_STATUS_NONE
 
     def synchronize(self):
         """Wait until everything queued so far has finished."""
-        cdef CUresult code = enter_open(self.place)
+        cdef CUresult code = enter_open(self.driver_device)
         if code == CUDA_SUCCESS:
             with nogil:
-                code = self.place.place.table.cuStreamSynchronize(self.handle)
-                place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuStreamSynchronize")
+                code = self.driver_device.context.table.cuStreamSynchronize(self.handle)
+                context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuStreamSynchronize")
 
     def record(self):
         """Record an event behind everything queued so far and return it.
@@ -152,11 +155,11 @@ cdef class Stream:
         True
         """
         cdef Event event = Event(self.device)
-        cdef CUresult code = enter_open(self.place)
+        cdef CUresult code = enter_open(self.driver_device)
         if code == CUDA_SUCCESS:
-            code = self.place.place.table.cuEventRecord(event.handle, self.handle)
-            place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuEventRecord")
+            code = self.driver_device.context.table.cuEventRecord(event.handle, self.handle)
+            context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuEventRecord")
         return event
 
     def wait(self, event):
@@ -194,13 +197,13 @@ cdef class Stream:
 
     cdef int _wait_event(self, Event event) except -1:
         cdef CUresult code
-        if event.place is not self.place:
+        if event.driver_device is not self.driver_device:
             raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
-        code = enter_open(self.place)
+        code = enter_open(self.driver_device)
         if code == CUDA_SUCCESS:
-            code = self.place.place.table.cuStreamWaitEvent(self.handle, event.handle, 0)
-            place_leave(&self.place.place)
-        return check(self.place.place.table, code, "cuStreamWaitEvent")
+            code = self.driver_device.context.table.cuStreamWaitEvent(self.handle, event.handle, 0)
+            context_leave(&self.driver_device.context)
+        return check(self.driver_device.context.table, code, "cuStreamWaitEvent")
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -235,22 +238,23 @@ cdef class Event:
 
     def __init__(self, device):
         cdef CUresult code
-        if self.place is not None:
+        if self.driver_device is not None:
             raise TypeError("an Event is initialised once")
         self.device = Device(device)
-        self.place = self.device._open()
-        code = place_enter(&self.place.place)
+        self.driver_device = self.device._open()
+        code = context_enter(&self.driver_device.context)
         if code == CUDA_SUCCESS:
-            code = self.place.place.table.cuEventCreate(&self.handle, CU_EVENT_DISABLE_TIMING)
-            place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuEventCreate")
+            code = self.driver_device.context.table.cuEventCreate(&self.handle,
+                                                                  CU_EVENT_DISABLE_TIMING)
+            context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuEventCreate")
 
     def __dealloc__(self):
-        if self.handle == NULL or place_is_dead(&self.place.place):
+        if self.handle == NULL or context_is_dead(&self.driver_device.context):
             return
-        if place_enter(&self.place.place) == CUDA_SUCCESS:
-            self.place.place.table.cuEventDestroy(self.handle)
-            place_leave(&self.place.place)
+        if context_enter(&self.driver_device.context) == CUDA_SUCCESS:
+            self.driver_device.context.table.cuEventDestroy(self.handle)
+            context_leave(&self.driver_device.context)
 
     @property
     def ptr(self):
@@ -259,41 +263,42 @@ cdef class Event:
 
     def query(self):
         """Tell whether the point has been reached; True if it was never recorded."""
-        cdef CUresult code = enter_open(self.place)
+        cdef CUresult code = enter_open(self.driver_device)
         if code == CUDA_SUCCESS:
-            code = self.place.place.table.cuEventQuery(self.handle)
-            place_leave(&self.place.place)
+            code = self.driver_device.context.table.cuEventQuery(self.handle)
+            context_leave(&self.driver_device.context)
         if code == CUDA_ERROR_NOT_READY:
             return False
-        check(self.place.place.table, code, "cuEventQuery")
+        check(self.driver_device.context.table, code, "cuEventQuery")
         return True
 
     def synchronize(self):
         """Wait until the point has been reached."""
-        cdef CUresult code = enter_open(self.place)
+        cdef CUresult code = enter_open(self.driver_device)
         if code == CUDA_SUCCESS:
             with nogil:
-                code = self.place.place.table.cuEventSynchronize(self.handle)
-                place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuEventSynchronize")
+                code = self.driver_device.context.table.cuEventSynchronize(self.handle)
+                context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuEventSynchronize")
 
 
-cdef CUresult enter_open(DriverDevice place) except? <CUresult>-1:
-    if place is None:
+cdef CUresult enter_open(DriverDevice driver_device) except? <CUresult>-1:
+    if driver_device is None:
         raise ValueError("this stream or event was not initialised")
-    if place_is_dead(&place.place):
+    if context_is_dead(&driver_device.context):
         raise ClosedError("this stream or event belongs to the parent process")
-    return place_enter(&place.place)
+    return context_enter(&driver_device.context)
 
 
-cdef int stream_handle(object stream, DriverDevice place, CUstream* handle) except -1:
+cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* handle) except -1:
     cdef uintptr_t number
     if stream is None:
         handle[0] = NULL
         return 0
     if isinstance(stream, Stream):
-        if (<Stream>stream).place is not place:
-            raise ValueError(f"{stream!r} is not a stream of {place.type}:{place.ordinal}")
+        if (<Stream>stream).driver_device is not driver_device:
+            raise ValueError(
+                f"{stream!r} is not a stream of {driver_device.type}:{driver_device.ordinal}")
         handle[0] = (<Stream>stream).handle
         return 0
     value = _native_handle(stream)

@@ -24,4 +24,4 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
 
 
 # Until what is queued on the stream so far is done; waits for it where nothing else is possible.
-cdef int hold_until_done(Buffer buffer, DriverDevice place, CUstream stream) except -1
+cdef int hold_until_done(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1

@@ -8,14 +8,15 @@ from gpumem._buffer cimport (
 )
 from gpumem._copy.plan cimport Box, MOST_DIMS, Rows, rows_next
 from gpumem._native.driver cimport (
-    check, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_SUCCESS, CUresult, CUstream,
-    DriverDevice, Place, place_enter, place_leave,
+    check, context_enter, context_leave, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
+    CUDA_SUCCESS, CUresult, CUstream, DeviceContext, DriverDevice,
 )
 
 from gpumem.device import MemoryKind
 
 
-cdef Answer rows_queue(Place* place, CUstream stream, const Rows* rows, Box box) noexcept nogil:
+cdef Answer rows_queue(DeviceContext* context, CUstream stream, const Rows* rows,
+                       Box box) noexcept nogil:
     cdef int64_t index[MOST_DIMS]
     cdef Rows left = rows[0]
     cdef Answer last
@@ -24,17 +25,17 @@ cdef Answer rows_queue(Place* place, CUstream stream, const Rows* rows, Box box)
         index[i] = 0
     while True:
         if box.height < 0:
-            last = queue_line(place, stream, &left)
+            last = queue_line(context, stream, &left)
         elif box.depth < 0:
-            last = queue_2d(place, stream, &left, box)
+            last = queue_2d(context, stream, &left, box)
         else:
-            last = queue_3d(place, stream, &left, box)
+            last = queue_3d(context, stream, &left, box)
         if last.code != CUDA_SUCCESS or not rows_next(&left, box, index):
             return last
 
 
-cdef Answer rows_queue_peer(Place* place, CUstream stream, const Rows* rows, Place* to,
-                            Place* origin) noexcept nogil:
+cdef Answer rows_queue_peer(DeviceContext* context, CUstream stream, const Rows* rows,
+                            DeviceContext* to, DeviceContext* origin) noexcept nogil:
     cdef int64_t index[MOST_DIMS]
     cdef Rows left = rows[0]
     cdef CUresult code
@@ -44,20 +45,21 @@ cdef Answer rows_queue_peer(Place* place, CUstream stream, const Rows* rows, Pla
     for i in range(rows.ndim):
         index[i] = 0
     while True:
-        code = place.table.cuMemcpyPeerAsync(left.to, to.context, left.origin, origin.context,
-                                             left.width, stream)
+        code = context.table.cuMemcpyPeerAsync(left.to, to.primary, left.origin, origin.primary,
+                                               left.width, stream)
         if code != CUDA_SUCCESS or not rows_next(&left, row, index):
             return answer(code, "cuMemcpyPeerAsync")
 
 
-cdef Answer queue_line(Place* place, CUstream stream, const Rows* rows) noexcept nogil:
-    return answer(place.table.cuMemcpyAsync(rows.to, rows.origin, rows.width, stream),
+cdef Answer queue_line(DeviceContext* context, CUstream stream, const Rows* rows) noexcept nogil:
+    return answer(context.table.cuMemcpyAsync(rows.to, rows.origin, rows.width, stream),
                   "cuMemcpyAsync")
 
 
 # Unified: the driver knows from an address whose memory it is.
 
-cdef Answer queue_2d(Place* place, CUstream stream, const Rows* rows, Box box) noexcept nogil:
+cdef Answer queue_2d(DeviceContext* context, CUstream stream, const Rows* rows,
+                     Box box) noexcept nogil:
     cdef CUDA_MEMCPY2D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
@@ -68,10 +70,11 @@ cdef Answer queue_2d(Place* place, CUstream stream, const Rows* rows, Box box) n
     copy.srcPitch = rows.origin_strides[box.height]
     copy.WidthInBytes = rows.width
     copy.Height = rows.shape[box.height]
-    return answer(place.table.cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync")
+    return answer(context.table.cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync")
 
 
-cdef Answer queue_3d(Place* place, CUstream stream, const Rows* rows, Box box) noexcept nogil:
+cdef Answer queue_3d(DeviceContext* context, CUstream stream, const Rows* rows,
+                     Box box) noexcept nogil:
     cdef CUDA_MEMCPY3D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
@@ -85,7 +88,7 @@ cdef Answer queue_3d(Place* place, CUstream stream, const Rows* rows, Box box) n
     copy.WidthInBytes = rows.width
     copy.Height = rows.shape[box.height]
     copy.Depth = rows.shape[box.depth]
-    return answer(place.table.cuMemcpy3DAsync(&copy, stream), "cuMemcpy3DAsync")
+    return answer(context.table.cuMemcpy3DAsync(&copy, stream), "cuMemcpy3DAsync")
 
 
 # ---- Filling with one value ----------------------------------------------------------------------
@@ -107,23 +110,23 @@ cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes elemen
 
 cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t itemsize,
                     int64_t count, object stream) except -1:
-    cdef DriverDevice place = dst.home.place
+    cdef DriverDevice driver_device = dst.home.driver_device
     cdef CUstream handle = own_stream(dst)
     cdef CUresult code
     if stream is not None:
-        stream_handle(stream, place, &handle)
+        stream_handle(stream, driver_device, &handle)
     order_stream(dst, handle)
     with nogil:
-        code = place_enter(&place.place)
+        code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
-            code = fill_by_driver(&place.place, handle, address, value, itemsize, count)
-            place_leave(&place.place)
+            code = fill_by_driver(&driver_device.context, handle, address, value, itemsize, count)
+            context_leave(&driver_device.context)
     order_written(dst, handle)
-    check(place.place.table, code, "cuMemsetD8Async")
+    check(driver_device.context.table, code, "cuMemsetD8Async")
     return 0
 
 
-cdef CUresult fill_by_driver(const Place* place, CUstream stream, uint64_t address,
+cdef CUresult fill_by_driver(const DeviceContext* context, CUstream stream, uint64_t address,
                              const uint8_t* value, size_t itemsize,
                              int64_t count) noexcept nogil:
     cdef size_t total = itemsize * count
@@ -131,12 +134,12 @@ cdef CUresult fill_by_driver(const Place* place, CUstream stream, uint64_t addre
     cdef size_t part
     cdef CUresult code
     if is_one_byte(value, itemsize):
-        return place.table.cuMemsetD8Async(address, value[0], total, stream)
+        return context.table.cuMemsetD8Async(address, value[0], total, stream)
     # What is filled already is doubled, on the device.
-    code = place.table.cuMemcpyHtoDAsync(address, value, itemsize, stream)
+    code = context.table.cuMemcpyHtoDAsync(address, value, itemsize, stream)
     while code == CUDA_SUCCESS and done < total:
         part = min(done, total - done)
-        code = place.table.cuMemcpyDtoDAsync(address + done, address, part, stream)
+        code = context.table.cuMemcpyDtoDAsync(address + done, address, part, stream)
         done += part
     return code
 

@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint64_t
 from gpumem._buffer cimport Buffer
 from gpumem._copy.driver cimport Answer
 from gpumem._copy.plan cimport End, Rows
-from gpumem._native.driver cimport CUstream, DriverDevice, Place
+from gpumem._native.driver cimport CUstream, DeviceContext, DriverDevice
 
 cdef struct Ring:
     uint64_t address
@@ -23,7 +23,7 @@ cdef uint64_t ring_bytes(Ring ring) noexcept nogil
 # `device` is the end that the driver reaches, and the rows' leading one. Work that is queued on
 # the stream comes before. After a failure part of the destination may be written, and nothing uses
 # the ring or the program's memory any more.
-cdef Answer rows_stage(Place* place, CUstream stream, const Rows* rows, End device,
+cdef Answer rows_stage(DeviceContext* context, CUstream stream, const Rows* rows, End device,
                        Ring ring) noexcept nogil
 
 
@@ -31,7 +31,7 @@ cdef Answer rows_stage(Place* place, CUstream stream, const Rows* rows, End devi
 
 
 # None: the driver gives none, or other copies have it all.
-cdef Buffer ring_memory(DriverDevice place, object nbytes)
+cdef Buffer ring_memory(DriverDevice driver_device, object nbytes)
 
 
 # ---- Copying by several CPU threads: jobs for include/crew.h, whose state is this module's

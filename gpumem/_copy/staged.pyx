@@ -10,8 +10,8 @@ from gpumem._copy.plan cimport (
 )
 from gpumem._core cimport Arena
 from gpumem._native.driver cimport (
-    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent, CUresult, CUstream,
-    DriverDevice, Place, place_is_dead,
+    context_is_dead, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUevent,
+    CUresult, CUstream, DeviceContext, DriverDevice,
 )
 
 from gpumem.device import Device, MemoryInfo, MemoryKind
@@ -58,7 +58,7 @@ cdef uint64_t ring_bytes(Ring ring) noexcept nogil:
     return ring.slots * ring.slot_bytes
 
 
-cdef Answer rows_stage(Place* place, CUstream stream, const Rows* rows, End device,
+cdef Answer rows_stage(DeviceContext* context, CUstream stream, const Rows* rows, End device,
                        Ring ring) noexcept nogil:
     cdef Staged staged
     cdef CrewBatch batch
@@ -70,21 +70,21 @@ cdef Answer rows_stage(Place* place, CUstream stream, const Rows* rows, End devi
     staged.event_count = 0
     if not batch_begin(&batch, &staged):
         return answer(CUDA_ERROR_OUT_OF_MEMORY, "pthread_cond_init")
-    said = make_events(&staged, place)
+    said = make_events(&staged, context)
     if said.code == CUDA_SUCCESS:
         if device == END_TO:
-            said = pump_up(&staged, &batch, place, stream)
+            said = pump_up(&staged, &batch, context, stream)
         else:
-            said = pump_down(&staged, &batch, place, stream)
-        said = settle(&staged, &batch, place, stream, said)
-    drop_events(&staged, place)
+            said = pump_down(&staged, &batch, context, stream)
+        said = settle(&staged, &batch, context, stream, said)
+    drop_events(&staged, context)
     batch_end(&batch)
     return said
 
 
 # ---- the two directions --------------------------------------------------------------------------
 
-cdef Answer pump_up(Staged* staged, CrewBatch* batch, Place* place,
+cdef Answer pump_up(Staged* staged, CrewBatch* batch, DeviceContext* context,
                     CUstream stream) noexcept nogil:
     cdef Answer said = answer(CUDA_SUCCESS, NULL)
     cdef int slots = staged.ring.slots
@@ -94,10 +94,10 @@ cdef Answer pump_up(Staged* staged, CrewBatch* batch, Place* place,
         give(staged, batch, number)
     for number in range(staged.cut.count):
         wait(staged, batch, number)
-        said = send(staged, place, stream, number)
+        said = send(staged, context, stream, number)
         sent = number - lag
         if said.code == CUDA_SUCCESS and sent >= 0 and sent + slots < staged.cut.count:
-            said = arrive(staged, place, sent)
+            said = arrive(staged, context, sent)
             if said.code == CUDA_SUCCESS:
                 give(staged, batch, sent + slots)
         if said.code != CUDA_SUCCESS:
@@ -105,7 +105,7 @@ cdef Answer pump_up(Staged* staged, CrewBatch* batch, Place* place,
     return said
 
 
-cdef Answer pump_down(Staged* staged, CrewBatch* batch, Place* place,
+cdef Answer pump_down(Staged* staged, CrewBatch* batch, DeviceContext* context,
                       CUstream stream) noexcept nogil:
     cdef Answer said = answer(CUDA_SUCCESS, NULL)
     cdef int lag = lag_of(staged.ring.slots)
@@ -113,10 +113,10 @@ cdef Answer pump_down(Staged* staged, CrewBatch* batch, Place* place,
     for number in range(staged.cut.count + lag):
         if number < staged.cut.count:
             wait(staged, batch, number)         # until the slot's last piece was taken out
-            said = send(staged, place, stream, number)
+            said = send(staged, context, stream, number)
         sent = number - lag
         if said.code == CUDA_SUCCESS and 0 <= sent < staged.cut.count:
-            said = arrive(staged, place, sent)
+            said = arrive(staged, context, sent)
             if said.code == CUDA_SUCCESS:
                 give(staged, batch, sent)
         if said.code != CUDA_SUCCESS:
@@ -124,16 +124,16 @@ cdef Answer pump_down(Staged* staged, CrewBatch* batch, Place* place,
     return said
 
 
-cdef Answer settle(Staged* staged, CrewBatch* batch, Place* place, CUstream stream,
+cdef Answer settle(Staged* staged, CrewBatch* batch, DeviceContext* context, CUstream stream,
                    Answer said) noexcept nogil:
     """Wait until nothing uses the ring; a failure that came first is the one that counts."""
     cdef CUresult code
     cdef int slot
     for slot in range(staged.ring.slots):
         wait(staged, batch, slot)
-    code = place.table.cuStreamSynchronize(stream)
+    code = context.table.cuStreamSynchronize(stream)
     if code != CUDA_SUCCESS:
-        place.table.cuCtxSynchronize()      # all that is left to try
+        context.table.cuCtxSynchronize()    # all that is left to try
     if said.code == CUDA_SUCCESS:
         said = answer(code, "cuStreamSynchronize")
     return said
@@ -170,40 +170,41 @@ cdef void move_by_cpu(void* work, int64_t number) noexcept nogil:
     rows_move(&piece)
 
 
-cdef Answer send(Staged* staged, Place* place, CUstream stream, int64_t number) noexcept nogil:
+cdef Answer send(Staged* staged, DeviceContext* context, CUstream stream,
+                 int64_t number) noexcept nogil:
     cdef Rows piece
     cdef Answer said
     rows_piece(staged.rows, staged.cut, number, &piece)
     rows_pack(&piece, END_ORIGIN if staged.device == END_TO else END_TO,
               slot_address(staged, number))
-    said = rows_queue(place, stream, &piece, rows_box(&piece))
+    said = rows_queue(context, stream, &piece, rows_box(&piece))
     if said.code != CUDA_SUCCESS:
         return said
-    return answer(place.table.cuEventRecord(staged.events[number % staged.ring.slots], stream),
+    return answer(context.table.cuEventRecord(staged.events[number % staged.ring.slots], stream),
                   "cuEventRecord")
 
 
-cdef Answer arrive(Staged* staged, Place* place, int64_t number) noexcept nogil:
-    return answer(place.table.cuEventSynchronize(staged.events[number % staged.ring.slots]),
+cdef Answer arrive(Staged* staged, DeviceContext* context, int64_t number) noexcept nogil:
+    return answer(context.table.cuEventSynchronize(staged.events[number % staged.ring.slots]),
                   "cuEventSynchronize")
 
 
-cdef Answer make_events(Staged* staged, Place* place) noexcept nogil:
+cdef Answer make_events(Staged* staged, DeviceContext* context) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     cdef int slot
     for slot in range(staged.ring.slots):
         staged.busy[slot] = False
-        code = place.table.cuEventCreate(&staged.events[slot], CU_EVENT_DISABLE_TIMING)
+        code = context.table.cuEventCreate(&staged.events[slot], CU_EVENT_DISABLE_TIMING)
         if code != CUDA_SUCCESS:
             break
         staged.event_count += 1
     return answer(code, "cuEventCreate")
 
 
-cdef void drop_events(Staged* staged, Place* place) noexcept nogil:
+cdef void drop_events(Staged* staged, DeviceContext* context) noexcept nogil:
     cdef int slot
     for slot in range(staged.event_count):
-        place.table.cuEventDestroy(staged.events[slot])
+        context.table.cuEventDestroy(staged.events[slot])
 
 
 def set_pipeline(int nbytes, int flight):
@@ -225,9 +226,9 @@ STAGING_LIMIT = 256 << 20
 cdef dict arenas = {}
 
 
-cdef Buffer ring_memory(DriverDevice place, object nbytes):
+cdef Buffer ring_memory(DriverDevice driver_device, object nbytes):
     try:
-        return staging_arena(f"{place.type}:{place.ordinal}").allocate(nbytes)
+        return staging_arena(f"{driver_device.type}:{driver_device.ordinal}").allocate(nbytes)
     except (OutOfMemoryError, DriverError):
         return None
 
@@ -263,7 +264,7 @@ def staging_arena(device):
     cdef Arena arena
     device = Device(device)
     arena = arenas.get(device)
-    if arena is None or arena.closed or place_is_dead(&arena.place.place):
+    if arena is None or arena.closed or context_is_dead(&arena.driver_device.context):
         memory = MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
         arena = arenas[device] = Arena(memory, {"max_mem": STAGING_LIMIT},
                                        name=f"staging for {device}")

@@ -5,7 +5,7 @@ from libc.string cimport memcpy, strcmp
 
 from gpumem._buffer cimport BlockLedger, ledger_counters, LedgerCounters, MemoryResource
 from gpumem._native.arena cimport arena_in_use, arena_reserved, ArenaCore
-from gpumem._native.driver cimport CUDA_SUCCESS, Place, place_enter, place_leave
+from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, DeviceContext
 from gpumem._support.events cimport Tap, TAP_ARENA, TAP_LEDGER, taps_visit
 
 from gpumem._resource.nvml import processes_on
@@ -18,7 +18,7 @@ cdef struct Held:
     uint64_t idle           # of them, what others than the owner hold and nobody uses
 
 
-cdef dict device_figures(MemoryResource resource, Place* place, const void* owner):
+cdef dict device_figures(MemoryResource resource, DeviceContext* context, const void* owner):
     cdef size_t free_bytes = 0
     cdef size_t total = 0
     cdef bint known = False
@@ -30,16 +30,16 @@ cdef dict device_figures(MemoryResource resource, Place* place, const void* owne
     memcpy(held.memory, <const char*>memory, len(memory) + 1)
     taps_visit(add_held, &held)
     with nogil:
-        if place_enter(place) == CUDA_SUCCESS:
-            known = place.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS
-            place_leave(place)
+        if context_enter(context) == CUDA_SUCCESS:
+            known = context.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS
+            context_leave(context)
     return {
         "device_total": total if known else None,
         "device_free": free_bytes if known else None,
         "held_here": held.here,
         "idle_elsewhere": held.idle,
         "held_by_others": max(0, <object>total - free_bytes - held.here) if known else None,
-        "processes": () if place.is_host else processes_on(resource.memory.device.uuid),
+        "processes": () if context.is_host else processes_on(resource.memory.device.uuid),
     }
 
 

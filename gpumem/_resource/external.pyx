@@ -11,9 +11,9 @@ from gpumem._buffer cimport (
     MemoryResource, record_use, resource_begin, resource_init,
 )
 from gpumem._native.driver cimport (
-    check, CU_EVENT_DISABLE_TIMING, CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY,
-    CUDA_SUCCESS, CUevent, CUresult, CUstream, CUstreamCaptureStatus, Place, place_enter,
-    place_is_dead, place_leave,
+    check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
+    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult, CUstream,
+    CUstreamCaptureStatus, DeviceContext,
 )
 from gpumem._support.atomics cimport pointer_swap, pointer_try
 from gpumem._support.lease cimport Uses
@@ -187,18 +187,18 @@ cdef class ExternalAllocator(MemoryResource):
         cdef uint64_t address = 0
         cdef CUresult code
         with nogil:
-            code = place_enter(self.ledger.place)
+            code = context_enter(self.ledger.context)
             if code == CUDA_SUCCESS and self.alloc != NULL:
                 address = <uintptr_t>self.alloc(nbytes)
-                place_leave(self.ledger.place)
-        check(self.place.place.table, code, "cuCtxPushCurrent")
+                context_leave(self.ledger.context)
+        check(self.driver_device.context.table, code, "cuCtxPushCurrent")
         ledger_count_call(self.ledger, 0)
         if self.alloc != NULL:
             return address
         try:
             given = self.callbacks[0](nbytes)
         finally:
-            place_leave(self.ledger.place)
+            context_leave(self.ledger.context)
         return 0 if given is None else number_of("alloc returned", given, 0)
 
     cdef bint call_empty_cache(self) except -1:
@@ -208,16 +208,16 @@ cdef class ExternalAllocator(MemoryResource):
         if core.empty_cache_object == NULL:
             return False
         with nogil:
-            code = place_enter(self.ledger.place)
+            code = context_enter(self.ledger.context)
             if code == CUDA_SUCCESS and core.empty_cache != NULL:
                 core.empty_cache()
-                place_leave(self.ledger.place)
-        check(self.place.place.table, code, "cuCtxPushCurrent")
+                context_leave(self.ledger.context)
+        check(self.driver_device.context.table, code, "cuCtxPushCurrent")
         if core.empty_cache == NULL:
             try:
                 self.callbacks[2]()
             finally:
-                place_leave(self.ledger.place)
+                context_leave(self.ledger.context)
         return True
 
     cdef int make_room(self, uint64_t nbytes) except -1:
@@ -288,22 +288,22 @@ cdef void external_free(LedgerBlock* block) noexcept nogil:
     """Take a block back from a user, on any thread, with the interpreter lock or without."""
     cdef bint done
     ledger_return(block, True)
-    if place_is_dead(block.ledger.place):
+    if context_is_dead(block.ledger.context):
         ledger_end(block, True)
         return
     done = streams_are_done(block)
     if (done and (PyGILState_Check() or not needs_interpreter(block))
-            and reaches_driver(block.ledger.place)):
+            and reaches_driver(block.ledger.context)):
         call_back(block)
     else:
         wait_for_turn(block)
 
 
-cdef bint reaches_driver(Place* place) noexcept nogil:
+cdef bint reaches_driver(DeviceContext* context) noexcept nogil:
     # Not from a function that a stream runs on the host: there no device can be made current.
-    if place_enter(place) != CUDA_SUCCESS:
+    if context_enter(context) != CUDA_SUCCESS:
         return False
-    place_leave(place)
+    context_leave(context)
     return True
 
 
@@ -332,12 +332,12 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
     cdef bint entered
     if PyGILState_Check():
         state = PyEval_SaveThread()
-    entered = place_enter(core.ledger.place) == CUDA_SUCCESS
+    entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     core.free(<void*><uintptr_t>block.base)
     if block.persistent and core.empty_cache != NULL:
         core.empty_cache()
     if entered:
-        place_leave(core.ledger.place)
+        context_leave(core.ledger.context)
     ledger_count_call(&core.ledger, 0)
     ledger_end(block, True)
     if state != NULL:
@@ -346,7 +346,7 @@ cdef void call_free(LedgerBlock* block) noexcept nogil:
 
 cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
     cdef ExternalCore* core = external(block.ledger)
-    cdef bint entered = place_enter(core.ledger.place) == CUDA_SUCCESS
+    cdef bint entered = context_enter(core.ledger.context) == CUDA_SUCCESS
     cdef uint64_t address = block.base
     if core.free != NULL:
         with nogil:
@@ -359,7 +359,7 @@ cdef void call_free_with_interpreter(LedgerBlock* block) noexcept with gil:
     elif block.persistent and core.empty_cache_object != NULL:
         call_or_tell(<object>core.empty_cache_object, ())
     if entered:
-        place_leave(core.ledger.place)
+        context_leave(core.ledger.context)
     ledger_count_call(&core.ledger, 0)
     ledger_end(block, True)
 
@@ -395,35 +395,35 @@ cdef bint streams_are_done(LedgerBlock* block) noexcept nogil:
 
 
 cdef bint stream_is_done(BlockLedger* ledger, uint32_t slot, CUevent* event) noexcept nogil:
-    cdef Place* place = ledger.place
+    cdef DeviceContext* context = ledger.context
     cdef CUstream stream
     cdef bint done
-    if ledger_is_default(ledger, slot) or place_enter(place) != CUDA_SUCCESS:
+    if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
         return True                 # the external allocator orders it; no context, no work
     stream = ledger_stream(ledger, slot)
-    done = is_idle(place, stream)
-    if not done and place.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
-        if place.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
-            place.table.cuEventDestroy(event[0])
+    done = is_idle(context, stream)
+    if not done and context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
+        if context.table.cuEventRecord(event[0], stream) != CUDA_SUCCESS:
+            context.table.cuEventDestroy(event[0])
             event[0] = NULL         # then the whole stream is waited for
-    place_leave(place)
+    context_leave(context)
     return done
 
 
-cdef bint is_idle(Place* place, CUstream stream) noexcept nogil:
+cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept nogil:
     # A capturing stream must not be asked: that would end the capture.
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    if (place.table.cuStreamIsCapturing != NULL
-            and place.table.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
+    if (context.table.cuStreamIsCapturing != NULL
+            and context.table.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
             and status != CU_STREAM_CAPTURE_STATUS_NONE):
         return False
-    return place.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY
+    return context.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY
 
 
 cdef bint has_turn(LedgerBlock* block) noexcept nogil:
     cdef bint done
     cdef uint32_t i
-    if place_is_dead(block.ledger.place):
+    if context_is_dead(block.ledger.context):
         return True
     done = has_passed(block.ledger, block.slot, (<ExternalBlock*>block).event, False)
     if block.uses != NULL:
@@ -444,19 +444,19 @@ cdef void wait_for(LedgerBlock* block) noexcept nogil:
 
 cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event, bint wait) noexcept nogil:
     """Tell whether a stream has come to an event, without one whether it is idle; or wait."""
-    cdef Place* place = ledger.place
+    cdef DeviceContext* context = ledger.context
     cdef bint done = True
-    if ledger_is_default(ledger, slot) or place_enter(place) != CUDA_SUCCESS:
+    if ledger_is_default(ledger, slot) or context_enter(context) != CUDA_SUCCESS:
         return True
     if event != NULL:
-        done = place.table.cuEventQuery(event) != CUDA_ERROR_NOT_READY
+        done = context.table.cuEventQuery(event) != CUDA_ERROR_NOT_READY
         if wait and not done:
-            place.table.cuEventSynchronize(event)
+            context.table.cuEventSynchronize(event)
     else:
-        done = is_idle(place, ledger_stream(ledger, slot))
+        done = is_idle(context, ledger_stream(ledger, slot))
         if wait and not done:
-            place.table.cuStreamSynchronize(ledger_stream(ledger, slot))
-    place_leave(place)
+            context.table.cuStreamSynchronize(ledger_stream(ledger, slot))
+    context_leave(context)
     return done
 
 
@@ -473,7 +473,7 @@ cdef bint free_waiting(ExternalAllocator of):
         block = unlink_first(of)
         if block == NULL:
             return freed
-        if of is not None and not place_is_dead(block.ledger.place) and not has_turn(block):
+        if of is not None and not context_is_dead(block.ledger.context) and not has_turn(block):
             with nogil:
                 wait_for(block)
         end_waiting(block)
@@ -481,22 +481,22 @@ cdef bint free_waiting(ExternalAllocator of):
 
 
 cdef void end_waiting(LedgerBlock* block) noexcept:
-    cdef Place* place = block.ledger.place
+    cdef DeviceContext* context = block.ledger.context
     cdef uint32_t i
-    if place_is_dead(place):
+    if context_is_dead(context):
         ledger_end(block, True)
         return
-    destroy_event(place, (<ExternalBlock*>block).event)
+    destroy_event(context, (<ExternalBlock*>block).event)
     if block.uses != NULL:
         for i in range(block.uses.count):
-            destroy_event(place, <CUevent><uintptr_t>block.uses.at[i].until)
+            destroy_event(context, <CUevent><uintptr_t>block.uses.at[i].until)
     call_back(block)
 
 
-cdef void destroy_event(Place* place, CUevent event) noexcept nogil:
-    if event != NULL and place_enter(place) == CUDA_SUCCESS:
-        place.table.cuEventDestroy(event)
-        place_leave(place)
+cdef void destroy_event(DeviceContext* context, CUevent event) noexcept nogil:
+    if event != NULL and context_enter(context) == CUDA_SUCCESS:
+        context.table.cuEventDestroy(event)
+        context_leave(context)
 
 
 cdef void collect_arrived() noexcept:

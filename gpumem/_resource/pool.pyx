@@ -13,12 +13,13 @@ from gpumem._buffer cimport (
     record_use, resource_begin, resource_claim, resource_deliver, resource_init,
 )
 from gpumem._native.driver cimport (
-    check, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
-    CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-    CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-    CU_MEMPOOL_ATTR_USED_MEM_HIGH, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
-    CUmemoryPool, CUmemPoolPtrExportData, CUresult, DriverDevice, place_enter, place_leave,
+    check, context_enter, context_leave, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUmemPoolPtrExportData, CUresult, DeviceContext,
+    DriverDevice,
 )
 from gpumem._resource.device_memory cimport device_figures
 from gpumem._resource.pool_driver cimport (
@@ -118,7 +119,7 @@ cdef class DriverPool(MemoryResource):
         if given is None:
             self.config = (config if isinstance(config, PoolConfig)
                            else PoolConfig.from_mapping({} if config is None else config))
-            core.pool = pool_make(self.place, self.config)
+            core.pool = pool_make(self.driver_device, self.config)
             core.owned = True
         else:
             core.pool = <CUmemoryPool><uintptr_t>given
@@ -180,7 +181,7 @@ cdef class DriverPool(MemoryResource):
                 code = pool_take(block)
         if code == CUDA_ERROR_OUT_OF_MEMORY:
             raise_out_of_memory(self, block)
-        return check(self.place.place.table, code, "cuMemAllocFromPoolAsync")
+        return check(self.driver_device.context.table, code, "cuMemAllocFromPoolAsync")
 
     cdef int make_room(self, uint64_t nbytes) except -1:
         with nogil:
@@ -227,11 +228,11 @@ cdef class DriverPool(MemoryResource):
         before = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
         with nogil:
             pool_free_refused(pool_core(self.ledger))
-            code = place_enter(self.ledger.place)
+            code = context_enter(self.ledger.context)
             if code == CUDA_SUCCESS:
-                code = self.ledger.place.table.cuMemPoolTrimTo(pool_core(self.ledger).pool, keep)
-                place_leave(self.ledger.place)
-        check(self.place.place.table, code, "cuMemPoolTrimTo")
+                code = self.ledger.context.table.cuMemPoolTrimTo(pool_core(self.ledger).pool, keep)
+                context_leave(self.ledger.context)
+        check(self.driver_device.context.table, code, "cuMemPoolTrimTo")
         ledger_count_call(self.ledger, 1)
         after = pool_attribute(pool_core(self.ledger), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
         from gpumem.stats import ShrinkReport
@@ -297,12 +298,12 @@ cdef class DriverPool(MemoryResource):
         self.require_open()
         require_shareable(self)
         with nogil:
-            code = place_enter(self.ledger.place)
+            code = context_enter(self.ledger.context)
             if code == CUDA_SUCCESS:
-                code = self.ledger.place.table.cuMemPoolExportToShareableHandle(
+                code = self.ledger.context.table.cuMemPoolExportToShareableHandle(
                     &fd, pool_core(self.ledger).pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                place_leave(self.ledger.place)
-        check(self.place.place.table, code, "cuMemPoolExportToShareableHandle")
+                context_leave(self.ledger.context)
+        check(self.driver_device.context.table, code, "cuMemPoolExportToShareableHandle")
         self.was_exported = True
         return Handle(fd)
 
@@ -334,33 +335,33 @@ cdef class DriverPool(MemoryResource):
             The driver refused: the descriptor is no pool's.
         """
         cdef DriverPool made
-        cdef DriverDevice place
+        cdef DriverDevice driver_device
         cdef uintptr_t number
         cdef CUmemoryPool pool = NULL
         cdef CUresult code
         memory = require_pools(MemoryInfo.parse(device))
-        place = memory.device._open()
-        pool_require_sharing(place, memory)
+        driver_device = memory.device._open()
+        pool_require_sharing(driver_device, memory)
         given = Handle(fd.fileno() if hasattr(fd, "fileno") else fd)
         try:
             os.fstat(given.fileno())
             number = given.fileno()
             with nogil:
-                code = place_enter(&place.place)
+                code = context_enter(&driver_device.context)
                 if code == CUDA_SUCCESS:
-                    code = place.place.table.cuMemPoolImportFromShareableHandle(
+                    code = driver_device.context.table.cuMemPoolImportFromShareableHandle(
                         &pool, <void*>number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-                    place_leave(&place.place)
+                    context_leave(&driver_device.context)
         finally:
             given.detach()
-        check(place.place.table, code, "cuMemPoolImportFromShareableHandle")
+        check(driver_device.context.table, code, "cuMemPoolImportFromShareableHandle")
         try:
             made = DriverPool.__new__(DriverPool)
             made.is_imported = True
             made.config = PoolConfig(shareable=True)
             begin(made, memory, default_stream, name, None, "reserved")
         except BaseException:
-            pool_destroy_native(&place.place, pool)
+            pool_destroy_native(&driver_device.context, pool)
             raise
         pool_core(made.ledger).pool = pool
         pool_core(made.ledger).owned = True
@@ -408,11 +409,11 @@ cdef class DriverPool(MemoryResource):
             self.export_handle().close()    # drivers export a pointer after its pool only
         block = <LedgerBlock*><uintptr_t>buffer.handle
         with nogil:
-            code = place_enter(self.ledger.place)
+            code = context_enter(self.ledger.context)
             if code == CUDA_SUCCESS:
-                code = self.ledger.place.table.cuMemPoolExportPointer(&note, block.base)
-                place_leave(self.ledger.place)
-        check(self.place.place.table, code, "cuMemPoolExportPointer")
+                code = self.ledger.context.table.cuMemPoolExportPointer(&note, block.base)
+                context_leave(self.ledger.context)
+        check(self.driver_device.context.table, code, "cuMemPoolExportPointer")
         return NOTE.pack(NOTE_MAGIC, buffer.requested_bytes, buffer.address - block.base,
                          block.size, (<char*>note.reserved)[:sizeof(note.reserved)])
 
@@ -459,14 +460,14 @@ cdef class DriverPool(MemoryResource):
         block = resource_claim(self, requested, size, slot, False)
         (<PoolBlock*>block).imported = True
         with nogil:
-            code = place_enter(self.ledger.place)
+            code = context_enter(self.ledger.context)
             if code == CUDA_SUCCESS:
-                code = pool_import_pointer(self.ledger.place, pool_core(self.ledger).pool, &note,
+                code = pool_import_pointer(self.ledger.context, pool_core(self.ledger).pool, &note,
                                            &base)
-                place_leave(self.ledger.place)
+                context_leave(self.ledger.context)
         if code != CUDA_SUCCESS:
             ledger_cancel(block)
-            check(self.place.place.table, code, "cuMemPoolImportPointer")
+            check(self.driver_device.context.table, code, "cuMemPoolImportPointer")
         block.base = base
         return resource_deliver(self, block, base + <uint64_t>offset)
 
@@ -503,14 +504,14 @@ def pool_number(handle):
 
 def pool_of_device(device, bint current):
     """Return the handle of a device's default or current pool."""
-    cdef DriverDevice place = require_pools(MemoryInfo.parse(device)).device._open()
+    cdef DriverDevice driver_device = require_pools(MemoryInfo.parse(device)).device._open()
+    cdef DeviceContext* context = &driver_device.context
     cdef CUmemoryPool pool = NULL
     if current:
-        check(place.place.table, place.place.table.cuDeviceGetMemPool(&pool, place.place.device),
+        check(context.table, context.table.cuDeviceGetMemPool(&pool, context.device),
               "cuDeviceGetMemPool")
     else:
-        check(place.place.table,
-              place.place.table.cuDeviceGetDefaultMemPool(&pool, place.place.device),
+        check(context.table, context.table.cuDeviceGetDefaultMemPool(&pool, context.device),
               "cuDeviceGetDefaultMemPool")
     return <uintptr_t>pool
 
@@ -548,7 +549,7 @@ cdef int raise_out_of_memory(DriverPool pool, LedgerBlock* block) except -1:
         <uintptr_t>ledger_stream(pool.ledger, block.slot),
         (LimitInForce("max_size", pool.config.max_size, reserved),) if pool.config.max_size else (),
         in_use=now.in_use, reserved=reserved, free=reserved - min(reserved, now.in_use),
-        waiting=now.waiting, **device_figures(pool, &pool.place.place, pool.ledger))
+        waiting=now.waiting, **device_figures(pool, &pool.driver_device.context, pool.ledger))
     remedies = find_remedies(report, "limit" if pool.config.max_size else "driver")
     raise OutOfMemoryError.of(replace(report, remedies=remedies))
 

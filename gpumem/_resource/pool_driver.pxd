@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from gpumem._buffer cimport BlockLedger, LedgerBlock
 from gpumem._native.driver cimport (
     CUdeviceptr, CUmemoryPool, CUmemPool_attribute, CUmemPoolPtrExportData, CUresult, CUstream,
-    DriverDevice, Place,
+    DeviceContext, DriverDevice,
 )
 
 cdef struct PoolCore:
@@ -30,12 +30,12 @@ cdef void pool_end(BlockLedger* ledger) noexcept nogil
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil
 # Destroys the pool if it is owned.
 cdef void pool_destroy(PoolCore* core) noexcept nogil
-cdef void pool_destroy_native(Place* place, CUmemoryPool pool) noexcept nogil
+cdef void pool_destroy_native(DeviceContext* context, CUmemoryPool pool) noexcept nogil
 
 # ConfigError where pools cannot be shared between processes.
-cdef int pool_require_sharing(DriverDevice place, object memory) except -1
+cdef int pool_require_sharing(DriverDevice driver_device, object memory) except -1
 # A new pool with a PoolConfig's settings.
-cdef CUmemoryPool pool_make(DriverDevice place, object config) except? NULL
+cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? NULL
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1
 
 
@@ -46,8 +46,9 @@ cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? 
 
 
 # One more use of the block that a note names.
-cdef CUresult pool_import_pointer(Place* place, CUmemoryPool pool, CUmemPoolPtrExportData* note,
-                                  CUdeviceptr* base) noexcept nogil
+cdef CUresult pool_import_pointer(DeviceContext* context, CUmemoryPool pool,
+                                  CUmemPoolPtrExportData* note, CUdeviceptr* base) noexcept nogil
 # One use less, behind what is queued on `stream`; the last gives the block back. If the driver
 # refuses, the use is still there.
-cdef CUresult pool_import_drop(Place* place, CUdeviceptr base, CUstream stream) noexcept nogil
+cdef CUresult pool_import_drop(DeviceContext* context, CUdeviceptr base,
+                               CUstream stream) noexcept nogil

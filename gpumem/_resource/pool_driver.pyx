@@ -9,14 +9,15 @@ from gpumem._buffer cimport (
     ledger_stream, LedgerBlock,
 )
 from gpumem._native.driver cimport (
-    check, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_EVENT_DISABLE_TIMING,
+    check, context_enter, context_is_dead, context_leave,
+    CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_EVENT_DISABLE_TIMING,
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUevent,
     CUmemoryPool, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUresult, CUstream,
-    DriverDevice, Place, place_enter, place_is_dead, place_leave, require,
+    DeviceContext, DriverDevice, require,
 )
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport on_fork
@@ -27,13 +28,13 @@ from gpumem.errors import ConfigError
 # ---- blocks, without the interpreter -------------------------------------------------------------
 
 cdef CUresult pool_take(LedgerBlock* block) noexcept nogil:
-    cdef Place* place = block.ledger.place
-    cdef CUresult code = place_enter(place)
+    cdef DeviceContext* context = block.ledger.context
+    cdef CUresult code = context_enter(context)
     if code == CUDA_SUCCESS:
-        code = place.table.cuMemAllocFromPoolAsync(
+        code = context.table.cuMemAllocFromPoolAsync(
             &block.base, block.size, pool_core(block.ledger).pool,
             ledger_stream(block.ledger, block.slot))
-        place_leave(place)
+        context_leave(context)
         ledger_count_call(block.ledger, 0)
     return code
 
@@ -44,7 +45,7 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
     cdef CUstream stream
     cdef CUresult code = CUDA_SUCCESS
     ledger_return(block, True)
-    if not place_is_dead(core.ledger.place):
+    if not context_is_dead(core.ledger.context):
         stream = ledger_stream(block.ledger, block.slot)
         code = order_behind_uses(block, stream)
         if code == CUDA_SUCCESS:
@@ -58,41 +59,41 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
 
 cdef CUresult order_behind_uses(LedgerBlock* block, CUstream stream) noexcept nogil:
     """Let the stream wait on the device for what is queued on recorded ones."""
-    cdef Place* place = block.ledger.place
+    cdef DeviceContext* context = block.ledger.context
     cdef CUevent event = NULL
     cdef CUresult code = CUDA_SUCCESS
     cdef uint32_t i
     if block.uses == NULL:
         return CUDA_SUCCESS
-    code = place_enter(place)
+    code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
-    code = place.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
+    code = context.table.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING)
     for i in range(block.uses.count):
         # A stream that was reset is drained; the one event may be recorded anew at once.
         if ledger_is_default(block.ledger, block.uses.at[i].slot) and block.uses.at[i].slot:
             continue
         if code == CUDA_SUCCESS:
-            code = place.table.cuEventRecord(
+            code = context.table.cuEventRecord(
                 event, ledger_stream(block.ledger, block.uses.at[i].slot))
         if code == CUDA_SUCCESS:
-            code = place.table.cuStreamWaitEvent(stream, event, 0)
+            code = context.table.cuStreamWaitEvent(stream, event, 0)
     if event != NULL:
-        place.table.cuEventDestroy(event)
-    place_leave(place)
+        context.table.cuEventDestroy(event)
+    context_leave(context)
     return code
 
 
 cdef CUresult free_block(LedgerBlock* block, CUstream stream) noexcept nogil:
-    cdef Place* place = block.ledger.place
-    cdef CUresult code = place_enter(place)
+    cdef DeviceContext* context = block.ledger.context
+    cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
     if (<PoolBlock*>block).imported:
-        code = pool_import_drop(place, block.base, stream)
+        code = pool_import_drop(context, block.base, stream)
     else:
-        code = place.table.cuMemFreeAsync(block.base, stream)
-    place_leave(place)
+        code = context.table.cuMemFreeAsync(block.base, stream)
+    context_leave(context)
     ledger_count_call(block.ledger, 0)
     return code
 
@@ -108,9 +109,9 @@ cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
     lock_release(&core.ledger.lock)
     if block == NULL:
         return False
-    if place_enter(core.ledger.place) == CUDA_SUCCESS:
-        core.ledger.place.table.cuCtxSynchronize()
-        place_leave(core.ledger.place)
+    if context_enter(core.ledger.context) == CUDA_SUCCESS:
+        core.ledger.context.table.cuCtxSynchronize()
+        context_leave(core.ledger.context)
     while block != NULL:
         next_block = block.next
         if free_block(block, NULL) == CUDA_SUCCESS:
@@ -133,8 +134,8 @@ cdef void push_refused(LedgerBlock* block) noexcept nogil:
 
 cdef void pool_destroy(PoolCore* core) noexcept nogil:
     # A pool that still has work in flight is kept by the driver until that is done.
-    if core.owned and not place_is_dead(core.ledger.place):
-        pool_destroy_native(core.ledger.place, core.pool)
+    if core.owned and not context_is_dead(core.ledger.context):
+        pool_destroy_native(core.ledger.context, core.pool)
     core.owned = False
 
 
@@ -143,32 +144,32 @@ cdef void pool_end(BlockLedger* ledger) noexcept nogil:
     cdef LedgerBlock* next_block
     while block != NULL:
         next_block = block.next
-        if not place_is_dead(ledger.place):
+        if not context_is_dead(ledger.context):
             free_block(block, NULL)     # the pool ends with them: nobody takes the memory again
         ledger_end(block, False)
         block = next_block
     pool_destroy(pool_core(ledger))
 
 
-cdef void pool_destroy_native(Place* place, CUmemoryPool pool) noexcept nogil:
-    if pool != NULL and place_enter(place) == CUDA_SUCCESS:
-        place.table.cuMemPoolDestroy(pool)
-        place_leave(place)
+cdef void pool_destroy_native(DeviceContext* context, CUmemoryPool pool) noexcept nogil:
+    if pool != NULL and context_enter(context) == CUDA_SUCCESS:
+        context.table.cuMemPoolDestroy(pool)
+        context_leave(context)
 
 
 # ---- pools ---------------------------------------------------------------------------------------
 
-cdef int pool_require_sharing(DriverDevice place, object memory) except -1:
-    cdef int offered = place.attribute(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)
+cdef int pool_require_sharing(DriverDevice driver_device, object memory) except -1:
+    cdef int offered = driver_device.attribute(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)
     if not offered & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
         raise ConfigError(f"pools of {memory} cannot be shared between processes: the device has "
                           f"no handle type for it (it answers {offered})")
-    table = place.place.table
+    table = driver_device.context.table
     return require(<void*>table.cuMemPoolImportFromShareableHandle,
                    "cuMemPoolImportFromShareableHandle", "sharing a pool")
 
 
-cdef CUmemoryPool pool_make(DriverDevice place, object config) except? NULL:
+cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? NULL:
     cdef CUmemPoolProps props
     cdef CUmemoryPool made = NULL
     cdef CUresult code
@@ -176,65 +177,65 @@ cdef CUmemoryPool pool_make(DriverDevice place, object config) except? NULL:
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED
     props.handleTypes = CU_MEM_HANDLE_TYPE_NONE
     if config.shareable:
-        pool_require_sharing(place, f"{place.type}:{place.ordinal}")
+        pool_require_sharing(driver_device, f"{driver_device.type}:{driver_device.ordinal}")
         props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     props.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    props.location.id = place.place.device
+    props.location.id = driver_device.context.device
     props.maxSize = config.max_size
     with nogil:
-        code = place_enter(&place.place)
+        code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
-            code = place.place.table.cuMemPoolCreate(&made, &props)
-            place_leave(&place.place)
-    check(place.place.table, code, "cuMemPoolCreate")
+            code = driver_device.context.table.cuMemPoolCreate(&made, &props)
+            context_leave(&driver_device.context)
+    check(driver_device.context.table, code, "cuMemPoolCreate")
     try:
-        configure(place, made, config)
+        configure(driver_device, made, config)
     except BaseException:
-        pool_destroy_native(&place.place, made)
+        pool_destroy_native(&driver_device.context, made)
         raise
     return made
 
 
-cdef int configure(DriverDevice place, CUmemoryPool made, object config) except -1:
+cdef int configure(DriverDevice driver_device, CUmemoryPool made, object config) except -1:
     cdef uint64_t threshold = config.release_threshold
     if threshold:
-        set_attribute(place, made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold)
-    set_switch(place, made, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+        set_attribute(driver_device, made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold)
+    set_switch(driver_device, made, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
                config.reuse_follow_event_dependencies)
-    set_switch(place, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+    set_switch(driver_device, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
                config.reuse_allow_opportunistic)
-    set_switch(place, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    set_switch(driver_device, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
                config.reuse_allow_internal_dependencies)
     return 0
 
 
-cdef int set_switch(DriverDevice place, CUmemoryPool made, CUmemPool_attribute which,
+cdef int set_switch(DriverDevice driver_device, CUmemoryPool made, CUmemPool_attribute which,
                     bint on) except -1:
     cdef int value = on
-    return set_attribute(place, made, which, &value)
+    return set_attribute(driver_device, made, which, &value)
 
 
-cdef int set_attribute(DriverDevice place, CUmemoryPool made, CUmemPool_attribute which,
+cdef int set_attribute(DriverDevice driver_device, CUmemoryPool made, CUmemPool_attribute which,
                        void* value) except -1:
     cdef CUresult code
     with nogil:
-        code = place_enter(&place.place)
+        code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
-            code = place.place.table.cuMemPoolSetAttribute(made, which, value)
-            place_leave(&place.place)
-    return check(place.place.table, code, "cuMemPoolSetAttribute")
+            code = driver_device.context.table.cuMemPoolSetAttribute(made, which, value)
+            context_leave(&driver_device.context)
+    return check(driver_device.context.table, code, "cuMemPoolSetAttribute")
 
 
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1:
     cdef uint64_t value = 0     # as wide as the widest
-    cdef Place* place = core.ledger.place
+    cdef DeviceContext* context = core.ledger.context
     cdef CUresult code
     with nogil:
-        code = place_enter(place)
+        code = context_enter(context)
         if code == CUDA_SUCCESS:
-            code = place.table.cuMemPoolGetAttribute(core.pool, which, &value)
-            place_leave(place)
-    check(place.table, code, "cuMemPoolGetAttribute")
+            code = context.table.cuMemPoolGetAttribute(core.pool, which, &value)
+            context_leave(context)
+    check(context.table, code, "cuMemPoolGetAttribute")
     return value
 
 
@@ -242,7 +243,7 @@ cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? 
 
 
 cdef struct Import:
-    Place* place
+    DeviceContext* context
     CUdeviceptr base
     CUmemPoolPtrExportData note
     uint32_t uses
@@ -256,19 +257,19 @@ cdef Import* imports = NULL
 lock_init(&lock)
 
 
-cdef CUresult pool_import_pointer(Place* place, CUmemoryPool pool, CUmemPoolPtrExportData* note,
-                                  CUdeviceptr* base) noexcept nogil:
+cdef CUresult pool_import_pointer(DeviceContext* context, CUmemoryPool pool,
+                                  CUmemPoolPtrExportData* note, CUdeviceptr* base) noexcept nogil:
     cdef Import* found
     cdef CUresult code = CUDA_SUCCESS
     lock_acquire(&lock)
     found = imports
-    while found != NULL and (found.place != place
+    while found != NULL and (found.context != context
                              or memcmp(&found.note, note, sizeof(found.note)) != 0):
         found = found.next
     if found == NULL:
-        code = open_import(place, pool, note, &found)
+        code = open_import(context, pool, note, &found)
     elif found.ended == NULL:
-        code = place.table.cuEventCreate(&found.ended, CU_EVENT_DISABLE_TIMING)
+        code = context.table.cuEventCreate(&found.ended, CU_EVENT_DISABLE_TIMING)
     if code == CUDA_SUCCESS:
         found.uses += 1
         base[0] = found.base
@@ -276,18 +277,18 @@ cdef CUresult pool_import_pointer(Place* place, CUmemoryPool pool, CUmemPoolPtrE
     return code
 
 
-cdef CUresult open_import(Place* place, CUmemoryPool pool, CUmemPoolPtrExportData* note,
+cdef CUresult open_import(DeviceContext* context, CUmemoryPool pool, CUmemPoolPtrExportData* note,
                           Import** out) noexcept nogil:
     global imports
     cdef Import* made = <Import*>calloc(1, sizeof(Import))
     cdef CUresult code
     if made == NULL:
         return CUDA_ERROR_OUT_OF_MEMORY
-    code = place.table.cuMemPoolImportPointer(&made.base, pool, note)
+    code = context.table.cuMemPoolImportPointer(&made.base, pool, note)
     if code != CUDA_SUCCESS:
         free(made)
         return code
-    made.place = place
+    made.context = context
     memcpy(&made.note, note, sizeof(made.note))
     made.next = imports
     imports = made
@@ -295,12 +296,13 @@ cdef CUresult open_import(Place* place, CUmemoryPool pool, CUmemPoolPtrExportDat
     return CUDA_SUCCESS
 
 
-cdef CUresult pool_import_drop(Place* place, CUdeviceptr base, CUstream stream) noexcept nogil:
+cdef CUresult pool_import_drop(DeviceContext* context, CUdeviceptr base,
+                               CUstream stream) noexcept nogil:
     cdef Import** at = &imports
     cdef Import* found
     cdef CUresult code = CUDA_SUCCESS
     lock_acquire(&lock)
-    while at[0] != NULL and (at[0].place != place or at[0].base != base):
+    while at[0] != NULL and (at[0].context != context or at[0].base != base):
         at = &at[0].next
     found = at[0]
     if found == NULL:
@@ -318,9 +320,9 @@ cdef CUresult pool_import_drop(Place* place, CUdeviceptr base, CUstream stream) 
 
 cdef CUresult end_use(Import* used, CUstream stream) noexcept nogil:
     # One event for all: this stream waits for those that ended before, then records it anew.
-    cdef CUresult code = used.place.table.cuStreamWaitEvent(stream, used.ended, 0)
+    cdef CUresult code = used.context.table.cuStreamWaitEvent(stream, used.ended, 0)
     if code == CUDA_SUCCESS:
-        code = used.place.table.cuEventRecord(used.ended, stream)
+        code = used.context.table.cuEventRecord(used.ended, stream)
     if code == CUDA_SUCCESS:
         used.uses -= 1
     return code
@@ -329,11 +331,11 @@ cdef CUresult end_use(Import* used, CUstream stream) noexcept nogil:
 cdef CUresult end_last_use(Import* used, CUstream stream) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     if used.ended != NULL:
-        code = used.place.table.cuStreamWaitEvent(stream, used.ended, 0)
+        code = used.context.table.cuStreamWaitEvent(stream, used.ended, 0)
     if code == CUDA_SUCCESS:
-        code = used.place.table.cuMemFreeAsync(used.base, stream)
+        code = used.context.table.cuMemFreeAsync(used.base, stream)
     if code == CUDA_SUCCESS and used.ended != NULL:
-        used.place.table.cuEventDestroy(used.ended)
+        used.context.table.cuEventDestroy(used.ended)
     return code
 
 

@@ -13,9 +13,9 @@ from gpumem._buffer cimport (
     order_settled, order_written, resource_init,
 )
 from gpumem._native.driver cimport (
-    check, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_SUCCESS, CUpointer_attribute, CUstream, DriverDevice,
-    Place, place_enter, place_is_dead, place_leave, pointer_attribute,
+    check, context_enter, context_is_dead, context_leave, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_SUCCESS,
+    CUpointer_attribute, CUstream, DeviceContext, DriverDevice, pointer_attribute,
 )
 from gpumem._support.lease cimport Lease, lease_create
 from gpumem._support.process cimport process_is_exiting
@@ -163,15 +163,15 @@ def _capsule_from(x, target):
 
 def _given_on(ordinal, give):
     """Ask with the producer's device current: it is what the handle of a default stream means."""
-    cdef DriverDevice place
+    cdef DriverDevice driver_device
     if not driver_status().available or not 0 <= ordinal < _count("cuda"):
         return _given(give, stream=1)       # what it gives will be refused
-    place = Device(f"cuda:{ordinal}")._open()
-    check(place.place.table, place_enter(&place.place), "cuCtxPushCurrent")
+    driver_device = Device(f"cuda:{ordinal}")._open()
+    check(driver_device.context.table, context_enter(&driver_device.context), "cuCtxPushCurrent")
     try:
         return _given(give, stream=1)
     finally:
-        place_leave(&place.place)
+        context_leave(&driver_device.context)
 
 
 def _given(give, **order):
@@ -282,9 +282,9 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
 
 cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
     """Ask CUDA about an address; 0 if it does not know it."""
-    cdef DriverDevice place = Device("cuda:0")._open()
+    cdef DriverDevice driver_device = Device("cuda:0")._open()
     cdef uint64_t value
-    code = pointer_attribute(&place.place, attribute, address, &value)
+    code = pointer_attribute(&driver_device.context, attribute, address, &value)
     return <int>value if code == CUDA_SUCCESS else 0
 
 
@@ -365,7 +365,7 @@ cdef struct Owner:
     void* managed
     bint versioned
     PyObject* object
-    Place* place            # NULL: the CPU's memory, which outlives a fork
+    DeviceContext* context  # NULL: the CPU's memory, which outlives a fork
 
 # memory's text -> its resource; made anew in a fork's child
 cdef dict resources = {}
@@ -405,7 +405,7 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     end.managed = NULL
     end.versioned = False
     end.object = NULL
-    end.place = NULL if memory.kind is MemoryKind.HOST else &resource.place.place
+    end.context = NULL if memory.kind is MemoryKind.HOST else &resource.driver_device.context
     if owner is not None:
         Py_INCREF(owner)
         end.object = <PyObject*>owner
@@ -425,7 +425,7 @@ cdef void foreign_adopt(Buffer buffer, const Incoming* incoming) noexcept:
 
 cdef ForeignMemory resource_of(object memory):
     cdef ForeignMemory known = resources.get(str(memory))
-    if known is None or place_is_dead(&known.place.place):
+    if known is None or context_is_dead(&known.driver_device.context):
         known = ForeignMemory(memory)
         resources[str(memory)] = known
     return known
@@ -437,7 +437,7 @@ cdef void release_lease(Lease* lease) noexcept nogil:
 
 cdef void end_owner(Owner* end) noexcept nogil:
     # A GPU's memory of the parent process is not the child's to free.
-    if end.place == NULL or not place_is_dead(end.place):
+    if end.context == NULL or not context_is_dead(end.context):
         if end.managed != NULL:
             dlpack_delete(end.managed, end.versioned)
         if end.object != NULL and not process_is_exiting():

@@ -12,7 +12,7 @@ from gpumem._buffer cimport (
     resource_charge, resource_claim, size_of, stream_handle,
 )
 from gpumem._native.budget cimport budget_load
-from gpumem._native.driver cimport CUstream, place_is_dead
+from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
 from gpumem._support.lease cimport Lease, lease_drop, Uses
 
@@ -58,7 +58,7 @@ cdef class Adaptor(MemoryResource):
         self.ledger = ledger_make(sizeof(BlockLedger), sizeof(AdaptedBlock), free_leased, NULL)
         if self.ledger == NULL:
             raise MemoryError("out of host memory while allocating a resource's metadata")
-        self.ledger.place = &self.place.place
+        self.ledger.context = &self.driver_device.context
         if isinstance(limit, Budget):
             self.budget = limit
             self.ledger.account = account_of(limit, "reserved", self.name,
@@ -270,7 +270,7 @@ def handle_or_zero(MemoryResource resource, stream):
     """Read a handle for the record of a failure, whose reason the stream may be."""
     cdef CUstream handle = NULL
     try:
-        stream_handle(stream, resource.place, &handle)
+        stream_handle(stream, resource.driver_device, &handle)
     except Exception:
         return 0
     return <uintptr_t>handle
@@ -344,7 +344,7 @@ cdef void finish(Adaptor adaptor, AdaptedBlock* block) noexcept:
     cdef AdaptedBlock gone = block[0]
     ledger_end(&block.block, True)
     Py_XDECREF(gone.note)
-    if not adaptor.tells or place_is_dead(&adaptor.place.place):
+    if not adaptor.tells or context_is_dead(&adaptor.driver_device.context):
         return
     try:
         adaptor._on_free(gone.block.base, gone.block.requested, gone.stream, gone.time,

@@ -113,7 +113,8 @@ cdef class Blocks:
         if handle <= LEGACY_STREAM:
             return None
         last = self.last_stream
-        if last is None or last.owner is not stream or last.place is not resource.place:
+        if (last is None or last.owner is not stream
+                or last.driver_device is not resource.driver_device):
             last = Stream.from_handle(resource.memory.device, handle, stream)
             self.last_stream = last
         return last

@@ -277,7 +277,8 @@ cdef class CupyAllocator:
         cdef Stream stream
         owner = self.where.get_stream(device)
         stream = self.last_stream
-        if stream is None or stream.owner is not owner or stream.place is not resource.place:
+        if (stream is None or stream.owner is not owner
+                or stream.driver_device is not resource.driver_device):
             stream = Stream.from_handle(resource.memory.device, owner.ptr, owner)
             self.last_stream = stream
         return stream

@@ -55,7 +55,7 @@ cdef object export_shared(Buffer buffer, bint read_only):
                                          "read only: whoever has the handle may map it to write")
     with nogil:
         code = shared_export(&arena.core.shareable, memory.memory, &fd)
-    check(arena.place.place.table, code, "cuMemExportToShareableHandle")
+    check(arena.driver_device.context.table, code, "cuMemExportToShareableHandle")
     return handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None), memory.nbytes, offset
 
 

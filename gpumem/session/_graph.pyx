@@ -6,15 +6,15 @@ from libc.stdint cimport uintptr_t
 
 from gpumem._buffer cimport Buffer, buffer_share, drop_share, Stream
 from gpumem._native.driver cimport (
-    check, CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_SUCCESS, CUgraph, CUgraphExec, CUresult,
-    DriverDevice, place_enter, place_is_dead, place_leave,
+    check, context_enter, context_is_dead, context_leave, CU_STREAM_CAPTURE_MODE_RELAXED,
+    CUDA_SUCCESS, CUgraph, CUgraphExec, CUresult, DriverDevice,
 )
 
 from gpumem.errors import ClosedError
 
 
 @cython.final
-@cython.no_gc_clear     # the end needs `place`
+@cython.no_gc_clear     # the end needs `driver_device`
 cdef class Graph:
     """What is queued on a stream between `begin` and `end`, to be launched there.
 
@@ -25,49 +25,49 @@ cdef class Graph:
     """
 
     cdef Stream stream
-    cdef DriverDevice place
+    cdef DriverDevice driver_device
     cdef CUgraph graph
     cdef CUgraphExec ready
 
     def __init__(self, Stream stream not None):
-        if self.place is not None:
+        if self.driver_device is not None:
             raise TypeError("a Graph is initialised once")
         self.stream = stream
-        self.place = stream.place
+        self.driver_device = stream.driver_device
 
     def __dealloc__(self):
-        if self.place is None or place_is_dead(&self.place.place):
+        if self.driver_device is None or context_is_dead(&self.driver_device.context):
             return
-        if place_enter(&self.place.place) != CUDA_SUCCESS:
+        if context_enter(&self.driver_device.context) != CUDA_SUCCESS:
             return
         if self.ready != NULL:
-            self.place.place.table.cuGraphExecDestroy(self.ready)
+            self.driver_device.context.table.cuGraphExecDestroy(self.ready)
         if self.graph != NULL:
-            self.place.place.table.cuGraphDestroy(self.graph)
-        place_leave(&self.place.place)
+            self.driver_device.context.table.cuGraphDestroy(self.graph)
+        context_leave(&self.driver_device.context)
 
     def begin(self):
         """Capture from now on; other threads and streams go on as they were."""
         cdef CUresult code
         self.enter()
-        code = self.place.place.table.cuStreamBeginCapture(self.stream.handle,
-                                                           CU_STREAM_CAPTURE_MODE_RELAXED)
-        place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuStreamBeginCapture")
+        code = self.driver_device.context.table.cuStreamBeginCapture(self.stream.handle,
+                                                                     CU_STREAM_CAPTURE_MODE_RELAXED)
+        context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuStreamBeginCapture")
 
     def end(self):
         """End the capture; DriverError if something made it invalid."""
         cdef CUresult code
         self.enter()
-        code = self.place.place.table.cuStreamEndCapture(self.stream.handle, &self.graph)
-        place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuStreamEndCapture")
+        code = self.driver_device.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuStreamEndCapture")
 
     def abandon(self):
         """End the capture, if it has not ended, and forget what it captured."""
         self.enter()
-        self.place.place.table.cuStreamEndCapture(self.stream.handle, &self.graph)
-        place_leave(&self.place.place)
+        self.driver_device.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        context_leave(&self.driver_device.context)
 
     @property
     def handle(self):
@@ -80,9 +80,9 @@ cdef class Graph:
         cdef size_t count = 0
         cdef CUresult code
         self.enter()
-        code = self.place.place.table.cuGraphGetNodes(self.graph, NULL, &count)
-        place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuGraphGetNodes")
+        code = self.driver_device.context.table.cuGraphGetNodes(self.graph, NULL, &count)
+        context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuGraphGetNodes")
         return count
 
     def instantiate(self):
@@ -90,23 +90,25 @@ cdef class Graph:
         cdef CUresult code
         self.enter()
         with nogil:
-            code = self.place.place.table.cuGraphInstantiateWithFlags(&self.ready, self.graph, 0)
-            place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuGraphInstantiateWithFlags")
+            code = self.driver_device.context.table.cuGraphInstantiateWithFlags(&self.ready,
+                                                                                self.graph, 0)
+            context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuGraphInstantiateWithFlags")
 
     def launch(self):
         """Queue the captured work on the stream."""
         cdef CUresult code
         self.enter()
         with nogil:
-            code = self.place.place.table.cuGraphLaunch(self.ready, self.stream.handle)
-            place_leave(&self.place.place)
-        check(self.place.place.table, code, "cuGraphLaunch")
+            code = self.driver_device.context.table.cuGraphLaunch(self.ready, self.stream.handle)
+            context_leave(&self.driver_device.context)
+        check(self.driver_device.context.table, code, "cuGraphLaunch")
 
     cdef int enter(self) except -1:
-        if place_is_dead(&self.place.place):
+        if context_is_dead(&self.driver_device.context):
             raise ClosedError("this graph belongs to the parent process")
-        return check(self.place.place.table, place_enter(&self.place.place), "cuCtxPushCurrent")
+        return check(self.driver_device.context.table, context_enter(&self.driver_device.context),
+                     "cuCtxPushCurrent")
 
 
 @cython.final

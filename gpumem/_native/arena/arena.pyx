@@ -37,7 +37,7 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.budget cimport budget_drop
 from gpumem._native.driver cimport (
-    CUstream, CUstreamCaptureMode, Place, place_is_dead, place_relax, place_restore,
+    context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode, DeviceContext,
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
 from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
@@ -68,7 +68,7 @@ cdef uint64_t serials = 0
 cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              Block* block) noexcept nogil:
     cdef int status
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return ARENA_DEAD
     if not arena.detour:
         status = allocate_fast(arena, nbytes, stream_slot, block)
@@ -188,15 +188,15 @@ cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_s
     lock_acquire(&arena.lock)
     status = table_free(arena, NULL, handle, stream_slot)
     lock_release(&arena.lock)
-    if status != ARENA_OK or place_is_dead(arena.place):
+    if status != ARENA_OK or context_is_dead(arena.context):
         return status
     # Who holds the grow lock may be a source that waits for the interpreter lock, which a finalizer
     # holds: then the region goes back with the next call.
     if lock_try(&arena.grow_lock):
-        mode = place_relax(arena.place)
+        mode = context_relax(arena.context)
         release_retired(arena)
         lock_release(&arena.grow_lock)
-        place_restore(arena.place, mode)
+        context_restore(arena.context, mode)
     return status
 
 
@@ -214,11 +214,11 @@ cdef int block_free_for_heap(void* arena, uint64_t handle, uint32_t stream_slot)
 
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     cdef CUstreamCaptureMode mode
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return ARENA_DEAD
     if arena.heap != NULL:
         heap_flush(arena)
-    mode = place_relax(arena.place)
+    mode = context_relax(arena.context)
     arena_reap()
     caches_flush(arena)
     release_completed(arena, SLOT_RELEASED)
@@ -226,7 +226,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     released[0] = release_retired(arena) + release_idle(arena)
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
-    place_restore(arena.place, mode)
+    context_restore(arena.context, mode)
     if arena.tap.recorder != NULL:
         note_shrink(arena, released[0])
     return ARENA_OK
@@ -234,7 +234,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
 
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef int status
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return ARENA_DEAD
     arena_reap()
     lock_acquire(&arena.grow_lock)
@@ -274,7 +274,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
     arena.settings = settings[0]
     arena.detour = settings.passthrough
     arena.backing = backing
-    arena.place = backing.place
+    arena.context = backing.context
     if settings.max_mem and first > settings.max_mem:
         first = round_to_quantum(settings.max_mem)
     arena.next_region = first
@@ -300,7 +300,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
 
 
 cdef void forget(ArenaCore* arena) noexcept nogil:
-    cdef Place* place = NULL if place_is_dead(arena.place) else arena.place
+    cdef DeviceContext* context = NULL if context_is_dead(arena.context) else arena.context
     cdef uint32_t i
     tap_close(&arena.tap)
     notes_free(arena)
@@ -308,7 +308,7 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
         heap_detach(arena)
     forget_backing(arena)
     for i in range(SPACES):
-        space_destroy(&arena.spaces[i], place)
+        space_destroy(&arena.spaces[i], context)
     if arena.parent != NULL:
         sum_add(&arena.parent.lent, -arena.charged)
         arena_drop(arena.parent)
@@ -324,7 +324,7 @@ cdef void forget(ArenaCore* arena) noexcept nogil:
 
 
 cdef void forget_backing(ArenaCore* arena) noexcept nogil:
-    if arena.backing.forget != NULL and not place_is_dead(arena.place):
+    if arena.backing.forget != NULL and not context_is_dead(arena.context):
         arena.backing.forget(&arena.backing)
 
 
@@ -345,7 +345,7 @@ on_fork(NULL, NULL, forget_after_fork)
 
 
 cdef void arena_drop(ArenaCore* arena) noexcept nogil:
-    if count_add(&arena.references, -1) != 0 or place_is_dead(arena.place):
+    if count_add(&arena.references, -1) != 0 or context_is_dead(arena.context):
         return                      # the dead are not collected: their books stay as they were
     retire(&retired_arenas, &arena.end, arena)
 
@@ -357,7 +357,7 @@ cdef void arena_reap() noexcept nogil:
     while link != NULL:
         arena = <ArenaCore*>link.thing
         link = link.next
-        if not place_is_dead(arena.place):
+        if not context_is_dead(arena.context):
             if arena.heap != NULL:
                 heap_drain(arena)
             release_memory(arena)
@@ -368,7 +368,7 @@ cdef void arena_reap() noexcept nogil:
 
 cdef int arena_close(ArenaCore* arena) noexcept nogil:
     # Gives everything back now. Refused while a block is handed out.
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         arena.closed = STATE_CLOSED
         return ARENA_OK
     arena_reap()
@@ -396,7 +396,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 cdef void release_memory(ArenaCore* arena) noexcept nogil:
     # What threads keep counts as used: it goes to the table first. The driver's free waits for
     # queued work; its unmap does not.
-    cdef CUstreamCaptureMode mode = place_relax(arena.place)
+    cdef CUstreamCaptureMode mode = context_relax(arena.context)
     caches_flush(arena)
     if arena.settings.paged:
         drain_streams(arena)
@@ -405,7 +405,7 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
     lock_release(&arena.lock)
     while release_one(arena, False) or release_one(arena, True):
         pass
-    place_restore(arena.place, mode)
+    context_restore(arena.context, mode)
 
 
 cdef int arena_check(ArenaCore* arena) noexcept nogil:
@@ -460,7 +460,7 @@ cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot)
 
 cdef void release_lease(Lease* lease) noexcept nogil:
     cdef ArenaCore* arena = <ArenaCore*>lease.owner
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         uses_free(lease.uses)
     elif lease.uses != NULL:
         arena_free_used(arena, lease.handle, lease.stream_slot, lease.uses)

@@ -26,9 +26,9 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.driver cimport (
+    context_enter, context_is_dead, context_leave, context_relax, context_restore,
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
-    CUstreamCaptureMode, CUstreamCaptureStatus, place_enter, place_is_dead, place_leave,
-    place_relax, place_restore,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
 )
 from gpumem._support.atomics cimport count_add, load32, load64, store64
 from gpumem._support.clock cimport clock_ns
@@ -89,7 +89,7 @@ cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
 
 
 cdef void heap_detach(ArenaCore* arena) noexcept nogil:
-    # Blocks that are left are those that a dead place keeps.
+    # Blocks that are left are those that a dead context keeps.
     global heaps
     cdef DebugHeap* heap = arena.heap
     cdef DebugHeap** link = &heaps
@@ -106,8 +106,8 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
             block = heap.first[state]
             list_remove(heap, block)
             free(block)
-    if not place_is_dead(arena.place):
-        zones_end(heap, arena.place)
+    if not context_is_dead(arena.context):
+        zones_end(heap, arena.context)
     heap.gone = True
     if heap.findings != NULL:
         heap.hooks.found()      # no call of the arena comes any more that might raise them
@@ -194,7 +194,7 @@ cdef bint wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint64_t* until)
 cdef int hand_out_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexcept nogil:
     cdef CUresult code
     made.address = block.address + arena.heap.settings.guard
-    code = block_prepare(arena.heap, arena.place, made)
+    code = block_prepare(arena.heap, arena.context, made)
     if code != CUDA_SUCCESS:
         count_out(arena, counted_bytes(arena, block.handle))
         arena.heap.give(arena, block.handle, made.slot)
@@ -235,7 +235,7 @@ cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
         block.asked = nbytes
     lock_release(&heap.lock)
     if block != NULL and block.guarded:
-        code = block_prepare(heap, arena.place, block)
+        code = block_prepare(heap, arena.context, block)
     lock_release(&heap.turn)
     return code
 
@@ -277,7 +277,7 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
 cdef void rest_now(ArenaCore* arena) noexcept nogil:
     # So that the very next write is late. Whoever has the turn may wait for work that waits for
     # this thread; then the block rests with the next call of the arena.
-    if place_is_dead(arena.place) or not lock_try(&arena.heap.turn):
+    if context_is_dead(arena.context) or not lock_try(&arena.heap.turn):
         return
     turn_over(arena, arena.heap.settings.quarantine, False)
     lock_release(&arena.heap.turn)
@@ -371,7 +371,7 @@ cdef void note_bad_free(DebugHeap* heap, uint64_t address, const HeapSite* site)
 # ---- looking at everything -----------------------------------------------------------------------
 
 cdef void heap_pump(ArenaCore* arena) noexcept nogil:
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return
     lock_acquire(&arena.heap.turn)
     turn_over(arena, arena.heap.settings.quarantine, False)
@@ -380,7 +380,7 @@ cdef void heap_pump(ArenaCore* arena) noexcept nogil:
 
 cdef uint64_t heap_flush(ArenaCore* arena) noexcept nogil:
     cdef uint64_t released
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return 0
     lock_acquire(&arena.heap.turn)
     released = turn_over(arena, 0, False)
@@ -389,7 +389,7 @@ cdef uint64_t heap_flush(ArenaCore* arena) noexcept nogil:
 
 
 cdef void heap_drain(ArenaCore* arena) noexcept nogil:
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return
     lock_acquire(&arena.heap.turn)
     drain(arena)
@@ -409,7 +409,7 @@ cdef int heap_suspend(ArenaCore* arena) noexcept nogil:
 cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
     cdef CUresult code = CUDA_SUCCESS
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return code
     lock_acquire(&heap.turn)
     turn_over(arena, heap.settings.quarantine, False)
@@ -489,14 +489,14 @@ cdef uint64_t give_oldest(ArenaCore* arena, uint64_t most, bint forced) noexcept
 
 
 cdef void ask_streams(ArenaCore* arena) noexcept nogil:
-    cdef CUstreamCaptureMode mode = place_relax(arena.place)
+    cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
         if load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch:
             end_epochs(arena, stream_slot)
     lock_release(&arena.lock)
-    place_restore(arena.place, mode)
+    context_restore(arena.context, mode)
 
 
 cdef inline bint is_done(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
@@ -518,7 +518,7 @@ cdef bint is_quiet(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
 cdef void lay_to_rest(ArenaCore* arena, HeapBlock* block, bint forced) noexcept nogil:
     if not examine(arena, block, forced):
         return
-    if block.guarded and block_lay(arena.heap, arena.place, block) != CUDA_SUCCESS and not forced:
+    if block.guarded and block_lay(arena.heap, arena.context, block) != CUDA_SUCCESS and not forced:
         return
     lock_acquire(&arena.heap.lock)
     list_remove(arena.heap, block)
@@ -542,7 +542,7 @@ cdef CUresult look_at(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
     lock_acquire(&heap.lock)
     seen = block[0]             # a free may change it while it is looked at
     lock_release(&heap.lock)
-    code = block_examine(heap, arena.place, &seen, &findings)
+    code = block_examine(heap, arena.context, &seen, &findings)
     if findings == NULL:
         return code
     lock_acquire(&heap.lock)
@@ -581,9 +581,9 @@ cdef void drain(ArenaCore* arena) noexcept nogil:
         give_all_back(arena, HEAP_FREED)
         give_all_back(arena, HEAP_RESTING)
         return
-    mode = place_relax(arena.place)
+    mode = context_relax(arena.context)
     drain_streams(arena)
-    place_restore(arena.place, mode)
+    context_restore(arena.context, mode)
     turn_over(arena, 0, True)
 
 
@@ -624,8 +624,8 @@ cdef void tell_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot)
 cdef bint is_gone(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # Asking whether it captures is legal at any time.
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    cdef CUresult code = place_enter(arena.place)
-    if code == CUDA_SUCCESS and arena.place.table.cuStreamIsCapturing != NULL:
-        code = arena.place.table.cuStreamIsCapturing(arena.streams[stream_slot].handle, &status)
-    place_leave(arena.place)
+    cdef CUresult code = context_enter(arena.context)
+    if code == CUDA_SUCCESS and arena.context.table.cuStreamIsCapturing != NULL:
+        code = arena.context.table.cuStreamIsCapturing(arena.streams[stream_slot].handle, &status)
+    context_leave(arena.context)
     return code == CUDA_ERROR_INVALID_HANDLE

@@ -8,8 +8,8 @@ from gpumem._native.arena.streams cimport complete_all
 from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, REUSE_NEVER
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.driver cimport (
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult, CUuserObject, place_enter,
-    place_leave,
+    context_enter, context_leave, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUgraph, CUresult,
+    CUuserObject,
 )
 from gpumem._support.atomics cimport count_add
 from gpumem._support.events cimport TAP_ARENA, tap_name, tap_open
@@ -26,7 +26,7 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     cdef ArenaSettings settings = parent.settings
     cdef Backing backing
     cdef ArenaCore* pool
-    backing_init(&backing, parent.place)
+    backing_init(&backing, parent.context)
     if parent.backing.reserve != backing.reserve or parent.parent != NULL:
         return NULL
     settings.max_mem = 0            # the parent's holds for both
@@ -62,20 +62,20 @@ cdef void pool_begin(ArenaCore* pool) noexcept nogil:
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:
     cdef CUuserObject counted = NULL
     cdef CUresult code
-    if pool.place.table.cuUserObjectCreate == NULL:
+    if pool.context.table.cuUserObjectCreate == NULL:
         return CUDA_ERROR_NOT_SUPPORTED
-    code = place_enter(pool.place)
+    code = context_enter(pool.context)
     if code != CUDA_SUCCESS:
         return code
     retain_for_graph(pool)
-    code = pool.place.table.cuUserObjectCreate(&counted, pool, graph_ended, 1, NO_DESTRUCTOR_SYNC)
+    code = pool.context.table.cuUserObjectCreate(&counted, pool, graph_ended, 1, NO_DESTRUCTOR_SYNC)
     if code != CUDA_SUCCESS:
         graph_ended(pool)
     else:
-        code = pool.place.table.cuGraphRetainUserObject(graph, counted, 1, MOVE_REFERENCE)
+        code = pool.context.table.cuGraphRetainUserObject(graph, counted, 1, MOVE_REFERENCE)
         if code != CUDA_SUCCESS:
-            pool.place.table.cuUserObjectRelease(counted, 1)
-    place_leave(pool.place)
+            pool.context.table.cuUserObjectRelease(counted, 1)
+    context_leave(pool.context)
     return code
 
 

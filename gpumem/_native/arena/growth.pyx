@@ -22,7 +22,7 @@ from gpumem._native.bfc cimport (
     SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, Place, place_enter, place_leave,
+    context_enter, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, DeviceContext,
 )
 from gpumem._native.pages cimport (
     ACTION_CREATE, address_free, budget_allows, budget_spend, Demand, GRANULE, GRANULE_BITS,
@@ -380,11 +380,11 @@ cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
     cdef size_t free_bytes = 0
     cdef size_t total = 0
     cdef uint64_t idle
-    if size < ASK_FREE or place_enter(arena.place) != CUDA_SUCCESS:
+    if size < ASK_FREE or context_enter(arena.context) != CUDA_SUCCESS:
         return True
-    if arena.place.table.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS:
+    if arena.context.table.cuMemGetInfo(&free_bytes, &total) != CUDA_SUCCESS:
         free_bytes = <size_t>1 << 62
-    place_leave(arena.place)
+    context_leave(arena.context)
     arena.backing.calls += 1
     lock_acquire(&arena.lock)
     idle = arena_reserved(arena) - arena_in_use(arena)
@@ -432,7 +432,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         lock_release(&arena.lock)
         plan_free(&plan)
         return ARENA_OVER_BUDGET
-    code = space_execute(space, &plan, arena.place, &arena.backing.calls)
+    code = space_execute(space, &plan, arena.context, &arena.backing.calls)
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
     if code == CUDA_SUCCESS:
@@ -524,7 +524,7 @@ cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexc
         demand.share_limit = demand.hard_limit
     # The clock is read only where something might move.
     demand.spare_moves = (demand.reserved + demand.claim > demand.share_limit
-                          and not budget_allows(&arena.move_budget, arena.place.now()))
+                          and not budget_allows(&arena.move_budget, arena.context.now()))
 
 
 cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
@@ -537,7 +537,7 @@ cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
 cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:
     cdef Range fresh
     cdef bint added
-    cdef CUresult code = range_reserve(space, arena.place, size, &fresh)
+    cdef CUresult code = range_reserve(space, arena.context, size, &fresh)
     arena.backing.calls += 1
     if code != CUDA_SUCCESS:
         note_refusal(arena, code, "cuMemAddressReserve")
@@ -546,7 +546,7 @@ cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil
     added = space_add_range(space, &fresh)
     lock_release(&arena.lock)
     if not added:
-        address_free(arena.place, fresh.base, fresh.bytes + GRANULE)
+        address_free(arena.context, fresh.base, fresh.bytes + GRANULE)
     return ARENA_OK if added else ARENA_NO_METADATA
 
 
@@ -578,7 +578,7 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
         plan_free(&plan)
         return
     lock_release(&arena.lock)
-    code = space_execute(space, &plan, arena.place, &arena.backing.calls)
+    code = space_execute(space, &plan, arena.context, &arena.backing.calls)
     lock_acquire(&arena.lock)
     if code == CUDA_SUCCESS:
         if arena.tap.recorder != NULL:
@@ -589,9 +589,9 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
         space_undo(space, &plan, NULL, 0)
     lock_release(&arena.lock)
     plan_free(&plan)
-    if space.orphan_count and place_enter(arena.place) == CUDA_SUCCESS:
-        orphans_release(space, arena.place)
-        place_leave(arena.place)
+    if space.orphan_count and context_enter(arena.context) == CUDA_SUCCESS:
+        orphans_release(space, arena.context)
+        context_leave(arena.context)
 
 
 # ---- what persists -------------------------------------------------------------------------------
@@ -619,7 +619,7 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
 cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef Bfc* table = &arena.persistent
     cdef uint32_t index
-    if not wait_for_device(arena.place):
+    if not wait_for_device(arena.context):
         return False
     lock_acquire(&arena.lock)
     for index in range(table.count):
@@ -631,9 +631,9 @@ cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     return True
 
 
-cdef bint wait_for_device(Place* place) noexcept nogil:
-    cdef CUresult code = place_enter(place)
+cdef bint wait_for_device(DeviceContext* context) noexcept nogil:
+    cdef CUresult code = context_enter(context)
     if code == CUDA_SUCCESS:
-        code = place.table.cuCtxSynchronize()
-        place_leave(place)
+        code = context.table.cuCtxSynchronize()
+        context_leave(context)
     return code == CUDA_SUCCESS

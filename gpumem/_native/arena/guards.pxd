@@ -10,18 +10,20 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.debug_heap_types cimport (
     DebugHeap, HeapBlock, HeapFault, HeapFinding, HeapSite, HeapState,
 )
-from gpumem._native.driver cimport CUresult, Place
+from gpumem._native.driver cimport CUresult, DeviceContext
 
 # Writes the guards, and the fresh pattern between them.
-cdef CUresult block_prepare(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil
+cdef CUresult block_prepare(DebugHeap* heap, DeviceContext* context,
+                            const HeapBlock* block) noexcept nogil
 # Looks at the guards; of a resting block also at its bytes. NULL in `findings`: all is well; else a
 # list, and what was wrong is as it should be again. NULL for lack of host memory, too.
-cdef CUresult block_examine(DebugHeap* heap, Place* place, const HeapBlock* block,
+cdef CUresult block_examine(DebugHeap* heap, DeviceContext* context, const HeapBlock* block,
                             HeapFinding** findings) noexcept nogil
 # Writes the freed pattern over the user's bytes.
-cdef CUresult block_lay(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil
+cdef CUresult block_lay(DebugHeap* heap, DeviceContext* context,
+                        const HeapBlock* block) noexcept nogil
 # Gives up the stream and the staging.
-cdef void zones_end(DebugHeap* heap, Place* place) noexcept nogil
+cdef void zones_end(DebugHeap* heap, DeviceContext* context) noexcept nogil
 
 
 # ---- Books of a debug heap: its lists, its table of handles, what was found, where calls came from

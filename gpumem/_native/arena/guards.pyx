@@ -11,8 +11,8 @@ from gpumem._native.arena.debug_heap_types cimport (
 )
 from gpumem._native.bfc cimport round_to_quantum
 from gpumem._native.driver cimport (
-    CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstreamCaptureMode,
-    Place, place_enter, place_leave, place_relax, place_restore,
+    context_enter, context_leave, context_relax, context_restore, CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, CUstreamCaptureMode, DeviceContext,
 )
 from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -45,20 +45,22 @@ cdef Zone rear_of(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
 
 # ---- what happens to a block ---------------------------------------------------------------------
 
-cdef CUresult block_prepare(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil:
+cdef CUresult block_prepare(DebugHeap* heap, DeviceContext* context,
+                            const HeapBlock* block) noexcept nogil:
     cdef Zone zones[3]
     zones[0] = front_of(heap, block)
     zones[1] = body_of(block, heap.settings.fresh_byte)
     zones[2] = rear_of(heap, block)
-    return fill(heap, place, block.address, zones, 3)
+    return fill(heap, context, block.address, zones, 3)
 
 
-cdef CUresult block_lay(DebugHeap* heap, Place* place, const HeapBlock* block) noexcept nogil:
+cdef CUresult block_lay(DebugHeap* heap, DeviceContext* context,
+                        const HeapBlock* block) noexcept nogil:
     cdef Zone body = body_of(block, heap.settings.freed_byte)
-    return fill(heap, place, block.address, &body, 1)
+    return fill(heap, context, block.address, &body, 1)
 
 
-cdef CUresult block_examine(DebugHeap* heap, Place* place, const HeapBlock* block,
+cdef CUresult block_examine(DebugHeap* heap, DeviceContext* context, const HeapBlock* block,
                             HeapFinding** findings) noexcept nogil:
     cdef Zone zones[3]
     cdef CUresult code = CUDA_SUCCESS
@@ -69,23 +71,23 @@ cdef CUresult block_examine(DebugHeap* heap, Place* place, const HeapBlock* bloc
     findings[0] = NULL
     for i in range(3):
         if code == CUDA_SUCCESS and zones[i].value >= 0 and zones[i].nbytes != 0:
-            code = examine(heap, place, block, &zones[i], findings)
+            code = examine(heap, context, block, &zones[i], findings)
     return code
 
 
-cdef CUresult examine(DebugHeap* heap, Place* place, const HeapBlock* block, const Zone* zone,
-                      HeapFinding** findings) noexcept nogil:
+cdef CUresult examine(DebugHeap* heap, DeviceContext* context, const HeapBlock* block,
+                      const Zone* zone, HeapFinding** findings) noexcept nogil:
     cdef HeapFinding found
     cdef CUresult code
     memset(&found, 0, sizeof(found))
-    code = scan(heap, place, block.address, zone, &found)
+    code = scan(heap, context, block.address, zone, &found)
     if code != CUDA_SUCCESS or found.wrong == 0:
         return code
     found.fault = zone.fault
     found.block = block[0]
     found.expected = <uint8_t>zone.value
     keep(&found, findings)
-    return fill(heap, place, block.address, zone, 1)
+    return fill(heap, context, block.address, zone, 1)
 
 
 cdef void keep(const HeapFinding* found, HeapFinding** findings) noexcept nogil:
@@ -98,7 +100,7 @@ cdef void keep(const HeapFinding* found, HeapFinding** findings) noexcept nogil:
 
 # ---- filling -------------------------------------------------------------------------------------
 
-cdef CUresult fill(DebugHeap* heap, Place* place, uint64_t address, const Zone* zones,
+cdef CUresult fill(DebugHeap* heap, DeviceContext* context, uint64_t address, const Zone* zones,
                    int count) noexcept nogil:
     cdef CUstreamCaptureMode mode
     cdef CUresult code
@@ -108,20 +110,20 @@ cdef CUresult fill(DebugHeap* heap, Place* place, uint64_t address, const Zone* 
             if zones[i].value >= 0:
                 memset(<void*>(address + zones[i].offset), zones[i].value, zones[i].nbytes)
         return CUDA_SUCCESS
-    code = begin(heap, place, &mode)
+    code = begin(heap, context, &mode)
     if code != CUDA_SUCCESS:
         return code
     for i in range(count):
         if code == CUDA_SUCCESS and zones[i].value >= 0 and zones[i].nbytes != 0:
-            code = place.table.cuMemsetD8Async(address + zones[i].offset,
-                                               <unsigned char>zones[i].value, zones[i].nbytes,
-                                               heap.stream)
-    return end(heap, place, mode, code)
+            code = context.table.cuMemsetD8Async(address + zones[i].offset,
+                                                 <unsigned char>zones[i].value, zones[i].nbytes,
+                                                 heap.stream)
+    return end(heap, context, mode, code)
 
 
 # ---- looking -------------------------------------------------------------------------------------
 
-cdef CUresult scan(DebugHeap* heap, Place* place, uint64_t address, const Zone* zone,
+cdef CUresult scan(DebugHeap* heap, DeviceContext* context, uint64_t address, const Zone* zone,
                    HeapFinding* found) noexcept nogil:
     cdef CUstreamCaptureMode mode
     cdef CUresult code
@@ -131,19 +133,19 @@ cdef CUresult scan(DebugHeap* heap, Place* place, uint64_t address, const Zone* 
         compare(<const uint8_t*>(address + zone.offset), zone.nbytes, zone.value, zone.offset,
                 found)
         return CUDA_SUCCESS
-    code = begin(heap, place, &mode)
+    code = begin(heap, context, &mode)
     if code != CUDA_SUCCESS:
         return code
     while code == CUDA_SUCCESS and done < zone.nbytes:
         part = min(<uint64_t>STAGED, zone.nbytes - done)
-        code = place.table.cuMemcpyDtoHAsync(heap.staging, address + zone.offset + done, part,
-                                             heap.stream)
+        code = context.table.cuMemcpyDtoHAsync(heap.staging, address + zone.offset + done, part,
+                                               heap.stream)
         if code == CUDA_SUCCESS:
-            code = place.table.cuStreamSynchronize(heap.stream)
+            code = context.table.cuStreamSynchronize(heap.stream)
         if code == CUDA_SUCCESS:
             compare(heap.staging, part, zone.value, zone.offset + <int64_t>done, found)
         done += part
-    return end(heap, place, mode, code)
+    return end(heap, context, mode, code)
 
 
 cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
@@ -164,38 +166,39 @@ cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
 
 # ---- the heap's own stream -----------------------------------------------------------------------
 
-cdef CUresult begin(DebugHeap* heap, Place* place, CUstreamCaptureMode* mode) noexcept nogil:
+cdef CUresult begin(DebugHeap* heap, DeviceContext* context,
+                    CUstreamCaptureMode* mode) noexcept nogil:
     # With the device's context, and what the driver's way needs; `end` leaves it.
-    cdef CUresult code = place_enter(place)
+    cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
-    mode[0] = place_relax(place)
+    mode[0] = context_relax(context)
     if heap.staging == NULL:
         heap.staging = <uint8_t*>malloc(STAGED)
         if heap.staging == NULL:
             code = CUDA_ERROR_OUT_OF_MEMORY
     if code == CUDA_SUCCESS and heap.stream == NULL:
-        code = place.table.cuStreamCreate(&heap.stream, CU_STREAM_NON_BLOCKING)
+        code = context.table.cuStreamCreate(&heap.stream, CU_STREAM_NON_BLOCKING)
     if code != CUDA_SUCCESS:
-        place_restore(place, mode[0])
-        place_leave(place)
+        context_restore(context, mode[0])
+        context_leave(context)
     return code
 
 
-cdef CUresult end(DebugHeap* heap, Place* place, CUstreamCaptureMode mode,
+cdef CUresult end(DebugHeap* heap, DeviceContext* context, CUstreamCaptureMode mode,
                   CUresult code) noexcept nogil:
-    cdef CUresult last = place.table.cuStreamSynchronize(heap.stream)
-    place_restore(place, mode)
-    place_leave(place)
+    cdef CUresult last = context.table.cuStreamSynchronize(heap.stream)
+    context_restore(context, mode)
+    context_leave(context)
     return code if code != CUDA_SUCCESS else last
 
 
-cdef void zones_end(DebugHeap* heap, Place* place) noexcept nogil:
+cdef void zones_end(DebugHeap* heap, DeviceContext* context) noexcept nogil:
     free(heap.staging)
     heap.staging = NULL
-    if heap.stream != NULL and place_enter(place) == CUDA_SUCCESS:
-        place.table.cuStreamDestroy(heap.stream)
-        place_leave(place)
+    if heap.stream != NULL and context_enter(context) == CUDA_SUCCESS:
+        context.table.cuStreamDestroy(heap.stream)
+        context_leave(context)
     heap.stream = NULL
 
 

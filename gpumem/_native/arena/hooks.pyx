@@ -13,7 +13,7 @@ from gpumem._native.arena.types cimport (
     ARENA_STALE, ArenaCore, Block,
 )
 from gpumem._native.bfc cimport ABSURD
-from gpumem._native.driver cimport CUstream, place_is_dead
+from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport (
     count_add, load64, peak_try, publish32, published32, store64, sum_add,
 )
@@ -72,7 +72,7 @@ cdef void outlet_drop(Outlet* outlet) noexcept nogil:
     cdef uint32_t i
     if count_add(&outlet.references, -1) != 0:
         return
-    if not place_is_dead(outlet.arena.place):
+    if not context_is_dead(outlet.arena.context):
         for i in range(outlet.count):
             slot_unclaim(outlet.arena, outlet.names[i].slot)
     arena_drop(outlet.arena)
@@ -176,7 +176,7 @@ cdef int finish_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream, bint 
     cdef bint claimed
     cdef uint8_t before
     cdef int status
-    if place_is_dead(outlet.arena.place):
+    if context_is_dead(outlet.arena.context):
         return ARENA_DEAD
     if outlet.arena.closed:
         return ARENA_CLOSED
@@ -234,7 +234,7 @@ cdef int give(Entry* entry) noexcept nogil:
     # The way back of every block, once it is out of the book.
     cdef ArenaCore* arena = entry.outlet.arena
     cdef int status = ARENA_DEAD
-    if not place_is_dead(arena.place):
+    if not context_is_dead(arena.context):
         if entry.uses != NULL:
             status = arena_free_used(arena, entry.handle, entry.slot, entry.uses)
         else:

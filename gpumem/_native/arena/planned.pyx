@@ -13,7 +13,7 @@ from gpumem._native.arena.types cimport (
 from gpumem._native.bfc cimport (
     Chunk, NIL, Places, places_find, places_init, places_take, SLOT_RELEASED,
 )
-from gpumem._native.driver cimport place_is_dead
+from gpumem._native.driver cimport context_is_dead
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -32,7 +32,7 @@ cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* ed
 cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
                           uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
     cdef int status = ARENA_MISS
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return ARENA_DEAD
     lock_acquire(&arena.lock)
     if not (arena.last_stream != stream_slot and switch_needs_event(arena)):

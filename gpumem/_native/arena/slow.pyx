@@ -20,7 +20,7 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_NO_METADATA, BFC_OK, NIL, round_to_quantum
 from gpumem._native.driver cimport (
-    CUgraph, CUstreamCaptureMode, place_is_dead, place_relax, place_restore, stream_captures,
+    context_is_dead, context_relax, context_restore, CUgraph, CUstreamCaptureMode, stream_captures,
 )
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -79,7 +79,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
 
         # 6. The driver, one thread at a time. What nobody can reach any more goes back first, so
         #    that it neither counts in max_mem nor takes memory from the growth.
-        mode = place_relax(arena.place)
+        mode = context_relax(arena.context)
         arena_reap()
         lock_acquire(&arena.grow_lock)
         release_retired(arena)
@@ -97,7 +97,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         if shrink_may_help(arena, nbytes, status) and release_idle(arena) != 0:
             status = get_memory(arena, nbytes, stream_slot, own_region, flags, block)
         lock_release(&arena.grow_lock)
-        place_restore(arena.place, mode)
+        context_restore(arena.context, mode)
 
         # 9. Wait on the host until work of other streams has completed, at most for `oom_wait`, and
         #    begin anew. Last, because it stops this thread; without a lock, because the work may
@@ -146,7 +146,7 @@ cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept 
     cdef CUgraph graph
     cdef bint unknown
     return arena.parent == NULL and stream_captures(
-        arena.place, arena.streams[stream_slot].handle, &capture, &graph, &unknown)
+        arena.context, arena.streams[stream_slot].handle, &capture, &graph, &unknown)
 
 
 # ---- around it: debug heap, budget, recorder -----------------------------------------------------
@@ -154,7 +154,7 @@ cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept 
 cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              uint32_t flags, Block* block) noexcept nogil:
     cdef int status
-    if place_is_dead(arena.place):
+    if context_is_dead(arena.context):
         return ARENA_DEAD
     if arena.heap != NULL:
         # The heap waits, for its quarantine as well as for streams.

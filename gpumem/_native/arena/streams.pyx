@@ -19,9 +19,9 @@ from gpumem._native.bfc cimport (
     CHUNK_UNUSED, NIL, round_to_quantum, SLOT_RELEASED, state_of,
 )
 from gpumem._native.driver cimport (
-    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUgraph,
-    CUresult, CUstream, CUstreamCaptureMode, Place, place_enter, place_leave, place_relax,
-    place_restore, stream_captures,
+    context_enter, context_leave, context_relax, context_restore, CU_EVENT_DISABLE_TIMING,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_SUCCESS, CUevent, CUgraph, CUresult, CUstream,
+    CUstreamCaptureMode, DeviceContext, stream_captures,
 )
 from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
 from gpumem._support.clock cimport clock_ns
@@ -41,9 +41,9 @@ cdef void drain_streams(ArenaCore* arena) noexcept nogil:
                 or arena.streams[stream_slot].asking):
             pending = True
     lock_release(&arena.lock)
-    if pending and place_enter(arena.place) == CUDA_SUCCESS:
-        arena.place.table.cuCtxSynchronize()
-        place_leave(arena.place)
+    if pending and context_enter(arena.context) == CUDA_SUCCESS:
+        arena.context.table.cuCtxSynchronize()
+        context_leave(arena.context)
     for stream_slot in range(1, arena.table.stream_slot_count):
         complete_all(arena, stream_slot)
 
@@ -101,7 +101,7 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     arena.streams[stream_slot].asking = True
     lock_release(&arena.lock)
     # The driver is called without the lock: it may block behind another thread's call.
-    code = record_event(arena.place, handle, &event)
+    code = record_event(arena.context, handle, &event)
     lock_acquire(&arena.lock)
     arena.streams[stream_slot].asking = False
     arena.streams[stream_slot].event = event
@@ -113,22 +113,22 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         store32(&arena.streams[stream_slot].dirty, True)
 
 
-cdef CUresult record_event(Place* place, CUstream stream, CUevent* event) noexcept nogil:
+cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* event) noexcept nogil:
     # Never into a capture: the event would become a part of the graph and never complete.
     cdef uint64_t capture
     cdef CUgraph graph
     cdef bint unknown
     cdef CUresult code
-    if stream_captures(place, stream, &capture, &graph, &unknown) or unknown:
+    if stream_captures(context, stream, &capture, &graph, &unknown) or unknown:
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    code = place_enter(place)
+    code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
     if event[0] == NULL:
-        code = place.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING)
+        code = context.table.cuEventCreate(event, CU_EVENT_DISABLE_TIMING)
     if code == CUDA_SUCCESS:
-        code = place.table.cuEventRecord(event[0], stream)
-    place_leave(place)
+        code = context.table.cuEventRecord(event[0], stream)
+    context_leave(context)
     return code
 
 
@@ -187,12 +187,12 @@ cdef bint ask_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     cdef CUresult code
     arena.streams[stream_slot].asking = True
     lock_release(&arena.lock)
-    code = place_enter(arena.place)
+    code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
-        mode = place_relax(arena.place)
-        code = arena.place.table.cuEventQuery(event)
-        place_restore(arena.place, mode)
-        place_leave(arena.place)
+        mode = context_relax(arena.context)
+        code = arena.context.table.cuEventQuery(event)
+        context_restore(arena.context, mode)
+        context_leave(arena.context)
     lock_acquire(&arena.lock)
     arena.streams[stream_slot].asking = False
     arena.stats.events_asked += 1
@@ -294,10 +294,10 @@ cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) n
     cdef CUresult code
     arena.streams[stream_slot].asking = True
     lock_release(&arena.lock)
-    code = place_enter(arena.place)
+    code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
-        code = arena.place.table.cuStreamWaitEvent(stream, event, 0)
-        place_leave(arena.place)
+        code = arena.context.table.cuStreamWaitEvent(stream, event, 0)
+        context_leave(arena.context)
     lock_acquire(&arena.lock)
     arena.streams[stream_slot].asking = False
     arena.stats.events_waited += 1
@@ -306,15 +306,15 @@ cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) n
 
 cdef void destroy_events(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
-    if place_enter(arena.place) != CUDA_SUCCESS:
+    if context_enter(arena.context) != CUDA_SUCCESS:
         return
     for stream_slot in range(1, arena.table.stream_slot_count):
         if arena.streams[stream_slot].event != NULL:
-            if arena.place.table.cuEventDestroy(arena.streams[stream_slot].event) != CUDA_SUCCESS:
+            if arena.context.table.cuEventDestroy(arena.streams[stream_slot].event) != CUDA_SUCCESS:
                 continue
             arena.streams[stream_slot].event = NULL
             arena.streams[stream_slot].event_epoch = 0
-    place_leave(arena.place)
+    context_leave(arena.context)
 
 
 # ---- Slots of an arena's streams -----------------------------------------------------------------

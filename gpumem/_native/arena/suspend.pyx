@@ -13,7 +13,7 @@ from gpumem._native.arena.types cimport (
 )
 from gpumem._native.backing cimport mapped_find
 from gpumem._native.bfc cimport Bfc, CHUNK_USED, NIL
-from gpumem._native.driver cimport CUDA_SUCCESS, CUresult, CUstream, place_enter, place_leave
+from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, CUresult, CUstream
 from gpumem._native.pages cimport space_give_up, space_restore
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.streams cimport LEGACY_STREAM
@@ -78,7 +78,7 @@ cdef int give_pages_up(ArenaCore* arena) noexcept nogil:
     cdef uint32_t i
     for i in range(SPACES):
         if code == CUDA_SUCCESS:
-            code = space_give_up(&arena.spaces[i], &arena.lock, arena.place, &arena.backing.calls)
+            code = space_give_up(&arena.spaces[i], &arena.lock, arena.context, &arena.backing.calls)
     if code == CUDA_SUCCESS:
         return ARENA_OK
     if restore(arena) == ARENA_OK:
@@ -88,10 +88,10 @@ cdef int give_pages_up(ArenaCore* arena) noexcept nogil:
 
 cdef CUresult drain(ArenaCore* arena) noexcept nogil:
     # Everything queued on the device, whoever queued it: a used block may be in any stream's work.
-    cdef CUresult code = place_enter(arena.place)
+    cdef CUresult code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
-        code = arena.place.table.cuCtxSynchronize()
-        place_leave(arena.place)
+        code = arena.context.table.cuCtxSynchronize()
+        context_leave(arena.context)
     if code == CUDA_SUCCESS:
         drain_streams(arena)
         lock_acquire(&arena.lock)
@@ -129,13 +129,13 @@ cdef int restore(ArenaCore* arena) noexcept nogil:
     cdef uint32_t i
     for i in range(SPACES):
         if code == CUDA_SUCCESS:
-            code = space_restore(&arena.spaces[i], arena.place, &arena.backing.calls, &call)
+            code = space_restore(&arena.spaces[i], arena.context, &arena.backing.calls, &call)
     if code == CUDA_SUCCESS:
         code = copy_blocks(arena, False, &call)
     if code == CUDA_SUCCESS:
         return ARENA_OK
     for i in range(SPACES):
-        space_give_up(&arena.spaces[i], &arena.lock, arena.place, &arena.backing.calls)
+        space_give_up(&arena.spaces[i], &arena.lock, arena.context, &arena.backing.calls)
     return refused(arena, code, call)
 
 
@@ -191,7 +191,7 @@ cdef bint still_live(ArenaCore* arena, const SavedBlock* block) noexcept nogil:
 
 cdef CUresult copy_blocks(ArenaCore* arena, bint down, const char** call) noexcept nogil:
     # Blocks side by side in one copy; all are queued, then waited for. What was freed is left out.
-    cdef CUresult code = place_enter(arena.place)
+    cdef CUresult code = context_enter(arena.context)
     cdef CUresult waited
     if code != CUDA_SUCCESS:
         call[0] = "cuCtxPushCurrent"
@@ -202,15 +202,15 @@ cdef CUresult copy_blocks(ArenaCore* arena, bint down, const char** call) noexce
     if code == CUDA_SUCCESS and waited != CUDA_SUCCESS:
         call[0] = "cuStreamSynchronize"
         code = waited
-    place_leave(arena.place)
+    context_leave(arena.context)
     return code
 
 
 cdef CUresult wait_for_copies(ArenaCore* arena) noexcept nogil:
     # Memory must not go away under a copy: a wait that is refused is asked for in another way.
-    cdef CUresult code = arena.place.table.cuStreamSynchronize(<CUstream><uint64_t>LEGACY_STREAM)
+    cdef CUresult code = arena.context.table.cuStreamSynchronize(<CUstream><uint64_t>LEGACY_STREAM)
     if code != CUDA_SUCCESS:
-        code = arena.place.table.cuCtxSynchronize()
+        code = arena.context.table.cuCtxSynchronize()
     return code
 
 
@@ -245,8 +245,8 @@ cdef inline CUresult copy_piece(ArenaCore* arena, uint64_t address, uint64_t sta
         return CUDA_SUCCESS
     arena.backing.calls += 1
     if down:
-        return arena.place.table.cuMemcpyDtoHAsync(host, address, nbytes, stream)
-    return arena.place.table.cuMemcpyHtoDAsync(address, host, nbytes, stream)
+        return arena.context.table.cuMemcpyDtoHAsync(host, address, nbytes, stream)
+    return arena.context.table.cuMemcpyHtoDAsync(address, host, nbytes, stream)
 
 
 cdef void copy_forget(ArenaCore* arena) noexcept nogil:

@@ -27,7 +27,7 @@ from gpumem._native.arena.debug_heap_types cimport DebugHeap
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
-from gpumem._native.driver cimport CUevent, CUstream, Place
+from gpumem._native.driver cimport CUevent, CUstream, DeviceContext
 from gpumem._native.pages cimport MoveBudget, Space
 from gpumem._support.atomics cimport load32, published64, store32
 from gpumem._support.events cimport Tap
@@ -178,7 +178,7 @@ cdef struct BlockNote:
 # What the fast path reads without the lock comes first; a cache line apart, what threads change.
 cdef struct ArenaCore:
     uint64_t serial         # of this arena, never used again
-    Place* place
+    DeviceContext* context
     StreamSlot* streams     # parallel to the stream slots of both tables; never moves
     uint64_t small_below    # bytes; smaller blocks live in `small`. 0 until a paged arena has grown
     ArenaSettings settings

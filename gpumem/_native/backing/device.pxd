@@ -13,7 +13,7 @@ shared (backing/physical), files in memory to be shared (backing/physical), some
 
 from libc.stdint cimport uint64_t
 
-from gpumem._native.driver cimport CUmem_advise, CUresult, CUstream, Place
+from gpumem._native.driver cimport CUmem_advise, CUresult, CUstream, DeviceContext
 
 # A region whose release needs to know more than its address.
 cdef struct Mapped:
@@ -28,7 +28,7 @@ cdef struct Backing:
     # With the arena's last reference: gives up what the backing itself holds. May be NULL.
     void (*forget)(Backing* self) noexcept nogil
     const char* call        # the driver call that reserves, or the latest that failed
-    Place* place
+    DeviceContext* context
     uint64_t calls          # driver calls made by this backing
     uint64_t granule        # bytes, a power of two; regions are multiples of it
     int node                # host memory: the NUMA node; -1: the device's nearest
@@ -40,7 +40,7 @@ cdef struct Backing:
 
 # Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
 # others of the family begin with it.
-cdef void backing_init(Backing* backing, Place* place) noexcept nogil
+cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil
 # One cuMemHostAlloc, and its end.
 cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
 cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil
@@ -59,9 +59,9 @@ cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil
 cdef enum:
     HOST_SIDE = -1              # in place of a device's ordinal: the CPU
 
-cdef void managed_init(Backing* backing, Place* place) noexcept nogil
+cdef void managed_init(Backing* backing, DeviceContext* context) noexcept nogil
 # Hints, by the signature that the driver has. `where`: a device's ordinal, or HOST_SIDE.
-cdef CUresult managed_advise(Place* place, uint64_t address, uint64_t nbytes, CUmem_advise advice,
-                             int where) noexcept nogil
-cdef CUresult managed_prefetch(Place* place, uint64_t address, uint64_t nbytes, int where,
+cdef CUresult managed_advise(DeviceContext* context, uint64_t address, uint64_t nbytes,
+                             CUmem_advise advice, int where) noexcept nogil
+cdef CUresult managed_prefetch(DeviceContext* context, uint64_t address, uint64_t nbytes, int where,
                                CUstream stream) noexcept nogil

@@ -5,10 +5,10 @@ from libc.stdlib cimport malloc
 from libc.string cimport memset
 
 from gpumem._native.driver cimport (
-    CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
+    context_enter, context_leave, CU_MEM_ATTACH_GLOBAL, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST, CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdeviceptr, CUmem_advise, CUmemLocation, CUresult,
-    CUstream, Place, place_enter, place_leave,
+    CUstream, DeviceContext,
 )
 
 
@@ -16,9 +16,9 @@ cdef enum:
     QUANTUM = 256
 
 
-cdef void backing_init(Backing* backing, Place* place) noexcept nogil:
+cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil:
     memset(backing, 0, sizeof(Backing))
-    backing.place = place
+    backing.context = context
     backing.granule = QUANTUM
     backing.node = -1
     backing.reserve = device_reserve
@@ -28,42 +28,42 @@ cdef void backing_init(Backing* backing, Place* place) noexcept nogil:
 
 cdef CUresult device_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef CUdeviceptr pointer = 0
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemAlloc", self.place.table.cuMemAlloc(&pointer, size))
-    place_leave(self.place)
+    code = backing_note(self, "cuMemAlloc", self.context.table.cuMemAlloc(&pointer, size))
+    context_leave(self.context)
     address[0] = pointer
     return code
 
 
 cdef CUresult device_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemFree", self.place.table.cuMemFree(address))
-    place_leave(self.place)
+    code = backing_note(self, "cuMemFree", self.context.table.cuMemFree(address))
+    context_leave(self.context)
     return code
 
 
 cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef void* pointer = NULL
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemHostAlloc", self.place.table.cuMemHostAlloc(
+    code = backing_note(self, "cuMemHostAlloc", self.context.table.cuMemHostAlloc(
         &pointer, size, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP))
-    place_leave(self.place)
+    context_leave(self.context)
     address[0] = <uint64_t>pointer
     return code
 
 
 cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemFreeHost", self.place.table.cuMemFreeHost(<void*>address))
-    place_leave(self.place)
+    code = backing_note(self, "cuMemFreeHost", self.context.table.cuMemFreeHost(<void*>address))
+    context_leave(self.context)
     return code
 
 
@@ -117,20 +117,20 @@ cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil:
 # is called.
 
 
-cdef void managed_init(Backing* backing, Place* place) noexcept nogil:
-    backing_init(backing, place)
+cdef void managed_init(Backing* backing, DeviceContext* context) noexcept nogil:
+    backing_init(backing, context)
     backing.reserve = managed_reserve
     backing.call = "cuMemAllocManaged"
 
 
 cdef CUresult managed_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef CUdeviceptr pointer = 0
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemAllocManaged", self.place.table.cuMemAllocManaged(
+    code = backing_note(self, "cuMemAllocManaged", self.context.table.cuMemAllocManaged(
         &pointer, size, CU_MEM_ATTACH_GLOBAL))
-    place_leave(self.place)
+    context_leave(self.context)
     address[0] = pointer
     return code
 
@@ -142,20 +142,20 @@ cdef CUmemLocation location_of(int where) noexcept nogil:
     return location
 
 
-cdef CUresult managed_advise(Place* place, uint64_t address, uint64_t nbytes, CUmem_advise advice,
-                             int where) noexcept nogil:
+cdef CUresult managed_advise(DeviceContext* context, uint64_t address, uint64_t nbytes,
+                             CUmem_advise advice, int where) noexcept nogil:
     # Before 12.2 the CPU is device -1, as HOST_SIDE is.
-    if place.table.cuMemAdvise != NULL:
-        return place.table.cuMemAdvise(address, nbytes, advice, location_of(where))
-    if place.table.cuMemAdvise_v1 != NULL:
-        return place.table.cuMemAdvise_v1(address, nbytes, advice, where)
+    if context.table.cuMemAdvise != NULL:
+        return context.table.cuMemAdvise(address, nbytes, advice, location_of(where))
+    if context.table.cuMemAdvise_v1 != NULL:
+        return context.table.cuMemAdvise_v1(address, nbytes, advice, where)
     return CUDA_ERROR_NOT_SUPPORTED
 
 
-cdef CUresult managed_prefetch(Place* place, uint64_t address, uint64_t nbytes, int where,
+cdef CUresult managed_prefetch(DeviceContext* context, uint64_t address, uint64_t nbytes, int where,
                                CUstream stream) noexcept nogil:
-    if place.table.cuMemPrefetchAsync != NULL:
-        return place.table.cuMemPrefetchAsync(address, nbytes, location_of(where), 0, stream)
-    if place.table.cuMemPrefetchAsync_v1 != NULL:
-        return place.table.cuMemPrefetchAsync_v1(address, nbytes, where, stream)
+    if context.table.cuMemPrefetchAsync != NULL:
+        return context.table.cuMemPrefetchAsync(address, nbytes, location_of(where), 0, stream)
+    if context.table.cuMemPrefetchAsync_v1 != NULL:
+        return context.table.cuMemPrefetchAsync_v1(address, nbytes, where, stream)
     return CUDA_ERROR_NOT_SUPPORTED

@@ -7,16 +7,16 @@ memory that other processes may be given.
 from libc.stdint cimport uint64_t
 
 from gpumem._native.backing.device cimport Backing
-from gpumem._native.driver cimport CUresult, Place
+from gpumem._native.driver cimport CUresult, DeviceContext
 
-cdef void numa_init(Backing* backing, Place* place, int node) noexcept nogil
+cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
 # Makes the least of a node's memory and gives it back. A refusal names the call that refused.
-cdef CUresult numa_try(Place* place, int node, const char** call) noexcept nogil
+cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noexcept nogil
 # Memory of the device, or of a node, that can be exported. Regions are cleared: the memory may have
 # been anybody's.
 cdef enum:
     THE_DEVICE = -1             # in place of a node
-cdef void shared_init(Backing* backing, Place* place, int node) noexcept nogil
+cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
 # A new descriptor of the region's memory.
 cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil
 
@@ -24,4 +24,4 @@ cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept no
 # ---- Regions of host memory that other processes may be given: a file in memory for each ---------
 
 
-cdef void file_init(Backing* backing, Place* place) noexcept nogil
+cdef void file_init(Backing* backing, DeviceContext* context) noexcept nogil

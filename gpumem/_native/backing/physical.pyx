@@ -11,12 +11,12 @@ from gpumem._native.backing.device cimport (
     Backing, backing_init, backing_note, Mapped, mapped_add, mapped_find, mapped_take,
 )
 from gpumem._native.driver cimport (
-    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
+    context_enter, context_leave, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
-    CUstream, Place, place_enter, place_leave,
+    CUstream, DeviceContext,
 )
 
 
@@ -24,8 +24,8 @@ cdef enum:
     GRANULE = 2097152           # 2 MiB, the driver's for every location
 
 
-cdef void numa_init(Backing* backing, Place* place, int node) noexcept nogil:
-    backing_init(backing, place)
+cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept nogil:
+    backing_init(backing, context)
     backing.reserve = physical_reserve
     backing.release = physical_release
     backing.call = "cuMemCreate"
@@ -33,17 +33,17 @@ cdef void numa_init(Backing* backing, Place* place, int node) noexcept nogil:
     backing.node = node
 
 
-cdef void shared_init(Backing* backing, Place* place, int node) noexcept nogil:
-    numa_init(backing, place, node)
+cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexcept nogil:
+    numa_init(backing, context, node)
     backing.reserve = shared_reserve
     backing.exportable = True
 
 
-cdef CUresult numa_try(Place* place, int node, const char** call) noexcept nogil:
+cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noexcept nogil:
     cdef Backing backing
     cdef uint64_t address = 0
     cdef CUresult code
-    numa_init(&backing, place, node)
+    numa_init(&backing, context, node)
     code = physical_reserve(&backing, GRANULE, &address)
     if code == CUDA_SUCCESS:
         code = physical_release(&backing, address, GRANULE)
@@ -60,10 +60,10 @@ cdef CUresult create(const Backing* self, uint64_t nbytes,
     prop.location.id = self.node
     if self.node == THE_DEVICE:
         prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-        prop.location.id = self.place.device
+        prop.location.id = self.context.device
     if self.exportable:
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    return self.place.table.cuMemCreate(memory, nbytes, &prop, 0)
+    return self.context.table.cuMemCreate(memory, nbytes, &prop, 0)
 
 
 # ---- a region: addresses, memory, mapping, access ------------------------------------------------
@@ -71,16 +71,16 @@ cdef CUresult create(const Backing* self, uint64_t nbytes,
 cdef CUresult physical_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef uint64_t nbytes = (size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)
     cdef CUdeviceptr base = 0
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemAddressReserve", self.place.table.cuMemAddressReserve(
+    code = backing_note(self, "cuMemAddressReserve", self.context.table.cuMemAddressReserve(
         &base, nbytes, 0, 0, 0))
     if code == CUDA_SUCCESS:
         code = fill(self, base, nbytes)
         if code != CUDA_SUCCESS:
-            self.place.table.cuMemAddressFree(base, nbytes)
-    place_leave(self.place)
+            self.context.table.cuMemAddressFree(base, nbytes)
+    context_leave(self.context)
     address[0] = base
     return code
 
@@ -91,39 +91,39 @@ cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil
     cdef CUresult code = backing_note(self, "cuMemCreate", create(self, nbytes, &memory))
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemMap", self.place.table.cuMemMap(base, nbytes, 0, memory, 0))
+    code = backing_note(self, "cuMemMap", self.context.table.cuMemMap(base, nbytes, 0, memory, 0))
     if code == CUDA_SUCCESS:
         code = open_access(self, base, nbytes)
         if code == CUDA_SUCCESS and mapped_add(self, base, nbytes, memory) == NULL:
             code = CUDA_ERROR_OUT_OF_MEMORY
         if code != CUDA_SUCCESS:
-            self.place.table.cuMemUnmap(base, nbytes)
+            self.context.table.cuMemUnmap(base, nbytes)
     if code != CUDA_SUCCESS:
-        self.place.table.cuMemRelease(memory)
+        self.context.table.cuMemRelease(memory)
     return code
 
 
 cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
     cdef CUmemAccessDesc[2] access
     access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    access[0].location.id = self.place.device
+    access[0].location.id = self.context.device
     access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     access[1].location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
     access[1].location.id = self.node
     access[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return backing_note(self, "cuMemSetAccess", self.place.table.cuMemSetAccess(
+    return backing_note(self, "cuMemSetAccess", self.context.table.cuMemSetAccess(
         base, nbytes, access, 1 if self.node == THE_DEVICE else 2))
 
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # Unmapping does not wait for the device, so it is waited for here.
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuCtxSynchronize", self.place.table.cuCtxSynchronize())
+    code = backing_note(self, "cuCtxSynchronize", self.context.table.cuCtxSynchronize())
     if code == CUDA_SUCCESS:
         code = unmap(self, address)
-    place_leave(self.place)
+    context_leave(self.context)
     return code
 
 
@@ -136,12 +136,12 @@ cdef CUresult unmap(Backing* self, uint64_t address) noexcept nogil:
     if found == NULL:
         return CUDA_SUCCESS
     code = backing_note(self, "cuMemUnmap",
-                        self.place.table.cuMemUnmap(address, found.nbytes))
+                        self.context.table.cuMemUnmap(address, found.nbytes))
     if code != CUDA_SUCCESS:
         return code
     mapped = mapped_take(self, address)
-    backing_note(self, "cuMemRelease", self.place.table.cuMemRelease(mapped.memory))
-    self.place.table.cuMemAddressFree(address, mapped.nbytes)
+    backing_note(self, "cuMemRelease", self.context.table.cuMemRelease(mapped.memory))
+    self.context.table.cuMemAddressFree(address, mapped.nbytes)
     free(mapped)
     return CUDA_SUCCESS
 
@@ -152,10 +152,10 @@ cdef CUresult shared_reserve(Backing* self, uint64_t size, uint64_t* address) no
     cdef CUresult code = physical_reserve(self, size, address)
     if code != CUDA_SUCCESS:
         return code
-    code = place_enter(self.place)
+    code = context_enter(self.context)
     if code == CUDA_SUCCESS:
         code = clear(self, address[0], size)
-        place_leave(self.place)
+        context_leave(self.context)
     if code != CUDA_SUCCESS:
         physical_release(self, address[0], size)
     return code
@@ -164,25 +164,25 @@ cdef CUresult shared_reserve(Backing* self, uint64_t size, uint64_t* address) no
 cdef CUresult clear(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # On a stream of its own, so that it waits for nobody's work.
     cdef CUstream stream = NULL
-    cdef CUresult code = backing_note(self, "cuStreamCreate", self.place.table.cuStreamCreate(
+    cdef CUresult code = backing_note(self, "cuStreamCreate", self.context.table.cuStreamCreate(
         &stream, CU_STREAM_NON_BLOCKING))
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuMemsetD8Async", self.place.table.cuMemsetD8Async(
+    code = backing_note(self, "cuMemsetD8Async", self.context.table.cuMemsetD8Async(
         address, 0, size, stream))
     if code == CUDA_SUCCESS:
         code = backing_note(self, "cuStreamSynchronize",
-                            self.place.table.cuStreamSynchronize(stream))
-    self.place.table.cuStreamDestroy(stream)
+                            self.context.table.cuStreamSynchronize(stream))
+    self.context.table.cuStreamDestroy(stream)
     return code
 
 
 cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept nogil:
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code == CUDA_SUCCESS:
-        code = self.place.table.cuMemExportToShareableHandle(
+        code = self.context.table.cuMemExportToShareableHandle(
             fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
-        place_leave(self.place)
+        context_leave(self.context)
     return code
 
 
@@ -223,8 +223,8 @@ cdef enum:
     PAGE = 4096
 
 
-cdef void file_init(Backing* backing, Place* place) noexcept nogil:
-    backing_init(backing, place)
+cdef void file_init(Backing* backing, DeviceContext* context) noexcept nogil:
+    backing_init(backing, context)
     backing.reserve = file_reserve
     backing.release = file_release
     backing.call = "cuMemHostRegister"
@@ -239,13 +239,13 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
     if fd < 0:
         self.call = "memfd_create"
         return CUDA_ERROR_OUT_OF_MEMORY
-    code = place_enter(self.place)
+    code = context_enter(self.context)
     if code == CUDA_SUCCESS:
         code = pin(self, pages, size)
         if code == CUDA_SUCCESS and mapped_add(self, <uintptr_t>pages, size, fd) == NULL:
-            self.place.table.cuMemHostUnregister(pages)
+            self.context.table.cuMemHostUnregister(pages)
             code = CUDA_ERROR_OUT_OF_MEMORY
-        place_leave(self.place)
+        context_leave(self.context)
     if code != CUDA_SUCCESS:
         gm_file_end(fd, pages, size)
     address[0] = <uintptr_t>pages
@@ -254,30 +254,31 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
 
 cdef CUresult pin(Backing* self, void* pages, uint64_t size) noexcept nogil:
     cdef CUdeviceptr seen = 0
-    cdef CUresult code = backing_note(self, "cuMemHostRegister", self.place.table.cuMemHostRegister(
-        pages, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
+    cdef CUresult code = backing_note(
+        self, "cuMemHostRegister", self.context.table.cuMemHostRegister(
+            pages, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
     if code != CUDA_SUCCESS:
         return code
     code = backing_note(self, "cuMemHostGetDevicePointer",
-                        self.place.table.cuMemHostGetDevicePointer(&seen, pages, 0))
+                        self.context.table.cuMemHostGetDevicePointer(&seen, pages, 0))
     if code == CUDA_SUCCESS and seen != <uintptr_t>pages:
         code = CUDA_ERROR_NOT_SUPPORTED     # a block has one address
     if code != CUDA_SUCCESS:
-        self.place.table.cuMemHostUnregister(pages)
+        self.context.table.cuMemHostUnregister(pages)
     return code
 
 
 cdef CUresult file_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # Pages that the device may still use are not unmapped.
     cdef Mapped* mapped
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuCtxSynchronize", self.place.table.cuCtxSynchronize())
+    code = backing_note(self, "cuCtxSynchronize", self.context.table.cuCtxSynchronize())
     if code == CUDA_SUCCESS:
         code = backing_note(self, "cuMemHostUnregister",
-                            self.place.table.cuMemHostUnregister(<void*><uintptr_t>address))
-    place_leave(self.place)
+                            self.context.table.cuMemHostUnregister(<void*><uintptr_t>address))
+    context_leave(self.context)
     if code != CUDA_SUCCESS:
         return code
     mapped = mapped_take(self, address)

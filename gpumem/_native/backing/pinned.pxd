@@ -3,9 +3,9 @@
 from libc.stdint cimport uint64_t
 
 from gpumem._native.backing.device cimport Backing
-from gpumem._native.driver cimport Place
+from gpumem._native.driver cimport DeviceContext
 
-cdef void pinned_init(Backing* backing, Place* place) noexcept nogil
+cdef void pinned_init(Backing* backing, DeviceContext* context) noexcept nogil
 
 
 # ---- Pages of the host: mapped, placed on a NUMA node, and made by several threads at once

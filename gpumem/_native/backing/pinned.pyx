@@ -14,10 +14,11 @@ from gpumem._native.backing.device cimport (
     mapped_find, mapped_take,
 )
 from gpumem._native.driver cimport (
-    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
-    CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, CU_MEMHOSTREGISTER_DEVICEMAP,
-    CU_MEMHOSTREGISTER_PORTABLE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
-    CUdevice_attribute, CUdeviceptr, CUresult, Place, place_enter, place_leave,
+    context_enter, context_leave, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+    CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice_attribute, CUdeviceptr, CUresult,
+    DeviceContext,
 )
 from gpumem._support.atomics cimport store32, sum_add
 from gpumem._support.memory cimport (
@@ -29,28 +30,28 @@ cdef enum:
     FLOOR = HUGE_PAGE           # bytes; a smaller region is cuMemHostAlloc's
 
 
-cdef void pinned_init(Backing* backing, Place* place) noexcept nogil:
-    backing_init(backing, place)
+cdef void pinned_init(Backing* backing, DeviceContext* context) noexcept nogil:
+    backing_init(backing, context)
     backing.reserve = host_reserve
     backing.release = host_release
     backing.call = "cuMemHostAlloc"
-    if not can_register(place):
+    if not can_register(context):
         return
     backing.reserve = pinned_reserve
     backing.release = pinned_release
-    backing.node = attribute(place, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1)
+    backing.node = attribute(context, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1)
 
 
-cdef bint can_register(Place* place) noexcept nogil:
-    return (place.table.cuMemHostRegister != NULL and place.table.cuMemHostUnregister != NULL
-            and place.table.cuMemHostGetDevicePointer != NULL
-            and attribute(place, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 0)
-            and attribute(place, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 0))
+cdef bint can_register(DeviceContext* context) noexcept nogil:
+    return (context.table.cuMemHostRegister != NULL and context.table.cuMemHostUnregister != NULL
+            and context.table.cuMemHostGetDevicePointer != NULL
+            and attribute(context, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 0)
+            and attribute(context, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 0))
 
 
-cdef int attribute(Place* place, CUdevice_attribute which, int otherwise) noexcept nogil:
+cdef int attribute(DeviceContext* context, CUdevice_attribute which, int otherwise) noexcept nogil:
     cdef int value = otherwise
-    if place.table.cuDeviceGetAttribute(&value, which, place.device) != CUDA_SUCCESS:
+    if context.table.cuDeviceGetAttribute(&value, which, context.device) != CUDA_SUCCESS:
         return otherwise
     return value
 
@@ -70,10 +71,10 @@ cdef CUresult registered_reserve(Backing* self, uint64_t size, uint64_t* address
     cdef CUresult code
     if pages == 0:
         return CUDA_ERROR_OUT_OF_MEMORY
-    code = place_enter(self.place)
+    code = context_enter(self.context)
     if code == CUDA_SUCCESS:
         code = register_pages(self, pages, nbytes)
-        place_leave(self.place)
+        context_leave(self.context)
     if code != CUDA_SUCCESS:
         pages_unmap(pages, nbytes)
         return code
@@ -83,18 +84,19 @@ cdef CUresult registered_reserve(Backing* self, uint64_t size, uint64_t* address
 
 cdef CUresult register_pages(Backing* self, uint64_t pages, uint64_t nbytes) noexcept nogil:
     cdef CUdeviceptr seen = 0
-    cdef CUresult code = backing_note(self, "cuMemHostRegister", self.place.table.cuMemHostRegister(
-        <void*>pages, nbytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
+    cdef CUresult code = backing_note(
+        self, "cuMemHostRegister", self.context.table.cuMemHostRegister(
+            <void*>pages, nbytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
     if code != CUDA_SUCCESS:
         return code
     code = backing_note(self, "cuMemHostGetDevicePointer",
-                        self.place.table.cuMemHostGetDevicePointer(&seen, <void*>pages, 0))
+                        self.context.table.cuMemHostGetDevicePointer(&seen, <void*>pages, 0))
     if code == CUDA_SUCCESS and seen != pages:
         code = CUDA_ERROR_NOT_SUPPORTED     # a block has one address, for the CPU and the device
     if code == CUDA_SUCCESS and mapped_add(self, pages, nbytes, 0) == NULL:
         code = CUDA_ERROR_OUT_OF_MEMORY
     if code != CUDA_SUCCESS:
-        self.place.table.cuMemHostUnregister(<void*>pages)
+        self.context.table.cuMemHostUnregister(<void*>pages)
     return code
 
 
@@ -104,12 +106,12 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
     cdef Mapped* mapped
     if mapped_find(self, address) == NULL:
         return host_release(self, address, size)
-    code = place_enter(self.place)
+    code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
     code = backing_note(self, "cuMemHostUnregister",
-                        self.place.table.cuMemHostUnregister(<void*>address))
-    place_leave(self.place)
+                        self.context.table.cuMemHostUnregister(<void*>address))
+    context_leave(self.context)
     if code == CUDA_SUCCESS:
         mapped = mapped_take(self, address)
         pages_unmap(address, mapped.nbytes)

@@ -15,7 +15,7 @@ from libc.string cimport memset
 
 from gpumem._native.driver.table cimport (
     check, CUDA_ERROR_NO_DEVICE, CUresult, driver_entries, DRIVER_ENTRY_COUNT, DriverTable,
-    older_entries, OLDER_ENTRY_COUNT, open_place,
+    older_entries, OLDER_ENTRY_COUNT, open_driver_device,
 )
 
 
@@ -110,4 +110,4 @@ def missing_functions():
 
 def open_device(int ordinal):
     """Open a CUDA device; the caller has seen that `ordinal` is below device_count()."""
-    return open_place(&table, "cuda", ordinal)
+    return open_driver_device(&table, "cuda", ordinal)

@@ -8,7 +8,9 @@ import atexit
 
 from libc.stdint cimport uint64_t
 
-from gpumem._native.driver.table cimport check, CUresult, DriverDevice, DriverTable, open_place
+from gpumem._native.driver.table cimport (
+    check, CUresult, DriverDevice, DriverTable, open_driver_device,
+)
 
 
 cdef extern from "hostdev/device/hostdev.h" nogil:
@@ -62,8 +64,8 @@ def open_device(int ordinal):
     """Open a host device; the caller has seen that `ordinal` is below device_count()."""
     cdef DriverDevice opened
     load()
-    opened = open_place(hostdev_table(), "host", ordinal)
-    opened.place.now = hostdev_now
+    opened = open_driver_device(hostdev_table(), "host", ordinal)
+    opened.context.now = hostdev_now
     return opened
 
 

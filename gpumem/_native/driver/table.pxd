@@ -2,7 +2,7 @@
 
 `DriverTable` has one entry per driver function, with the CUDA driver API's signature and
 meaning (include/driver_table.h). Two modules fill one each: _cuda from the installed driver,
-_host from the host device. Everything above calls through a `Place`.
+_host from the host device. Everything above calls through a `DeviceContext`.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -368,9 +368,9 @@ cdef extern from "driver_table.h" nogil:
     int OLDER_ENTRY_COUNT
 
 # One device as C code without the interpreter sees it. Lives as long as the process.
-cdef struct Place:
+cdef struct DeviceContext:
     const DriverTable* table
-    CUcontext context           # the device's primary context, retained
+    CUcontext primary           # the device's primary context, retained
     CUdevice device
     int ordinal
     uint32_t generation         # of the process that opened it; in a fork's child it is dead
@@ -379,27 +379,27 @@ cdef struct Place:
     uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
 
 cdef class DriverDevice:
-    cdef Place place
+    cdef DeviceContext context
     cdef readonly str type
     cdef readonly int ordinal
 
 # Makes the device's context current for a few driver calls; every enter has its leave.
-cdef CUresult place_enter(Place* place) noexcept nogil
-cdef void place_leave(Place* place) noexcept nogil
+cdef CUresult context_enter(DeviceContext* context) noexcept nogil
+cdef void context_leave(DeviceContext* context) noexcept nogil
 # While any thread captures a graph, calls that may block or allocate invalidate the capture unless
 # this thread has relaxed itself. Returns the mode to go back to. Every relax has its restore.
-cdef CUstreamCaptureMode place_relax(const Place* place) noexcept nogil
-cdef void place_restore(const Place* place, CUstreamCaptureMode before) noexcept nogil
+cdef CUstreamCaptureMode context_relax(const DeviceContext* context) noexcept nogil
+cdef void context_restore(const DeviceContext* context, CUstreamCaptureMode before) noexcept nogil
 # An attribute of an address, 4 or 8 bytes; 0 where the driver has none.
-cdef CUresult pointer_attribute(Place* place, CUpointer_attribute which, uint64_t address,
+cdef CUresult pointer_attribute(DeviceContext* context, CUpointer_attribute which, uint64_t address,
                                 uint64_t* value) noexcept nogil
 # Does the stream capture a graph, and which capture and graph is it? Legal at any time. A stream
 # that cannot be asked, like the legacy one while a stream that blocks it captures, is `unknown`.
-cdef bint stream_captures(Place* place, CUstream stream, uint64_t* capture, CUgraph* graph,
-                          bint* unknown) noexcept nogil
-cdef inline bint place_is_dead(const Place* place) noexcept nogil:
-    return process.exiting or place.generation != process.generation
+cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* capture,
+                          CUgraph* graph, bint* unknown) noexcept nogil
+cdef inline bint context_is_dead(const DeviceContext* context) noexcept nogil:
+    return process.exiting or context.generation != process.generation
 
 cdef int check(const DriverTable* table, CUresult code, str call) except -1
 cdef int require(const void* entry, str call, str what) except -1
-cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal)
+cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ordinal)

@@ -7,46 +7,46 @@ from gpumem._support.clock cimport clock_ns
 from gpumem.errors import DriverError
 
 
-cdef CUresult place_enter(Place* place) noexcept nogil:
-    if place.generation != process.generation:
+cdef CUresult context_enter(DeviceContext* context) noexcept nogil:
+    if context.generation != process.generation:
         return CUDA_ERROR_DEINITIALIZED
-    return place.table.cuCtxPushCurrent(place.context)
+    return context.table.cuCtxPushCurrent(context.primary)
 
 
-cdef void place_leave(Place* place) noexcept nogil:
+cdef void context_leave(DeviceContext* context) noexcept nogil:
     cdef CUcontext popped
-    place.table.cuCtxPopCurrent(&popped)
+    context.table.cuCtxPopCurrent(&popped)
 
 
-cdef CUstreamCaptureMode place_relax(const Place* place) noexcept nogil:
+cdef CUstreamCaptureMode context_relax(const DeviceContext* context) noexcept nogil:
     cdef CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED
-    if place.generation == process.generation:
-        place.table.cuThreadExchangeStreamCaptureMode(&mode)
+    if context.generation == process.generation:
+        context.table.cuThreadExchangeStreamCaptureMode(&mode)
     return mode
 
 
-cdef void place_restore(const Place* place, CUstreamCaptureMode before) noexcept nogil:
-    if place.generation == process.generation:
-        place.table.cuThreadExchangeStreamCaptureMode(&before)
+cdef void context_restore(const DeviceContext* context, CUstreamCaptureMode before) noexcept nogil:
+    if context.generation == process.generation:
+        context.table.cuThreadExchangeStreamCaptureMode(&before)
 
 
-cdef CUresult pointer_attribute(Place* place, CUpointer_attribute which, uint64_t address,
+cdef CUresult pointer_attribute(DeviceContext* context, CUpointer_attribute which, uint64_t address,
                                 uint64_t* value) noexcept nogil:
-    cdef CUresult code = place_enter(place)
+    cdef CUresult code = context_enter(context)
     value[0] = 0
     if code == CUDA_SUCCESS:
-        code = place.table.cuPointerGetAttribute(value, which, address)
-        place_leave(place)
+        code = context.table.cuPointerGetAttribute(value, which, address)
+        context_leave(context)
     return code
 
 
-cdef bint stream_captures(Place* place, CUstream stream, uint64_t* capture, CUgraph* graph,
-                          bint* unknown) noexcept nogil:
+cdef bint stream_captures(DeviceContext* context, CUstream stream, uint64_t* capture,
+                          CUgraph* graph, bint* unknown) noexcept nogil:
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-    cdef CUresult code = place_enter(place)
+    cdef CUresult code = context_enter(context)
     if code == CUDA_SUCCESS:
-        code = place.table.cuStreamGetCaptureInfo(stream, &status, capture, graph, NULL, NULL)
-        place_leave(place)
+        code = context.table.cuStreamGetCaptureInfo(stream, &status, capture, graph, NULL, NULL)
+        context_leave(context)
     unknown[0] = code != CUDA_SUCCESS
     return code == CUDA_SUCCESS and status != CU_STREAM_CAPTURE_STATUS_NONE
 
@@ -76,24 +76,24 @@ cdef int require(const void* entry, str call, str what) except -1:
 
 # ---- devices -----------------------------------------------------------------------------------
 
-cdef DriverDevice open_place(const DriverTable* table, str type, int ordinal):
+cdef DriverDevice open_driver_device(const DriverTable* table, str type, int ordinal):
     """Open one device of a filled and initialised table; retains its primary context."""
     cdef DriverDevice opened = DriverDevice.__new__(DriverDevice)
     cdef CUdevice device
     cdef CUcontext context
     opened.type = type
     opened.ordinal = ordinal
-    opened.place.table = table
-    opened.place.ordinal = ordinal
-    opened.place.generation = process.generation
-    opened.place.now = clock_ns
-    opened.place.is_host = type == "host"
+    opened.context.table = table
+    opened.context.ordinal = ordinal
+    opened.context.generation = process.generation
+    opened.context.now = clock_ns
+    opened.context.is_host = type == "host"
     check(table, table.cuDeviceGet(&device, ordinal), "cuDeviceGet")
-    opened.place.device = device
+    opened.context.device = device
     with nogil:
         code = table.cuDevicePrimaryCtxRetain(&context, device)
     check(table, code, "cuDevicePrimaryCtxRetain")
-    opened.place.context = context
+    opened.context.primary = context
     return opened
 
 
@@ -128,20 +128,20 @@ cdef class DriverDevice:
     @property
     def dead(self):
         """Whether it belongs to the parent of a fork, or the interpreter is ending."""
-        return bool(place_is_dead(&self.place))
+        return bool(context_is_dead(&self.context))
 
     def name(self):
         """Return the driver's name for it."""
         cdef char text[256]
-        check(self.place.table,
-              self.place.table.cuDeviceGetName(text, sizeof(text), self.place.device),
+        check(self.context.table,
+              self.context.table.cuDeviceGetName(text, sizeof(text), self.context.device),
               "cuDeviceGetName")
         return (<bytes>text).decode()
 
     def uuid(self):
         """Return the 16 bytes that name the physical device."""
         cdef CUuuid uuid
-        check(self.place.table, self.place.table.cuDeviceGetUuid(&uuid, self.place.device),
+        check(self.context.table, self.context.table.cuDeviceGetUuid(&uuid, self.context.device),
               "cuDeviceGetUuid")
         return (<char*>uuid.bytes)[:16]
 
@@ -151,18 +151,18 @@ cdef class DriverDevice:
         cdef size_t total_bytes = 0
         cdef CUresult code
         with nogil:
-            code = place_enter(&self.place)
+            code = context_enter(&self.context)
             if code == CUDA_SUCCESS:
-                code = self.place.table.cuMemGetInfo(&free_bytes, &total_bytes)
-                place_leave(&self.place)
-        check(self.place.table, code, "cuMemGetInfo")
+                code = self.context.table.cuMemGetInfo(&free_bytes, &total_bytes)
+                context_leave(&self.context)
+        check(self.context.table, code, "cuMemGetInfo")
         return free_bytes, total_bytes
 
     def attribute(self, int number):
         """Return a device attribute; 0 where the driver does not know it."""
         cdef int value = 0
-        code = self.place.table.cuDeviceGetAttribute(&value, <CUdevice_attribute>number,
-                                                     self.place.device)
+        code = self.context.table.cuDeviceGetAttribute(&value, <CUdevice_attribute>number,
+                                                       self.context.device)
         return value if code == CUDA_SUCCESS else 0
 
     def named_attribute(self, str name):
@@ -175,13 +175,13 @@ cdef class DriverDevice:
         cdef bytes wanted = name.encode()
         for i in range(DRIVER_ENTRY_COUNT):
             if strcmp(driver_entries[i].name, wanted) == 0:
-                return (<void**>(<char*>self.place.table + driver_entries[i].offset))[0] != NULL
+                return (<void**>(<char*>self.context.table + driver_entries[i].offset))[0] != NULL
         return False
 
     def version(self):
         """Return the CUDA version that the driver speaks, such as 13000."""
         cdef int version = 0
-        check(self.place.table, self.place.table.cuDriverGetVersion(&version),
+        check(self.context.table, self.context.table.cuDriverGetVersion(&version),
               "cuDriverGetVersion")
         return version
 
@@ -189,11 +189,11 @@ cdef class DriverDevice:
         """Wait until everything queued on the device has finished."""
         cdef CUresult code
         with nogil:
-            code = place_enter(&self.place)
+            code = context_enter(&self.context)
             if code == CUDA_SUCCESS:
-                code = self.place.table.cuCtxSynchronize()
-                place_leave(&self.place)
-        check(self.place.table, code, "cuCtxSynchronize")
+                code = self.context.table.cuCtxSynchronize()
+                context_leave(&self.context)
+        check(self.context.table, code, "cuCtxSynchronize")
 
 
 def driver_entry_names():

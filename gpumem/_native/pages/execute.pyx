@@ -3,7 +3,9 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc cimport holes_fill, holes_trim, holes_unclaim, NIL, SLOT_RELEASED
-from gpumem._native.driver cimport CUDA_SUCCESS, CUresult, Place, place_enter, place_leave
+from gpumem._native.driver cimport (
+    context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
+)
 from gpumem._native.pages.space cimport (
     fill_granules, hole_at, orphan_add, page_allow, page_create, page_map, page_release, page_unmap,
     view_set,
@@ -15,28 +17,29 @@ from gpumem._native.pages.types cimport (
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
-cdef CUresult space_execute(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+cdef CUresult space_execute(Space* space, Plan* plan, DeviceContext* context,
+                            uint64_t* calls) noexcept nogil:
     # Without the arena lock. First what can run out: on failure nothing else has been done. Then
     # unmaps, then maps. What the driver refused half-way is cleared away here, so that
     # space_undo has only the books to put right.
     cdef uint64_t begin
-    cdef CUresult code = place_enter(place)
+    cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         plan.refused = "cuCtxPushCurrent"
         return code
-    code = create_memory(space, plan, place, calls)
-    begin = place.now() if plan.moves else 0
+    code = create_memory(space, plan, context, calls)
+    begin = context.now() if plan.moves else 0
     if code == CUDA_SUCCESS:
-        code = unmap_views(space, plan, place, calls)
+        code = unmap_views(space, plan, context, calls)
     if code == CUDA_SUCCESS:
-        code = map_views(space, plan, place, calls)
+        code = map_views(space, plan, context, calls)
     if plan.moves:
-        plan.move_ns = (place.now() - begin) * plan.moves // (plan.moves + plan.creates)
+        plan.move_ns = (context.now() - begin) * plan.moves // (plan.moves + plan.creates)
     if code == CUDA_SUCCESS:
-        release_memory(space, plan, place, calls)
+        release_memory(space, plan, context, calls)
     else:
-        abandon(space, plan, place, calls)
-    place_leave(place)
+        abandon(space, plan, context, calls)
+    context_leave(context)
     return code
 
 
@@ -44,14 +47,14 @@ cdef inline uint64_t size_of(const Space* space, uint32_t page) noexcept nogil:
     return <uint64_t>space.page[page].granules << GRANULE_BITS
 
 
-cdef CUresult create_memory(Space* space, Plan* plan, Place* place,
+cdef CUresult create_memory(Space* space, Plan* plan, DeviceContext* context,
                             uint64_t* calls) noexcept nogil:
     cdef CUresult code
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind != ACTION_CREATE:
             continue
-        code = page_create(place, size_of(space, plan.actions[i].page),
+        code = page_create(context, size_of(space, plan.actions[i].page),
                            &space.page[plan.actions[i].page].memory)
         calls[0] += 1
         if code != CUDA_SUCCESS:
@@ -61,7 +64,8 @@ cdef CUresult create_memory(Space* space, Plan* plan, Place* place,
     return CUDA_SUCCESS
 
 
-cdef CUresult unmap_views(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+cdef CUresult unmap_views(Space* space, Plan* plan, DeviceContext* context,
+                          uint64_t* calls) noexcept nogil:
     cdef CUresult code
     cdef uint32_t i, view
     cdef Action* action
@@ -73,7 +77,7 @@ cdef CUresult unmap_views(Space* space, Plan* plan, Place* place, uint64_t* call
             if space.page[action.page].memory == 0:
                 action.unmapped[view] = True        # suspended: the driver has nothing of it
                 continue
-            code = page_unmap(place, address_of(space, action.unmap[view]),
+            code = page_unmap(context, address_of(space, action.unmap[view]),
                               size_of(space, action.page))
             calls[0] += 1
             if code != CUDA_SUCCESS:
@@ -83,7 +87,8 @@ cdef CUresult unmap_views(Space* space, Plan* plan, Place* place, uint64_t* call
     return CUDA_SUCCESS
 
 
-cdef CUresult map_views(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+cdef CUresult map_views(Space* space, Plan* plan, DeviceContext* context,
+                        uint64_t* calls) noexcept nogil:
     # Access is given to neighbouring views at once: that saves a call for each, 7 % of the time
     # on an H200. Views mapped without access are taken back where it is refused.
     cdef CUresult code = CUDA_SUCCESS
@@ -94,9 +99,9 @@ cdef CUresult map_views(Space* space, Plan* plan, Place* place, uint64_t* calls)
             first += 1
             continue
         last = first
-        code = map_run(space, plan, &last, place, calls)
+        code = map_run(space, plan, &last, context, calls)
         if code != CUDA_SUCCESS:
-            unmap_run(space, plan, first, last, place, calls)
+            unmap_run(space, plan, first, last, context, calls)
         else:
             count_mapped(space, plan, first, last)
         first = last
@@ -107,7 +112,7 @@ cdef inline bint maps(const Action* action) noexcept nogil:
     return action.kind == ACTION_CREATE or action.kind == ACTION_MOVE
 
 
-cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last, Place* place,
+cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last, DeviceContext* context,
                       uint64_t* calls) noexcept nogil:
     # Maps the action `last` and those that follow it in addresses; `last` ends behind them.
     cdef uint64_t begin = address_of(space, plan.actions[last[0]].to)
@@ -121,27 +126,27 @@ cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last, Place* place,
         if address_of(space, plan.actions[last[0]].to) != end:
             break
         nbytes = size_of(space, plan.actions[last[0]].page)
-        code = page_map(place, end, nbytes, space.page[plan.actions[last[0]].page].memory)
+        code = page_map(context, end, nbytes, space.page[plan.actions[last[0]].page].memory)
         calls[0] += 1
         if code != CUDA_SUCCESS:
             plan.refused = "cuMemMap"
             return code
         end += nbytes
         last[0] += 1
-    code = page_allow(place, begin, end - begin)
+    code = page_allow(context, begin, end - begin)
     calls[0] += 1
     if code != CUDA_SUCCESS:
         plan.refused = "cuMemSetAccess"
     return code
 
 
-cdef void unmap_run(Space* space, Plan* plan, uint32_t first, uint32_t last, Place* place,
+cdef void unmap_run(Space* space, Plan* plan, uint32_t first, uint32_t last, DeviceContext* context,
                     uint64_t* calls) noexcept nogil:
     cdef uint32_t i
     for i in range(first, last):
         if not maps(&plan.actions[i]):
             continue
-        page_unmap(place, address_of(space, plan.actions[i].to),
+        page_unmap(context, address_of(space, plan.actions[i].to),
                    size_of(space, plan.actions[i].page))
         calls[0] += 1
 
@@ -158,34 +163,36 @@ cdef void count_mapped(Space* space, Plan* plan, uint32_t first, uint32_t last) 
             space.moved += 1
 
 
-cdef void release_memory(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+cdef void release_memory(Space* space, Plan* plan, DeviceContext* context,
+                         uint64_t* calls) noexcept nogil:
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_RELEASE:
-            let_go(space, &plan.actions[i], place, calls)
+            let_go(space, &plan.actions[i], context, calls)
             space.released += 1
 
 
-cdef void let_go(Space* space, const Action* action, Place* place, uint64_t* calls) noexcept nogil:
+cdef void let_go(Space* space, const Action* action, DeviceContext* context,
+                 uint64_t* calls) noexcept nogil:
     # Memory without a view goes back; where that is refused, it is tried again later.
     cdef uint64_t memory = space.page[action.page].memory
     if memory == 0:
         return                          # suspended
     calls[0] += 1
-    if page_release(place, memory) != CUDA_SUCCESS:
+    if page_release(context, memory) != CUDA_SUCCESS:
         orphan_add(space, memory)
 
 
-cdef void abandon(Space* space, Plan* plan, Place* place, uint64_t* calls) noexcept nogil:
+cdef void abandon(Space* space, Plan* plan, DeviceContext* context, uint64_t* calls) noexcept nogil:
     cdef uint32_t i
     cdef const Action* action
     for i in range(plan.count):
         action = &plan.actions[i]
         if action.created and not action.done:
-            let_go(space, action, place, calls)
+            let_go(space, action, context, calls)
         elif (action.kind == ACTION_MOVE or action.kind == ACTION_RELEASE) and (
                 not action.done and view_left(space, action) == NIL):
-            let_go(space, action, place, calls)
+            let_go(space, action, context, calls)
 
 
 cdef uint32_t view_left(const Space* space, const Action* action) noexcept nogil:
@@ -285,24 +292,25 @@ cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slo
 # ---- Giving pages up and restoring them ----------------------------------------------------------
 
 
-cdef CUresult space_give_up(Space* space, Lock* lock, Place* place, uint64_t* calls) noexcept nogil:
-    cdef CUresult code = place_enter(place)
+cdef CUresult space_give_up(Space* space, Lock* lock, DeviceContext* context,
+                            uint64_t* calls) noexcept nogil:
+    cdef CUresult code = context_enter(context)
     cdef uint32_t i
     if code != CUDA_SUCCESS:
         return code
     for i in range(space.page_count):
         if code == CUDA_SUCCESS and space.page[i].granules and space.page[i].memory:
-            code = give_up(space, &space.page[i], lock, place, calls)
-    place_leave(place)
+            code = give_up(space, &space.page[i], lock, context, calls)
+    context_leave(context)
     return code
 
 
-cdef CUresult give_up(Space* space, Page* page, Lock* lock, Place* place,
+cdef CUresult give_up(Space* space, Page* page, Lock* lock, DeviceContext* context,
                       uint64_t* calls) noexcept nogil:
     cdef uint64_t nbytes = <uint64_t>page.granules << GRANULE_BITS
     cdef CUresult code
     if page.dormant != NIL:
-        code = page_unmap(place, address_of(space, page.dormant), nbytes)
+        code = page_unmap(context, address_of(space, page.dormant), nbytes)
         calls[0] += 1
         if code != CUDA_SUCCESS:
             return code
@@ -310,34 +318,35 @@ cdef CUresult give_up(Space* space, Page* page, Lock* lock, Place* place,
         view_set(space, page.dormant, page.granules, NIL)
         page.dormant = NIL
         lock_release(lock)
-    code = page_unmap(place, address_of(space, page.active), nbytes)
+    code = page_unmap(context, address_of(space, page.active), nbytes)
     calls[0] += 1
     if code == CUDA_SUCCESS:
-        let_memory_go(space, page, place, calls)
+        let_memory_go(space, page, context, calls)
     return code
 
 
-cdef void let_memory_go(Space* space, Page* page, Place* place, uint64_t* calls) noexcept nogil:
+cdef void let_memory_go(Space* space, Page* page, DeviceContext* context,
+                        uint64_t* calls) noexcept nogil:
     calls[0] += 1
-    if page_release(place, page.memory) != CUDA_SUCCESS:
+    if page_release(context, page.memory) != CUDA_SUCCESS:
         orphan_add(space, page.memory)
     page.memory = 0
 
 
-cdef CUresult space_restore(Space* space, Place* place, uint64_t* calls,
+cdef CUresult space_restore(Space* space, DeviceContext* context, uint64_t* calls,
                             const char** call) noexcept nogil:
     # Page by page, so that a page with memory is a mapped one; access run by run.
-    cdef CUresult code = place_enter(place)
+    cdef CUresult code = context_enter(context)
     cdef uint32_t g = 0
     if code != CUDA_SUCCESS:
         call[0] = "cuCtxPushCurrent"
         return code
     while g < space.granules and code == CUDA_SUCCESS:
         if begins_page(space, g):
-            code = restore_run(space, &g, place, calls, call)
+            code = restore_run(space, &g, context, calls, call)
         else:
             g += 1
-    place_leave(place)
+    context_leave(context)
     return code
 
 
@@ -346,7 +355,7 @@ cdef inline bint begins_page(const Space* space, uint32_t g) noexcept nogil:
     return mapped != NIL and space.page[mapped].active == g and space.page[mapped].memory == 0
 
 
-cdef CUresult restore_run(Space* space, uint32_t* g, Place* place, uint64_t* calls,
+cdef CUresult restore_run(Space* space, uint32_t* g, DeviceContext* context, uint64_t* calls,
                           const char** call) noexcept nogil:
     # The pages without memory from one granule on, as long as they lie side by side.
     cdef uint64_t begin = address_of(space, g[0])
@@ -355,21 +364,21 @@ cdef CUresult restore_run(Space* space, uint32_t* g, Place* place, uint64_t* cal
     cdef Page* page
     while code == CUDA_SUCCESS and g[0] < space.granules and begins_page(space, g[0]):
         page = &space.page[page_mapped_at(space, g[0])]
-        code = restore_page(space, page, place, calls, call)
+        code = restore_page(space, page, context, calls, call)
         if code == CUDA_SUCCESS:
             end += <uint64_t>page.granules << GRANULE_BITS
             g[0] += page.granules
     if code == CUDA_SUCCESS:
         call[0] = "cuMemSetAccess"
         calls[0] += 1
-        code = page_allow(place, begin, end - begin)
+        code = page_allow(context, begin, end - begin)
     return code
 
 
-cdef CUresult restore_page(Space* space, Page* page, Place* place, uint64_t* calls,
+cdef CUresult restore_page(Space* space, Page* page, DeviceContext* context, uint64_t* calls,
                            const char** call) noexcept nogil:
     cdef uint64_t nbytes = <uint64_t>page.granules << GRANULE_BITS
-    cdef CUresult code = page_create(place, nbytes, &page.memory)
+    cdef CUresult code = page_create(context, nbytes, &page.memory)
     call[0] = "cuMemCreate"
     calls[0] += 1
     if code != CUDA_SUCCESS:
@@ -377,7 +386,7 @@ cdef CUresult restore_page(Space* space, Page* page, Place* place, uint64_t* cal
         return code
     call[0] = "cuMemMap"
     calls[0] += 1
-    code = page_map(place, address_of(space, page.active), nbytes, page.memory)
+    code = page_map(context, address_of(space, page.active), nbytes, page.memory)
     if code != CUDA_SUCCESS:
-        let_memory_go(space, page, place, calls)
+        let_memory_go(space, page, context, calls)
     return code

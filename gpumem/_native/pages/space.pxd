@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc cimport Bfc, Chunk
-from gpumem._native.driver cimport CUresult, Place
+from gpumem._native.driver cimport CUresult, DeviceContext
 from gpumem._native.pages.types cimport Page, Range, Space
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
@@ -24,14 +24,14 @@ cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
 # An empty space; no driver call. `first_bytes` of addresses are reserved at the first need.
 cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil
 # Reserves addresses that hold a block of `size` bytes; less than planned if they are scarce.
-cdef CUresult range_reserve(const Space* space, Place* place, uint64_t size,
+cdef CUresult range_reserve(const Space* space, DeviceContext* context, uint64_t size,
                             Range* fresh) noexcept nogil
 # Adds what was reserved. False: no host memory, the reservation is still the caller's.
 cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil
-cdef void space_destroy(Space* space, Place* place) noexcept nogil
+cdef void space_destroy(Space* space, DeviceContext* context) noexcept nogil
 # Keeps memory that the driver refused to take back, to try again; with the grow lock.
 cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil
-cdef void orphans_release(Space* space, Place* place) noexcept nogil
+cdef void orphans_release(Space* space, DeviceContext* context) noexcept nogil
 # Room in the arrays, so that what follows cannot fail.
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil
 cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil
@@ -59,15 +59,16 @@ cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
 # ---- The driver calls behind pages, one function each; the device's context is current -----------
 
 
-cdef CUresult address_reserve(Place* place, uint64_t nbytes, uint64_t* address) noexcept nogil
-cdef CUresult address_free(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil
-cdef CUresult page_create(Place* place, uint64_t nbytes, uint64_t* memory) noexcept nogil
-cdef CUresult page_map(Place* place, uint64_t address, uint64_t nbytes,
+cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
+                              uint64_t* address) noexcept nogil
+cdef CUresult address_free(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil
+cdef CUresult page_map(DeviceContext* context, uint64_t address, uint64_t nbytes,
                        uint64_t memory) noexcept nogil
 # Gives the device access to mappings that lie side by side, all of them.
-cdef CUresult page_allow(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil
-cdef CUresult page_unmap(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil
-cdef CUresult page_release(Place* place, uint64_t memory) noexcept nogil
+cdef CUresult page_allow(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef CUresult page_unmap(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef CUresult page_release(DeviceContext* context, uint64_t memory) noexcept nogil
 
 
 # ---- What must hold of pages and the chunks over them; never on a fast path ----------------------

@@ -9,9 +9,9 @@ from gpumem._native.bfc cimport (
     LEVELS, NIL, SLOT_RELEASED, state_of, STEPS, StreamBins,
 )
 from gpumem._native.driver cimport (
-    CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUresult, Place, place_enter, place_leave,
+    context_enter, context_leave, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
+    CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult, DeviceContext,
 )
 from gpumem._native.pages.types cimport (
     address_of, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet, MAX_RANGES,
@@ -151,7 +151,7 @@ cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint larg
     space.first_bytes = first_bytes
 
 
-cdef CUresult range_reserve(const Space* space, Place* place, uint64_t size,
+cdef CUresult range_reserve(const Space* space, DeviceContext* context, uint64_t size,
                             Range* fresh) noexcept nogil:
     # As much as all ranges together have; half as much, again and again, where that is refused.
     cdef uint64_t least = ((size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)) + GRANULE
@@ -165,7 +165,7 @@ cdef CUresult range_reserve(const Space* space, Place* place, uint64_t size,
     while True:
         if wanted < least:
             wanted = least
-        code = address_reserve(place, wanted, &fresh.base)
+        code = address_reserve(context, wanted, &fresh.base)
         if code == CUDA_SUCCESS or wanted == least:
             break
         wanted = (wanted >> 1) & ~<uint64_t>(GRANULE - 1)
@@ -185,46 +185,47 @@ cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
     return True
 
 
-cdef void space_destroy(Space* space, Place* place) noexcept nogil:
+cdef void space_destroy(Space* space, DeviceContext* context) noexcept nogil:
     # Nobody uses the arena any more: every view and page goes, then the addresses. There is nobody
     # to tell of a refusal: what the driver refused is asked once more.
     cdef int _attempt
     for _attempt in range(2):
-        if place != NULL and place_enter(place) == CUDA_SUCCESS:
-            pages_forget(space, place)
-            ranges_forget(space, place)
-            place_leave(place)
+        if context != NULL and context_enter(context) == CUDA_SUCCESS:
+            pages_forget(space, context)
+            ranges_forget(space, context)
+            context_leave(context)
     free(space.page)
     free(space.page_at)
     free(space.orphans)
     memset(space, 0, sizeof(Space))
 
 
-cdef void pages_forget(Space* space, Place* place) noexcept nogil:
+cdef void pages_forget(Space* space, DeviceContext* context) noexcept nogil:
     cdef uint32_t i
     cdef Page* page
     for i in range(space.page_count):
         page = &space.page[i]
         if page.granules == 0:
             continue
-        if page.dormant != NIL and view_forget(space, page.dormant, page.granules, place):
+        if page.dormant != NIL and view_forget(space, page.dormant, page.granules, context):
             page.dormant = NIL
-        if page.memory and view_forget(space, page.active, page.granules, place):
+        if page.memory and view_forget(space, page.active, page.granules, context):
             orphan_add(space, page.memory)
             page.granules = 0
-    orphans_release(space, place)
+    orphans_release(space, context)
 
 
-cdef bint view_forget(Space* space, uint32_t first, uint32_t granules, Place* place) noexcept nogil:
-    return page_unmap(place, address_of(space, first),
+cdef bint view_forget(Space* space, uint32_t first, uint32_t granules,
+                      DeviceContext* context) noexcept nogil:
+    return page_unmap(context, address_of(space, first),
                       <uint64_t>granules << GRANULE_BITS) == CUDA_SUCCESS
 
 
-cdef void ranges_forget(Space* space, Place* place) noexcept nogil:
+cdef void ranges_forget(Space* space, DeviceContext* context) noexcept nogil:
     cdef uint32_t i
     for i in range(space.range_count):
         if space.ranges[i].base and address_free(
-                place, space.ranges[i].base, space.ranges[i].bytes + GRANULE) == CUDA_SUCCESS:
+                context, space.ranges[i].base, space.ranges[i].bytes + GRANULE) == CUDA_SUCCESS:
             space.ranges[i].base = 0
 
 
@@ -238,11 +239,11 @@ cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil:
     space.orphan_count += 1
 
 
-cdef void orphans_release(Space* space, Place* place) noexcept nogil:
+cdef void orphans_release(Space* space, DeviceContext* context) noexcept nogil:
     cdef uint32_t kept = 0
     cdef uint32_t i
     for i in range(space.orphan_count):
-        if page_release(place, space.orphans[i]) != CUDA_SUCCESS:
+        if page_release(context, space.orphans[i]) != CUDA_SUCCESS:
             space.orphans[kept] = space.orphans[i]
             kept += 1
     space.orphan_count = kept
@@ -324,52 +325,54 @@ cdef enum:
     ADDRESS_ALIGNMENT = 33554432        # 32 MiB, the largest page
 
 
-cdef CUresult address_reserve(Place* place, uint64_t nbytes, uint64_t* address) noexcept nogil:
+cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
+                              uint64_t* address) noexcept nogil:
     cdef CUdeviceptr pointer = 0
-    cdef CUresult code = place_enter(place)
+    cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
-    code = place.table.cuMemAddressReserve(&pointer, nbytes, ADDRESS_ALIGNMENT, 0, 0)
-    place_leave(place)
+    code = context.table.cuMemAddressReserve(&pointer, nbytes, ADDRESS_ALIGNMENT, 0, 0)
+    context_leave(context)
     address[0] = pointer
     return code
 
 
-cdef CUresult address_free(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
-    return place.table.cuMemAddressFree(address, nbytes)
+cdef CUresult address_free(DeviceContext* context, uint64_t address,
+                           uint64_t nbytes) noexcept nogil:
+    return context.table.cuMemAddressFree(address, nbytes)
 
 
-cdef CUresult page_create(Place* place, uint64_t nbytes, uint64_t* memory) noexcept nogil:
+cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil:
     cdef CUmemAllocationProp prop
     cdef CUmemGenericAllocationHandle handle = 0
     memset(&prop, 0, sizeof(prop))
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    prop.location.id = place.device
-    cdef CUresult code = place.table.cuMemCreate(&handle, nbytes, &prop, 0)
+    prop.location.id = context.device
+    cdef CUresult code = context.table.cuMemCreate(&handle, nbytes, &prop, 0)
     memory[0] = handle
     return code
 
 
-cdef CUresult page_map(Place* place, uint64_t address, uint64_t nbytes,
+cdef CUresult page_map(DeviceContext* context, uint64_t address, uint64_t nbytes,
                        uint64_t memory) noexcept nogil:
-    return place.table.cuMemMap(address, nbytes, 0, memory, 0)
+    return context.table.cuMemMap(address, nbytes, 0, memory, 0)
 
 
-cdef CUresult page_allow(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
+cdef CUresult page_allow(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil:
     cdef CUmemAccessDesc access
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = place.device
+    access.location.id = context.device
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return place.table.cuMemSetAccess(address, nbytes, &access, 1)
+    return context.table.cuMemSetAccess(address, nbytes, &access, 1)
 
 
-cdef CUresult page_unmap(Place* place, uint64_t address, uint64_t nbytes) noexcept nogil:
-    return place.table.cuMemUnmap(address, nbytes)
+cdef CUresult page_unmap(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return context.table.cuMemUnmap(address, nbytes)
 
 
-cdef CUresult page_release(Place* place, uint64_t memory) noexcept nogil:
-    return place.table.cuMemRelease(memory)
+cdef CUresult page_release(DeviceContext* context, uint64_t memory) noexcept nogil:
+    return context.table.cuMemRelease(memory)
 
 
 # ---- Validation of pages; see _native/pages/types.pxd for the model ------------------------------

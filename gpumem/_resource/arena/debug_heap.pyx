@@ -19,8 +19,8 @@ from gpumem._native.arena cimport (
     HeapSettings, HeapSite,
 )
 from gpumem._native.driver cimport (
-    check as check_code, CUDA_SUCCESS, CUresult, CUstreamCaptureMode, place_enter, place_leave,
-    place_relax, place_restore,
+    check as check_code, context_enter, context_leave, context_relax, context_restore, CUDA_SUCCESS,
+    CUresult, CUstreamCaptureMode,
 )
 from gpumem._support.deferred cimport call_soon, report_unraisable
 from gpumem._support.process cimport process
@@ -158,7 +158,7 @@ cdef class Heap:
             code = heap_narrow(core, block.handle, block.address, nbytes)
         if code != CUDA_SUCCESS:
             arena_free(core, block.handle, slot)
-            check_code(core.place.table, code, "cuMemsetD8Async")
+            check_code(core.context.table, code, "cuMemsetD8Async")
         return 0
 
     cdef int bad_free(self, uint64_t address) except -1:
@@ -170,10 +170,10 @@ cdef class Heap:
         if wait:
             with nogil:
                 code = wait_for_device(core)
-        check_code(core.place.table, code, "cuCtxSynchronize")
+        check_code(core.context.table, code, "cuCtxSynchronize")
         with nogil:
             code = heap_check(core)
-        check_code(core.place.table, code, "cuMemcpyDtoHAsync")
+        check_code(core.context.table, code, "cuMemcpyDtoHAsync")
         return tell_of(self, take_reports(self))
 
     cdef int tell(self) except -1:
@@ -206,13 +206,13 @@ cdef class Heap:
 cdef CUresult wait_for_device(ArenaCore* core) noexcept nogil:
     # Relaxed: another stream's capture of this thread does not forbid it.
     cdef CUstreamCaptureMode mode
-    cdef CUresult code = place_enter(core.place)
+    cdef CUresult code = context_enter(core.context)
     if code != CUDA_SUCCESS:
         return code
-    mode = place_relax(core.place)
-    code = core.place.table.cuCtxSynchronize()
-    place_restore(core.place, mode)
-    place_leave(core.place)
+    mode = context_relax(core.context)
+    code = core.context.table.cuCtxSynchronize()
+    context_restore(core.context, mode)
+    context_leave(core.context)
     return code
 
 

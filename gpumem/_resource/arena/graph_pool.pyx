@@ -212,7 +212,7 @@ cdef class Captures:
         if pool is not None and pool.capture == 0:
             return pool                 # its context says how long
         # A pool that was opened by itself serves one capture: is it still that one?
-        if not stream_captures(core.place, core.streams[slot].handle, &capture, &graph, &unknown):
+        if not stream_captures(core.context, core.streams[slot].handle, &capture, &graph, &unknown):
             capture = 0
         if pool is not None and pool.capture != capture:
             self.end(core, pool)
@@ -262,7 +262,7 @@ cdef class Captures:
         if pool.capture == 0:
             return 0
         for slot in pool.serving:
-            if (stream_captures(core.place, core.streams[slot].handle, &capture, &graph, &unknown)
+            if (stream_captures(core.context, core.streams[slot].handle, &capture, &graph, &unknown)
                     and capture == pool.capture):
                 return 0
         return self.end(core, pool)
@@ -313,7 +313,7 @@ cdef int retain_with(GraphPool pool, uint64_t graph) except -1:
     cdef CUresult code
     with nogil:
         code = pool_retain_with(pool.core, <CUgraph><uintptr_t>graph)
-    return check(pool.core.place.table, code, "cuGraphRetainUserObject")
+    return check(pool.core.context.table, code, "cuGraphRetainUserObject")
 
 
 cdef uint64_t graph_handle(object graph) except? 0:

@@ -137,14 +137,14 @@ cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uin
     if status == ARENA_DRIVER_REFUSED and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
         call = core.last_call if core.last_call != NULL else core.backing.call
-        check(arena.place.place.table, <CUresult>core.last_code, (<bytes>call).decode())
+        check(arena.driver_device.context.table, <CUresult>core.last_code, (<bytes>call).decode())
     raise_out_of_memory(arena, core, asked, extra, slot, status, failure)
 
 
 cdef int raise_half_suspended(MemoryResource arena, ArenaCore* core) except -1:
     """Raise what suspend met: refused half-way, and refused when that was to be undone."""
     try:
-        check(arena.place.place.table, <CUresult>core.last_code,
+        check(arena.driver_device.context.table, <CUresult>core.last_code,
               (<bytes>core.last_call).decode())
     except Exception as refusal:
         raise SuspendedError(
@@ -212,7 +212,7 @@ cdef object report_of(MemoryResource resource, ArenaCore* arena, uint64_t asked,
     report = OutOfMemoryReport(
         memory, asked, rounded, resource.name, <uintptr_t>arena.streams[slot].handle,
         (LimitInForce("max_mem", limit, arena_held(arena)),) if limit else (),
-        **held, **device_figures(resource, arena.place, arena))
+        **held, **device_figures(resource, arena.context, arena))
     still = (not arena.settings.paged and arena.backing.source == NULL
              and not pages_problem(resource.memory))
     return replace(report, remedies=find_remedies(report, reason, could_move=still))

@@ -13,7 +13,7 @@ from gpumem._native.backing cimport (
     THE_DEVICE,
 )
 from gpumem._native.bfc cimport round_to_quantum
-from gpumem._native.driver cimport check, CUresult, Place
+from gpumem._native.driver cimport check, CUresult, DeviceContext
 from gpumem._resource.arena.source cimport Source, source_init
 
 from gpumem.config import _PAGED_FROM
@@ -66,28 +66,28 @@ HOST_KINDS = (MemoryKind.HOST, MemoryKind.HOST_ACCESSIBLE)
 
 cdef int choose_backing(MemoryResource arena, object config, Source source,
                         Backing* backing) except -1:
-    cdef Place* place = &arena.place.place
+    cdef DeviceContext* context = &arena.driver_device.context
     require_settings(arena, config, source)
     if source is not None:
-        source_init(backing, place)
+        source_init(backing, context)
     elif config.numa_node is not None:
         require_node(arena, config.numa_node)
-        numa_init(backing, place, config.numa_node)
+        numa_init(backing, context, config.numa_node)
     elif arena.memory.kind is MemoryKind.HOST_ACCESSIBLE:
-        pinned_init(backing, place)
+        pinned_init(backing, context)
     elif arena.memory.kind is MemoryKind.MANAGED:
-        managed_init(backing, place)
+        managed_init(backing, context)
     else:
-        backing_init(backing, place)
+        backing_init(backing, context)
     return 0
 
 
 cdef int shareable_init(MemoryResource arena, object config, Backing* backing) except -1:
     if by_handle(arena, config):
-        shared_init(backing, &arena.place.place,
+        shared_init(backing, &arena.driver_device.context,
                     THE_DEVICE if config.numa_node is None else config.numa_node)
     else:
-        file_init(backing, &arena.place.place)
+        file_init(backing, &arena.driver_device.context)
     return 0
 
 
@@ -128,9 +128,9 @@ cdef int require_node(MemoryResource arena, int node) except -1:
         raise ConfigError(f"numa_node = {node} is not accepted on {arena.memory}: "
                           f"{capability.reason}")
     with nogil:
-        code = numa_try(&arena.place.place, node, &call)
+        code = numa_try(&arena.driver_device.context, node, &call)
     try:
-        check(arena.place.place.table, code, call.decode())
+        check(arena.driver_device.context.table, code, call.decode())
     except DriverError as refusal:
         raise ConfigError(f"numa_node = {node} is not accepted on {arena.memory}: "
                           f"{refusal}") from refusal

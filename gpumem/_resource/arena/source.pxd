@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport ArenaCore
 from gpumem._native.backing cimport Backing
-from gpumem._native.driver cimport CUresult, DriverDevice, Place
+from gpumem._native.driver cimport CUresult, DeviceContext, DriverDevice
 
 ctypedef void* (*AllocateFunction)(size_t nbytes) noexcept nogil
 ctypedef void (*FreeFunction)(void* address, size_t nbytes) noexcept nogil
@@ -18,7 +18,7 @@ cdef class Source:
     cdef AllocateFunction c_allocate
     cdef FreeFunction c_free
     cdef object memory                  # MemoryInfo of the arena
-    cdef DriverDevice place
+    cdef DriverDevice driver_device
     cdef dict held                      # address -> bytes of every region that the arena has
     cdef dict errors                    # thread -> what its latest call raised
     cdef object caller                  # thread that is inside a callable; None: nobody
@@ -32,7 +32,7 @@ cdef class Source:
 
 # Reads what a user gave as `source`; raises TypeError or ConfigError.
 cdef Source make_source(MemoryResource arena, object config, object given)
-cdef void source_init(Backing* backing, Place* place) noexcept
+cdef void source_init(Backing* backing, DeviceContext* context) noexcept
 # The arena's backing refers to its source until the arena is closed or gone.
 cdef void source_keep(Backing* backing, Source source) noexcept
 # What this thread's latest call of the arena's source raised, once; None: nothing.

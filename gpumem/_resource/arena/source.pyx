@@ -15,10 +15,10 @@ from gpumem._native.arena cimport ArenaCore
 from gpumem._native.backing cimport Backing, backing_init, backing_note, pages_exist
 from gpumem._native.bfc cimport QUANTUM
 from gpumem._native.driver cimport (
-    CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
-    CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_ERROR_OUT_OF_MEMORY,
-    CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUdeviceptr, CUpointer_attribute, CUresult, DriverDevice,
-    Place, place_enter, place_leave, pointer_attribute,
+    context_enter, context_leave, CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS,
+    CUdeviceptr, CUpointer_attribute, CUresult, DeviceContext, DriverDevice, pointer_attribute,
 )
 from gpumem._support.deferred cimport report_unraisable
 
@@ -43,7 +43,7 @@ cdef Source make_source(MemoryResource arena, object config, object given):
     source = Source.__new__(Source)
     source.given = given
     source.memory = arena.memory
-    source.place = arena.place
+    source.driver_device = arena.driver_device
     source.held = {}
     source.errors = {}
     if isinstance(given, MemoryResource):
@@ -166,7 +166,7 @@ cdef class Source:
         if self.memory.kind is MemoryKind.HOST:
             return "" if pages_exist(given, size) else "is not all mapped"
         for byte in (given, given + size - 1):
-            if not is_memory_of(self.place, self.memory.kind, byte):
+            if not is_memory_of(self.driver_device, self.memory.kind, byte):
                 return f"is no {self.memory.kind.value} memory of {self.memory.device}"
         return ""
 
@@ -204,31 +204,31 @@ cdef class Source:
         return 0
 
 
-cdef bint is_memory_of(DriverDevice place, object kind, CUdeviceptr byte):
+cdef bint is_memory_of(DriverDevice driver_device, object kind, CUdeviceptr byte):
     """Ask the driver whether a byte is this kind of memory, and the device's."""
     if kind is MemoryKind.DEVICE:
-        return (attribute_of(place, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, byte)
+        return (attribute_of(driver_device, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, byte)
                 == <int>CU_MEMORYTYPE_DEVICE
-                and attribute_of(place, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, byte)
-                == <uint64_t>place.ordinal)
+                and attribute_of(driver_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, byte)
+                == <uint64_t>driver_device.ordinal)
     if kind is MemoryKind.MANAGED and not attribute_of(
-            place, CU_POINTER_ATTRIBUTE_IS_MANAGED, byte):
+            driver_device, CU_POINTER_ATTRIBUTE_IS_MANAGED, byte):
         return False
-    return attribute_of(place, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, byte) == byte
+    return attribute_of(driver_device, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, byte) == byte
 
 
-cdef uint64_t attribute_of(DriverDevice place, CUpointer_attribute which,
+cdef uint64_t attribute_of(DriverDevice driver_device, CUpointer_attribute which,
                            CUdeviceptr byte) noexcept:
     """Return an attribute of an address; all ones where the driver has none."""
     cdef uint64_t value
-    cdef CUresult code = pointer_attribute(&place.place, which, byte, &value)
+    cdef CUresult code = pointer_attribute(&driver_device.context, which, byte, &value)
     return value if code == CUDA_SUCCESS else <uint64_t>-1
 
 
 # ---- the backing ---------------------------------------------------------------------------------
 
-cdef void source_init(Backing* backing, Place* place) noexcept:
-    backing_init(backing, place)
+cdef void source_init(Backing* backing, DeviceContext* context) noexcept:
+    backing_init(backing, context)
     backing.reserve = source_reserve
     backing.release = source_release
     backing.forget = source_forget
@@ -248,11 +248,11 @@ cdef CUresult source_reserve(Backing* self, uint64_t size, uint64_t* address) no
 cdef CUresult source_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # A driver's free waits for what is queued, a source cannot know of it. Memory that may still
     # be in use is not given back.
-    cdef CUresult code = place_enter(self.place)
+    cdef CUresult code = context_enter(self.context)
     if code != CUDA_SUCCESS:
         return code
-    code = backing_note(self, "cuCtxSynchronize", self.place.table.cuCtxSynchronize())
-    place_leave(self.place)
+    code = backing_note(self, "cuCtxSynchronize", self.context.table.cuCtxSynchronize())
+    context_leave(self.context)
     if code == CUDA_SUCCESS:
         with gil:
             (<Source>self.source).release(address, size)

@@ -13,7 +13,9 @@ from gpumem._native.arena cimport (
     outlet_counts, outlet_create, outlet_drop, outlet_free, outlet_record, outlet_reset_peak,
     outlet_retain, outlet_size, outlet_slot, OutletCounts, pool_begin, pool_create,
 )
-from gpumem._native.driver cimport CUDA_SUCCESS, CUstream, Place, place_enter, place_leave
+from gpumem._native.driver cimport (
+    context_enter, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
+)
 from gpumem._resource.arena cimport arena_relieve, raise_status
 from gpumem._support.events cimport FRAMEWORK_TORCH
 from gpumem._support.process cimport process, process_is_exiting
@@ -117,17 +119,17 @@ cdef void shrink(void* outlet) noexcept nogil:
 
 cdef void limit(int device, double fraction) noexcept nogil:
     cdef Outlet* outlet = <Outlet*>torch_hooks_outlet(device)
-    cdef Place* place = outlet.arena.place
+    cdef DeviceContext* context = outlet.arena.context
     cdef size_t free_bytes, total
     cdef uint64_t most
-    if place_enter(place) != CUDA_SUCCESS:
+    if context_enter(context) != CUDA_SUCCESS:
         return
-    if place.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS:
+    if context.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS:
         most = <uint64_t>(fraction * total)
         if configured[device] != 0:
             most = min(most, configured[device])
         arena_set_limit(outlet.arena, most)
-    place_leave(place)
+    context_leave(context)
 
 
 cdef void* open_pool(void* outlet) noexcept nogil:

@@ -9,13 +9,13 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint64_t
 
 from gpumem._native.driver cimport (
-    CUdeviceptr, CUexternalMemory, CUmemGenericAllocationHandle, CUresult, Place,
+    CUdeviceptr, CUexternalMemory, CUmemGenericAllocationHandle, CUresult, DeviceContext,
 )
 from gpumem._support.retired cimport Retired
 
 cdef struct Mapping:
     int32_t references      # atomic
-    Place* place
+    DeviceContext* context
     CUdeviceptr address     # of the allocation's first byte
     uint64_t nbytes         # of the allocation
     # What to give back, in this order; 0 or NULL: there is none.
@@ -31,7 +31,7 @@ cdef struct Mapping:
     Retired end
 
 # With one reference; NULL: no host memory.
-cdef Mapping* mapping_new(Place* place, uint64_t nbytes) noexcept nogil
+cdef Mapping* mapping_new(DeviceContext* context, uint64_t nbytes) noexcept nogil
 cdef void mapping_retain(Mapping* mapping) noexcept nogil
 # On any thread, in any finalizer.
 cdef void mapping_drop(Mapping* mapping) noexcept nogil

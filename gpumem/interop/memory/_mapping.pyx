@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._native.driver cimport (
-    CUDA_SUCCESS, CUresult, CUstreamCaptureMode, Place, place_enter, place_is_dead, place_leave,
-    place_relax, place_restore,
+    context_enter, context_is_dead, context_leave, context_relax, context_restore, CUDA_SUCCESS,
+    CUresult, CUstreamCaptureMode, DeviceContext,
 )
 from gpumem._support.atomics cimport count_add
 from gpumem._support.memory cimport munmap
@@ -19,11 +19,11 @@ from gpumem.interop.timelines._core cimport timelines_hold
 cdef Retired* dropped = NULL
 
 
-cdef Mapping* mapping_new(Place* place, uint64_t nbytes) noexcept nogil:
+cdef Mapping* mapping_new(DeviceContext* context, uint64_t nbytes) noexcept nogil:
     cdef Mapping* mapping = <Mapping*>calloc(1, sizeof(Mapping))
     if mapping != NULL:
         mapping.references = 1
-        mapping.place = place
+        mapping.context = context
         mapping.nbytes = nbytes
     return mapping
 
@@ -53,7 +53,7 @@ cdef void mappings_reap() noexcept nogil:
     while link != NULL:
         mapping = <Mapping*>link.thing
         link = link.next
-        if timelines_hold(mapping.place):
+        if timelines_hold(mapping.context):
             put_off(mapping)
         else:
             mapping_end(mapping, &call)     # nobody is there to be told of a failure
@@ -68,13 +68,13 @@ cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
     cdef CUstreamCaptureMode before
     cdef CUresult first = CUDA_SUCCESS
     # In a fork's child the driver's objects are the parent's; file pages were shared with it.
-    if not place_is_dead(mapping.place):
-        first = place_enter(mapping.place)
+    if not context_is_dead(mapping.context):
+        first = context_enter(mapping.context)
         if first == CUDA_SUCCESS:
-            before = place_relax(mapping.place)
+            before = context_relax(mapping.context)
             first = end_in_driver(mapping, call)
-            place_restore(mapping.place, before)
-            place_leave(mapping.place)
+            context_restore(mapping.context, before)
+            context_leave(mapping.context)
     if mapping.file_bytes and not mapping.is_registered:    # else the device may still reach them
         munmap(<void*>mapping.address, mapping.file_bytes)
     if mapping.owner != NULL and not mapping.is_registered and not process_is_exiting():
@@ -85,31 +85,31 @@ cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil:
 
 
 cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
-    cdef Place* place = mapping.place
+    cdef DeviceContext* context = mapping.context
     cdef CUresult first = CUDA_SUCCESS
     # Freeing a buffer waits by itself.
     if mapping.was_used and (mapping.is_mapped or mapping.is_registered):
-        first = noted(first, place.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
+        first = noted(first, context.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
     if mapping.buffer:
-        first = noted(first, place.table.cuMemFree(mapping.buffer), call, "cuMemFree")
+        first = noted(first, context.table.cuMemFree(mapping.buffer), call, "cuMemFree")
     if mapping.external != NULL:
-        first = noted(first, place.table.cuDestroyExternalMemory(mapping.external), call,
+        first = noted(first, context.table.cuDestroyExternalMemory(mapping.external), call,
                       "cuDestroyExternalMemory")
     if mapping.is_mapped:
-        first = noted(first, place.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
+        first = noted(first, context.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
                       "cuMemUnmap")
     if mapping.range_bytes:
-        first = noted(first, place.table.cuMemAddressFree(mapping.address, mapping.range_bytes),
+        first = noted(first, context.table.cuMemAddressFree(mapping.address, mapping.range_bytes),
                       call, "cuMemAddressFree")
     if mapping.physical:
-        first = noted(first, place.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
+        first = noted(first, context.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
     if mapping.is_registered:
         first = noted(first, unregister(mapping), call, "cuMemHostUnregister")
     return first
 
 
 cdef inline CUresult unregister(Mapping* mapping) noexcept nogil:
-    cdef CUresult code = mapping.place.table.cuMemHostUnregister(<void*>mapping.address)
+    cdef CUresult code = mapping.context.table.cuMemHostUnregister(<void*>mapping.address)
     mapping.is_registered = code != CUDA_SUCCESS
     return code
 

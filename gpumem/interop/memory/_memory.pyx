@@ -16,13 +16,14 @@ from gpumem._buffer cimport (
     Buffer, MemoryResource, order_settled, resource_init, Stream, stream_handle,
 )
 from gpumem._native.driver cimport (
-    check, CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    check, context_enter, context_is_dead, context_leave, context_relax, context_restore,
+    CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY,
     CUDA_EXTERNAL_MEMORY_BUFFER_DESC, CUDA_EXTERNAL_MEMORY_DEDICATED,
     CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUdeviceptr, CUexternalMemoryHandleType,
-    CUmemAccessDesc, CUmemAllocationProp, CUresult, CUstream, CUstreamCaptureMode, DriverDevice,
-    Place, place_enter, place_is_dead, place_leave, place_relax, place_restore,
+    CUmemAccessDesc, CUmemAllocationProp, CUresult, CUstream, CUstreamCaptureMode, DeviceContext,
+    DriverDevice,
 )
 from gpumem._resource cimport Handle
 from gpumem._support.lease cimport Lease, lease_create, Uses
@@ -65,7 +66,7 @@ cdef class ImportedMemory(MemoryResource):
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         # Nobody gets the memory next, and its end waits for the whole device.
         cdef CUstream handle = NULL
-        stream_handle(stream, self.place, &handle)
+        stream_handle(stream, self.driver_device, &handle)
         slot[0] = 0
         return 0
 
@@ -392,7 +393,7 @@ cdef class ExternalMemory:
             mapping_end_last(mapping, &code, &call)
             mappings_reap()
         if code != CUDA_SUCCESS:
-            check(self.home.place.place.table, code, call.decode())
+            check(self.home.driver_device.context.table, code, call.decode())
 
     def __enter__(self):
         return self
@@ -427,7 +428,7 @@ cdef ExternalMemory external_memory(object descriptor, object memory, Mapping* m
 cdef Mapping* require_open(ExternalMemory memory) except NULL:
     if memory.mapping == NULL:
         raise ClosedError("this imported memory is closed")
-    if place_is_dead(memory.mapping.place) and not memory.mapping.file_bytes:
+    if context_is_dead(memory.mapping.context) and not memory.mapping.file_bytes:
         raise ClosedError("this imported memory belongs to the parent process")
     return memory.mapping
 
@@ -438,7 +439,7 @@ cdef dict homes = {}
 
 cdef MemoryResource home_of(object memory, bint read_only):
     cdef MemoryResource known = homes.get((str(memory), read_only))
-    if known is None or place_is_dead(&known.place.place):
+    if known is None or context_is_dead(&known.driver_device.context):
         known = ImportedMemory(memory, read_only)
         homes[str(memory), read_only] = known
     return known
@@ -480,17 +481,17 @@ def import_external(wanted, int driver_type, Handle file, start=0):
 
     `start` is how many bytes of the file come before the allocation.
     """
-    cdef DriverDevice place = wanted.device._open()
+    cdef DriverDevice driver_device = wanted.device._open()
     cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC handle
     memset(&handle, 0, sizeof(handle))
     handle.type = <CUexternalMemoryHandleType>driver_type
     handle.handle.fd = file.fileno()
-    return map_external(wanted, place, &handle, file, start)
+    return map_external(wanted, driver_device, &handle, file, start)
 
 
 def import_windows(wanted, int driver_type, Handle handle):
     """The same by an NT handle, or by a name where `handle` is None; the handle stays ours."""
-    cdef DriverDevice place = wanted.device._open()
+    cdef DriverDevice driver_device = wanted.device._open()
     cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC given
     cdef bytes name
     memset(&given, 0, sizeof(given))
@@ -500,12 +501,12 @@ def import_windows(wanted, int driver_type, Handle handle):
         given.handle.win32.name = <const char*>name
     else:
         given.handle.win32.handle = <void*><uintptr_t><int>handle.fileno()
-    return map_external(wanted, place, &given, None, 0)
+    return map_external(wanted, driver_device, &given, None, 0)
 
 
-cdef object map_external(object wanted, DriverDevice place,
+cdef object map_external(object wanted, DriverDevice driver_device,
                          CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle, Handle file, uint64_t start):
-    cdef Mapping* mapping = new_mapping(place, wanted.descriptor.size)
+    cdef Mapping* mapping = new_mapping(driver_device, wanted.descriptor.size)
     cdef CUDA_EXTERNAL_MEMORY_BUFFER_DESC all_of_it
     cdef CUstreamCaptureMode before
     cdef CUresult code
@@ -517,19 +518,19 @@ cdef object map_external(object wanted, DriverDevice place,
     if wanted.dedicated:
         handle.flags = CUDA_EXTERNAL_MEMORY_DEDICATED
     with nogil:
-        code = place_enter(&place.place)
+        code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
-            before = place_relax(&place.place)
-            code = place.place.table.cuImportExternalMemory(&mapping.external, handle)
+            before = context_relax(&driver_device.context)
+            code = driver_device.context.table.cuImportExternalMemory(&mapping.external, handle)
             if code == CUDA_SUCCESS:
                 call = "cuExternalMemoryGetMappedBuffer"
-                code = place.place.table.cuExternalMemoryGetMappedBuffer(
+                code = driver_device.context.table.cuExternalMemoryGetMappedBuffer(
                     &mapping.buffer, mapping.external, &all_of_it)
-            place_restore(&place.place, before)
-            place_leave(&place.place)
+            context_restore(&driver_device.context, before)
+            context_leave(&driver_device.context)
     if mapping.external != NULL and file is not None:
         file.fd = -1                # the driver's now
-    finish(mapping, place, code, call)
+    finish(mapping, driver_device, code, call)
     mapping.address = mapping.buffer
     return external_memory(wanted.descriptor, wanted.memory, mapping)
 
@@ -538,8 +539,8 @@ cdef object map_external(object wanted, DriverDevice place,
 
 def import_physical(wanted, Handle file):
     """Import a physical allocation and map it whole."""
-    cdef DriverDevice place = wanted.device._open()
-    cdef Mapping* mapping = new_mapping(place, wanted.descriptor.size)
+    cdef DriverDevice driver_device = wanted.device._open()
+    cdef Mapping* mapping = new_mapping(driver_device, wanted.descriptor.size)
     cdef CUmemAllocationProp prop
     cdef CUresult code
     cdef const char* call = NULL
@@ -549,11 +550,11 @@ def import_physical(wanted, Handle file):
     with nogil:
         code = import_physical_here(mapping, fd, read_only, &prop, &call)
     if mapping.physical and prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE and (
-            prop.location.id != place.place.device):
+            prop.location.id != driver_device.context.device):
         mapping_free(mapping)
         raise DeviceMismatchError(f"this memory lies on device {prop.location.id}, not on "
                                   f"{wanted.device}")
-    finish(mapping, place, code, call)
+    finish(mapping, driver_device, code, call)
     memory = wanted.memory
     if prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE:
         memory = MemoryInfo(wanted.device, MemoryKind.HOST_ACCESSIBLE)
@@ -562,31 +563,31 @@ def import_physical(wanted, Handle file):
 
 cdef CUresult import_physical_here(Mapping* mapping, int fd, bint read_only,
                                    CUmemAllocationProp* prop, const char** call) noexcept nogil:
-    cdef Place* place = mapping.place
-    cdef CUresult code = place_enter(place)
+    cdef DeviceContext* context = mapping.context
+    cdef CUresult code = context_enter(context)
     cdef CUstreamCaptureMode before
     if code != CUDA_SUCCESS:
         return code
-    before = place_relax(place)
+    before = context_relax(context)
     call[0] = "cuMemImportFromShareableHandle"
-    code = place.table.cuMemImportFromShareableHandle(
+    code = context.table.cuMemImportFromShareableHandle(
         &mapping.physical, <void*><uintptr_t>fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     if code == CUDA_SUCCESS:
         call[0] = "cuMemGetAllocationPropertiesFromHandle"
-        code = place.table.cuMemGetAllocationPropertiesFromHandle(prop, mapping.physical)
+        code = context.table.cuMemGetAllocationPropertiesFromHandle(prop, mapping.physical)
     if code == CUDA_SUCCESS:
         call[0] = "cuMemAddressReserve"
-        code = place.table.cuMemAddressReserve(&mapping.address, mapping.nbytes, 0, 0, 0)
+        code = context.table.cuMemAddressReserve(&mapping.address, mapping.nbytes, 0, 0, 0)
     if code == CUDA_SUCCESS:
         mapping.range_bytes = mapping.nbytes
         call[0] = "cuMemMap"
-        code = place.table.cuMemMap(mapping.address, mapping.nbytes, 0, mapping.physical, 0)
+        code = context.table.cuMemMap(mapping.address, mapping.nbytes, 0, mapping.physical, 0)
     if code == CUDA_SUCCESS:
         mapping.is_mapped = True
         call[0] = "cuMemSetAccess"
         code = allow(mapping, prop, read_only)
-    place_restore(place, before)
-    place_leave(place)
+    context_restore(context, before)
+    context_leave(context)
     return code
 
 
@@ -595,13 +596,13 @@ cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
     # Memory of a CPU's node is the CPU's to reach, too.
     cdef CUmemAccessDesc access[2]
     access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
-    access[0].location.id = mapping.place.device
+    access[0].location.id = mapping.context.device
     access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     if read_only:
         access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READ
     access[1].location = prop.location
     access[1].flags = access[0].flags
-    return mapping.place.table.cuMemSetAccess(
+    return mapping.context.table.cuMemSetAccess(
         mapping.address, mapping.nbytes, access,
         1 if prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE else 2)
 
@@ -610,13 +611,13 @@ cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
 
 def import_file(wanted, Handle file):
     """Map a file in memory, shared, and make its pages known to the driver."""
-    cdef DriverDevice place = wanted.device._open()
+    cdef DriverDevice driver_device = wanted.device._open()
     cdef Mapping* mapping
     cdef bint read_only = wanted.descriptor.read_only
     cdef void* pages
     cdef int number
     require_bytes(file, wanted.descriptor.size)
-    mapping = new_mapping(place, wanted.descriptor.size)
+    mapping = new_mapping(driver_device, wanted.descriptor.size)
     pages = mmap(NULL, mapping.nbytes, PROT_READ if read_only else PROT_READ | PROT_WRITE,
                  MAP_SHARED, file.fileno(), 0)
     if pages == MAP_FAILED:
@@ -627,25 +628,25 @@ def import_file(wanted, Handle file):
                              f"{strerror(number).decode()}")
     mapping.address = <uintptr_t>pages
     mapping.file_bytes = mapping.nbytes
-    return register(wanted, place, mapping)
+    return register(wanted, driver_device, mapping)
 
 
 def import_host(wanted, address, owner):
     """Make pages of this process known to the driver."""
-    cdef DriverDevice place = wanted.device._open()
+    cdef DriverDevice driver_device = wanted.device._open()
     cdef Mapping* mapping
     if address % PAGE:
         raise AlignmentError(f"address {address:#x} of a HOST_ALLOCATION is not a multiple of a "
                              f"page's {PAGE} bytes")
-    mapping = new_mapping(place, wanted.descriptor.size)
+    mapping = new_mapping(driver_device, wanted.descriptor.size)
     mapping.address = address
     if owner is not None:
         Py_INCREF(owner)
         mapping.owner = <PyObject*>owner
-    return register(wanted, place, mapping)
+    return register(wanted, driver_device, mapping)
 
 
-cdef object register(object wanted, DriverDevice place, Mapping* mapping):
+cdef object register(object wanted, DriverDevice driver_device, Mapping* mapping):
     cdef unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
     cdef CUdeviceptr seen = 0
     cdef CUstreamCaptureMode before
@@ -654,19 +655,19 @@ cdef object register(object wanted, DriverDevice place, Mapping* mapping):
     if wanted.descriptor.read_only:
         flags |= CU_MEMHOSTREGISTER_READ_ONLY
     with nogil:
-        code = place_enter(&place.place)
+        code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
-            before = place_relax(&place.place)
-            code = place.place.table.cuMemHostRegister(<void*>mapping.address, mapping.nbytes,
-                                                       flags)
+            before = context_relax(&driver_device.context)
+            code = driver_device.context.table.cuMemHostRegister(<void*>mapping.address,
+                                                                 mapping.nbytes, flags)
             mapping.is_registered = code == CUDA_SUCCESS
             if code == CUDA_SUCCESS:
                 call = "cuMemHostGetDevicePointer"
-                code = place.place.table.cuMemHostGetDevicePointer(
+                code = driver_device.context.table.cuMemHostGetDevicePointer(
                     &seen, <void*>mapping.address, 0)
-            place_restore(&place.place, before)
-            place_leave(&place.place)
-    finish(mapping, place, code, call)
+            context_restore(&driver_device.context, before)
+            context_leave(&driver_device.context)
+    finish(mapping, driver_device, code, call)
     if seen != mapping.address:
         mapping_free(mapping)
         raise DeviceMismatchError(f"{wanted.device} sees these pages at another address than the "
@@ -687,8 +688,8 @@ def import_buffer(wanted, buffer):
 
 # ---- what they share -----------------------------------------------------------------------------
 
-cdef Mapping* new_mapping(DriverDevice place, uint64_t nbytes) except NULL:
-    cdef Mapping* mapping = mapping_new(&place.place, nbytes)
+cdef Mapping* new_mapping(DriverDevice driver_device, uint64_t nbytes) except NULL:
+    cdef Mapping* mapping = mapping_new(&driver_device.context, nbytes)
     if mapping == NULL:
         raise MemoryError("no host memory for an import's books")
     return mapping
@@ -700,11 +701,12 @@ cdef void mapping_free(Mapping* mapping) noexcept:
         mapping_end(mapping, &call)
 
 
-cdef int finish(Mapping* mapping, DriverDevice place, CUresult code, const char* call) except -1:
+cdef int finish(Mapping* mapping, DriverDevice driver_device, CUresult code,
+                const char* call) except -1:
     """Undo an import that failed, and raise."""
     if code != CUDA_SUCCESS:
         mapping_free(mapping)
-        check(place.place.table, code, call.decode())
+        check(driver_device.context.table, code, call.decode())
     return 0
 
 

@@ -6,7 +6,7 @@ Functions return a `CoreStatus`; `Outcome` has what a person wants to know of a 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from gpumem._native.driver cimport (
-    CUdeviceptr, CUevent, CUexternalSemaphore, CUresult, CUstream, Place,
+    CUdeviceptr, CUevent, CUexternalSemaphore, CUresult, CUstream, DeviceContext,
 )
 from gpumem._support.lock cimport Lock
 from gpumem._support.retired cimport Retired
@@ -63,7 +63,7 @@ cdef struct Outcome:
 
 # What one device has of the timeline: what its streams wait on and write.
 cdef struct Link:
-    Place* place
+    DeviceContext* context
     CUexternalSemaphore semaphore   # NULL: memory, by stream memory operations; or not yet
     void* alias                     # the page once more, registered; NULL: a semaphore
     CUdeviceptr address             # of that, for the device
@@ -71,7 +71,7 @@ cdef struct Link:
 
 # The last wait or signal that one stream was given.
 cdef struct Use:
-    Place* place
+    DeviceContext* context
     CUstream stream
     uint64_t thread         # whose default stream, where each thread has its own; else 0
     CUevent event
@@ -106,24 +106,26 @@ cdef void core_after_fork(TimelineCore* core) noexcept nogil
 cdef void core_retire(TimelineCore* core) noexcept nogil
 # Give back what is retired and done; never waits for a device.
 cdef void cores_reap() noexcept nogil
-# Does a stream of the place still have to do with a timeline? Then a driver call that waits for the
-# device may wait for a value that its caller has yet to signal.
-cdef bint timelines_hold(Place* place) noexcept nogil
+# Does a stream of the context still have to do with a timeline? Then a driver call that waits for
+# the device may wait for a value that its caller has yet to signal.
+cdef bint timelines_hold(DeviceContext* context) noexcept nogil
 # Before a stream is given something: those who give back have to know of it.
 cdef void core_list(TimelineCore* core) noexcept nogil
 
-# ---- uses; the lock is held, the place entered ----
-cdef Use* use_for(TimelineCore* core, Place* place, CUstream stream, CUresult* code) noexcept nogil
+# ---- uses; the lock is held, the context entered ----
+cdef Use* use_for(TimelineCore* core, DeviceContext* context, CUstream stream,
+                  CUresult* code) noexcept nogil
 cdef void use_record(Use* used) noexcept nogil
 cdef bint core_idle(TimelineCore* core) noexcept nogil          # takes the lock, or says no
 
-# ---- links; the lock is held, the place entered ----
-cdef int core_link_memory(TimelineCore* core, Place* place, Link** link,
+# ---- links; the lock is held, the context entered ----
+cdef int core_link_memory(TimelineCore* core, DeviceContext* context, Link** link,
                           Outcome* out) noexcept nogil
-cdef int core_link_page(TimelineCore* core, Place* place, Link** link, Outcome* out) noexcept nogil
-cdef int core_add_semaphore(TimelineCore* core, Place* place,
+cdef int core_link_page(TimelineCore* core, DeviceContext* context, Link** link,
+                        Outcome* out) noexcept nogil
+cdef int core_add_semaphore(TimelineCore* core, DeviceContext* context,
                             CUexternalSemaphore semaphore) noexcept nogil
-cdef Link* core_link(TimelineCore* core, Place* place) noexcept nogil
+cdef Link* core_link(TimelineCore* core, DeviceContext* context) noexcept nogil
 
 
 # ---- C level: waits and signals of a timeline, by streams and by the CPU -------------------------
@@ -134,12 +136,12 @@ cdef Link* core_link(TimelineCore* core, Place* place) noexcept nogil
 
 # A stream's work from here on starts when the value is reached. At once, without a driver call,
 # if the page says that it is.
-cdef int core_enqueue_wait(TimelineCore* core, Place* place, CUstream stream, uint64_t value,
-                           Outcome* out) noexcept nogil
+cdef int core_enqueue_wait(TimelineCore* core, DeviceContext* context, CUstream stream,
+                           uint64_t value, Outcome* out) noexcept nogil
 # The value is signalled when all that the stream was given so far is done. Signals take effect in
 # the order in which they were queued, also on different streams.
-cdef int core_enqueue_signal(TimelineCore* core, Place* place, CUstream stream, uint64_t value,
-                             Outcome* out) noexcept nogil
+cdef int core_enqueue_signal(TimelineCore* core, DeviceContext* context, CUstream stream,
+                             uint64_t value, Outcome* out) noexcept nogil
 
 # The CPU signals; the page is there. While a device still has to store a lower value, that comes
 # first: CORE_LATE says that it had not by the deadline, and that nothing was signalled.
@@ -151,13 +153,13 @@ cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64
                    Outcome* out) noexcept nogil
 # The same where no page is: queue a wait on a stream of its own, ask for it, be done with it. One
 # that is ended before it is over stays queued, as a use.
-cdef int core_wait_begin(TimelineCore* core, Place* place, CUstream* stream, uint64_t value,
+cdef int core_wait_begin(TimelineCore* core, DeviceContext* context, CUstream* stream,
+                         uint64_t value, Outcome* out) noexcept nogil
+cdef int core_wait_go_on(DeviceContext* context, CUstream stream, uint64_t deadline,
                          Outcome* out) noexcept nogil
-cdef int core_wait_go_on(Place* place, CUstream stream, uint64_t deadline,
-                         Outcome* out) noexcept nogil
-cdef void core_wait_end(Place* place, CUstream stream) noexcept nogil
+cdef void core_wait_end(DeviceContext* context, CUstream stream) noexcept nogil
 # Signal on a stream of its own, where there is no page.
-cdef int core_signal_by_stream(TimelineCore* core, Place* place, uint64_t value,
+cdef int core_signal_by_stream(TimelineCore* core, DeviceContext* context, uint64_t value,
                                Outcome* out) noexcept nogil
 # Wait until no stream uses the timeline any more; CORE_LATE if some still do.
 cdef int core_wait_idle(TimelineCore* core, uint64_t deadline) noexcept nogil

@@ -6,13 +6,13 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from gpumem._native.driver cimport (
-    CU_EVENT_DISABLE_TIMING, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
-    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_STATUS_NONE,
-    CU_STREAM_NON_BLOCKING, CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
+    CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
+    CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
     CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS, CUevent,
-    CUexternalSemaphore, CUresult, CUstream, CUstreamCaptureStatus, Place, place_enter,
-    place_is_dead, place_leave,
+    CUexternalSemaphore, CUresult, CUstream, CUstreamCaptureStatus, DeviceContext,
 )
 from gpumem._support.atomics cimport load64, store64
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
@@ -137,29 +137,29 @@ cdef bint is_over(TimelineCore* core) noexcept nogil:
     while link != NULL:
         # The driver unregisters memory when all that was queued is done; and that may wait for
         # a value that the program signals only after this call.
-        if link.alias != NULL and somebody_waits(link.place):
+        if link.alias != NULL and somebody_waits(link.context):
             return False
         link = link.next
     return True
 
 
-cdef bint timelines_hold(Place* place) noexcept nogil:
+cdef bint timelines_hold(DeviceContext* context) noexcept nogil:
     cdef bint held
-    if (active == NULL and retired == NULL) or place_is_dead(place):
+    if (active == NULL and retired == NULL) or context_is_dead(context):
         return False
     if not lock_try(&lists_lock):
         return True
-    held = somebody_waits(place)
+    held = somebody_waits(context)
     lock_release(&lists_lock)
     return held
 
 
-cdef bint somebody_waits(Place* place) noexcept nogil:
-    return any_uses(active, place) or any_uses(retired, place)
+cdef bint somebody_waits(DeviceContext* context) noexcept nogil:
+    return any_uses(active, context) or any_uses(retired, context)
 
 
-cdef bint any_uses(TimelineCore* core, Place* place) noexcept nogil:
-    while core != NULL and uses_done(core, place):
+cdef bint any_uses(TimelineCore* core, DeviceContext* context) noexcept nogil:
+    while core != NULL and uses_done(core, context):
         core = core.next
     return core != NULL
 
@@ -173,7 +173,7 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
         used = core.uses
         core.uses = used.next
         if here:
-            destroy_event(used.place, used.event)
+            destroy_event(used.context, used.event)
         free(used)
     while core.links != NULL:
         link = core.links
@@ -223,45 +223,46 @@ cdef void list_take(TimelineCore** head, TimelineCore* core) noexcept nogil:
 
 # ---- uses --------------------------------------------------------------------------------------
 
-cdef Use* use_for(TimelineCore* core, Place* place, CUstream stream, CUresult* code) noexcept nogil:
+cdef Use* use_for(TimelineCore* core, DeviceContext* context, CUstream stream,
+                  CUresult* code) noexcept nogil:
     cdef uint64_t thread = 0
     cdef Use* used = core.uses
     code[0] = CUDA_SUCCESS
     if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
         thread = pthread_self()
     while used != NULL:
-        if used.place == place and used.stream == stream and used.thread == thread:
+        if used.context == context and used.stream == stream and used.thread == thread:
             return used
         used = used.next
-    used = take_done(core, place)
+    used = take_done(core, context)
     if used == NULL:
-        used = make_use(core, place, code)
+        used = make_use(core, context, code)
     if used != NULL:
         used.stream = stream
         used.thread = thread
     return used
 
 
-cdef Use* take_done(TimelineCore* core, Place* place) noexcept nogil:
+cdef Use* take_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
     """Find the use of a stream that has nothing left to do with the timeline."""
     cdef Use* used = core.uses
-    while used != NULL and not (used.place == place and use_done(used)):
+    while used != NULL and not (used.context == context and use_done(used)):
         used = used.next
     if used != NULL and used == core.signaller:
         core.signaller = NULL
     return used
 
 
-cdef Use* make_use(TimelineCore* core, Place* place, CUresult* code) noexcept nogil:
+cdef Use* make_use(TimelineCore* core, DeviceContext* context, CUresult* code) noexcept nogil:
     cdef Use* used = <Use*>calloc(1, sizeof(Use))
     if used == NULL:
         code[0] = CUDA_ERROR_OUT_OF_MEMORY
         return NULL
-    code[0] = place.table.cuEventCreate(&used.event, CU_EVENT_DISABLE_TIMING)
+    code[0] = context.table.cuEventCreate(&used.event, CU_EVENT_DISABLE_TIMING)
     if code[0] != CUDA_SUCCESS:
         free(used)
         return NULL
-    used.place = place
+    used.context = context
     used.recorded = True        # nothing so far, which an event says by itself
     used.next = core.uses
     core.uses = used
@@ -269,55 +270,56 @@ cdef Use* make_use(TimelineCore* core, Place* place, CUresult* code) noexcept no
 
 
 cdef void use_record(Use* used) noexcept nogil:
-    used.recorded = used.place.table.cuEventRecord(used.event, used.stream) == CUDA_SUCCESS
+    used.recorded = used.context.table.cuEventRecord(used.event, used.stream) == CUDA_SUCCESS
 
 
 cdef bint use_done(Use* used) noexcept nogil:
     # A device that answers with an error has nothing left to do.
     if used.recorded:
-        return used.place.table.cuEventQuery(used.event) != CUDA_ERROR_NOT_READY
-    return used.place.table.cuStreamQuery(used.stream) != CUDA_ERROR_NOT_READY
+        return used.context.table.cuEventQuery(used.event) != CUDA_ERROR_NOT_READY
+    return used.context.table.cuStreamQuery(used.stream) != CUDA_ERROR_NOT_READY
 
 
 cdef bint core_idle(TimelineCore* core) noexcept nogil:
     return uses_done(core, NULL)
 
 
-cdef bint uses_done(TimelineCore* core, Place* place) noexcept nogil:
-    """Tell whether the streams of a place, or of all, have nothing left to do with it."""
+cdef bint uses_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
+    """Tell whether the streams of a context, or of all, have nothing left to do with it."""
     cdef bint done = True
     cdef Use* used
     if not lock_try(&core.lock):
         return False            # somebody is giving it to a stream just now
     used = core.uses
     while used != NULL and done:
-        if (place == NULL or place == used.place) and place_enter(used.place) == CUDA_SUCCESS:
+        if ((context == NULL or context == used.context)
+                and context_enter(used.context) == CUDA_SUCCESS):
             done = use_done(used)
-            place_leave(used.place)
+            context_leave(used.context)
         used = used.next
     lock_release(&core.lock)
     return done
 
 
-cdef void destroy_event(Place* place, CUevent event) noexcept nogil:
-    if not place_is_dead(place) and place_enter(place) == CUDA_SUCCESS:
-        place.table.cuEventDestroy(event)
-        place_leave(place)
+cdef void destroy_event(DeviceContext* context, CUevent event) noexcept nogil:
+    if not context_is_dead(context) and context_enter(context) == CUDA_SUCCESS:
+        context.table.cuEventDestroy(event)
+        context_leave(context)
 
 
 # ---- links -------------------------------------------------------------------------------------
 
-cdef Link* core_link(TimelineCore* core, Place* place) noexcept nogil:
+cdef Link* core_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
     cdef Link* link = core.links
-    while link != NULL and link.place != place:
+    while link != NULL and link.context != context:
         link = link.next
     return link
 
 
-cdef Link* make_link(TimelineCore* core, Place* place) noexcept nogil:
+cdef Link* make_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
     cdef Link* link = <Link*>calloc(1, sizeof(Link))
     if link != NULL:
-        link.place = place
+        link.context = context
         link.next = core.links
         core.links = link
     return link
@@ -330,16 +332,17 @@ cdef void drop_link(TimelineCore* core) noexcept nogil:
     free(link)
 
 
-cdef int core_add_semaphore(TimelineCore* core, Place* place,
+cdef int core_add_semaphore(TimelineCore* core, DeviceContext* context,
                             CUexternalSemaphore semaphore) noexcept nogil:
-    cdef Link* link = make_link(core, place)
+    cdef Link* link = make_link(core, context)
     if link == NULL:
         return CORE_NO_MEMORY
     link.semaphore = semaphore
     return CORE_OK
 
 
-cdef int core_link_page(TimelineCore* core, Place* place, Link** link, Outcome* out) noexcept nogil:
+cdef int core_link_page(TimelineCore* core, DeviceContext* context, Link** link,
+                        Outcome* out) noexcept nogil:
     """Import the page as a semaphore: the host device's streams sleep on it and wake others."""
     cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
     cdef int fd = fcntl(core.fd, F_DUPFD_CLOEXEC, 3)
@@ -347,7 +350,7 @@ cdef int core_link_page(TimelineCore* core, Place* place, Link** link, Outcome* 
         out.call = b"fcntl"
         out.system = errno
         return CORE_SYSTEM
-    link[0] = make_link(core, place)
+    link[0] = make_link(core, context)
     if link[0] == NULL:
         c_close(fd)
         return CORE_NO_MEMORY
@@ -355,7 +358,7 @@ cdef int core_link_page(TimelineCore* core, Place* place, Link** link, Outcome* 
     desc.type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
     desc.handle.fd = fd
     out.call = b"cuImportExternalSemaphore"
-    out.code = place.table.cuImportExternalSemaphore(&link[0].semaphore, &desc)
+    out.code = context.table.cuImportExternalSemaphore(&link[0].semaphore, &desc)
     if out.code == CUDA_SUCCESS:        # the descriptor is the driver's now
         return CORE_OK
     c_close(fd)
@@ -363,7 +366,7 @@ cdef int core_link_page(TimelineCore* core, Place* place, Link** link, Outcome* 
     return CORE_DRIVER
 
 
-cdef int core_link_memory(TimelineCore* core, Place* place, Link** link,
+cdef int core_link_memory(TimelineCore* core, DeviceContext* context, Link** link,
                           Outcome* out) noexcept nogil:
     """Register the page with the driver, in a mapping of its own: drivers may keep registered
     pages out of forked children, and a child goes on with the timeline."""
@@ -373,7 +376,7 @@ cdef int core_link_memory(TimelineCore* core, Place* place, Link** link,
         out.call = b"mmap"
         out.system = errno
         return CORE_SYSTEM
-    link[0] = make_link(core, place)
+    link[0] = make_link(core, context)
     if link[0] == NULL:
         munmap(alias, TIMELINE_PAGE_BYTES)
         return CORE_NO_MEMORY
@@ -386,31 +389,31 @@ cdef int core_link_memory(TimelineCore* core, Place* place, Link** link,
 
 
 cdef bint register_alias(Link* link, Outcome* out) noexcept nogil:
-    cdef Place* place = link.place
+    cdef DeviceContext* context = link.context
     out.call = b"cuMemHostRegister"
-    out.code = place.table.cuMemHostRegister(
+    out.code = context.table.cuMemHostRegister(
         link.alias, TIMELINE_PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
     if out.code != CUDA_SUCCESS:
         return False
     out.call = b"cuMemHostGetDevicePointer"
-    out.code = place.table.cuMemHostGetDevicePointer(&link.address, link.alias, 0)
+    out.code = context.table.cuMemHostGetDevicePointer(&link.address, link.alias, 0)
     if out.code != CUDA_SUCCESS:
-        place.table.cuMemHostUnregister(link.alias)
+        context.table.cuMemHostUnregister(link.alias)
     return out.code == CUDA_SUCCESS
 
 
 cdef void link_end(Link* link) noexcept nogil:
-    cdef Place* place = link.place
+    cdef DeviceContext* context = link.context
     cdef CUresult code
-    if place_is_dead(place) or place_enter(place) != CUDA_SUCCESS:
+    if context_is_dead(context) or context_enter(context) != CUDA_SUCCESS:
         return
     if link.semaphore != NULL:
-        place.table.cuDestroyExternalSemaphore(link.semaphore)
+        context.table.cuDestroyExternalSemaphore(link.semaphore)
     elif link.alias != NULL:
-        code = place.table.cuMemHostUnregister(link.alias)
+        code = context.table.cuMemHostUnregister(link.alias)
         if code == CUDA_SUCCESS:        # else the device may still have it
             munmap(link.alias, TIMELINE_PAGE_BYTES)
-    place_leave(place)
+    context_leave(context)
 
 
 # ---- Waiting and signalling ----------------------------------------------------------------------
@@ -433,8 +436,8 @@ cdef void rehearse_memory_operations(bint on) noexcept nogil:
 
 # ---- on a stream -------------------------------------------------------------------------------
 
-cdef int core_enqueue_wait(TimelineCore* core, Place* place, CUstream stream, uint64_t value,
-                           Outcome* out) noexcept nogil:
+cdef int core_enqueue_wait(TimelineCore* core, DeviceContext* context, CUstream stream,
+                           uint64_t value, Outcome* out) noexcept nogil:
     cdef int status = CORE_LATE
     cdef Link* link = NULL
     cdef Use* used = NULL
@@ -443,93 +446,94 @@ cdef int core_enqueue_wait(TimelineCore* core, Place* place, CUstream stream, ui
     if status != CORE_LATE:
         return status
     lock_acquire(&core.lock)
-    status = begin(core, place, stream, &link, &used, out)
+    status = begin(core, context, stream, &link, &used, out)
     if status == CORE_OK:
         status = queue_wait(link, stream, value, out)
         use_record(used)
-        place_leave(place)
+        context_leave(context)
     lock_release(&core.lock)
     return status
 
 
-cdef int core_enqueue_signal(TimelineCore* core, Place* place, CUstream stream, uint64_t value,
-                             Outcome* out) noexcept nogil:
+cdef int core_enqueue_signal(TimelineCore* core, DeviceContext* context, CUstream stream,
+                             uint64_t value, Outcome* out) noexcept nogil:
     cdef int status
     cdef Link* link = NULL
     cdef Use* used = NULL
     lock_acquire(&core.lock)
-    status = begin(core, place, stream, &link, &used, out)
+    status = begin(core, context, stream, &link, &used, out)
     if status == CORE_OK:
         status = claim(core, value, out)
         if status == CORE_OK:
             status = queue_signal(core, link, used, value, out)
             if status != CORE_OK:
                 unclaim(core, value, out)
-        place_leave(place)
+        context_leave(context)
     lock_release(&core.lock)
     return status
 
 
-cdef int begin(TimelineCore* core, Place* place, CUstream stream, Link** link, Use** used,
+cdef int begin(TimelineCore* core, DeviceContext* context, CUstream stream, Link** link, Use** used,
                Outcome* out) noexcept nogil:
-    """Enter the place and see that nothing but the operation itself can fail; on CORE_OK the
+    """Enter the context and see that nothing but the operation itself can fail; on CORE_OK the
     caller leaves it."""
     cdef int status
     core_list(core)
     out.call = b"cuCtxPushCurrent"
-    out.code = place_enter(place)
+    out.code = context_enter(context)
     if out.code != CUDA_SUCCESS:
         return CORE_DRIVER
-    status = refuse_capture(place, stream, out)
+    status = refuse_capture(context, stream, out)
     if status == CORE_OK:
-        status = link_of(core, place, link, out)
+        status = link_of(core, context, link, out)
     if status == CORE_OK:
         out.call = b"cuEventCreate"
-        used[0] = use_for(core, place, stream, &out.code)
+        used[0] = use_for(core, context, stream, &out.code)
         if used[0] == NULL:
             status = CORE_DRIVER
     if status != CORE_OK:
-        place_leave(place)
+        context_leave(context)
     return status
 
 
-cdef int refuse_capture(Place* place, CUstream stream, Outcome* out) noexcept nogil:
+cdef int refuse_capture(DeviceContext* context, CUstream stream, Outcome* out) noexcept nogil:
     # A graph would signal the same value at each of its launches.
     cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
-    if place.table.cuStreamIsCapturing == NULL:
+    if context.table.cuStreamIsCapturing == NULL:
         return CORE_OK
     out.call = b"cuStreamIsCapturing"
-    out.code = place.table.cuStreamIsCapturing(stream, &capturing)
+    out.code = context.table.cuStreamIsCapturing(stream, &capturing)
     if out.code == CUDA_SUCCESS and capturing != CU_STREAM_CAPTURE_STATUS_NONE:
         out.code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
 
 
-cdef int link_of(TimelineCore* core, Place* place, Link** link, Outcome* out) noexcept nogil:
-    link[0] = core_link(core, place)
+cdef int link_of(TimelineCore* core, DeviceContext* context, Link** link,
+                 Outcome* out) noexcept nogil:
+    link[0] = core_link(core, context)
     if link[0] != NULL:
         return CORE_OK
-    if place.is_host and not memory_operations_everywhere:
-        return core_link_page(core, place, link, out)
+    if context.is_host and not memory_operations_everywhere:
+        return core_link_page(core, context, link, out)
     out.call = b"cuStreamWaitValue64"
     out.code = CUDA_ERROR_NOT_SUPPORTED
-    if place.table.cuStreamWaitValue64 == NULL or place.table.cuStreamWriteValue64 == NULL:
+    if context.table.cuStreamWaitValue64 == NULL or context.table.cuStreamWriteValue64 == NULL:
         return CORE_DRIVER
-    return core_link_memory(core, place, link, out)
+    return core_link_memory(core, context, link, out)
 
 
 cdef int queue_wait(Link* link, CUstream stream, uint64_t value, Outcome* out) noexcept nogil:
     cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
     if link.alias != NULL:
         out.call = b"cuStreamWaitValue64"
-        out.code = link.place.table.cuStreamWaitValue64(stream, link.address, value,
-                                                        CU_STREAM_WAIT_VALUE_GEQ)
+        out.code = link.context.table.cuStreamWaitValue64(stream, link.address, value,
+                                                          CU_STREAM_WAIT_VALUE_GEQ)
     else:
         memset(&params, 0, sizeof(params))
         params.params.fence.value = value
         out.call = b"cuWaitExternalSemaphoresAsync"
-        out.code = link.place.table.cuWaitExternalSemaphoresAsync(&link.semaphore, &params, 1,
-                                                                  stream)
+        out.code = link.context.table.cuWaitExternalSemaphoresAsync(&link.semaphore, &params, 1,
+                                                                    stream)
     return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
 
 
@@ -564,13 +568,13 @@ cdef int queue_store(TimelineCore* core, Link* link, CUstream stream, uint64_t v
     if link.alias != NULL:
         timeline_poll(core.page)        # before the store: who waits has to know
         out.call = b"cuStreamWriteValue64"
-        out.code = link.place.table.cuStreamWriteValue64(stream, link.address, value, 0)
+        out.code = link.context.table.cuStreamWriteValue64(stream, link.address, value, 0)
     else:
         memset(&params, 0, sizeof(params))
         params.params.fence.value = value
         out.call = b"cuSignalExternalSemaphoresAsync"
-        out.code = link.place.table.cuSignalExternalSemaphoresAsync(&link.semaphore, &params, 1,
-                                                                    stream)
+        out.code = link.context.table.cuSignalExternalSemaphoresAsync(&link.semaphore, &params, 1,
+                                                                      stream)
     return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
 
 
@@ -619,13 +623,13 @@ cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
             return CORE_OK
 
 
-cdef int core_signal_by_stream(TimelineCore* core, Place* place, uint64_t value,
+cdef int core_signal_by_stream(TimelineCore* core, DeviceContext* context, uint64_t value,
                                Outcome* out) noexcept nogil:
     cdef CUstream stream
-    cdef int status = open_stream(place, &stream, out)
+    cdef int status = open_stream(context, &stream, out)
     if status == CORE_OK:
-        status = core_enqueue_signal(core, place, stream, value, out)
-        close_stream(place, stream)
+        status = core_enqueue_signal(core, context, stream, value, out)
+        close_stream(context, stream)
     return status
 
 
@@ -641,33 +645,33 @@ cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64
     return status
 
 
-cdef int core_wait_begin(TimelineCore* core, Place* place, CUstream* stream, uint64_t value,
-                         Outcome* out) noexcept nogil:
-    cdef int status = open_stream(place, stream, out)
+cdef int core_wait_begin(TimelineCore* core, DeviceContext* context, CUstream* stream,
+                         uint64_t value, Outcome* out) noexcept nogil:
+    cdef int status = open_stream(context, stream, out)
     if status == CORE_OK:
-        status = core_enqueue_wait(core, place, stream[0], value, out)
+        status = core_enqueue_wait(core, context, stream[0], value, out)
         if status != CORE_OK:
-            close_stream(place, stream[0])
+            close_stream(context, stream[0])
     return status
 
 
-cdef int core_wait_go_on(Place* place, CUstream stream, uint64_t deadline,
+cdef int core_wait_go_on(DeviceContext* context, CUstream stream, uint64_t deadline,
                          Outcome* out) noexcept nogil:
     cdef uint32_t pause = FIRST_PAUSE_US
     out.call = b"cuStreamQuery"
     while True:
-        out.code = place_enter(place)
+        out.code = context_enter(context)
         if out.code == CUDA_SUCCESS:
-            out.code = place.table.cuStreamQuery(stream)
-            place_leave(place)
+            out.code = context.table.cuStreamQuery(stream)
+            context_leave(context)
         if out.code != CUDA_ERROR_NOT_READY:
             return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
         if not rest(&pause, deadline):
             return CORE_LATE
 
 
-cdef void core_wait_end(Place* place, CUstream stream) noexcept nogil:
-    close_stream(place, stream)
+cdef void core_wait_end(DeviceContext* context, CUstream stream) noexcept nogil:
+    close_stream(context, stream)
 
 
 cdef int core_wait_idle(TimelineCore* core, uint64_t deadline) noexcept nogil:
@@ -687,17 +691,17 @@ cdef bint rest(uint32_t* pause, uint64_t deadline) noexcept nogil:
     return True
 
 
-cdef int open_stream(Place* place, CUstream* stream, Outcome* out) noexcept nogil:
+cdef int open_stream(DeviceContext* context, CUstream* stream, Outcome* out) noexcept nogil:
     out.call = b"cuStreamCreate"
-    out.code = place_enter(place)
+    out.code = context_enter(context)
     if out.code == CUDA_SUCCESS:
-        out.code = place.table.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
-        place_leave(place)
+        out.code = context.table.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
+        context_leave(context)
     return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
 
 
-cdef void close_stream(Place* place, CUstream stream) noexcept nogil:
+cdef void close_stream(DeviceContext* context, CUstream stream) noexcept nogil:
     # What it still has to do it does; the handle ends now.
-    if place_enter(place) == CUDA_SUCCESS:
-        place.table.cuStreamDestroy(stream)
-        place_leave(place)
+    if context_enter(context) == CUDA_SUCCESS:
+        context.table.cuStreamDestroy(stream)
+        context_leave(context)

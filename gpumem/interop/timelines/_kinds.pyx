@@ -11,9 +11,9 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memset
 
 from gpumem._native.driver cimport (
-    check, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
+    check, context_enter, context_leave, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
     CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_SUCCESS, CUexternalSemaphoreHandleType, CUresult,
-    DriverDevice, place_enter, place_leave, require,
+    DriverDevice, require,
 )
 from gpumem._resource cimport handle_of
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
@@ -78,11 +78,11 @@ cdef class HostTimeline(Timeline):
             The system gave no memory or no descriptor.
         """
         cdef uint64_t first = initial_of(initial)
-        cdef DriverDevice place = open_device(device)
+        cdef DriverDevice driver_device = open_device(device)
         cdef int fd = page_file_new()
         if fd < 0:
             raise OSError(errno, os.strerror(errno))
-        return join(fd, device, place, &first)
+        return join(fd, device, driver_device, &first)
 
     @staticmethod
     def from_fd(fd, device=None):
@@ -102,7 +102,7 @@ cdef class HostTimeline(Timeline):
         TypeError, ValueError
             `fd` is not an integer, or negative; unknown device.
         """
-        cdef DriverDevice place = open_device(device)
+        cdef DriverDevice driver_device = open_device(device)
         cdef int number = number_of(fd)
         cdef int own = page_file_dup(number)
         if own < 0:
@@ -111,7 +111,7 @@ cdef class HostTimeline(Timeline):
             page_file_close(own)
             raise BadHandleError(codes.EINVAL, f"descriptor {number} is not a timeline: not a "
                                                f"sealed file of {TIMELINE_PAGE_BYTES} bytes")
-        return join(own, device, place, NULL)
+        return join(own, device, driver_device, NULL)
 
     def export(self):
         """Return a `Handle` of it, for another process; the timeline lives as long as either.
@@ -165,7 +165,7 @@ def _rehearse_memory_operations(bint on):
     rehearse_memory_operations(on)
 
 
-cdef HostTimeline join(int fd, object device, DriverDevice place, uint64_t* first):
+cdef HostTimeline join(int fd, object device, DriverDevice driver_device, uint64_t* first):
     """Make the object; the descriptor is its own, and closed if that fails. A new page begins with
     the value `first`."""
     cdef HostTimeline timeline = HostTimeline.__new__(HostTimeline)
@@ -187,7 +187,7 @@ cdef HostTimeline join(int fd, object device, DriverDevice place, uint64_t* firs
         page_file_close(fd)
         raise MemoryError("no memory for a timeline's books")
     timeline.device = None if device is None else Device(device)
-    timeline.place = place
+    timeline.driver_device = driver_device
     return timeline
 
 
@@ -259,16 +259,16 @@ def import_fd(device, int fd):
 
     The driver is given a duplicate, which is its own when it succeeds, and closed here if not.
     """
-    cdef DriverDevice place = device._open()
+    cdef DriverDevice driver_device = device._open()
     cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
     cdef DriverTimeline timeline
     cdef int given = duplicate(fd)
     try:
-        timeline = prepare(device, place, fd)
+        timeline = prepare(device, driver_device, fd)
         memset(&desc, 0, sizeof(desc))
         desc.type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
         desc.handle.fd = given
-        complete(timeline, place, &desc)
+        complete(timeline, driver_device, &desc)
     except BaseException:
         page_file_close(given)
         raise
@@ -280,9 +280,9 @@ def import_windows(device, int kind, handle):
 
     `kind` is the driver's number of the type, `handle` an integer or a text.
     """
-    cdef DriverDevice place = device._open()
+    cdef DriverDevice driver_device = device._open()
     cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
-    cdef DriverTimeline timeline = prepare(device, place, -1)
+    cdef DriverTimeline timeline = prepare(device, driver_device, -1)
     memset(&desc, 0, sizeof(desc))
     desc.type = <CUexternalSemaphoreHandleType>kind
     if isinstance(handle, str):
@@ -290,7 +290,7 @@ def import_windows(device, int kind, handle):
         desc.handle.win32.name = <const char*>name
     else:
         desc.handle.win32.handle = <void*><uintptr_t>handle
-    complete(timeline, place, &desc)
+    complete(timeline, driver_device, &desc)
     return timeline
 
 
@@ -301,18 +301,18 @@ cdef int duplicate(int fd) except -1:
     return own
 
 
-cdef DriverTimeline prepare(object device, DriverDevice place, int fd):
+cdef DriverTimeline prepare(object device, DriverDevice driver_device, int fd):
     """Make all but the import, so that nothing has to be undone after it."""
     cdef DriverTimeline timeline = DriverTimeline.__new__(DriverTimeline)
     cdef TimelinePage* page = NULL
     cdef int own = -1
-    require(place.place.table.cuImportExternalSemaphore, "cuImportExternalSemaphore",
+    require(driver_device.context.table.cuImportExternalSemaphore, "cuImportExternalSemaphore",
             "a timeline of another API")
     cores_reap()
     timeline.device = device
-    timeline.place = place
+    timeline.driver_device = driver_device
     timeline.imported = True
-    if fd >= 0 and place.place.is_host and page_file_is_long(fd):
+    if fd >= 0 and driver_device.context.is_host and page_file_is_long(fd):
         own = duplicate(fd)
         page = page_file_map(own)
         if page == NULL:
@@ -325,24 +325,24 @@ cdef DriverTimeline prepare(object device, DriverDevice place, int fd):
             page_file_close(own)
         raise MemoryError("no memory for a timeline's books")
     core_list(timeline.core)
-    if core_add_semaphore(timeline.core, &place.place, NULL) != CORE_OK:
+    if core_add_semaphore(timeline.core, &driver_device.context, NULL) != CORE_OK:
         timeline.retire()
         raise MemoryError("no memory for a timeline's books")
     return timeline
 
 
-cdef int complete(DriverTimeline timeline, DriverDevice place,
+cdef int complete(DriverTimeline timeline, DriverDevice driver_device,
                   const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* desc) except -1:
     cdef CUresult code
     with nogil:
-        code = place_enter(&place.place)
+        code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
-            code = place.place.table.cuImportExternalSemaphore(
+            code = driver_device.context.table.cuImportExternalSemaphore(
                 &timeline.core.links.semaphore, desc)
-            place_leave(&place.place)
+            context_leave(&driver_device.context)
     if code != CUDA_SUCCESS:
         timeline.retire()
-    return check(place.place.table, code, "cuImportExternalSemaphore")
+    return check(driver_device.context.table, code, "cuImportExternalSemaphore")
 
 
 # ---- Files that hold a timeline's page -----------------------------------------------------------

@@ -8,7 +8,7 @@ from gpumem.interop.timelines._core cimport Outcome, TimelineCore
 cdef class Timeline:
     cdef TimelineCore* core         # NULL: closed
     cdef readonly object device     # whose streams may use it; None: any device's
-    cdef DriverDevice place         # that device; None: any
+    cdef DriverDevice driver_device  # that device; None: any
     cdef int inside                 # threads in a call without the interpreter lock
     cdef bint imported              # dead in a forked child
     cdef object __weakref__
@@ -26,4 +26,4 @@ cdef class Timeline:
     cdef str progress(self)
 
 # A device's driver call failed; the call's name and code are in `out`.
-cdef int raise_driver(DriverDevice place, Outcome* out) except -1
+cdef int raise_driver(DriverDevice driver_device, Outcome* out) except -1

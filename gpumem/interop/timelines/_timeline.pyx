@@ -8,7 +8,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t
 
 from gpumem._buffer cimport device_of_stream, Stream, stream_handle
-from gpumem._native.driver cimport check, CUstream, DriverDevice, place_is_dead
+from gpumem._native.driver cimport check, context_is_dead, CUstream, DriverDevice
 from gpumem._support.process cimport process
 from gpumem.interop.timelines._core cimport (
     core_after_fork, CORE_DESERTED, CORE_DRIVER, core_enqueue_signal, core_enqueue_wait, CORE_LATE,
@@ -190,19 +190,20 @@ cdef class Timeline:
         self.inside += 1
         try:
             with nogil:
-                status = core_wait_begin(self.core, &self.place.place, &stream, value, &out)
+                status = core_wait_begin(self.core, &self.driver_device.context, &stream, value,
+                                         &out)
             self.report(status, &out, value)
             try:
                 while True:
                     with nogil:
-                        status = core_wait_go_on(&self.place.place, stream,
+                        status = core_wait_go_on(&self.driver_device.context, stream,
                                                  min(deadline, timeline_now() + SLICE), &out)
                     if status != CORE_LATE or timeline_now() >= deadline:
                         break
                     PyErr_CheckSignals()
             finally:
                 with nogil:
-                    core_wait_end(&self.place.place, stream)
+                    core_wait_end(&self.driver_device.context, stream)
         finally:
             self.inside -= 1
         return self.report(status, &out, (value, timeout))
@@ -232,7 +233,8 @@ cdef class Timeline:
         try:
             if self.core.page == NULL:
                 with nogil:
-                    status = core_signal_by_stream(self.core, &self.place.place, number, &out)
+                    status = core_signal_by_stream(self.core, &self.driver_device.context, number,
+                                                   &out)
             else:
                 status = core_signal(self.core, number, 0, &out)
                 while status == CORE_LATE:      # a device's store is on its way
@@ -273,15 +275,15 @@ cdef class Timeline:
         cdef CUstream handle
         cdef int status
         cdef uint64_t number = value_of(value)
-        cdef DriverDevice place = self.stream_of(stream, &handle)
+        cdef DriverDevice driver_device = self.stream_of(stream, &handle)
         self.enter()            # after others' code, which reading a stream may run
         self.inside += 1
         with nogil:
             cores_reap()
-            status = core_enqueue_wait(self.core, &place.place, handle, number, &out)
+            status = core_enqueue_wait(self.core, &driver_device.context, handle, number, &out)
         self.inside -= 1
         if status == CORE_DRIVER:
-            raise_driver(place, &out)
+            raise_driver(driver_device, &out)
         self.report(status, &out, number)
 
     def enqueue_signal(self, stream, value):
@@ -304,15 +306,15 @@ cdef class Timeline:
         cdef CUstream handle
         cdef int status
         cdef uint64_t number = value_of(value)
-        cdef DriverDevice place = self.stream_of(stream, &handle)
+        cdef DriverDevice driver_device = self.stream_of(stream, &handle)
         self.enter()            # after others' code, which reading a stream may run
         self.inside += 1
         with nogil:
             cores_reap()
-            status = core_enqueue_signal(self.core, &place.place, handle, number, &out)
+            status = core_enqueue_signal(self.core, &driver_device.context, handle, number, &out)
         self.inside -= 1
         if status == CORE_DRIVER:
-            raise_driver(place, &out)
+            raise_driver(driver_device, &out)
         self.report(status, &out, number)
 
     # ---- the end ----
@@ -420,31 +422,32 @@ cdef class Timeline:
         core_after_fork(self.core)
         self.inside = 0
         if self.device is not None:
-            self.place = self.device._open()
+            self.driver_device = self.device._open()
         return 0
 
     cdef DriverDevice stream_of(self, object stream, CUstream* handle):
         self.enter()
-        cdef DriverDevice place = self.place
+        cdef DriverDevice driver_device = self.driver_device
         if isinstance(stream, Stream):
-            if (<Stream>stream).place is not None and place_is_dead(&(<Stream>stream).place.place):
+            if ((<Stream>stream).driver_device is not None
+                    and context_is_dead(&(<Stream>stream).driver_device.context)):
                 raise ClosedError("this stream belongs to the parent process")
-            if place is None:
-                place = (<Stream>stream).place
-                if place is None:
+            if driver_device is None:
+                driver_device = (<Stream>stream).driver_device
+                if driver_device is None:
                     raise ValueError("this stream was not initialised")
-            elif (<Stream>stream).place is not place:
+            elif (<Stream>stream).driver_device is not driver_device:
                 raise DeviceMismatchError(f"{stream!r} is not a stream of {self.device}, which "
                                           "this timeline belongs to")
-        elif place is None:
+        elif driver_device is None:
             device = device_of_stream(stream)
             if device is None:
                 raise TypeError(f"of which device is the stream {stream!r}? This timeline belongs "
                                 "to none: it takes a gpumem.Stream, or another library's object "
                                 "that says its device")
-            place = device._open()
-        stream_handle(stream, place, handle)
-        return place
+            driver_device = device._open()
+        stream_handle(stream, driver_device, handle)
+        return driver_device
 
     cdef int report(self, int status, Outcome* out, object value) except -1:
         """Raise what a status means. `value` is the one asked for; of a wait with its timeout."""
@@ -466,7 +469,7 @@ cdef class Timeline:
             raise TimelineLostError(f"process {out.process} died, and no other process is left to "
                                     f"signal {self!r}" + self.progress())
         if status == CORE_DRIVER:
-            return raise_driver(self.place, out)
+            return raise_driver(self.driver_device, out)
         if status == CORE_NO_MEMORY:
             raise MemoryError("no memory for a timeline's books")
         raise OSError(out.system, os.strerror(out.system), out.call.decode())
@@ -477,8 +480,8 @@ cdef class Timeline:
         return f"; its value is {timeline_value(self.core.page)}"
 
 
-cdef int raise_driver(DriverDevice place, Outcome* out) except -1:
-    return check(place.place.table, out.code, out.call.decode())
+cdef int raise_driver(DriverDevice driver_device, Outcome* out) except -1:
+    return check(driver_device.context.table, out.code, out.call.decode())
 
 
 cdef uint64_t value_of(object value) except? 0:

@@ -19,7 +19,7 @@ from gpumem._native.bfc cimport (
     Chunk, CHUNK_CACHED, CHUNK_HOLE, CHUNK_PENDING_FREE, CHUNK_UNUSED, CHUNK_USED, NIL,
     SLOT_RELEASED,
 )
-from gpumem._native.driver cimport Place, place_is_dead
+from gpumem._native.driver cimport context_is_dead, DeviceContext
 from gpumem._resource.arena cimport GraphPool
 from gpumem._support.atomics cimport count_retain_live
 from gpumem._support.clock cimport clock_ns
@@ -155,12 +155,13 @@ def describe(resource):
 
 
 cdef int require_own(resource) except -1:
-    cdef Place* place = NULL
+    cdef DeviceContext* context = NULL
     if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
-        place = (<GraphPool>resource).core.place
-    elif isinstance(resource, MemoryResource) and (<MemoryResource>resource).place is not None:
-        place = &(<MemoryResource>resource).place.place
-    if place != NULL and place.generation != process.generation:
+        context = (<GraphPool>resource).core.context
+    elif isinstance(resource,
+                    MemoryResource) and (<MemoryResource>resource).driver_device is not None:
+        context = &(<MemoryResource>resource).driver_device.context
+    if context != NULL and context.generation != process.generation:
         raise ClosedError(f"{resource!r} belongs to the parent process")
     return 0
 
@@ -200,7 +201,7 @@ cdef dict describe_arena(ArenaCore* arena):
     cdef ArenaCopy copy
     cdef bint copied
     with nogil:
-        copied = not place_is_dead(arena.place) and arena_copy(arena, &copy)
+        copied = not context_is_dead(arena.context) and arena_copy(arena, &copy)
     if not copied:
         return described({}, np.empty(0, BLOCK))
     try:
@@ -388,7 +389,7 @@ cdef object page_rows(const ArenaCopy* copy):
 
 cdef dict describe_ledger(BlockLedger* ledger):
     cdef LedgerCounters now
-    if place_is_dead(ledger.place):
+    if context_is_dead(ledger.context):
         return described({}, np.empty(0, BLOCK))
     now = ledger_counters(ledger)
     return described({

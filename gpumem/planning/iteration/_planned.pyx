@@ -15,7 +15,7 @@ from gpumem._native.arena cimport (
     slot_unclaim,
 )
 from gpumem._native.bfc cimport NIL, Places, places_free
-from gpumem._native.driver cimport place_is_dead
+from gpumem._native.driver cimport context_is_dead
 from gpumem._support.columns cimport column_of
 
 from gpumem.config import ArenaConfig
@@ -395,7 +395,7 @@ cdef class PlannedResource(MemoryResource):
         ConcurrentRunError
             An iteration is under way.
         """
-        if self.is_open and not place_is_dead(&self.place.place):
+        if self.is_open and not context_is_dead(&self.driver_device.context):
             raise ConcurrentRunError(f"{self!r} is in an iteration: close it after that")
         if self.inner is not None:
             self.inner.close()
@@ -407,7 +407,7 @@ cdef class PlannedResource(MemoryResource):
     cdef int require_open(self) except -1:
         if self.closed:
             raise ClosedError(f"{self!r} is closed")
-        if place_is_dead(&self.place.place):
+        if context_is_dead(&self.driver_device.context):
             raise ClosedError(f"{self!r} belongs to the parent process, or the interpreter is "
                               "ending")
         return 0
