@@ -1,6 +1,6 @@
 """This process's page for `gpumem top`: made, refreshed by a thread, removed.
 
-Its layout is in include/live_page.h. The thread is the process's own, not the interpreter's, and
+Its layout is in live_page.h. The thread is the process's own, not the interpreter's, and
 takes no lock of an allocator: numbers stay true while a thread sits in a system call, or keeps the
 interpreter lock. What it takes are the locks of the lists of resources and of budgets, so that none
 goes while it is looked at.

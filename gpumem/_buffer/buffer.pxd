@@ -63,7 +63,7 @@ cdef class Buffer:
     cdef bint is_closed
     cdef Uses* uses                     # streams recorded while nothing shared it; NULL: none
     # What gpumem queued on its stream that the CPU has to wait for before it touches the bytes;
-    # _order keeps both.
+    # `order` keeps both.
     cdef uint32_t queued                # writes so far
     cdef uint32_t awaited               # more than `queued`: the CPU has waited for all of them
     cdef bint being_read                # reads were queued since

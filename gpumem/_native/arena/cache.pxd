@@ -6,7 +6,7 @@ merge, and no lock that other threads wait for. Each stack holds up to CACHED_DE
 
 What is larger, or does not fit, is kept too, but only the last one: it goes to the table under the
 lock of the next allocation that cannot use it, so that a free and an allocation lock once. Where a
-table packs (_bfc), with one stream's memory in it, blocks above 1 MiB are not taken again that way:
+table packs (bfc/table), with one stream's memory in it, blocks above 1 MiB are not taken again that way:
 where the last one happened to lie is no place for one that lives long.
 
 A block that another thread frees is pushed onto its cache's `remote` list without a lock (a

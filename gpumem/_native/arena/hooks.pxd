@@ -32,7 +32,7 @@ cdef struct OutletCounts:
 cdef struct Outlet:
     ArenaCore* arena        # a reference
     int32_t references      # the owner's and each live block's (atomic)
-    uint8_t framework       # who calls, by its number in _recorder
+    uint8_t framework       # who calls, by its number in _support/events
     Outlet* counted         # where its blocks are counted, a reference; NULL: here
     OutletCounts counts
     uint32_t count          # of `names`; only rises, read without the lock

@@ -1,6 +1,6 @@
 """The arena below the interpreter: its state, its locks and its stream rules.
 
-The functions over it are in _arena (blocks, growth, life) and arena/streams (epochs, events).
+The functions over it are in arena/arena (blocks, life), arena/streams (epochs, events) and others.
 Each is `noexcept nogil`, may be called from any thread and returns a status; the Python classes
 in _core and foreign allocator hooks call the same ones.
 

@@ -5,7 +5,7 @@ the arena lock not held, without the interpreter lock; it may call the driver an
 Addresses are multiples of 256. A refusal leaves nothing behind. A release waits, as the
 driver's own free does, for what is queued on the device: the memory may be someone else's next.
 
-The family: plain driver blocks (_backing), host pages that are pinned (backing/pinned), managed
+The family: plain driver blocks (backing/device), host pages that are pinned (backing/pinned), managed
 memory (backing/device), one physical handle each: a NUMA node's, or a device's to be
 shared (backing/physical), files in memory to be shared (backing/physical), somebody else's
 (_resource/arena/source).

@@ -113,7 +113,7 @@ cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil:
 # ---- Managed memory ------------------------------------------------------------------------------
 #
 # The driver's functions for hints took a device until CUDA 12.1 and take a location since 12.2.
-# _cuda fills the one entry or the other by the driver's version, so here the one that is there
+# driver/cuda fills the one entry or the other by the driver's version, so here the one that is there
 # is called.
 
 

@@ -1,6 +1,6 @@
 """Budgets below the interpreter: the tree, its accounts, and what a charge tells.
 
-`include/budget.h` has a level and its arithmetic, which needs no lock. Here is what changes the
+`budget.h` has a level and its arithmetic, which needs no lock. Here is what changes the
 shape of the tree, under one lock for all trees, which is held for a few words at a time and under
 which nothing is called. Whoever charges a budget makes an *account* of it, a level without a limit
 of its own: what it holds is known by name, and goes back once, with the account.

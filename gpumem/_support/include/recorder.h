@@ -75,7 +75,7 @@ static uint64_t rec_taps_opened; /* so far */
 static Recorder *rec_for_all; /* what taps that open get; NULL: nothing */
 static Lock rec_lock;         /* the two lists, which recorder is attached to which tap */
 static uint32_t rec_generation;
-static const uint32_t *rec_process; /* the process's generation, see _driver */
+static const uint32_t *rec_process; /* the process's generation, see _support/process */
 static uint32_t rec_numbers;
 static uint64_t rec_serials;
 static int rec_biased;

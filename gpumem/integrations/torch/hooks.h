@@ -4,7 +4,7 @@
  * gpumem's side. No hook takes the interpreter lock, except to say why memory is out and to find
  * the arena of a device that is used for the first time.
  *
- * An outlet is an arena as hooks see it, see gpumem/_outlets.pxd; here it is opaque.
+ * An outlet is an arena as hooks see it, see gpumem/_native/arena/hooks.pxd; here it is opaque.
  */
 #ifndef GPUMEM_TORCH_HOOKS_H
 #define GPUMEM_TORCH_HOOKS_H
