@@ -1,9 +1,9 @@
 """The declared binary interface of the driver against NVIDIA's own headers.
 
 Two small programs print the size of every type, the offset of every field and the value of every
-constant in include/cuda_abi.h: one built with that file, one with cuda.h. The names come from the
+constant in cuda_abi.h: one built with that file, one with cuda.h. The names come from the
 file itself, so none is forgotten. A third lets the compiler compare each entry of
-_native/driver/include/driver_table.h with the prototype that cudaTypedefs.h has for its name and version.
+driver/include/driver_table.h with the prototype that cudaTypedefs.h has for its name and version.
 """
 
 import os

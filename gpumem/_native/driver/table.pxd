@@ -1,8 +1,8 @@
 """The driver table, the devices behind it and the state of this process.
 
 `DriverTable` has one entry per driver function, with the CUDA driver API's signature and
-meaning (include/driver_table.h). Two modules fill one each: _cuda from the installed driver,
-_host from the host device. Everything above calls through a `DeviceContext`.
+meaning (include/driver_table.h). Two modules fill one each: `cuda` from the installed driver,
+`host` from the host device. Everything above calls through a `DeviceContext`.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
