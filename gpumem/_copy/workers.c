@@ -30,6 +30,7 @@ static int crew_cpu_count;
 static void crew_before_fork(void) { pthread_mutex_lock(&crew_lock); }
 static void crew_after_fork(void) { pthread_mutex_unlock(&crew_lock); }
 static void crew_in_child(void) {
+    crew_after_fork(); /* then new ones: threads of the parent may be noted in them as waiting */
     pthread_mutex_init(&crew_lock, NULL);
     pthread_cond_init(&crew_wanted, NULL);
     pthread_cond_init(&crew_none_left, NULL);

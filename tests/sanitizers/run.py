@@ -129,10 +129,7 @@ def check_package(sanitizer: str, seconds: float, seeds: list[int]) -> None:
         check_planted(sanitizer, library)
         for seed in seeds:
             step(f"gpumem under {sanitizer}: every way in and out of arenas, seed {seed}")
-            # The thread sanitizer takes a forked child's new locks for those that its parent held.
-            forks = ["--without-fork"] if sanitizer == "thread" else []
-            core = [str(HERE / "stress_core.py"), str(seed), *forks]
-            done = run_python(sanitizer, library, *core)
+            done = run_python(sanitizer, library, str(HERE / "stress_core.py"), str(seed))
             require((done.returncode, done.stdout) == (0, "reached the end\n"), "stress_core", done)
             require("runtime error" not in done.stderr, "stress_core", done)
             step(f"gpumem under {sanitizer}: a search for wrong bytes, seed {seed}")

@@ -1,7 +1,6 @@
 """Every way in and out of arenas and tensors: the program that run.py runs in a sanitized build.
 
-Its argument is the seed that drives it; `--without-fork` leaves out the forked child. Its last line
-says that it reached the end.
+Its argument is the seed that drives it; its last line says that it reached the end.
 """
 
 import ctypes
@@ -233,10 +232,9 @@ def a_fork_that_starts_anew():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def main(seed: int, forks: bool) -> None:
+def main(seed: int) -> None:
     rng = random.Random(seed)
-    if forks:
-        a_fork_that_starts_anew()  # first: nothing else may keep the parent's devices alive
+    a_fork_that_starts_anew()  # first: nothing else may keep the parent's devices alive
     refusals()
     closed_while_its_stream_is_read()
     dropped_without_a_close()
@@ -256,4 +254,4 @@ def main(seed: int, forks: bool) -> None:
     print("reached the end")
 
 
-main(int(sys.argv[1]), forks="--without-fork" not in sys.argv)
+main(int(sys.argv[1]))

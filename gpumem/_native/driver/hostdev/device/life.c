@@ -56,6 +56,7 @@ static void reborn(void) {
     watch_reborn();
     host.birth++;
     memset(&host_thread, 0, sizeof host_thread);
+    after_fork(); /* then a new one: threads of the parent may be noted in it as waiting */
     build();
 }
 
