@@ -69,14 +69,13 @@ SWITCHED = OTHER_C or SANITIZED
 
 PACKAGE = Path("gpumem")
 
-# C and C++ files that belong to a module besides its own .pyx, by patterns. libcuda/ makes a shared
-# library of the host device for tests, and is never part of a module.
+# C and C++ files that belong to a module besides its own .pyx, by patterns.
 COMPANIONS = {
     "_native.driver.host": "_native/driver/hostdev/**/*.c",
     "_copy.staged": "_copy/workers.c",
     "integrations.torch._hooks": "integrations/torch/hooks.cpp",
 }
-HEADERS = {path.name: path for path in PACKAGE.rglob("*.h") if path.parent.name != "libcuda"}
+HEADERS = {path.name: path for path in PACKAGE.rglob("*.h")}
 INCLUDE = re.compile(r'^\s*(?:#\s*include|cdef extern from)\s+"([\w./]+)"', re.MULTILINE)
 
 # Where Cython's own functions are compiled, once for all modules.
@@ -137,8 +136,7 @@ def extension(source: Path) -> Extension:
 
 def companions_of(name: str) -> list[Path]:
     """Return the C and C++ files of a module besides its own."""
-    found = PACKAGE.glob(COMPANIONS[name]) if name in COMPANIONS else ()
-    return sorted(path for path in found if path.parent.name != "libcuda")
+    return sorted(PACKAGE.glob(COMPANIONS[name])) if name in COMPANIONS else []
 
 
 def headers_of(files: Iterable[Path]) -> tuple[set[str], set[str]]:

@@ -1,7 +1,8 @@
 /* What the host device costs, in the units of its goals. Prints one figure a line.
  *
- *   gcc -std=c11 -D_GNU_SOURCE -O2 -Igpumem/include -Igpumem/hostdev/instruments \
- *       $(find gpumem/hostdev -name '*.c' -not -path '*libcuda*') \
+ *   gcc -std=c11 -D_GNU_SOURCE -O2 -fvisibility=hidden \
+ *       $(find gpumem -name '*.h' -printf '-I%h\n' | sort -u) \
+ *       $(find gpumem/_native/driver/hostdev -name '*.c') \
  *       tests/hostdev/bench_hostdev.c -lpthread -o bench_hostdev && ./bench_hostdev
  *
  * Each figure is the median of seven rounds, then the least and the largest of them.

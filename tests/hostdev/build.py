@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gpumem"
 FOLDER = PACKAGE / "_native" / "driver" / "hostdev"
-SOURCES = sorted(FOLDER.rglob("*.c"))
+SOURCES = sorted(map(str, FOLDER.rglob("*.c")))
+LIBRARY = sorted(map(str, Path(__file__).with_name("libcuda").glob("*.c")))
 HEADERS = sorted({header.parent for header in PACKAGE.rglob("*.h")})
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC"]
 FLAGS += ["-fvisibility=hidden", *(f"-I{folder}" for folder in HEADERS)]
@@ -27,7 +28,7 @@ SANITIZERS = {
 def compile_library(folder: Path) -> Path:
     """libcuda.so.1 in `folder`, with that SONAME."""
     path = folder / "libcuda.so.1"
-    command = ["gcc", *FLAGS, "-O2", "-DHOSTDEV_SHARED_LIBRARY", "-shared", *map(str, SOURCES)]
+    command = ["gcc", *FLAGS, "-O2", "-DHOSTDEV_SHARED_LIBRARY", "-shared", *SOURCES, *LIBRARY]
     command += ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-lpthread", "-o", str(path)]
     subprocess.run(command, check=True)
     return path
@@ -35,7 +36,6 @@ def compile_library(folder: Path) -> Path:
 
 def compile_program(folder: Path, program: Path, sanitizer: str) -> Path:
     path = folder / f"{program.stem}_{sanitizer}"
-    sources = [str(source) for source in SOURCES if source.parent.name != "libcuda"]
-    command = ["gcc", *FLAGS, *SANITIZERS[sanitizer], *sources, str(program), "-lpthread"]
+    command = ["gcc", *FLAGS, *SANITIZERS[sanitizer], *SOURCES, str(program), "-lpthread"]
     subprocess.run([*command, "-o", str(path)], check=True)
     return path

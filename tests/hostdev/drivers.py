@@ -1,7 +1,7 @@
 """The driver under test: cuda-python over the host device's shared library, or over a GPU.
 
 ``GPUMEM_TEST_DRIVER`` says which: the path of a libcuda.so.1 built from
-``gpumem/hostdev``, or ``cuda`` for the machine's own driver.
+``libcuda/``, or ``cuda`` for the machine's own driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* The host device as libcuda.so.1, for tests only; never installed.
+/* The host device as libcuda.so.1, for cuda-python; never installed.
  *
  * cuda-python asks cuGetProcAddress for every function by name and version and calls
  * what it gets. A name is answered only where the version asked for has the signature

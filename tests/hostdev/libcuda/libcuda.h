@@ -1,8 +1,8 @@
-/* Between the two halves of the test-only shared library (libcuda.c, per_thread.c). */
+/* Between the two halves of the shared library (libcuda.c, per_thread.c). */
 #ifndef GPUMEM_HOSTDEV_LIBCUDA_H
 #define GPUMEM_HOSTDEV_LIBCUDA_H
 
-#include "../device/internal.h"
+#include "internal.h"
 
 /* NULL: the function has nothing to do with a default stream. */
 HOST_HIDDEN void *libcuda_per_thread(const char *name, int version);
