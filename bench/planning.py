@@ -28,7 +28,7 @@ from gpumem.planning import (
     plan,
     plan_memory,
 )
-from gpumem.planning.memory.bodies import rounded
+from gpumem.planning.memory.lifetimes import rounded
 from gpumem.traces import Trace, load_trace, samples
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

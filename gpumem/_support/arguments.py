@@ -1,11 +1,11 @@
-"""What refuses an argument of a wrong type: an error that names the value and what is accepted."""
+"""Checks of arguments: errors that name the value and what is accepted."""
 
 from __future__ import annotations
 
 import operator
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
-__all__ = ["power_of_two", "refuse", "require"]
+__all__ = ["is_integer", "is_number", "power_of_two", "refuse", "require"]
 
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
@@ -26,3 +26,14 @@ def power_of_two(name: str, value: object, most: int, shown: str) -> int:
         if 1 <= number <= most and not number & (number - 1):
             return number
     raise ValueError(f"{name} {value!r:.80} is not a power of two from 1 to {shown}")
+
+
+def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:
+    """Tell whether `value` is an int, and not a bool, from `least` to `most`."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: object, least: float, most: float) -> TypeGuard[float]:
+    """Tell whether `value` is an int or a float, and not a bool, from `least` to `most`."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and least <= value <= most  # type: ignore[operator]

@@ -17,7 +17,7 @@ from gpumem._support.sizes import format_size
 from gpumem.cli.info import describe_device, device_table
 from gpumem.cli.output import json_option, print_json, progress, stdout, table
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.replay.policies.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
 from gpumem.traces import Trace, load_trace
 
 __all__ = ["demo"]

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from gpumem._support.sizes import format_size
 from gpumem.accounting import Accountant, Accountants, AdHocAccountant, StatsAccountant
-from gpumem.cli.arguments import complete_device, within
+from gpumem.cli.arguments import complete_device, parse_size, within
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
-from gpumem.cli.sizes import parse_size
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning import (
     Assignment,
@@ -25,7 +24,7 @@ from gpumem.planning import (
     partition,
     plan_memory,
 )
-from gpumem.planning.assignment.passes import STRATEGIES
+from gpumem.planning.assignment import STRATEGIES
 
 __all__ = ["plan"]
 

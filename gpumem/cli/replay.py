@@ -8,14 +8,20 @@ import click
 
 from gpumem import replay as replaying
 from gpumem._support.sizes import format_size
-from gpumem.cli.arguments import complete_device, complete_trace, present_device, size, within
+from gpumem.cli.arguments import (
+    complete_device,
+    complete_trace,
+    is_size_with_unit,
+    parse_size,
+    present_device,
+    size,
+    within,
+)
 from gpumem.cli.output import json_option, pairs, print_json, progress, stdout, table
-from gpumem.cli.sizes import is_size_with_unit, parse_size
 from gpumem.device import Device
 from gpumem.errors import ConfigError
 from gpumem.replay import ReplayResult
-from gpumem.traces import Trace, load_trace
-from gpumem.traces.formats import samples
+from gpumem.traces import Trace, load_trace, samples
 
 __all__ = ["replay"]
 

@@ -15,8 +15,14 @@ from gpumem.observe.events import AllocationEvent, Events, Frame, RecordedResour
 from gpumem.observe.live import LiveBudget, LivePage, LiveResource, Publication, publish
 from gpumem.observe.prometheus import prometheus_text
 from gpumem.observe.recording import Recording, record, tag
-from gpumem.observe.snapshots.resources import Block, Region, ResourceSnapshot
-from gpumem.observe.snapshots.snapshot import Snapshot, SnapshotDiff, snapshot
+from gpumem.observe.snapshots import (
+    Block,
+    Region,
+    ResourceSnapshot,
+    Snapshot,
+    SnapshotDiff,
+    snapshot,
+)
 
 if TYPE_CHECKING:
     from gpumem.report import Report, write_report

@@ -79,19 +79,22 @@ VERSION = 1
 HEADER_BYTES = 96
 SLOT_BYTES = 48
 
+ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE, MOVE, SHRINK, RESET = range(
+    1, 11
+)
 ACTIONS = {
-    1: "alloc",
-    2: "free",
-    3: "free_requested",
-    4: "free_completed",
-    5: "failure",
-    6: "reserve",
-    7: "release",
-    8: "move",
-    9: "shrink",
-    10: "reset",
+    ALLOC: "alloc",
+    FREE: "free",
+    FREE_REQUESTED: "free_requested",
+    FREE_COMPLETED: "free_completed",
+    FAILURE: "failure",
+    RESERVE: "reserve",
+    RELEASE: "release",
+    MOVE: "move",
+    SHRINK: "shrink",
+    RESET: "reset",
 }
-"""What the kinds of events are called."""
+"""Names of the kinds of events."""
 
 _PART_OF_A_NAME = 255
 _TEXT_BYTES = 40

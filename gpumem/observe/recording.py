@@ -20,7 +20,7 @@ from gpumem.observe.events import Events, events_of, read, slots_of
 
 if TYPE_CHECKING:
     from gpumem.report import Report
-    from gpumem.traces.trace import Trace
+    from gpumem.traces import Trace
 
 __all__ = ["Recording", "record", "tag"]
 

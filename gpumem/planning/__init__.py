@@ -1,5 +1,8 @@
 """Graphs of a model, where its nodes run, and where its tensors lie.
 
+`graph` holds what is planned, `assignment` decides where nodes run and what is copied, `memory`
+assigns an offset to every value, `iteration` does the same for a recorded iteration.
+
 >>> from gpumem.planning import GraphBuilder
 >>> builder = GraphBuilder()
 >>> x = builder.input("x", "float32", (8, 16))
@@ -10,17 +13,26 @@
 
 from __future__ import annotations
 
-from gpumem.planning.assignment.copies import CopyPlan, PlannedCopy, plan_copies
-from gpumem.planning.assignment.partitioning import partition
-from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Step
-from gpumem.planning.assignment.targets import Target
-from gpumem.planning.graph.graph import GraphBuilder, ModelGraph, Node
-from gpumem.planning.graph.values import Value
-from gpumem.planning.iteration._planned import IterationReport, PlannedResource
-from gpumem.planning.iteration.recorded import IterationPlan, plan
-from gpumem.planning.iteration.recording import IterationRecording
-from gpumem.planning.memory.memory_plan import MemoryPlan, plan_memory
-from gpumem.planning.memory.places import MemoryBlock, Place
+from gpumem.planning.assignment import (
+    Assignment,
+    CopyPlan,
+    Placement,
+    PlannedCopy,
+    Refusal,
+    Step,
+    Target,
+    partition,
+    plan_copies,
+)
+from gpumem.planning.graph import GraphBuilder, ModelGraph, Node, Value
+from gpumem.planning.iteration import (
+    IterationPlan,
+    IterationRecording,
+    IterationReport,
+    PlannedResource,
+    plan,
+)
+from gpumem.planning.memory import MemoryBlock, MemoryPlan, Place, plan_memory
 
 __all__ = [
     "Assignment",

@@ -25,16 +25,15 @@ cdef struct Columns:
 
 # What one pass counts.
 cdef struct Pass:
-    uint64_t executed       # allocations and frees carried out or refused
-    uint64_t failed         # allocations refused
+    uint64_t executed       # allocations, failed ones included, and frees
+    uint64_t failed         # allocations
     uint64_t requested      # bytes live, as requested
     uint64_t peak_requested
     uint64_t nanoseconds
 
 
-def run(Arena arena not None, list streams, action, block, size, stream, time_us, int32_t blocks,
-        bint virtual_clock):
-    """Replay checked arrays on an arena, once, and free what is left at the end.
+def run(Arena arena not None, list streams, trace, bint virtual_clock):
+    """Replay a trace on an arena, once, and free what is live at the end.
 
     Parameters
     ----------
@@ -42,10 +41,8 @@ def run(Arena arena not None, list streams, action, block, size, stream, time_us
         A fresh one.
     streams : list
         One stream per stream number of the trace.
-    action, block, size, stream, time_us : arrays
-        As `Trace` holds them; the caller has validated them.
-    blocks : int
-        Block numbers are below this.
+    trace : Trace
+        Checked when it was made: block and stream numbers are indices.
     virtual_clock : bool
         Move the host device's virtual clock along with the trace's times.
 
@@ -55,7 +52,8 @@ def run(Arena arena not None, list streams, action, block, size, stream, time_us
         executed, failed, peak_requested (bytes), nanoseconds.
     """
     cdef Pass counts
-    cdef Columns columns = columns_of(action, block, size, stream, time_us)
+    cdef Columns columns = columns_of(trace)
+    cdef int32_t blocks = trace.allocs      # block numbers are below it
     cdef uint64_t* handles = <uint64_t*>malloc((blocks + 1) * sizeof(uint64_t))
     cdef int64_t* sizes = <int64_t*>malloc((blocks + 1) * sizeof(int64_t))
     cdef char* live = <char*>calloc(blocks + 1, 1)
@@ -63,7 +61,7 @@ def run(Arena arena not None, list streams, action, block, size, stream, time_us
     cdef uint32_t i
     try:
         if handles == NULL or sizes == NULL or live == NULL or slots == NULL:
-            raise MemoryError("no host memory for a replay")
+            raise MemoryError("out of host memory while preparing a replay")
         if virtual_clock:
             arena.core.settings.oom_wait = 0    # no work ends while the trace stands still
         for i in range(<uint32_t>len(streams)):
@@ -82,15 +80,15 @@ def run(Arena arena not None, list streams, action, block, size, stream, time_us
     return counts.executed, counts.failed, counts.peak_requested, counts.nanoseconds
 
 
-cdef Columns columns_of(action, block, size, stream, time_us) except *:
+cdef Columns columns_of(trace) except *:
     cdef Columns columns
-    cdef size_t count = len(action)
+    cdef size_t count = trace.events
     columns.count = count
-    columns.action = <const int8_t*>column_of(action, count, sizeof(int8_t))
-    columns.block = <const int32_t*>column_of(block, count, sizeof(int32_t))
-    columns.size = <const int64_t*>column_of(size, count, sizeof(int64_t))
-    columns.stream = <const int16_t*>column_of(stream, count, sizeof(int16_t))
-    columns.time_us = <const int64_t*>column_of(time_us, count, sizeof(int64_t))
+    columns.action = <const int8_t*>column_of(trace.action, count, sizeof(int8_t))
+    columns.block = <const int32_t*>column_of(trace.block, count, sizeof(int32_t))
+    columns.size = <const int64_t*>column_of(trace.size, count, sizeof(int64_t))
+    columns.stream = <const int16_t*>column_of(trace.stream, count, sizeof(int16_t))
+    columns.time_us = <const int64_t*>column_of(trace.time_us, count, sizeof(int64_t))
     return columns
 
 
@@ -102,7 +100,7 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
     cdef int64_t size
     cdef uint32_t slot
     cdef int64_t now = 0
-    cdef Block taken
+    cdef Block block
     cdef uint64_t begin = clock_ns()
     counts.executed = 0
     counts.failed = 0
@@ -123,10 +121,10 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
             if counts.requested > counts.peak_requested:
                 counts.peak_requested = counts.requested
             sizes[b] = size
-            if size and arena_allocate(arena, <uint64_t>size, slot, &taken) != ARENA_OK:
+            if size and arena_allocate(arena, <uint64_t>size, slot, &block) != ARENA_OK:
                 counts.failed += 1
             elif size:
-                handles[b] = taken.handle
+                handles[b] = block.handle
                 live[b] = 1
         elif columns.action[event] == FREE_COMPLETED:
             counts.executed += 1

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpumem.observe.snapshots.snapshot import Snapshot
-    from gpumem.traces.trace import Trace
+    from gpumem.observe import Snapshot
+    from gpumem.traces import Trace
 
 __all__ = ["Figures", "Report", "write_report"]
 
@@ -134,14 +134,13 @@ def write_report(
     (3, 'gpumem, pages that move')
     """
     import gpumem
-    from gpumem.observe.snapshots.snapshot import Snapshot
-    from gpumem.replay.policies.policies import policies
+    from gpumem.observe import Snapshot
+    from gpumem.replay.policies import policies
     from gpumem.report.blocks import blocks_of
     from gpumem.report.data import figures_of, page_data, recorded_policy
     from gpumem.report.page import page
-    from gpumem.traces import load_trace
+    from gpumem.traces import Trace, load_trace
     from gpumem.traces.gpumem_snapshot import trace_of_snapshot
-    from gpumem.traces.trace import Trace
 
     if isinstance(source, Snapshot):
         source = trace_of_snapshot(source.as_dict(), "snapshot")

@@ -1,15 +1,17 @@
-"""A trace as blocks: what a page draws, and the figures that stand above it."""
+"""What a page draws: the blocks of a trace, their owners and their addresses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumem.traces.trace import ALLOC, FREE_REQUESTED, UNKNOWN_BLOCK, Trace
+from gpumem.traces import ALLOC, Trace
 
-__all__ = ["MOST_BLOCKS", "BlockTable", "blocks_of"]
+__all__ = ["MOST_BLOCKS", "BlockTable", "Drawn", "blocks_of", "draw_together"]
+
 
 MOST_BLOCKS = 1 << 20
 """Most blocks that a page holds one by one; beyond, the smallest are only part of the sums."""
@@ -67,8 +69,7 @@ class BlockTable:
 
 def blocks_of(trace: Trace) -> BlockTable:
     """Sort out which events of a trace are about which block."""
-    moves = (trace.action != FREE_REQUESTED) & (trace.block != UNKNOWN_BLOCK) & (trace.size > 0)
-    moving = np.flatnonzero(moves)
+    moving = trace.moving()
     is_alloc = trace.action[moving] == ALLOC
     ordinal = np.cumsum(is_alloc) - 1
     # A number may be given out again: side by side, each free stands behind its allocation.
@@ -127,3 +128,67 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
         owner = number[owner]
         names = [names[old] for old in kept.tolist()] + [f"{len(names) - kept.size:,} others"]
     return owner, names, named
+
+
+# ---- addresses as they are drawn -----------------------------------------------------------------
+
+
+_LEAST_GAP = 2 << 20
+_GAP_SHARE = 64  # a gap is drawn at most as wide as this part of all that is used
+
+
+class Drawn(NamedTuple):
+    """Where blocks are drawn.
+
+    Attributes
+    ----------
+    offset : ndarray of int64, shape (blocks,)
+        Place of each block in the drawing, in bytes from 0.
+    ranges : list of (int, int, int)
+        Address, offset and bytes of each range that was used, in order.
+    """
+
+    offset: NDArray[np.int64]
+    ranges: list[tuple[int, int, int]]
+
+
+def draw_together(address: NDArray[np.uint64], nbytes: NDArray[np.int64]) -> Drawn:
+    """Close wide gaps between addresses, so that what is used can be seen.
+
+    Parameters
+    ----------
+    address : ndarray of uint64, shape (blocks,)
+    nbytes : ndarray of int64, shape (blocks,)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> draw_together(np.array([1 << 40, 4096], np.uint64), np.array([512, 512])).ranges
+    [(4096, 0, 512), (1099511627776, 2097664, 512)]
+    """
+    if not address.size:
+        return Drawn(np.empty(0, np.int64), [])
+    order = np.argsort(address, kind="stable")
+    begin = address[order]
+    # No block ends behind the last address.
+    room = np.uint64((1 << 64) - 1) - begin
+    end = np.maximum.accumulate(begin + np.minimum(nbytes[order].astype(np.uint64), room))
+    gap = np.zeros(begin.size, np.uint64)
+    behind = begin[1:] > end[:-1]
+    gap[1:][behind] = (begin[1:] - end[:-1])[behind]
+    used = int(end[-1] - begin[0]) - int(gap.sum())
+    widest = max(_LEAST_GAP, used // _GAP_SHARE)
+    starts = np.flatnonzero(np.concatenate([[True], gap[1:] > widest]))
+
+    ranges: list[tuple[int, int, int]] = []
+    place = 0
+    stops = np.append(starts[1:], begin.size)
+    offset = np.empty(begin.size, np.int64)
+    for first, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        base, extent = int(begin[first]), int(end[stop - 1] - begin[first])
+        offset[first:stop] = (begin[first:stop] - np.uint64(base)).astype(np.int64) + place
+        ranges.append((base, place, extent))
+        place += extent + widest
+    drawn = np.empty_like(offset)
+    drawn[order] = offset
+    return Drawn(drawn, ranges)

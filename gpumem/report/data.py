@@ -1,22 +1,21 @@
-"""What a page is given to draw: facts as JSON, columns as packed numbers."""
+"""The data of a page: facts as JSON, columns as packed numbers."""
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from gpumem.replay.policies.policies import PAGES, Policy, policy
+from gpumem.replay.policies import PAGES, Policy, policy
 from gpumem.report import Figures
-from gpumem.report.addresses import draw_together
-from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, owners_of
-from gpumem.report.columns import column
-from gpumem.traces.details import Curve
-from gpumem.traces.trace import Trace
+from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
+from gpumem.traces import Curve, Trace
 
-__all__ = ["figures_of", "page_data", "recorded_policy"]
+__all__ = ["column", "figures_of", "page_data", "recorded_policy"]
 
 
 def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
@@ -152,3 +151,58 @@ def _plain_int(meta: Mapping[str, Any], key: str) -> int:
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | bool) and value == value
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+_WIDTHS = (("u1", 1 << 8), ("u2", 1 << 16), ("u4", 1 << 32))
+_MOST = 1 << 53  # what a double holds exactly, and JavaScript has no other number
+
+
+def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
+    """Write whole numbers as a column.
+
+    Parameters
+    ----------
+    values : array_like of int, shape (n,)
+        0 to 2**53.
+    rising : bool, optional
+        Write the differences of values that never decrease.
+
+    Returns
+    -------
+    dict
+        ``type`` of what is stored ("u1", "u2", "u4" or "f8"), ``length``, ``unit`` by which every
+        stored number is to be multiplied, ``rising``, and ``data``: zlib's format in base64.
+
+    Raises
+    ------
+    ValueError
+        A number below 0 or above 2**53, or a drop where `rising` was said.
+
+    Examples
+    --------
+    >>> written = column([512, 1024, 4096], rising=True)
+    >>> written["type"], written["unit"], written["length"]
+    ('u1', 512, 3)
+    """
+    numbers = np.asarray(values).astype(np.int64)
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) <= _MOST:
+        raise ValueError(f"a column takes 0..{_MOST}, not {numbers.min()}..{numbers.max()}")
+    if rising:
+        numbers = np.diff(numbers, prepend=0)
+        if numbers.size and int(numbers.min()) < 0:
+            raise ValueError("a rising column never decreases")
+    unit = max(int(np.gcd.reduce(numbers)) if numbers.size else 1, 1)
+    stored = numbers // unit
+    most = int(np.max(stored, initial=0))
+    width = next((name for name, limit in _WIDTHS if most < limit), "f8")
+    packed = zlib.compress(stored.astype(f"<{width}").tobytes(), 6)
+    return {
+        "type": width,
+        "length": int(numbers.size),
+        "unit": unit,
+        "rising": rising,
+        "data": base64.b64encode(packed).decode("ascii"),
+    }

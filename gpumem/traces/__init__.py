@@ -1,6 +1,30 @@
-"""Traces of allocations: what one is, and a reader of each format that holds one."""
+"""Traces of allocations: what one is, and a reader for each format that holds one.
 
+`load_trace` reads a file of any known format, `samples` lists the bundled traces, and
+`TraceBuilder` makes a `Trace` from a log that names blocks by address.
+"""
+
+from gpumem.traces.builder import TraceBuilder
 from gpumem.traces.formats import load_trace, samples
-from gpumem.traces.trace import Trace
+from gpumem.traces.trace import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    UNKNOWN_BLOCK,
+    Curve,
+    Details,
+    Trace,
+)
 
-__all__ = ["Trace", "load_trace", "samples"]
+__all__ = [
+    "ALLOC",
+    "FREE_COMPLETED",
+    "FREE_REQUESTED",
+    "UNKNOWN_BLOCK",
+    "Curve",
+    "Details",
+    "Trace",
+    "TraceBuilder",
+    "load_trace",
+    "samples",
+]

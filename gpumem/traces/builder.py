@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from gpumem.errors import TraceError
-from gpumem.traces.details import Curve, Details
 from gpumem.traces.trace import (
     ALLOC,
     FREE_COMPLETED,
@@ -17,21 +16,23 @@ from gpumem.traces.trace import (
     MAX_SIZE,
     MAX_STREAMS,
     UNKNOWN_BLOCK,
+    Curve,
+    Details,
     Trace,
 )
 
 _ADDRESS_BITS = (1 << 64) - 1
 
 
-class Recorder:
+class TraceBuilder:
     """Collects the events of a log that names blocks by address, and makes a trace of them.
 
-    Addresses become block numbers by lifetime, streams are numbered from 0 in the order in
-    which they are first seen, and time starts at 0 and never goes back (threads that log
-    concurrently can write their times in a slightly different order than their events).
-    What else the log tells, where blocks lay and who asked for them, becomes the trace's details.
+    Addresses become block numbers by lifetime. Streams are numbered from 0 in the order in which
+    they are first seen. Time starts at 0 and never decreases, although threads that log
+    concurrently may write their times in a slightly different order than their events. Addresses
+    and owners of blocks become the details of the trace.
 
-    Errors name the place in the log, so each call is given `where`, such as ``"line 7"``.
+    Each call takes `where`, the position in the log for error messages, such as ``"line 7"``.
     """
 
     def __init__(self) -> None:
@@ -81,29 +82,29 @@ class Recorder:
     def free_requested(
         self, where: str, address: int, size: int, stream: Hashable, time_us: int
     ) -> None:
-        """Record that the program dropped what lives at `address`."""
+        """Record that the program freed the block at `address`."""
         self._free(where, FREE_REQUESTED, self._live.get(address), size, stream, time_us)
 
     def free_completed(
         self, where: str, address: int, size: int, stream: Hashable, time_us: int
     ) -> None:
-        """Record that `address` can be handed out again."""
+        """Record that the memory at `address` can be allocated again."""
         self._free(where, FREE_COMPLETED, self._live.pop(address, None), size, stream, time_us)
 
     def end_life(self, where: str, address: int, stream: Hashable, time_us: int) -> None:
-        """Record a free that the log does not have, if something lives at `address`."""
+        """Record a free that the log lacks, if a block is live at `address`."""
         if address in self._live:
             self.free_completed(where, address, 0, stream, time_us)
 
     def hold(self, where: str, nbytes: int) -> None:
-        """Record that memory came from the driver, or with a negative number went back to it."""
+        """Record that memory was reserved from the driver; negative: released to it."""
         if abs(nbytes) > MAX_SIZE:
             raise TraceError(f"{where}: size is {abs(nbytes)}, accepted is 0..{MAX_SIZE} bytes")
         self._held_at.append(len(self))
         self._held.append(nbytes)
 
     def failure(self, nbytes: int) -> None:
-        """Record that so many bytes were refused."""
+        """Record that an allocation of so many bytes failed."""
         self._failures.append((len(self), nbytes))
 
     def _free(
@@ -115,7 +116,7 @@ class Recorder:
         stream: Hashable,
         time_us: int,
     ) -> None:
-        if block is None:  # allocated before recording began: nothing vouches for its size
+        if block is None:  # allocated before recording began: its size is not checked
             size = min(max(size, 0), MAX_SIZE)
             self._append(where, action, UNKNOWN_BLOCK, size, stream, time_us)
         else:
@@ -164,9 +165,30 @@ class Recorder:
 
 
 def _stream_name(handle: Hashable) -> str:
-    """Write a stream's handle for people; a thread's own stream is a pair with its thread."""
+    """Name a stream by its handle; a per-thread stream is a pair of handle and thread."""
     if isinstance(handle, tuple):
         return f"thread {handle[1]}'s own"
     if not isinstance(handle, int):
         return str(handle)
     return {0: "default", 1: "legacy default", 2: "per-thread default"}.get(handle, f"{handle:#x}")
+
+
+def owner_named(
+    tag: str | None,
+    frames: Iterable[tuple[str, int, str]],
+    framework: str | None,
+    resource: str,
+) -> str:
+    """Name the owner of an allocation: its tag, else the innermost line, framework or resource."""
+    if tag:
+        return str(tag)
+    for file, line, function in frames:
+        if line:  # native frames have none
+            return f"{function} ({file}:{line})"
+    return str(framework or resource)
+
+
+def require_device(device: int | None, count: int) -> None:
+    """Raise TraceError unless `device` is None or the index of one of `count` memories."""
+    if device is not None and not 0 <= device < max(count, 1):
+        raise TraceError(f"device is {device}, accepted is 0..{max(count - 1, 0)}")

@@ -1,4 +1,4 @@
-"""Read a trace from a file, whatever wrote it; the content decides, never the file's name."""
+"""Read a trace from a file. The format is found from the content, not from the name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from gpumem.errors import TraceError
-from gpumem.traces import (
-    gpumem_recording as recordings,
-)
-from gpumem.traces import (
-    gpumem_snapshot as snapshots,
-)
-from gpumem.traces import (
-    npz,
-    rmm_log,
-    torch_snapshot,
-)
+from gpumem.traces import gpumem_recording, gpumem_snapshot, npz, rmm_log, torch_snapshot
 from gpumem.traces.trace import Trace
 
 __all__ = ["load_trace", "samples"]
@@ -31,9 +21,9 @@ def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> 
 
     Reads five formats: files of `gpumem.observe.record`, ``.npz`` archives (see
     ``gpumem/traces/samples/README.md``), PyTorch memory snapshots
-    (``torch.cuda.memory._dump_snapshot``; nothing in the pickle is run), the CSV logs of RMM's
-    ``LoggingResourceAdaptor``, and gpumem's
-    own snapshots in JSON, of which the trace only allocates what they show in use.
+    (``torch.cuda.memory._dump_snapshot``; no code of the pickle runs), the CSV logs of RMM's
+    ``LoggingResourceAdaptor``, and gpumem's own snapshots in JSON, of which the trace allocates the
+    blocks in use.
 
     Parameters
     ----------
@@ -91,17 +81,17 @@ def _resolve(source: str | os.PathLike[str]) -> Path:
 
 
 def _read(file: IO[bytes], name: str, device: int | None) -> Trace:
-    """Hand the file to the reader that its first bytes call for."""
+    """Read the file with the reader of the format that its first bytes show."""
     start = file.read(4096)
     file.seek(0)
     if not start:
         raise TraceError("the file is empty")
     if start.startswith(torch_snapshot.MAGIC):
         return torch_snapshot.read_torch_snapshot(file, name, device)
-    if start.startswith(recordings.MAGIC):
-        return recordings.read_recording(file, name, device)
-    if start.startswith(snapshots.MAGIC):
-        return snapshots.read_snapshot(file, name, device)
+    if start.startswith(gpumem_recording.MAGIC):
+        return gpumem_recording.read_recording(file, name, device)
+    if start.startswith(gpumem_snapshot.MAGIC):
+        return gpumem_snapshot.read_snapshot(file, name, device)
     if device not in (None, 0):
         raise TraceError(
             f"device is {device}, accepted is 0 (only snapshots and recordings hold more)"

@@ -1,4 +1,4 @@
-"""Traces from saved snapshots of gpumem: what lived at one moment, in the order of its age."""
+"""Traces from saved snapshots of gpumem: the blocks of one moment, the oldest first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import IO, Any
 
 from gpumem.errors import TraceError
-from gpumem.traces.builder import Recorder
+from gpumem.traces.builder import TraceBuilder, owner_named, require_device
 from gpumem.traces.trace import Trace
 
 __all__ = ["MAGIC", "read_snapshot", "trace_of_snapshot"]
@@ -26,10 +26,9 @@ def read_snapshot(file: IO[bytes], name: str, device: int | None = None) -> Trac
 
 
 def trace_of_snapshot(plain: object, name: str, device: int | None = None) -> Trace:
-    """Make a trace that allocates what a snapshot shows in use, and frees nothing.
+    """Make a trace that allocates the blocks in use of a snapshot, and frees nothing.
 
-    Blocks come in the order of their age. Those that were not recorded, and so have none, count as
-    the oldest.
+    Blocks are in the order of their age. Blocks whose age was not recorded count as the oldest.
 
     Parameters
     ----------
@@ -38,13 +37,13 @@ def trace_of_snapshot(plain: object, name: str, device: int | None = None) -> Tr
     name : str
         Name of the trace.
     device : int, optional
-        Which memory to take, by its place among their sorted names; without it, the one of which
-        most bytes are in use.
+        Which memory to take, by its place among their sorted names; without it, the one with
+        the most bytes in use.
 
     Raises
     ------
     TraceError
-        No snapshot, or nothing in use.
+        Not a snapshot, or a snapshot without blocks in use.
     """
     if not isinstance(plain, dict) or plain.get("format") != _FORMAT:
         raise TraceError(f"not a snapshot: its format is not {_FORMAT!r}")
@@ -59,11 +58,10 @@ def trace_of_snapshot(plain: object, name: str, device: int | None = None) -> Tr
 
 
 def _trace(plain: dict[str, Any], name: str, device: int | None) -> Trace:
-    # An adaptor's blocks are those of what it is around.
+    # Blocks of an adaptor are blocks of its upstream, which is listed itself.
     sources = [found for found in plain["resources"] if not found["upstreams"]]
     memories = sorted({found["memory"] for found in sources})
-    if device is not None and not 0 <= device < max(len(memories), 1):
-        raise TraceError(f"device is {device}, accepted is 0..{max(len(memories) - 1, 0)}")
+    require_device(device, len(memories))
     used = {
         memory: [(found, b) for found in sources if found["memory"] == memory for b in _used(found)]
         for memory in memories
@@ -77,13 +75,13 @@ def _trace(plain: dict[str, Any], name: str, device: int | None) -> Trace:
     blocks = used[memory]
     oldest = max((int(block.get("age_ns", 0)) for _, block in blocks), default=0)
     blocks.sort(key=lambda pair: -int(pair[1].get("age_ns", oldest)))
-    recorder = Recorder()
+    builder = TraceBuilder()
     for found in sources:
         if found["memory"] == memory:
-            recorder.hold("counts", int(found["counts"]["reserved"]))
+            builder.hold("counts", int(found["counts"]["reserved"]))
     for found, block in blocks:
         address, age = int(block["address"]), int(block.get("age_ns", oldest))
-        recorder.alloc(
+        builder.alloc(
             f"block {address:#x}",
             int(found["key"]) << 64 | address,
             int(block["requested"]),
@@ -92,7 +90,7 @@ def _trace(plain: dict[str, Any], name: str, device: int | None) -> Trace:
             _owner(plain["stacks"], found, block),
         )
     meta = {"source": "snapshot", "memory": memory, "moment": True, "ended_us": oldest // 1000}
-    return recorder.trace(name, meta)
+    return builder.trace(name, meta)
 
 
 def _used(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -100,11 +98,5 @@ def _used(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _owner(stacks: list[Any], found: dict[str, Any], block: dict[str, Any]) -> str:
-    """Name the tag, else the line of the program, the framework or the resource."""
-    if block.get("tag"):
-        return str(block["tag"])
     frames = stacks[block["stack"]] if block.get("stack") is not None else ()
-    for file, line, function in frames:
-        if line:
-            return f"{function} ({file}:{line})"
-    return str(block.get("framework") or found["name"])
+    return owner_named(block.get("tag"), frames, block.get("framework"), found["name"])

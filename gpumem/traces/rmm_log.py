@@ -6,7 +6,7 @@ import re
 from typing import IO
 
 from gpumem.errors import TraceError
-from gpumem.traces.builder import Recorder
+from gpumem.traces.builder import TraceBuilder
 from gpumem.traces.trace import Trace
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
@@ -43,17 +43,17 @@ def read_rmm_log(file: IO[bytes], name: str) -> Trace:
         lines = file.read().decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise TraceError(f"the log is not text: byte {error.start} is not UTF-8") from None
-    recorder = Recorder()
+    builder = TraceBuilder()
     clock = _Clock()
     for number, line in enumerate(lines[1:], start=2):
         if line.strip():
-            _record_line(recorder, clock, f"line {number}", line)
-    if not len(recorder):
+            _record_line(builder, clock, f"line {number}", line)
+    if not len(builder):
         raise TraceError("the log holds no allocations")
-    return recorder.trace(name, {"source": "rmm_log"})
+    return builder.trace(name, {"source": "rmm_log"})
 
 
-def _record_line(recorder: Recorder, clock: _Clock, where: str, line: str) -> None:
+def _record_line(builder: TraceBuilder, clock: _Clock, where: str, line: str) -> None:
     fields = [part.strip() for part in line.split(",")]
     if len(fields) != 6:
         raise TraceError(f"{where} has {len(fields)} fields, expected 6: {HEADER}")
@@ -67,11 +67,11 @@ def _record_line(recorder: Recorder, clock: _Clock, where: str, line: str) -> No
     nbytes = _size(size, where)
     handle = _pointer("stream", stream, where)
     if action == "allocate failure":
-        recorder.failure(nbytes)
+        builder.failure(nbytes)
     elif address and action == "allocate":
-        recorder.alloc(where, address, nbytes, handle, time_us, f"thread {thread}")
+        builder.alloc(where, address, nbytes, handle, time_us, f"thread {thread}")
     elif address:
-        recorder.free_completed(where, address, nbytes, handle, time_us)
+        builder.free_completed(where, address, nbytes, handle, time_us)
 
 
 class _Clock:

@@ -11,7 +11,7 @@ import pickle
 from typing import IO, Any, NoReturn
 
 from gpumem.errors import TraceError
-from gpumem.traces.builder import Recorder
+from gpumem.traces.builder import TraceBuilder
 from gpumem.traces.trace import Trace
 
 MAGIC = b"\x80"
@@ -50,20 +50,20 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
         Not a snapshot, nothing recorded in it, or a pickle that names a class or function.
     """
     traces = _device_traces(_load_plain(file))
-    recorders = {}
+    builders = {}
     for index, entries in enumerate(traces):
         if device is None or device == index:
-            recorders[index] = _record(entries, index)
+            builders[index] = _record(entries, index)
     if device is None:
-        device = max(recorders, key=lambda index: len(recorders[index]))
-    elif device not in recorders:
+        device = max(builders, key=lambda index: len(builders[index]))
+    elif device not in builders:
         raise TraceError(f"device is {device}, accepted is 0..{len(traces) - 1}")
-    if not len(recorders[device]):
+    if not len(builders[device]):
         raise TraceError(
             f"the snapshot holds no allocations of device {device}: "
             "was torch.cuda.memory._record_memory_history() on?"
         )
-    return recorders[device].trace(name, {"source": "torch_snapshot", "device": device})
+    return builders[device].trace(name, {"source": "torch_snapshot", "device": device})
 
 
 def _load_plain(file: IO[bytes]) -> object:
@@ -73,7 +73,8 @@ def _load_plain(file: IO[bytes]) -> object:
     except TraceError:
         raise
     except Exception as error:  # a damaged pickle raises nearly anything
-        raise TraceError(f"damaged pickle: {str(error) or type(error).__name__}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__  # one line
+        raise TraceError(f"damaged pickle: {reason}") from None
 
 
 # Arguments of pickle's opcodes: fixed bytes; a length in so many bytes, then as many; lines.
@@ -131,9 +132,9 @@ def _device_traces(snapshot: object) -> list[list[object]]:
     return traces
 
 
-def _record(entries: list[object], device: int) -> Recorder:
+def _record(entries: list[object], device: int) -> TraceBuilder:
     """Record what `entries` tell of blocks, segments and failures; notes are left out."""
-    recorder = Recorder()
+    builder = TraceBuilder()
     for index, entry in enumerate(entries):
         where = f"device {device}, entry {index}"
         if not isinstance(entry, dict):
@@ -142,28 +143,28 @@ def _record(entries: list[object], device: int) -> Recorder:
         if not isinstance(action, str):
             raise TraceError(f"{where}: action is {_shown(action)}, expected a str")
         if action in _OF_BLOCKS:
-            _record_block(recorder, where, action, entry)
+            _record_block(builder, where, action, entry)
         elif action in _OF_SEGMENTS:
-            recorder.hold(where, _OF_SEGMENTS[action] * _integer(entry, "size", where))
+            builder.hold(where, _OF_SEGMENTS[action] * _integer(entry, "size", where))
         elif action == "oom":
-            recorder.failure(_integer(entry, "size", where))
-    return recorder
+            builder.failure(_integer(entry, "size", where))
+    return builder
 
 
 _OF_BLOCKS = ("alloc", "free_requested", "free_completed")
 _OF_SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
-def _record_block(recorder: Recorder, where: str, action: str, entry: dict[Any, Any]) -> None:
+def _record_block(builder: TraceBuilder, where: str, action: str, entry: dict[Any, Any]) -> None:
     address, size, stream = (_integer(entry, key, where) for key in ("addr", "size", "stream"))
     # Snapshots of PyTorch before 2.1 carry no times.
     time_us = _integer(entry, "time_us", where, default=0)
     if action == "alloc":
-        recorder.alloc(where, address, size, stream, time_us, _owner(entry.get("frames")))
+        builder.alloc(where, address, size, stream, time_us, _owner(entry.get("frames")))
     elif action == "free_requested":
-        recorder.free_requested(where, address, size, stream, time_us)
+        builder.free_requested(where, address, size, stream, time_us)
     else:
-        recorder.free_completed(where, address, size, stream, time_us)
+        builder.free_completed(where, address, size, stream, time_us)
 
 
 def _owner(frames: object) -> str:

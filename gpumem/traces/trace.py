@@ -1,7 +1,7 @@
-"""A recorded run of allocations: plain arrays, checked once, so that nothing later has to.
+"""A recorded run of allocations: plain arrays, checked once.
 
-``Trace`` is what every reader in this package makes and every replay takes. Its checks are
-what lets the compiled replay loop index by block and stream number without asking.
+Every reader in this package makes a `Trace`, and every replay takes one. Because a trace is checked
+when it is made, the compiled replay loop indexes by block and stream number without checks.
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpumem.errors import TraceError
-from gpumem.traces.details import Details
 
-__all__ = ["ALLOC", "FREE_COMPLETED", "FREE_REQUESTED", "UNKNOWN_BLOCK", "Trace"]
+__all__ = [
+    "ALLOC",
+    "FREE_COMPLETED",
+    "FREE_REQUESTED",
+    "UNKNOWN_BLOCK",
+    "Curve",
+    "Details",
+    "Trace",
+]
+
 
 ALLOC = 0
 """The program allocates a block."""
@@ -159,6 +167,11 @@ class Trace:
         live: NDArray[np.int64] = np.cumsum(self._held_sign() * self.size)
         return live
 
+    def moving(self) -> NDArray[np.int64]:
+        """Return the indices of the events that allocate or free a known block that has bytes."""
+        known = (self.action != FREE_REQUESTED) & (self.block != UNKNOWN_BLOCK)
+        return np.flatnonzero(known & (self.size > 0))
+
     def _held_sign(self) -> NDArray[np.int64]:
         """Give 1 for every event that begins a block's life, -1 where one ends, else 0."""
         known_free = (self.action == FREE_COMPLETED) & (self.block != UNKNOWN_BLOCK)
@@ -294,3 +307,63 @@ def _check_live_bytes(trace: Trace) -> None:
         raise TraceError(
             f"event {index}: {live[index]:.3g} bytes are live, accepted is 0..{MAX_LIVE} bytes"
         )
+
+
+# ---- what a log tells beside the events ----------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """Bytes that change at events: ``nbytes[i]`` are held from event ``at[i]`` on, none before.
+
+    Attributes
+    ----------
+    at : ndarray of int64, shape (changes,)
+        Never decreasing; the last of several changes at one event counts.
+    nbytes : ndarray of int64, shape (changes,)
+    """
+
+    at: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes."""
+        return int(np.max(self.nbytes, initial=0))
+
+    def changes(self) -> Curve:
+        """Leave out the events at which nothing changes."""
+        kept = np.flatnonzero(np.diff(self.nbytes, prepend=0))
+        return Curve(self.at[kept], self.nbytes[kept])
+
+    def by_event(self, events: int) -> NDArray[np.int64]:
+        """Give the bytes held at each of so many events."""
+        places = np.searchsorted(self.at, np.arange(events), side="right")
+        return np.concatenate([np.zeros(1, np.int64), self.nbytes])[places]
+
+
+@dataclass(frozen=True, eq=False)
+class Details:
+    """What a log told beside the events themselves; the first two arrays have a row per allocation.
+
+    Attributes
+    ----------
+    address : ndarray of uint64, shape (allocs,)
+        Where each block lay, in the order of the allocations.
+    owner : ndarray of int32, shape (allocs,)
+        Who asked, as an index of `owners`.
+    owners : tuple of str
+        Tags, places in the program or names; "" where the log names nobody.
+    streams : tuple of str
+        What to call each stream, by number.
+    held : Curve or None
+        Bytes held from the driver since the log began; None if the log does not tell.
+    failures : tuple of (int, int)
+        Events before each refused allocation, and the bytes that it asked for.
+    """
+
+    address: NDArray[np.uint64]
+    owner: NDArray[np.int32]
+    owners: tuple[str, ...]
+    streams: tuple[str, ...]
+    held: Curve | None = None
+    failures: tuple[tuple[int, int], ...] = ()

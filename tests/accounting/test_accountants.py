@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem.accounting import AdHocAccountant, NodeStats, ResourceCount, StatsAccountant
-from gpumem.accounting.statistics import unique_node_name
+from gpumem.accounting import (
+    AdHocAccountant,
+    NodeStats,
+    ResourceCount,
+    StatsAccountant,
+    unique_node_name,
+)
 from gpumem.errors import ConfigError
 from gpumem.planning import GraphBuilder, ModelGraph, Node, Value
 

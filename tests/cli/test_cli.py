@@ -18,7 +18,7 @@ import gpumem
 from gpumem import replay as replaying
 from gpumem._support.sizes import format_size
 from gpumem.cli import commands, main
-from gpumem.cli.sizes import is_size_with_unit, parse_size
+from gpumem.cli.arguments import is_size_with_unit, parse_size
 from gpumem.errors import ConfigError, OutOfMemoryError
 
 # By its full name: in its package, "demo" is the command.

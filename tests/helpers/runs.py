@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpumem.traces.trace import Trace
+from gpumem.traces import Trace
 
 MIB = 1 << 20
 

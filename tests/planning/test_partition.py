@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem import Device
-from gpumem.accounting import AdHocAccountant, NodeStats, StatsAccountant
-from gpumem.accounting.statistics import unique_node_name
+from gpumem.accounting import AdHocAccountant, NodeStats, StatsAccountant, unique_node_name
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning import GraphBuilder, ModelGraph, Node, Target, Value, partition
 

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from gpumem.replay.policies.caching_model import caching_allocator_reserved, plain_driver_reserved
-from gpumem.traces.formats import load_trace
-from gpumem.traces.trace import Trace
+from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.traces import Trace, load_trace
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -11,8 +11,7 @@ from helpers.runs import MIB, million_events, small_run
 import gpumem
 from gpumem import observe
 from gpumem.report import write_report
-from gpumem.traces import Trace, load_trace
-from gpumem.traces.formats import samples
+from gpumem.traces import Trace, load_trace, samples
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 TRACES = {path.stem: path for path in sorted(SHARED.glob("*.npz"))} or samples()

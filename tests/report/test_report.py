@@ -14,18 +14,14 @@ from gpumem import observe
 from gpumem.cli import main
 from gpumem.errors import InUseError, TraceError
 from gpumem.replay import replay
-from gpumem.replay.policies.caching_model import caching_allocator_reserved, plain_driver_reserved
-from gpumem.replay.policies.placement import place
-from gpumem.replay.policies.policies import policies
+from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
+from gpumem.replay.policies import place, policies
 from gpumem.report import blocks as blocks_module
 from gpumem.report import data as data_module
 from gpumem.report import write_report
-from gpumem.report.addresses import draw_together
-from gpumem.report.blocks import blocks_of, owners_of
-from gpumem.report.columns import column
-from gpumem.report.data import page_data, recorded_policy
-from gpumem.traces import Trace, load_trace
-from gpumem.traces.details import Curve, Details
+from gpumem.report.blocks import blocks_of, draw_together, owners_of
+from gpumem.report.data import column, page_data, recorded_policy
+from gpumem.traces import Curve, Details, Trace, load_trace
 
 
 def unpack(packed):

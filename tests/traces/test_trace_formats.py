@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem.errors import GpumemError, TraceError
-from gpumem.traces import npz, torch_snapshot
-from gpumem.traces.formats import load_trace, samples
-from gpumem.traces.trace import MAX_SIZE, MAX_STREAMS, Trace
+from gpumem.traces import Trace, load_trace, npz, samples, torch_snapshot
+from gpumem.traces.trace import MAX_SIZE, MAX_STREAMS
 
 # Two blocks on two streams, the second dropped before its work is done.
 GOOD = {

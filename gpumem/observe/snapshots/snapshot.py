@@ -128,7 +128,7 @@ class Snapshot:
     # ---- as JSON ---------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``gpumem/observe/snapshot.schema.json`` describes them."""
+        """Return plain values, as ``snapshots/snapshot.schema.json`` describes them."""
         return {
             "format": FORMAT,
             "version": VERSION,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpumem._support.arguments import require
 from gpumem.device import Device, MemoryInfo, decide_copy
 from gpumem.planning.assignment.placement import Placement
-from gpumem.planning.graph.values import Value
+from gpumem.planning.graph import Value
 
 __all__ = ["CopyPlan", "PlannedCopy", "plan_copies"]
 

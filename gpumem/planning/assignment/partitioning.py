@@ -24,16 +24,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpumem._support.arguments import refuse, require
-from gpumem.accounting.accountant import Accountant, AdHocAccountant
-from gpumem.accounting.counts import ResourceCount
+from gpumem.accounting import Accountant, Accountants, AdHocAccountant, ResourceCount
 from gpumem.accounting.nodes import key_of
-from gpumem.accounting.settings import Accountants, DeviceName
+from gpumem.accounting.settings import DeviceName
 from gpumem.device import Device
 from gpumem.errors import ConfigError, ModelGraphError
 from gpumem.planning.assignment.passes import STRATEGIES, Outcome, Proposal
-from gpumem.planning.assignment.placement import Assignment, Placement, Refusal
-from gpumem.planning.assignment.targets import Target
-from gpumem.planning.graph.graph import ModelGraph, Node
+from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Target
+from gpumem.planning.graph import ModelGraph, Node
 
 __all__ = ["partition"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from gpumem.accounting.accountant import Accountant
-from gpumem.planning.graph.graph import Node
+from gpumem.accounting import Accountant
+from gpumem.planning.graph import Node
 
 __all__ = ["STRATEGIES", "Outcome", "best", "greedy"]
 

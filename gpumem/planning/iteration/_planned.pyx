@@ -1,6 +1,6 @@
 """PlannedResource: blocks at the places of a plan, while the program does what was recorded."""
 
-from dataclasses import dataclass
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -20,43 +20,7 @@ from gpumem._support.columns cimport column_of
 
 from gpumem.config import ArenaConfig
 from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError
-from gpumem.planning.iteration.recorded import IterationPlan
-
-
-@dataclass(frozen=True)
-class IterationReport:
-    """How one iteration went.
-
-    Attributes
-    ----------
-    planned : int
-        Allocations that were handed out at their places.
-    displaced : int
-        Allocations that came as planned, but whose place could not be had: something lived there
-        still, or work of another stream could still use it. The upstream served them.
-    online : int
-        Allocations after the mismatch, which the upstream served.
-    mismatch : str or None
-        How the iteration first differed from the plan. None: it did not.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> from gpumem.planning import PlannedResource, IterationRecording, plan
-    >>> arena = gpumem.Arena("host")
-    >>> recording = IterationRecording(arena)
-    >>> recording.resource.allocate(1000).close()
-    >>> planned = PlannedResource(plan(recording.trace()), arena)
-    >>> with planned.iteration():
-    ...     planned.allocate(5000).close()       # not what was recorded
-    >>> planned.report.planned, planned.report.online, planned.report.mismatch is None
-    (0, 1, False)
-    """
-
-    planned: int
-    displaced: int
-    online: int
-    mismatch: str | None
+from gpumem.planning.iteration.recorded import IterationPlan, IterationReport
 
 
 # An allocation of the plan: bytes, number of its stream, and the edges between which it lies.
@@ -315,8 +279,9 @@ cdef class PlannedResource(MemoryResource):
 
     # ---- iterations ------------------------------------------------------------------------------
 
+    @contextmanager
     def iteration(self):
-        """Follow the plan from its beginning; a context manager that gives this resource.
+        """Follow the plan from its beginning; a context manager that returns this resource.
 
         Raises
         ------
@@ -325,18 +290,19 @@ cdef class PlannedResource(MemoryResource):
         ClosedError
             On entering: it is closed, or belongs to the parent of a fork.
         """
-        return Iteration(self)
-
-    def _begin(self):
         self.require_open()
         if self.is_open:
-            raise ConcurrentRunError(f"{self!r} is in an iteration: they come one after another")
+            raise ConcurrentRunError(f"{self!r} is in an iteration already")
         self.is_open = self.follows = True
         self.upcoming = 0
         self.served = [0, 0, 0]
         self.mismatch = None
+        try:
+            yield self
+        finally:
+            self.end_iteration()
 
-    def _end(self):
+    cdef int end_iteration(self) except -1:
         cdef uint32_t i
         if self.follows and self.upcoming < self.count:
             self.mismatch = f"it ended after {self.upcoming} of {self.count} allocations"
@@ -345,6 +311,7 @@ cdef class PlannedResource(MemoryResource):
             if self.slots[i] != NIL:
                 slot_unclaim(self.inner.core, self.slots[i])
                 self.slots[i] = NIL
+        return 0
 
     @property
     def report(self):
@@ -417,20 +384,6 @@ cdef class PlannedResource(MemoryResource):
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
         return self.upstream.stream_at(slot)
-
-
-class Iteration:
-    """One iteration of a PlannedResource, as a context manager."""
-
-    def __init__(self, resource):
-        self._resource = resource
-
-    def __enter__(self):
-        self._resource._begin()
-        return self._resource
-
-    def __exit__(self, *exception):
-        self._resource._end()
 
 
 cdef Arena block_arena(MemoryResource upstream, plan, stream_reuse):

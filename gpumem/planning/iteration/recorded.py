@@ -1,7 +1,7 @@
-"""Plans of a recorded iteration: an offset for each of its allocations, in the order they come.
+"""Plans of a recorded iteration: an offset for each of its allocations, in their order.
 
-A training step or a request that repeats allocates the same blocks again. One iteration is
-recorded, laid out at leisure, and followed from then on (`PlannedResource`).
+A training step or a request that repeats allocates the same blocks again. `IterationRecording`
+records one iteration, `plan` assigns the offsets, and a `PlannedResource` follows the plan.
 
 >>> from gpumem.traces import Trace
 >>> step = Trace(action=[0, 0, 2, 0, 2, 2], block=[0, 1, 0, 2, 2, 1],
@@ -15,49 +15,53 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpumem._support.arguments import require
+from gpumem._buffer.buffer import MemoryResource
+from gpumem._support.arguments import is_integer, require
+from gpumem.adaptors import MemoryEvent, log
 from gpumem.errors import ConfigError, ModelGraphError
-from gpumem.planning.memory.bodies import rounded
-from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound
-from gpumem.traces.trace import ALLOC, FREE_COMPLETED, Trace
+from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound, rounded
+from gpumem.traces import ALLOC, FREE_COMPLETED, Trace, TraceBuilder
 
-__all__ = ["IterationPlan", "plan"]
+__all__ = ["IterationPlan", "IterationRecording", "IterationReport", "plan"]
 
+
+_COLUMNS = ("sizes", "streams", "offsets", "first", "last")
 ALIGNMENT = 256  # bytes; what every block of an arena is rounded up to
 SEARCH_WORK = 60_000  # blocks placed anew, about a second: a plan is made once and used often
 
 
 class IterationPlan:
-    """Where each allocation of an iteration lies in one block; made by `plan`.
+    """Offsets of the allocations of an iteration in one block; made by `plan`.
 
     Allocations are counted from 0, those of 0 bytes left out.
 
     Attributes
     ----------
     sizes : ndarray of int64, shape (allocations,)
-        Bytes as they were asked for.
+        Requested bytes.
     streams : ndarray of int64, shape (allocations,)
         Numbers of streams, counted from 0 in the order of their first allocation.
     offsets : ndarray of int64, shape (allocations,)
-        Bytes from the beginning of the block, multiples of 256.
+        Bytes from the start of the block, multiples of 256.
     first, last : ndarray of int64, shape (allocations,)
-        Events of the iteration between which a block lives, both included; what outlives the
-        iteration lives to its end.
+        First and last event of the iteration at which a block is live. Blocks that outlive the
+        iteration are live to its end.
     peak_bytes : int
         Size of the block.
     lower_bound_bytes : int
         The most bytes that live at one event, each block rounded up to 256.
     requested_bytes : int
-        The same as they were asked for.
+        The same for requested bytes, not rounded up.
     strategy : str
-        What found the offsets.
+        Strategy that found the offsets.
     name : str
-        Of the recording.
+        Name of the recording.
 
     Raises
     ------
@@ -99,13 +103,7 @@ class IterationPlan:
             raise ConfigError(f"offsets are multiples of {ALIGNMENT}")
 
     def _columns(self) -> dict[str, NDArray[np.int64]]:
-        return {
-            "sizes": self.sizes,
-            "streams": self.streams,
-            "offsets": self.offsets,
-            "first": self.first,
-            "last": self.last,
-        }
+        return {name: getattr(self, name) for name in _COLUMNS}
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -117,12 +115,12 @@ class IterationPlan:
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes below which no plan can go."""
+        """Most bytes live at once: the least that a plan can need."""
         return lower_bound(block for block, _ in self._placed())
 
     @property
     def requested_bytes(self) -> int:
-        """The most that lives at once, as it was asked for."""
+        """Most requested bytes live at once."""
         spans = zip(self.sizes.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
         return lower_bound(BlockLifetime(*span) for span in spans)
 
@@ -132,7 +130,7 @@ class IterationPlan:
             yield BlockLifetime(rounded(nbytes, ALIGNMENT), first, last), offset
 
     def verify(self) -> bool:
-        """Replay the iteration and prove that no two blocks lie on each other while they live.
+        """Replay the iteration and prove that no two live blocks overlap.
 
         Returns
         -------
@@ -142,7 +140,7 @@ class IterationPlan:
         Raises
         ------
         ModelGraphError
-            Two blocks do; it says which.
+            Two live blocks overlap. The message names them.
         """
         placed = list(self._placed())
         ends = sorted(range(len(placed)), key=lambda n: placed[n][0].last)
@@ -162,20 +160,20 @@ class IterationPlan:
         return True
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values, for JSON; `from_dict` reads it."""
+        """Return the plan as plain values, for JSON and `from_dict`."""
         columns = {name: column.tolist() for name, column in self._columns().items()}
         return {"name": self.name, "strategy": self.strategy, **columns}
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> IterationPlan:
-        """Make a plan of what `as_dict` gave.
+        """Make a plan from the result of `as_dict`.
 
         Raises
         ------
         ConfigError
-            Something is missing, unknown or out of range, or blocks lie on each other.
+            A key is missing or unknown, a value is out of range, or live blocks overlap.
         """
-        wanted = {"name", "strategy", "sizes", "streams", "offsets", "first", "last"}
+        wanted = {"name", "strategy", *_COLUMNS}
         if not isinstance(given, dict) or set(given) != wanted:
             raise ConfigError(f"a plan has the keys {', '.join(sorted(wanted))}, and no other")
         made = cls(**given)
@@ -198,13 +196,14 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
     Parameters
     ----------
     trace : Trace
-        The recording, of `gpumem.traces.load_trace` or a `IterationRecording`.
+        The recording, from `gpumem.traces.load_trace` or an `IterationRecording`.
     step : int, optional
         Which of the iterations that ``trace.step_start`` marks, from 0; None: the whole recording
-        is one. What the iteration did not allocate itself has no place. The first one of a
-        training run often allocates what stays (states of an optimizer): record a later one.
+        is one. Blocks that were allocated before the iteration are not planned. The first
+        iteration of a training run often allocates memory that stays (optimizer states), so record
+        a later one.
     strategy : str
-        As of `plan_memory`.
+        As in `plan_memory`.
 
     Returns
     -------
@@ -215,7 +214,7 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
     TypeError
         `trace` is not a Trace.
     ConfigError
-        The recording has no such step, or the strategy is not accepted.
+        The recording has no such step, or the strategy is unknown.
 
     Notes
     -----
@@ -248,19 +247,19 @@ def plan(trace: Trace, step: int | None = None, *, strategy: str = "auto") -> It
 
 
 def _bounds(trace: Trace, step: int | None) -> tuple[int, int]:
-    """Return the first event of an iteration and the one behind its last."""
+    """Return the first event of an iteration and the one after its last."""
     if step is None:
         return 0, trace.events
     starts = [*trace.step_start.tolist(), trace.events]
     steps = len(starts) - 1
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < steps:
-        accepted = f"it takes 0 to {steps - 1}" if steps else "the recording marks no steps"
-        raise ConfigError(f"step {step!r} is not accepted: {accepted}, or None for all of it")
+    if not is_integer(step, 0, steps - 1):
+        expected = f"expected 0 to {steps - 1}" if steps else "the recording marks no steps"
+        raise ConfigError(f"invalid step = {step!r}: {expected}, or None for all of it")
     return starts[step], starts[step + 1]
 
 
 def _blocks(trace: Trace, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Give size, stream, first and last event of what the events allocate, in order."""
+    """Yield size, stream, first and last event of each allocation, in order."""
     actions, numbers = trace.action[begin:end].tolist(), trace.block[begin:end].tolist()
     sizes, streams = trace.size[begin:end].tolist(), trace.stream[begin:end].tolist()
     last: dict[int, int] = {}  # event of an allocation -> event before which its block is free
@@ -277,7 +276,7 @@ def _blocks(trace: Trace, begin: int, end: int) -> Iterator[tuple[int, int, int,
 
 
 def _column(name: str, values: ArrayLike, least: int) -> NDArray[np.int64]:
-    """Return numbers as a read-only column of their own."""
+    """Return a read-only copy of the values as a column."""
     given = np.asarray(values)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ConfigError(f"{name} of a plan is not a row of integers")
@@ -286,3 +285,102 @@ def _column(name: str, values: ArrayLike, least: int) -> NDArray[np.int64]:
     column = given.astype(np.int64)
     column.flags.writeable = False
     return column
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """Result of one iteration.
+
+    Attributes
+    ----------
+    planned : int
+        Allocations served at their planned offsets.
+    displaced : int
+        Allocations that matched the plan, but whose offset was not available: a block was still
+        live there, or work of another stream might still use it. The upstream served them.
+    online : int
+        Allocations after the mismatch; the upstream served them.
+    mismatch : str or None
+        The first difference from the plan; None if there is none.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.planning import PlannedResource, IterationRecording, plan
+    >>> arena = gpumem.Arena("host")
+    >>> recording = IterationRecording(arena)
+    >>> recording.resource.allocate(1000).close()
+    >>> planned = PlannedResource(plan(recording.trace()), arena)
+    >>> with planned.iteration():
+    ...     planned.allocate(5000).close()       # not what was recorded
+    >>> planned.report.planned, planned.report.online, planned.report.mismatch is None
+    (0, 1, False)
+    """
+
+    planned: int
+    displaced: int
+    online: int
+    mismatch: str | None
+
+
+# ---- recordings ----------------------------------------------------------------------------------
+
+
+class IterationRecording:
+    """Records the allocations made through its `resource`.
+
+    Persistent and empty blocks are left out, because they are not planned.
+
+    Parameters
+    ----------
+    upstream : MemoryResource
+        Source of the memory.
+
+    Attributes
+    ----------
+    resource : MemoryResource
+        Resource that the iteration allocates from instead of `upstream`.
+
+    Raises
+    ------
+    TypeError
+        `upstream` is not a MemoryResource.
+
+    Examples
+    --------
+    >>> import gpumem
+    >>> from gpumem.planning import plan
+    >>> recording = IterationRecording(gpumem.Arena("host"))
+    >>> for nbytes in (1000, 2000):
+    ...     recording.resource.allocate(nbytes).close()
+    >>> plan(recording.trace()).peak_bytes
+    2048
+    """
+
+    def __init__(self, upstream: MemoryResource) -> None:
+        self._events: list[MemoryEvent] = []
+        self.resource = log(upstream, self._events.append)
+
+    def trace(self, name: str = "recording") -> Trace:
+        """Return the events recorded so far as a trace."""
+        builder = TraceBuilder()
+        live: set[int] = set()  # addresses of recorded blocks
+        # Addresses that one thread allocated again before another thread logged their free.
+        overtaken: set[int] = set()
+        for number, event in enumerate(list(self._events)):
+            what = (f"event {number}", event.ptr, event.nbytes, event.stream, event.time // 1000)
+            if event.action == "allocate" and event.ptr and not event.persistent:
+                if event.ptr in live:
+                    overtaken.add(event.ptr)
+                    builder.free_completed(*what)
+                builder.alloc(*what)
+                live.add(event.ptr)
+            elif event.action == "free" and event.ptr in overtaken:
+                overtaken.remove(event.ptr)
+            elif event.action == "free" and event.ptr in live:
+                live.remove(event.ptr)
+                builder.free_completed(*what)
+        return builder.trace(name, {})

@@ -1,1 +1,5 @@
-"""An offset in one block for every value of a graph, proven by a replay."""
+"""Offsets of a graph's values in one block per memory: found, proven by a replay, and used."""
+
+from gpumem.planning.memory.memory_plan import MemoryBlock, MemoryPlan, Place, plan_memory
+
+__all__ = ["MemoryBlock", "MemoryPlan", "Place", "plan_memory"]

@@ -1,7 +1,7 @@
 """How long values live, and which of them may share bytes.
 
-Time counts steps of the placement. A value lives from the step that makes it to the last that reads
-it, both included; inputs from the first step, what the caller gets to behind the last one.
+Time counts steps of the placement. A value lives from the step that makes it to the last step that
+reads it, both included. Inputs live from the first step; outputs live until after the last one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,30 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumem.device import MemoryInfo
-from gpumem.planning.assignment.copies import HOST, CopyPlan
-from gpumem.planning.assignment.placement import Step
-from gpumem.planning.graph.graph import Node
-from gpumem.planning.graph.operators import ELEMENTWISE, VIEWS
-from gpumem.planning.graph.values import Value
-from gpumem.planning.memory.bodies import scratch_of
+from gpumem.planning.assignment import CopyPlan, Step
+from gpumem.planning.assignment.copies import HOST
+from gpumem.planning.graph import ModelGraph, Node, Value
+from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, rounded
 
 __all__ = ["Lifetimes", "Reuse", "Storage", "Tenant"]
+
+# ONNX operators whose result has the bytes of the first input, under another shape.
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+# ONNX operators that compute each element of the result from the elements at the same index of the
+# inputs of that shape, so that the result may overwrite such an input.
+# fmt: off
+ELEMENTWISE = frozenset((
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd",
+    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div",
+    "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Max",
+    "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "Reciprocal",
+    "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt",
+    "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
+))
+# fmt: on
+
+RUN_ONE_BODY = frozenset({"If"})  # operators that run only one of their bodies
 
 
 class Tenant(NamedTuple):
@@ -37,13 +53,13 @@ class Reuse(NamedTuple):
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes that one value has, or several that share them, one after another or as views."""
+    """Bytes of one value, or of several that share them, one after another or as views."""
 
     memory: MemoryInfo
     nbytes: int
     first: int
     last: int
-    is_given: bool  # the caller's input, or a weight: nothing else may be written there
+    is_given: bool  # an input of the caller, or a weight: must not be overwritten
     tenants: list[Tenant] = field(default_factory=list)
 
 
@@ -57,7 +73,7 @@ class Lifetimes:
     unplanned : list of str
         Values whose size is only known when the graph runs.
     scratch : dict of Node to Value
-        Of nodes that hold graphs, such as an If: what lives inside while the node runs.
+        For nodes that hold graphs, such as an If: the memory of those graphs while the node runs.
     """
 
     def __init__(self, copies: CopyPlan, *, alignment: int, in_place: bool, weights: bool) -> None:
@@ -73,13 +89,12 @@ class Lifetimes:
         self.scratch = {
             node: scratch
             for node in self._placement.graph
-            if (scratch := scratch_of(node, alignment)) is not None
+            if (scratch := _scratch_of(node, alignment)) is not None
         }
-        spans = self._spans()
-        for tenant, (first, last) in spans.items():
-            self._settle(tenant, first, last)
+        for tenant, (first, last) in self._spans().items():
+            self._assign_storage(tenant, first, last)
 
-    # ---- when ------------------------------------------------------------------------------------
+    # ---- lifetimes -------------------------------------------------------------------------------
 
     def _spans(self) -> dict[Tenant, tuple[int, int]]:
         """Return first and last step of each tenant, in the order of first steps."""
@@ -107,9 +122,9 @@ class Lifetimes:
         for value in graph.outputs:
             yield Tenant(value, self._copies.memory_for(value, HOST)), self._end
 
-    # ---- where -----------------------------------------------------------------------------------
+    # ---- storages --------------------------------------------------------------------------------
 
-    def _settle(self, tenant: Tenant, first: int, last: int) -> None:
+    def _assign_storage(self, tenant: Tenant, first: int, last: int) -> None:
         value = tenant.value
         if value.is_initializer and not self._weights:
             return
@@ -138,28 +153,22 @@ class Lifetimes:
         return storage
 
     def _reuse_of(self, tenant: Tenant, number: int) -> Reuse | None:
-        """Find bytes for what the node of a step makes, among what it reads."""
+        """Find an input of a step's node whose bytes the first output may use."""
         if not self._in_place or not 0 <= number < self._end:
             return None
         step = self._placement.steps[number]
-        # Nodes that run as one may write before they have read: nothing is shared inside a group.
+        # Nodes of a group may write before they have read, so they share no bytes.
         if len(step.nodes) > 1 or tenant.memory != self._copies.homes.get(tenant.value):
             return None
         (node,) = step.nodes
-        if (
-            not node.makes
-            or node.makes[0] is not tenant.value
-            or node.domain not in ("", "ai.onnx")
-        ):
+        is_first = bool(node.makes) and node.makes[0] is tenant.value
+        if not is_first or node.domain not in ("", "ai.onnx"):
             return None
         if node.op_type in VIEWS:
             return self._view(tenant, node, step)
         if node.op_type in ELEMENTWISE and not node.body_graphs:
             return self._over(tenant, node, step, number)
         return None
-
-    def _sources(self, node: Node, step: Step) -> list[Tenant]:
-        return [Tenant(v, self._copies.memory_for(v, step.device)) for v in node.reads]
 
     def _view(self, tenant: Tenant, node: Node, step: Step) -> Reuse | None:
         if not node.inputs or node.inputs[0] is None:
@@ -168,25 +177,59 @@ class Lifetimes:
         storage = self._of.get(source)
         if storage is None or storage.memory != tenant.memory:
             return None
-        if source.value.nbytes != tenant.value.nbytes:
-            return None
-        # What the caller gave and what it gets stay apart.
-        if storage.is_given and tenant.value in self._placement.graph.outputs:
+        # An output of the graph must not be a view of an input that the caller owns.
+        is_exposed = storage.is_given and tenant.value in self._placement.graph.outputs
+        if is_exposed or source.value.nbytes != tenant.value.nbytes:
             return None
         return Reuse("view", source)
 
     def _over(self, tenant: Tenant, node: Node, step: Step, number: int) -> Reuse | None:
-        sources = self._sources(node, step)
+        sources = [Tenant(v, self._copies.memory_for(v, step.device)) for v in node.reads]
         for source in sources:
             storage = self._of.get(source)
             if storage is None or storage.memory != tenant.memory or storage.is_given:
                 continue
-            alike = (source.value.dtype, source.value.shape) == (
-                tenant.value.dtype,
-                tenant.value.shape,
-            )
+            old, new = source.value, tenant.value
+            same_layout = (old.dtype, old.shape) == (new.dtype, new.shape)
             # A second input in the same bytes, under another shape, would change while it is read.
             alone = not any(self._of.get(o) is storage for o in sources if o != source)
-            if alike and alone and storage.last == number:
+            if same_layout and alone and storage.last == number:
                 return Reuse("in_place", source)
         return None
+
+
+# ---- memory inside a node that holds graphs ------------------------------------------------------
+
+
+def _scratch_of(node: Node, alignment: int) -> Value | None:
+    """Return a value for the memory inside a node while it runs; None for a node without bodies.
+
+    It holds the values of known size of the bodies, for one iteration.
+    """
+    if not node.body_graphs:
+        return None
+    sizes = [_peak_of(body, alignment) for body in node.body_graphs.values()]
+    nbytes = max(sizes) if node.op_type in RUN_ONE_BODY else sum(sizes)
+    return Value(f"{node.makes[0].name if node.makes else node.name}/bodies", "uint8", (nbytes,))
+
+
+def _peak_of(graph: ModelGraph, alignment: int) -> int:
+    return assign_offsets(list(_blocks_of(graph, alignment))).peak
+
+
+def _blocks_of(graph: ModelGraph, alignment: int) -> Iterator[BlockLifetime]:
+    number = {node: step for step, node in enumerate(graph)}
+    captured = set(graph.captures)
+    for value in graph.values.values():
+        if value.is_initializer or value in captured or value.nbytes is None:
+            continue
+        maker = graph.producer(value)
+        first = 0 if maker is None else number[maker]
+        last = max((number[node] for node in graph.consumers(value)), default=first)
+        if value in graph.outputs:
+            last = len(graph)
+        yield BlockLifetime(rounded(value.nbytes, alignment), first, last)
+    for node, step in number.items():
+        inside = _scratch_of(node, alignment)
+        if inside is not None:
+            yield BlockLifetime(rounded(inside.nbytes or 0, alignment), step, step)

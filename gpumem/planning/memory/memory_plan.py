@@ -3,24 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from gpumem._support.arguments import require
+from gpumem._support.arguments import power_of_two, require
+from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError
-from gpumem.planning.assignment.copies import CopyPlan, plan_copies
-from gpumem.planning.assignment.placement import Placement
-from gpumem.planning.graph.graph import Node
-from gpumem.planning.memory.lifetimes import Lifetimes
-from gpumem.planning.memory.places import Places
+from gpumem.planning.assignment import CopyPlan, Placement, plan_copies
+from gpumem.planning.graph import Node, Value
+from gpumem.planning.memory.lifetimes import Lifetimes, Reuse, Storage, Tenant
+from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound, rounded
 from gpumem.planning.memory.running import PlannedTensors, run_plan
 from gpumem.planning.memory.verification import verify_plan
 
-__all__ = ["MemoryPlan", "plan_memory"]
+__all__ = ["MemoryBlock", "MemoryPlan", "Place", "plan_memory"]
 
-MOST_ALIGNMENT = 1 << 30
+MOST_ALIGNMENT = 1 << 30  # bytes
 
 
-class MemoryPlan(Places):
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies.
+
+    Attributes
+    ----------
+    memory : MemoryInfo
+    offset : int
+        Bytes from the beginning of the memory's block.
+    nbytes : int
+        Size of the value.
+    first, last : int
+        First and last step at which its bytes are used, by it or by values that share them.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition, plan_memory
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "int8", (1000,))
+    >>> node = builder.node("Softmax", [x], [builder.value("y", "int8", (1000,))])
+    >>> plan = plan_memory(partition(builder.build(["y"]), ["host"]), in_place=False)
+    >>> sorted(place.offset for place in plan.places.values())       # both live at one step
+    [0, 1024]
+    """
+
+    memory: MemoryInfo
+    offset: int
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class MemoryBlock:
+    """The block that a plan needs in one memory.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Size of the block.
+    lower_bound_bytes : int
+        The most bytes that live at one step, each value rounded up to the alignment.
+    strategy : str
+        Strategy that found the offsets.
+
+    Examples
+    --------
+    >>> from gpumem.planning import GraphBuilder, partition, plan_memory
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", "int8", (1000,))
+    >>> node = builder.node("Softmax", [x], [builder.value("y", "int8", (1000,))])
+    >>> plan = plan_memory(partition(builder.build(["y"]), ["host"]), in_place=False)
+    >>> [(str(memory), block.peak_bytes) for memory, block in plan.blocks.items()]
+    [('host:0', 2048)]
+    """
+
+    peak_bytes: int
+    lower_bound_bytes: int
+    strategy: str
+
+
+class MemoryPlan:
     """Offsets of a run's values, made by `plan_memory`.
 
     Attributes
@@ -52,6 +114,32 @@ class MemoryPlan(Places):
     array([-1., -1., -1.], dtype=float32)
     """
 
+    def __init__(
+        self, copies: CopyPlan, lifetimes: Lifetimes, strategy: str, alignment: int
+    ) -> None:
+        self.copies = copies
+        self.placement = copies.placement
+        self.alignment = alignment
+        self.unplanned = tuple(lifetimes.unplanned)
+        self.reuses: Mapping[Tenant, Reuse] = dict(lifetimes.reuses)
+        self.scratch: Mapping[Node, Value] = dict(lifetimes.scratch)
+        self.blocks: dict[MemoryInfo, MemoryBlock] = {}
+        self.places: dict[Tenant, Place] = {}
+        for memory in dict.fromkeys(storage.memory for storage in lifetimes.storages):
+            self._lay_out(memory, lifetimes.storages, strategy)
+
+    def _lay_out(self, memory: MemoryInfo, all_storages: list[Storage], strategy: str) -> None:
+        storages = [storage for storage in all_storages if storage.memory == memory]
+        blocks = [
+            BlockLifetime(rounded(s.nbytes, self.alignment), s.first, s.last) for s in storages
+        ]
+        layout = assign_offsets(blocks, strategy)
+        self.blocks[memory] = MemoryBlock(layout.peak, lower_bound(blocks), layout.strategy)
+        for storage, offset in zip(storages, layout.offsets, strict=True):
+            for tenant in storage.tenants:
+                nbytes = tenant.value.nbytes or 0
+                self.places[tenant] = Place(memory, offset, nbytes, storage.first, storage.last)
+
     @property
     def offsets(self) -> dict[str, int]:
         """Bytes from the beginning of its memory's block, by name; of a copied value, at home."""
@@ -75,8 +163,9 @@ class MemoryPlan(Places):
     def verify(self) -> bool:
         """Replay the plan and prove that it holds.
 
-        Every step writes the names of what it makes over its bytes, and must find the names of what
-        it reads whole; nothing leaves its block or its alignment. Lifetimes are not believed.
+        The replay marks the bytes of each output with the value's name, and requires that the bytes
+        of each input still carry its name. It also checks bounds and alignment. It does not use the
+        lifetimes that the planner computed.
 
         Returns
         -------
@@ -86,26 +175,27 @@ class MemoryPlan(Places):
         Raises
         ------
         ModelGraphError
-            A value is overwritten while it is needed, or lies where it may not; it says which.
+            A value is overwritten before its last use, out of bounds or misaligned. The message
+            names it.
         """
         return verify_plan(self)
 
     def tensors(self, memory: Any, stream: Any = None) -> PlannedTensors:
-        """Take one block per memory and give tensors at the planned offsets.
+        """Allocate one block per memory and return tensors at the planned offsets.
 
         Parameters
         ----------
         memory : MemoryResource, ExternalMemory or Mapping
             An allocator, such as an `Arena`, or imported memory; by memory if there are several.
         stream : Stream, optional
-            For which the blocks are allocated.
+            Stream for which the blocks are allocated.
 
         Raises
         ------
         ConfigError
-            No source for a memory of the plan, or one of another memory.
+            A memory of the plan has no source, or its source is of another memory.
         OutOfMemoryError
-            The allocator has no room.
+            The allocator is out of memory.
         OutOfBoundsError
             The imported memory is too small.
         """
@@ -125,17 +215,17 @@ class MemoryPlan(Places):
         Parameters
         ----------
         kernel : callable
-            Called for each node in the planned order with the node, what it reads and the Tensors
-            that it has to write; None where an optional one is left out. It is not called for nodes
-            whose result is a view.
+            Called for each node in the planned order with the node, its inputs, and the Tensors
+            for its outputs; None where an optional one is left out. Not called for nodes whose
+            result is a view.
         inputs : Mapping
             Arrays or Tensors by name; they are copied to their places.
         memory
             As of `tensors`.
         weights : Mapping, optional
-            What the kernel gets for weights, by name, handed on as it is.
+            The inputs that the kernel gets for weights, by name.
         stream : Stream, optional
-            On which copies are made.
+            Stream of the copies.
 
         Returns
         -------
@@ -155,14 +245,7 @@ class MemoryPlan(Places):
             "alignment": self.alignment,
             "peak_bytes": self.peak_bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
-            "memories": {
-                str(memory): {
-                    "peak_bytes": block.peak_bytes,
-                    "lower_bound_bytes": block.lower_bound_bytes,
-                    "strategy": block.strategy,
-                }
-                for memory, block in self.blocks.items()
-            },
+            "memories": {str(memory): vars(block) for memory, block in self.blocks.items()},
             "values": [
                 {
                     "name": tenant.value.name,
@@ -193,12 +276,12 @@ def plan_memory(
     in_place: bool = True,
     weights: bool = False,
 ) -> MemoryPlan:
-    """Decide where every value of a run lies.
+    """Assign an offset to every value of a run.
 
     Parameters
     ----------
     placement : Placement or CopyPlan
-        What `partition` or `plan_copies` gave.
+        Result of `partition` or `plan_copies`.
     strategy : str
         How offsets are found: ``"greedy_by_size"``, ``"greedy_by_lifetime"``,
         ``"best_fit_by_time"``, ``"hill_climbing"``, or ``"exact"``, for 16 values in a memory or
@@ -206,10 +289,10 @@ def plan_memory(
     alignment : int
         Bytes; a power of two up to 2**30. Offsets and sizes are rounded up to it.
     in_place : bool
-        Whether a value may begin in the bytes of one that its node reads: elementwise operators
-        over an input that is needed no more, and views.
+        Whether a value may use the bytes of an input of its node: elementwise operators over an
+        input at its last use, and views.
     weights : bool
-        Whether weights have places too, for the whole run. Without, they live elsewhere.
+        Whether weights have places, too, for the whole run.
 
     Returns
     -------
@@ -238,9 +321,10 @@ def plan_memory(
     """
     accepted = "a Placement, which partition gives, or a CopyPlan"
     require("placement", placement, (Placement, CopyPlan), accepted)
-    is_power = isinstance(alignment, int) and alignment > 0 and not alignment & (alignment - 1)
-    if isinstance(alignment, bool) or not is_power or alignment > MOST_ALIGNMENT:
-        raise ConfigError(f"alignment {alignment!r} is not a power of two from 1 to 2**30")
+    try:
+        alignment = power_of_two("alignment", alignment, MOST_ALIGNMENT, "2**30")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     copies = placement if isinstance(placement, CopyPlan) else plan_copies(placement)
     lifetimes = Lifetimes(copies, alignment=alignment, in_place=in_place, weights=weights)
     return MemoryPlan(copies, lifetimes, strategy, alignment)

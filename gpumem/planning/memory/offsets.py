@@ -23,7 +23,15 @@ import numpy.typing as npt
 
 from gpumem.errors import ConfigError
 
-__all__ = ["EXACT_LIMIT", "STRATEGIES", "BlockLifetime", "Layout", "assign_offsets", "lower_bound"]
+__all__ = [
+    "EXACT_LIMIT",
+    "STRATEGIES",
+    "BlockLifetime",
+    "Layout",
+    "assign_offsets",
+    "lower_bound",
+    "rounded",
+]
 
 EXACT_LIMIT = 16  # blocks
 EXACT_BRANCHES = 100_000  # looked at before the search gives what it has
@@ -46,6 +54,11 @@ class Layout:
     offsets: list[int]
     peak: int
     strategy: str
+
+
+def rounded(nbytes: int, alignment: int) -> int:
+    """Return the next multiple of an alignment."""
+    return -(-nbytes // alignment) * alignment
 
 
 def lower_bound(blocks: Iterable[BlockLifetime]) -> int:

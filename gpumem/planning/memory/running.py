@@ -1,20 +1,23 @@
-"""A memory plan in use: tensors at the planned offsets, and one run over them."""
+"""A memory plan in use: tensors at the planned offsets, and one run of the graph over them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumem._buffer.buffer import MemoryResource
 from gpumem._support.arguments import refuse
 from gpumem._tensor import Tensor, copy, empty
 from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError, ModelGraphError
-from gpumem.planning.assignment.copies import HOST, PlannedCopy
-from gpumem.planning.graph.graph import Node
-from gpumem.planning.graph.values import Value
+from gpumem.planning.assignment import PlannedCopy
+from gpumem.planning.assignment.copies import HOST
+from gpumem.planning.graph import Node, Value
 from gpumem.planning.memory.lifetimes import Tenant
-from gpumem.planning.memory.places import Places
+
+if TYPE_CHECKING:
+    from gpumem.planning.memory.memory_plan import MemoryPlan
+
 
 __all__ = ["PlannedTensors", "run_plan"]
 
@@ -22,12 +25,12 @@ Kernel = Callable[[Node, list[Any], list[Any]], None]
 
 
 class PlannedTensors:
-    """Tensors of a plan's values in memory that is held for them; made by `MemoryPlan.tensors`.
+    """Tensors of a plan's values in blocks allocated for them; made by `MemoryPlan.tensors`.
 
-    Each tensor keeps its block. Values that share bytes give tensors that do.
+    Each tensor keeps its block alive. Tensors of values that share bytes share them, too.
     """
 
-    def __init__(self, plan: Places, memory: Any, stream: Any = None) -> None:
+    def __init__(self, plan: MemoryPlan, memory: Any, stream: Any = None) -> None:
         self._plan = plan
         self._blocks = {
             needed: _block_of(plan, needed, _source_for(needed, memory), stream)
@@ -36,7 +39,7 @@ class PlannedTensors:
         }
 
     def tensor(self, value: Value | str, memory: MemoryInfo | None = None) -> Tensor:
-        """Return the tensor of a value, in its home or in the memory of its copy.
+        """Return the tensor of a value, in its home memory or in the memory of its copy.
 
         Raises
         ------
@@ -56,11 +59,12 @@ class PlannedTensors:
 
 
 def _source_for(needed: MemoryInfo, memory: Any) -> Any:
-    """Return what gives a block of one memory."""
+    """Return the source of the block of one memory."""
     source = memory
     if isinstance(memory, Mapping):
         known = {MemoryInfo.parse(name): given for name, given in memory.items()}
-        found = [known[name] for name in known if _same(name, needed)]
+        wanted = (needed.device, needed.kind)
+        found = [known[name] for name in known if (name.device, name.kind) == wanted]
         if not found:
             raise ConfigError(f"the plan needs memory of {needed}, and nothing is given for it")
         source = found[0]
@@ -72,12 +76,8 @@ def _source_for(needed: MemoryInfo, memory: Any) -> Any:
     return source
 
 
-def _same(a: MemoryInfo, b: MemoryInfo) -> bool:
-    return (a.device, a.kind) == (b.device, b.kind)
-
-
-def _block_of(plan: Places, memory: MemoryInfo, source: Any, stream: Any) -> Tensor:
-    """Take one block whose address is a multiple of the alignment."""
+def _block_of(plan: MemoryPlan, memory: MemoryInfo, source: Any, stream: Any) -> Tensor:
+    """Allocate one block whose address is a multiple of the alignment."""
     nbytes = plan.blocks[memory].peak_bytes
     if isinstance(source, MemoryResource):
         whole = empty(nbytes + plan.alignment - 1, "uint8", resource=source, stream=stream)
@@ -88,14 +88,14 @@ def _block_of(plan: Places, memory: MemoryInfo, source: Any, stream: Any) -> Ten
 
 
 def run_plan(
-    plan: Places,
+    plan: MemoryPlan,
     kernel: Kernel,
     inputs: Mapping[str, Any],
     memory: Any,
     weights: Mapping[str, Any],
     stream: Any,
 ) -> dict[str, Any]:
-    """Do what `MemoryPlan.run` says."""
+    """Run a plan; see `MemoryPlan.run`."""
     _check_given(plan, inputs, weights)
     run = _Run(plan, PlannedTensors(plan, memory, stream), weights, stream)
     for value in plan.placement.graph.inputs:
@@ -106,14 +106,13 @@ def run_plan(
         for node in step.nodes:
             run.node(node, step.device, kernel)
     run.copies(len(steps))
-    home = plan.copies
     return {
-        value.name: run.find(value, home.memory_for(value, HOST))
+        value.name: run.find(value, plan.copies.memory_for(value, HOST))
         for value in plan.placement.graph.outputs
     }
 
 
-def _check_given(plan: Places, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+def _check_given(plan: MemoryPlan, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     graph = plan.placement.graph
     if plan.unplanned:
         raise ModelGraphError(f"values of unknown size have no place: {', '.join(plan.unplanned)}")
@@ -125,7 +124,7 @@ def _check_given(plan: Places, inputs: Mapping[str, Any], weights: Mapping[str, 
 
 class _Run:
     def __init__(
-        self, plan: Places, tensors: PlannedTensors, weights: Mapping[str, Any], stream: Any
+        self, plan: MemoryPlan, tensors: PlannedTensors, weights: Mapping[str, Any], stream: Any
     ) -> None:
         self._plan = plan
         self.tensors = tensors
@@ -142,7 +141,7 @@ class _Run:
             copy(target, self.tensors.tensor(planned.value, planned.source), self._stream)
 
     def node(self, node: Node, device: Any, kernel: Kernel) -> None:
-        """Run a node, unless what it makes is there already."""
+        """Run a node, unless its result is a view."""
         homes = self._plan.copies.homes
         made = [v and Tenant(v, homes[v]) for v in node.outputs]
         reuses = [self._plan.reuses.get(tenant) for tenant in made if tenant is not None]
@@ -153,7 +152,7 @@ class _Run:
         kernel(node, reads, [v and self.tensors[v] for v in node.outputs])
 
     def find(self, value: Value, memory: MemoryInfo) -> Any:
-        """Return what a kernel or the caller gets for a value."""
+        """Return the weight or the tensor of a value."""
         if value.is_initializer:
             return self._weights[value.name]
         return self.tensors.tensor(value, memory)

@@ -1,24 +1,28 @@
-"""The proof that a memory plan holds: its run is replayed over ranges that remember who wrote them.
+"""The proof of a memory plan: its run is replayed over ranges that remember which value wrote them.
 
-It takes nothing from the planner but places and what it declares to share bytes.
+The replay uses only the places and the declared reuses of a plan, and no lifetimes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from gpumem.device import MemoryInfo
 from gpumem.errors import ModelGraphError
-from gpumem.planning.assignment.copies import HOST, PlannedCopy
-from gpumem.planning.assignment.placement import Step
+from gpumem.planning.assignment import PlannedCopy, Step
+from gpumem.planning.assignment.copies import HOST
 from gpumem.planning.memory.lifetimes import Tenant
-from gpumem.planning.memory.places import Places
+
+if TYPE_CHECKING:
+    from gpumem.planning.memory.memory_plan import MemoryPlan
+
 
 __all__ = ["verify_plan"]
 
 
-def verify_plan(plan: Places) -> bool:
-    """Do what `MemoryPlan.verify` says."""
+def verify_plan(plan: MemoryPlan) -> bool:
+    """Verify a plan; see `MemoryPlan.verify`."""
     for tenant in plan.places:
         _check_bounds(plan, tenant)
     replay = _Replay(plan)
@@ -32,7 +36,7 @@ def verify_plan(plan: Places) -> bool:
     return True
 
 
-def _check_bounds(plan: Places, tenant: Tenant) -> None:
+def _check_bounds(plan: MemoryPlan, tenant: Tenant) -> None:
     place, block = plan.places[tenant], plan.blocks[tenant.memory]
     if place.offset < 0 or place.offset + place.nbytes > block.peak_bytes:
         raise ModelGraphError(
@@ -45,14 +49,14 @@ def _check_bounds(plan: Places, tenant: Tenant) -> None:
 
 
 class _Replay:
-    """Which values are whole in memory now."""
+    """Which values are whole in memory at the current step."""
 
-    def __init__(self, plan: Places) -> None:
+    def __init__(self, plan: MemoryPlan) -> None:
         self._plan = plan
         self._whole: dict[MemoryInfo, dict[Tenant, tuple[int, int]]] = {}
 
     def begin(self) -> None:
-        """Write what the caller gives: inputs, and weights that have places."""
+        """Write the inputs, and the weights that have places."""
         plan, graph = self._plan, self._plan.placement.graph
         given = [
             tenant
@@ -72,7 +76,7 @@ class _Replay:
             self._read([source])
 
     def step(self, step: Step) -> None:
-        """Everything that a step reads and makes is whole at once, but for what it overwrites."""
+        """Check that inputs and outputs of a step are whole together, except overwritten inputs."""
         plan = self._plan
         made = {value for node in step.nodes for value in node.makes}
         reads = [
@@ -96,13 +100,13 @@ class _Replay:
         self._read(t for t in (*reads, *writes) if self._origin(t) not in overwritten)
 
     def end(self) -> None:
-        """Read the outputs; weights are as they were given."""
+        """Read the outputs, and the weights, which must be unchanged."""
         plan, graph = self._plan, self._plan.placement.graph
         self._read(Tenant(v, plan.copies.memory_for(v, HOST)) for v in graph.outputs)
         self._read(t for t in plan.places if t.value.is_initializer)
 
     def _write(self, tenant: Tenant) -> None:
-        """Write a value; what lay there is whole no more. A view writes nothing over its origin."""
+        """Write a value over the values in its range. A view does not overwrite its origin."""
         place = self._plan.places.get(tenant)
         if place is None:
             return

@@ -23,10 +23,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpumem.traces.details import Curve
-from gpumem.traces.trace import ALLOC, FREE_REQUESTED, UNKNOWN_BLOCK, Trace
+from gpumem.traces import ALLOC, Curve, Trace
 
 __all__ = [
     "caching_allocator_curve",
@@ -159,20 +157,9 @@ def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -
     return curve.curve()
 
 
-def _moving(trace: Trace) -> NDArray[np.int64]:
-    """Find the events that move memory."""
-    counts = (
-        (trace.action != FREE_REQUESTED)
-        & (trace.block != UNKNOWN_BLOCK)
-        # Nobody holds memory for an empty block.
-        & (trace.size > 0)
-    )
-    return np.flatnonzero(counts)
-
-
 def _allocs_and_frees(trace: Trace) -> list[tuple[bool, int, int, int]]:
     """List what moves memory, as (is it an alloc, block number, size, stream)."""
-    picked = _moving(trace)
+    picked = trace.moving()
     return list(
         zip(
             (trace.action[picked] == ALLOC).tolist(),
@@ -188,7 +175,7 @@ class _CurveOfMoves:
     """Collects what is held after each event that moves memory, and keeps the changes."""
 
     def __init__(self, trace: Trace) -> None:
-        self._at = _moving(trace)
+        self._at = trace.moving()
         self._held = array("q")
 
     def add(self, held: int) -> None:

@@ -1,0 +1,187 @@
+"""Replay a trace on a real arena."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpumem._buffer.stream import Stream
+from gpumem._core import Arena
+from gpumem._support.arguments import is_integer
+from gpumem.config import ArenaConfig
+from gpumem.device import Device, default_device
+from gpumem.errors import ConfigError
+from gpumem.replay._replay import run
+from gpumem.traces import Trace, load_trace
+
+__all__ = ["ReplayResult", "replay"]
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What one replay needed.
+
+    Attributes
+    ----------
+    device : str
+        The device of the arena.
+    events : int
+        Events of the trace.
+    peak_requested_bytes : int
+        Most bytes live at once, as requested by the program.
+    peak_in_use_bytes : int
+        Most bytes in use at once, padding included.
+    peak_reserved_bytes : int
+        Most bytes reserved from the device.
+    fragmentation : float
+        peak_reserved_bytes / peak_requested_bytes.
+    ns_per_event : float
+        Nanoseconds per allocation or completed free, driver calls included.
+    failed_allocs : int
+        Failed allocations.
+    driver_calls : int
+        Driver calls made on behalf of the arena.
+    pages_moved : int
+        Physical pages moved to another address.
+
+    Examples
+    --------
+    >>> result = replay("multistream_train", "host")
+    >>> result.peak_requested_bytes <= result.peak_in_use_bytes <= result.peak_reserved_bytes
+    True
+    """
+
+    device: str
+    events: int
+    peak_requested_bytes: int
+    peak_in_use_bytes: int
+    peak_reserved_bytes: int
+    fragmentation: float
+    ns_per_event: float
+    failed_allocs: int
+    driver_calls: int
+    pages_moved: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a plain dict."""
+        return asdict(self)
+
+
+def replay(
+    trace: Trace | str | Path,
+    device: Device | str | None = None,
+    *,
+    config: ArenaConfig | Mapping[str, object] | None = None,
+    max_mem: int = 0,
+    lag_us: int = 0,
+) -> ReplayResult:
+    """Replay a trace on a fresh arena: allocate and free as the recorded program did.
+
+    No memory is read or written, so on a host device any trace fits whatever the machine has.
+    The loop runs without the interpreter.
+
+    Parameters
+    ----------
+    trace : Trace, str or Path
+        A trace, or what `load_trace` takes.
+    device : Device or str, optional
+        Where to replay; the default device if None.
+    config : ArenaConfig or Mapping, optional
+        Settings of the arena; ``{"enable": False}`` sends every call to the driver.
+    max_mem : int, optional
+        Limit in bytes; 0 leaves the configuration's.
+    lag_us : int, optional
+        Microseconds of the trace's time by which every stream finishes its work later than it
+        was enqueued. Host devices only.
+
+    Returns
+    -------
+    ReplayResult
+
+    Raises
+    ------
+    TraceError
+        The trace cannot be read.
+    ValueError
+        Unknown device.
+    ConfigError
+        A setting, a negative limit or a negative lag.
+
+    Examples
+    --------
+    >>> result = replay("multistream_train", "host")
+    >>> result.failed_allocs
+    0
+    """
+    recorded = trace if isinstance(trace, Trace) else load_trace(trace)
+    where = default_device() if device is None else Device(device)
+    if not is_integer(lag_us, 0, (1 << 40) - 1):
+        raise ConfigError(f"invalid lag_us = {lag_us!r}: expected 0 to 2**40 - 1")
+    if lag_us and where.type != "host":
+        raise ConfigError(f"lag_us = {lag_us} needs a host device, not {where}")
+    with opened(where, config, max_mem, lag_us) as arena:
+        executed, failed, peak_requested, nanoseconds = run_on(arena, recorded, bool(lag_us))
+        stats = arena.stats()
+    return ReplayResult(
+        device=str(where),
+        events=recorded.events,
+        peak_requested_bytes=peak_requested,
+        peak_in_use_bytes=stats.max_in_use,
+        peak_reserved_bytes=stats.max_reserved,
+        fragmentation=stats.max_reserved / peak_requested if peak_requested else 1.0,
+        ns_per_event=nanoseconds / executed if executed else 0.0,
+        failed_allocs=failed,
+        driver_calls=stats.driver_calls,
+        pages_moved=stats.pages_moved,
+    )
+
+
+# ---- the arena and its device --------------------------------------------------------------------
+
+# A replay touches no byte, so a host device may pretend to be larger than the machine.
+_PRETENDED_CAPACITY = 1 << 46
+
+
+@contextlib.contextmanager
+def opened(
+    device: Device,
+    config: ArenaConfig | Mapping[str, object] | None,
+    max_mem: int = 0,
+    lag_us: int = 0,
+) -> Iterator[Arena]:
+    """Open an arena for a replay; a host device is made large enough and, if asked, slow."""
+    settings = config if isinstance(config, ArenaConfig) else ArenaConfig.from_mapping(config or {})
+    if max_mem:
+        limited = {**settings.to_mapping(), "arena.max_mem": max_mem}
+        settings = ArenaConfig.from_mapping(limited)
+    with _prepared(device, lag_us), Arena(device, settings) as arena:
+        yield arena
+
+
+@contextlib.contextmanager
+def _prepared(device: Device, lag_us: int) -> Iterator[None]:
+    if device.type != "host":
+        yield
+        return
+    from gpumem._native.driver import host
+
+    device._open()
+    before = host.capacity(device.index)
+    host.set_capacity(device.index, max(before, _PRETENDED_CAPACITY))
+    host.set_lag(lag_us * 1000)
+    host.use_virtual_clock(True)
+    try:
+        yield
+    finally:
+        host.set_lag(0)
+        host.use_virtual_clock(False)
+        host.set_capacity(device.index, before)
+
+
+def run_on(arena: Arena, trace: Trace, virtual_clock: bool = False) -> tuple[int, int, int, int]:
+    """Run a trace on a fresh arena; see `gpumem.replay._replay.run`."""
+    streams = [Stream(arena.memory.device) for _ in range(trace.streams)]
+    return run(arena, streams, trace, virtual_clock)

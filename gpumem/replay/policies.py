@@ -1,0 +1,175 @@
+"""What each way to serve a trace reserves over its course."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumem.device import Device
+from gpumem.observe import events
+from gpumem.observe._recording import RecorderHandle
+from gpumem.replay.caching_model import caching_allocator_curve, plain_driver_curve
+from gpumem.replay.engine import opened, run_on
+from gpumem.traces import ALLOC, Curve, Trace
+
+__all__ = ["PAGES", "BlockAddresses", "Policy", "place", "policies"]
+
+
+PAGES = "gpumem, pages that move"
+"""The name of the policy that is an arena's default on a device's own memory."""
+
+_PLACED: dict[str, dict[str, object]] = {
+    PAGES: {"backing": "virtual"},
+    "gpumem, regions": {"backing": "regions", "split_rule": "tight"},
+}
+_MODELLED: dict[str, Callable[[Trace], Curve]] = {
+    "PyTorch-like caching": caching_allocator_curve,
+    "plain driver calls": plain_driver_curve,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """One way to serve a trace, and the memory that it reserves from the device.
+
+    Attributes
+    ----------
+    name : str
+        Name used in error messages and reports.
+    how : {"recorded", "replayed", "modelled"}
+        From the log; from a replay on a real arena of the host; from a model.
+    held : Curve
+        Bytes held.
+    fragmentation : float
+        Peak of the reserved bytes divided by the peak of the live bytes; 1.0 for an empty trace.
+    placement : BlockAddresses or None
+        Addresses of the blocks, if the trace was replayed.
+    """
+
+    name: str
+    how: str
+    held: Curve
+    fragmentation: float
+    placement: BlockAddresses | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as a plain dict."""
+        return {
+            "name": self.name,
+            "how": self.how,
+            "peak_reserved_bytes": self.held.peak,
+            "fragmentation": self.fragmentation,
+        }
+
+
+def policies(trace: Trace) -> Iterator[Policy]:
+    """Serve a trace in every way, one after the other: pages, regions, caching, plain calls.
+
+    Raises
+    ------
+    InUseError
+        Every resource of the process is being recorded already, so a replay cannot be recorded.
+
+    Examples
+    --------
+    >>> trace = Trace(action=[0, 0], block=[0, 1], size=[100, 3 << 20], stream=[0, 0],
+    ...               time_us=[0, 1])
+    >>> [(policy.name, policy.held.peak >> 20) for policy in policies(trace)][2:]
+    [('PyTorch-like caching', 22), ('plain driver calls', 6)]
+    """
+    for name, config in _PLACED.items():
+        placement = place(trace, config)
+        yield policy(trace, name, "replayed", placement.held, placement)
+    for name, model in _MODELLED.items():
+        yield policy(trace, name, "modelled", model(trace))
+
+
+def policy(
+    trace: Trace, name: str, how: str, held: Curve, placement: BlockAddresses | None = None
+) -> Policy:
+    """Make a `Policy` from the curve of its reserved bytes."""
+    live = trace.peak_requested
+    return Policy(name, how, held, held.peak / live if live else 1.0, placement)
+
+
+# ---- where an arena places the blocks ------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class BlockAddresses:
+    """Addresses of the blocks of a replay, and the memory that it reserved.
+
+    Attributes
+    ----------
+    address : ndarray of uint64, shape (allocs,)
+        In the order of the allocations; 0 for empty blocks and for failed allocations.
+    held : Curve
+        Bytes held from the device.
+    """
+
+    address: NDArray[np.uint64]
+    held: Curve
+
+
+def place(trace: Trace, config: Mapping[str, object] | None = None) -> BlockAddresses:
+    """Replay a trace on a fresh arena of the host and record it.
+
+    No memory is read or written, so any trace fits.
+
+    Parameters
+    ----------
+    trace : Trace
+        What to replay.
+    config : Mapping, optional
+        Settings of the arena.
+
+    Raises
+    ------
+    OSError
+        A temporary file of 48 bytes per event cannot be written.
+    InUseError
+        Every resource of the process is being recorded already.
+
+    Examples
+    --------
+    >>> trace = Trace(action=[0, 0], block=[0, 1], size=[256, 256], stream=[0, 0], time_us=[0, 1])
+    >>> first, second = place(trace).address.tolist()
+    >>> second - first
+    256
+    """
+    with tempfile.TemporaryFile() as file, opened(Device("host"), config) as arena:
+        recorder = RecorderHandle(0, file.fileno(), 0)
+        recorder.begin([arena])
+        try:
+            run_on(arena, trace)
+        finally:
+            recorder.end()
+        recorder.finish_file()
+        if recorder.failed:
+            raise OSError(recorder.failed, os.strerror(recorder.failed), tempfile.gettempdir())
+        return _placement(trace, events.parse(file.read()).records)
+
+
+def _placement(trace: Trace, records: NDArray[np.void]) -> BlockAddresses:
+    """Match recorded events with those of the trace, in order; a failure is an event, too."""
+    kind = records["kind"]
+    moving = trace.moving()
+    answered = (kind == events.ALLOC) | (kind == events.FAILURE)
+    address = np.zeros(trace.allocs, np.uint64)
+    filled = trace.size[trace.action == ALLOC] > 0
+    address[filled] = np.where(kind == events.FAILURE, 0, records["address"])[answered]
+
+    # Memory is reserved and released before the event that causes it is recorded. Changes behind
+    # the last event come from the end of the replay.
+    events_before = np.cumsum(kind <= events.FAILURE)
+    change = np.flatnonzero((kind == events.RESERVE) | (kind == events.RELEASE))
+    change = change[events_before[change] < moving.size]
+    sign = np.where(kind[change] == events.RESERVE, 1, -1)
+    held = np.cumsum(sign * records["nbytes"][change].astype(np.int64))
+    return BlockAddresses(address, Curve(moving[events_before[change]], held))

@@ -1,1 +1,0 @@
-"""What each way to serve a trace would reserve: models to compare an arena with."""
