@@ -5,11 +5,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from gpumem._native.arena cimport arena_free
-from gpumem._native.arena cimport arena_allocate
-from gpumem._native.arena cimport ARENA_OK, Block
+from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, Block
 from gpumem._budget cimport Budget
-from gpumem._native.budget cimport budget_charge, BUDGET_REFUSED, budget_uncharge, BudgetCore
+from gpumem._native.budget.tree cimport budget_charge, BUDGET_REFUSED, budget_uncharge, BudgetCore
 from gpumem._core cimport Arena
 
 cdef extern from "<pthread.h>" nogil:

@@ -6,9 +6,7 @@ from libc.stdlib cimport calloc, free
 
 import numpy as np
 
-from gpumem._native.arena cimport arena_free
-from gpumem._native.arena cimport arena_allocate
-from gpumem._native.arena cimport ARENA_OK, ArenaCore, Block
+from gpumem._native.arena cimport ARENA_OK, arena_allocate, arena_free, ArenaCore, Block
 from gpumem._native.bfc cimport Chunk
 from gpumem._core cimport Arena
 
