@@ -1,5 +1,6 @@
 """What the documents name is there: files, folders, functions and links."""
 
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ SOURCES = {".py", ".pyx", ".pxd", ".c", ".h", ".cpp", ".pyi"}
 QUOTED = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w./-]+\.(?:pyx|pxd|py|cpp|c|h|md|json|svg)")
 NAME = re.compile(r"(?:\w+\.)*\w*_\w*")
+TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 OF_OTHERS = {"cuda.h"}
 ROW = re.compile(r"^\| `([\w/]+\.(?:pyx|pxd))` \| (.*) \|$", re.MULTILINE)
 
@@ -81,3 +83,15 @@ def test_architecture_is_short_enough_to_read():
     assert len(text.splitlines()) <= 250
     glossary = text.split("## Glossary")[1].split("\n## ")[0]
     assert glossary.count("\n| ") - 2 <= 25
+
+
+def test_script_for_gpus_leaves_out_tests_that_exist():
+    folder = ROOT / "tests" / "gpu"
+    spec = importlib.util.spec_from_file_location("gpu_run", folder / "run.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    tests = [name for path in folder.glob("test_*.py") for name in TEST.findall(path.read_text())]
+    unknown = [
+        part for part in script.NOT_UNDER_THE_TOOL if not any(part in name for name in tests)
+    ]
+    assert not unknown
