@@ -30,7 +30,7 @@ from gpumem._resource.arena cimport (
     least_limit, make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve,
     settings_from, shareable_init, source_keep, takes_pages, under_pressure, why_not_shareable,
 )
-from gpumem._support.events cimport TAP_ARENA, tap_name, tap_open
+from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process
@@ -144,7 +144,7 @@ cdef class Arena(MemoryResource):
         join_budget(self, self.core, budget, count)
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
-        open_tap(self)
+        open_event_source(self)
         self.heap = make_heap(self.core, debug_heap, self)
         self.default_slot = LEGACY_SLOT
         if default_stream is not None:
@@ -1091,10 +1091,10 @@ cdef int resume_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
     return arena_resume(core)
 
 
-cdef void open_tap(Arena arena) except *:
+cdef void open_event_source(Arena arena) except *:
     memory, name = str(arena.memory).encode(), arena.name.encode("utf-8", "replace")
-    tap_name(&arena.core.tap, memory, b"arena", name)
-    tap_open(&arena.core.tap, arena.core, TAP_ARENA)
+    event_source_name(&arena.core.events, memory, b"arena", name)
+    event_source_open(&arena.core.events, arena.core, OWNER_ARENA)
 
 
 cdef void let_go_of_vacant(Arena arena, uint32_t fresh) noexcept:

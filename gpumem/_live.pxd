@@ -8,7 +8,7 @@ never fall. A block that another thread freed counts as in use until its owner's
 
 from libc.stdint cimport uint64_t
 
-from gpumem._support.events cimport Tap
+from gpumem._support.events cimport EventSource
 
 cdef extern from "live_page.h" nogil:
     ctypedef enum LiveCounter:
@@ -29,6 +29,6 @@ cdef extern from "live_page.h" nogil:
         LIVE_SUSPENDED_BYTES
         LIVE_COUNTERS
 
-# Fills in LIVE_COUNTERS words; False: it is closed. For a visitor of taps: the owner cannot go
-# meanwhile.
-cdef bint look_at(Tap* tap, uint64_t* counters) noexcept nogil
+# Fills in LIVE_COUNTERS words; False: it is closed. For a visitor of event sources, so the owner
+# cannot go meanwhile.
+cdef bint look_at(EventSource* source, uint64_t* counters) noexcept nogil

@@ -26,7 +26,7 @@ from gpumem._native.arena cimport (
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
 from gpumem._support.atomics cimport load32, load64, published64, published_pointer
 from gpumem._support.clock cimport clock_ns, time_of_day_ns
-from gpumem._support.events cimport Tap, TAP_ARENA, TAP_LEDGER, taps_visit
+from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem._support.process cimport on_fork, process_is_exiting
 
@@ -131,23 +131,23 @@ cdef void write_copy(Writing* writing, uint64_t number) noexcept nogil:
     copy.resources_left_out = 0
     copy.budgets_left_out = 0
     copy.bytes = sizeof(LiveCopy)
-    taps_visit(add_resource, writing)
+    event_sources_visit(add_resource, writing)
     budgets_visit(add_budget, writing)
 
 
-cdef void add_resource(Tap* tap, void* context) noexcept nogil:
+cdef void add_resource(EventSource* source, void* context) noexcept nogil:
     cdef LiveCopy* copy = (<Writing*>context).copy
     cdef LiveResource* entry = <LiveResource*>(<char*>copy + copy.bytes)
     if copy.resources == (<Writing*>context).most_resources:
         copy.resources_left_out += 1
         return
-    if not look_at(tap, <uint64_t*>entry.counters):
+    if not look_at(source, <uint64_t*>entry.counters):
         return
-    entry.id = tap.serial
-    entry.budget = tap.budget
-    memcpy(entry.memory, tap.memory, sizeof(entry.memory))
-    memcpy(entry.kind, tap.kind, sizeof(entry.kind))
-    memcpy(entry.name, tap.name, sizeof(entry.name))
+    entry.id = source.serial
+    entry.budget = source.budget
+    memcpy(entry.memory, source.memory, sizeof(entry.memory))
+    memcpy(entry.kind, source.kind, sizeof(entry.kind))
+    memcpy(entry.name, source.name, sizeof(entry.name))
     copy.resources += 1
     copy.bytes += sizeof(LiveResource)
 
@@ -390,19 +390,19 @@ cdef enum:
     MOST_LOOKS = 8
 
 
-cdef bint look_at(Tap* tap, uint64_t* counters) noexcept nogil:
+cdef bint look_at(EventSource* source, uint64_t* counters) noexcept nogil:
     cdef uint64_t[<int>LIVE_COUNTERS] before
     cdef int _look
-    if is_closed(tap):
+    if is_closed(source):
         return False
-    look_once(tap, counters)
+    look_once(source, counters)
     for _look in range(MOST_LOOKS):
         memcpy(before, counters, sizeof(before))
-        look_once(tap, counters)
+        look_once(source, counters)
         if memcmp(before, counters, sizeof(before)) == 0:
             break
-    never_falls(&tap.told_allocs, &counters[<int>LIVE_NUM_ALLOCS])
-    never_falls(&tap.told_frees, &counters[<int>LIVE_NUM_FREES])
+    never_falls(&source.told_allocs, &counters[<int>LIVE_NUM_ALLOCS])
+    never_falls(&source.told_frees, &counters[<int>LIVE_NUM_FREES])
     return True
 
 
@@ -411,18 +411,18 @@ cdef inline void never_falls(uint64_t* told, uint64_t* count) noexcept nogil:
     count[0] = told[0] = max(told[0], count[0])
 
 
-cdef bint is_closed(const Tap* tap) noexcept nogil:
-    if tap.owner_is == TAP_ARENA:
-        return load32(&(<const ArenaCore*>tap.owner).closed) == STATE_CLOSED
-    return (<const BlockLedger*>tap.owner).closed
+cdef bint is_closed(const EventSource* source) noexcept nogil:
+    if source.owner_is == OWNER_ARENA:
+        return load32(&(<const ArenaCore*>source.owner).closed) == STATE_CLOSED
+    return (<const BlockLedger*>source.owner).closed
 
 
-cdef void look_once(const Tap* tap, uint64_t* counters) noexcept nogil:
+cdef void look_once(const EventSource* source, uint64_t* counters) noexcept nogil:
     memset(counters, 0, LIVE_COUNTERS * sizeof(uint64_t))
-    if tap.owner_is == TAP_ARENA:
-        look_at_arena(<const ArenaCore*>tap.owner, counters)
-    elif tap.owner_is == TAP_LEDGER:
-        look_at_ledger(<const BlockLedger*>tap.owner, counters)
+    if source.owner_is == OWNER_ARENA:
+        look_at_arena(<const ArenaCore*>source.owner, counters)
+    elif source.owner_is == OWNER_LEDGER:
+        look_at_ledger(<const BlockLedger*>source.owner, counters)
 
 
 # ---- arenas --------------------------------------------------------------------------------------

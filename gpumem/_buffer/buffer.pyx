@@ -16,8 +16,8 @@ from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
     ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters, ledger_deliver, ledger_drain,
     ledger_drop, ledger_end, ledger_find_stream, ledger_lease, ledger_make, ledger_note_failure,
-    LEDGER_OK, ledger_open_streams, ledger_open_tap, ledger_return, ledger_stream, LedgerBlock,
-    LedgerCounters, ledgers_release_retired,
+    LEDGER_OK, ledger_open_event_source, ledger_open_streams, ledger_return, ledger_stream,
+    LedgerBlock, LedgerCounters, ledgers_release_retired,
 )
 from gpumem._buffer.stream cimport Stream, stream_handle
 from gpumem._buffer.user_resource cimport user_allocate, user_deallocate
@@ -664,8 +664,8 @@ cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
         raise MemoryError("out of host memory while allocating a resource's metadata")
     if default_stream is not None and not hasattr(default_stream, "__index__"):
         resource.streams[DEFAULT_SLOT] = default_stream
-    ledger_open_tap(ledger, str(resource.memory).encode(), kind.encode(),
-                    resource.name.encode("utf-8", "replace"))
+    ledger_open_event_source(ledger, str(resource.memory).encode(), kind.encode(),
+                             resource.name.encode("utf-8", "replace"))
     return 0
 
 

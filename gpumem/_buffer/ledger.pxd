@@ -19,7 +19,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport CUstream, DeviceContext
 from gpumem._support.deferred cimport Deferred
-from gpumem._support.events cimport Tap
+from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Lease, Uses
 from gpumem._support.lock cimport Lock
 
@@ -72,7 +72,7 @@ cdef struct BlockLedger:
     void (*free)(LedgerBlock* block) noexcept nogil
     void (*end)(BlockLedger* ledger) noexcept nogil     # the last reference is gone; or NULL
     LedgerBlock* newest     # of the blocks that users have
-    Tap tap                 # where a recorder is attached; not open for adaptors
+    EventSource events      # where a recorder is attached; not open for adaptors
     PyObject* kept          # what blocks need of a resource object that is gone; owned
     BlockLedger* next       # in the list of ledgers without references
 
@@ -103,8 +103,8 @@ cdef BlockLedger* ledger_make(size_t size, size_t block_size,
 # Gives it streams of its own, with the default one; False: no host memory.
 cdef bint ledger_open_streams(BlockLedger* ledger, CUstream default_stream) noexcept nogil
 # Shows it to recorders and snapshots from now on.
-cdef void ledger_open_tap(BlockLedger* ledger, const char* memory, const char* kind,
-                          const char* name) noexcept nogil
+cdef void ledger_open_event_source(BlockLedger* ledger, const char* memory, const char* kind,
+                                   const char* name) noexcept nogil
 # The resource object goes, and leaves what its blocks need. Nothing to do for NULL.
 cdef void ledger_keep(BlockLedger* ledger, object kept) noexcept
 # One reference less. NULL is nobody's.

@@ -9,8 +9,8 @@ from gpumem._native.budget cimport budget_admit, budget_charged, budget_drop, bu
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.atomics cimport count_add, pointer_swap, pointer_try
 from gpumem._support.events cimport (
-    REC_ALLOC, REC_FAILURE, REC_FREE, RecEvent, RecNoted, tap_close, TAP_LEDGER, tap_name, tap_note,
-    tap_open,
+    event_source_close, event_source_name, event_source_note, event_source_open, OWNER_LEDGER,
+    REC_ALLOC, REC_FAILURE, REC_FREE, RecEvent, RecNoted,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
@@ -65,11 +65,11 @@ cdef bint ledger_open_streams(BlockLedger* ledger, CUstream default_stream) noex
     return True
 
 
-cdef void ledger_open_tap(BlockLedger* ledger, const char* memory, const char* kind,
-                          const char* name) noexcept nogil:
-    tap_name(&ledger.tap, memory, kind, name)
-    ledger.tap.budget = budget_charged(ledger.account)
-    tap_open(&ledger.tap, ledger, TAP_LEDGER)
+cdef void ledger_open_event_source(BlockLedger* ledger, const char* memory, const char* kind,
+                                   const char* name) noexcept nogil:
+    event_source_name(&ledger.events, memory, kind, name)
+    ledger.events.budget = budget_charged(ledger.account)
+    event_source_open(&ledger.events, ledger, OWNER_LEDGER)
 
 
 cdef void ledger_keep(BlockLedger* ledger, object kept) noexcept:
@@ -99,7 +99,7 @@ cdef void ledgers_release_retired() noexcept:
     cdef BlockLedger* next_ledger
     while ledger != NULL:
         next_ledger = ledger.next
-        tap_close(&ledger.tap)
+        event_source_close(&ledger.events)
         Py_XDECREF(ledger.kept)
         free(ledger.streams)
         free(ledger)
@@ -288,14 +288,14 @@ cdef void ledger_note_failure(LedgerBlock* block) noexcept nogil:
 cdef void note_event(LedgerBlock* block, uint32_t kind) noexcept nogil:
     cdef RecEvent event
     cdef RecNoted noted
-    if block.ledger.tap.recorder == NULL:
+    if block.ledger.events.recorder == NULL:
         return
     event.kind = kind
     event.address = block.base
     event.nbytes = block.requested
     event.block = block.size
     event.stream = <uint64_t>ledger_stream(block.ledger, block.slot)
-    tap_note(&block.ledger.tap, &event, True, &noted)
+    event_source_note(&block.ledger.events, &event, True, &noted)
 
 
 cdef char* ledger_copy_blocks(BlockLedger* ledger, uint64_t* count) noexcept nogil:

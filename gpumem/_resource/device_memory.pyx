@@ -6,7 +6,7 @@ from libc.string cimport memcpy, strcmp
 from gpumem._buffer cimport BlockLedger, ledger_counters, LedgerCounters, MemoryResource
 from gpumem._native.arena cimport arena_in_use, arena_reserved, ArenaCore
 from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, DeviceContext
-from gpumem._support.events cimport Tap, TAP_ARENA, TAP_LEDGER, taps_visit
+from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA, OWNER_LEDGER
 
 from gpumem._resource.nvml import processes_on
 
@@ -28,7 +28,7 @@ cdef dict device_figures(MemoryResource resource, DeviceContext* context, const 
     held.here = 0
     held.idle = 0
     memcpy(held.memory, <const char*>memory, len(memory) + 1)
-    taps_visit(add_held, &held)
+    event_sources_visit(add_held, &held)
     with nogil:
         if context_enter(context) == CUDA_SUCCESS:
             known = context.table.cuMemGetInfo(&free_bytes, &total) == CUDA_SUCCESS
@@ -43,14 +43,14 @@ cdef dict device_figures(MemoryResource resource, DeviceContext* context, const 
     }
 
 
-cdef void add_held(Tap* tap, void* context) noexcept nogil:
-    # Without the resources' locks: a moment's figures. Under the taps' lock no resource can go.
+cdef void add_held(EventSource* source, void* context) noexcept nogil:
+    # Without the resources' locks: a moment's figures. Under the sources' lock none can go.
     cdef Held* held = <Held*>context
-    if strcmp(tap.memory, held.memory) == 0:
-        if tap.owner_is == TAP_ARENA:
-            add_arena(<const ArenaCore*>tap.owner, held)
-        elif tap.owner_is == TAP_LEDGER:
-            add_blocks(<BlockLedger*>tap.owner, held)
+    if strcmp(source.memory, held.memory) == 0:
+        if source.owner_is == OWNER_ARENA:
+            add_arena(<const ArenaCore*>source.owner, held)
+        elif source.owner_is == OWNER_LEDGER:
+            add_blocks(<BlockLedger*>source.owner, held)
 
 
 cdef void add_arena(const ArenaCore* arena, Held* held) noexcept nogil:

@@ -1,8 +1,9 @@
 """Events of resources, written into rings and files; include/recorder.h says how.
 
-A resource has a `Tap` in its C struct. It opens it when it is complete, asks `tap.recorder` before
-it describes an event (NULL: nobody listens, which is all that recording costs then), and closes it
-before the struct goes. Everything here may be called from any thread, without the interpreter.
+A resource has an `EventSource` in its C struct, which is opened when the resource is complete and
+closed before the struct is freed. An event is described only where `events.recorder` is not NULL:
+without a recorder that test is the whole cost. Everything here may be called from any thread,
+without the interpreter.
 """
 
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
@@ -47,14 +48,14 @@ cdef extern from "recorder_types.h" nogil:
         uint64_t missed
 
     enum:
-        TAP_ARENA
-        TAP_LEDGER
+        OWNER_ARENA
+        OWNER_LEDGER
 
-    ctypedef struct Tap:
+    ctypedef struct EventSource:
         Recorder* recorder
         void* owner
         uint32_t owner_is
-        Tap* older
+        EventSource* older
         uint32_t generation
         uint16_t number
         char[32] memory
@@ -81,14 +82,16 @@ cdef extern from "recorder_types.h" nogil:
 # ---- for resources -------------------------------------------------------------------------------
 
 # What the resource is called from now on; longer texts are cut.
-cdef void tap_name(Tap* tap, const char* memory, const char* kind, const char* name) noexcept nogil
-# `owner` is the resource's struct, of the kind `owner_is`, for whoever walks the list of taps.
-cdef void tap_open(Tap* tap, void* owner, uint32_t owner_is) noexcept nogil
+cdef void event_source_name(EventSource* source, const char* memory, const char* kind,
+                            const char* name) noexcept nogil
+# `owner` is the resource's struct, of the kind `owner_is`, for whoever walks the list of sources.
+cdef void event_source_open(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil
 # Idempotent; nothing to do for one that was never opened.
-cdef void tap_close(Tap* tap) noexcept nogil
+cdef void event_source_close(EventSource* source) noexcept nogil
 # Writes an event. Without `may_wait` (the caller holds a lock) it is given up where the file would
 # have to grow first. `noted` says what was written.
-cdef void tap_note(Tap* tap, const RecEvent* event, bint may_wait, RecNoted* noted) noexcept nogil
+cdef void event_source_note(EventSource* source, const RecEvent* event, bint may_wait,
+                            RecNoted* noted) noexcept nogil
 
 # ---- for the calling thread ----------------------------------------------------------------------
 
@@ -100,9 +103,9 @@ cdef uint8_t thread_set_framework(uint8_t framework) noexcept nogil
 
 cdef Recorder* recorder_ring(uint64_t slots, uint32_t sampling) noexcept nogil
 cdef Recorder* recorder_file(int file, uint32_t sampling, int* code) noexcept nogil
-# Attaches it to one tap; NULL: to all, and to those that open later. An errno; EBUSY: one of them
-# has another recorder already, and nothing changed.
-cdef int recorder_begin(Recorder* recorder, Tap* only) noexcept nogil
+# Attaches it to one source; NULL: to all, and to those that open later. An errno; EBUSY: one of
+# them has another recorder already, and nothing changed.
+cdef int recorder_begin(Recorder* recorder, EventSource* only) noexcept nogil
 # When it returns nobody writes with the recorder any more.
 cdef void recorder_end(Recorder* recorder) noexcept nogil
 cdef int recorder_finish_file(Recorder* recorder) noexcept nogil
@@ -120,6 +123,6 @@ cdef int32_t recorder_thread_id(uint16_t number) noexcept nogil
 
 # ---- for whoever wants to see every resource -----------------------------------------------------
 
-# Calls `visit` for each open tap, the newest first, while none can close.
-cdef void taps_visit(void (*visit)(Tap* tap, void* context) noexcept nogil,
-                     void* context) noexcept nogil
+# Calls `visit` for each open source, the newest first, while none can close.
+cdef void event_sources_visit(void (*visit)(EventSource* source, void* context) noexcept nogil,
+                              void* context) noexcept nogil

@@ -12,20 +12,21 @@ cdef extern from "recorder.h" nogil:
 
     int rec_init(const uint32_t* generation)
     RecThread* rec_thread()
-    void rec_tap_name(Tap* tap, const char* memory, const char* kind, const char* name)
-    void rec_tap_open(Tap* tap)
-    void rec_tap_close(Tap* tap)
-    void rec_note(Tap* tap, const RecEvent* event, int may_wait, RecNoted* noted)
+    void rec_source_name(EventSource* source, const char* memory, const char* kind,
+                         const char* name)
+    void rec_source_open(EventSource* source)
+    void rec_source_close(EventSource* source)
+    void rec_note(EventSource* source, const RecEvent* event, int may_wait, RecNoted* noted)
     Recorder* rec_make_ring(uint64_t slots, uint32_t sampling)
     Recorder* rec_make_file(int file, uint32_t sampling, int* code)
-    int rec_begin(Recorder* recorder, Tap* only)
+    int rec_begin(Recorder* recorder, EventSource* only)
     void rec_end(Recorder* recorder)
     int rec_finish_file(Recorder* recorder)
     void rec_free(Recorder* recorder)
     void rec_define(Recorder* recorder, unsigned what, unsigned number, const char* text,
                     size_t length)
     int rec_read_ring(const Recorder* recorder, uint64_t number, uint64_t* words)
-    void rec_visit(void (*visit)(Tap* tap, void* context) noexcept nogil, void* context)
+    void rec_visit(void (*visit)(EventSource* source, void* context) noexcept nogil, void* context)
     uint16_t (*rec_stack)() noexcept nogil
     int32_t* rec_thread_ids
 
@@ -38,24 +39,24 @@ if rec_init(&process.generation) != 0:
     raise MemoryError("the process has no thread-specific key left")
 
 
-cdef void tap_name(Tap* tap, const char* memory, const char* kind,
-                   const char* name) noexcept nogil:
-    rec_tap_name(tap, memory, kind, name)
+cdef void event_source_name(EventSource* source, const char* memory, const char* kind,
+                            const char* name) noexcept nogil:
+    rec_source_name(source, memory, kind, name)
 
 
-cdef void tap_open(Tap* tap, void* owner, uint32_t owner_is) noexcept nogil:
-    tap.owner = owner
-    tap.owner_is = owner_is
-    rec_tap_open(tap)
+cdef void event_source_open(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil:
+    source.owner = owner
+    source.owner_is = owner_is
+    rec_source_open(source)
 
 
-cdef void tap_close(Tap* tap) noexcept nogil:
-    rec_tap_close(tap)
+cdef void event_source_close(EventSource* source) noexcept nogil:
+    rec_source_close(source)
 
 
-cdef void tap_note(Tap* tap, const RecEvent* event, bint may_wait,
-                   RecNoted* noted) noexcept nogil:
-    rec_note(tap, event, may_wait, noted)
+cdef void event_source_note(EventSource* source, const RecEvent* event, bint may_wait,
+                            RecNoted* noted) noexcept nogil:
+    rec_note(source, event, may_wait, noted)
 
 
 cdef uint16_t thread_set_tag(uint16_t tag) noexcept nogil:
@@ -86,7 +87,7 @@ cdef Recorder* recorder_file(int file, uint32_t sampling, int* code) noexcept no
     return rec_make_file(file, sampling, code)
 
 
-cdef int recorder_begin(Recorder* recorder, Tap* only) noexcept nogil:
+cdef int recorder_begin(Recorder* recorder, EventSource* only) noexcept nogil:
     return rec_begin(recorder, only)
 
 
@@ -121,6 +122,6 @@ cdef int32_t recorder_thread_id(uint16_t number) noexcept nogil:
     return rec_thread_ids[number]
 
 
-cdef void taps_visit(void (*visit)(Tap* tap, void* context) noexcept nogil,
-                     void* context) noexcept nogil:
+cdef void event_sources_visit(void (*visit)(EventSource* source, void* context) noexcept nogil,
+                              void* context) noexcept nogil:
     rec_visit(visit, context)

@@ -246,7 +246,7 @@ cdef class CupyAllocator:
             resource = <MemoryResource>self.quick[device]
         else:
             resource = self.resource_of(device)
-        if type(resource) is Arena and (<Arena>resource).core.tap.recorder == NULL:
+        if type(resource) is Arena and (<Arena>resource).core.events.recorder == NULL:
             return self.take_from(resource, nbytes, device, handle)
         before = thread_set_framework(FRAMEWORK_CUPY)
         try:

@@ -15,9 +15,9 @@ from gpumem._core cimport Arena
 from gpumem._resource.arena cimport GraphPool
 from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport (
-    REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define, recorder_end,
-    recorder_file, recorder_finish_file, recorder_free, recorder_read_ring, recorder_ring,
-    recorder_set_stacks, recorder_thread_id, Tap, thread_set_framework, thread_set_tag,
+    EventSource, REC_FRAMEWORKS, REC_STACKS, REC_TAGS, Recorder, recorder_begin, recorder_define,
+    recorder_end, recorder_file, recorder_finish_file, recorder_free, recorder_read_ring,
+    recorder_ring, recorder_set_stacks, recorder_thread_id, thread_set_framework, thread_set_tag,
 )
 from gpumem._support.process cimport process, process_is_exiting
 from gpumem.adaptors._adaptor cimport Adaptor
@@ -236,7 +236,7 @@ cdef class RecorderHandle:
 
     def begin(self, resources):
         """Attach to resources, or with None to all; raise InUseError where another one is."""
-        cdef Tap* tap
+        cdef EventSource* source
         cdef int code = 0
         with lock:
             # Threads may be within any tag already; a stack is told when it is met.
@@ -248,9 +248,9 @@ cdef class RecorderHandle:
             listen_for_stacks()
         self.running = True
         for resource in (None,) if resources is None else resources:
-            tap = NULL if resource is None else tap_of(resource)
+            source = NULL if resource is None else source_of(resource)
             with nogil:
-                code = recorder_begin(self.recorder, tap)
+                code = recorder_begin(self.recorder, source)
             if code != 0:
                 self.end()
                 raise_refusal(code, resource)
@@ -366,17 +366,17 @@ def resources_below(resource):
     if isinstance(resource, Adaptor):
         below = [found for upstream in resource.upstreams for found in resources_below(upstream)]
         return list({id(found): found for found in below}.values())
-    tap_of(resource)
+    source_of(resource)
     return [resource]
 
 
-cdef Tap* tap_of(object resource) except NULL:
+cdef EventSource* source_of(object resource) except NULL:
     if isinstance(resource, GraphPool):
-        return &(<GraphPool>resource).core.tap
+        return &(<GraphPool>resource).core.events
     if isinstance(resource, Arena):
-        return &(<Arena>resource).core.tap
+        return &(<Arena>resource).core.events
     if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
-        return &(<MemoryResource>resource).ledger.tap
+        return &(<MemoryResource>resource).ledger.events
     raise TypeError(f"{resource!r} was never initialised, or hands out no blocks")
 
 

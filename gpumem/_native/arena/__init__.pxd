@@ -21,9 +21,9 @@ from gpumem._native.arena.guards cimport (
     heap_copy, heap_counts, heap_findings, heap_note_stack, heap_wants_stack, HeapCounts,
 )
 from gpumem._native.arena.hooks cimport (
-    Outlet, outlet_allocate, outlet_allocate_alone, outlet_counts, outlet_create, outlet_drop,
-    outlet_free, outlet_record, outlet_reset_peak, outlet_retain, outlet_size, outlet_slot,
-    OutletCounts, outlets_blocks, outlets_bytes,
+    AllocatorHook, hook_allocate, hook_allocate_alone, hook_counts, hook_create, hook_drop,
+    hook_free, hook_record, hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts,
+    hooks_blocks, hooks_bytes,
 )
 from gpumem._native.arena.metadata_copy cimport (
     arena_copy, arena_copy_free, ArenaCopy, PageCopy, TableCopy,

@@ -41,7 +41,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
 from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
-from gpumem._support.events cimport tap_close
+from gpumem._support.events cimport event_source_close
 from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._support.lock cimport (
     lock_acquire, lock_init, lock_release, lock_try, owner_enter, owner_leave,
@@ -79,7 +79,7 @@ cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     else:
         status = allocate_fast(arena, nbytes, stream_slot, block)
         status = arena_charge_block(arena, nbytes, stream_slot, status, block)
-    if arena.tap.recorder != NULL and status == ARENA_OK:
+    if arena.events.recorder != NULL and status == ARENA_OK:
         note_allocate(arena, nbytes, stream_slot, block)
     return status
 
@@ -118,7 +118,7 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
 cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef uint64_t counted
     cdef int status
-    if arena.tap.recorder != NULL and arena.heap == NULL:
+    if arena.events.recorder != NULL and arena.heap == NULL:
         note_free(arena, handle, stream_slot)   # before: the next owner's event comes after it
     if not arena.detour:
         return block_free(arena, handle, stream_slot)
@@ -227,7 +227,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
-    if arena.tap.recorder != NULL:
+    if arena.events.recorder != NULL:
         note_shrink(arena, released[0])
     return ARENA_OK
 
@@ -302,7 +302,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
 cdef void forget(ArenaCore* arena) noexcept nogil:
     cdef DeviceContext* context = NULL if context_is_dead(arena.context) else arena.context
     cdef uint32_t i
-    tap_close(&arena.tap)
+    event_source_close(&arena.events)
     notes_free(arena)
     if arena.heap != NULL:
         heap_detach(arena)

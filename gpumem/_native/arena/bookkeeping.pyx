@@ -75,7 +75,7 @@ cdef const char* invariant_text(int number) noexcept nogil:
 
 
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil:
-    pool.tap.budget = arena.tap.budget
+    pool.events.budget = arena.events.budget
     if arena.held_account != NULL:
         pool.held_account = account_beside(arena.held_account)
         return pool.held_account != NULL

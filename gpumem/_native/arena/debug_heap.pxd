@@ -40,7 +40,7 @@ cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
 # may be called for that; nothing is waited for that a thread may hold up.
 cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                    Uses* uses) noexcept nogil
-# Somebody freed an address where no block of an outlet begins: which heap knows it?
+# An address was freed where no block of a hook begins: finds the heap that knows it.
 cdef void heap_bad_free(uint64_t address) noexcept nogil
 
 # Examines what its streams have finished with, and gives back what is beyond the quarantine.

@@ -250,7 +250,7 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     cdef uint64_t counted = 0
     cdef bint live
     site_here(heap, &site)
-    if arena.tap.recorder != NULL:
+    if arena.events.recorder != NULL:
         tell_recorder(arena, handle, stream_slot)  # before: the next owner's event comes after it
     lock_acquire(&heap.lock)
     block = table_find(heap, handle)

@@ -1,6 +1,6 @@
-"""What an arena tells the recorder that is attached to its tap.
+"""The events of an arena, for the recorder attached to its `events`.
 
-Each function is called only where `arena.tap.recorder` is not NULL. What is marked *locked* is
+Each function is called only where `arena.events.recorder` is not NULL. What is marked *locked* is
 called with the arena lock and waits for nothing.
 """
 

@@ -9,8 +9,8 @@ from gpumem._native.pages cimport (
 )
 from gpumem._support.atomics cimport pointer_try, publish32, version_begin, version_of
 from gpumem._support.events cimport (
-    REC_ALLOC, REC_FAILURE, REC_FREE, REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_MOVE, REC_RELEASE,
-    REC_RESERVE, REC_RESET, REC_SHRINK, RecEvent, RecNoted, tap_note,
+    event_source_note, REC_ALLOC, REC_FAILURE, REC_FREE, REC_FREE_COMPLETED, REC_FREE_REQUESTED,
+    REC_MOVE, REC_RELEASE, REC_RESERVE, REC_RESET, REC_SHRINK, RecEvent, RecNoted,
 )
 from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
 
@@ -26,7 +26,7 @@ cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     event.nbytes = nbytes
     event.block = block.size
     event.stream = <uint64_t>arena.streams[stream_slot].handle
-    tap_note(&arena.tap, &event, True, &noted)
+    event_source_note(&arena.events, &event, True, &noted)
     if noted.seal:
         remember(arena, block.handle, &noted)
 
@@ -72,7 +72,7 @@ cdef void note_chunk(ArenaCore* arena, uint32_t kind, const Bfc* table, uint32_t
     event.nbytes = table.chunks[index].requested
     event.block = table.chunks[index].size
     event.stream = <uint64_t>arena.streams[stream_slot].handle
-    tap_note(&arena.tap, &event, may_wait, &noted)
+    event_source_note(&arena.events, &event, may_wait, &noted)
 
 
 cdef void note_failed(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
@@ -119,7 +119,7 @@ cdef void note(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbyte
     event.nbytes = nbytes
     event.block = block
     event.stream = <uint64_t>arena.streams[stream_slot].handle
-    tap_note(&arena.tap, &event, may_wait, &noted)
+    event_source_note(&arena.events, &event, may_wait, &noted)
 
 
 # ---- by chunk ------------------------------------------------------------------------------------

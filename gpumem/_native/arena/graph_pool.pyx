@@ -12,7 +12,7 @@ from gpumem._native.driver cimport (
     CUuserObject,
 )
 from gpumem._support.atomics cimport count_add
-from gpumem._support.events cimport TAP_ARENA, tap_name, tap_open
+from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 
 
 cdef enum:
@@ -43,8 +43,8 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     if not arena_join_as(pool, parent):
         arena_drop(pool)
         return NULL
-    tap_name(&pool.tap, parent.tap.memory, b"graph pool", parent.tap.name)
-    tap_open(&pool.tap, pool, TAP_ARENA)
+    event_source_name(&pool.events, parent.events.memory, b"graph pool", parent.events.name)
+    event_source_open(&pool.events, pool, OWNER_ARENA)
     return pool
 
 

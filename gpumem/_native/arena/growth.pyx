@@ -174,7 +174,7 @@ cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
 cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                              uint64_t nbytes) noexcept nogil:
     # Locked. What is cut from pages is told page by page.
-    if arena.tap.recorder != NULL and (
+    if arena.events.recorder != NULL and (
             not arena.settings.paged or mapped_find(&arena.shareable, address) != NULL):
         note_memory(arena, kind, address, nbytes)
 
@@ -436,7 +436,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
     if code == CUDA_SUCCESS:
-        if arena.tap.recorder != NULL:
+        if arena.events.recorder != NULL:
             note_plan(arena, space, &plan)
         space_finish(space, &plan, demand, arena.streams[demand.stream_slot].epoch)
         note_reserved(arena)
@@ -581,7 +581,7 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
     code = space_execute(space, &plan, arena.context, &arena.backing.calls)
     lock_acquire(&arena.lock)
     if code == CUDA_SUCCESS:
-        if arena.tap.recorder != NULL:
+        if arena.events.recorder != NULL:
             note_plan(arena, space, &plan)
         space_finish(space, &plan, NULL, 0)
         arena.stats.num_shrinkages += 1 if space != &arena.spaces[PERSISTENT_SPACE] else 0

@@ -1,4 +1,4 @@
-"""Outlets and the book of their blocks."""
+"""Allocator hooks and the table of their blocks."""
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
@@ -32,7 +32,7 @@ cdef struct Entry:
     uint64_t address            # 0: free
     uint64_t handle             # of the block
     uint64_t nbytes             # as asked for
-    Outlet* outlet
+    AllocatorHook* hook
     Uses* uses                  # streams recorded for the block; NULL: none
     uint32_t slot               # it was taken for
 
@@ -47,47 +47,48 @@ cdef Shard shards[SHARDS]
 memset(shards, 0, sizeof(shards))
 
 
-# ---- outlets -------------------------------------------------------------------------------------
+# ---- hooks ---------------------------------------------------------------------------------------
 
-cdef Outlet* outlet_create(ArenaCore* arena, Outlet* counted, uint8_t framework) noexcept nogil:
-    cdef Outlet* outlet = <Outlet*>calloc(1, sizeof(Outlet))
-    if outlet == NULL:
+cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
+                                uint8_t framework) noexcept nogil:
+    cdef AllocatorHook* hook = <AllocatorHook*>calloc(1, sizeof(AllocatorHook))
+    if hook == NULL:
         return NULL
-    lock_init(&outlet.lock)
+    lock_init(&hook.lock)
     arena_retain(arena)
-    outlet.arena = arena
-    outlet.references = 1
-    outlet.counted = counted
-    outlet.framework = framework
+    hook.arena = arena
+    hook.references = 1
+    hook.counted = counted
+    hook.framework = framework
     if counted != NULL:
-        outlet_retain(counted)
-    return outlet
+        hook_retain(counted)
+    return hook
 
 
-cdef void outlet_retain(Outlet* outlet) noexcept nogil:
-    count_add(&outlet.references, 1)
+cdef void hook_retain(AllocatorHook* hook) noexcept nogil:
+    count_add(&hook.references, 1)
 
 
-cdef void outlet_drop(Outlet* outlet) noexcept nogil:
+cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
     cdef uint32_t i
-    if count_add(&outlet.references, -1) != 0:
+    if count_add(&hook.references, -1) != 0:
         return
-    if not context_is_dead(outlet.arena.context):
-        for i in range(outlet.count):
-            slot_unclaim(outlet.arena, outlet.names[i].slot)
-    arena_drop(outlet.arena)
-    if outlet.counted != NULL:
-        outlet_drop(outlet.counted)
-    free(outlet)
+    if not context_is_dead(hook.arena.context):
+        for i in range(hook.count):
+            slot_unclaim(hook.arena, hook.names[i].slot)
+    arena_drop(hook.arena)
+    if hook.counted != NULL:
+        hook_drop(hook.counted)
+    free(hook)
 
 
 # ---- counting ------------------------------------------------------------------------------------
 
-cdef inline OutletCounts* counts_of(Outlet* outlet) noexcept nogil:
-    return &outlet.counted.counts if outlet.counted != NULL else &outlet.counts
+cdef inline HookCounts* counts_of(AllocatorHook* hook) noexcept nogil:
+    return &hook.counted.counts if hook.counted != NULL else &hook.counts
 
 
-cdef void count_handed_out(OutletCounts* counts, uint64_t nbytes) noexcept nogil:
+cdef void count_handed_out(HookCounts* counts, uint64_t nbytes) noexcept nogil:
     cdef uint64_t now = sum_add(&counts.allocated, nbytes) - load64(&counts.freed)
     cdef uint64_t peak = load64(&counts.peak)
     sum_add(&counts.allocs, 1)
@@ -95,116 +96,117 @@ cdef void count_handed_out(OutletCounts* counts, uint64_t nbytes) noexcept nogil
         pass
 
 
-cdef void count_taken_back(OutletCounts* counts, uint64_t nbytes) noexcept nogil:
+cdef void count_taken_back(HookCounts* counts, uint64_t nbytes) noexcept nogil:
     sum_add(&counts.freed, nbytes)
     sum_add(&counts.frees, 1)
 
 
-cdef OutletCounts outlet_counts(const Outlet* outlet) noexcept nogil:
-    return outlet.counts
+cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil:
+    return hook.counts
 
 
-cdef void outlet_reset_peak(Outlet* outlet) noexcept nogil:
-    store64(&outlet.counts.peak, load64(&outlet.counts.allocated) - load64(&outlet.counts.freed))
+cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
+    store64(&hook.counts.peak, load64(&hook.counts.allocated) - load64(&hook.counts.freed))
 
 
 # ---- streams -------------------------------------------------------------------------------------
 
-cdef bint remembered(const Outlet* outlet, uint64_t handle, uint32_t* stream_slot) noexcept nogil:
+cdef bint remembered(const AllocatorHook* hook, uint64_t handle,
+                     uint32_t* stream_slot) noexcept nogil:
     cdef uint32_t i
-    for i in range(published32(&outlet.count)):
-        if outlet.names[i].handle == handle:
-            stream_slot[0] = outlet.names[i].slot
+    for i in range(published32(&hook.count)):
+        if hook.names[i].handle == handle:
+            stream_slot[0] = hook.names[i].slot
             return True
     return False
 
 
-cdef int slot_for(Outlet* outlet, CUstream stream, uint32_t* stream_slot,
+cdef int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot,
                   bint* claimed) noexcept nogil:
     # `claimed`: the caller unclaims it after use.
     cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
     cdef int status
     claimed[0] = False
-    if remembered(outlet, handle, stream_slot):
+    if remembered(hook, handle, stream_slot):
         return ARENA_OK
-    status = arena_claim_stream(outlet.arena, stream, stream_slot)
+    status = arena_claim_stream(hook.arena, stream, stream_slot)
     if status == ARENA_OK:
-        claimed[0] = not remember(outlet, handle, stream_slot[0])
+        claimed[0] = not remember(hook, handle, stream_slot[0])
     return status
 
 
-cdef int outlet_slot(Outlet* outlet, CUstream stream, uint32_t* stream_slot) noexcept nogil:
+cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil:
     cdef bint claimed
-    cdef int status = slot_for(outlet, stream, stream_slot, &claimed)
+    cdef int status = slot_for(hook, stream, stream_slot, &claimed)
     if claimed:
-        slot_unclaim(outlet.arena, stream_slot[0])
+        slot_unclaim(hook.arena, stream_slot[0])
     return status
 
 
-cdef bint remember(Outlet* outlet, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+cdef bint remember(AllocatorHook* hook, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     # Takes over the caller's claim. False: somebody else was first, or there is no room.
     cdef uint32_t known
     cdef bint done = False
     if handle == PER_THREAD_STREAM:
         return False
-    lock_acquire(&outlet.lock)
-    if outlet.count < OUTLET_STREAMS and not remembered(outlet, handle, &known):
-        outlet.names[outlet.count].handle = handle
-        outlet.names[outlet.count].slot = stream_slot
-        publish32(&outlet.count, outlet.count + 1)
+    lock_acquire(&hook.lock)
+    if hook.count < HOOK_STREAMS and not remembered(hook, handle, &known):
+        hook.names[hook.count].handle = handle
+        hook.names[hook.count].slot = stream_slot
+        publish32(&hook.count, hook.count + 1)
         done = True
-    lock_release(&outlet.lock)
+    lock_release(&hook.lock)
     return done
 
 
 # ---- blocks --------------------------------------------------------------------------------------
 
-cdef int outlet_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream,
-                         uint64_t* address) noexcept nogil:
-    return finish_allocate(outlet, nbytes, stream, False, address)
+cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+                       uint64_t* address) noexcept nogil:
+    return finish_allocate(hook, nbytes, stream, False, address)
 
 
-cdef int outlet_allocate_alone(Outlet* outlet, uint64_t nbytes, CUstream stream,
-                               uint64_t* address) noexcept nogil:
-    return finish_allocate(outlet, nbytes, stream, True, address)
+cdef int hook_allocate_alone(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+                             uint64_t* address) noexcept nogil:
+    return finish_allocate(hook, nbytes, stream, True, address)
 
 
-cdef int finish_allocate(Outlet* outlet, uint64_t nbytes, CUstream stream, bint alone,
+cdef int finish_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, bint alone,
                          uint64_t* address) noexcept nogil:
     cdef Entry entry
     cdef Block block
     cdef bint claimed
     cdef uint8_t before
     cdef int status
-    if context_is_dead(outlet.arena.context):
+    if context_is_dead(hook.arena.context):
         return ARENA_DEAD
-    if outlet.arena.closed:
+    if hook.arena.closed:
         return ARENA_CLOSED
     if nbytes > ABSURD:
         return ARENA_OVER_LIMIT
-    status = slot_for(outlet, stream, &entry.slot, &claimed)
+    status = slot_for(hook, stream, &entry.slot, &claimed)
     if status != ARENA_OK:
         return status
-    if outlet.arena.tap.recorder == NULL:
-        status = take_block(outlet.arena, nbytes, entry.slot, alone, &block)
+    if hook.arena.events.recorder == NULL:
+        status = take_block(hook.arena, nbytes, entry.slot, alone, &block)
     else:
-        before = thread_set_framework(outlet.framework)
-        status = take_block(outlet.arena, nbytes, entry.slot, alone, &block)
+        before = thread_set_framework(hook.framework)
+        status = take_block(hook.arena, nbytes, entry.slot, alone, &block)
         thread_set_framework(before)
     if status == ARENA_OK:
         entry.address = block.address
         entry.handle = block.handle
         entry.nbytes = nbytes
-        entry.outlet = outlet
+        entry.hook = hook
         entry.uses = NULL
         if enter(&entry):
-            count_handed_out(counts_of(outlet), nbytes)
+            count_handed_out(counts_of(hook), nbytes)
             address[0] = block.address
         else:
-            arena_free(outlet.arena, block.handle, entry.slot)
+            arena_free(hook.arena, block.handle, entry.slot)
             status = ARENA_NO_METADATA
     if claimed:
-        slot_unclaim(outlet.arena, entry.slot)
+        slot_unclaim(hook.arena, entry.slot)
     return status
 
 
@@ -215,7 +217,7 @@ cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_sl
     return arena_allocate(arena, nbytes, stream_slot, block)
 
 
-cdef int outlet_free(uint64_t address) noexcept nogil:
+cdef int hook_free(uint64_t address) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef Entry entry
     cdef Entry* found
@@ -232,19 +234,19 @@ cdef int outlet_free(uint64_t address) noexcept nogil:
 
 cdef int give(Entry* entry) noexcept nogil:
     # The way back of every block, once it is out of the book.
-    cdef ArenaCore* arena = entry.outlet.arena
+    cdef ArenaCore* arena = entry.hook.arena
     cdef int status = ARENA_DEAD
     if not context_is_dead(arena.context):
         if entry.uses != NULL:
             status = arena_free_used(arena, entry.handle, entry.slot, entry.uses)
         else:
             status = arena_free(arena, entry.handle, entry.slot)
-    count_taken_back(counts_of(entry.outlet), entry.nbytes)
-    outlet_drop(entry.outlet)
+    count_taken_back(counts_of(entry.hook), entry.nbytes)
+    hook_drop(entry.hook)
     return status
 
 
-cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil:
+cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef Entry* found
     cdef uint32_t stream_slot
@@ -253,16 +255,16 @@ cdef int outlet_record(uint64_t address, CUstream stream) noexcept nogil:
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        status = slot_for(found.outlet, stream, &stream_slot, &claimed)
+        status = slot_for(found.hook, stream, &stream_slot, &claimed)
     if status == ARENA_OK:
-        status = arena_record(found.outlet.arena, &found.uses, stream_slot)
+        status = arena_record(found.hook.arena, &found.uses, stream_slot)
         if claimed:
-            slot_unclaim(found.outlet.arena, stream_slot)
+            slot_unclaim(found.hook.arena, stream_slot)
     lock_release(&shard.lock)
     return status
 
 
-cdef uint64_t outlet_size(uint64_t address) noexcept nogil:
+cdef uint64_t hook_size(uint64_t address) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef Entry* entry
     cdef uint64_t nbytes
@@ -282,14 +284,14 @@ cdef struct Seen:
     uint64_t* by_framework      # sums of bytes; NULL: not wanted
 
 
-cdef uint64_t outlets_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
-                             uint64_t most) noexcept nogil:
+cdef uint64_t hooks_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
+                           uint64_t most) noexcept nogil:
     cdef Seen seen = Seen(addresses, frameworks, most, 0, NULL)
     see_blocks(arena, &seen)
     return seen.count
 
 
-cdef void outlets_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil:
+cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil:
     cdef Seen seen = Seen(NULL, NULL, 0, 0, by_framework)
     see_blocks(arena, &seen)
 
@@ -303,7 +305,7 @@ cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
         shard = &shards[number]
         lock_acquire(&shard.lock)
         for i in range(shard.mask + 1 if shard.entries != NULL else 0):
-            if shard.entries[i].address != 0 and shard.entries[i].outlet.arena == arena:
+            if shard.entries[i].address != 0 and shard.entries[i].hook.arena == arena:
                 see(&shard.entries[i], seen)
         lock_release(&shard.lock)
 
@@ -311,9 +313,9 @@ cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
 cdef inline void see(const Entry* entry, Seen* seen) noexcept nogil:
     if seen.count < seen.most:
         seen.addresses[seen.count] = entry.address
-        seen.frameworks[seen.count] = entry.outlet.framework
+        seen.frameworks[seen.count] = entry.hook.framework
     if seen.by_framework != NULL:
-        seen.by_framework[entry.outlet.framework] += entry.nbytes
+        seen.by_framework[entry.hook.framework] += entry.nbytes
     seen.count += 1
 
 
@@ -359,7 +361,7 @@ cdef bint enter(const Entry* entry) noexcept nogil:
     lock_acquire(&shard.lock)
     if shard.entries != NULL and 4 * shard.count <= 3 * shard.mask or enlarge(shard):
         put(shard, entry)
-        outlet_retain(entry.outlet)
+        hook_retain(entry.hook)
         entered = True
     lock_release(&shard.lock)
     return entered

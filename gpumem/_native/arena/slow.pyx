@@ -162,7 +162,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
                                allocate_charged, block)
     else:
         status = allocate_charged(arena, nbytes, stream_slot, flags, block)
-    if arena.tap.recorder == NULL:
+    if arena.events.recorder == NULL:
         return status
     if status == ARENA_OK:
         note_allocate(arena, nbytes, stream_slot, block)

@@ -453,7 +453,7 @@ cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexc
 cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil:
     cdef uint8_t* marked
     cdef bint vacated = False
-    if arena.tap.recorder != NULL:
+    if arena.events.recorder != NULL:
         note_reset(arena, stream_slot)
     complete_all(arena, stream_slot)
     lock_acquire(&arena.lock)
@@ -553,7 +553,7 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     uses.handle = handle
     uses.stream_slot = stream_slot
     uses.epoch = stamp_free(&arena.streams[stream_slot])
-    if arena.tap.recorder != NULL:
+    if arena.events.recorder != NULL:
         note_pending_free(arena, handle, stream_slot)
     bfc_begin_pending_free(table, index, stream_slot, uses.epoch)
     uses.next = arena.pending_free
@@ -628,7 +628,7 @@ cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
         stream_slot = SLOT_RELEASED
     for i in range(uses.count):
         arena.streams[uses.at[i].slot].guards -= 1
-    if arena.tap.recorder != NULL:
+    if arena.events.recorder != NULL:
         note_pending_free_end(arena, uses.handle, uses.stream_slot)
     bfc_end_pending_free(table, index, stream_slot, epoch)
     if table.regions[table.chunks[index].region].persistent:

@@ -30,7 +30,7 @@ from gpumem._native.budget cimport BudgetCore
 from gpumem._native.driver cimport CUevent, CUstream, DeviceContext
 from gpumem._native.pages cimport MoveBudget, Space
 from gpumem._support.atomics cimport load32, published64, store32
-from gpumem._support.events cimport Tap
+from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Uses, ViewCount
 from gpumem._support.lock cimport Lock, OwnerLock
 from gpumem._support.retired cimport Retired
@@ -184,7 +184,7 @@ cdef struct ArenaCore:
     ArenaSettings settings
     uint32_t closed         # ArenaState: unless 0, nothing is handed out
     bint detour             # passed through, counted one by one, or there is a debug heap
-    Tap tap                 # where a recorder is attached
+    EventSource events      # where a recorder is attached
     BlockNote* notes[2]     # by chunk, of `table` and of `small`; NULL until something is recorded
     uint64_t padding[8]
     Lock lock

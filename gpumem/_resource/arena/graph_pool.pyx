@@ -11,7 +11,7 @@ from gpumem._native.arena cimport (
     ArenaCore, pool_adopt, pool_begin, pool_retain_with, slot_claim, slot_unclaim,
 )
 from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
-from gpumem._support.events cimport tap_name
+from gpumem._support.events cimport event_source_name
 
 from gpumem._buffer.buffer import take_snapshot
 from gpumem.errors import ClosedError, InUseError
@@ -305,7 +305,8 @@ cdef GraphPool make_pool(MemoryResource arena, ArenaCore* parent, MemoryResource
     pool.core = core
     pool.serving = {}
     pool_adopt(core, parent)
-    tap_name(&core.tap, parent.tap.memory, b"graph pool", inner.name.encode("utf-8", "replace"))
+    event_source_name(&core.events, parent.events.memory, b"graph pool",
+                      inner.name.encode("utf-8", "replace"))
     return pool
 
 

@@ -13,7 +13,7 @@ from gpumem._native.arena cimport (
     ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD, ARENA_DRIVER_REFUSED,
     ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note, BlockNote, DebugHeap,
-    heap_copy, HEAP_LIVE, HeapBlock, outlets_bytes, PageCopy, STATE_SUSPENDED,
+    heap_copy, HEAP_LIVE, HeapBlock, hooks_bytes, PageCopy, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
     ABSURD, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED, round_to_quantum,
@@ -198,7 +198,7 @@ cdef struct Sums:
     uint64_t* by_tag                            # TAGS
     uint64_t untagged[MOST_FRAMEWORKS]          # noted without a tag, by framework
     uint64_t noted[MOST_FRAMEWORKS]             # noted, by framework
-    uint64_t through_outlets[MOST_FRAMEWORKS]   # bytes asked for, of callers that are known anyway
+    uint64_t through_hooks[MOST_FRAMEWORKS]     # bytes asked for, of callers that are known anyway
 
 
 cdef object report_of(MemoryResource resource, ArenaCore* arena, uint64_t asked, uint64_t rounded,
@@ -262,7 +262,7 @@ cdef void sum_up(const ArenaCore* arena, ArenaCopy* copy, Sums* sums) noexcept n
     for small in range(2):
         for i in range(copy.tables[small].count):
             add_chunk(arena, copy, small, i, sums)
-    outlets_bytes(arena, sums.through_outlets)
+    hooks_bytes(arena, sums.through_hooks)
 
 
 cdef void add_chunk(const ArenaCore* arena, const ArenaCopy* copy, bint small, uint32_t index,
@@ -323,12 +323,12 @@ cdef uint64_t pages_inside(const ArenaCopy* copy, uint64_t begin, uint64_t end) 
 
 
 cdef dict described(const Sums* sums):
-    # What an outlet's callers hold is known without a recording; what was noted of them is in it.
+    # What a hook's callers hold is known without a recording; what was noted of them is in it.
     by_owner = {tag_texts[tag]: sums.by_tag[tag] for tag in range(1, len(tag_texts))
                 if sums.by_tag[tag]}
     by_framework = {}
     for number, name in enumerate(FRAMEWORKS[1:], start=1):
-        held = max(sums.through_outlets[number], sums.noted[number])
+        held = max(sums.through_hooks[number], sums.noted[number])
         if held:
             by_framework[name] = held
             tagged = sums.noted[number] - sums.untagged[number]
@@ -352,7 +352,7 @@ cdef int join_budget(MemoryResource arena, ArenaCore* core, object budget, objec
     cdef bint in_use = False
     cdef BudgetCore* account = account_of(budget, count, arena.name, &in_use)
     arena.budget = budget
-    core.tap.budget = budget_charged(account)
+    core.events.budget = budget_charged(account)
     if in_use:
         core.in_use_account = account
         core.detour = True

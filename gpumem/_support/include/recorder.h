@@ -11,9 +11,10 @@
  * would end the process. In a ring each slot has a turn: odd while it is written, else twice the lap
  * it was written in; a writer that was held up for a whole lap gives up its event.
  *
- * A *tap* is the place in a resource where a recorder is attached; all taps of the process are in
- * one list. Each thread has a state of its own, whose lock (owner_lock.h) it holds while it writes:
- * whoever detaches a recorder from its taps and then visits every thread may give the recorder up.
+ * An *event source* is the part of a resource to which a recorder is attached; all of the process
+ * are in one list. Each thread has a state of its own, whose lock (owner_lock.h) it holds while it
+ * writes: after a recorder is detached from its sources and every thread was visited, it can be
+ * freed.
  *
  * Included by one module only, since the thread-local storage is its own.
  */
@@ -70,10 +71,10 @@ typedef struct RecHeader {
 
 static __thread RecThread *rec_own;
 static RecThread *rec_threads; /* every one that there ever was; reused once its thread has ended */
-static Tap *rec_taps;
-static uint64_t rec_taps_opened; /* so far */
-static Recorder *rec_for_all; /* what taps that open get; NULL: nothing */
-static Lock rec_lock;         /* the two lists, which recorder is attached to which tap */
+static EventSource *rec_sources;
+static uint64_t rec_sources_opened; /* so far */
+static Recorder *rec_for_all; /* what sources that open get; NULL: nothing */
+static Lock rec_lock;         /* the two lists, which recorder is attached to which source */
 static uint32_t rec_generation;
 static const uint32_t *rec_process; /* the process's generation, see _support/process */
 static uint32_t rec_numbers;
@@ -94,7 +95,7 @@ static inline void rec_lock_acquire(void) {
     if (rec_generation != *rec_process) {
         rec_generation = *rec_process;
         lock_init(&rec_lock);
-        rec_taps = NULL;
+        rec_sources = NULL;
         rec_for_all = NULL;
         rec_threads = rec_own;
         if (rec_own != NULL) {
@@ -249,18 +250,18 @@ static inline int rec_sampled(RecThread *thread, uint32_t threshold) {
     return thread->random < threshold || threshold == UINT32_MAX;
 }
 
-static inline Recorder *rec_of(const Tap *tap) {
-    Recorder *recorder = __atomic_load_n(&tap->recorder, __ATOMIC_ACQUIRE);
+static inline Recorder *rec_of(const EventSource *source) {
+    Recorder *recorder = __atomic_load_n(&source->recorder, __ATOMIC_ACQUIRE);
     return recorder != NULL && recorder->generation == *rec_process ? recorder : NULL;
 }
 
 /* The number of the calling thread's stack, where chance wants it; 0: none. Without a lock. */
-static __attribute__((noinline)) uint16_t rec_sample(const Tap *tap, RecThread *thread) {
+static __attribute__((noinline)) uint16_t rec_sample(const EventSource *source, RecThread *thread) {
     Recorder *recorder;
     uint32_t threshold = 0;
     uint16_t stack;
     owner_enter(&thread->lock);
-    recorder = rec_of(tap);
+    recorder = rec_of(source);
     if (recorder != NULL) threshold = recorder->sampling;
     owner_leave(&thread->lock);
     if (threshold == 0 || thread->capturing || rec_stack == NULL ||
@@ -272,16 +273,17 @@ static __attribute__((noinline)) uint16_t rec_sample(const Tap *tap, RecThread *
     return stack;
 }
 
-static void rec_note(Tap *tap, const RecEvent *event, int may_wait, RecNoted *noted) {
+static void rec_note(EventSource *source, const RecEvent *event, int may_wait, RecNoted *noted) {
     uint64_t words[6];
     Recorder *recorder;
     RecThread *thread = rec_thread();
     unsigned stack = 0;
     noted->seal = 0;
     if (thread == NULL) return;
-    if (rec_stack != NULL && may_wait && event->kind == REC_ALLOC) stack = rec_sample(tap, thread);
+    if (rec_stack != NULL && may_wait && event->kind == REC_ALLOC)
+        stack = rec_sample(source, thread);
     owner_enter(&thread->lock);
-    recorder = rec_of(tap);
+    recorder = rec_of(source);
     if (recorder != NULL) {
         if (thread->known_to != recorder->serial && may_wait) {
             char text[24];
@@ -294,7 +296,7 @@ static void rec_note(Tap *tap, const RecEvent *event, int may_wait, RecNoted *no
         words[1] = event->address;
         words[2] = event->nbytes;
         words[3] = (event->block < BLOCK_MASK ? event->block : BLOCK_MASK) |
-                   (uint64_t)tap->number << 48;
+                   (uint64_t)source->number << 48;
         words[4] = event->stream;
         words[5] = rec_seal(event->kind, thread->framework, thread->number, thread->tag, stack);
         rec_put(recorder, words, may_wait);
@@ -306,79 +308,85 @@ static void rec_note(Tap *tap, const RecEvent *event, int may_wait, RecNoted *no
     owner_leave(&thread->lock);
 }
 
-/* ---- taps ----------------------------------------------------------------------------------- */
+/* ---- event sources -------------------------------------------------------------------------- */
 
-/* With the lock. The name goes first, so that every event of the tap finds it. */
-static int rec_attach(Recorder *recorder, Tap *tap) {
-    char text[sizeof(tap->memory) + sizeof(tap->kind) + sizeof(tap->name)];
+/* With the lock. The name goes first, so that every event of the source finds it. */
+static int rec_attach(Recorder *recorder, EventSource *source) {
+    char text[sizeof(source->memory) + sizeof(source->kind) + sizeof(source->name)];
     char **names;
     int length;
     if (recorder->resources >= 65535) return EOVERFLOW;
     names = realloc(recorder->names, (recorder->resources + 1) * sizeof(char *));
     if (names == NULL) return ENOMEM;
     recorder->names = names;
-    length = snprintf(text, sizeof(text), "%s\t%s\t%s", tap->memory, tap->kind, tap->name);
+    length = snprintf(text, sizeof(text), "%s\t%s\t%s", source->memory, source->kind, source->name);
     names[recorder->resources] = strdup(text);
     if (names[recorder->resources] == NULL) return ENOMEM;
-    tap->number = (uint16_t)recorder->resources++;
-    rec_define(recorder, REC_RESOURCES, tap->number, text, (size_t)length);
-    __atomic_store_n(&tap->recorder, recorder, __ATOMIC_RELEASE);
+    source->number = (uint16_t)recorder->resources++;
+    rec_define(recorder, REC_RESOURCES, source->number, text, (size_t)length);
+    __atomic_store_n(&source->recorder, recorder, __ATOMIC_RELEASE);
     return 0;
 }
 
-static void rec_tap_name(Tap *tap, const char *memory, const char *kind, const char *name) {
-    snprintf(tap->memory, sizeof(tap->memory), "%s", memory);
-    snprintf(tap->kind, sizeof(tap->kind), "%s", kind);
-    snprintf(tap->name, sizeof(tap->name), "%s", name);
+static void rec_source_name(EventSource *source, const char *memory, const char *kind,
+                            const char *name) {
+    snprintf(source->memory, sizeof(source->memory), "%s", memory);
+    snprintf(source->kind, sizeof(source->kind), "%s", kind);
+    snprintf(source->name, sizeof(source->name), "%s", name);
 }
 
-static void rec_tap_open(Tap *tap) {
+static void rec_source_open(EventSource *source) {
     rec_lock_acquire();
-    tap->generation = *rec_process;
-    tap->serial = ++rec_taps_opened;
-    tap->older = rec_taps;
-    tap->newer = NULL;
-    if (rec_taps != NULL) rec_taps->newer = tap;
-    rec_taps = tap;
-    if (rec_for_all != NULL && rec_attach(rec_for_all, tap) != 0)
+    source->generation = *rec_process;
+    source->serial = ++rec_sources_opened;
+    source->older = rec_sources;
+    source->newer = NULL;
+    if (rec_sources != NULL) rec_sources->newer = source;
+    rec_sources = source;
+    if (rec_for_all != NULL && rec_attach(rec_for_all, source) != 0)
         __atomic_fetch_add(&rec_for_all->missed, 1, __ATOMIC_RELAXED);
     lock_release(&rec_lock);
 }
 
-static void rec_tap_close(Tap *tap) {
-    if (tap->owner == NULL) return; /* never opened */
+static void rec_source_close(EventSource *source) {
+    if (source->owner == NULL) return; /* never opened */
     rec_lock_acquire();
-    if (tap->generation == *rec_process) {
-        if (tap->older != NULL) tap->older->newer = tap->newer;
-        if (tap->newer != NULL)
-            tap->newer->older = tap->older;
+    if (source->generation == *rec_process) {
+        if (source->older != NULL) source->older->newer = source->newer;
+        if (source->newer != NULL)
+            source->newer->older = source->older;
         else
-            rec_taps = tap->older;
+            rec_sources = source->older;
     }
-    tap->owner = NULL;
-    tap->recorder = NULL;
+    source->owner = NULL;
+    source->recorder = NULL;
     lock_release(&rec_lock);
 }
 
-static void rec_visit(void (*visit)(Tap *tap, void *context), void *context) {
+static void rec_visit(void (*visit)(EventSource *source, void *context), void *context) {
     rec_lock_acquire();
-    for (Tap *tap = rec_taps; tap != NULL; tap = tap->older) visit(tap, context);
+    for (EventSource *source = rec_sources; source != NULL; source = source->older)
+        visit(source, context);
     lock_release(&rec_lock);
 }
 
-/* Attaches a recorder to one tap, or to all and to those that open later. EBUSY: one has another. */
-static int rec_begin(Recorder *recorder, Tap *only) {
+/* Attaches a recorder to one source, or to all and to those that open later. EBUSY: one has
+ * another. */
+static int rec_begin(Recorder *recorder, EventSource *only) {
     int code = 0;
     rec_lock_acquire();
-    for (Tap *tap = only ? only : rec_taps; tap != NULL && code == 0; tap = only ? NULL : tap->older)
-        if (tap->recorder != NULL) code = EBUSY;
+    for (EventSource *source = only ? only : rec_sources; source != NULL && code == 0;
+         source = only ? NULL : source->older)
+        if (source->recorder != NULL) code = EBUSY;
     if (only == NULL && rec_for_all != NULL) code = EBUSY;
-    for (Tap *tap = only ? only : rec_taps; tap != NULL && code == 0; tap = only ? NULL : tap->older)
-        code = rec_attach(recorder, tap);
+    for (EventSource *source = only ? only : rec_sources; source != NULL && code == 0;
+         source = only ? NULL : source->older)
+        code = rec_attach(recorder, source);
     if (code == 0 && only == NULL) rec_for_all = recorder;
     if (code != 0 && code != EBUSY)
-        for (Tap *tap = rec_taps; tap != NULL; tap = tap->older)
-            if (tap->recorder == recorder) __atomic_store_n(&tap->recorder, NULL, __ATOMIC_RELEASE);
+        for (EventSource *source = rec_sources; source != NULL; source = source->older)
+            if (source->recorder == recorder)
+                __atomic_store_n(&source->recorder, NULL, __ATOMIC_RELEASE);
     lock_release(&rec_lock);
     return code;
 }
@@ -388,8 +396,9 @@ static void rec_end(Recorder *recorder) {
     RecThread *own = rec_thread();
     rec_lock_acquire();
     if (rec_for_all == recorder) rec_for_all = NULL;
-    for (Tap *tap = rec_taps; tap != NULL; tap = tap->older)
-        if (tap->recorder == recorder) __atomic_store_n(&tap->recorder, NULL, __ATOMIC_RELEASE);
+    for (EventSource *source = rec_sources; source != NULL; source = source->older)
+        if (source->recorder == recorder)
+            __atomic_store_n(&source->recorder, NULL, __ATOMIC_RELEASE);
     for (RecThread *thread = rec_threads; thread != NULL; thread = thread->next) {
         if (thread == own) continue;
         visitor_enter(&thread->lock);

@@ -1,4 +1,4 @@
-/* What a recorder and its taps are, for every module that writes events; see recorder.h. */
+/* A recorder and its event sources, for every module that writes events; see recorder.h. */
 #ifndef GPUMEM_RECORDER_TYPES_H
 #define GPUMEM_RECORDER_TYPES_H
 
@@ -55,14 +55,14 @@ typedef struct Recorder {
     uint64_t missed;      /* events that found no slot */
 } Recorder;
 
-enum { TAP_ARENA = 1, TAP_LEDGER = 2 }; /* whose struct it is in */
+enum { OWNER_ARENA = 1, OWNER_LEDGER = 2 }; /* kinds of owners */
 
-typedef struct Tap {
+typedef struct EventSource {
     Recorder *recorder; /* NULL: nothing is recorded */
     void *owner;        /* the resource's C struct; NULL: not in the list */
-    uint32_t owner_is;  /* TAP_ARENA: an ArenaCore, TAP_LEDGER: a BlockLedger */
-    struct Tap *older;
-    struct Tap *newer;
+    uint32_t owner_is;  /* OWNER_ARENA: an ArenaCore, OWNER_LEDGER: a BlockLedger */
+    struct EventSource *older;
+    struct EventSource *newer;
     uint32_t generation; /* of the process that opened it */
     uint16_t number;     /* of the resource in the recorder's file */
     char memory[32];
@@ -72,7 +72,7 @@ typedef struct Tap {
     uint64_t budget; /* serial of the level that it charges; 0: none */
     uint64_t told_allocs; /* counts that whoever watches has been told: they never fall */
     uint64_t told_frees;
-} Tap;
+} EventSource;
 
 typedef struct RecEvent {
     uint32_t kind;

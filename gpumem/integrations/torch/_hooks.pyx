@@ -8,10 +8,10 @@ from libc.string cimport memcpy, memset
 from gpumem._budget cimport Relief
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
-    ARENA_CAPTURING, ARENA_DEAD, arena_drop, ARENA_OK, ARENA_OVER_BUDGET, arena_set_limit,
-    arena_shrink, ARENA_STALE, ArenaCore, Outlet, outlet_allocate, outlet_allocate_alone,
-    outlet_counts, outlet_create, outlet_drop, outlet_free, outlet_record, outlet_reset_peak,
-    outlet_retain, outlet_size, outlet_slot, OutletCounts, pool_begin, pool_create,
+    AllocatorHook, ARENA_CAPTURING, ARENA_DEAD, arena_drop, ARENA_OK, ARENA_OVER_BUDGET,
+    arena_set_limit, arena_shrink, ARENA_STALE, ArenaCore, hook_allocate, hook_allocate_alone,
+    hook_counts, hook_create, hook_drop, hook_free, hook_record, hook_reset_peak, hook_retain,
+    hook_size, hook_slot, HookCounts, pool_begin, pool_create,
 )
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_SUCCESS, CUstream, DeviceContext,
@@ -30,23 +30,23 @@ cdef extern from "hooks.h" nogil:
         TORCH_HOOKS
 
     ctypedef struct TorchCalls:
-        int (*allocate)(void* outlet, size_t nbytes, void* stream, void** address)
-        int (*allocate_segment)(void* outlet, size_t nbytes, void* stream, void** address)
+        int (*allocate)(void* hook, size_t nbytes, void* stream, void** address)
+        int (*allocate_segment)(void* hook, size_t nbytes, void* stream, void** address)
         int (*release)(void* address)
         int (*record)(void* address, void* stream)
         size_t (*size)(void* address)
         void* (*find)(int device)
-        void (*shrink)(void* outlet)
+        void (*shrink)(void* hook)
         void (*limit)(int device, double fraction)
-        void* (*open_pool)(void* outlet)
+        void* (*open_pool)(void* hook)
         void (*begin_pool)(void* pool)
         void (*retain_pool)(void* pool)
         void (*drop_pool)(void* pool)
         char* (*report)(int device, size_t nbytes, void* stream, int status, int* is_memory)
 
     void torch_hooks_init(const TorchCalls* calls)
-    void torch_hooks_set_outlet(int device, void* outlet)
-    void* torch_hooks_outlet(int device)
+    void torch_hooks_set(int device, void* hook)
+    void* torch_hooks_get(int device)
     void torch_hooks_set_thrower(void (*thrower)(const char* text))
     void torch_hooks_addresses(uintptr_t* addresses)
 
@@ -65,61 +65,61 @@ cdef uint64_t configured[64]
 
 # ---- what the hooks call -------------------------------------------------------------------------
 
-cdef int allocate(void* outlet, size_t nbytes, void* stream, void** address) noexcept nogil:
-    cdef int status = outlet_allocate(<Outlet*>outlet, nbytes, <CUstream>stream,
-                                      <uint64_t*>address)
+cdef int allocate(void* hook, size_t nbytes, void* stream, void** address) noexcept nogil:
+    cdef int status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream,
+                                    <uint64_t*>address)
     if status == ARENA_OVER_BUDGET:
-        status = allocate_under_pressure(<Outlet*>outlet, nbytes, <CUstream>stream,
+        status = allocate_under_pressure(<AllocatorHook*>hook, nbytes, <CUstream>stream,
                                          <uint64_t*>address)
     return status
 
 
-cdef int allocate_under_pressure(Outlet* outlet, size_t nbytes, CUstream stream,
+cdef int allocate_under_pressure(AllocatorHook* hook, size_t nbytes, CUstream stream,
                                  uint64_t* address) noexcept nogil:
     cdef Relief relief
     cdef int status = ARENA_OVER_BUDGET
     memset(&relief, 0, sizeof(relief))
-    while status == ARENA_OVER_BUDGET and arena_relieve(outlet.arena, &relief):
-        status = outlet_allocate(outlet, nbytes, stream, address)
+    while status == ARENA_OVER_BUDGET and arena_relieve(hook.arena, &relief):
+        status = hook_allocate(hook, nbytes, stream, address)
     return status
 
 
-cdef int allocate_segment(void* outlet, size_t nbytes, void* stream,
+cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
                           void** address) noexcept nogil:
     # A capturing stream is refused ordinary blocks, which its graph would go on using; a segment
     # stays with the caching allocator, which has rules of its own for that.
-    cdef int status = allocate(outlet, nbytes, stream, address)
+    cdef int status = allocate(hook, nbytes, stream, address)
     if status == ARENA_CAPTURING:
-        status = outlet_allocate_alone(<Outlet*>outlet, nbytes, <CUstream>stream,
-                                       <uint64_t*>address)
+        status = hook_allocate_alone(<AllocatorHook*>hook, nbytes, <CUstream>stream,
+                                     <uint64_t*>address)
     return status
 
 
 cdef int release(void* address) noexcept nogil:
     # Tensors may end when the process does, and memory is left to the driver then. What a fork's
     # child does not know may be its parent's.
-    cdef int status = outlet_free(<uint64_t>address)
+    cdef int status = hook_free(<uint64_t>address)
     if status == ARENA_DEAD or status == ARENA_STALE and process.generation != 0:
         return ARENA_OK
     return status
 
 
 cdef int record(void* address, void* stream) noexcept nogil:
-    return outlet_record(<uint64_t>address, <CUstream>stream)
+    return hook_record(<uint64_t>address, <CUstream>stream)
 
 
 cdef size_t size(void* address) noexcept nogil:
-    return outlet_size(<uint64_t>address)
+    return hook_size(<uint64_t>address)
 
 
-cdef void shrink(void* outlet) noexcept nogil:
+cdef void shrink(void* hook) noexcept nogil:
     cdef uint64_t released
-    arena_shrink((<Outlet*>outlet).arena, &released)
+    arena_shrink((<AllocatorHook*>hook).arena, &released)
 
 
 cdef void limit(int device, double fraction) noexcept nogil:
-    cdef Outlet* outlet = <Outlet*>torch_hooks_outlet(device)
-    cdef DeviceContext* context = outlet.arena.context
+    cdef AllocatorHook* hook = <AllocatorHook*>torch_hooks_get(device)
+    cdef DeviceContext* context = hook.arena.context
     cdef size_t free_bytes, total
     cdef uint64_t most
     if context_enter(context) != CUDA_SUCCESS:
@@ -128,30 +128,30 @@ cdef void limit(int device, double fraction) noexcept nogil:
         most = <uint64_t>(fraction * total)
         if configured[device] != 0:
             most = min(most, configured[device])
-        arena_set_limit(outlet.arena, most)
+        arena_set_limit(hook.arena, most)
     context_leave(context)
 
 
-cdef void* open_pool(void* outlet) noexcept nogil:
-    cdef ArenaCore* pool = pool_create((<Outlet*>outlet).arena)
-    cdef Outlet* opened
+cdef void* open_pool(void* hook) noexcept nogil:
+    cdef ArenaCore* pool = pool_create((<AllocatorHook*>hook).arena)
+    cdef AllocatorHook* opened
     if pool == NULL:
         return NULL
-    opened = outlet_create(pool, <Outlet*>outlet, FRAMEWORK_TORCH)
-    arena_drop(pool)        # the outlet has a reference of its own
+    opened = hook_create(pool, <AllocatorHook*>hook, FRAMEWORK_TORCH)
+    arena_drop(pool)        # the hook has a reference of its own
     return opened
 
 
 cdef void begin_pool(void* pool) noexcept nogil:
-    pool_begin((<Outlet*>pool).arena)
+    pool_begin((<AllocatorHook*>pool).arena)
 
 
 cdef void retain_pool(void* pool) noexcept nogil:
-    outlet_retain(<Outlet*>pool)
+    hook_retain(<AllocatorHook*>pool)
 
 
 cdef void drop_pool(void* pool) noexcept nogil:
-    outlet_drop(<Outlet*>pool)
+    hook_drop(<AllocatorHook*>pool)
 
 
 # ---- the slow ways, with the interpreter ---------------------------------------------------------
@@ -167,7 +167,7 @@ cdef void* find_arena(int device) noexcept with gil:
         serve(device, finder(device))
     except Exception:
         return NULL
-    return torch_hooks_outlet(device)
+    return torch_hooks_get(device)
 
 
 cdef char* report(int device, size_t nbytes, void* stream, int status,
@@ -177,14 +177,14 @@ cdef char* report(int device, size_t nbytes, void* stream, int status,
 
 cdef char* explain(int device, size_t nbytes, void* stream, int status,
                    int* is_memory) noexcept with gil:
-    cdef Outlet* outlet = <Outlet*>torch_hooks_outlet(device)
+    cdef AllocatorHook* hook = <AllocatorHook*>torch_hooks_get(device)
     cdef uint32_t slot = 0
     cdef Arena arena = served[device]
     if status == ARENA_CAPTURING:
         return c_string("gpumem: a stream that captures a graph asked for memory, but PyTorch did "
                         "not say for which pool: capture with torch.cuda.graph")
     try:
-        outlet_slot(outlet, <CUstream>stream, &slot)
+        hook_slot(hook, <CUstream>stream, &slot)
         raise_status(arena, arena.core, nbytes, 0, slot, status)
     except MemoryError as error:
         failures[device] = failures.get(device, 0) + 1
@@ -223,21 +223,21 @@ def serve(device, Arena arena not None):
     ConfigError
         `device` is not from 0 to 63.
     """
-    cdef Outlet* before
-    cdef Outlet* outlet
+    cdef AllocatorHook* before
+    cdef AllocatorHook* hook
     if not 0 <= device < TORCH_DEVICES:
         raise ConfigError(f"device {device} is not from 0 to {TORCH_DEVICES - 1}")
     if served.get(device) is arena:
         return
-    outlet = outlet_create(arena.core, NULL, FRAMEWORK_TORCH)
-    if outlet == NULL:
-        raise MemoryError("no host memory for an outlet")
-    before = <Outlet*>torch_hooks_outlet(device)
+    hook = hook_create(arena.core, NULL, FRAMEWORK_TORCH)
+    if hook == NULL:
+        raise MemoryError("no host memory for a hook")
+    before = <AllocatorHook*>torch_hooks_get(device)
     configured[device] = arena.config.max_mem
     served[device] = arena
-    torch_hooks_set_outlet(device, outlet)
+    torch_hooks_set(device, hook)
     if before != NULL:
-        outlet_drop(before)
+        hook_drop(before)
 
 
 def set_finder(function):
@@ -257,18 +257,18 @@ def counts(device):
     ``allocs`` and ``frees`` count blocks; ``allocated``, ``freed`` and ``peak``, the highest of
     their difference, bytes as they were asked for; ``failures`` how often memory was out.
     """
-    cdef Outlet* outlet = <Outlet*>torch_hooks_outlet(device)
-    cdef OutletCounts now
-    if outlet == NULL:
+    cdef AllocatorHook* hook = <AllocatorHook*>torch_hooks_get(device)
+    cdef HookCounts now
+    if hook == NULL:
         return dict.fromkeys(("allocs", "frees", "allocated", "freed", "peak", "failures"), 0)
-    now = outlet_counts(outlet)
+    now = hook_counts(hook)
     return {**now, "failures": failures.get(device, 0)}
 
 
 def reset_peak(device):
     """Begin to look for the highest of `counts` anew."""
-    if torch_hooks_outlet(device) != NULL:
-        outlet_reset_peak(<Outlet*>torch_hooks_outlet(device))
+    if torch_hooks_get(device) != NULL:
+        hook_reset_peak(<AllocatorHook*>torch_hooks_get(device))
 
 
 def set_thrower(uintptr_t address):

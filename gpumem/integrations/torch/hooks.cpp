@@ -1,4 +1,4 @@
-/* PyTorch's pluggable allocator, over gpumem's outlets; see hooks.h.
+/* PyTorch's pluggable allocator, over gpumem's arenas; see hooks.h.
  *
  * Signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h, versions 2.9 to 2.15. A
  * cudaStream_t is a pointer, a MempoolId_t a pair of integers; nothing of PyTorch is included.
@@ -25,7 +25,7 @@ using PoolId = std::pair<unsigned long long, unsigned long long>;
 using Filter = std::function<bool(Stream)>;
 
 TorchCalls calls;
-std::atomic<void *> outlets[TORCH_DEVICES];
+std::atomic<void *> hooks[TORCH_DEVICES];
 std::atomic<void (*)(const char *)> thrower;
 
 /* ---- failures ---------------------------------------------------------------------------------- */
@@ -44,12 +44,12 @@ std::atomic<void (*)(const char *)> thrower;
 
 /* ---- devices ----------------------------------------------------------------------------------- */
 
-void *outlet_of(int device) {
+void *hook_of(int device) {
     if (device < 0 || device >= TORCH_DEVICES)
         throw std::runtime_error("gpumem: device " + std::to_string(device) +
                                  " is not from 0 to " + std::to_string(TORCH_DEVICES - 1));
-    if (void *outlet = outlets[device].load(std::memory_order_acquire)) return outlet;
-    if (void *outlet = calls.find(device)) return outlet;
+    if (void *hook = hooks[device].load(std::memory_order_acquire)) return hook;
+    if (void *hook = calls.find(device)) return hook;
     throw std::runtime_error("gpumem: no arena serves cuda:" + std::to_string(device));
 }
 
@@ -58,14 +58,14 @@ void *outlet_of(int device) {
 /* A pool lives while a graph or a capture uses it; its blocks may outlive it. A route sends what
    its filter accepts into a pool; the one that began last is asked first. */
 struct Pool {
-    void *outlet;
+    void *hook;
     int uses;
     int routes;
 };
 struct Route {
     int device;
     PoolId id;
-    void *outlet;
+    void *hook;
     Filter filter;
 };
 
@@ -79,26 +79,26 @@ void *retain_routed(int device, Stream stream) {
     std::shared_lock<std::shared_mutex> lock(pools_mutex);
     for (auto route = routes.rbegin(); route != routes.rend(); ++route) {
         if (route->device != device || !route->filter(stream)) continue;
-        calls.retain_pool(route->outlet);
-        return route->outlet;
+        calls.retain_pool(route->hook);
+        return route->hook;
     }
     return nullptr;
 }
 
 void begin_pool(int device, PoolId id, Filter filter) {
-    void *outlet = outlet_of(device);
+    void *hook = hook_of(device);
     std::unique_lock<std::shared_mutex> lock(pools_mutex);
     auto found = pools.find({device, id});
     if (found == pools.end()) {
-        void *opened = calls.open_pool(outlet);
+        void *opened = calls.open_pool(hook);
         if (!opened)
             throw std::runtime_error("gpumem: no graph pool can be opened beside the arena of cuda:" +
                                      std::to_string(device));
         found = pools.emplace(std::make_pair(device, id), Pool{opened, 0, 0}).first;
     }
     Pool &pool = found->second;
-    if (pool.routes == 0) calls.begin_pool(pool.outlet);
-    routes.push_back(Route{device, id, pool.outlet, std::move(filter)});
+    if (pool.routes == 0) calls.begin_pool(pool.hook);
+    routes.push_back(Route{device, id, pool.hook, std::move(filter)});
     pool.routes++;
     pool.uses++;
     route_count.store(routes.size(), std::memory_order_release);
@@ -119,9 +119,9 @@ void release_pool(int device, PoolId id) {
     std::unique_lock<std::shared_mutex> lock(pools_mutex);
     auto found = pools.find({device, id});
     if (found == pools.end() || --found->second.uses > 0) return;
-    void *outlet = found->second.outlet;
+    void *hook = found->second.hook;
     pools.erase(found);
-    calls.drop_pool(outlet);
+    calls.drop_pool(hook);
 }
 
 }  // namespace
@@ -132,12 +132,12 @@ void release_pool(int device, PoolId id) {
 
 HOOK void *gpumem_torch_alloc(size_t nbytes, int device, Stream stream) {
     if (nbytes == 0) return nullptr;
-    void *outlet = outlet_of(device);
+    void *hook = hook_of(device);
     void *address = nullptr;
     /* Zero but for captures. The lock is not held while allocating, which may take long. */
     void *pool = route_count.load(std::memory_order_acquire) ? retain_routed(device, stream)
                                                               : nullptr;
-    int status = calls.allocate(pool ? pool : outlet, nbytes, stream, &address);
+    int status = calls.allocate(pool ? pool : hook, nbytes, stream, &address);
     if (pool) calls.drop_pool(pool);
     if (status != 0) fail(device, nbytes, stream, status);
     return address;
@@ -146,7 +146,7 @@ HOOK void *gpumem_torch_alloc(size_t nbytes, int device, Stream stream) {
 /* For the caching allocator, which knows what to do about nullptr. */
 HOOK void *gpumem_torch_alloc_segment(size_t nbytes, int device, Stream stream) {
     void *address = nullptr;
-    if (nbytes != 0) calls.allocate_segment(outlet_of(device), nbytes, stream, &address);
+    if (nbytes != 0) calls.allocate_segment(hook_of(device), nbytes, stream, &address);
     return address;
 }
 
@@ -162,12 +162,12 @@ HOOK void gpumem_torch_free(void *address, size_t nbytes, int device, Stream) no
 HOOK void gpumem_torch_init(int) {}
 
 HOOK void gpumem_torch_reset() {
-    for (auto &outlet : outlets)
-        if (void *at = outlet.load(std::memory_order_acquire)) calls.shrink(at);
+    for (auto &hook : hooks)
+        if (void *at = hook.load(std::memory_order_acquire)) calls.shrink(at);
 }
 
 HOOK void gpumem_torch_memory_fraction(double fraction, int device) {
-    outlet_of(device);
+    hook_of(device);
     calls.limit(device, fraction);
 }
 
@@ -196,11 +196,11 @@ HOOK void gpumem_torch_release_pool(int device, PoolId id) { release_pool(device
 
 void torch_hooks_init(const TorchCalls *given) { calls = *given; }
 
-void torch_hooks_set_outlet(int device, void *outlet) {
-    outlets[device].store(outlet, std::memory_order_release);
+void torch_hooks_set(int device, void *hook) {
+    hooks[device].store(hook, std::memory_order_release);
 }
 
-void *torch_hooks_outlet(int device) { return outlets[device].load(std::memory_order_acquire); }
+void *torch_hooks_get(int device) { return hooks[device].load(std::memory_order_acquire); }
 
 void torch_hooks_set_thrower(void (*given)(const char *)) { thrower.store(given); }
 

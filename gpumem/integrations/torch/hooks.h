@@ -4,7 +4,8 @@
  * gpumem's side. No hook takes the interpreter lock, except to say why memory is out and to find
  * the arena of a device that is used for the first time.
  *
- * An outlet is an arena as hooks see it, see gpumem/_native/arena/hooks.pxd; here it is opaque.
+ * A `hook` is an AllocatorHook of gpumem/_native/arena/hooks.pxd, the arena that serves a device or
+ * a pool; here it is opaque.
  */
 #ifndef GPUMEM_TORCH_HOOKS_H
 #define GPUMEM_TORCH_HOOKS_H
@@ -21,18 +22,18 @@ enum { TORCH_DEVICES = 64 };
 typedef struct TorchCalls {
     /* 0, or a status that `report` explains. A segment is a block of the caching allocator: it may
        be asked for while a graph is captured, and does not belong to that graph. */
-    int (*allocate)(void *outlet, size_t nbytes, void *stream, void **address);
-    int (*allocate_segment)(void *outlet, size_t nbytes, void *stream, void **address);
+    int (*allocate)(void *hook, size_t nbytes, void *stream, void **address);
+    int (*allocate_segment)(void *hook, size_t nbytes, void *stream, void **address);
     int (*release)(void *address);
     int (*record)(void *address, void *stream);
     size_t (*size)(void *address); /* bytes asked for; 0: no block begins there */
-    /* The outlet of a device that has none yet; NULL: there is no arena for it. */
+    /* The hook of a device that has none yet; NULL: there is no arena for it. */
     void *(*find)(int device);
-    void (*shrink)(void *outlet);
+    void (*shrink)(void *hook);
     void (*limit)(int device, double fraction);
-    /* Memory of captured graphs: an outlet of its own beside the device's, a reference to it; NULL:
+    /* Memory of captured graphs: a hook of its own beside the device's, a reference to it; NULL:
        refused. The last reference that is dropped, its blocks' included, gives its memory back. */
-    void *(*open_pool)(void *outlet);
+    void *(*open_pool)(void *hook);
     void (*begin_pool)(void *pool);
     void (*retain_pool)(void *pool);
     void (*drop_pool)(void *pool);
@@ -42,8 +43,8 @@ typedef struct TorchCalls {
 
 void torch_hooks_init(const TorchCalls *calls);
 /* The arena of a device, for as long as the process lives or until it is replaced; NULL: none. */
-void torch_hooks_set_outlet(int device, void *outlet);
-void *torch_hooks_outlet(int device);
+void torch_hooks_set(int device, void *hook);
+void *torch_hooks_get(int device);
 /* Throws torch.OutOfMemoryError with a text, compiled for one PyTorch; NULL: a RuntimeError. */
 void torch_hooks_set_thrower(void (*thrower)(const char *text));
 

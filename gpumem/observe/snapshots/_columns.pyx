@@ -12,7 +12,7 @@ from gpumem._buffer cimport (
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
     arena_copy, arena_copy_free, arena_drop, arena_retain_live, ArenaCopy, ArenaCore, block_note,
-    BlockNote, DebugHeap, heap_copy, HEAP_FREED, HEAP_LIVE, HeapBlock, HeapState, outlets_blocks,
+    BlockNote, DebugHeap, heap_copy, HEAP_FREED, HEAP_LIVE, HeapBlock, HeapState, hooks_blocks,
     STATE_SUSPENDED, TableCopy,
 )
 from gpumem._native.bfc cimport (
@@ -24,7 +24,7 @@ from gpumem._resource.arena cimport GraphPool
 from gpumem._support.atomics cimport count_retain_live
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
-from gpumem._support.events cimport Tap, TAP_ARENA, taps_visit
+from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA
 from gpumem._support.process cimport process
 from gpumem.adaptors._adaptor cimport Adaptor
 
@@ -76,29 +76,30 @@ def now():
 # ---- which ---------------------------------------------------------------------------------------
 
 cdef struct Found:
-    Tap* taps
+    EventSource* sources
     uint32_t count
     uint32_t capacity
     bint failed
 
 
-cdef void collect(Tap* tap, void* context) noexcept nogil:
-    # Under the taps' lock, which whoever ends a resource takes first: the owner is still there.
+cdef void collect(EventSource* source, void* context) noexcept nogil:
+    # Under the sources' lock, which whoever ends a resource takes first: the owner is still there.
     cdef Found* found = <Found*>context
-    cdef Tap* larger
+    cdef EventSource* larger
     if found.count == found.capacity:
-        larger = <Tap*>realloc(found.taps, (2 * found.capacity + 64) * sizeof(Tap))
+        larger = <EventSource*>realloc(found.sources,
+                                       (2 * found.capacity + 64) * sizeof(EventSource))
         if larger == NULL:
             found.failed = True
             return
-        found.taps = larger
+        found.sources = larger
         found.capacity = 2 * found.capacity + 64
-    if tap.owner_is == TAP_ARENA:
-        if not arena_retain_live(<ArenaCore*>tap.owner):
+    if source.owner_is == OWNER_ARENA:
+        if not arena_retain_live(<ArenaCore*>source.owner):
             return
-    elif not count_retain_live(&(<BlockLedger*>tap.owner).references):
+    elif not count_retain_live(&(<BlockLedger*>source.owner).references):
         return
-    found.taps[found.count] = tap[0]
+    found.sources[found.count] = source[0]
     found.count += 1
 
 
@@ -106,26 +107,26 @@ def all_of_them():
     """Describe every live resource of this process, the oldest first; see `describe`."""
     cdef Found found
     cdef uint32_t i
-    found.taps = NULL
+    found.sources = NULL
     found.count = 0
     found.capacity = 0
     found.failed = False
-    taps_visit(collect, &found)
+    event_sources_visit(collect, &found)
     try:
         if found.failed:
             raise MemoryError("no host memory for a list of resources")
-        return [describe_tap(&found.taps[i]) for i in reversed(range(found.count))]
+        return [describe_source(&found.sources[i]) for i in reversed(range(found.count))]
     finally:
         for i in range(found.count):
-            let_go(&found.taps[i])
-        free(found.taps)
+            let_go(&found.sources[i])
+        free(found.sources)
 
 
-cdef void let_go(const Tap* tap) noexcept:
-    if tap.owner_is == TAP_ARENA:
-        arena_drop(<ArenaCore*>tap.owner)
+cdef void let_go(const EventSource* source) noexcept:
+    if source.owner_is == OWNER_ARENA:
+        arena_drop(<ArenaCore*>source.owner)
     else:
-        ledger_drop(<BlockLedger*>tap.owner)
+        ledger_drop(<BlockLedger*>source.owner)
 
 
 def describe(resource):
@@ -144,13 +145,13 @@ def describe(resource):
     """
     require_own(resource)
     if isinstance(resource, GraphPool) and (<GraphPool>resource).core != NULL:
-        return describe_tap(&(<GraphPool>resource).core.tap)
+        return describe_source(&(<GraphPool>resource).core.events)
     if isinstance(resource, Arena):
-        return describe_tap(&(<Arena>resource).core.tap)
+        return describe_source(&(<Arena>resource).core.events)
     if isinstance(resource, Adaptor) and (<Adaptor>resource).upstreams is not None:
         return describe_adaptor(resource)
     if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
-        return describe_tap(&(<MemoryResource>resource).ledger.tap)
+        return describe_source(&(<MemoryResource>resource).ledger.events)
     raise TypeError(f"{resource!r} is not a resource, or was never initialised")
 
 
@@ -177,15 +178,15 @@ def key_of(resource):
     return id(resource)
 
 
-cdef dict describe_tap(const Tap* tap):
-    if tap.owner_is == TAP_ARENA:
-        found = describe_arena(<ArenaCore*>tap.owner)
+cdef dict describe_source(const EventSource* source):
+    if source.owner_is == OWNER_ARENA:
+        found = describe_arena(<ArenaCore*>source.owner)
     else:
-        found = describe_ledger(<BlockLedger*>tap.owner)
-    found["key"] = <uintptr_t>tap.owner
-    found["name"] = (<bytes>tap.name).decode("utf-8", "replace")
-    found["kind"] = (<bytes>tap.kind).decode()
-    found["memory"] = (<bytes>tap.memory).decode()
+        found = describe_ledger(<BlockLedger*>source.owner)
+    found["key"] = <uintptr_t>source.owner
+    found["name"] = (<bytes>source.name).decode("utf-8", "replace")
+    found["kind"] = (<bytes>source.kind).decode()
+    found["memory"] = (<bytes>source.memory).decode()
     return found
 
 
@@ -330,13 +331,13 @@ cdef tuple matched(known, addresses):
 
 
 cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
-    # What came through an outlet is known by its address, recorded or not.
-    cdef uint64_t count = outlets_blocks(arena, NULL, NULL, 0) + 64
+    # What came through a hook is known by its address, recorded or not.
+    cdef uint64_t count = hooks_blocks(arena, NULL, NULL, 0) + 64
     addresses = np.empty(count, np.uint64)
     frameworks = np.empty(count, np.uint8)
     cdef uint64_t* at = <uint64_t*>column_of(addresses, count, sizeof(uint64_t), True)
     cdef uint8_t* who = <uint8_t*>column_of(frameworks, count, sizeof(uint8_t), True)
-    count = min(outlets_blocks(arena, at, who, count), count)
+    count = min(hooks_blocks(arena, at, who, count), count)
     order = np.argsort(addresses[:count])
     place, hit = matched(addresses[:count][order], begins)
     hit &= blocks["state"] == <int>USED
