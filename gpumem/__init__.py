@@ -22,7 +22,7 @@ from gpumem import config as config
 from gpumem import device as device
 from gpumem import errors as errors
 from gpumem._budget import Budget, Reservation
-from gpumem._buffer.buffer import Buffer, MemoryResource, set_observers
+from gpumem._buffer.buffer import Buffer, MemoryResource
 from gpumem._buffer.stream import Event, Stream
 from gpumem._defaults import get_default_resource, set_default_resource, using_resource
 from gpumem._factory import resource_from_config
@@ -30,6 +30,7 @@ from gpumem._resource.arena.graph_pool import GraphPool
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
+from gpumem._support.providers import provide
 from gpumem._tensor import Tensor, asarray, copy, empty, from_dlpack, full, staging_arena, zeros
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
@@ -125,7 +126,7 @@ def _report(resource: MemoryResource, path: str, title: str | None) -> object:
     return write(_snapshot(resource), path, title=title or resource.name)
 
 
-set_observers(_snapshot, _report, resource_from_config)
+provide(snapshot=_snapshot, report=_report, resource_from_config=resource_from_config)
 
 if TYPE_CHECKING:
     from gpumem import debugging as debugging

@@ -36,9 +36,9 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
-from gpumem._buffer.buffer import write_page
 from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import require
+from gpumem._support.providers import provided
 from gpumem._support.releases import on_release, release_retired
 from gpumem.config import ArenaConfig
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
@@ -887,7 +887,7 @@ cdef class Arena(MemoryResource):
         >>> arena.report(os.path.join(tempfile.mkdtemp(), "arena.html")).peak_live_bytes
         1000
         """
-        return write_page(self, path, title)
+        return provided("report")(self, path, title)
 
     def check_invariants(self):
         """Check every invariant of the arena's books.

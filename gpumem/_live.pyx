@@ -1,12 +1,12 @@
 """This process's page for `gpumem top`: made, refreshed by a thread, removed.
 
-Its layout is in live_page.h. The thread is the process's own, not the interpreter's, and
-takes no lock of an allocator: numbers stay true while a thread sits in a system call, or keeps the
-interpreter lock. What it takes are the locks of the lists of resources and of budgets, so that none
-goes while it is looked at.
+Its layout is in live_page.h. The thread belongs to the process, not to the interpreter, and
+takes no lock of an allocator: the numbers stay true while a thread sits in a system call, or keeps
+the interpreter lock. It does take the locks of the lists of resources and of budgets, so that
+neither is freed while it is read.
 
-Published is what `start` asks for, or GPUMEM_TOP=1 with the first resource, so that processes which
-have none are not listed. In a fork's child it is the same again with the child's first resource.
+`start` publishes; GPUMEM_TOP=1 publishes with the first resource, so that a process without one is
+not listed. In a fork's child publishing begins again with the child's first resource.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from libc.errno cimport EEXIST, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from gpumem._buffer cimport BlockLedger, call_with_resources, LedgerCounters
+from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
     ArenaCore, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_RESTING, LARGE_SPACE, SMALL_SPACE,
     STATE_CLOSED, STATE_SUSPENDED, ThreadCache,
@@ -77,6 +77,23 @@ cdef extern from "live_page.h" nogil:
         uint32_t resources_left_out
         uint32_t budgets_left_out
     void live_seal(LiveCopy* copy)
+    ctypedef enum LiveCounter:
+        LIVE_LIMIT
+        LIVE_IN_USE
+        LIVE_REQUESTED_IN_USE
+        LIVE_RESERVED
+        LIVE_MAX_IN_USE
+        LIVE_MAX_RESERVED
+        LIVE_NUM_ALLOCS
+        LIVE_NUM_FREES
+        LIVE_NUM_RESERVES
+        LIVE_NUM_EXTENSIONS
+        LIVE_NUM_SHRINKAGES
+        LIVE_MAX_ALLOC_SIZE
+        LIVE_PAGES_MOVED
+        LIVE_DRIVER_CALLS
+        LIVE_SUSPENDED_BYTES
+        LIVE_COUNTERS
 
 cdef extern from "ticker.h" nogil:
     int ticker_start(void (*tick)() noexcept nogil, uint64_t period)
@@ -102,12 +119,12 @@ COUNTERS = (
 )
 
 FOLDER = "/dev/shm"
-PERIOD = 0.1                    # seconds between updates where nobody says
+PERIOD = 0.1                    # default seconds between updates
 
 cdef char* page = NULL          # this process's, mapped; NULL: nothing is published
 cdef int lock_file = -1         # its file, locked as long as it is open
 cdef uint64_t updates = 0       # of the page
-cdef object wanted = None       # seconds between updates, also of a fork's child; None: off
+cdef double wanted = 0          # seconds between updates, also of a fork's child; 0: off
 cdef object published = None    # the file's path
 cdef object changing = ForkLock()   # whether anything is published
 
@@ -141,7 +158,7 @@ cdef void add_resource(EventSource* source, void* context) noexcept nogil:
     if copy.resources == (<Writing*>context).most_resources:
         copy.resources_left_out += 1
         return
-    if not look_at(source, <uint64_t*>entry.counters):
+    if not read_counters(source, <uint64_t*>entry.counters):
         return
     entry.id = source.serial
     entry.budget = source.budget
@@ -197,12 +214,12 @@ cdef void write_header(uint64_t process, uint32_t period_ms) noexcept nogil:
 cdef void after_fork_in_child() noexcept nogil:
     # The page and its thread are the parent's; the child's own begins with its first resource.
     global page, lock_file
-    if page == NULL:
-        return
-    munmap(page, LIVE_FILE_BYTES)
-    c_close(lock_file)
-    page = NULL
-    lock_file = -1
+    if page != NULL:
+        munmap(page, LIVE_FILE_BYTES)
+        c_close(lock_file)
+        page = NULL
+        lock_file = -1
+    begin_with_first_resource()
 
 
 on_fork(NULL, NULL, after_fork_in_child)
@@ -226,7 +243,7 @@ def start(period):
         else:
             (<LiveHeader*>page).period_ms = period_ms
             ticker_set_period(<uint64_t>period_ms * 1000000)
-        wanted = period
+        wanted = max(period, 0.001)     # the shortest period that the page can say
         return published
 
 
@@ -251,12 +268,12 @@ cdef int make_file(uint32_t period_ms) except -1:
         raise
     lock_file = descriptor
     published = target
-    call_with_resources(NULL)
+    set_resource_hook(NULL)
     return 0
 
 
 cdef int remove_left(str path) except -1:
-    # What a dead process with this id left goes. A living one's stays, as does another user's.
+    # Removes what a dead process with this id left; the lock protects a living process's file.
     if not os.path.lexists(path):
         return 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -307,7 +324,7 @@ cdef void end_page() except *:
 
 
 cdef int remove_own(int descriptor, str path) except -1:
-    # Unless somebody has removed it, and another file has the name now.
+    # Another process may have removed it and given the name to a file of its own.
     try:
         if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
             os.unlink(path)
@@ -321,8 +338,8 @@ def stop():
     """Publish no more. Idempotent."""
     global wanted
     with changing:
-        wanted = None
-        call_with_resources(NULL)
+        wanted = 0
+        set_resource_hook(NULL)
         end_page()
 
 
@@ -351,9 +368,14 @@ def copy_now():
 
 # ---- with the first resource ---------------------------------------------------------------------
 
+cdef void begin_with_first_resource() noexcept nogil:
+    if wanted:
+        set_resource_hook(begin_with_resource)
+
+
 cdef int begin_with_resource() except -1:
-    # That nothing can be published is no reason for an allocator to fail.
-    call_with_resources(NULL)
+    # An allocator must not fail because nothing can be published.
+    set_resource_hook(NULL)
     if process_is_exiting():
         return 0
     try:
@@ -364,41 +386,41 @@ cdef int begin_with_resource() except -1:
     return 0
 
 
-def _wait_for_a_resource():
-    if wanted is not None:
-        call_with_resources(begin_with_resource)
-
-
 def _read_environment():
     global wanted
     value = os.environ.get("GPUMEM_TOP", "")
     if value not in ("", "0", "1"):
         warnings.warn(f"GPUMEM_TOP={value!r} is not accepted and has no effect: it takes 0 or 1",
                       ConfigWarning, stacklevel=2)
-    wanted = PERIOD if value == "1" else None
-    _wait_for_a_resource()
+    wanted = PERIOD if value == "1" else 0
+    begin_with_first_resource()
 
 
-os.register_at_fork(after_in_child=_wait_for_a_resource)
 _read_environment()
 
 
-# ---- Counters of every kind of resource, without its locks ---------------------------------------
-
+# ---- counters of a resource, without its locks ---------------------------------------------------
+#
+# No lock, no driver call, no interpreter. Each word is read whole, by a relaxed load. All of them
+# are read twice, and again while they differ, so that at rest the counters are exact. While threads
+# allocate, they may differ by the blocks under way, and while a cache is emptied by what it held.
+# The counts of blocks never fall. A block that another thread freed counts as in use until its
+# owner's cache collects it.
 
 cdef enum:
-    MOST_LOOKS = 8
+    MOST_READS = 8
 
 
-cdef bint look_at(EventSource* source, uint64_t* counters) noexcept nogil:
+cdef bint read_counters(EventSource* source, uint64_t* counters) noexcept nogil:
+    # For a visitor of event sources: the owner cannot go meanwhile. False: it is closed.
     cdef uint64_t[<int>LIVE_COUNTERS] before
-    cdef int _look
+    cdef int _attempt
     if is_closed(source):
         return False
-    look_once(source, counters)
-    for _look in range(MOST_LOOKS):
+    read_once(source, counters)
+    for _attempt in range(MOST_READS):
         memcpy(before, counters, sizeof(before))
-        look_once(source, counters)
+        read_once(source, counters)
         if memcmp(before, counters, sizeof(before)) == 0:
             break
     never_falls(&source.told_allocs, &counters[<int>LIVE_NUM_ALLOCS])
@@ -407,7 +429,7 @@ cdef bint look_at(EventSource* source, uint64_t* counters) noexcept nogil:
 
 
 cdef inline void never_falls(uint64_t* told, uint64_t* count) noexcept nogil:
-    # A look that met a count on its way from a cache to its arena lacks it.
+    # A read that met a count on its way from a cache to its arena lacks it.
     count[0] = told[0] = max(told[0], count[0])
 
 
@@ -417,17 +439,15 @@ cdef bint is_closed(const EventSource* source) noexcept nogil:
     return (<const BlockLedger*>source.owner).closed
 
 
-cdef void look_once(const EventSource* source, uint64_t* counters) noexcept nogil:
+cdef void read_once(const EventSource* source, uint64_t* counters) noexcept nogil:
     memset(counters, 0, LIVE_COUNTERS * sizeof(uint64_t))
     if source.owner_is == OWNER_ARENA:
-        look_at_arena(<const ArenaCore*>source.owner, counters)
+        read_arena(<const ArenaCore*>source.owner, counters)
     elif source.owner_is == OWNER_LEDGER:
-        look_at_ledger(<const BlockLedger*>source.owner, counters)
+        read_ledger(<const BlockLedger*>source.owner, counters)
 
 
-# ---- arenas --------------------------------------------------------------------------------------
-
-cdef void look_at_arena(const ArenaCore* arena, uint64_t* counters) noexcept nogil:
+cdef void read_arena(const ArenaCore* arena, uint64_t* counters) noexcept nogil:
     counters[<int>LIVE_LIMIT] = load64(&arena.settings.max_mem)
     counters[<int>LIVE_IN_USE] = load64(&arena.table.in_use) + load64(&arena.small.in_use)
     counters[<int>LIVE_REQUESTED_IN_USE] = (load64(&arena.table.requested_in_use)
@@ -437,7 +457,7 @@ cdef void look_at_arena(const ArenaCore* arena, uint64_t* counters) noexcept nog
     counters[<int>LIVE_NUM_FREES] = published64(&arena.stats.num_frees)
     subtract_caches(arena, counters)
     if arena.heap != NULL:
-        show_users_part(arena.heap, counters)
+        subtract_quarantine(arena.heap, counters)
     counters[<int>LIVE_RESERVED] = reserved(arena)
     counters[<int>LIVE_MAX_IN_USE] = max(load64(&arena.stats.max_in_use),
                                          counters[<int>LIVE_IN_USE])
@@ -457,24 +477,24 @@ cdef void look_at_arena(const ArenaCore* arena, uint64_t* counters) noexcept nog
 
 
 cdef void subtract_caches(const ArenaCore* arena, uint64_t* counters) noexcept nogil:
-    # What rests in caches is not in use, and what they served is not in the arena's counts yet.
+    # Cached blocks are not in use, and what caches served is not in the arena's counts yet.
     # Caches are never taken off the list while the arena lives.
     cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
-    cdef uint64_t kept = 0
+    cdef uint64_t cached = 0
     cdef uint64_t requested = counters[<int>LIVE_REQUESTED_IN_USE]
     while cache != NULL:
-        kept += load64(&cache.cached_bytes)
+        cached += load64(&cache.cached_bytes)
         requested += load64(&cache.requested) + load64(&cache.requested_small)
         counters[<int>LIVE_NUM_ALLOCS] += load64(&cache.allocs)
         counters[<int>LIVE_NUM_FREES] += load64(&cache.frees)
         cache = cache.next
     # Sums of different moments: neither may wrap below zero.
-    counters[<int>LIVE_IN_USE] -= min(kept, counters[<int>LIVE_IN_USE])
+    counters[<int>LIVE_IN_USE] -= min(cached, counters[<int>LIVE_IN_USE])
     counters[<int>LIVE_REQUESTED_IN_USE] = min(requested, counters[<int>LIVE_IN_USE])
 
 
-cdef void show_users_part(const DebugHeap* heap, uint64_t* counters) noexcept nogil:
-    # What a debug heap keeps back is in use for the arena alone.
+cdef void subtract_quarantine(const DebugHeap* heap, uint64_t* counters) noexcept nogil:
+    # Blocks in a debug heap's quarantine are in use for the arena, and free for its users.
     cdef uint64_t held = load64(&heap.held[<int>HEAP_FREED]) + load64(&heap.held[<int>HEAP_RESTING])
     counters[<int>LIVE_IN_USE] -= min(held, counters[<int>LIVE_IN_USE])
     counters[<int>LIVE_REQUESTED_IN_USE] = min(load64(&heap.asked[<int>HEAP_LIVE]),
@@ -490,10 +510,8 @@ cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
 
 
-# ---- resources whose every block is a call -------------------------------------------------------
-
-cdef void look_at_ledger(const BlockLedger* ledger, uint64_t* counters) noexcept nogil:
-    # What the driver keeps in a pool besides is its own to say: asking it might block.
+cdef void read_ledger(const BlockLedger* ledger, uint64_t* counters) noexcept nogil:
+    # Without what the driver caches in a pool: the call that tells might block.
     cdef const LedgerCounters* now = &ledger.counters
     counters[<int>LIVE_LIMIT] = load64(&ledger.limit)
     counters[<int>LIVE_IN_USE] = load64(&now.in_use)

@@ -1,9 +1,10 @@
 """Buffers, resources, streams and their order."""
 
+from gpumem._buffer.arguments cimport alignment_of, size_of
 from gpumem._buffer.buffer cimport (
-    alignment_of, Buffer, buffer_end, buffer_of, buffer_share, call_with_resources, drop_share,
-    empty_buffer, MemoryResource, record_use, require_open, resource_adapt, resource_begin,
-    resource_charge, resource_claim, resource_deliver, resource_init, size_of,
+    Buffer, buffer_end, buffer_of, buffer_share, drop_share, empty_buffer, MemoryResource,
+    record_use, require_open, resource_adapt, resource_begin, resource_charge, resource_claim,
+    resource_deliver, resource_init, set_resource_hook,
 )
 from gpumem._buffer.dlpack cimport (
     DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,

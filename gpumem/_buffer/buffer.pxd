@@ -69,8 +69,8 @@ cdef class Buffer:
     cdef bint being_read                # reads were queued since
     cdef Lease* shared                  # NULL until something shares the memory
 
-# Calls a function whenever a resource is made, until another call; NULL: none.
-cdef void call_with_resources(int (*function)() except -1) noexcept
+# Sets the function that is called whenever a resource is made; NULL: none.
+cdef void set_resource_hook(int (*function)() except -1) noexcept nogil
 
 cdef int resource_init(MemoryResource resource, object memory, object name) except -1
 # Makes an adaptor look like what it is around.
@@ -88,9 +88,6 @@ cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1
 cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address)
 # What `record` does where streams are waited for.
 cdef int record_use(Uses** uses, uint32_t slot) except -1
-# Bytes, a power of two up to 2 MiB.
-cdef uint64_t alignment_of(object alignment) except? 0
-cdef uint64_t size_of(object nbytes) except? <uint64_t>-1
 # Wraps a block that was just taken. `handle` is the resource's own name for it.
 cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot)

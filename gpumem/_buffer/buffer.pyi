@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex, final
 
 from typing_extensions import disjoint_base
@@ -11,14 +11,6 @@ from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
 from gpumem.observe.snapshots.snapshot import Snapshot
 from gpumem.stats import ShrinkReport, Stats
-
-def set_observers(
-    snapshot: Callable[[Any], Any],
-    report: Callable[[Any, Any, Any], Any],
-    resource: Callable[..., Any],
-) -> None: ...
-def take_snapshot(resource: object) -> Any: ...
-def write_page(resource: object, path: Any, title: str | None) -> Any: ...
 
 @disjoint_base
 class MemoryResource:

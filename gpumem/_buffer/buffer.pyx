@@ -2,15 +2,14 @@
 
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
-from cpython.long cimport PyLong_AsSsize_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
+from gpumem._buffer.arguments cimport advice_of, alignment_of, side_of, size_of
 from gpumem._buffer.dlpack cimport (
-    DL_CPU, DL_CUDA, DL_CUDA_MANAGED, DL_READ_ONLY, DL_UINT, DLDevice, dlpack_capsule,
-    dlpack_check_stream, dlpack_device_from, dlpack_export, dlpack_wants_versioned, Export,
-    same_device,
+    DL_CPU, dlpack_bytes, dlpack_check_stream, dlpack_device_from, dlpack_device_of,
+    dlpack_wants_versioned, DLDevice, same_device,
 )
 from gpumem._buffer.ledger cimport (
     BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
@@ -20,52 +19,30 @@ from gpumem._buffer.ledger cimport (
     LedgerBlock, LedgerCounters, ledgers_release_retired,
 )
 from gpumem._buffer.stream cimport Stream, stream_handle
-from gpumem._buffer.user_resource cimport user_allocate, user_deallocate
-from gpumem._native.backing cimport HOST_SIDE, managed_advise, managed_prefetch
+from gpumem._buffer.user_resource cimport require_raw_methods, user_allocate, user_deallocate
+from gpumem._native.backing cimport managed_advise, managed_prefetch
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport (
-    check, context_enter, context_is_dead, context_leave, CU_MEM_ADVISE_SET_ACCESSED_BY,
-    CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_MEM_ADVISE_SET_READ_MOSTLY,
-    CU_MEM_ADVISE_UNSET_ACCESSED_BY, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
-    CU_MEM_ADVISE_UNSET_READ_MOSTLY, CUDA_SUCCESS, CUmem_advise, CUresult, CUstream, DeviceContext,
-)
+from gpumem._native.driver cimport check, context_is_dead, CUmem_advise, CUresult, CUstream
 from gpumem._support.deferred cimport defer, Deferred, run_deferred
 from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses, uses_add
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
-from gpumem._support.arguments import power_of_two, require
-from gpumem.device import Device, MemoryInfo, MemoryKind
+from gpumem._support.arguments import require
+from gpumem._support.providers import provided
+from gpumem.device import MemoryInfo, MemoryKind
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
 
 
-cdef enum:
-    MOST_ALIGNMENT = 1 << 21    # bytes
+cdef char* BYTES_FORMAT = "B"
 
 cdef int (*on_resource)() except -1     # called when a resource is made; NULL: nothing to call
 on_resource = NULL
 
 
-cdef void call_with_resources(int (*function)() except -1) noexcept:
+cdef void set_resource_hook(int (*function)() except -1) noexcept nogil:
     global on_resource
     on_resource = function
-
-
-cdef char* BYTES_FORMAT = "B"
-
-# What modules above this one do for its classes; the package sets them.
-cdef object snapshot_of = None
-cdef object report_of = None
-cdef object make_resource = None
-
-cdef dict ADVICE = {
-    "read_mostly": <int>CU_MEM_ADVISE_SET_READ_MOSTLY,
-    "unset_read_mostly": <int>CU_MEM_ADVISE_UNSET_READ_MOSTLY,
-    "preferred_location": <int>CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-    "unset_preferred_location": <int>CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
-    "accessed_by": <int>CU_MEM_ADVISE_SET_ACCESSED_BY,
-    "unset_accessed_by": <int>CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-}
 
 
 cdef class MemoryResource:
@@ -81,7 +58,7 @@ cdef class MemoryResource:
         Where the blocks live. Its `alignment` is what `allocate_raw` promises; its kind says who
         can reach the blocks, and so which views a Buffer gives.
     name : str, optional
-        For people; the memory's name by default.
+        Name used in error messages and reports; the memory's name by default.
     budget : Budget, optional
         What its blocks are charged to, before `allocate_raw` is called.
     count : {"reserved", "in_use"}
@@ -132,8 +109,8 @@ cdef class MemoryResource:
 
     def __init__(self, memory, *, name=None, budget=None, count="reserved"):
         if self.memory is not None:
-            raise TypeError(f"this {type(self).__name__} was initialised before")
-        require_hooks(type(self))
+            raise TypeError(f"{type(self).__name__}.__init__ called twice")
+        require_raw_methods(type(self), MemoryResource)
         resource_init(self, memory, name)
         resource_begin(
             self, ledger_make(sizeof(BlockLedger), sizeof(LedgerBlock), free_later, NULL),
@@ -188,8 +165,8 @@ cdef class MemoryResource:
         ...     resource.is_arena
         False
         """
-        return make_resource(memory, config, budget=budget, count=count,
-                             default_stream=default_stream, name=name)
+        return provided("resource_from_config")(
+            memory, config, budget=budget, count=count, default_stream=default_stream, name=name)
 
     def allocate_raw(self, nbytes, stream):
         """Take a block from wherever the memory comes from; written by a derived class.
@@ -362,7 +339,7 @@ cdef class MemoryResource:
         >>> [(each.name, len(each.live)) for each in arena.snapshot().resources]
         [('cache', 1)]
         """
-        return take_snapshot(self)
+        return provided("snapshot")(self)
 
     @property
     def is_arena(self):
@@ -501,33 +478,6 @@ cdef class MemoryResource:
             raise ClosedError(f"{self!r} belongs to the parent process, or the interpreter is "
                               "ending")
         return 0
-
-
-def set_observers(snapshot, report, resource):
-    """Say who makes snapshots, who pages of them, and who resources by their settings."""
-    global snapshot_of, report_of, make_resource
-    snapshot_of, report_of, make_resource = snapshot, report, resource
-
-
-def take_snapshot(resource):
-    """Return a resource's snapshot; what else has a method of this name calls it, too."""
-    return snapshot_of(resource)
-
-
-def write_page(resource, path, title):
-    """Write a page of a resource's snapshot."""
-    return report_of(resource, path, title)
-
-
-cdef int require_hooks(object cls) except -1:
-    """Raise TypeError for a class that cannot hand anything out."""
-    if cls.allocate is not MemoryResource.allocate:
-        return 0    # it hands out what another resource made
-    for hook in ("allocate_raw", "deallocate_raw"):
-        if getattr(cls, hook) is getattr(MemoryResource, hook):
-            raise TypeError(f"{cls.__name__} has no {hook}: a class of MemoryResource writes "
-                            "allocate_raw and deallocate_raw")
-    return 0
 
 
 cdef int refuse_shareable(MemoryResource resource, object shareable) except -1:
@@ -695,44 +645,6 @@ cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object
     resource.dl_device = upstream.dl_device
     resource.streams = upstream.streams
     return 0
-
-
-cdef DLDevice dlpack_device_of(object memory) except *:
-    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
-    cdef DLDevice device
-    device.device_id = 0
-    if memory.kind is MemoryKind.DEVICE:
-        device.device_type = DL_CUDA
-        device.device_id = memory.device.index
-    elif memory.kind is MemoryKind.MANAGED:
-        device.device_type = DL_CUDA_MANAGED
-    else:
-        device.device_type = DL_CPU
-    return device
-
-
-cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
-    cdef Py_ssize_t size
-    if type(nbytes) is not int:
-        if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-            raise TypeError(f"nbytes must be an integer, not {type(nbytes).__name__}")
-        nbytes = nbytes.__index__()
-    try:
-        size = PyLong_AsSsize_t(nbytes)
-    except OverflowError:
-        size = -1 if nbytes < 0 else <Py_ssize_t>ABSURD
-    if size < 0:
-        raise ValueError(f"nbytes = {nbytes} is negative: it takes 0 or more bytes")
-    return size
-
-
-cdef uint64_t alignment_of(object alignment) except? 0:
-    cdef uint64_t number
-    if type(alignment) is int and 1 <= alignment <= MOST_ALIGNMENT:
-        number = alignment
-        if number & (number - 1) == 0:
-            return number
-    return power_of_two("alignment", alignment, MOST_ALIGNMENT, "2097152")
 
 
 cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,
@@ -940,10 +852,9 @@ cdef class Buffer:
         ...     buffer.prefetch("host")
         """
         cdef MemoryResource resource = require_managed(self, "prefetched")
-        cdef DeviceContext* context = &resource.driver_device.context
         cdef CUstream handle = NULL
         cdef CUresult code
-        cdef int where = side_of(resource, destination)
+        cdef int where = side_of(resource.memory, destination)
         if stream is None:
             handle = <CUstream><uintptr_t>resource.stream_at(self.slot)
         else:
@@ -951,11 +862,9 @@ cdef class Buffer:
         if self.block_bytes == 0:
             return
         with nogil:
-            code = context_enter(context)
-            if code == CUDA_SUCCESS:
-                code = managed_prefetch(context, self.address, self.requested_bytes, where, handle)
-                context_leave(context)
-        check(context.table, code, "cuMemPrefetchAsync")
+            code = managed_prefetch(&resource.driver_device.context, self.address,
+                                    self.requested_bytes, where, handle)
+        check(resource.driver_device.context.table, code, "cuMemPrefetchAsync")
 
     def advise(self, advice, location=None):
         """Tell the driver how managed memory will be used.
@@ -988,23 +897,15 @@ cdef class Buffer:
         ...     buffer.advise("preferred_location", "host")
         """
         cdef MemoryResource resource = require_managed(self, "advised")
-        cdef DeviceContext* context = &resource.driver_device.context
         cdef CUresult code
-        cdef int number
-        cdef int where = side_of(resource, location)
-        if advice not in ADVICE:
-            accepted = ", ".join(f'"{name}"' for name in ADVICE)
-            raise ValueError(f"advice {advice!r} is not one of {accepted}")
-        number = ADVICE[advice]
+        cdef int where = side_of(resource.memory, location)
+        cdef int number = advice_of(advice)
         if self.block_bytes == 0:
             return
         with nogil:
-            code = context_enter(context)
-            if code == CUDA_SUCCESS:
-                code = managed_advise(context, self.address, self.requested_bytes,
-                                      <CUmem_advise>number, where)
-                context_leave(context)
-        check(context.table, code, "cuMemAdvise")
+            code = managed_advise(&resource.driver_device.context, self.address,
+                                  self.requested_bytes, <CUmem_advise>number, where)
+        check(resource.driver_device.context.table, code, "cuMemAdvise")
 
     def __enter__(self):
         return self
@@ -1068,7 +969,6 @@ cdef class Buffer:
         BufferError
             The export asked for is not possible.
         """
-        cdef Export* exported
         cdef DLDevice device = made(self).dl_device
         cdef bint versioned = dlpack_wants_versioned(max_version)
         if dl_device is not None and not same_device(dlpack_device_from(dl_device), device):
@@ -1084,16 +984,8 @@ cdef class Buffer:
             self.home.before_cpu(self)
         elif stream is None or stream != -1:
             self.home.before_stream(self, <CUstream><uintptr_t><uint64_t>(stream or 1))
-        exported = dlpack_export(1, DL_READ_ONLY if self.home.is_read_only else 0, 0, versioned,
-                                 buffer_share(self))
-        exported.tensor.data = <void*>self.address
-        exported.tensor.device = device
-        exported.tensor.dtype.code = DL_UINT
-        exported.tensor.dtype.bits = 8
-        exported.tensor.dtype.lanes = 1
-        exported.tensor.shape[0] = self.requested_bytes
-        exported.tensor.strides[0] = 1
-        return dlpack_capsule(exported)
+        return dlpack_bytes(self.address, self.requested_bytes, device, self.home.is_read_only,
+                            versioned, buffer_share(self))
 
     @property
     def __cuda_array_interface__(self):
@@ -1112,20 +1004,6 @@ cdef inline MemoryResource made(Buffer buffer):
     if buffer.home is None:
         raise TypeError("a Buffer is made by an allocator's allocate(); this one was not")
     return buffer.home
-
-
-cdef int side_of(MemoryResource resource, object location) except? -2:
-    """Return the ordinal of the device that a location names, or HOST_SIDE."""
-    home = resource.memory.device
-    if location is None:
-        return home.index
-    device = Device(location)
-    if device.type == "host":
-        return HOST_SIDE
-    if device.type != home.type:
-        raise ValueError(f"{device} is not a device that {resource.memory} can move to: it takes "
-                         f'a {home.type} device or "host"')
-    return device.index
 
 
 cdef MemoryResource require_managed(Buffer buffer, str what):

@@ -97,6 +97,9 @@ cdef Export* dlpack_export(int ndim, uint64_t flags, uint32_t minor, bint versio
                            Lease* lease) except NULL
 # Owns the export, until somebody consumes it.
 cdef object dlpack_capsule(Export* exported)
+# A capsule over bytes: one dimension of uint8. Takes over one claim of the lease.
+cdef object dlpack_bytes(uint64_t address, uint64_t nbytes, DLDevice device, bint read_only,
+                         bint versioned, Lease* lease)
 
 # Whether a consumer's max_version admits the versioned struct; ValueError for no pair.
 cdef inline bint dlpack_wants_versioned(object max_version) except -1:
@@ -112,6 +115,8 @@ cdef inline bint dlpack_wants_versioned(object max_version) except -1:
 
 cdef bint wants_versioned(object max_version) except -1
 
+# What DLPack calls the device of a MemoryInfo.
+cdef DLDevice dlpack_device_of(object memory) except *
 cdef DLDevice dlpack_device_from(object pair) except *
 cdef int dlpack_check_stream(DLDevice device, object stream) except -1
 cdef bint same_device(DLDevice a, DLDevice b) noexcept nogil

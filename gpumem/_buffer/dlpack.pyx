@@ -12,6 +12,8 @@ from libc.stdlib cimport free, malloc
 
 from gpumem._support.lease cimport Lease, lease_drop
 
+from gpumem.device import MemoryKind
+
 
 cdef extern from "Python.h":
     # NULL with an exception set: checked by hand, because the owner is released first.
@@ -88,6 +90,19 @@ cdef object dlpack_capsule(Export* exported):
     return made
 
 
+cdef object dlpack_bytes(uint64_t address, uint64_t nbytes, DLDevice device, bint read_only,
+                         bint versioned, Lease* lease):
+    cdef Export* exported = dlpack_export(1, DL_READ_ONLY if read_only else 0, 0, versioned, lease)
+    exported.tensor.data = <void*>address
+    exported.tensor.device = device
+    exported.tensor.dtype.code = DL_UINT
+    exported.tensor.dtype.bits = 8
+    exported.tensor.dtype.lanes = 1
+    exported.tensor.shape[0] = nbytes
+    exported.tensor.strides[0] = 1
+    return dlpack_capsule(exported)
+
+
 cdef bint wants_versioned(object max_version) except -1:
     try:
         major, _ = max_version
@@ -95,6 +110,20 @@ cdef bint wants_versioned(object max_version) except -1:
     except (TypeError, ValueError) as error:
         raise ValueError(f"max_version {max_version!r} is not a pair of integers") from error
     return major >= DLPACK_MAJOR
+
+
+cdef DLDevice dlpack_device_of(object memory) except *:
+    # Host memory goes out as CPU memory, also when it is pinned: most consumers refuse the rest.
+    cdef DLDevice device
+    device.device_id = 0
+    if memory.kind is MemoryKind.DEVICE:
+        device.device_type = DL_CUDA
+        device.device_id = memory.device.index
+    elif memory.kind is MemoryKind.MANAGED:
+        device.device_type = DL_CUDA_MANAGED
+    else:
+        device.device_type = DL_CPU
+    return device
 
 
 cdef DLDevice dlpack_device_from(object pair) except *:

@@ -22,6 +22,7 @@ from gpumem._support.deferred cimport Deferred
 from gpumem._support.events cimport EventSource
 from gpumem._support.lease cimport Lease, Uses
 from gpumem._support.lock cimport Lock
+from gpumem._support.retired cimport Retired
 
 cdef enum LedgerStatus:
     LEDGER_OK = 0
@@ -74,10 +75,10 @@ cdef struct BlockLedger:
     LedgerBlock* newest     # of the blocks that users have
     EventSource events      # where a recorder is attached; not open for adaptors
     PyObject* kept          # what blocks need of a resource object that is gone; owned
-    BlockLedger* next       # in the list of ledgers without references
+    Retired retired         # in the list of ledgers without references
 
 cdef struct LedgerBlock:
-    Deferred deferred       # first: a pointer to one is a pointer to the other
+    Deferred deferred       # first; its link is also that of a resource's list of waiting blocks
     BlockLedger* ledger     # counted
     PyObject* owner         # the resource object, owned, where a free needs it; else NULL
     uint64_t base           # address, as its origin knows it
@@ -88,7 +89,6 @@ cdef struct LedgerBlock:
     bint persistent
     bint waits              # freed by its user, and counted as waiting
     Uses* uses              # streams recorded for it; NULL: none
-    LedgerBlock* next       # in a list of blocks that wait
     LedgerBlock* older      # in the list of blocks that users have
     LedgerBlock* newer
     uint64_t number         # of its allocation, from 1

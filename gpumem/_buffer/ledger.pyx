@@ -7,14 +7,15 @@ from libc.string cimport memcpy, memset
 
 from gpumem._native.budget cimport budget_admit, budget_charged, budget_drop, budget_uncharge
 from gpumem._native.driver cimport context_is_dead, CUstream
-from gpumem._support.atomics cimport count_add, pointer_swap, pointer_try
+from gpumem._support.atomics cimport count_add
+from gpumem._support.deferred cimport call_soon
 from gpumem._support.events cimport (
     event_source_close, event_source_name, event_source_note, event_source_open, OWNER_LEDGER,
     REC_ALLOC, REC_FAILURE, REC_FREE, RecEvent, RecNoted,
 )
 from gpumem._support.lease cimport Lease, lease_create, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_init, lock_release
-from gpumem._support.process cimport process_is_exiting
+from gpumem._support.retired cimport retire, Retired, take_retired
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 from gpumem._support.releases import on_release
@@ -28,12 +29,8 @@ cdef extern from *:
     """
     int32_t gm_ledger_thread() noexcept nogil
 
-cdef extern from "Python.h":
-    int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) noexcept nogil
-
-# Ledgers without references; what they keep goes when somebody has the interpreter lock. A stack
-# without a lock, because the last reference may go anywhere, also in a fork's child.
-cdef void* retired = NULL
+# Ledgers without references. What they keep is released with the interpreter lock.
+cdef Retired* retired = NULL
 
 
 # ---- life of a ledger ----------------------------------------------------------------------------
@@ -79,44 +76,32 @@ cdef void ledger_keep(BlockLedger* ledger, object kept) noexcept:
 
 
 cdef void ledger_drop(BlockLedger* ledger) noexcept nogil:
-    cdef void* seen
     if ledger == NULL or count_add(&ledger.references, -1) != 0:
         return
     if ledger.end != NULL:
         ledger.end(ledger)
     budget_drop(ledger.account)
-    while True:
-        seen = retired
-        ledger.next = <BlockLedger*>seen
-        if pointer_try(&retired, seen, ledger):
-            break
-    if not process_is_exiting():
-        Py_AddPendingCall(reap_soon, NULL)
+    retire(&retired, &ledger.retired, ledger)
+    call_soon(ledgers_release_retired)
 
 
 cdef void ledgers_release_retired() noexcept:
-    cdef BlockLedger* ledger = <BlockLedger*>pointer_swap(&retired, NULL)
-    cdef BlockLedger* next_ledger
-    while ledger != NULL:
-        next_ledger = ledger.next
+    cdef Retired* link = take_retired(&retired)
+    cdef BlockLedger* ledger
+    while link != NULL:
+        ledger = <BlockLedger*>link.thing
+        link = link.next
         event_source_close(&ledger.events)
         Py_XDECREF(ledger.kept)
         free(ledger.streams)
         free(ledger)
-        ledger = next_ledger
 
 
-def reap():
-    """Release what was kept for blocks whose resource is gone."""
+def _release_retired():
     ledgers_release_retired()
 
 
-cdef int reap_soon(void* nothing) noexcept:
-    ledgers_release_retired()
-    return 0
-
-
-on_release("callbacks", reap)      # what is released here may hold arenas
+on_release("callbacks", _release_retired)      # what is released here may hold arenas
 
 
 cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:

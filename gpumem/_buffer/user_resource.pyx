@@ -5,6 +5,16 @@ from libc.stdint cimport uint64_t
 from gpumem._support.deferred cimport report_unraisable
 
 
+cdef int require_raw_methods(object cls, object base) except -1:
+    if cls.allocate is not base.allocate:
+        return 0    # it hands out what another resource made
+    for method in ("allocate_raw", "deallocate_raw"):
+        if getattr(cls, method) is getattr(base, method):
+            raise TypeError(f"{cls.__name__} has no {method}: a class of MemoryResource writes "
+                            "allocate_raw and deallocate_raw")
+    return 0
+
+
 cdef uint64_t user_allocate(object resource, uint64_t size, object stream) except 0:
     cdef uint64_t alignment = resource.memory.alignment
     given = resource.allocate_raw(size, stream)
@@ -18,7 +28,7 @@ cdef uint64_t user_allocate(object resource, uint64_t size, object stream) excep
                          "raises MemoryError")
     if number % alignment:
         user_deallocate(resource, number, size, stream)
-        raise ValueError(f"{where} {number:#x}, which is no multiple of {alignment}: that is "
+        raise ValueError(f"{where} {number:#x}, which is not a multiple of {alignment}, "
                          "the alignment that its memory promises")
     return number
 

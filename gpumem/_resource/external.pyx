@@ -15,9 +15,9 @@ from gpumem._native.driver cimport (
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUevent, CUresult, CUstream,
     CUstreamCaptureStatus, DeviceContext,
 )
-from gpumem._support.atomics cimport pointer_swap, pointer_try
+from gpumem._support.deferred cimport call_soon
 from gpumem._support.lease cimport Uses
-from gpumem._support.process cimport process_is_exiting
+from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
 from gpumem._support.releases import on_release
 from gpumem.errors import ConfigError, OutOfMemoryError
@@ -31,14 +31,12 @@ cdef extern from "Python.h":
     int PyGILState_Check() noexcept nogil
     # The interpreter's own declaration: NULL leaves the exception set, for PyErr_WriteUnraisable.
     PyObject* PyObject_CallObject(PyObject* function, PyObject* arguments) noexcept
-    int Py_AddPendingCall(int (*function)(void*) noexcept, void* argument) noexcept nogil
 
-# Blocks that users gave back and that wait for a stream or for the interpreter lock. `arriving`
-# is a stack without a lock, since a view may be dropped anywhere; whoever has the interpreter
-# lock moves them to the end of `waiting`, which it guards.
-cdef void* arriving = NULL
-cdef LedgerBlock* waiting = NULL
-cdef LedgerBlock* last_waiting = NULL
+# Blocks that users freed and that wait for a stream or for the interpreter lock. A view may be
+# dropped on any thread, so blocks arrive in a list without a lock. `waiting` is the queue that they
+# move to; the interpreter lock guards it.
+cdef Retired* arriving = NULL
+cdef RetiredQueue waiting = RetiredQueue(NULL, NULL)
 
 
 @cython.final
@@ -308,14 +306,9 @@ cdef bint reaches_driver(DeviceContext* context) noexcept nogil:
 
 
 cdef void wait_for_turn(LedgerBlock* block) noexcept nogil:
-    cdef void* seen
-    while True:
-        seen = arriving
-        block.next = <LedgerBlock*>seen
-        if pointer_try(&arriving, seen, block):
-            break
-    if not PyGILState_Check() and not process_is_exiting():
-        Py_AddPendingCall(free_soon, NULL)
+    retire(&arriving, &block.deferred.link, block)
+    if not PyGILState_Check():
+        call_soon(free_arrived)
 
 
 cdef inline void call_back(LedgerBlock* block) noexcept nogil:
@@ -469,7 +462,7 @@ cdef bint free_waiting(ExternalAllocator of):
     cdef LedgerBlock* block
     cdef bint freed = False
     while True:
-        collect_arrived()
+        queue_retired(&waiting, &arriving)
         block = unlink_first(of)
         if block == NULL:
             return freed
@@ -499,55 +492,31 @@ cdef void destroy_event(DeviceContext* context, CUevent event) noexcept nogil:
         context_leave(context)
 
 
-cdef void collect_arrived() noexcept:
-    """Move what arrived to the end of the waiting list, oldest first."""
-    global waiting, last_waiting
-    cdef LedgerBlock* block = <LedgerBlock*>pointer_swap(&arriving, NULL)
-    cdef LedgerBlock* next_block
-    cdef LedgerBlock* first = NULL
-    cdef LedgerBlock* last = block
-    while block != NULL:
-        next_block = block.next
-        block.next = first
-        first = block
-        block = next_block
-    if first == NULL:
-        return
-    if last_waiting == NULL:
-        waiting = first
-    else:
-        last_waiting.next = first
-    last_waiting = last
-
-
 cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
     """Take out the oldest block if its turn has come; with `of`, that allocator's oldest."""
-    global waiting, last_waiting
-    cdef LedgerBlock* before = NULL
-    cdef LedgerBlock* block = waiting
-    while of is not None and block != NULL and block.ledger != of.ledger:
-        before = block
-        block = block.next
-    if block == NULL or (of is None and not has_turn(block)):
+    cdef Retired* before = NULL
+    cdef Retired* link = waiting.oldest
+    while (of is not None and link != NULL
+           and (<LedgerBlock*>link.thing).ledger != of.ledger):
+        before = link
+        link = link.next
+    if link == NULL or (of is None and not has_turn(<LedgerBlock*>link.thing)):
         return NULL
     if before == NULL:
-        waiting = block.next
+        waiting.oldest = link.next
     else:
-        before.next = block.next
-    if last_waiting == block:
-        last_waiting = before
-    return block
+        before.next = link.next
+    if waiting.newest == link:
+        waiting.newest = before
+    return <LedgerBlock*>link.thing
 
 
-def reap():
-    """Free the blocks of external allocators whose turn has come."""
+cdef void free_arrived() noexcept:
     free_waiting(None)
 
 
-cdef int free_soon(void* nothing) noexcept:
-    if not process_is_exiting():
-        free_waiting(None)
-    return 0
+def _free_waiting():
+    free_waiting(None)
 
 
-on_release("callbacks", reap)       # a callback may let go of arenas
+on_release("callbacks", _free_waiting)      # a callback may release arenas

@@ -7,12 +7,13 @@ from gpumem._native.driver cimport (
     CUdeviceptr, CUmemoryPool, CUmemPool_attribute, CUmemPoolPtrExportData, CUresult, CUstream,
     DeviceContext, DriverDevice,
 )
+from gpumem._support.retired cimport Retired
 
 cdef struct PoolCore:
     BlockLedger ledger          # first: a pointer to one is a pointer to the other
     CUmemoryPool pool           # NULL until there is one
     bint owned                  # destroy the pool with the last reference
-    LedgerBlock* refused        # frees that the driver did not take; tried again when it is idle
+    Retired* refused            # blocks that the driver did not free; tried again when it is idle
 
 cdef struct PoolBlock:
     LedgerBlock block           # first

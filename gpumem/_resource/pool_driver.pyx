@@ -21,6 +21,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport on_fork
+from gpumem._support.retired cimport retire, Retired, take_retired
 
 from gpumem.errors import ConfigError
 
@@ -53,7 +54,7 @@ cdef void pool_free(LedgerBlock* block) noexcept nogil:
     if code == CUDA_SUCCESS:
         ledger_end(block, True)
         return
-    push_refused(block)
+    refuse(block)
     ledger_drop(&core.ledger)
 
 
@@ -100,36 +101,28 @@ cdef CUresult free_block(LedgerBlock* block, CUstream stream) noexcept nogil:
 
 cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
     """Free what the driver refused to, once the device is idle; tell whether anything went."""
+    cdef Retired* link = take_retired(&core.refused)
     cdef LedgerBlock* block
-    cdef LedgerBlock* next_block
     cdef bint freed = False
-    lock_acquire(&core.ledger.lock)
-    block = core.refused
-    core.refused = NULL
-    lock_release(&core.ledger.lock)
-    if block == NULL:
+    if link == NULL:
         return False
     if context_enter(core.ledger.context) == CUDA_SUCCESS:
         core.ledger.context.table.cuCtxSynchronize()
         context_leave(core.ledger.context)
-    while block != NULL:
-        next_block = block.next
+    while link != NULL:
+        block = <LedgerBlock*>link.thing
+        link = link.next
         if free_block(block, NULL) == CUDA_SUCCESS:
             ledger_end(block, False)
             freed = True
         else:
-            push_refused(block)
-        block = next_block
+            refuse(block)
     return freed
 
 
-cdef void push_refused(LedgerBlock* block) noexcept nogil:
-    # Such a block counts no reference: it must not keep what alone could free it.
-    cdef PoolCore* core = pool_core(block.ledger)
-    lock_acquire(&core.ledger.lock)
-    block.next = core.refused
-    core.refused = block
-    lock_release(&core.ledger.lock)
+cdef inline void refuse(LedgerBlock* block) noexcept nogil:
+    # Such a block counts no reference: it must not keep alive the pool that alone can free it.
+    retire(&pool_core(block.ledger).refused, &block.deferred.link, block)
 
 
 cdef void pool_destroy(PoolCore* core) noexcept nogil:
@@ -140,14 +133,14 @@ cdef void pool_destroy(PoolCore* core) noexcept nogil:
 
 
 cdef void pool_end(BlockLedger* ledger) noexcept nogil:
-    cdef LedgerBlock* block = pool_core(ledger).refused
-    cdef LedgerBlock* next_block
-    while block != NULL:
-        next_block = block.next
+    cdef Retired* link = take_retired(&pool_core(ledger).refused)
+    cdef LedgerBlock* block
+    while link != NULL:
+        block = <LedgerBlock*>link.thing
+        link = link.next
         if not context_is_dead(ledger.context):
-            free_block(block, NULL)     # the pool ends with them: nobody takes the memory again
+            free_block(block, NULL)     # the pool ends with them, so its memory is not used again
         ledger_end(block, False)
-        block = next_block
     pool_destroy(pool_core(ledger))
 
 

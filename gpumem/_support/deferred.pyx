@@ -1,7 +1,7 @@
 """Doing what threads without the interpreter left."""
 
 from gpumem._support.process cimport process_is_exiting
-from gpumem._support.retired cimport retire, Retired, take_retired
+from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
 from gpumem._support.releases import on_release
 
@@ -18,8 +18,7 @@ ctypedef void (*Function)() noexcept
 
 # What arrived from anywhere; and, under the interpreter lock, the queue that it is appended to.
 cdef Retired* arriving = NULL
-cdef Retired* oldest = NULL
-cdef Retired* newest = NULL
+cdef RetiredQueue waiting = RetiredQueue(NULL, NULL)
 
 
 # ---- calls ---------------------------------------------------------------------------------------
@@ -66,31 +65,13 @@ cdef void run_deferred() noexcept:
 
 
 cdef Deferred* take_oldest() noexcept:
-    global oldest, newest
     cdef Retired* link
-    if arriving != NULL:
-        collect_arrived()
-    link = oldest
+    queue_retired(&waiting, &arriving)
+    link = waiting.oldest
     if link == NULL or process_is_exiting():
         return NULL
-    oldest = link.next
-    if oldest == NULL:
-        newest = NULL
+    waiting.oldest = link.next
     return <Deferred*>link.thing
-
-
-cdef void collect_arrived() noexcept:
-    global oldest, newest
-    cdef Retired* first = take_retired(&arriving)
-    if first == NULL:
-        return
-    if oldest == NULL:
-        oldest = first
-    else:
-        newest.next = first
-    newest = first
-    while newest.next != NULL:
-        newest = newest.next
 
 
 cdef int report_unraisable(object error, object where) noexcept:

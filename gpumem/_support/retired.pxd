@@ -33,3 +33,22 @@ cdef inline Retired* take_retired(Retired** list) noexcept nogil:
         first = latest
         latest = older
     return first
+
+
+# A queue of retired things, the oldest first. A lock of its user guards it.
+cdef struct RetiredQueue:
+    Retired* oldest
+    Retired* newest
+
+# Moves a list to the end of a queue.
+cdef inline void queue_retired(RetiredQueue* queue, Retired** list) noexcept nogil:
+    cdef Retired* first = take_retired(list)
+    if first == NULL:
+        return
+    if queue.oldest == NULL:
+        queue.oldest = first
+    else:
+        queue.newest.next = first
+    queue.newest = first
+    while queue.newest.next != NULL:
+        queue.newest = queue.newest.next

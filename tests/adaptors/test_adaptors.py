@@ -17,7 +17,7 @@ from helpers.driver import HostDriver
 from helpers.resources import Plain
 
 import gpumem
-from gpumem import replay
+from gpumem.traces.rmm_log import read_rmm_log
 
 MIB = 1 << 20
 
@@ -440,7 +440,7 @@ def test_log_adaptor_writes_a_file_that_replay_reads(make_arena):
         logged.allocate(MIB)
     kept.clear()
     file = io.BytesIO(text.getvalue().encode())
-    trace = replay.rmm_log.read_rmm_log(file, "mine")
+    trace = read_rmm_log(file, "mine")
     assert (trace.events, trace.allocs) == (20, 10)
 
 

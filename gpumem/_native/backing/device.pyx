@@ -145,17 +145,27 @@ cdef CUmemLocation location_of(int where) noexcept nogil:
 cdef CUresult managed_advise(DeviceContext* context, uint64_t address, uint64_t nbytes,
                              CUmem_advise advice, int where) noexcept nogil:
     # Before 12.2 the CPU is device -1, as HOST_SIDE is.
+    cdef CUresult code = context_enter(context)
+    if code != CUDA_SUCCESS:
+        return code
+    code = CUDA_ERROR_NOT_SUPPORTED
     if context.table.cuMemAdvise != NULL:
-        return context.table.cuMemAdvise(address, nbytes, advice, location_of(where))
-    if context.table.cuMemAdvise_v1 != NULL:
-        return context.table.cuMemAdvise_v1(address, nbytes, advice, where)
-    return CUDA_ERROR_NOT_SUPPORTED
+        code = context.table.cuMemAdvise(address, nbytes, advice, location_of(where))
+    elif context.table.cuMemAdvise_v1 != NULL:
+        code = context.table.cuMemAdvise_v1(address, nbytes, advice, where)
+    context_leave(context)
+    return code
 
 
 cdef CUresult managed_prefetch(DeviceContext* context, uint64_t address, uint64_t nbytes, int where,
                                CUstream stream) noexcept nogil:
+    cdef CUresult code = context_enter(context)
+    if code != CUDA_SUCCESS:
+        return code
+    code = CUDA_ERROR_NOT_SUPPORTED
     if context.table.cuMemPrefetchAsync != NULL:
-        return context.table.cuMemPrefetchAsync(address, nbytes, location_of(where), 0, stream)
-    if context.table.cuMemPrefetchAsync_v1 != NULL:
-        return context.table.cuMemPrefetchAsync_v1(address, nbytes, where, stream)
-    return CUDA_ERROR_NOT_SUPPORTED
+        code = context.table.cuMemPrefetchAsync(address, nbytes, location_of(where), 0, stream)
+    elif context.table.cuMemPrefetchAsync_v1 != NULL:
+        code = context.table.cuMemPrefetchAsync_v1(address, nbytes, where, stream)
+    context_leave(context)
+    return code

@@ -13,7 +13,7 @@ from gpumem._native.arena cimport (
 from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
 
-from gpumem._buffer.buffer import take_snapshot
+from gpumem._support.providers import provided
 from gpumem.errors import ClosedError, InUseError
 
 
@@ -51,7 +51,7 @@ cdef class GraphPool:
 
     @property
     def name(self):
-        """The name of the arena that holds its memory, for people."""
+        """The name of the arena that holds its memory; used in error messages and reports."""
         return required(self).name
 
     @property
@@ -131,7 +131,7 @@ cdef class GraphPool:
     def snapshot(self):
         """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`."""
         required(self)
-        return take_snapshot(self)
+        return provided("snapshot")(self)
 
     def check_invariants(self):
         """Check every invariant of the pool's books, as `Arena.check_invariants`."""
