@@ -1,8 +1,8 @@
 """The debug heap's settings and its reports.
 
 ``Arena(memory, debug_heap=True)`` puts guards before and behind every block, fills fresh and freed
-memory with patterns, and keeps freed blocks back for a while; what was written where nobody may
-write is found when a block is freed, when its memory is used again, at `Arena.check_heap` and at
+memory with patterns, and keeps freed blocks in a quarantine. A write outside of a live block
+is found when a block is freed, when its memory is used again, at `Arena.check_heap` and at
 the end. Set ``GPUMEM_DEBUG_HEAP=1``, or to settings such as ``"guard_bytes=512,on_error=warn"``,
 for every arena that does not say otherwise.
 """
@@ -61,7 +61,7 @@ class DebugHeapOptions(_Settings):
     Attributes
     ----------
     guard_bytes : int
-        Bytes before and behind each block that nobody may write: a multiple of 256, up to 1 MiB.
+        Guard bytes before and behind each block: a multiple of 256, up to 1 MiB.
     guard_byte : int
         What they hold.
     fresh_byte : int, optional

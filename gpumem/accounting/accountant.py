@@ -12,6 +12,7 @@ import abc
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
+from gpumem._support.arguments import is_integer
 from gpumem.accounting.counts import ResourceCount, as_count, fitting
 from gpumem.accounting.nodes import (
     CostedNode,
@@ -32,7 +33,7 @@ class Price:
     """What a node costs, and the weights that are in that cost."""
 
     nbytes: int
-    own: int  # of it, what the node needs whoever pays for the weights
+    own: int  # of it, the node's own bytes, without weights
     weights: tuple[CostedValue, ...] = ()
 
 
@@ -293,7 +294,7 @@ class AdHocAccountant(Accountant):
 
     def __init__(self, threshold: ResourceCount | int | None = None, *, percent: int = 150) -> None:
         super().__init__(threshold)
-        if isinstance(percent, bool) or not isinstance(percent, int) or not 100 <= percent <= 10000:
+        if not is_integer(percent, 100, 10_000):
             raise ConfigError(f"percent {percent!r} is not an integer from 100 to 10000")
         self._percent = percent
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from gpumem._support.arguments import is_integer
 from gpumem.accounting.accountant import Accountant
 from gpumem.accounting.counts import MOST_BYTES, ResourceCount, fitting
 from gpumem.accounting.murmur import murmur3_x86_128
@@ -61,12 +62,7 @@ class NodeStats:
 
     def as_tuple(self) -> tuple[int, int, int, int]:
         """Return the four in the order of the file."""
-        return (
-            self.input_bytes,
-            self.initializer_bytes,
-            self.dynamic_bytes,
-            self.temporary_bytes,
-        )
+        return astuple(self)
 
     def largest(self, other: NodeStats) -> NodeStats:
         """Return the larger of each of the four."""
@@ -294,6 +290,6 @@ class StatsRecorder:
 
 
 def _checked_size(what: str, size: object) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
+    if not is_integer(size, 0, MOST_BYTES):
         raise ConfigError(f"size {size!r} of {what!r} is not a number of bytes, 0 to 2**64 - 1")
     return size

@@ -16,7 +16,7 @@ from rich.console import Console
 import gpumem
 from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import complete_device, present_device
-from gpumem.cli.output import json_option, print_json, progress, stdout, table
+from gpumem.cli.output import json_option, present, progress, table
 from gpumem.device import Device
 from gpumem.errors import GpumemError
 
@@ -63,17 +63,14 @@ def bench(device: Device | None, as_json: bool) -> None:
             costs = [cost for nbytes in SIZES for cost in _costs(each, nbytes)]
         measured.append({"device": str(each), "costs": [asdict(cost) for cost in costs]})
     facts = {"rounds": ROUNDS, "devices": measured, "seconds": time.perf_counter() - started}
-    if as_json:
-        print_json(facts)
-    else:
-        _show(stdout(), facts)
+    present(facts, as_json, _show)
 
 
 # ------------------------------------------------------------------------------------- measuring
 
 
 def _costs(device: Device, nbytes: int) -> list[Cost]:
-    """Measure everybody in interleaved rounds, so that what the machine does meets all alike."""
+    """Measure all contenders in interleaved rounds, so that noise of the machine affects all."""
     times: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
     ready: dict[str, tuple[Pair, int]] = {}

@@ -15,7 +15,7 @@ import gpumem
 from gpumem import replay as replaying
 from gpumem._support.sizes import format_size
 from gpumem.cli.info import describe_device, device_table
-from gpumem.cli.output import json_option, print_json, progress, stdout, table
+from gpumem.cli.output import json_option, present, progress, table
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.replay.caching_model import caching_allocator_reserved, plain_driver_reserved
 from gpumem.traces import Trace, load_trace
@@ -73,10 +73,7 @@ def demo(as_json: bool) -> None:
         "views": [asdict(view) for view in views],
         "seconds": time.perf_counter() - started,
     }
-    if as_json:
-        print_json(facts)
-    else:
-        _show(stdout(), facts)
+    present(facts, as_json, _show)
     _raise_what_failed(policies, views)
 
 

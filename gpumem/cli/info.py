@@ -13,7 +13,7 @@ from rich.table import Table
 
 import gpumem
 from gpumem._support.sizes import format_size
-from gpumem.cli.output import json_option, pairs, print_json, stdout, table
+from gpumem.cli.output import json_option, pairs, present, table
 from gpumem.device import Device
 from gpumem.errors import GpumemError
 
@@ -24,11 +24,7 @@ __all__ = ["describe_device", "device_table", "info"]
 @json_option
 def info(as_json: bool) -> None:
     """Show devices, what each can do or why not, and versions."""
-    facts = _facts()
-    if as_json:
-        print_json(facts)
-    else:
-        _show(stdout(), facts)
+    present(_facts(), as_json, _show)
 
 
 def _facts() -> dict[str, Any]:

@@ -6,16 +6,27 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["json_option", "pairs", "print_json", "progress", "stdout", "table", "visible"]
+__all__ = [
+    "json_option",
+    "pairs",
+    "present",
+    "print_json",
+    "progress",
+    "stdout",
+    "table",
+    "visible",
+]
 
-# Columns where stdout is no terminal that has a width of its own.
+F = TypeVar("F", bound=Mapping[str, Any])
+
+# Columns if stdout is not a terminal, which has a width of its own.
 _WIDTH_OF_A_FILE = 120
 
 json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
@@ -26,6 +37,14 @@ json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def present(facts: F, as_json: bool, show: Callable[[Console, F], None]) -> None:
+    """Print facts as one JSON object, or as `show` writes them for people."""
+    if as_json:
+        print_json(facts)
+    else:
+        show(stdout(), facts)
 
 
 def stdout() -> Console:

@@ -19,7 +19,7 @@ from gpumem._buffer.stream import Event, Stream
 from gpumem._support.forks import ForkLock
 from gpumem.device import Device
 from gpumem.errors import GpumemError, IntegrationError, OutOfMemoryError
-from gpumem.integrations._resources import Resources
+from gpumem.integrations._resources import Resources, allocated
 from gpumem.observe._recording import asked_by
 
 __all__ = ["Fence", "manager_class"]
@@ -50,20 +50,20 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
 
         def __init__(self, *, context: Any) -> None:
             super().__init__(context=context)
-            self._books: _Books | None = None  # Numba may reset before it initialises
+            self._blocks: _LiveBlocks | None = None  # Numba may reset before it initialises
 
         @property
         def interface_version(self) -> int:
             return _INTERFACE
 
         def initialize(self) -> None:
-            if self._books is None:
-                self._books = _Books(Device(f"{device_type}:{self.context.device.id}"))
+            if self._blocks is None:
+                self._blocks = _LiveBlocks(Device(f"{device_type}:{self.context.device.id}"))
 
         def reset(self) -> None:
             super().reset()
-            if self._books is not None:
-                self._books.give_all()
+            if self._blocks is not None:
+                self._blocks.free_all()
 
         def memalloc(self, size: int) -> Any:
             address, finalizer = self._take(resources, size)
@@ -119,35 +119,32 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
 
         def _take(self, chosen: Resources, size: int) -> tuple[int, Callable[[], None]]:
             self.initialize()
-            assert self._books is not None
-            resource = chosen.of(self.context.device.id)
-            try:
-                return self._books.take(resource, size)
-            except OutOfMemoryError:
-                pass  # as Numba does: once more, when what was dropped is free
+            assert self._blocks is not None
+            resource, blocks = chosen.of(self.context.device.id), self._blocks
+            return allocated(lambda: blocks.allocate(resource, size), self._collect, no_memory)
+
+        def _collect(self) -> None:
+            # As Numba does before it gives up: free what was dropped.
             self.deallocations.clear()
             gc.collect()
-            self._books.fence.drain()
-            try:
-                return self._books.take(resource, size)
-            except OutOfMemoryError as error:
-                raise no_memory(error) from error
+            assert self._blocks is not None
+            self._blocks.fence.drain()
 
     return GpumemManager
 
 
-class _Books:
+class _LiveBlocks:
     """The live blocks of one context, by address.
 
-    Numba's finalizers may run late, at exit also after `give_all`: what is gone is gone.
+    Numba's finalizers may run late, at exit even after `free_all`: a freed block is skipped.
     """
 
     def __init__(self, device: Device) -> None:
         self.fence = Fence(device)
         self._live: dict[int, Buffer] = {}
 
-    def take(self, resource: MemoryResource, size: int) -> tuple[int, Callable[[], None]]:
-        """Return a block's address, and what gives it back."""
+    def allocate(self, resource: MemoryResource, size: int) -> tuple[int, Callable[[], None]]:
+        """Return the address of a new block, and the function that frees it."""
         with asked_by("numba"):
             buffer = self.fence.allocate(resource, size)
         live, fence, address = self._live, self.fence, buffer.ptr
@@ -155,15 +152,15 @@ class _Books:
             live[address] = buffer
 
         def finalizer() -> None:
-            # Only this block: the address may be another's by then.
+            # By then another block may have the address.
             if live.get(address) is buffer:
                 del live[address]
                 fence.give(buffer)
 
         return address, finalizer
 
-    def give_all(self) -> None:
-        """Give back every block that is still out."""
+    def free_all(self) -> None:
+        """Free every block that is still live."""
         while self._live:
             _, buffer = self._live.popitem()
             self.fence.give(buffer)
@@ -188,7 +185,7 @@ def _out_of_memory_class(driver: Any) -> Callable[[OutOfMemoryError], Exception]
 
 
 class Fence:
-    """Takes and gives back blocks of one device's resources, for callers without streams.
+    """Allocates and frees blocks of one device's resources, for callers without streams.
 
     Parameters
     ----------
@@ -196,9 +193,9 @@ class Fence:
 
     Notes
     -----
-    "Everything that is queued" is the driver's cuCtxRecordEvent (CUDA 12.5); where that is not to
-    be had it is an event on the legacy default stream, which comes after every stream but those
-    made with the non-blocking flag.
+    A free waits for everything that is queued on the device, by the driver's cuCtxRecordEvent
+    (CUDA 12.5). Without that function it waits for an event on the legacy default stream, which
+    comes after every stream except those made with the non-blocking flag.
     """
 
     def __init__(self, device: Device) -> None:
@@ -225,9 +222,9 @@ class Fence:
         return buffer
 
     def give(self, buffer: Buffer) -> None:
-        """Free a block behind everything that is queued now; never waits, never raises.
+        """Free a block behind everything that is queued now, without waiting or raising.
 
-        Where the driver refuses, while a graph is captured say, the block waits for a later call.
+        If the driver call fails, for example during a graph capture, a later call frees the block.
         """
         try:
             self._give(buffer)
@@ -235,12 +232,12 @@ class Fence:
             self._waiting.append(buffer)
 
     def drain(self) -> None:
-        """Wait for the device, and free what was given back meanwhile.
+        """Wait for the device, and free the blocks whose free had failed.
 
         Raises
         ------
         DriverError
-            The device does not answer.
+            A driver call failed.
         """
         self._device.synchronize()
         self._give_waiting()

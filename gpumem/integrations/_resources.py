@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, TypeVar
 
 from gpumem._buffer.buffer import MemoryResource
 from gpumem._defaults import get_default_resource
 from gpumem._support.forks import ForkLock
 from gpumem.device import Device, MemoryInfo, MemoryKind
-from gpumem.errors import ConfigError
+from gpumem.errors import ConfigError, OutOfMemoryError
 
-__all__ = ["REACHABLE", "ResourceLike", "Resources", "pinned_resources"]
+__all__ = ["REACHABLE", "ResourceLike", "Resources", "allocated", "pinned_resources"]
+
+T = TypeVar("T")
 
 ResourceLike: TypeAlias = (
     MemoryResource | Iterable[MemoryResource] | Mapping[int | str | Device, MemoryResource] | None
@@ -137,6 +139,26 @@ def pinned_resources(
         kinds=(MemoryKind.HOST_ACCESSIBLE,),
         device_type=device_type,
     )
+
+
+def allocated(
+    allocate: Callable[[], T],
+    collect: Callable[[], object],
+    no_memory: Callable[[OutOfMemoryError], Exception],
+) -> T:
+    """Allocate, once more after `collect` if memory is out; raise what `no_memory` makes then.
+
+    The allocators of CuPy and Numba do the same: arrays may be left in cycles of references.
+    """
+    try:
+        return allocate()
+    except OutOfMemoryError:
+        pass  # outside of the handler, the error keeps no frames alive
+    collect()
+    try:
+        return allocate()
+    except OutOfMemoryError as error:
+        raise no_memory(error) from error
 
 
 def _pairs(given: object) -> list[tuple[object, object]]:

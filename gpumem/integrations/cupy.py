@@ -24,7 +24,13 @@ from gpumem._buffer.buffer import MemoryResource
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
 from gpumem.integrations._cupy import CupyAllocator, Maker, PinnedBlock, Where
-from gpumem.integrations._resources import ResourceLike, Resources, pinned_resources
+from gpumem.integrations._resources import (
+    REACHABLE,
+    ResourceLike,
+    Resources,
+    allocated,
+    pinned_resources,
+)
 from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
 
@@ -133,18 +139,13 @@ def allocator(resource: ResourceLike = None) -> Callable[[int], Any]:
 
 
 def _resources(given: ResourceLike) -> Resources:
-    return Resources("CuPy", given, kinds=_kinds(), device_type=_device_type)
+    kinds = (MemoryKind.HOST,) if _device_type == "host" else REACHABLE
+    return Resources("CuPy", given, kinds=kinds, device_type=_device_type)
 
 
 def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Setting:
     chosen = pinned_resources("CuPy", pinned, _device_type)
     return Setting(_resources(resource), (("pinned", chosen),))
-
-
-def _kinds() -> tuple[MemoryKind, ...]:
-    if _device_type == "host":
-        return (MemoryKind.HOST,)
-    return (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.HOST_ACCESSIBLE)
 
 
 # ---- CuPy's side ---------------------------------------------------------------------------------
@@ -164,16 +165,7 @@ class _Parts(NamedTuple):
     def pinned_allocator(self, resources: Resources) -> Callable[[int], Any]:
         def allocate_pinned(nbytes: int) -> Any:
             resource = resources.of(self.cuda.device.get_device_id())
-            try:
-                block = resource.allocate(nbytes)
-            except OutOfMemoryError:
-                block = None
-            if block is None:
-                gc.collect()
-                try:
-                    block = resource.allocate(nbytes)
-                except OutOfMemoryError as error:
-                    raise self.no_memory(error) from error
+            block = allocated(lambda: resource.allocate(nbytes), gc.collect, self.no_memory)
             return self.cuda.PinnedMemoryPointer(PinnedBlock(block), 0)
 
         return allocate_pinned
@@ -270,10 +262,10 @@ class _CuPy(Framework):
                 "which this thread is in"
             ) from error
         if pinned is not None or self._pinned is not None:
-            own = import_framework("CuPy", "cupy", _OLDEST, install=_INSTALL)
-            cuda.set_pinned_memory_allocator(
-                own.get_default_pinned_memory_pool().malloc if pinned is None else pinned
-            )
+            import cupy
+
+            own = cupy.get_default_pinned_memory_pool().malloc
+            cuda.set_pinned_memory_allocator(own if pinned is None else pinned)
         self._pinned = pinned
 
 

@@ -65,8 +65,8 @@ def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | Non
     before you drop an array that it uses.
 
     ``cuda.managed_array`` and write-combined arrays remain the driver's. IPC handles are given of
-    arenas with ``backing="regions"``. ``cuda.close()`` resets the device for everybody in the
-    process, also for gpumem: close your arenas first.
+    arenas with ``backing="regions"``. ``cuda.close()`` resets the device for the whole
+    process, gpumem included: close your arenas first.
     """
     _switch.enable(_setting(resource, pinned))
 

@@ -48,7 +48,7 @@ cdef enum:
     MOST_FRAMES = 32            # of one stack, innermost first
     OWN_FRAMES = 4              # native frames between an allocator and backtrace()
 
-# Recordings under way; whoever adds a name tells each of them, under the lock.
+# Running recordings. A new name is written into each of them, under the lock.
 cdef object lock = Lock()
 cdef list active = []
 
@@ -128,7 +128,7 @@ cdef class asked_by:
 # ---- stacks --------------------------------------------------------------------------------------
 
 cdef void listen_for_stacks():
-    # With the lock: a recorder asks only where somebody wants stacks.
+    # Under the lock. A recorder samples stacks only while a recording wants them.
     wanted = any((<RecorderHandle>taken).recorder.sampling for taken in active)
     if wanted:
         recorder_set_stacks(number_stack)
@@ -147,7 +147,7 @@ cdef uint16_t number_stack() noexcept nogil:
 
 cdef uint16_t number_frames() noexcept:
     if PyErr_Occurred() != NULL:
-        return 0                # somebody's exception is on its way
+        return 0                # an exception is being propagated
     try:
         return stacks.number(frames_now(), describe_frames)
     except Exception:
@@ -239,7 +239,7 @@ cdef class RecorderHandle:
         cdef EventSource* source
         cdef int code = 0
         with lock:
-            # Threads may be within any tag already; a stack is told when it is met.
+            # Threads may be within any tag already; a stack is written when it is met.
             for number, text in enumerate(tags.texts[1:], start=1):
                 self.know(REC_TAGS, number, text)
             for number, text in enumerate(FRAMEWORKS[1:], start=1):

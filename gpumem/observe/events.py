@@ -10,8 +10,8 @@ The file, version 1. Everything is little-endian. A header of 96 bytes::
     32  64  zero
 
 Behind it slots of 48 bytes, until the file ends. A slot whose kind is 0 was begun and never
-finished (its writer was killed), or lies behind the last one in a file that nobody closed; bytes at
-the end that are no whole slot were cut off. Both are skipped. A slot is an event::
+finished (its writer was killed), or lies behind the last event of a file that was not closed. Bytes
+at the end that do not fill a slot were cut off. Both are skipped. A slot is an event::
 
     0   8   time, nanoseconds since the recording began
     8   8   address

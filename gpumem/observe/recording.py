@@ -13,7 +13,7 @@ import numpy as np
 
 from gpumem._buffer.buffer import MemoryResource
 from gpumem._resource.arena.graph_pool import GraphPool
-from gpumem._support.arguments import require
+from gpumem._support.arguments import is_integer, is_number, require
 from gpumem.errors import ConfigError, InUseError
 from gpumem.observe import _recording
 from gpumem.observe.events import Events, events_of, read, slots_of
@@ -213,8 +213,8 @@ def record(
 ) -> Recording:
     """Record allocations, frees, growth, page moves and failures, from now on.
 
-    Whoever asks is recorded alike: Python, PyTorch, CuPy and Numba over gpumem, views that end on
-    any thread. Where nothing is recorded this costs a look at one word.
+    Events of all callers are recorded: Python, PyTorch, CuPy and Numba over gpumem, and views that
+    end on any thread. While nothing is recorded, an allocation reads one word more.
 
     Parameters
     ----------
@@ -251,8 +251,8 @@ def record(
 
     Notes
     -----
-    In a fork's child nothing is written into its parent's file. Events tell of blocks as they leave
-    and enter a resource's books: of one with ``enable=False`` each is also memory of the driver.
+    A forked child writes nothing into its parent's file. For a resource with ``enable=False`` every
+    block is also memory reserved from the driver.
 
     Examples
     --------
@@ -266,13 +266,9 @@ def record(
     ...  if event.action != "reserve"]
     [('alloc', 1000, 'weights'), ('free', 1000, None)]
     """
-    if (
-        isinstance(capacity, bool)
-        or not isinstance(capacity, int)
-        or not (1 <= capacity <= MOST_EVENTS)
-    ):
+    if not is_integer(capacity, 1, MOST_EVENTS):
         raise ConfigError(f"invalid capacity = {capacity!r}: expected 1 to {MOST_EVENTS}")
-    if isinstance(stacks, bool) or not isinstance(stacks, int | float) or not 0 <= stacks <= 1:
+    if not is_number(stacks, 0, 1):
         raise ConfigError(f"invalid stacks = {stacks!r}: expected 0.0 to 1.0")
     require("native", native, bool, "True or False")
     resources = None if resource is None else _recording.resources_below(resource)

@@ -1,6 +1,6 @@
 """Reports: one page of HTML that shows what a recorded run did with memory.
 
-The page stands alone and asks nothing of a network. It draws every block one by one, from packed
+The page is one file that needs no network. It draws every block one by one, from packed
 columns, so that its filters and its zoom are exact.
 """
 
@@ -93,9 +93,8 @@ def write_report(
 ) -> Report:
     """Write a page that shows a run: bytes over time, addresses, streams, sizes, owners, leaks.
 
-    It also tells what four ways of serving the run would have reserved; for that the run is
-    replayed on the host, and modelled. Where the source names no addresses, those of the replay
-    are drawn.
+    It also shows what four policies would have reserved, from replays on the host and from models.
+    If the source has no addresses, those of a replay are drawn.
 
     Parameters
     ----------
@@ -110,7 +109,7 @@ def write_report(
     device : int, optional
         Which device of several in a file; the busiest if left out.
     doing : callable, optional
-        Is told in words what is being done.
+        Called with a description of each step, for progress messages.
 
     Returns
     -------

@@ -95,7 +95,7 @@ def blocks_of(trace: Trace) -> BlockTable:
 
 
 def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list[str], bool]:
-    """Say who owns each block.
+    """Find the owner of each block.
 
     Returns
     -------
@@ -103,9 +103,9 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
     names : list of str
         By number; the fewest bytes are together under the last, if there are too many.
     named : bool
-        Whether the log named anybody. If not, blocks of exactly one size are one owner: what one
-        place in a program allocates again and again is mostly of one size. Where sizes are too
-        many, those between two powers of two are.
+        Whether the log names owners. If not, all blocks of one size have one owner, because a line
+        of a program usually allocates one size. If there are too many sizes, blocks are grouped by
+        powers of two.
     """
     details = trace.details
     names: list[str]

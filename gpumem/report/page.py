@@ -33,7 +33,7 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
     Parameters
     ----------
     title : str
-        For people, of any characters.
+        Heading of the page, of any characters.
     version : str
         gpumem's.
     data : mapping

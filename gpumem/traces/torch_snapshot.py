@@ -89,8 +89,8 @@ _PUT, _LONG_BINPUT, _STOP = ord("p"), ord("r"), ord(".")
 def _check_memo(file: IO[bytes]) -> None:
     """Refuse a pickle that numbers an object beyond the bytes it has.
 
-    The unpickler makes room for the highest number it is told, so that ten bytes could ask for
-    all memory. The file is left where it was.
+    The unpickler allocates a list as long as the highest number, so ten bytes could exhaust the
+    memory. The file is left where it was.
     """
     start = file.tell()
     data = file.read()

@@ -352,7 +352,7 @@ class Details:
     owner : ndarray of int32, shape (allocs,)
         Who asked, as an index of `owners`.
     owners : tuple of str
-        Tags, places in the program or names; "" where the log names nobody.
+        Tags, places in the program or names; "" where the log names no owner.
     streams : tuple of str
         What to call each stream, by number.
     held : Curve or None

@@ -45,8 +45,8 @@ def test_snapshot_agrees_with_stats_and_shows_the_quarantine(
     for key in ("in_use", "requested_in_use", "reserved", "num_allocs", "num_frees"):
         assert found.counts[key] == getattr(stats, key), key
     assert sorted(b.requested for b in found.live) == sorted(b.nbytes for b in live)
-    assert len([b for b in found.blocks if b.state == "kept"]) == 20
-    assert [b.nbytes for b in found.blocks if b.state == "parked"] == [5120 + GUARDS]
+    assert len([b for b in found.blocks if b.state == "cached"]) == 20
+    assert [b.nbytes for b in found.blocks if b.state == "pending_free"] == [5120 + GUARDS]
     for buffer in live:
         buffer.close()
 

@@ -29,7 +29,7 @@ def let_rest(arena, count=1):
 
 def number_at_rest(arena):
     (found,) = observe.snapshot(arena).resources
-    return sum(block.state == "kept" for block in found.blocks)
+    return sum(block.state == "cached" for block in found.blocks)
 
 
 def found_by(call, kind=gpumem.errors.HeapCorruptionError):

@@ -94,7 +94,7 @@ def test_snapshot_distinguishes_block_states(make_arena, host):
     host.use_virtual_clock(True)
     host.set_lag(1_000_000)
     used, kept, parked = (arena.allocate(size, stream) for size in (1000, 2000, 3000))
-    addresses = {"used": used.ptr, "kept": kept.ptr, "parked": parked.ptr}
+    addresses = {"used": used.ptr, "cached": kept.ptr, "pending_free": parked.ptr}
     parked.record_stream(side)
     gpumem.zeros(10, "uint8", memory="host", stream=side)
     kept.close()
@@ -104,7 +104,7 @@ def test_snapshot_distinguishes_block_states(make_arena, host):
         block = next(block for block in found.blocks if block.address == address)
         assert (block.state, block.stream) == (state, stream.ptr)
     assert found.counts["cached"] == 2048
-    assert found.counts["parked"] == 3072
+    assert found.counts["pending_free"] == 3072
     assert found.counts["in_use"] == 1024
     assert {"free", "hole"} <= {block.state for block in found.blocks}
     host.set_lag(0)
@@ -172,7 +172,7 @@ def test_snapshots_while_threads_allocate_are_consistent(make_arena):
             assert (
                 found.counts["in_use"]
                 + found.counts["cached"]
-                + found.counts["parked"]
+                + found.counts["pending_free"]
                 + (found.counts["free"])
                 == found.counts["reserved"]
             )

@@ -216,7 +216,7 @@ def addresses():
 def serve(device, Arena arena not None):
     """Let an arena serve a device from now on, and keep it.
 
-    Where another one served it: nobody may be allocating meanwhile. Its blocks stay valid.
+    No thread may allocate while an arena replaces another one. Blocks of the other stay valid.
 
     Raises
     ------

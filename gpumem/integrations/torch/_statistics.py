@@ -1,14 +1,14 @@
-"""Answers to what PyTorch asks its allocator, while gpumem's is in its place.
+"""Memory statistics for PyTorch, while gpumem's allocator replaces PyTorch's own.
 
 PyTorch's own functions (`torch.cuda.memory_stats`, `memory_allocated`, `max_memory_reserved`,
-`memory_summary`, `memory_snapshot`, `reset_peak_memory_stats`, ...) ask a few functions of
-``torch._C``, which refuse under a pluggable allocator. Those few are replaced here, so that
+`memory_summary`, `memory_snapshot`, `reset_peak_memory_stats`, ...) call a few functions of
+``torch._C``, which raise under a pluggable allocator. Those few are replaced here, so that
 everything above them works, wherever it was imported to.
 
-What the figures mean: ``allocated``, ``active`` and ``requested`` bytes are what PyTorch asked for
-and has not given back; ``reserved`` bytes are what the arena holds from the device, for other
-libraries too if they share it; segments are its regions. There is no small and large pool: all is
-under ``all``.
+``allocated``, ``active`` and ``requested`` bytes are the requested bytes of PyTorch's live blocks;
+``reserved`` bytes are the memory that the arena reserves from the device, for other libraries too
+if they share it; segments are its regions. All figures are under ``all``, not under a small or a
+large pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from gpumem.integrations.torch import _hooks
-from gpumem.observe.snapshots.torch_form import segments_of
+from gpumem.observe.snapshots.torch_form import segments_of, snapshot_of
 
 __all__ = ["Statistics"]
 
@@ -26,7 +26,7 @@ _NOTHING = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 
 
 class Statistics:
-    """Replaces what PyTorch asks its allocator, and puts it back."""
+    """Replaces the functions of ``torch._C`` that return statistics of the allocator."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._core = torch._C
@@ -50,12 +50,6 @@ class Statistics:
             if hasattr(self._core, name):
                 self._before[name] = getattr(self._core, name)
                 setattr(self._core, name, answer)
-
-    def remove(self) -> None:
-        """Have PyTorch ask its own allocator again."""
-        for name, before in self._before.items():
-            setattr(self._core, name, before)
-        self._before.clear()
 
     # ---- what torch._C answers -------------------------------------------------------------------
 
@@ -133,12 +127,7 @@ class Statistics:
             for device, arena in sorted(_hooks.arenas().items())
             for segment in segments_of(device, arena.snapshot().resources[0].iter_blocks())
         ]
-        return {
-            "segments": segments,
-            "device_traces": [[] for _ in range(self._torch.cuda.device_count())],
-            "allocator_settings": {"backend": "gpumem"},
-            "external_annotations": [],
-        }
+        return snapshot_of(segments, [[] for _ in range(self._torch.cuda.device_count())])
 
 
 def _pooled(figures: dict[str, int]) -> dict[str, dict[str, int]]:

@@ -32,13 +32,13 @@ from gpumem.errors import ClosedError
 
 
 # The order is the number in `state`.
-STATES = ("free", "used", "kept", "parked", "hole")
+STATES = ("free", "used", "cached", "pending_free", "hole")
 
 cdef enum State:
     FREE = 0
     USED = 1
-    KEPT = 2
-    PARKED = 3
+    CACHED = 2
+    PENDING_FREE = 3
     HOLE = 4
 
 cdef packed struct BlockRow:
@@ -83,7 +83,7 @@ cdef struct Found:
 
 
 cdef void collect(EventSource* source, void* context) noexcept nogil:
-    # Under the sources' lock, which whoever ends a resource takes first: the owner is still there.
+    # Runs under the lock that the end of a resource takes first, so the owner still exists.
     cdef Found* found = <Found*>context
     cdef EventSource* larger
     if found.count == found.capacity:
@@ -114,15 +114,15 @@ def all_of_them():
     event_sources_visit(collect, &found)
     try:
         if found.failed:
-            raise MemoryError("no host memory for a list of resources")
+            raise MemoryError("out of host memory while listing resources")
         return [describe_source(&found.sources[i]) for i in reversed(range(found.count))]
     finally:
         for i in range(found.count):
-            let_go(&found.sources[i])
+            drop_owner(&found.sources[i])
         free(found.sources)
 
 
-cdef void let_go(const EventSource* source) noexcept:
+cdef void drop_owner(const EventSource* source) noexcept:
     if source.owner_is == OWNER_ARENA:
         arena_drop(<ArenaCore*>source.owner)
     else:
@@ -276,9 +276,9 @@ cdef inline State state_of(uint32_t state) noexcept nogil:
     if state == CHUNK_USED:
         return USED
     if state == CHUNK_CACHED:
-        return KEPT
+        return CACHED
     if state == CHUNK_PENDING_FREE:
-        return PARKED
+        return PENDING_FREE
     return HOLE if state == CHUNK_HOLE else FREE
 
 
@@ -296,13 +296,13 @@ cdef inline void add_note(const ArenaCore* arena, bint small, uint32_t index,
 
 
 cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
-    # A debugged arena's blocks as users have them: `begins` becomes their addresses, and what the
-    # heap keeps back is parked while streams use it, then kept. Returns how many those are.
+    # The blocks of a debugged arena as users know them: `begins` becomes their addresses. Blocks in
+    # quarantine are pending_free while streams use them, then cached. Returns their number.
     cdef uint64_t count = 0
     cdef uint64_t i
     cdef HeapBlock* known = heap_copy(heap, True, &count)
     if known == NULL:
-        raise MemoryError("no host memory for a copy of a debug heap's books")
+        raise MemoryError("out of host memory while copying debug heap metadata")
     try:
         rows = np.array([(known[i].base, known[i].address, heap_state(known[i].state),
                           known[i].asked if known[i].state == HEAP_LIVE else 0)
@@ -319,7 +319,7 @@ cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
 
 
 cdef inline State heap_state(HeapState state) noexcept:
-    return USED if state == HEAP_LIVE else PARKED if state == HEAP_FREED else KEPT
+    return USED if state == HEAP_LIVE else PENDING_FREE if state == HEAP_FREED else CACHED
 
 
 cdef tuple matched(known, addresses):
@@ -331,7 +331,7 @@ cdef tuple matched(known, addresses):
 
 
 cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
-    # What came through a hook is known by its address, recorded or not.
+    # Blocks that another library allocated through hooks are known by address, recorded or not.
     cdef uint64_t count = hooks_blocks(arena, NULL, NULL, 0) + 64
     addresses = np.empty(count, np.uint64)
     frameworks = np.empty(count, np.uint8)
@@ -346,7 +346,7 @@ cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
 
 
 cdef dict arena_counts(const ArenaCopy* copy, blocks):
-    free_, used, kept, parked, holes = [
+    free_, used, cached, pending_free, holes = [
         int(blocks["nbytes"][blocks["state"] == state].sum()) for state in range(len(STATES))]
     of_free = blocks["nbytes"][blocks["state"] == <int>FREE]
     marked = blocks["nbytes"][(blocks["state"] == <int>FREE) & (blocks["stream"] != 0)]
@@ -355,8 +355,8 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
         "requested_in_use": int(blocks["requested"].sum()),
         "reserved": copy.reserved,
         "free": free_,
-        "cached": kept,
-        "parked": parked,
+        "cached": cached,
+        "pending_free": pending_free,
         "waiting": int(marked.sum()),
         "holes": holes,
         "largest_free": int(of_free.max(initial=0)),

@@ -10,7 +10,7 @@ import numpy as np
 from gpumem._support.arguments import require
 from gpumem.observe import _recording
 from gpumem.observe.events import Frame
-from gpumem.observe.snapshots import _columns as _snapshot
+from gpumem.observe.snapshots import _columns
 from gpumem.observe.snapshots.resources import Block, Names, ResourceSnapshot, resource_of
 
 __all__ = ["resources_as_dict", "resources_from_dict"]
@@ -50,7 +50,7 @@ def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
     taken = int(plain["time"])
     rows = _Rows(taken, len(plain["stacks"]))
     columns = [
-        np.array([rows.row_of(block) for block in found["blocks"]], _snapshot.BLOCK)
+        np.array([rows.row_of(block) for block in found["blocks"]], _columns.BLOCK)
         for found in plain["resources"]
     ]
     stacks = {
@@ -148,7 +148,7 @@ class _Rows:
             _number(self.tags, str(tag)) if tag is not None else 0,
             stack + 1 if stack is not None else 0,
             _recording.FRAMEWORKS.index(framework) if framework is not None else 0,
-            _snapshot.STATES.index(block["state"]),
+            _columns.STATES.index(block["state"]),
         )
 
 
@@ -158,14 +158,14 @@ def _number(numbers: dict[Any, int], what: Any) -> int:
 
 def _described(found: dict[str, Any], blocks: Any) -> dict[str, Any]:
     regions = [
-        (region["address"], region["nbytes"], _snapshot.REGION_KINDS.index(region["kind"]))
+        (region["address"], region["nbytes"], _columns.REGION_KINDS.index(region["kind"]))
         for region in found["regions"]
     ]
     pages = [(page["address"], page["nbytes"]) for page in found["pages"]]
     return {
         **found,
-        "regions": np.array(regions, _snapshot.REGION),
-        "pages": np.array(pages, _snapshot.PAGE),
+        "regions": np.array(regions, _columns.REGION),
+        "pages": np.array(pages, _columns.PAGE),
         "blocks": blocks,
         "held": found["held_ns"],
     }

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumem.observe.events import Frame
-from gpumem.observe.snapshots import _columns as _snapshot
+from gpumem.observe.snapshots import _columns
 
 __all__ = ["USED", "Block", "Names", "Region", "ResourceSnapshot", "resource_of"]
 
-USED = _snapshot.STATES.index("used")
+USED = _columns.STATES.index("used")
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Block:
     requested : int
         Bytes asked for; 0 unless it is used.
     state : str
-        ``"used"``; ``"free"``; ``"kept"``: given back, at rest in a thread's cache; ``"parked"``:
-        given back while other streams may still use it; ``"hole"``: addresses without memory.
+        ``"used"``; ``"free"``; ``"cached"``: freed into a thread's cache; ``"pending_free"``: freed
+        while other streams may still use it; ``"hole"``: addresses without memory.
     region : int
         Index in the resource's regions; 0 where it has none.
     stream : int
@@ -125,9 +125,9 @@ class ResourceSnapshot:
         Bytes that it may hold; 0: no limit.
     counts : mapping of str to int
         Bytes and counts: ``in_use``, ``requested_in_use``, ``reserved``, ``max_in_use``,
-        ``max_reserved``, ``num_allocs``, ``num_frees``; of an arena also ``free``, ``cached`` (kept
-        by threads), ``parked``, ``waiting`` (free, but marked with a stream), ``holes``,
-        ``largest_free``.
+        ``max_reserved``, ``num_allocs``, ``num_frees``; of an arena also ``free``, ``cached`` (in
+        the caches of threads), ``pending_free``, ``waiting`` (free, but marked with a stream),
+        ``holes``, ``largest_free``.
     regions : tuple of Region
     pages : ndarray of (address, nbytes)
         Physical pages of a paged arena, where they are mapped.
@@ -184,7 +184,7 @@ class ResourceSnapshot:
                 address,
                 nbytes,
                 requested,
-                _snapshot.STATES[row[12]],
+                _columns.STATES[row[12]],
                 region,
                 stream,
                 names.frameworks.get(row[11]),
@@ -216,7 +216,7 @@ class ResourceSnapshot:
 
 
 def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceSnapshot:
-    """Make one of what `_snapshot.describe` gives."""
+    """Make one of what `_columns.describe` gives."""
     return ResourceSnapshot(
         plain["key"],
         plain["name"],
@@ -228,7 +228,7 @@ def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceS
         plain["limit"],
         plain["counts"],
         tuple(
-            Region(address, nbytes, _snapshot.REGION_KINDS[kind])
+            Region(address, nbytes, _columns.REGION_KINDS[kind])
             for address, nbytes, kind in plain["regions"].tolist()
         ),
         plain["pages"],

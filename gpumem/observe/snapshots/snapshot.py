@@ -18,7 +18,7 @@ from gpumem._support.arguments import require
 from gpumem.errors import SnapshotError
 from gpumem.observe import _recording
 from gpumem.observe.events import Events, stack_of
-from gpumem.observe.snapshots import _columns as _snapshot
+from gpumem.observe.snapshots import _columns
 from gpumem.observe.snapshots.json_form import resources_as_dict, resources_from_dict
 from gpumem.observe.snapshots.resources import USED, Block, Names, ResourceSnapshot, resource_of
 from gpumem.observe.snapshots.torch_form import torch_snapshot
@@ -30,7 +30,7 @@ VERSION = 1
 SCHEMA = Path(__file__).with_name("snapshot.schema.json")
 """The JSON schema of saved snapshots."""
 
-_COUNTS = ("in_use", "requested_in_use", "reserved", "free", "cached", "parked", "num_allocs")
+_COUNTS = ("in_use", "requested_in_use", "reserved", "free", "cached", "pending_free", "num_allocs")
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class Snapshot:
 def snapshot(resource: object = None) -> Snapshot:
     """See what memory is used for now.
 
-    Other threads go on meanwhile; each arena's stand still while its books are copied
+    Other threads run meanwhile, but cannot allocate from an arena while its metadata is copied
     (`ResourceSnapshot.held`), some milliseconds with a hundred thousand blocks.
 
     Parameters
@@ -296,9 +296,9 @@ def snapshot(resource: object = None) -> Snapshot:
     >>> [block.requested for block in gpumem.observe.snapshot(arena).resources[0].live]
     [1000]
     """
-    found = _snapshot.all_of_them() if resource is None else _described(resource, {})
+    found = _columns.all_of_them() if resource is None else _described(resource, {})
     names = _names_in(found)
-    taken = _snapshot.now()
+    taken = _columns.now()
     resources = tuple(resource_of(plain, names, taken) for plain in found)
     return Snapshot(resources, time.time_ns(), os.getpid())
 
@@ -308,7 +308,7 @@ def snapshot(resource: object = None) -> Snapshot:
 
 def _described(resource: Any, found: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Describe a resource and everything that it is around, each once."""
-    plain = _snapshot.describe(resource)
+    plain = _columns.describe(resource)
     if plain["key"] not in found:
         found[plain["key"]] = plain
         for upstream in getattr(resource, "upstreams", ()):

@@ -13,9 +13,9 @@ from typing import Any
 from gpumem.observe.events import Events, Frame
 from gpumem.observe.snapshots.resources import Block, ResourceSnapshot
 
-__all__ = ["segments_of", "torch_snapshot"]
+__all__ = ["segments_of", "snapshot_of", "torch_snapshot"]
 
-_STATES = {"used": "active_allocated", "parked": "active_awaiting_free"}
+_STATES = {"used": "active_allocated", "pending_free": "active_awaiting_free"}
 _ACTIONS = {
     "alloc": ("alloc",),
     "free": ("free_requested", "free_completed"),
@@ -38,7 +38,13 @@ def torch_snapshot(
         for segment in segments_of(device_of(found.memory), found.iter_blocks())
     ]
     devices = 1 + max((segment["device"] for segment in segments), default=0)
-    traces = _traces(events, devices)
+    return snapshot_of(segments, _traces(events, devices))
+
+
+def snapshot_of(
+    segments: list[dict[str, Any]], traces: list[list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return a snapshot of segments and of the history of each device."""
     return {
         "segments": segments,
         "device_traces": traces,

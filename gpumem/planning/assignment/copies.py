@@ -1,7 +1,7 @@
 """Which memory each value lives in, and what has to be copied for that.
 
-A value has one home. Whoever can use it there does; a copy is made only for a device whose memory
-is not compatible with the home or that cannot reach it.
+A value has one home memory. Every device that can access the home uses the value there. A copy is
+made only for a device that cannot access it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gpumem._support.arguments import is_integer
 from gpumem.errors import ModelGraphError
 
 __all__ = ["GraphDescription", "NodeDescription", "ValueDescription", "describe_model"]
@@ -150,7 +151,7 @@ def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
 def _bind(graph: Any, dims: Mapping[str, int]) -> None:
     """Give dimensions that the model names their lengths, wherever they are named."""
     for name, length in dims.items():
-        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 1 << 63:
+        if not is_integer(length, 0, (1 << 63) - 1):
             raise ModelGraphError(
                 f"length {length!r} of {name!r} is not an integer from 0 to 2**63 - 1"
             )

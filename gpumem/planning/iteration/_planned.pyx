@@ -147,7 +147,7 @@ cdef class PlannedResource(MemoryResource):
         self.slots = <uint32_t*>calloc(self.stream_count, sizeof(uint32_t))
         if self.planned == NULL or self.slots == NULL or not arena_places_init(
                 self.inner.core, &self.places, edge, len(edges)):
-            raise MemoryError("no host memory for a plan's books")
+            raise MemoryError("out of host memory while preparing a plan")
         for i in range(self.count):
             self.planned[i].nbytes = row[4 * i]
             self.planned[i].stream = row[4 * i + 1]
@@ -339,7 +339,7 @@ cdef class PlannedResource(MemoryResource):
         return self.upstream.stats()
 
     def check_invariants(self):
-        """Check every invariant of the block's books; see `Arena.check_invariants`."""
+        """Check every invariant of the block; see `Arena.check_invariants`."""
         self.inner.check_invariants()
 
     @property

@@ -103,7 +103,7 @@ class App {
 
   // -- owners
 
-  // Those who hold most at the peak of the run have colours, whatever part of it is shown.
+  // The owners with the most bytes at the peak of the run have colours, whatever part is shown.
   rankOwners() {
     const { atPeak, most } = this.run.survey(0, this.run.moves);
     const order = Array.from(atPeak.keys()).sort((a, b) => atPeak[b] - atPeak[a] || most[b] - most[a]);
@@ -188,7 +188,7 @@ function showFigures(app) {
   const entries = [
     ["Peak live", bytes(figures.peak_live_bytes), `${count(figures.peak_live_bytes)} bytes`],
     ["Peak reserved", bytes(first.peak_reserved_bytes), `${first.name}, ${first.how}`],
-    ["Reserved / live", first.fragmentation.toFixed(3), "1 is no fragmentation at all"],
+    ["Reserved / live", first.fragmentation.toFixed(3), "1 means no fragmentation"],
     ["Allocations", count(figures.allocations), `${count(figures.events)} events, ${plural(figures.streams, "stream")}`],
     [app.run.facts.moment ? "Live blocks" : "Never freed", bytes(figures.never_freed_bytes), plural(figures.never_freed_blocks, "block")],
   ];
@@ -202,14 +202,14 @@ function showNotes(app) {
   const source = [facts.meta.source, facts.meta.memory ?? facts.meta.gpu].filter(Boolean).join(", ");
   element("subtitle").textContent = [source, plural(facts.figures.events, "event"), seconds(app.run.extent("time")[1] - app.run.extent("time")[0])].filter(Boolean).join(" · ");
   element("placed").textContent = {
-    recorded: "Each block where it lay. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.",
-    replayed: "The file tells no addresses: blocks lie where gpumem, with pages that move, puts them in a replay. Drag to zoom, also upwards.",
-    unknown: "The file tells no addresses.",
+    recorded: "Each block at its address. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.",
+    replayed: "The file has no addresses: blocks lie where a replay with gpumem's movable pages places them. Drag to zoom, also upwards.",
+    unknown: "The file has no addresses.",
   }[facts.placed];
   element("owners-hint").textContent = facts.ownersNamed
-    ? "By what they hold at the highest point shown."
-    : "The file names no owners, so blocks of exactly one size stand together: one place in a program mostly asks for one size.";
-  element("policies-note").textContent = "Replayed: a real arena of the host device did it. Modelled: as PyTorch's allocator and the driver place blocks, without their limits.";
+    ? "By their live bytes at the highest point shown."
+    : "The file names no owners, so blocks of one size are grouped: a line of a program usually allocates one size.";
+  element("policies-note").textContent = "Replayed: measured on a real arena of the host device. Modelled: computed by the rules of PyTorch's allocator and of the driver, without their limits.";
   if (facts.moment) showMoment();
   element("notes").textContent = "Live bytes count as they were requested. Fragmented bytes are reserved and not live."
     + (facts.kept < facts.blocks ? ` Of ${count(facts.blocks)} blocks the ${count(facts.kept)} largest are shown one by one; the others are in the sums.` : "");
@@ -218,7 +218,7 @@ function showNotes(app) {
 // What is said otherwise of a snapshot, which shows one moment.
 function showMoment() {
   element("leaks-title").textContent = "Live blocks";
-  element("placed").textContent = "Each block where it lies, from when it was allocated. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.";
+  element("placed").textContent = "Each block at its address, from when it was allocated. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.";
   element("policies-note").textContent = `For the live blocks alone, allocated in the order of their age. ${element("policies-note").textContent}`;
 }
 

@@ -1,7 +1,7 @@
 // ---- the run: moves in order, blocks by number -------------------------------------------------
 // A move allocates a block or frees one. Blocks are numbered by allocation.
 
-const NEVER = 0xffffffff; // the move that frees what nobody freed
+const NEVER = 0xffffffff; // stands for the free of a block that was never freed
 
 class Run {
   constructor(facts, columns, curves) {
