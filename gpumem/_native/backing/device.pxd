@@ -3,12 +3,11 @@
 A backing reserves and releases whole regions. It is called with the arena's grow lock held and
 the arena lock not held, without the interpreter lock; it may call the driver and may block.
 Addresses are multiples of 256. A refusal leaves nothing behind. A release waits, as the
-driver's own free does, for what is queued on the device: the memory may be someone else's next.
+driver's own free does, for what is queued on the device: the memory may have another owner next.
 
-The family: plain driver blocks (backing/device), host pages that are pinned (backing/pinned), managed
-memory (backing/device), one physical handle each: a NUMA node's, or a device's to be
-shared (backing/physical), files in memory to be shared (backing/physical), somebody else's
-(_resource/arena/source).
+The family: plain driver blocks and managed memory (here), pinned host pages (pinned), physical
+handles of a NUMA node or to be shared, and files in memory to be shared (physical), regions that a
+user's callback provides (_resource/arena/source).
 """
 
 from libc.stdint cimport uint64_t
@@ -44,7 +43,7 @@ cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil
 # One cuMemHostAlloc, and its end.
 cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
 cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil
-# Notes a driver call and, if it failed, its name.
+# Counts a driver call and, if it failed, keeps its name.
 cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil
 cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
                         uint64_t memory) noexcept nogil

@@ -1,4 +1,4 @@
-"""Backings by plain driver blocks: one driver allocation per region."""
+"""Backings of one driver allocation per region: device, host and managed memory."""
 
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport malloc
@@ -113,8 +113,7 @@ cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil:
 # ---- Managed memory ------------------------------------------------------------------------------
 #
 # The driver's functions for hints took a device until CUDA 12.1 and take a location since 12.2.
-# driver/cuda fills the one entry or the other by the driver's version, so here the one that is there
-# is called.
+# driver/cuda fills one entry or the other by the driver's version: the filled one is called.
 
 
 cdef void managed_init(Backing* backing, DeviceContext* context) noexcept nogil:

@@ -1,7 +1,7 @@
-"""Regions that are one physical handle each, by the driver's virtual memory.
+"""Regions that are one physical handle each, by the driver's virtual memory, or one file each.
 
-Two kinds of them: host memory of one NUMA node, for the CPU and the device; and a device's own
-memory that other processes may be given.
+Handles are of host memory of one NUMA node, for the CPU and the device, or of memory that can be
+shared with other processes; files are of host memory that can be.
 """
 
 from libc.stdint cimport uint64_t
@@ -12,8 +12,8 @@ from gpumem._native.driver cimport CUresult, DeviceContext
 cdef void numa_init(Backing* backing, DeviceContext* context, int node) noexcept nogil
 # Makes the least of a node's memory and gives it back. A refusal names the call that refused.
 cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noexcept nogil
-# Memory of the device, or of a node, that can be exported. Regions are cleared: the memory may have
-# been anybody's.
+# Memory of the device, or of a node, that can be exported. Regions are cleared: another process may
+# have used the memory before.
 cdef enum:
     THE_DEVICE = -1             # in place of a node
 cdef void shared_init(Backing* backing, DeviceContext* context, int node) noexcept nogil

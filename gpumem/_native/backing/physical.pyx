@@ -1,6 +1,6 @@
-"""One physical handle for a region, mapped once; see _native/backing/physical.pxd.
+"""Regions of one physical handle each, mapped once, and of one file in memory each.
 
-A node's memory is pinned, and the CPU has access too. The granule is the driver's, 2 MiB.
+A node's memory is pinned, and the CPU has access too.
 """
 
 from libc.stdint cimport uint64_t, uintptr_t
@@ -10,11 +10,11 @@ from libc.string cimport memset
 from gpumem._native.backing.device cimport (
     Backing, backing_init, backing_note, Mapped, mapped_add, mapped_find, mapped_take,
 )
+from gpumem._native.backing.pinned cimport pages_pin
 from gpumem._native.driver cimport (
     context_enter, context_leave, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_LOCATION_TYPE_DEVICE,
-    CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
-    CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
     CUstream, DeviceContext,
 )
@@ -128,8 +128,8 @@ cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) n
 
 
 cdef CUresult unmap(Backing* self, uint64_t address) noexcept nogil:
-    # While the driver refuses, memory, addresses and their record stay. Once unmapped, nobody may
-    # use the addresses again, whatever the driver says to the rest.
+    # Where the driver refuses to unmap, memory, addresses and their record stay, to be tried again.
+    # Once unmapped the addresses are not used again, even where a later call is refused.
     cdef const Mapped* found = mapped_find(self, address)
     cdef Mapped* mapped
     cdef CUresult code
@@ -162,7 +162,7 @@ cdef CUresult shared_reserve(Backing* self, uint64_t size, uint64_t* address) no
 
 
 cdef CUresult clear(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # On a stream of its own, so that it waits for nobody's work.
+    # On a stream of its own, so that it waits for no other work.
     cdef CUstream stream = NULL
     cdef CUresult code = backing_note(self, "cuStreamCreate", self.context.table.cuStreamCreate(
         &stream, CU_STREAM_NON_BLOCKING))
@@ -188,8 +188,8 @@ cdef CUresult shared_export(Backing* self, uint64_t memory, int* fd) noexcept no
 
 # ---- Files in memory, mapped and pinned ----------------------------------------------------------
 #
-# The kernel hands out cleared pages. The size of a file is sealed, so that nobody who is given its
-# descriptor can make a page vanish under the others.
+# The kernel hands out cleared pages. The size of a file is sealed, so that no process that gets its
+# descriptor can take a page away from the others.
 
 
 cdef extern from *:
@@ -241,30 +241,11 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
         return CUDA_ERROR_OUT_OF_MEMORY
     code = context_enter(self.context)
     if code == CUDA_SUCCESS:
-        code = pin(self, pages, size)
-        if code == CUDA_SUCCESS and mapped_add(self, <uintptr_t>pages, size, fd) == NULL:
-            self.context.table.cuMemHostUnregister(pages)
-            code = CUDA_ERROR_OUT_OF_MEMORY
+        code = pages_pin(self, <uintptr_t>pages, size, fd)
         context_leave(self.context)
     if code != CUDA_SUCCESS:
         gm_file_end(fd, pages, size)
     address[0] = <uintptr_t>pages
-    return code
-
-
-cdef CUresult pin(Backing* self, void* pages, uint64_t size) noexcept nogil:
-    cdef CUdeviceptr seen = 0
-    cdef CUresult code = backing_note(
-        self, "cuMemHostRegister", self.context.table.cuMemHostRegister(
-            pages, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuMemHostGetDevicePointer",
-                        self.context.table.cuMemHostGetDevicePointer(&seen, pages, 0))
-    if code == CUDA_SUCCESS and seen != <uintptr_t>pages:
-        code = CUDA_ERROR_NOT_SUPPORTED     # a block has one address
-    if code != CUDA_SUCCESS:
-        self.context.table.cuMemHostUnregister(pages)
     return code
 
 

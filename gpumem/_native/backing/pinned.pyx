@@ -1,9 +1,9 @@
-"""Pinned host memory, filled in parallel; see backing/pinned.
+"""Pinned host memory: pages made by several threads, then registered with the driver.
 
 cuMemHostAlloc makes its pages one by one on one core. Pages made here by several cores, in huge
 pages, and registered afterwards are several times faster (bench/pinned.py), from about one huge
-page on. Below that, and where the device cannot use the host's addresses for registered memory
-or the driver will not register, cuMemHostAlloc it is.
+page on. cuMemHostAlloc serves smaller regions, and devices that cannot use the host's addresses for
+registered memory or whose driver does not register it.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -73,7 +73,7 @@ cdef CUresult registered_reserve(Backing* self, uint64_t size, uint64_t* address
         return CUDA_ERROR_OUT_OF_MEMORY
     code = context_enter(self.context)
     if code == CUDA_SUCCESS:
-        code = register_pages(self, pages, nbytes)
+        code = pages_pin(self, pages, nbytes, 0)
         context_leave(self.context)
     if code != CUDA_SUCCESS:
         pages_unmap(pages, nbytes)
@@ -82,7 +82,8 @@ cdef CUresult registered_reserve(Backing* self, uint64_t size, uint64_t* address
     return CUDA_SUCCESS
 
 
-cdef CUresult register_pages(Backing* self, uint64_t pages, uint64_t nbytes) noexcept nogil:
+cdef CUresult pages_pin(Backing* self, uint64_t pages, uint64_t nbytes,
+                        uint64_t memory) noexcept nogil:
     cdef CUdeviceptr seen = 0
     cdef CUresult code = backing_note(
         self, "cuMemHostRegister", self.context.table.cuMemHostRegister(
@@ -93,7 +94,7 @@ cdef CUresult register_pages(Backing* self, uint64_t pages, uint64_t nbytes) noe
                         self.context.table.cuMemHostGetDevicePointer(&seen, <void*>pages, 0))
     if code == CUDA_SUCCESS and seen != pages:
         code = CUDA_ERROR_NOT_SUPPORTED     # a block has one address, for the CPU and the device
-    if code == CUDA_SUCCESS and mapped_add(self, pages, nbytes, 0) == NULL:
+    if code == CUDA_SUCCESS and mapped_add(self, pages, nbytes, memory) == NULL:
         code = CUDA_ERROR_OUT_OF_MEMORY
     if code != CUDA_SUCCESS:
         self.context.table.cuMemHostUnregister(<void*>pages)
@@ -122,9 +123,9 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
 # ---- Pages of the host, made by several threads --------------------------------------------------
 #
 # The kernel clears a page when it is first touched, one core at a few GB/s: for pinned memory
-# that is most of the time. Here as many threads as help share the clearing. The kernel is asked to
-# make pages (MADV_POPULATE_WRITE), because it then answers that it has none; where it cannot be
-# asked, each page is touched.
+# that is most of the time. Here several threads share the clearing. MADV_POPULATE_WRITE makes the
+# pages, because it fails where there is no memory left; where the kernel has no such advice, each
+# page is touched.
 
 
 cdef extern from *:
@@ -149,7 +150,7 @@ cdef extern from *:
         return sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
     }
 
-    /* Bytes that the kernel could hand out without swapping; 0: it does not tell. */
+    /* Bytes that the kernel could hand out without swapping; 0: unknown. */
     static inline uint64_t gm_available(void) {
         char line[128];
         unsigned long long kib = 0;
@@ -160,7 +161,7 @@ cdef extern from *:
         return (uint64_t)kib << 10;
     }
 
-    /* A wish: where the kernel refuses, the pages come from wherever they are. */
+    /* A preference: where the kernel refuses it, the pages come from any node. */
     static inline void gm_prefer_node(void *at, size_t nbytes, int node) {
         unsigned long mask[GM_NODES / (8 * sizeof(unsigned long))] = {0};
         if (node < 0 || node >= GM_NODES) return;
@@ -274,7 +275,7 @@ cdef char* map_aligned(uint64_t nbytes) noexcept nogil:
 
 
 cdef void run_threads(Fill* fill) noexcept nogil:
-    # A thread that cannot be had is done without.
+    # Where no further thread can be started, those that run do the work.
     cdef pthread_t[MAX_THREADS] threads
     cdef uint64_t wanted = fill.nbytes // BYTES_PER_THREAD + 1
     cdef int count = 0

@@ -1,4 +1,4 @@
-"""Carrying a plan out, finishing it, taking it back."""
+"""Carrying a plan out, finishing it, undoing it; giving all pages up and restoring them."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -21,7 +21,7 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
 
 
 # Unmaps and releases every page that has memory; stops where the driver refuses. `lock` is held
-# while the books change.
+# while the space changes.
 cdef CUresult space_give_up(Space* space, Lock* lock, DeviceContext* context,
                             uint64_t* calls) noexcept nogil
 # Makes and maps every page that has none; `call` names what was refused. What was made stays.

@@ -1,4 +1,9 @@
-"""The driver's side of a plan."""
+"""A plan's driver calls, and what follows: it is finished, or undone where a call was refused.
+
+`space_execute` runs without the arena lock. Only the plan's own pages are touched there, and no
+other plan is under way, because the grow lock is held. `space_finish` and `space_undo` change the
+chunk table with the arena lock, and make no driver call.
+"""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -19,9 +24,9 @@ from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 cdef CUresult space_execute(Space* space, Plan* plan, DeviceContext* context,
                             uint64_t* calls) noexcept nogil:
-    # Without the arena lock. First what can run out: on failure nothing else has been done. Then
-    # unmaps, then maps. What the driver refused half-way is cleared away here, so that
-    # space_undo has only the books to put right.
+    # First what can run out: memory. Where that fails, nothing else has been done. Then unmaps,
+    # then maps, since a page may go where another one was. Memory goes back last. After a refusal
+    # the driver's side is cleared away here, so that `space_undo` has only the tables to put right.
     cdef uint64_t begin
     cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
@@ -33,7 +38,7 @@ cdef CUresult space_execute(Space* space, Plan* plan, DeviceContext* context,
         code = unmap_views(space, plan, context, calls)
     if code == CUDA_SUCCESS:
         code = map_views(space, plan, context, calls)
-    if plan.moves:
+    if plan.moves:      # their share of the time: mapping new pages is not charged to the budget
         plan.move_ns = (context.now() - begin) * plan.moves // (plan.moves + plan.creates)
     if code == CUDA_SUCCESS:
         release_memory(space, plan, context, calls)
@@ -100,7 +105,7 @@ cdef CUresult map_views(Space* space, Plan* plan, DeviceContext* context,
             continue
         last = first
         code = map_run(space, plan, &last, context, calls)
-        if code != CUDA_SUCCESS:
+        if code != CUDA_SUCCESS:    # none of the run counts as done
             unmap_run(space, plan, first, last, context, calls)
         else:
             count_mapped(space, plan, first, last)
@@ -168,31 +173,32 @@ cdef void release_memory(Space* space, Plan* plan, DeviceContext* context,
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_RELEASE:
-            let_go(space, &plan.actions[i], context, calls)
+            release_page(space, &space.page[plan.actions[i].page], context, calls)
             space.released += 1
 
 
-cdef void let_go(Space* space, const Action* action, DeviceContext* context,
-                 uint64_t* calls) noexcept nogil:
+cdef void release_page(Space* space, Page* page, DeviceContext* context,
+                       uint64_t* calls) noexcept nogil:
     # Memory without a view goes back; where that is refused, it is tried again later.
-    cdef uint64_t memory = space.page[action.page].memory
-    if memory == 0:
+    if page.memory == 0:
         return                          # suspended
     calls[0] += 1
-    if page_release(context, memory) != CUDA_SUCCESS:
-        orphan_add(space, memory)
+    if page_release(context, page.memory) != CUDA_SUCCESS:
+        orphan_add(space, page.memory)
+    page.memory = 0
 
 
 cdef void abandon(Space* space, Plan* plan, DeviceContext* context, uint64_t* calls) noexcept nogil:
+    # Memory without any view left: new and not mapped, or of a page whose views are all unmapped.
     cdef uint32_t i
     cdef const Action* action
     for i in range(plan.count):
         action = &plan.actions[i]
         if action.created and not action.done:
-            let_go(space, action, context, calls)
+            release_page(space, &space.page[action.page], context, calls)
         elif (action.kind == ACTION_MOVE or action.kind == ACTION_RELEASE) and (
                 not action.done and view_left(space, action) == NIL):
-            let_go(space, action, context, calls)
+            release_page(space, &space.page[action.page], context, calls)
 
 
 cdef uint32_t view_left(const Space* space, const Action* action) noexcept nogil:
@@ -206,8 +212,7 @@ cdef uint32_t view_left(const Space* space, const Action* action) noexcept nogil
 
 cdef void space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil:
-    # With the arena lock again: the claimed block shrinks to what was asked for, and the slots of
-    # pages given back become free.
+    # The claimed block shrinks to the size demanded, and the slots of released pages become free.
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_RELEASE:
@@ -217,8 +222,8 @@ cdef void space_finish(Space* space, Plan* plan, const Demand* demand,
 
 
 cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil:
-    # With the arena lock: puts the books back to what the driver has. The claimed block becomes a
-    # hole, then what is mapped in it becomes free again.
+    # Puts the tables back to what the driver has mapped now. The claimed block becomes a hole, the
+    # actions are undone, then what is mapped in the hole becomes free again.
     cdef uint32_t i
     cdef uint64_t begin, end
     if plan.chunk != NIL:
@@ -246,6 +251,7 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
         if not action.unmapped[0]:
             show_dormant(space, action, page)
         return
+    # A move gives up its new place; a released page counts as physical memory again.
     if action.kind == ACTION_MOVE:
         view_set(space, action.to, page.granules, NIL)
     else:
@@ -254,7 +260,7 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
 
 
 cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogil:
-    # To the views that the driver still has of it; without one its memory has been let go.
+    # To the views that the driver still has of it; without one its memory has been released.
     cdef uint32_t left = view_left(space, action)
     view_set(space, action.origin, page.granules, NIL)
     page.dormant = NIL
@@ -279,6 +285,7 @@ cdef void show_dormant(Space* space, const Action* action, Page* page) noexcept 
 
 cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slot,
                  uint64_t epoch) noexcept nogil:
+    # Granule by granule: any of them may have memory or none.
     cdef uint64_t address = begin
     cdef uint64_t stop
     while address < end:
@@ -321,16 +328,8 @@ cdef CUresult give_up(Space* space, Page* page, Lock* lock, DeviceContext* conte
     code = page_unmap(context, address_of(space, page.active), nbytes)
     calls[0] += 1
     if code == CUDA_SUCCESS:
-        let_memory_go(space, page, context, calls)
+        release_page(space, page, context, calls)
     return code
-
-
-cdef void let_memory_go(Space* space, Page* page, DeviceContext* context,
-                        uint64_t* calls) noexcept nogil:
-    calls[0] += 1
-    if page_release(context, page.memory) != CUDA_SUCCESS:
-        orphan_add(space, page.memory)
-    page.memory = 0
 
 
 cdef CUresult space_restore(Space* space, DeviceContext* context, uint64_t* calls,
@@ -388,5 +387,5 @@ cdef CUresult restore_page(Space* space, Page* page, DeviceContext* context, uin
     calls[0] += 1
     code = page_map(context, address_of(space, page.active), nbytes, page.memory)
     if code != CUDA_SUCCESS:
-        let_memory_go(space, page, context, calls)
+        release_page(space, page, context, calls)
     return code

@@ -4,7 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.pages.types cimport Demand, Page, Plan, PlanResult, Space
 
-# Changes the books at once: on PLAN_OK they hold the claimed block and the pages' new places.
+# Changes the table and the pages at once: on PLAN_OK they hold the claimed block and the pages' new
+# places.
 cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil
 # Plans to give every page back that is idle and has no queued work; execute and finish as any.
 cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil

@@ -1,4 +1,10 @@
-"""Planning."""
+"""Plans: where a block's window is built, and which pages supply it.
+
+A plan changes the chunk table and the pages before any driver call. So everything that can fail
+for want of host memory or of pages comes before the first change. What is found only later (a plan
+that would pass the hard limit, a driver call that is refused) undoes the whole plan: its claim
+first, then its actions, the last one first; see `space_undo`.
+"""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -21,7 +27,6 @@ from gpumem._support.atomics cimport load32
 
 
 cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil:
-    # With both locks. On PLAN_OK the books hold the claimed block and the pages' new places.
     cdef Site site
     cdef uint64_t end, begin
     cdef uint32_t first_granule, last_granule, count
@@ -43,7 +48,8 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
         return PLAN_NO_METADATA
     if not supply_suffices(space, demand, site.missing, begin, end):
         return PLAN_NO_MEMORY
-    # Swaps cost no driver call, so they come before pages are moved or made.
+    # Swaps cost no driver call, so they come before pages are moved or made. They need no undoing:
+    # both views of a swapped page stay mapped.
     swap_views(space, begin, end)
     plan.chunk = holes_claim(space.table, chunk_at(space, site.anchor, begin), begin, end,
                              demand.requested, demand.stream_slot)
@@ -63,7 +69,7 @@ cdef uint64_t claimed_end(const Space* space, uint32_t index, uint64_t end) noex
 
 cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t missing,
                           uint64_t begin, uint64_t end) noexcept nogil:
-    # Is there room under the hard limit, or enough idle memory, for what is missing?
+    # Is there room under the hard limit, or enough idle memory, for what is missing? In granules.
     cdef uint64_t room = 0
     cdef uint32_t i
     cdef const Page* page
@@ -133,6 +139,7 @@ cdef void fill_missing(Space* space, Plan* plan, uint64_t begin, uint64_t end,
 
 
 cdef void forget_idle_inside(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
+    # Pages in the window belong to the block now: they supply nothing.
     cdef uint32_t i
     for i in range(space.page_count):
         if space.page[i].granules and overlaps(space, &space.page[i], begin, end):
@@ -181,6 +188,7 @@ cdef uint32_t supply(Space* space, Plan* plan, uint32_t at, uint32_t wanted, uin
 
 
 cdef uint32_t page_granules(const Space* space, const Demand* demand) noexcept nogil:
+    # The most granules that still divide the live peak into PEAK_PAGES pages, or the block into 8.
     cdef uint32_t granules = 1
     if not space.large:
         return 1
@@ -219,6 +227,7 @@ cdef uint32_t longest_idle(const Space* space, uint32_t wanted, uint64_t begin,
 
 cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
                                   uint64_t end) noexcept nogil:
+    # A page goes back only when no work is queued through it: unmapping does not wait.
     cdef uint32_t best = NIL
     cdef uint32_t i
     cdef const Page* page
@@ -274,6 +283,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
         action.unmap[1] = page.active
         view_set(space, page.active, page.granules, NIL)
         page.dormant = NIL
+    # Only now: all of the above reads the old place.
     page.active = at
     page.busy = True
     view_set(space, at, page.granules, index)
@@ -298,6 +308,7 @@ cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand)
 
 
 cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
+    # SLOT_RELEASED: idle for every stream, since no stream's order protects an unmapped page.
     cdef Demand demand
     cdef uint32_t i
     cdef const Page* page
@@ -339,13 +350,13 @@ cdef void plan_free(Plan* plan) noexcept nogil:
     plan.chunk = NIL
 
 
-# ---- Finding the cheapest place for a block; see _native/pages/types.pxd for the model -----------
+# ---- Finding the cheapest place for a block ------------------------------------------------------
 
 
 cdef enum:
     IMPOSSIBLE = 0x7FFFFFFF
 
-# A gap: a run of free chunks and holes that the taker may have, between used ones.
+# A gap: a run of free chunks and holes between used ones that the block's stream may take.
 cdef struct Gap:
     uint32_t first              # chunk
     uint64_t begin
@@ -373,7 +384,7 @@ cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot
 
 cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t stream_slot,
                               Gap* gap) noexcept nogil:
-    # The gap around a hole; False if an earlier hole of the same gap will tell of it.
+    # The gap around a hole; False if an earlier hole lies in the same gap, which is tried for that.
     cdef uint32_t index = hole
     cdef uint32_t prev = space.table.chunks[index].prev
     while prev != NIL and in_gap(space, prev, stream_slot):
@@ -452,10 +463,11 @@ cdef void try_site(Space* space, const Gap* gap, uint64_t begin, const Demand* d
             granules = missing_in_hole(space, chunk, begin, end)
             missing += granules
             if granules == IMPOSSIBLE or missing > best.missing:
-                return
+                return          # it can only get worse
         if end_of(chunk) >= end:
             break
         index = chunk.next
+    # Of places that miss the same, the lowest: the space stays dense at its beginning.
     if missing < best.missing or (missing == best.missing and begin < best.begin):
         best.anchor = anchor_below(space, gap.first)
         best.begin = begin

@@ -1,4 +1,4 @@
-"""Pages of an address space."""
+"""An address space and its pages, from what a plan reads of it down to the driver's calls."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -27,7 +27,8 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
 
 
 cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
-    # Free for work of `stream_slot` now, without asking anybody?
+    # Free for work of `stream_slot` now: freed on it, or behind work known to have completed or to
+    # be waited for. No event is polled here.
     return load32(&chunk.state) == CHUNK_FREE and (
         chunk.stream_slot == stream_slot or chunk.stream_slot == SLOT_RELEASED
         or chunk.epoch <= space.table.bins[chunk.stream_slot].completed
@@ -48,6 +49,7 @@ cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
 
 cdef void see_stream_slot(Space* space, const StreamBins* bins,
                           uint32_t stream_slot) noexcept nogil:
+    # A free chunk below one granule holds no whole page: those bins are left out.
     cdef uint32_t level, step, first_level, first_step, index
     if bins.levels == 0:
         return
@@ -77,7 +79,7 @@ cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
             continue
         page = &space.page[mapped]
         if page.active == g and g + page.granules <= last:
-            if page.busy:
+            if page.busy:       # it had live bytes at the last plan: its idle time begins now
                 page.idle_since = space.plans
                 page.busy = False
             page.seen_idle = space.plans
@@ -186,8 +188,8 @@ cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
 
 
 cdef void space_destroy(Space* space, DeviceContext* context) noexcept nogil:
-    # Nobody uses the arena any more: every view and page goes, then the addresses. There is nobody
-    # to tell of a refusal: what the driver refused is asked once more.
+    # The arena is not used any more: every view and page goes, then the addresses. A refusal cannot
+    # be reported from here: a call that the driver refused is tried once more.
     cdef int _attempt
     for _attempt in range(2):
         if context != NULL and context_enter(context) == CUDA_SUCCESS:
@@ -230,6 +232,7 @@ cdef void ranges_forget(Space* space, DeviceContext* context) noexcept nogil:
 
 
 cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil:
+    # Without host memory for the note the handle is lost until the process ends.
     cdef uint64_t* orphans = <uint64_t*>realloc(
         space.orphans, (space.orphan_count + 1) * sizeof(uint64_t))
     if orphans == NULL:
@@ -256,6 +259,7 @@ cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil:
         return True
     while capacity < count:
         capacity *= 2
+    # The numbers of granules never change, so the array only grows; 0xFF is NIL in every byte.
     page_at = <uint32_t*>realloc(space.page_at, capacity * sizeof(uint32_t))
     if page_at == NULL:
         return False
@@ -290,11 +294,11 @@ cdef uint32_t page_slot(Space* space) noexcept nogil:
     return space.page_count - 1
 
 
-# ---- A bound on the time that moving takes -------------------------------------------------------
+# ---- The budget of time for moves ----------------------------------------------------------------
 
 
 cdef enum:
-    SAVED_NS = 20000000     # 20 ms: what one bad moment may cost
+    SAVED_NS = 20000000     # 20 ms: the most that a burst of moves may take
 
 
 cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
@@ -318,7 +322,7 @@ cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
     budget.saved -= <double>nanoseconds
 
 
-# ---- Virtual memory of the driver: reserve, create, map, unmap, release --------------------------
+# ---- Driver calls: reserve, create, map, unmap, release ------------------------------------------
 
 
 cdef enum:
@@ -375,7 +379,7 @@ cdef CUresult page_release(DeviceContext* context, uint64_t memory) noexcept nog
     return context.table.cuMemRelease(memory)
 
 
-# ---- Validation of pages; see _native/pages/types.pxd for the model ------------------------------
+# ---- Validation ----------------------------------------------------------------------------------
 
 
 cdef int pages_check(const Space* space) noexcept nogil:
@@ -442,11 +446,11 @@ cdef int check_range(const Space* space, uint32_t region, uint64_t* physical) no
 
 cdef const char* pages_invariant(int number) noexcept nogil:
     if number == 40:
-        return "a page is noted at every granule of its views"
+        return "every granule of a page's views names the page"
     if number == 41:
         return "physical is the sum over pages"
     if number == 42:
-        return "a granule without a view notes no page"
+        return "a granule without a view names no page"
     if number == 43:
         return "chunks have memory and holes have none"
     if number == 44:

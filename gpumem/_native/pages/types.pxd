@@ -3,16 +3,16 @@
 A *space* is reserved address space, cut into granules of 2 MiB. It is made of *ranges*, the first
 reserved with the first block, each further one, when none has a place left, as large as all
 before it: an arena of a few kilobytes takes few addresses, and thousands fit into a process. A
-*page* is one physical handle
-of 1 to 16 granules; the driver maps it whole or not at all, so it is the unit that moves. A
-mapping of a page is a *view*. A page has at most two views: its memory counts in the *active*
-one; the *dormant* one is left from before a move and is a hole for the chunk table, until the
-page is idle and something is wanted there again: then the two change places without a driver call.
+*page* is one physical handle of 1 to 16 granules; the driver maps it whole or not at all, so it is
+the unit that moves. A mapping of a page is a *view*. A page has at most two views: its memory
+counts in the *active* one; the *dormant* one is left from before a move and is a hole for the chunk
+table, until the page is idle and something is wanted there again: then the two change places
+without a driver call.
 
 An idle page (no live byte; it lies inside a free chunk) may be mapped at a second address while
 work on it is still queued, for the stream that freed it: that is ordered by the stream itself
-(measured on an H200). Other streams' pages count as idle only once they have settled. A view is
-unmapped only after the epoch in which it fell dormant has settled, because an unmap does not wait.
+(measured on an H200). Other streams' pages count as idle only once their work has completed. A view
+is unmapped only after the epoch in which it fell dormant has completed: an unmap does not wait.
 
 Growing means building a window for the block: a run of free chunks and holes. What is missing
 in it is supplied by new pages while reserved memory stays within a share of the live peak; beyond
@@ -20,7 +20,8 @@ that by the idle pages that were longest not used; only when none is idle, or th
 is used up, is the share passed.
 
 Everything here is called with the arena's grow lock. Planning also holds the arena lock and changes
-the books at once; the driver calls come after, without it.
+the chunk table and the pages at once; the driver calls come after, without it. Then, with the arena
+lock again, the plan is finished, or undone where the driver refused a call.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

@@ -48,7 +48,6 @@ void host_cond_build(pthread_cond_t *cond) {
 }
 
 void hostdev_set_lag(uint64_t nanoseconds) { atomic_store(&clock_lag, nanoseconds); }
-uint64_t hostdev_lag(void) { return atomic_load(&clock_lag); }
 uint64_t hostdev_now(void) { return host_now(); }
 
 int hostdev_use_virtual_clock(int on) {

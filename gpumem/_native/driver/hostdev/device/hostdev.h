@@ -42,7 +42,6 @@ HOSTDEV_API size_t hostdev_used(int ordinal);
 
 /* Every stream finishes its work that much later than it was enqueued. 0: at once. */
 HOSTDEV_API void hostdev_set_lag(uint64_t nanoseconds);
-HOSTDEV_API uint64_t hostdev_lag(void);
 
 /* A clock that moves only when told: lag is measured on it, and so are event times.
  * While it is on, queries first let every worker do what is due, so that the answer

@@ -250,7 +250,6 @@ CUresult host_stream_wait_point(Stream *stream, Point point);
 void host_stream_follow(Stream *stream, Point point); /* worker only */
 void host_stream_end(Stream *stream);
 CUresult host_stream_submit(Context *current, CUstream handle, const Op *op, Point *end);
-bool host_stream_idle(Stream *stream);
 
 Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamRole role);
 CUresult host_stream_close(Stream *stream, uint64_t handle);

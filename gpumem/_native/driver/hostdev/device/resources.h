@@ -77,7 +77,6 @@ void host_pools_synchronized(void); /* after a host wait: pools above their thre
 CUresult host_pool_lock(CUmemoryPool handle, Pool **pool);
 void host_pool_unlock(Pool *pool);
 CUresult host_pooled_free(uintptr_t address, Point freed); /* INVALID_VALUE: none starts there */
-void host_pools_reborn(void);
 bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
 
 /* ---- from outside (external.c: memory; semaphore.c: timelines) ---- */

@@ -43,7 +43,6 @@ Point host_stream_tail(Stream *stream) {
     return (Point){stream, host_submitted(stream), due_next(stream)};
 }
 
-bool host_stream_idle(Stream *stream) { return host_point_done(host_stream_point(stream)); }
 
 /* ---- the worker ---- */
 
