@@ -95,3 +95,28 @@ def test_script_for_gpus_leaves_out_tests_that_exist():
         part for part in script.NOT_UNDER_THE_TOOL if not any(part in name for name in tests)
     ]
     assert not unknown
+
+
+def is_there(name: str) -> bool:
+    """Tell whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for part in parts[length:]:
+            if part in getattr(found, "__dataclass_fields__", {}):
+                return True
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_changelog_names_what_old_names_became():
+    rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`(gpumem\.[\w.]+)", row)}
+    assert len(names) > 80
+    assert not sorted(name for name in names if not is_there(name))
