@@ -65,7 +65,7 @@ def pieces(moment: Snapshot) -> tuple[int, dict[str, int]]:
 def explain(report: OutOfMemoryReport, moment: Snapshot) -> None:
     """Print what the error knows, and what stands between the pieces."""
     owners = ", ".join(f"{owner} {mib(held)}" for owner, held in report.by_owner.items())
-    print(f"1. asked for {mib(report.asked)}; in use: {owners}")
+    print(f"1. asked for {mib(report.requested_nbytes)}; in use: {owners}")
     print(f"   free: {mib(report.free)}, the largest piece {mib(report.largest_free or 0)}")
     print(f"   {report.remedies[0]}")
     count, between = pieces(moment)

@@ -31,7 +31,7 @@ from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.handle import Handle
 from gpumem._resource.pool import DriverPool
 from gpumem._support.providers import provide
-from gpumem._tensor import Tensor, asarray, copy, empty, from_dlpack, full, staging_arena, zeros
+from gpumem._tensor import Tensor, asarray, copy, empty, from_dlpack, full, zeros
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
@@ -107,7 +107,6 @@ __all__ = [
     "full",
     "get_default_resource",
     "set_default_resource",
-    "staging_arena",
     "using_resource",
     "zeros",
 ]

@@ -625,8 +625,8 @@ cdef int raise_exceeded(BudgetCore* level, uint64_t nbytes, list errors, dict nu
     advice = f"free some of what {name!r} holds, or raise its limit"
     from gpumem._support.out_of_memory import OutOfMemoryReport
     report = numbers.get("report") or OutOfMemoryReport(**{
-        "memory": "", "asked": nbytes, "rounded": nbytes, "in_use": used, "reserved": used,
-        "largest_free": budget_left(refusing), **numbers})
+        "memory": "", "requested_nbytes": nbytes, "allocated_nbytes": nbytes, "in_use": used,
+        "reserved": used, "largest_free": budget_left(refusing), **numbers})
     raise BudgetExceededError(
         f"budget {name!r} is exceeded: {nbytes} bytes and the {used} used pass its limit of "
         f"{limit}; limits: {' < '.join(shown(one) for one in path)}; held by: {held}; {advice}",

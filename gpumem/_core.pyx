@@ -1,6 +1,5 @@
 """Arena: argument checks and the interpreter lock's boundary."""
 
-from dataclasses import replace
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -26,7 +25,7 @@ from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, stream_captures
 from gpumem._native.pages cimport Space
 from gpumem._resource.arena cimport (
-    block_list, Captures, choose_backing, count_of, GraphPool, join_budget, kept_regions,
+    block_list, Captures, choose_backing, count_of, GraphPool, join_budget, retained_regions,
     least_limit, make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve,
     settings_from, shareable_init, source_keep, takes_pages, under_pressure, why_not_shareable,
 )
@@ -40,6 +39,7 @@ from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import require
 from gpumem._support.providers import provided
 from gpumem._support.releases import on_release, release_retired
+from gpumem._support.values import replace
 from gpumem.config import ArenaConfig
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 
@@ -371,6 +371,39 @@ cdef class Arena(MemoryResource):
             self.source.require_outside()
         return 0
 
+    @classmethod
+    def staging(cls, device):
+        """Return the pinned arena that large copies from and to pageable memory go through.
+
+        One per device, made at the first use, shared by all copies and limited to 256 MiB. Between
+        copies all of it is idle: ``Arena.staging(device).shrink()`` gives it back to the system,
+        and the next copy takes it again. A copy that gets none of it goes through ordinary memory.
+
+        Parameters
+        ----------
+        device : Device or str
+            The device that is copied to and from.
+
+        Returns
+        -------
+        Arena
+            On the device's HOST_ACCESSIBLE memory. Do not close it.
+
+        Raises
+        ------
+        ValueError
+            Unknown device.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.Arena.staging("host").shrink().retained
+        ()
+        """
+        from gpumem._copy.staged import staging_arena
+
+        return staging_arena(device)
+
     def prepare(self, nbytes):
         """Take memory from the device ahead of need, in one piece.
 
@@ -428,7 +461,7 @@ cdef class Arena(MemoryResource):
         >>> import gpumem
         >>> arena = gpumem.Arena("host", {"backing": "regions"})
         >>> buffer = arena.allocate(1000)
-        >>> [block.requested for region in arena.shrink().kept for block in region.blocks]
+        >>> [block.nbytes for region in arena.shrink().retained for block in region.blocks]
         [1000]
         >>> buffer.close()
         >>> arena.shrink().released_bytes > 0, arena.stats().reserved
@@ -445,7 +478,7 @@ cdef class Arena(MemoryResource):
         if self.heap is not None:
             self.heap.tell()
         from gpumem.stats import ShrinkReport
-        return ShrinkReport(released, kept_regions(self.core))
+        return ShrinkReport(released, retained_regions(self.core))
 
     def set_limit(self, nbytes):
         """Change what the arena may hold from the device, as ``max_mem`` of its settings does.
@@ -850,8 +883,8 @@ cdef class Arena(MemoryResource):
         >>> import gpumem
         >>> arena = gpumem.Arena("host")
         >>> buffer = arena.allocate(1000)
-        >>> [(block.nbytes, block.requested) for block in arena.blocks() if block.used]
-        [(1024, 1000)]
+        >>> [(block.nbytes, block.allocated_nbytes) for block in arena.blocks() if block.used]
+        [(1000, 1024)]
         """
         self._require_own()
         return block_list(self.core)
@@ -969,7 +1002,7 @@ cdef class Arena(MemoryResource):
 
         Returns
         -------
-        list of HeapBlock
+        list of OutstandingBlock
             Address, size, number and the place of allocation of each.
 
         Raises

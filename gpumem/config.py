@@ -1,4 +1,4 @@
-"""Settings of arenas and pools: typed fields and the string keys that name them.
+"""Settings of arenas and pools: typed fields and their string keys.
 
 A mapping may name a field bare (``max_mem``), as ``arena.max_mem``, or under a prefix of ONNX
 Runtime's style, ``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem``
@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
+from gpumem._support.values import Value
 from gpumem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass, replace
+else:
+    from gpumem._support.values import dataclass, replace
 
 __all__ = ["ArenaConfig", "PoolConfig"]
 
@@ -30,7 +35,9 @@ _PAGED_FROM = 256 * MIB
 
 Parser: TypeAlias = Callable[[str, object], Any]
 
-_KEY = re.compile(r"(?:(?:ep_factory|ep)\.([^.]+)\.)?(?:arena\.)?([a-z_0-9]+)\Z")
+# Compiled at the first use, and kept by `re`.
+_KEY = r"(?:(?:ep_factory|ep)\.([^.]+)\.)?(?:arena\.)?([a-z_0-9]+)"
+_FRACTION = r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?"
 
 
 def _integer(low: int, high: int) -> Callable[[str, object], int]:
@@ -84,10 +91,8 @@ def _node(key: str, value: object) -> int | None:
 
 
 def _share(high: int) -> Callable[[str, object], float]:
-    text = re.compile(r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?")
-
     def parse(key: str, value: object) -> float:
-        if isinstance(value, str) and text.fullmatch(value):
+        if isinstance(value, str) and re.fullmatch(_FRACTION, value):
             value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
             raise _bad(key, value, f"a number from 0 to {high}")
@@ -98,24 +103,22 @@ def _share(high: int) -> Callable[[str, object], float]:
 
 def _bad(key: str, value: object, accepted: str) -> ConfigError:
     if isinstance(value, int) and value.bit_length() > 128:
-        return ConfigError(f"{key} = a very large integer is not accepted: it takes {accepted}")
-    return ConfigError(f"{key} = {value!r} is not accepted: it takes {accepted}")
+        return ConfigError(f"invalid {key} = a very large integer: expected {accepted}")
+    return ConfigError(f"invalid {key} = {value!r}: expected {accepted}")
 
 
-@dataclass(frozen=True)
-class _Settings:
+class _Settings(Value):
     """Typed fields, each with its parser, and the string keys that name them."""
 
     _OF: ClassVar[str]
     _PARSERS: ClassVar[Mapping[str, Parser]]
     _ALIASES: ClassVar[Mapping[str, str]] = {}
     _NONE: ClassVar[str] = "nearest"  # how None is written; of ArenaConfig's numa_node
-    _IMPLIED: ClassVar[Mapping[str, Parser]] = {}  # keys that say what the class says already
+    _IMPLIED: ClassVar[Mapping[str, Parser]] = {}  # keys with one possible value
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = self._PARSERS[field.name](field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        for name, parse in self._PARSERS.items():
+            object.__setattr__(self, name, parse(name, getattr(self, name)))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object], name: str | None = None) -> Self:
@@ -132,7 +135,7 @@ class _Settings:
         Raises
         ------
         TypeError
-            `mapping` is no mapping.
+            `mapping` is not a mapping.
         ConfigError
             Unknown key, bad value, or one option given twice with different values.
         """
@@ -155,12 +158,12 @@ class _Settings:
         Raises
         ------
         ConfigError
-            As `from_mapping`, or a part that is no ``key=value``.
+            As `from_mapping`, or a part is not ``key=value``.
         """
         parts = [part.partition("=") for part in text.split(",")] if text else []
         for key, equals, value in parts:
             if not equals:
-                raise ConfigError(f"{key + value!r} is not accepted: it takes key=value")
+                raise ConfigError(f"invalid {key + value!r}: expected key=value")
         return cls._read(((key, value) for key, _, value in parts), name)
 
     @classmethod
@@ -188,7 +191,7 @@ class _Settings:
 
     @classmethod
     def _field_of(cls, key: object, name: str | None) -> str:
-        match = _KEY.match(key) if isinstance(key, str) else None
+        match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
         field = cls._ALIASES.get(match.group(2), match.group(2)) if match else ""
         if match is None or (field not in cls._PARSERS and field not in cls._IMPLIED):
             raise ConfigError(f"unknown key {key!r}; {cls._OF} takes: {', '.join(cls._PARSERS)}")
@@ -198,11 +201,11 @@ class _Settings:
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""
-        return {f"arena.{field.name}": self._text_of(field.name) for field in fields(self)}
+        return {f"arena.{name}": self._text_of(name) for name in self._PARSERS}
 
     def to_text(self) -> str:
         """Return all settings in one string; `from_text` reads it back."""
-        return ",".join(f"{field.name}={self._text_of(field.name)}" for field in fields(self))
+        return ",".join(f"{name}={self._text_of(name)}" for name in self._PARSERS)
 
     def _text_of(self, name: str) -> str:
         value = getattr(self, name)
@@ -213,7 +216,7 @@ class _Settings:
 
 def _must_be_true(key: str, value: object) -> bool:
     if not _boolean(key, value):
-        raise _bad(key, value, "true: a pool is what is made")
+        raise _bad(key, value, "true for a pool")
     return True
 
 
@@ -309,12 +312,12 @@ class ArenaConfig(_Settings):
         "cuda_mempool_release_threshold": _integer(0, MAX_UNSIGNED),
         "cuda_mempool_bytes_to_keep_on_shrink": _integer(0, MAX_UNSIGNED),
         "backing": _choice(auto="", regions="", virtual=""),
+        "split_rule": _choice(tight="", ort=""),
+        "stream_reuse": _choice(completed="", wait="", never=""),
         "page_move_threshold": _share(1000),
         "page_move_budget": _share(1),
         "oom_wait_ms": _integer(0, 3_600_000),
         "numa_node": _node,
-        "split_rule": _choice(tight="", ort=""),
-        "stream_reuse": _choice(completed="", wait="", never=""),
         "enable": _boolean,
     }
 
@@ -325,7 +328,7 @@ class ArenaConfig(_Settings):
 
     @property
     def suits_pages(self) -> bool:
-        """Whether "auto" may take pages: the limit leaves room, and nothing says regions."""
+        """Whether "auto" may use pages: the limit leaves room, and no setting needs regions."""
         asked = [self.extend_strategy, self.initial_chunk_size_bytes]
         asked += [self.initial_growth_chunk_size_bytes, self.max_power_of_two_extend_bytes]
         usual = ["next_power_of_two", MIB, 2 * MIB, GIB]
@@ -336,18 +339,18 @@ class ArenaConfig(_Settings):
         """Raise ConfigError if these settings are for a driver's pool."""
         if self.use_cuda_mempool:
             raise ConfigError(
-                "use_cuda_mempool = True is not accepted by an Arena: "
-                "MemoryResource.from_config(memory, config) makes the DriverPool that it asks for"
+                "invalid use_cuda_mempool = True for an Arena: "
+                "MemoryResource.from_config(memory, config) makes a DriverPool"
             )
         for field in _POOL_FIELDS:
             if getattr(self, field):
                 raise ConfigError(
                     f"{field} = {getattr(self, field)} has no effect without use_cuda_mempool: "
-                    "it takes 0, or use_cuda_mempool = true"
+                    "expected 0, or use_cuda_mempool = true"
                 )
 
     def _without_pool(self) -> ArenaConfig:
-        """Return the settings of the arena that takes a pool's place."""
+        """Return the settings of the arena that replaces a pool."""
         return replace(
             self,
             use_cuda_mempool=False,
@@ -416,7 +419,7 @@ class PoolConfig(_Settings):
 
     @classmethod
     def from_arena(cls, config: ArenaConfig) -> Self:
-        """Return the pool that an arena's settings ask for.
+        """Return the settings of the pool that an arena's settings describe.
 
         `max_mem` becomes `max_size`. `stream_reuse` becomes the reuse policies: "completed" takes
         what an event has ordered or what is found to be done, "wait" also lets the driver add an
@@ -425,14 +428,14 @@ class PoolConfig(_Settings):
         Raises
         ------
         ConfigError
-            ``enable`` is False, which no pool can follow, or use_cuda_mempool is not set.
+            ``enable`` is False, which a pool does not support, or use_cuda_mempool is not set.
         """
         if not config.use_cuda_mempool:
-            raise ConfigError("use_cuda_mempool = False is not accepted: a pool takes True")
+            raise ConfigError("invalid use_cuda_mempool = False: expected True for a pool")
         if not config.enable:
             raise ConfigError(
-                "enable = False is not accepted together with use_cuda_mempool: every call of a "
-                "pool goes to the driver already"
+                "invalid enable = False with use_cuda_mempool: a pool sends every call to "
+                "the driver already"
             )
         return cls(
             release_threshold=config.cuda_mempool_release_threshold,

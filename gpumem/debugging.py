@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 from gpumem.config import MAX_BYTES, Parser, _bad, _boolean, _choice, _integer, _Settings
 from gpumem.errors import ConfigError
 
-__all__ = ["DebugHeapOptions", "HeapBlock", "HeapReport", "Site"]
+__all__ = ["DebugHeapOptions", "HeapReport", "OutstandingBlock", "Site"]
 
 VARIABLE = "GPUMEM_DEBUG_HEAP"
 GRAIN = 256  # bytes: blocks begin at multiples of it, and so must what follows a guard
@@ -194,16 +194,17 @@ class Site:
 
 
 @dataclass(frozen=True)
-class HeapBlock:
-    """A live block of a debug heap.
+class OutstandingBlock:
+    """A block in use: of `Arena.outstanding` and of `gpumem.adaptors.TrackAdaptor.outstanding`.
 
     Attributes
     ----------
     ptr, nbytes : int
-        Its address, and the bytes asked for.
+        Its address, and the requested bytes.
     number : int
-        Of the allocation in its arena, from 1.
-    allocated : Site
+        Number of the allocation in its resource, from 1.
+    allocated : Site or None
+        Where it was allocated; None if the resource does not keep that.
 
     Examples
     --------
@@ -211,14 +212,19 @@ class HeapBlock:
     >>> arena = gpumem.Arena("host", debug_heap=True)
     >>> buffer = arena.allocate(100)
     >>> (block,) = arena.outstanding()
-    >>> block.ptr == buffer.ptr, block.number, block.allocated.stack[-1].name
+    >>> block.ptr == buffer.ptr, block.number, block.stack[-1].name
     (True, 1, '<module>')
     """
 
     ptr: int
     nbytes: int
     number: int
-    allocated: Site
+    allocated: Site | None = None
+
+    @property
+    def stack(self) -> Stack | None:
+        """Python's calls that allocated it, the innermost last; None if they were not kept."""
+        return None if self.allocated is None else self.allocated.stack
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,20 @@ device. CUDA devices come from the installed driver, host devices from the host 
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
+from gpumem._support.values import Value
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dataclasses import dataclass, field
+
     from gpumem._native.driver.table import DriverDevice
+else:
+    from gpumem._support.values import dataclass, field
 
 __all__ = [
     "Capability",
@@ -34,11 +37,12 @@ __all__ = [
     "set_host_device_count",
 ]
 
-_DEVICE = re.compile(r"(cuda|host)(?::([0-9]{1,4}))?\Z")
+_TYPES = ("cuda", "host")
+_MOST_DIGITS = 4  # of a device's index
 
 
 @dataclass(frozen=True)
-class Capability:
+class Capability(Value):
     """Whether something is supported and, if not, why; its truth value is the answer.
 
     Examples
@@ -101,13 +105,16 @@ class Device:
     __slots__ = ("_index", "_type")
 
     def __init__(self, name: str | Device) -> None:
-        text = str(name) if isinstance(name, str | Device) else None
-        match = _DEVICE.match(text) if text is not None else None
-        if match is None:
+        kind, colon, index = (
+            str(name).partition(":") if isinstance(name, str | Device) else ("",) * 3
+        )
+        digits = index if colon else "0"
+        is_index = digits.isdecimal() and digits.isascii() and len(digits) <= _MOST_DIGITS
+        if kind not in _TYPES or not is_index:
             accepted = '"cuda", "cuda:N", "host" or "host:N"'
-            raise ValueError(f"unknown device {name!r}: it takes {accepted}")
-        self._type = match.group(1)
-        self._index = int(match.group(2) or 0)
+            raise ValueError(f"unknown device {name!r}: expected {accepted}")
+        self._type = kind
+        self._index = int(digits)
 
     @property
     def type(self) -> str:
@@ -186,7 +193,7 @@ _MOST_ALIGNMENT = 1 << 30
 
 
 @dataclass(frozen=True)
-class MemoryInfo:
+class MemoryInfo(Value):
     """One kind of memory of one device.
 
     Attributes
@@ -198,7 +205,7 @@ class MemoryInfo:
     alignment : int
         Bytes; a power of two up to 2**30. Plays no part in compatibility.
     name : str, optional
-        For people.
+        Name used in error messages and reports.
 
     Examples
     --------
@@ -222,7 +229,7 @@ class MemoryInfo:
         object.__setattr__(self, "kind", kind)
         if device.type == "cuda" and kind is MemoryKind.HOST:
             raise ValueError(
-                f"{device} has no HOST memory: it takes DEVICE, HOST_ACCESSIBLE or MANAGED"
+                f"{device} has no HOST memory: expected DEVICE, HOST_ACCESSIBLE or MANAGED"
             )
         if device.type == "host" and kind is MemoryKind.DEVICE:
             # The host device's own memory is host memory.
@@ -296,7 +303,7 @@ def _kind_named(name: object) -> MemoryKind:
         if kind.value == name:
             return kind
     accepted = ", ".join(f'"{kind.value}"' for kind in MemoryKind)
-    raise ValueError(f"unknown memory kind {name!r}: it takes {accepted}")
+    raise ValueError(f"unknown memory kind {name!r}: expected {accepted}")
 
 
 # ---- who shares memory with whom -----------------------------------------------------------------
@@ -367,7 +374,7 @@ def devices() -> list[Device]:
     >>> devices()[-1].type       # a host device is always there
     'host'
     """
-    return [Device(f"{kind}:{i}") for kind in ("cuda", "host") for i in range(_count(kind))]
+    return [Device(f"{kind}:{i}") for kind in _TYPES for i in range(_count(kind))]
 
 
 def _count(device_type: str) -> int:
@@ -412,7 +419,7 @@ def set_host_device_count(n: int) -> None:
 
 
 @dataclass(frozen=True)
-class DriverStatus:
+class DriverStatus(Value):
     """Whether CUDA answers.
 
     Attributes
@@ -495,7 +502,7 @@ def decide_copy(device: Device, memory: MemoryInfo) -> CopyDecision:
     return CopyDecision("alias", f"{device} uses {memory} as it is")
 
 
-# What a device may be able to do: the functions it takes, and the attribute that must be set.
+# What a device may be able to do: the driver functions and the attribute that it needs.
 # Attributes are named as in CUdevice_attribute, without CU_DEVICE_ATTRIBUTE_.
 _CAPABILITIES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "allocate": (("cuMemAlloc", "cuMemFree"), None),

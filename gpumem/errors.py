@@ -78,14 +78,14 @@ class OutOfMemoryError(GpumemError, MemoryError):
         return cls(report.text(), report)
 
     @property
-    def asked(self) -> int:
+    def requested_nbytes(self) -> int:
         """Bytes that the caller asked for."""
-        return self.report.asked
+        return self.report.requested_nbytes
 
     @property
-    def rounded(self) -> int:
-        """Bytes that a block for it takes."""
-        return self.report.rounded
+    def allocated_nbytes(self) -> int:
+        """Bytes of a block for it, padding included."""
+        return self.report.allocated_nbytes
 
     @property
     def in_use(self) -> int:

@@ -168,17 +168,19 @@ class BlockInfo:
 
     Attributes
     ----------
-    address, nbytes : int
-        Where it begins and how many bytes it has, padding included.
-    requested : int
-        Bytes asked for; 0 while free.
+    address : int
+        Where it begins.
+    nbytes : int
+        Requested bytes; 0 unless it is used.
+    allocated_nbytes : int
+        Bytes of the block, padding included.
     used : bool
         Handed out, or free.
     region : int
         Slot of the region it lies in.
     stream : int
         Handle of the stream it belongs to or was last freed on; 0 if it is free for everyone.
-    parked : bool
+    pending_free : bool
         Freed, and held back until streams recorded by `Buffer.record_stream` are done with it,
         or by a debug heap.
 
@@ -188,17 +190,17 @@ class BlockInfo:
     >>> arena = gpumem.Arena("host")
     >>> buffer = arena.allocate(1000)
     >>> block = next(block for block in arena.blocks() if block.used)
-    >>> block.address == buffer.ptr, block.nbytes, block.requested
-    (True, 1024, 1000)
+    >>> block.address == buffer.ptr, block.nbytes, block.allocated_nbytes
+    (True, 1000, 1024)
     """
 
     address: int
     nbytes: int
-    requested: int
+    allocated_nbytes: int
     used: bool
     region: int
     stream: int
-    parked: bool = False
+    pending_free: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class RetainedRegion:
 
     Attributes
     ----------
-    address, nbytes : int
+    address, allocated_nbytes : int
         Where it begins and how many bytes it has.
     reason : str
         Why it stayed.
@@ -219,13 +221,13 @@ class RetainedRegion:
     >>> import gpumem
     >>> arena = gpumem.Arena("host", {"backing": "regions"})
     >>> buffer = arena.allocate(1000)
-    >>> (region,) = arena.shrink().kept
+    >>> (region,) = arena.shrink().retained
     >>> [block.address == buffer.ptr for block in region.blocks]     # who holds it
     [True]
     """
 
     address: int
-    nbytes: int
+    allocated_nbytes: int
     reason: str
     blocks: tuple[BlockInfo, ...]
 
@@ -238,7 +240,7 @@ class ShrinkReport:
     ----------
     released_bytes : int
         Bytes given back to the driver.
-    kept : tuple of RetainedRegion
+    retained : tuple of RetainedRegion
         Every region that stayed, and why.
 
     Examples
@@ -248,12 +250,12 @@ class ShrinkReport:
     >>> arena.allocate(1 << 20).close()
     >>> held = arena.stats().reserved
     >>> report = arena.shrink()
-    >>> report.released_bytes == held, report.kept
+    >>> report.released_bytes == held, report.retained
     (True, ())
     """
 
     released_bytes: int
-    kept: tuple[RetainedRegion, ...]
+    retained: tuple[RetainedRegion, ...]
 
 
 class BudgetLevel(NamedTuple):

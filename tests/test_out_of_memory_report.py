@@ -61,19 +61,19 @@ def test_report_without_a_recording_omits_tags(make_arena):
 def test_report_lists_free_bytes_by_reason(make_arena, virtual_clock):
     one, two = gpumem.Stream("host"), gpumem.Stream("host")
     arena = make_arena(TIGHT | GIVEN | {"oom_wait_ms": 0})
-    queued, parked, pin = (arena.allocate(n * MIB, one) for n in (1, 1, 2))
+    queued, pending, pin = (arena.allocate(n * MIB, one) for n in (1, 1, 2))
     virtual_clock.set_lag(LAG)
     driver = HostDriver()
     driver.fill(queued, 1, one)
-    driver.fill(parked, 1, two)
-    parked.record_stream(two)
+    driver.fill(pending, 1, two)
+    pending.record_stream(two)
     queued.close()
-    parked.close()
+    pending.close()
     seen = {stream: report_of(arena, 2 * MIB, stream) for stream in (one, two)}
     assert [seen[s].waiting for s in (one, two)] == [0, MIB]
-    assert [seen[s].parked for s in (one, two)] == [MIB, MIB]
+    assert [seen[s].pending_free for s in (one, two)] == [MIB, MIB]
     assert [seen[s].stream for s in (one, two)] == [one.ptr, two.ptr]
-    assert "1.0 MiB free, 1.0 MiB parked for other streams" in seen[two].text()
+    assert "1.0 MiB free, 1.0 MiB pending free on other streams" in seen[two].text()
     assert seen[two].remedies[0].startswith("wait for streams, whose unfinished work holds 2.0 MiB")
     assert seen[one].remedies == ("free buffers, or raise max_mem",)
     virtual_clock.advance_clock(LAG)
@@ -196,9 +196,9 @@ def test_fragmentation_remedy_for_pinned_memory_suggests_no_pages(make_arena):
             "free memory that others hold on the device, 8.0 GiB",
         ),
         ({"held_here": GIB}, "driver", "free buffers, or memory that others hold on the device"),
-        ({}, "absurd", "no machine has that much memory: check the size"),
-        ({}, "addresses", "no range of addresses holds such a block: take smaller ones"),
-        ({}, "copy", "the host has no memory for a copy of the live bytes: free some there"),
+        ({}, "absurd", "the size exceeds the address space; check for an overflow"),
+        ({}, "addresses", "no free range of addresses is large enough; allocate smaller blocks"),
+        ({}, "copy", "host memory for a copy of the live bytes is missing; free host memory"),
         (
             {"limits": (LimitInForce("max_size", MIB, 0),)},
             "limit",
@@ -221,7 +221,7 @@ def test_report_is_plain_values_and_survives_pickle(make_arena):
     report = caught.value.report
     plain = json.loads(json.dumps(report.as_dict()))
     assert plain["limits"] == [{"what": "max_mem", "limit": MIB, "used": 0}]
-    assert plain["asked"] == plain["rounded"] == 2 * MIB
+    assert plain["requested_nbytes"] == plain["allocated_nbytes"] == 2 * MIB
     assert plain["remedies"] == list(report.remedies)
     assert pickle.loads(pickle.dumps(caught.value)).report == report
 
@@ -250,7 +250,7 @@ def test_every_kind_of_resource_makes_a_report(nbytes):
     for resource in (pool, adaptor, external):
         report = report_of(resource, nbytes)
         assert report.memory == "host:0"
-        assert report.asked == nbytes
-        assert report.rounded >= nbytes
+        assert report.requested_nbytes == nbytes
+        assert report.allocated_nbytes >= nbytes
         assert report.remedies
         assert report.resource == resource.name

@@ -90,8 +90,8 @@ def test_blocks_show_address_size_state_and_stream(make_arena):
     arena, stream = make_arena({"split_rule": "tight"}), gpumem.Stream("host")
     buffer = arena.allocate(1000, stream)
     used, rest = arena.blocks()
-    assert used == gpumem.BlockInfo(buffer.ptr, 1024, 1000, True, 0, stream.ptr)
-    assert rest == gpumem.BlockInfo(buffer.ptr + 1024, MIB - 1024, 0, False, 0, 0)
+    assert used == gpumem.BlockInfo(buffer.ptr, 1000, 1024, True, 0, stream.ptr)
+    assert rest == gpumem.BlockInfo(buffer.ptr + 1024, 0, MIB - 1024, False, 0, 0)
     buffer.close()
 
 

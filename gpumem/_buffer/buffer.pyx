@@ -279,7 +279,7 @@ cdef class MemoryResource:
         --------
         >>> import gpumem
         >>> gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20).shrink()
-        ShrinkReport(released_bytes=0, kept=())
+        ShrinkReport(released_bytes=0, retained=())
         """
         self.require_open()
         from gpumem.stats import ShrinkReport
@@ -554,8 +554,9 @@ cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1:
     resource.make_room(block.size)
     now = ledger_counters(block.ledger)
     admit_or_raise(block.ledger.account, block.size, {
-        "asked": block.requested, "in_use": now.in_use, "reserved": now.in_use + now.waiting,
-        "memory": str(resource.memory), "stream": resource.stream_at(block.slot)})
+        "requested_nbytes": block.requested, "in_use": now.in_use,
+        "reserved": now.in_use + now.waiting, "memory": str(resource.memory),
+        "stream": resource.stream_at(block.slot)})
     block.charged = block.size
     return 0
 
@@ -704,12 +705,7 @@ cdef class Buffer:
         return self.requested_bytes
 
     @property
-    def requested(self):
-        """The same as `nbytes`."""
-        return self.requested_bytes
-
-    @property
-    def allocated(self):
+    def allocated_nbytes(self):
         """Bytes of the block behind it, padding included."""
         return self.block_bytes
 

@@ -234,33 +234,7 @@ cdef Buffer ring_memory(DriverDevice driver_device, object nbytes):
 
 
 def staging_arena(device):
-    """Return the pinned arena that large copies from and to pageable memory go through.
-
-    One per device, made at the first use, shared by all copies and limited to 256 MiB. Between
-    copies all of it is idle: ``staging_arena(device).shrink()`` gives it back to the system, and
-    the next copy takes it again. A copy that gets none of it goes through ordinary memory.
-
-    Parameters
-    ----------
-    device : Device or str
-        The device that is copied to and from.
-
-    Returns
-    -------
-    Arena
-        On the device's HOST_ACCESSIBLE memory. Do not close it.
-
-    Raises
-    ------
-    ValueError
-        Unknown device.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> gpumem.staging_arena("host").shrink().kept
-    ()
-    """
+    """Return the pinned arena of a device's staged copies; see `Arena.staging`."""
     cdef Arena arena
     device = Device(device)
     arena = arenas.get(device)

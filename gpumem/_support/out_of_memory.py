@@ -15,9 +15,9 @@ MOST_NAMED = 3  # owners and processes that a message names
 Remedies = tuple[str, ...]
 
 ALWAYS = {
-    "absurd": "no machine has that much memory: check the size",
-    "addresses": "no range of addresses holds such a block: take smaller ones",
-    "copy": "the host has no memory for a copy of the live bytes: free some there",
+    "absurd": "the size exceeds the address space; check for an overflow",
+    "addresses": "no free range of addresses is large enough; allocate smaller blocks",
+    "copy": "host memory for a copy of the live bytes is missing; free host memory",
 }
 """What helps whatever the numbers are, by what refused."""
 
@@ -47,8 +47,8 @@ class OutOfMemoryReport:
     ----------
     memory, resource : str
         What was asked: the memory, and the name of the resource.
-    asked, rounded : int
-        Bytes that the caller asked for, and that a block for it takes.
+    requested_nbytes, allocated_nbytes : int
+        Bytes that the caller asked for, and bytes of a block for it, padding included.
     stream : int
         Handle of the stream.
     limits : tuple of LimitInForce
@@ -62,8 +62,8 @@ class OutOfMemoryReport:
         not known to be done, and `movable` lies in whole pages that can go where they are needed.
     cached : int
         Given back, and at rest in threads' caches.
-    parked : int
-        Given back, while streams recorded for it still use it.
+    pending_free : int
+        Freed, while streams recorded for it may still use it.
     waiting, movable : int
         See `free`.
     by_owner : mapping of str to int
@@ -87,8 +87,8 @@ class OutOfMemoryReport:
     """
 
     memory: str
-    asked: int
-    rounded: int
+    requested_nbytes: int
+    allocated_nbytes: int
     resource: str = ""
     stream: int = 0
     limits: tuple[LimitInForce, ...] = ()
@@ -97,7 +97,7 @@ class OutOfMemoryReport:
     largest_free: int | None = None
     free: int = 0
     cached: int = 0
-    parked: int = 0
+    pending_free: int = 0
     waiting: int = 0
     movable: int = 0
     by_owner: Mapping[str, int] = field(default_factory=dict)
@@ -127,8 +127,8 @@ class OutOfMemoryReport:
     def _asked(self) -> str:
         largest = "" if self.largest_free is None else f", largest free block {self.largest_free}"
         return (
-            f"{self.memory} is out of memory: asked for {self.asked} bytes ({self.rounded} "
-            f"rounded); in use {self.in_use}, reserved {self.reserved}, "
+            f"{self.memory} is out of memory: asked for {self.requested_nbytes} bytes "
+            f"({self.allocated_nbytes} rounded); in use {self.in_use}, reserved {self.reserved}, "
             + (f"limit {self.limit}" if self.limit else "no limit")
             + largest
             + (f"; {'; or '.join(self.remedies)}" if self.remedies else "")
@@ -146,7 +146,7 @@ class OutOfMemoryReport:
         states = (
             (self.free, "free"),
             (self.cached, "in threads' caches"),
-            (self.parked, "parked for other streams"),
+            (self.pending_free, "pending free on other streams"),
         )
         shown = [f"{format_size(nbytes)} {words}" for nbytes, words in states if nbytes]
         return "reserved, and not in use: " + ", ".join(shown) if shown else ""
@@ -173,7 +173,7 @@ class OutOfMemoryReport:
 
 
 def absurd(memory: str, asked: int, rounded: int, **more: Any) -> OutOfMemoryReport:
-    """Return the report of a size that no machine has."""
+    """Return the report of a size that exceeds the address space."""
     return OutOfMemoryReport(memory, asked, rounded, remedies=(ALWAYS["absurd"],), **more)
 
 
@@ -192,22 +192,22 @@ def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = 
     """
     if reason in ALWAYS:
         return (ALWAYS[reason],)
-    if reason == "limit" and report.rounded > report.limit:
+    if reason == "limit" and report.allocated_nbytes > report.limit:
         what = report.limits[0].what
         return (f"the block alone is larger than {what}: raise {what}",)
-    if reason == "driver" and report.device_total and report.rounded > report.device_total:
+    if reason == "driver" and report.device_total and report.allocated_nbytes > report.device_total:
         return (
             f"{report.memory} has {format_size(report.device_total)} in all: take smaller blocks",
         )
     found = []
-    if reason == "driver" and report.idle_elsewhere >= report.rounded:
+    if reason == "driver" and report.idle_elsewhere >= report.allocated_nbytes:
         idle = format_size(report.idle_elsewhere)
         found.append(f"shrink() other arenas of this process: {idle} lie idle there")
-    if report.waiting + report.parked >= report.rounded:
-        amount = format_size(report.waiting + report.parked)
+    if report.waiting + report.pending_free >= report.allocated_nbytes:
+        amount = format_size(report.waiting + report.pending_free)
         found.append(f"wait for streams, whose unfinished work holds {amount} (oom_wait_ms)")
     room = {"limit": report.limit - report.reserved, "driver": report.device_free or 0}
-    if could_move and report.rounded <= report.free + room.get(reason, 0):
+    if could_move and report.allocated_nbytes <= report.free + room.get(reason, 0):
         found.append('backing="virtual", whose pages move: enough is free here, but in pieces')
     if reason == "limit":
         found.append(f"free buffers, or raise {report.limits[0].what}")
@@ -218,6 +218,6 @@ def find_remedies(report: OutOfMemoryReport, reason: str, *, could_move: bool = 
 
 def _against_the_driver(report: OutOfMemoryReport) -> str:
     others = report.held_by_others or 0
-    if others >= max(report.rounded, report.held_here):
+    if others >= max(report.allocated_nbytes, report.held_here):
         return f"free memory that others hold on the device, {format_size(others)}"
     return "free buffers, or memory that others hold on the device"

@@ -5,7 +5,6 @@ memory, ``imports`` of memory that others made, ``exchange`` is DLPack's C excha
 """
 
 import gpumem._tensor.exchange  # noqa: F401  (fills in the table that the type of Tensor shows)
-from gpumem._copy.staged import staging_arena
 from gpumem._tensor.create import copy, empty, full, zeros
 from gpumem._tensor.imports import asarray, from_dlpack
 from gpumem._tensor.tensor import Tensor
@@ -17,6 +16,5 @@ __all__ = [
     "empty",
     "from_dlpack",
     "full",
-    "staging_arena",
     "zeros",
 ]

@@ -216,7 +216,7 @@ def copy(dst, src, stream=None):
 
     Memory that the driver does not know ("pageable": NumPy's, ``bytearray``) makes it synchronous:
     a source may change, and a destination is written, when it returns. From 4 MiB on such copies go
-    through pinned memory (`staging_arena`), filled and emptied by several threads. So it
+    through pinned memory (`Arena.staging`), filled and emptied by several threads. So it
     is, too, with layouts that would take the driver more than 128 calls.
 
     Overlapping ends are copied as if by way of a third array, as NumPy does.

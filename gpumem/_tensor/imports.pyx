@@ -33,7 +33,7 @@ from gpumem.device import _count, Device, driver_status, MemoryInfo, MemoryKind
 cdef enum:
     MEMORY_TYPE_DEVICE = 2      # CUmemorytype
 
-_HOST = MemoryInfo("host")
+cdef object host_info = None     # MemoryInfo("host"), made at the first use
 _VERSION = (DLPACK_MAJOR, DLPACK_NEWEST_MINOR)
 _OURS = (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED)
 
@@ -262,9 +262,16 @@ cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
     return tensor
 
 
+cdef object host_memory():
+    global host_info
+    if host_info is None:
+        host_info = MemoryInfo("host")
+    return host_info
+
+
 cdef object memory_of_device(DLDevice device, uint64_t address):
     if device.device_type == DL_CPU:
-        return _HOST
+        return host_memory()
     if device.device_type not in _OURS or device.device_id < 0:
         raise BufferError(f"DLPack device ({device.device_type}, {device.device_id}) is not one "
                           "whose memory gpumem reaches")
@@ -306,7 +313,8 @@ cdef Tensor tensor_of_ndarray(object array):
     layout.ndim = shape_from(array.shape, layout.shape)
     for i, stride in enumerate(array.strides):
         layout.strides[i] = stride
-    tensor = tensor_over(_HOST, array.__array_interface__["data"][0], element, &layout, array)
+    tensor = tensor_over(host_memory(), array.__array_interface__["data"][0], element, &layout,
+                         array)
     tensor.is_read_only = not array.flags.writeable
     order_settled(tensor.buffer)
     return tensor

@@ -19,7 +19,7 @@ from gpumem.adaptors.failures import FailureAdaptor, on_failure
 from gpumem.adaptors.fallbacks import FallbackAdaptor, fallback
 from gpumem.adaptors.limits import LimitAdaptor, limit
 from gpumem.adaptors.logs import LogAdaptor, MemoryEvent, log
-from gpumem.adaptors.tracking import Outstanding, TrackAdaptor, TrackCounts, track
+from gpumem.adaptors.tracking import TrackAdaptor, TrackCounts, track
 
 __all__ = [
     "AnnotateAdaptor",
@@ -28,7 +28,6 @@ __all__ = [
     "LimitAdaptor",
     "LogAdaptor",
     "MemoryEvent",
-    "Outstanding",
     "TrackAdaptor",
     "TrackCounts",
     "annotate",

@@ -189,7 +189,7 @@ cdef class Adaptor(MemoryResource):
         return <object>(<AdaptedBlock*><uintptr_t>buffer.handle).note
 
     def _live(self):
-        """Return (address, bytes, note) of every live block, the oldest first."""
+        """Return (address, bytes, number, note) of every live block, the oldest first."""
         cdef uint64_t i, count = 0
         cdef AdaptedBlock* found
         self.require_own()
@@ -198,7 +198,7 @@ cdef class Adaptor(MemoryResource):
             raise MemoryError("out of host memory while copying a list of blocks")
         # Notes go with the interpreter lock only, which is held here: they stay.
         try:
-            return [(found[i].block.base, found[i].block.requested,
+            return [(found[i].block.base, found[i].block.requested, found[i].block.number,
                      <object>found[i].note if found[i].note != NULL else None)
                     for i in reversed(range(count))]
         finally:

@@ -90,7 +90,7 @@ class FallbackAdaptor(Adaptor):
         reports = [upstream.shrink() for upstream in self.upstreams]
         return ShrinkReport(
             sum(report.released_bytes for report in reports),
-            tuple(kept for report in reports for kept in report.kept),
+            tuple(kept for report in reports for kept in report.retained),
         )
 
     def stats(self) -> Stats:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 
 from gpumem._buffer.buffer import Buffer, MemoryResource
 from gpumem.adaptors._adaptor import Adaptor
+from gpumem.debugging import OutstandingBlock, Site
 
-__all__ = ["Outstanding", "TrackAdaptor", "TrackCounts", "track"]
+__all__ = ["TrackAdaptor", "TrackCounts", "track"]
 
 
 @dataclass(frozen=True)
@@ -43,33 +45,6 @@ class TrackCounts:
     total_blocks: int
 
 
-@dataclass(frozen=True)
-class Outstanding:
-    """A live block of a tracked resource.
-
-    Attributes
-    ----------
-    ptr, nbytes : int
-        Its address, and the bytes asked for.
-    stack : traceback.StackSummary or None
-        Where it was asked for, the innermost call last; None without ``stacks=True``.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> tracked = gpumem.adaptors.track(gpumem.Arena("host"), stacks=True)
-    >>> def load():
-    ...     return tracked.allocate(1000)
-    >>> buffer = load()
-    >>> tracked.outstanding()[0].stack[-1].name
-    'load'
-    """
-
-    ptr: int
-    nbytes: int
-    stack: traceback.StackSummary | None
-
-
 class TrackAdaptor(Adaptor):
     """A resource that knows its live blocks; see `track`.
 
@@ -88,13 +63,13 @@ class TrackAdaptor(Adaptor):
         super().__init__((resource,), name=name)
         self._stacks = stacks
 
-    def _note(self, buffer: Buffer, persistent: bool) -> traceback.StackSummary | None:
+    def _note(self, buffer: Buffer, persistent: bool) -> Site | None:
         if not self._stacks:
             return None
         caller = traceback.walk_stack(sys._getframe(1))
         stack = traceback.StackSummary.extract(caller, lookup_lines=False)
         stack.reverse()
-        return stack
+        return Site(threading.get_ident(), buffer.stream.ptr, stack)
 
     def counts(self) -> TrackCounts:
         """Return the counters of this moment."""
@@ -104,9 +79,9 @@ class TrackAdaptor(Adaptor):
         """Let the peaks begin anew at what is handed out now."""
         self._reset_peaks()
 
-    def outstanding(self) -> list[Outstanding]:
+    def outstanding(self) -> list[OutstandingBlock]:
         """Return the live blocks, the oldest first."""
-        return [Outstanding(*found) for found in self._live()]
+        return [OutstandingBlock(*found) for found in self._live()]
 
     def report(self) -> str:
         """Return the live blocks as text, the largest first, each with its stack."""

@@ -212,7 +212,7 @@ def _out_of_memory_class(cuda: Any) -> Callable[[OutOfMemoryError], Exception]:
         Exception.__init__(self, str(error))
         self.__dict__.update(error.__dict__)
         self.status = _MEMORY_ALLOCATION
-        self._size, self._total, self._limit = error.asked, error.reserved, error.limit
+        self._size, self._total, self._limit = error.requested_nbytes, error.reserved, error.limit
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
         return _out_of_memory_again, (str(self), self.__dict__)

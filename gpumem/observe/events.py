@@ -106,7 +106,7 @@ _SLOT = np.dtype(
         ("time", "<u8"),
         ("address", "<u8"),
         ("nbytes", "<u8"),
-        ("block", "<u8"),  # upper 16 bits: the resource
+        ("allocated_nbytes", "<u8"),  # upper 16 bits: the resource
         ("stream", "<u8"),
         ("kind", "u1"),
         ("framework", "u1"),
@@ -184,7 +184,7 @@ class AllocationEvent:
         Of the block or the memory; 0 where there is none.
     nbytes : int
         Bytes asked for.
-    block_nbytes : int
+    allocated_nbytes : int
         Bytes of the block, padding included; of a failure the arena's status.
     stream : int
         Handle of the stream.
@@ -204,7 +204,7 @@ class AllocationEvent:
     >>> with gpumem.observe.record(arena) as recording:
     ...     buffer = arena.allocate(1000)
     >>> event = recording.events()[-1]
-    >>> event.action, event.nbytes, event.block_nbytes, event.address == buffer.ptr
+    >>> event.action, event.nbytes, event.allocated_nbytes, event.address == buffer.ptr
     ('alloc', 1000, 1024, True)
     """
 
@@ -213,7 +213,7 @@ class AllocationEvent:
     resource: RecordedResource
     address: int
     nbytes: int
-    block_nbytes: int
+    allocated_nbytes: int
     stream: int
     thread: int
     tag: str | None
@@ -228,9 +228,9 @@ class Events:
     Attributes
     ----------
     records : ndarray of EVENT, shape (events,)
-        The same as columns: ``time``, ``address``, ``nbytes``, ``block``, ``stream``, ``kind``,
-        ``framework``, ``thread``, ``tag``, ``stack``, ``resource``; the last five are numbers of
-        what the mappings below name.
+        The same as columns: ``time``, ``address``, ``nbytes``, ``allocated_nbytes``, ``stream``,
+        ``kind``, ``framework``, ``thread``, ``tag``, ``stack``, ``resource``; the last five are
+        numbers of what the mappings below name.
     resources : mapping of int to RecordedResource
     tags, frameworks : mapping of int to str
     threads : mapping of int to int
@@ -374,8 +374,8 @@ def events_of(
     records = np.empty(len(of_events), EVENT)
     for column in _SLOT.names or ():
         records[column] = of_events[column]
-    records["resource"] = of_events["block"] >> np.uint64(48)
-    records["block"] &= _BLOCK_BITS
+    records["resource"] = of_events["allocated_nbytes"] >> np.uint64(48)
+    records["allocated_nbytes"] &= _BLOCK_BITS
     records.flags.writeable = False
     return Events(
         records,

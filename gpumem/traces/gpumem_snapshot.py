@@ -69,7 +69,7 @@ def _trace(plain: dict[str, Any], name: str, device: int | None) -> Trace:
     if not any(used.values()):
         raise TraceError("the snapshot shows nothing in use")
     if device is None:
-        memory = max(used, key=lambda each: sum(block["requested"] for _, block in used[each]))
+        memory = max(used, key=lambda each: sum(block["nbytes"] for _, block in used[each]))
     else:
         memory = memories[device]
     blocks = used[memory]
@@ -84,7 +84,7 @@ def _trace(plain: dict[str, Any], name: str, device: int | None) -> Trace:
         builder.alloc(
             f"block {address:#x}",
             int(found["key"]) << 64 | address,
-            int(block["requested"]),
+            int(block["nbytes"]),
             int(block["stream"]),
             (oldest - age) // 1000,
             _owner(plain["stacks"], found, block),

@@ -317,7 +317,11 @@ def test_limit_adaptor_serves_up_to_its_limit_and_not_beyond(make_arena):
     assert (limited.limit, limited.used, limited.free) == (1000, 600, 400)
     with pytest.raises(gpumem.OutOfMemoryError, match="limit 1000") as raised:
         limited.allocate(401)
-    assert (raised.value.asked, raised.value.in_use, raised.value.limit) == (401, 600, 1000)
+    assert (raised.value.requested_nbytes, raised.value.in_use, raised.value.limit) == (
+        401,
+        600,
+        1000,
+    )
     assert raised.value.largest_free == 400
     second = limited.allocate(400)
     first.close()
@@ -583,7 +587,7 @@ def test_fallback_adaptor_takes_the_next_resource_when_memory_is_out(make_arena)
         buffer.close()
     with pytest.raises(gpumem.errors.ClosedError):
         both.served_by(small)
-    assert both.shrink().kept == ()
+    assert both.shrink().retained == ()
 
 
 def test_adaptor_around_a_fallback_keeps_the_buffers_memory_info(make_arena):

@@ -105,13 +105,13 @@ def test_peak_in_use_counts_cached_allocations_exactly(make_arena, rng, streams)
     for _ in range(5000):
         if live and (rng.random() < 0.5 or len(live) > 40):
             buffer = live.pop(rng.randrange(len(live)))
-            in_use -= buffer.allocated
+            in_use -= buffer.allocated_nbytes
             requested -= buffer.nbytes
             buffer.close()
         else:
             size = rng.choice([200, 4000, 60 * KIB, 64 * KIB, 65 * KIB, 300 * KIB])
             live.append(arena.allocate(size, rng.choice(queues)))
-            in_use += live[-1].allocated
+            in_use += live[-1].allocated_nbytes
             requested += size
             peak = max(peak, in_use)
             taken += 1

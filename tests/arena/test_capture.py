@@ -57,7 +57,9 @@ class Graph:
 
 def addresses(thing):
     """Return every byte range that an arena or pool holds."""
-    return [range(block.address, block.address + block.nbytes) for block in thing.blocks()]
+    return [
+        range(block.address, block.address + block.allocated_nbytes) for block in thing.blocks()
+    ]
 
 
 def lies_in(buffer, thing):

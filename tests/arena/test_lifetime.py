@@ -21,7 +21,7 @@ def test_closing_a_buffer_twice_frees_it_once(arena):
     buffer.close()
     buffer.close(gpumem.Stream("host"))
     assert arena.stats().num_frees == 1
-    assert arena.stats().in_use == again.allocated
+    assert arena.stats().in_use == again.allocated_nbytes
 
 
 def test_with_block_frees_the_buffer_also_after_an_error(arena):
@@ -62,7 +62,7 @@ def test_closed_buffer_keeps_its_attributes(arena):
     assert "closed" not in repr(buffer)
     buffer.close()
     assert "closed" in repr(buffer)
-    assert (buffer.nbytes, buffer.requested, buffer.allocated) == (1000, 1000, 1024)
+    assert (buffer.nbytes, buffer.allocated_nbytes) == (1000, 1024)
     assert (buffer.resource, buffer.memory) == (arena, arena.memory)
 
 
@@ -80,7 +80,7 @@ def test_closing_a_stale_buffer_does_not_free_its_successors_block(arena):
     stream = ClosesIt()
     stale.close(stream)
     assert stream.successor.ptr == address
-    assert arena.stats().in_use == stream.successor.allocated
+    assert arena.stats().in_use == stream.successor.allocated_nbytes
     assert arena.stats().num_frees == 1
     stream.successor.close()
 
@@ -106,7 +106,7 @@ def test_close_on_an_invalid_stream_leaves_the_buffer_open(arena):
         with pytest.raises(error):
             buffer.close(refused)
     assert not buffer.closed
-    assert arena.stats().in_use == buffer.allocated
+    assert arena.stats().in_use == buffer.allocated_nbytes
 
 
 # ---- arenas --------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_allocation_succeeds_again_after_a_free(make_arena, rng):
             while True:
                 held.append(arena.allocate(rng.randrange(1, 100 * KIB)))
         arena.check_invariants()
-        room = held.pop(rng.randrange(len(held))).allocated
+        room = held.pop(rng.randrange(len(held))).allocated_nbytes
         held.append(arena.allocate(room))
 
 
@@ -93,12 +93,18 @@ def test_out_of_memory_error_has_all_its_fields(make_arena, persistent):
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         (arena.allocate_persistent if persistent else arena.allocate)(2 * MIB - 1)
     error = caught.value
-    assert (error.asked, error.rounded) == (2 * MIB - 1, 2 * MIB)
+    assert (error.requested_nbytes, error.allocated_nbytes) == (2 * MIB - 1, 2 * MIB)
     assert (error.in_use, error.reserved, error.limit) == (700 * KIB, MIB, 2 * MIB)
     assert error.largest_free == MIB - 700 * KIB
     assert (error.device, error.stream) == ("host:0", 1)
     assert error.advice == "free buffers, or raise max_mem"
-    for number in (error.asked, error.rounded, error.in_use, error.reserved, error.limit):
+    for number in (
+        error.requested_nbytes,
+        error.allocated_nbytes,
+        error.in_use,
+        error.reserved,
+        error.limit,
+    ):
         assert str(number) in str(error)
     assert error.advice in str(error)
     assert isinstance(error, MemoryError)
@@ -117,8 +123,8 @@ def test_out_of_memory_error_reports_the_requested_size_and_alignment(make_arena
     arena = make_arena({"max_mem": MIB})
     with pytest.raises(gpumem.OutOfMemoryError) as caught:
         arena.allocate(MIB - 1000, alignment=4096)
-    assert caught.value.asked == MIB - 1000
-    assert caught.value.rounded > MIB
+    assert caught.value.requested_nbytes == MIB - 1000
+    assert caught.value.allocated_nbytes > MIB
 
 
 @pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])

@@ -20,7 +20,7 @@ def make_arena(make_arena):
 
 def test_persistent_block_has_its_own_region_of_its_size(arena):
     weights = arena.allocate_persistent(5 * MIB + 1)
-    assert weights.allocated == 5 * MIB + 256
+    assert weights.allocated_nbytes == 5 * MIB + 256
     stats = arena.stats()
     assert (stats.reserved, stats.in_use) == (5 * MIB + 256, 5 * MIB + 256)
     assert (stats.num_regions, stats.num_reserves, stats.num_allocs) == (1, 1, 1)
@@ -57,7 +57,9 @@ def test_shrink_leaves_persistent_blocks_alone(arena):
     arena.allocate(2 * MIB).close()
     report = arena.shrink()
     assert report.released_bytes == 2 * MIB
-    assert [(kept.address, kept.nbytes) for kept in report.kept] == [(weights.ptr, MIB)]
+    assert [(kept.address, kept.allocated_nbytes) for kept in report.retained] == [
+        (weights.ptr, MIB)
+    ]
     assert bytes(memoryview(weights)[:4]) == b"keep"
 
 
@@ -68,7 +70,7 @@ def test_shrink_gives_back_every_region_without_a_live_block(make_arena):
         buffer.close()
     report = arena.shrink()
     assert report.released_bytes == 3 * MIB
-    assert {kept.address for kept in report.kept} == {buffer.ptr for buffer in buffers[1::2]}
+    assert {kept.address for kept in report.retained} == {buffer.ptr for buffer in buffers[1::2]}
     assert arena.stats().num_shrinkages == 3
     buffers.clear()
 
@@ -77,14 +79,14 @@ def test_shrink_reports_the_live_blocks_that_retain_a_region(make_arena):
     arena = make_arena({"split_rule": "tight"})
     held = [arena.allocate(1000), arena.allocate(5000)]
     arena.allocate(10_000).close()
-    (kept,) = arena.shrink().kept
-    assert (kept.address, kept.nbytes) == (held[0].ptr, MIB)
+    (kept,) = arena.shrink().retained
+    assert (kept.address, kept.allocated_nbytes) == (held[0].ptr, MIB)
     assert kept.reason == "2 live blocks of 6144 bytes"
     assert [block.address for block in kept.blocks] == [buffer.ptr for buffer in held]
-    assert [block.requested for block in kept.blocks] == [1000, 5000]
+    assert [block.nbytes for block in kept.blocks] == [1000, 5000]
     assert all(block.used and block.stream == 1 for block in kept.blocks)
     del held[1]
-    (kept,) = arena.shrink().kept
+    (kept,) = arena.shrink().retained
     assert kept.reason == "1 live block of 1024 bytes"
     held.clear()
 

@@ -40,25 +40,25 @@ def test_ort_rule_splits_at_twice_the_request_or_max_dead_bytes_left(
     make_arena, chunk, request_bytes, block
 ):
     arena = one_chunk(make_arena, chunk, split_rule="ort")
-    assert arena.allocate(request_bytes).allocated == block
+    assert arena.allocate(request_bytes).allocated_nbytes == block
 
 
 @pytest.mark.parametrize(("dead", "block"), [(100 * KIB, 924 * KIB), (100 * KIB + 1, MIB)])
 def test_ort_rule_leaves_less_than_max_dead_bytes_unused(make_arena, dead, block):
     arena = one_chunk(make_arena, MIB, split_rule="ort", max_dead_bytes_per_chunk=dead)
-    assert arena.allocate(924 * KIB).allocated == block
+    assert arena.allocate(924 * KIB).allocated_nbytes == block
 
 
 @pytest.mark.parametrize("request_bytes", [1, 256, 257, 600 * KIB, MIB - 256, MIB])
 def test_tight_rule_splits_off_every_remainder(make_arena, request_bytes):
     arena = one_chunk(make_arena, MIB, split_rule="tight")
     buffer = arena.allocate(request_bytes)
-    assert buffer.allocated == -(-request_bytes // 256) * 256
-    assert arena.stats().largest_free == MIB - buffer.allocated
+    assert buffer.allocated_nbytes == -(-request_bytes // 256) * 256
+    assert arena.stats().largest_free == MIB - buffer.allocated_nbytes
 
 
 def free_blocks(arena):
-    return [(block.address, block.nbytes) for block in arena.blocks() if not block.used]
+    return [(block.address, block.allocated_nbytes) for block in arena.blocks() if not block.used]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -201,12 +201,12 @@ def test_blocks_pending_on_two_streams_do_not_merge(make_arena, streams, virtual
     virtual_clock.set_lag(LAG)
     buffers = [arena.allocate(MIB // 2, stream) for stream in streams[:2]]
     buffers.clear()
-    blocks = [(block.nbytes, block.stream) for block in arena.blocks()]
+    blocks = [(block.allocated_nbytes, block.stream) for block in arena.blocks()]
     assert blocks == [(MIB // 2, streams[0].ptr), (MIB // 2, streams[1].ptr)]
     for stream in streams:
         stream.synchronize()
         arena.reset_stream(stream)
-    assert [(block.nbytes, block.stream) for block in arena.blocks()] == [(MIB, 0)]
+    assert [(block.allocated_nbytes, block.stream) for block in arena.blocks()] == [(MIB, 0)]
 
 
 # ---- reset ---------------------------------------------------------------------------------------
@@ -232,7 +232,9 @@ def test_reset_stream_merges_its_blocks_between_those_of_others(make_arena):
     drained.synchronize()
     arena.reset_stream(drained)
     arena.check_invariants()
-    assert [(block.nbytes, block.stream) for block in arena.blocks()] == [(MIB, other.ptr)]
+    assert [(block.allocated_nbytes, block.stream) for block in arena.blocks()] == [
+        (MIB, other.ptr)
+    ]
 
 
 def test_reset_stream_leaves_blocks_that_another_stream_took_over(make_arena, streams):

@@ -259,10 +259,10 @@ def test_shrink_reports_blocks_in_use_by_other_streams(make_arena, streams, driv
     buffer.record_stream(streams[1])
     with driver.block(streams[1]):
         buffer.close()
-        (kept,) = arena.shrink().kept
+        (kept,) = arena.shrink().retained
         assert "1 block of 1048576 bytes that other streams still use" in kept.reason
-        assert [(block.used, block.parked) for block in kept.blocks] == [(False, True)]
-        assert [block.parked for block in arena.blocks()] == [True]
+        assert [(block.used, block.pending_free) for block in kept.blocks] == [(False, True)]
+        assert [block.pending_free for block in arena.blocks()] == [True]
     streams[1].synchronize()
     assert arena.shrink().released_bytes == MIB
 

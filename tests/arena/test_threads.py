@@ -131,13 +131,13 @@ def test_concurrent_growth_shrink_and_inspection_keep_invariants(make_arena):
             if step % 5 == number:
                 stats = arena.stats()
                 assert stats.in_use <= stats.reserved <= 64 * MIB
-                assert sum(block.nbytes for block in arena.blocks()) > 0
+                assert sum(block.allocated_nbytes for block in arena.blocks()) > 0
                 arena.check_invariants()
             buffer.close()
 
     run_together(work)
     arena.check_invariants()
-    assert arena.shrink().kept == ()
+    assert arena.shrink().retained == ()
     assert arena.stats().reserved == 0
 
 

@@ -57,7 +57,7 @@ def test_blocks_lie_on_the_numa_node(make_arena, host, memory):
 def test_regions_are_multiples_of_the_granularity_and_blocks_are_not(make_arena):
     arena = make_arena({"numa_node": "0", "extend_strategy": "same_as_requested"})
     with arena.allocate(3 * MIB) as one, arena.allocate_persistent(256) as two:
-        assert (one.allocated, two.allocated) == (3 * MIB, 2 * MIB)
+        assert (one.allocated_nbytes, two.allocated_nbytes) == (3 * MIB, 2 * MIB)
         assert arena.stats().reserved == 6 * MIB
         with arena.allocate(MIB):
             assert arena.stats().reserved == 6 * MIB

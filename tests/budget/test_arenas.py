@@ -86,7 +86,9 @@ def test_memory_in_use_is_charged(kind, budget, make_arena, rng):
             live.append(arena.allocate_persistent(rng.choice((1, 5000, MIB))))
         else:
             arena.shrink()
-        assert budget.used == arena.stats().in_use == sum(buffer.allocated for buffer in live)
+        assert (
+            budget.used == arena.stats().in_use == sum(buffer.allocated_nbytes for buffer in live)
+        )
     live.clear()
     assert budget.used == 0
     assert arena.stats().reserved > 0 or memory == "host/managed" or config.get("enable") is False
@@ -112,7 +114,7 @@ def test_shareable_blocks_are_charged(backing, budget, make_arena):
     assert budget.used == 0
     counted = make_arena({"backing": backing}, budget=budget, count="in_use")
     buffer = counted.allocate(100, shareable=True)
-    assert budget.used == counted.stats().in_use == buffer.allocated
+    assert budget.used == counted.stats().in_use == buffer.allocated_nbytes
     buffer.close()
     assert budget.used == 0
 
@@ -193,7 +195,7 @@ def test_refused_block_changes_nothing(backing, count, make_arena):
         with pytest.raises(gpumem.errors.BudgetExceededError, match="'b'") as raised:
             arena.allocate(size)
         error = raised.value
-        assert (error.asked, error.budget, error.limit) == (size, "b", 8 * MIB)
+        assert (error.requested_nbytes, error.budget, error.limit) == (size, "b", 8 * MIB)
         assert error.in_use == before[0].in_use
         assert error.holders == (("ours", before[1]),)
         assert budget.used == before[1]

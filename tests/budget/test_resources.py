@@ -91,7 +91,11 @@ def test_request_over_the_budget_is_refused_without_a_change(make, count, budget
         before = resource.stats().num_allocs
         with pytest.raises(gpumem.errors.BudgetExceededError) as raised:
             resource.allocate(2)
-        assert (raised.value.budget, raised.value.missing, raised.value.asked) == ("tenant", 1, 2)
+        assert (raised.value.budget, raised.value.missing, raised.value.requested_nbytes) == (
+            "tenant",
+            1,
+            2,
+        )
         assert raised.value.device == "host:0"
         assert resource.stats().num_allocs == before
         assert budget.used == LIMIT - 1

@@ -42,7 +42,12 @@ def test_refused_charge_is_rolled_back_at_every_level(level):
     middle = Budget(limits[1], parent=root, name="1")
     leaf = Budget(limits[2], parent=middle, name="2")
     error = exceeded(leaf, 101)
-    assert (error.budget, error.limit, error.missing, error.asked) == (str(level), 100, 1, 101)
+    assert (error.budget, error.limit, error.missing, error.requested_nbytes) == (
+        str(level),
+        100,
+        1,
+        101,
+    )
     assert [one.name for one in error.path] == ["2", "1", "0"]
     assert [budget.used for budget in (root, middle, leaf)] == [0, 0, 0]
     leaf.reserve(100).commit()  # exactly equal fits

@@ -21,7 +21,7 @@ def test_allocate_and_free_call_the_two_methods():
     resource = Plain()
     with resource.allocate(1000) as buffer:
         assert buffer.resource is resource
-        assert (buffer.nbytes, buffer.allocated) == (1000, 1000)
+        assert (buffer.nbytes, buffer.allocated_nbytes) == (1000, 1000)
         assert buffer.ptr == resource.taken[0][0]
         assert list(resource.blocks) == [buffer.ptr]
     assert not resource.blocks
@@ -100,7 +100,7 @@ def test_larger_alignment_requests_more_bytes():
     resource = Plain(alignment=16)
     buffer = resource.allocate(100, alignment=4096)
     assert buffer.ptr % 4096 == 0
-    assert (buffer.nbytes, buffer.allocated) == (100, 100 + 4096 - 16)
+    assert (buffer.nbytes, buffer.allocated_nbytes) == (100, 100 + 4096 - 16)
     buffer.close()
     assert resource.returned[0][:2] == resource.taken[0][:2]
 

@@ -391,7 +391,7 @@ def test_invalid_trace_is_one_line_on_stderr_and_exit_code_2(
         (["replay", "TRACE", "--config", "max_mem"], "expected KEY=VALUE"),
         (["replay", "TRACE", "--config", "=1"], "expected KEY=VALUE"),
         (["replay", "TRACE", "--config", "nope=1"], "unknown key 'nope'"),
-        (["replay", "TRACE", "--config", "max_mem=-1"], "max_mem = '-1' is not accepted"),
+        (["replay", "TRACE", "--config", "max_mem=-1"], "invalid max_mem = '-1'"),
         (["replay", "TRACE", "--config", "max_mem=0.3kB", "--max-mem", "1"], "given twice"),
         (["replay", "TRACE", "--config", "enable=0", "--config", "enable=1"], "given twice"),
         (["replay", "TRACE", "--config", "split_rule=loose"], "split_rule = 'loose'"),

@@ -108,7 +108,7 @@ def test_lost_device_ends_a_staged_copy_with_its_error(to, origin):
 
 
 def test_staged_copy_falls_back_to_pageable_memory(faults, stream, staged):
-    gpumem.staging_arena("host").shrink()
+    gpumem.Arena.staging("host").shrink()
     faults.fail("cuMemHostAlloc", 1, 2, times=0)
     faults.fail("cuMemHostRegister", 1, 2, times=0)
     data = np.arange(N, dtype=np.uint8)

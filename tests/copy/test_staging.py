@@ -12,32 +12,32 @@ N = 3_000_000
 
 
 def test_staging_memory_is_idle_between_copies_and_released_by_shrink(stream, staged):
-    arena = gpumem.staging_arena("host")
+    arena = gpumem.Arena.staging("host")
     gpumem.copy(gpumem.empty(N, "uint8", memory="host"), np.zeros(N, np.uint8), stream)
     assert arena.stats().max_in_use > 0
     assert arena.stats().in_use == 0
     arena.shrink()
     assert arena.stats().reserved == 0
-    assert gpumem.staging_arena("host:0") is arena
+    assert gpumem.Arena.staging("host:0") is arena
 
 
 def test_closed_staging_arena_is_recreated(stream, staged):
-    arena = gpumem.staging_arena("host")
+    arena = gpumem.Arena.staging("host")
     arena.close()
     target = gpumem.empty(N, "uint8", memory="host")
     gpumem.copy(target, np.full(N, 3, np.uint8), stream)
     assert (target.numpy() == 3).all()
-    assert gpumem.staging_arena("host") is not arena
+    assert gpumem.Arena.staging("host") is not arena
 
 
 def test_staging_arena_has_a_limit():
-    assert gpumem.staging_arena("host").stats().limit == 256 << 20
+    assert gpumem.Arena.staging("host").stats().limit == 256 << 20
 
 
 @pytest.mark.parametrize("device", ["moon", "host:99"])
 def test_staging_arena_of_an_unknown_device_is_refused(device):
     with pytest.raises(ValueError, match="unknown device"):
-        gpumem.staging_arena(device)
+        gpumem.Arena.staging(device)
 
 
 def test_concurrent_staged_copies_in_both_directions(staged):

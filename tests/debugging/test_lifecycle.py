@@ -37,8 +37,8 @@ def test_quarantine_is_bounded_by_allocated_bytes(make_arena):
     arena = make_arena(debug_heap={"quarantine_bytes": 64 * KIB})
     for _ in range(2000):
         arena.allocate(1).close()
-    kept = [block for block in arena.blocks() if block.parked]
-    assert 64 * KIB - 2048 < sum(block.nbytes for block in kept) <= 64 * KIB + 2048
+    kept = [block for block in arena.blocks() if block.pending_free]
+    assert 64 * KIB - 2048 < sum(block.allocated_nbytes for block in kept) <= 64 * KIB + 2048
 
 
 def test_without_a_quarantine_blocks_are_reused_at_once(make_arena, memory):
@@ -147,7 +147,7 @@ def test_shrink_releases_the_quarantine(make_arena, memory):
     arena.check_heap()
     report = arena.shrink()
     assert report.released_bytes >= 8 * MIB
-    assert report.kept == ()
+    assert report.retained == ()
     assert arena.stats().reserved == 0
 
 
@@ -372,14 +372,14 @@ def test_check_without_a_debug_heap_names_the_setting(make_arena):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"guard_bytes": 100}, "guard_bytes = 100 .* multiple of 256"),
+        ({"guard_bytes": 100}, "guard_bytes = 100: .* multiple of 256"),
         ({"guard_bytes": 2 << 20}, "guard_bytes"),
         ({"guard_byte": 256}, "guard_byte"),
-        ({"fresh_byte": -1}, 'fresh_byte = -1 .* "none"'),
+        ({"fresh_byte": -1}, 'fresh_byte = -1: .* "none"'),
         ({"quarantine_bytes": -1}, "quarantine_bytes"),
         ({"stack_depth": "deep"}, "stack_depth"),
         ({"stack_every": 0}, "stack_every"),
-        ({"on_error": "abort"}, "on_error = 'abort' .* \"warn\""),
+        ({"on_error": "abort"}, "on_error = 'abort': .* \"warn\""),
         ({"colour": 1}, "unknown key 'colour'"),
     ],
 )

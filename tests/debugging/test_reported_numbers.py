@@ -17,15 +17,18 @@ def test_blocks_show_the_requested_size(make_arena):
     arena.check_heap()  # it rests
     blocks = {block.address: block for block in arena.blocks()}
     live = blocks[kept.ptr - GUARDS // 2]
-    assert (live.requested, live.nbytes, live.used, live.parked) == (
+    assert (live.nbytes, live.allocated_nbytes, live.used, live.pending_free) == (
         1000,
         1024 + GUARDS,
         True,
         False,
     )
-    (rests,) = [block for block in blocks.values() if block.parked]
-    assert (rests.requested, rests.nbytes, rests.used) == (0, 2048 + GUARDS, False)
-    assert sum(block.nbytes for block in blocks.values() if block.used) == arena.stats().in_use
+    (rests,) = [block for block in blocks.values() if block.pending_free]
+    assert (rests.nbytes, rests.allocated_nbytes, rests.used) == (0, 2048 + GUARDS, False)
+    assert (
+        sum(block.allocated_nbytes for block in blocks.values() if block.used)
+        == arena.stats().in_use
+    )
 
 
 @pytest.mark.parametrize("backing", ["regions", "virtual"])
@@ -44,9 +47,11 @@ def test_snapshot_agrees_with_stats_and_shows_the_quarantine(
     stats = arena.stats()
     for key in ("in_use", "requested_in_use", "reserved", "num_allocs", "num_frees"):
         assert found.counts[key] == getattr(stats, key), key
-    assert sorted(b.requested for b in found.live) == sorted(b.nbytes for b in live)
+    assert sorted(b.nbytes for b in found.live) == sorted(b.nbytes for b in live)
     assert len([b for b in found.blocks if b.state == "cached"]) == 20
-    assert [b.nbytes for b in found.blocks if b.state == "pending_free"] == [5120 + GUARDS]
+    assert [b.allocated_nbytes for b in found.blocks if b.state == "pending_free"] == [
+        5120 + GUARDS
+    ]
     for buffer in live:
         buffer.close()
 
@@ -123,7 +128,7 @@ def test_out_of_memory_error_counts_guards_in_its_remedies(make_arena):
     arena = make_arena({"max_mem": 4 * MIB}, debug_heap=True)
     with pytest.raises(gpumem.OutOfMemoryError, match="larger than max_mem") as caught:
         arena.allocate(4 * MIB)
-    assert caught.value.rounded == 4 * MIB + GUARDS
+    assert caught.value.allocated_nbytes == 4 * MIB + GUARDS
 
 
 @pytest.mark.parametrize("nbytes", [(1 << 48) - 256, (1 << 48) - 512, 1 << 48, (1 << 64) - 1])

@@ -58,7 +58,7 @@ def test_refused_allocation_leaves_no_site(make_arena, write, host):
 
 
 def buffer_address(arena):
-    (rests,) = [block for block in arena.blocks() if block.parked]
+    (rests,) = [block for block in arena.blocks() if block.pending_free]
     return rests.address + 256
 
 

@@ -105,8 +105,8 @@ def test_out_of_memory_is_cupys_and_gpumems_error():
             with pytest.raises(caught) as error:
                 cupy.empty(65 * MIB, cupy.uint8)
         assert error.value.status == 2
-        assert error.value.asked == 65 * MIB
-        assert pickle.loads(pickle.dumps(error.value)).asked == 65 * MIB
+        assert error.value.requested_nbytes == 65 * MIB
+        assert pickle.loads(pickle.dumps(error.value)).requested_nbytes == 65 * MIB
         assert cupy.zeros(10).sum() == 0
 
 

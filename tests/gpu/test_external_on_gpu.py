@@ -92,7 +92,7 @@ def test_shareable_memory_is_zeroed_separate_and_counted(importer):
     before = free_bytes()
     with gpumem.Arena("cuda:0") as arena:
         buffer = arena.allocate(3 * MIB, shareable=True)
-        assert (buffer.allocated, arena.stats().reserved) == (4 * MIB, 4 * MIB)
+        assert (buffer.allocated_nbytes, arena.stats().reserved) == (4 * MIB, 4 * MIB)
         tensor = torch.from_dlpack(buffer)
         assert int(tensor.sum()) == 0
         tensor.fill_(7)

@@ -88,7 +88,7 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 try:
     cuda.device_array(65 << 20, np.uint8)
 except CudaAPIError as error:
-    assert isinstance(error, gpumem.OutOfMemoryError) and error.asked == 65 << 20
+    assert isinstance(error, gpumem.OutOfMemoryError) and error.requested_nbytes == 65 << 20
     info = cuda.current_context().get_memory_info()
     assert info.total == 64 << 20 and 0 < info.free <= info.total
     print("ok")

@@ -62,7 +62,7 @@ def test_pool_limit_is_enforced():
     with gpumem.DriverPool("cuda:0", {"max_size": 64 * MIB}) as pool:
         with pytest.raises(gpumem.OutOfMemoryError) as caught:
             pool.allocate(256 * MIB)
-        assert (caught.value.asked, caught.value.limit) == (256 * MIB, 64 * MIB)
+        assert (caught.value.requested_nbytes, caught.value.limit) == (256 * MIB, 64 * MIB)
         pool.allocate(MIB).close()
 
 

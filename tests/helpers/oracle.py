@@ -93,7 +93,7 @@ class Seen:
         return seen
 
     def region_size(self, start: int) -> int:
-        return sum(block.nbytes for block in self.regions[start])
+        return sum(block.allocated_nbytes for block in self.regions[start])
 
     def region_holding(self, address: int) -> int:
         return next(
@@ -120,7 +120,7 @@ class Oracle:
 
     def served(self, buffer, nbytes: int, stream, idle_before: bool) -> None:
         before, after = self.seen, Seen.of(self.arena)
-        block = Live(buffer.ptr, buffer.allocated, nbytes, False)
+        block = Live(buffer.ptr, buffer.allocated_nbytes, nbytes, False)
         self._check_block(block)
         if after.stats.num_extensions == before.stats.num_extensions:
             assert self.extensions == after.stats.num_extensions
@@ -133,7 +133,7 @@ class Oracle:
 
     def served_persistent(self, buffer, nbytes: int) -> None:
         after = Seen.of(self.arena)
-        block = Live(buffer.ptr, buffer.allocated, nbytes, True)
+        block = Live(buffer.ptr, buffer.allocated_nbytes, nbytes, True)
         assert block.size == rounded(nbytes)
         assert after.region_size(block.start) == block.size, "persistent: a region of its own"
         self.own_regions.add(block.start)
@@ -151,7 +151,13 @@ class Oracle:
         assert rounded(nbytes) > self.config.max_mem - stats.reserved, "there was room to grow"
         assert stream is None or not self._must_fit(after, nbytes, stream), "a free block fits"
         numbers = (nbytes, rounded(nbytes), stats.in_use, stats.reserved, self.config.max_mem)
-        assert (error.asked, error.rounded, error.in_use, error.reserved, error.limit) == numbers
+        assert (
+            error.requested_nbytes,
+            error.allocated_nbytes,
+            error.in_use,
+            error.reserved,
+            error.limit,
+        ) == numbers
         assert error.largest_free == stats.largest_free
         self.check()
 
@@ -173,11 +179,11 @@ class Oracle:
     def shrunk(self, report) -> None:
         before, after = self.seen, Seen.of(self.arena)
         assert report.released_bytes == before.stats.reserved - after.stats.reserved
-        assert {kept.address for kept in report.kept} == set(after.regions)
+        assert {kept.address for kept in report.retained} == set(after.regions)
         for start, blocks in after.regions.items():
             assert any(block.used for block in blocks), f"region {start:#x} is idle"
-        for kept in report.kept:
-            assert kept.nbytes == after.region_size(kept.address)
+        for kept in report.retained:
+            assert kept.allocated_nbytes == after.region_size(kept.address)
             assert kept.blocks == tuple(b for b in after.regions[kept.address] if b.used)
         self.growth.shrunk()
         self.check()
@@ -194,21 +200,24 @@ class Oracle:
         used = {b.address: b for blocks in seen.regions.values() for b in blocks if b.used}
         assert set(used) == set(self.live), "the used blocks are those that the caller holds"
         for start, block in self.live.items():
-            assert (used[start].nbytes, used[start].requested) == (block.size, block.requested)
+            assert (used[start].allocated_nbytes, used[start].nbytes) == (
+                block.size,
+                block.requested,
+            )
         self._check_stats(seen)
 
     def _check_region(self, start: int, blocks) -> None:
         end = start
         for before, block in zip([None, *blocks], blocks, strict=False):
             assert block.address == end, "no gap and no overlap"
-            assert block.nbytes > 0
-            assert block.nbytes % QUANTUM == block.address % QUANTUM == 0
+            assert block.allocated_nbytes > 0
+            assert block.allocated_nbytes % QUANTUM == block.address % QUANTUM == 0
             if before is not None and not before.used and not block.used:
                 assert before.stream != block.stream, "free neighbours of one stream are one block"
                 if self.config.stream_reuse != "never":
                     assert before.stream, "a released block joins its neighbour"
                     assert block.stream, "a released block joins its neighbour"
-            end = block.address + block.nbytes
+            end = block.address + block.allocated_nbytes
         if start in self.own_regions:
             assert len(blocks) == 1
 
@@ -235,7 +244,7 @@ class Oracle:
         assert stats.max_alloc_size == self.max_size
         assert self.max_reserved <= stats.max_reserved <= (self.config.max_mem or 1 << 63)
         free = [
-            b.nbytes
+            b.allocated_nbytes
             for s in set(seen.regions) - self.own_regions
             for b in seen.regions[s]
             if not b.used
@@ -279,7 +288,7 @@ class Oracle:
         # what is that much larger is always found.
         need = rounded(nbytes) * 33 // 32 + QUANTUM
         return any(
-            not block.used and block.nbytes >= need and block.stream in (0, stream.ptr)
+            not block.used and block.allocated_nbytes >= need and block.stream in (0, stream.ptr)
             for start in set(seen.regions) - self.own_regions
             for block in seen.regions[start]
         )

@@ -112,10 +112,10 @@ def test_out_of_memory_is_cupys_and_gpumems_error(cuda, arena):
     error = caught.value
     assert isinstance(error, fake_cupy.OutOfMemoryError)
     assert isinstance(error, fake_cupy.CUDARuntimeError)
-    assert (error.status, error.asked, error._size) == (2, 65 * MIB, 65 * MIB)
+    assert (error.status, error.requested_nbytes, error._size) == (2, 65 * MIB, 65 * MIB)
     assert "out of memory" in str(error)
     again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.status, again.asked) == (str(error), 2, 65 * MIB)
+    assert (str(again), again.status, again.requested_nbytes) == (str(error), 2, 65 * MIB)
 
 
 def test_cyclic_garbage_is_collected_before_out_of_memory(cuda, arena):

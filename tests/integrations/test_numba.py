@@ -79,7 +79,7 @@ def test_out_of_memory_is_numbas_and_gpumems_error(manager):
         manager.memalloc(17 * MIB)
     assert isinstance(caught.value, driver.CudaAPIError)
     assert caught.value.code == driver.binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    assert caught.value.asked == 17 * MIB
+    assert caught.value.requested_nbytes == 17 * MIB
     assert "out of memory" in str(caught.value)
 
 

@@ -89,10 +89,10 @@ def test_recorded_stream_delays_reuse(caller, arena, stream):
         caller.free(address)
         again = caller.alloc(4096, stream=stream.ptr)
         assert again != address
-        assert [block.address for block in arena.blocks() if block.parked] == [address]
+        assert [block.address for block in arena.blocks() if block.pending_free] == [address]
     other.synchronize()
     arena.shrink()
-    assert not [block for block in arena.blocks() if block.parked]
+    assert not [block for block in arena.blocks() if block.pending_free]
     caller.free(again)
 
 

@@ -85,7 +85,7 @@ def test_shareable_block_is_zeroed_and_has_its_own_memory(shared):
     buffers = [shared.allocate(5000, shareable=True) for _ in range(3)]
     granule = 2 * MIB if shared.config.numa_node == 0 else 4096
     for buffer in buffers:
-        assert buffer.allocated == -(-5000 // granule) * granule
+        assert buffer.allocated_nbytes == -(-5000 // granule) * granule
         assert buffer.ptr % 4096 == 0
         assert not np.from_dlpack(buffer).any()
         np.from_dlpack(buffer)[:] = 255
@@ -105,12 +105,12 @@ def test_shareable_block_is_zeroed_and_has_its_own_memory(shared):
 def test_shareable_block_counts_in_stats_and_is_released(shared):
     before = shared.stats()
     buffer = shared.allocate(5000, shareable=True)
-    assert shared.stats().reserved == before.reserved + buffer.allocated
-    assert shared.stats().in_use == before.in_use + buffer.allocated
+    assert shared.stats().reserved == before.reserved + buffer.allocated_nbytes
+    assert shared.stats().in_use == before.in_use + buffer.allocated_nbytes
     assert shared.stats().num_reserves == before.num_reserves
     shared.check_invariants()
     shared.shrink()
-    assert shared.stats().reserved >= buffer.allocated
+    assert shared.stats().reserved >= buffer.allocated_nbytes
     buffer.close()
     shared.shrink()
     assert shared.stats().in_use == before.in_use

@@ -58,7 +58,7 @@ def test_event_has_address_size_stream_and_thread(make_arena):
         buffer.close()
     events = [e for e in recording.events() if e.action in ("alloc", "free")]
     for event in events:
-        assert (event.address, event.block_nbytes, event.stream) == (address, 1024, stream.ptr)
+        assert (event.address, event.allocated_nbytes, event.stream) == (address, 1024, stream.ptr)
         assert event.thread == threading.get_native_id()
         assert event.resource == observe.RecordedResource("host:0", "arena", "mine")
     assert 0 < events[0].time <= events[1].time < 60e9
@@ -124,7 +124,7 @@ def test_block_pending_free_has_a_later_free_completed_event(make_arena, host):
         side.synchronize()
         arena.shrink()
     [end] = [e for e in recording.events() if e.action == "free_completed"]
-    assert (end.address, end.block_nbytes, end.stream) == (buffer.ptr, 1024, stream.ptr)
+    assert (end.address, end.allocated_nbytes, end.stream) == (buffer.ptr, 1024, stream.ptr)
 
 
 def test_stream_reset_is_recorded(make_arena):
@@ -326,7 +326,7 @@ def test_concurrent_ring_reads_see_whole_events(make_arena):
                     number = event.nbytes - 1000
                     assert ids[event.thread] == number
                     assert event.stream == streams[number].ptr
-                    assert event.block_nbytes == 1024
+                    assert event.allocated_nbytes == 1024
                     seen += 1
         done.set()
         for thread in threads:

@@ -63,13 +63,13 @@ def test_snapshot_blocks_cover_their_regions_and_match_stats(make_arena, backing
         inside = list(inside)
         region = found.regions[number]
         assert inside[0].address == region.address
-        assert sum(block.nbytes for block in inside) == region.nbytes
+        assert sum(block.allocated_nbytes for block in inside) == region.nbytes
         for before, after in pairwise(inside):
-            assert before.address + before.nbytes == after.address
+            assert before.address + before.allocated_nbytes == after.address
     stats = arena.stats()
     for key in ("in_use", "requested_in_use", "reserved", "num_allocs", "num_frees"):
         assert found.counts[key] == getattr(stats, key), key
-    assert {(b.address, b.requested) for b in found.live} == {(b.ptr, b.nbytes) for b in live}
+    assert {(b.address, b.nbytes) for b in found.live} == {(b.ptr, b.nbytes) for b in live}
     assert found.limit == stats.limit
     for buffer in live:
         buffer.close()
@@ -83,7 +83,7 @@ def test_snapshot_pages_add_up_to_reserved(make_arena):
     assert found.pages["nbytes"].sum() == found.counts["reserved"] == arena.stats().reserved
     begin, size = found.pages["address"], found.pages["nbytes"]
     for block in found.live:
-        inside = (begin < block.address + block.nbytes) & (begin + size > block.address)
+        inside = (begin < block.address + block.allocated_nbytes) & (begin + size > block.address)
         assert inside.any()
     del buffers
 
@@ -93,12 +93,12 @@ def test_snapshot_distinguishes_block_states(make_arena, host):
     stream, side = gpumem.Stream("host"), gpumem.Stream("host")
     host.use_virtual_clock(True)
     host.set_lag(1_000_000)
-    used, kept, parked = (arena.allocate(size, stream) for size in (1000, 2000, 3000))
-    addresses = {"used": used.ptr, "cached": kept.ptr, "pending_free": parked.ptr}
-    parked.record_stream(side)
+    used, cached, pending = (arena.allocate(size, stream) for size in (1000, 2000, 3000))
+    addresses = {"used": used.ptr, "cached": cached.ptr, "pending_free": pending.ptr}
+    pending.record_stream(side)
     gpumem.zeros(10, "uint8", memory="host", stream=side)
-    kept.close()
-    parked.close()
+    cached.close()
+    pending.close()
     found = one(arena)
     for state, address in addresses.items():
         block = next(block for block in found.blocks if block.address == address)
@@ -132,7 +132,7 @@ def test_recorded_stack_and_tag_belong_to_their_block(make_arena):
         first = arena.allocate(2)
         second = arena.allocate(3)
     after = arena.allocate(4)
-    found = {block.requested: block for block in one(arena).live}
+    found = {block.nbytes: block for block in one(arena).live}
     for size in (1, 4):
         assert (found[size].tag, found[size].age, found[size].stack) == (None, None, ())
         assert found[size].owner == "untagged"
@@ -168,7 +168,7 @@ def test_snapshots_while_threads_allocate_are_consistent(make_arena):
         for _ in range(50):
             found = one(arena)
             of_regions = sum(region.nbytes for region in found.regions)
-            assert int(found.records["nbytes"].sum()) == of_regions
+            assert int(found.records["allocated_nbytes"].sum()) == of_regions
             assert (
                 found.counts["in_use"]
                 + found.counts["cached"]
@@ -192,7 +192,7 @@ def test_every_kind_of_resource_shows_its_live_blocks(make):
     resource.allocate(700).close()
     found = resource.snapshot()
     for shown in found.resources:
-        assert {(b.address, b.requested) for b in shown.live} == {(b.ptr, b.nbytes) for b in kept}
+        assert {(b.address, b.nbytes) for b in shown.live} == {(b.ptr, b.nbytes) for b in kept}
         assert shown.memory == str(resource.memory)
         assert shown.counts["requested_in_use"] == 1100
     jsonschema.validate(found.as_dict(), json.loads(SCHEMA.read_text()))
@@ -218,7 +218,7 @@ def test_graph_pool_names_its_arena():
         kept = arena.allocate(100, stream)
         shown = one(pool)
         assert (shown.kind, shown.parent) == ("graph pool", one(arena).key)
-        assert [block.requested for block in shown.live] == [100]
+        assert [block.nbytes for block in shown.live] == [100]
     del kept
 
 
@@ -229,8 +229,8 @@ def test_snapshot_covers_resources_kept_by_views_only():
     user = RESOURCES["user"]()
     held = user.allocate(7)
     found = observe.snapshot()
-    assert [b.requested for b in found.resource("only a view is left").live] == [100]
-    assert [b.requested for b in found.resource("plain").live] == [7]
+    assert [b.nbytes for b in found.resource("only a view is left").live] == [100]
+    assert [b.nbytes for b in found.resource("plain").live] == [7]
     del view, held, user
     gpumem.Arena("host").close()
     names = {shown.name for shown in observe.snapshot().resources}
@@ -290,8 +290,8 @@ def test_diff_lists_new_and_freed_blocks_also_at_one_address(make_arena):
     comes = arena.allocate(3)
     assert comes.ptr == address
     diff = before.diff(arena.snapshot())
-    assert [(name, b.requested) for name, b in diff.added] == [("mine", 3)]
-    assert [(name, b.requested) for name, b in diff.removed] == [("mine", 2)]
+    assert [(name, b.nbytes) for name, b in diff.added] == [("mine", 3)]
+    assert [(name, b.nbytes) for name, b in diff.removed] == [("mine", 2)]
     assert diff.counts == {"mine": {"requested_in_use": 1, "num_allocs": 1}}
     assert (diff.added_bytes, diff.removed_bytes) == (256, 256)
     assert "mine: requested_in_use +1" in str(diff)

@@ -147,7 +147,7 @@ def test_shrink_releases_idle_pages_and_keeps_blocks(make_arena):
     report = arena.shrink()
     assert report.released_bytes >= 190 * MIB
     assert arena.stats().reserved == before - report.released_bytes
-    assert [region.blocks[0].address for region in report.kept] == [keep.ptr]
+    assert [region.blocks[0].address for region in report.retained] == [keep.ptr]
     assert holds(keep, 5)
     again = arena.allocate(100 * MIB)
     fill(again, 6)

@@ -135,10 +135,10 @@ def test_shrink_names_the_stream_whose_work_retains_memory(make_arena, stream):
     with driver.block(stream):
         driver.fill(buffer, 9, stream)
         buffer.close()
-        reasons = ", ".join(kept.reason for kept in arena.shrink().kept)
+        reasons = ", ".join(kept.reason for kept in arena.shrink().retained)
         assert f"freed on stream {stream.ptr:#x}, whose work is not known to be done" in reasons
         assert "1 live block of 1048576 bytes" in reasons
         assert "0 live blocks" not in reasons
     stream.synchronize()
     pin.close()
-    assert arena.shrink().kept == ()
+    assert arena.shrink().retained == ()

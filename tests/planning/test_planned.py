@@ -65,7 +65,7 @@ def test_nth_allocation_takes_the_nth_planned_offset(follow):
             assert resource is planned
             a, b = planned.allocate(1000), planned.allocate(500)
             assert places(planned, a, b) == [0, 1024]
-            assert (a.nbytes, a.allocated, b.allocated) == (1000, 1024, 512)
+            assert (a.nbytes, a.allocated_nbytes, b.allocated_nbytes) == (1000, 1024, 512)
             a.close()
             b.close()
             c = planned.allocate(1500)

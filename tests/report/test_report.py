@@ -275,12 +275,30 @@ SNAPSHOT = {
             "upstreams": [],
             "counts": {"reserved": 8 * MIB},
             "blocks": [
-                {"address": 4096, "nbytes": 512, "state": "free", "stream": 0},
-                {"address": 8192, "nbytes": 512, "requested": 500, "state": "used", "stream": 7}
+                {"address": 4096, "allocated_nbytes": 512, "state": "free", "stream": 0},
+                {
+                    "address": 8192,
+                    "nbytes": 500,
+                    "allocated_nbytes": 512,
+                    "state": "used",
+                    "stream": 7,
+                }
                 | {"age_ns": 2_000_000, "tag": "optimizer", "stack": 0},
-                {"address": 12288, "nbytes": MIB, "requested": MIB, "state": "used", "stream": 0}
+                {
+                    "address": 12288,
+                    "nbytes": MIB,
+                    "allocated_nbytes": MIB,
+                    "state": "used",
+                    "stream": 0,
+                }
                 | {"age_ns": 5_000_000, "stack": 0},
-                {"address": 1 << 30, "nbytes": 256, "requested": 1, "state": "used", "stream": 0},
+                {
+                    "address": 1 << 30,
+                    "nbytes": 1,
+                    "allocated_nbytes": 256,
+                    "state": "used",
+                    "stream": 0,
+                },
             ],
         },
         {

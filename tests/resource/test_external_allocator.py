@@ -66,7 +66,7 @@ def allocator(heap):
 def test_each_block_is_one_alloc_and_one_free_call(allocator, heap):
     with allocator.allocate(1000) as buffer:
         assert heap.calls == [("alloc", 1000)]
-        assert (buffer.nbytes, buffer.allocated) == (1000, 1000)
+        assert (buffer.nbytes, buffer.allocated_nbytes) == (1000, 1000)
         np.frombuffer(buffer, np.uint8)[:] = 7
         assert (np.from_dlpack(buffer) == 7).all()
         address = buffer.ptr
@@ -114,8 +114,8 @@ def test_block_is_aligned_as_asked(allocator, heap, alignment):
     with allocator.allocate(100, alignment=alignment) as buffer:
         assert buffer.ptr % alignment == 0
         np.frombuffer(buffer, np.uint8)[:] = 1
-        assert heap.calls == [("alloc", buffer.allocated)]
-        assert 100 <= buffer.allocated < 100 + max(alignment, 256)
+        assert heap.calls == [("alloc", buffer.allocated_nbytes)]
+        assert 100 <= buffer.allocated_nbytes < 100 + max(alignment, 256)
     assert heap.names() == ["alloc", "free"]
 
 
@@ -193,7 +193,7 @@ def test_failed_alloc_calls_empty_cache_once_and_retries(heap):
             allocator.allocate(5000)
         assert heap.names()[3:] == ["alloc", "empty_cache", "alloc"]
         error = caught.value
-        assert (error.asked, error.rounded, error.in_use, error.reserved) == (
+        assert (error.requested_nbytes, error.allocated_nbytes, error.in_use, error.reserved) == (
             5000,
             5000,
             1500,

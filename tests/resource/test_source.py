@@ -75,7 +75,7 @@ def test_blocks_lie_in_the_sources_memory(make_arena, host):
     assert host.call_count("cuMemAlloc") == calls
     for buffer in buffers:
         assert any(
-            address <= buffer.ptr and buffer.ptr + buffer.allocated <= address + pages.nbytes
+            address <= buffer.ptr and buffer.ptr + buffer.allocated_nbytes <= address + pages.nbytes
             for address, pages in source.held.items()
         )
         np.frombuffer(buffer, np.uint8)[:] = 7

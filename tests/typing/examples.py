@@ -42,7 +42,7 @@ arena.allocate_persistent(10).close(None)
 report = arena.shrink()
 assert_type(report, gpumem.ShrinkReport)
 assert_type(report.released_bytes, int)
-for kept in report.kept:
+for kept in report.retained:
     assert_type(kept.blocks, tuple[gpumem.BlockInfo, ...])
 
 stats = arena.stats()
@@ -51,7 +51,7 @@ assert_type(stats.as_ort(), dict[str, str])
 try:
     arena.allocate(1 << 40)
 except gpumem.OutOfMemoryError as error:
-    assert_type(error.asked, int)
+    assert_type(error.requested_nbytes, int)
     assert_type(error.advice, str)
 
 for device in gpumem.devices():

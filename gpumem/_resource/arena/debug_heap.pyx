@@ -188,8 +188,8 @@ cdef class Heap:
         if found == NULL:
             raise MemoryError("no host memory for a list of blocks")
         try:
-            return [debugging.HeapBlock(found[i].address, found[i].asked, found[i].number,
-                                        site_of(&found[i].taken, found[i].stream))
+            return [debugging.OutstandingBlock(found[i].address, found[i].asked, found[i].number,
+                                               site_of(&found[i].taken, found[i].stream))
                     for i in range(count)]
         finally:
             free(found)

@@ -12,7 +12,7 @@ from gpumem._native.arena cimport ArenaCore
 # Every block, used and free, as BlockInfo in address order.
 cdef list block_list(ArenaCore* core)
 # Every region that a shrink could not give back, as RetainedRegion.
-cdef tuple kept_regions(ArenaCore* core)
+cdef tuple retained_regions(ArenaCore* core)
 # The one place that turns a status into an exception. `asked` and `extra`: bytes that the caller
 # wanted, and what their alignment took on top.
 cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uint64_t extra,

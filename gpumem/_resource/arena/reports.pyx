@@ -1,6 +1,5 @@
 """Reports and exceptions of an arena."""
 
-from dataclasses import replace
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, qsort
@@ -27,34 +26,35 @@ from gpumem._resource.device_memory cimport device_figures
 from gpumem._support.atomics cimport load64
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
+from gpumem._support.values import replace
 from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
 
 
 # ---- blocks --------------------------------------------------------------------------------------
 
 cdef list block_list(ArenaCore* core):
+    from gpumem.stats import BlockInfo
     cdef uint32_t count = 0
     cdef uint32_t i
     cdef Chunk* chunks = arena_copy_chunks(core, &count)
     if chunks == NULL:
         raise MemoryError("no host memory for a copy of the arena's books")
     try:
-        blocks = sorted((block_info(core, &chunks[i]) for i in range(count)),
+        blocks = sorted((block_info(BlockInfo, core, &chunks[i]) for i in range(count)),
                         key=lambda block: block.address)
     finally:
         free(chunks)
     return blocks if core.heap == NULL else as_users_have_them(core.heap, blocks)
 
 
-cdef object block_info(ArenaCore* core, const Chunk* chunk):
-    from gpumem.stats import BlockInfo
+cdef object block_info(object kind, ArenaCore* core, const Chunk* chunk):
     cdef bint used = chunk.state == CHUNK_USED
-    cdef bint parked = chunk.state == CHUNK_PENDING_FREE
+    cdef bint pending_free = chunk.state == CHUNK_PENDING_FREE
     stream = 0
     if used or chunk.stream_slot != SLOT_RELEASED:
         stream = <uintptr_t>core.streams[chunk.stream_slot].handle
-    return BlockInfo(address=chunk.address, nbytes=chunk.size, requested=chunk.requested,
-                     used=used, region=chunk.region, stream=stream, parked=parked)
+    return kind(address=chunk.address, nbytes=chunk.requested, allocated_nbytes=chunk.size,
+                used=used, region=chunk.region, stream=stream, pending_free=pending_free)
 
 
 cdef list as_users_have_them(DebugHeap* heap, list blocks):
@@ -76,43 +76,43 @@ cdef object as_its_user_has_it(object block, tuple known):
     if known is None:           # it went back to the arena meanwhile, or came from it
         return block
     asked, live = known
-    return replace(block, requested=asked if live else 0, used=live, parked=not live)
+    return replace(block, nbytes=asked if live else 0, used=live, pending_free=not live)
 
 
-cdef tuple kept_regions(ArenaCore* core):
+cdef tuple retained_regions(ArenaCore* core):
     regions = {}
     for block in block_list(core):
         regions.setdefault(block.region, []).append(block)
-    return tuple(kept_region(blocks) for blocks in regions.values())
+    return tuple(retained_region(blocks) for blocks in regions.values())
 
 
-cdef object kept_region(list blocks):
+cdef object retained_region(list blocks):
     live = tuple(block for block in blocks if block.used)
-    parked = tuple(block for block in blocks if block.parked)
+    pending = tuple(block for block in blocks if block.pending_free)
     reasons = [counted(live, "live block")] if live else []
-    if parked:
-        reasons.append(f"{counted(parked, 'block')} that other streams still use")
+    if pending:
+        reasons.append(f"{counted(pending, 'block')} that other streams still use")
     reasons += queued(blocks)
     from gpumem.stats import RetainedRegion
     return RetainedRegion(
         address=blocks[0].address,
-        nbytes=sum(block.nbytes for block in blocks),
+        allocated_nbytes=sum(block.allocated_nbytes for block in blocks),
         reason=", ".join(reasons) or "free, but the driver did not take it back",
-        blocks=live + parked)
+        blocks=live + pending)
 
 
 cdef list queued(list blocks):
     """Say what was freed on which stream and is not known to be done."""
     freed = {}
     for block in blocks:
-        if not block.used and not block.parked and block.stream:
-            freed[block.stream] = freed.get(block.stream, 0) + block.nbytes
+        if not block.used and not block.pending_free and block.stream:
+            freed[block.stream] = freed.get(block.stream, 0) + block.allocated_nbytes
     return [f"{nbytes} bytes freed on stream {stream:#x}, whose work is not known to be done"
             for stream, nbytes in sorted(freed.items())]
 
 
 cdef str counted(tuple blocks, str what):
-    total = sum(block.nbytes for block in blocks)
+    total = sum(block.allocated_nbytes for block in blocks)
     return f"{len(blocks)} {what}{'s' if len(blocks) != 1 else ''} of {total} bytes"
 
 
@@ -191,7 +191,7 @@ cdef struct Sums:
     uint64_t in_use
     uint64_t free
     uint64_t cached
-    uint64_t parked
+    uint64_t pending_free
     uint64_t waiting
     uint64_t movable
     uint64_t largest_free
@@ -274,7 +274,7 @@ cdef void add_chunk(const ArenaCore* arena, const ArenaCopy* copy, bint small, u
     elif chunk.state == CHUNK_CACHED:
         sums.cached += chunk.size
     elif chunk.state == CHUNK_PENDING_FREE:
-        sums.parked += chunk.size
+        sums.pending_free += chunk.size
     elif chunk.state == CHUNK_FREE:
         sums.free += chunk.size
         if chunk.stream_slot != SLOT_RELEASED and chunk.stream_slot != sums.stream_slot:
@@ -338,8 +338,9 @@ cdef dict described(const Sums* sums):
     if rest:
         by_owner["untagged"] = rest
     return {
-        "in_use": sums.in_use, "free": sums.free, "cached": sums.cached, "parked": sums.parked,
-        "waiting": sums.waiting, "movable": sums.movable, "largest_free": sums.largest_free,
+        "in_use": sums.in_use, "free": sums.free, "cached": sums.cached,
+        "pending_free": sums.pending_free, "waiting": sums.waiting, "movable": sums.movable,
+        "largest_free": sums.largest_free,
         "by_owner": dict(sorted(by_owner.items(), key=lambda item: -item[1])),
         "by_framework": dict(sorted(by_framework.items(), key=lambda item: -item[1])),
     }

@@ -44,7 +44,7 @@ cdef enum State:
 cdef packed struct BlockRow:
     uint64_t address
     uint64_t nbytes
-    uint64_t requested
+    uint64_t allocated_nbytes
     uint64_t stream
     uint64_t generation         # tells blocks at one address apart
     uint64_t number             # of the allocation in its recording
@@ -57,7 +57,7 @@ cdef packed struct BlockRow:
     uint8_t state
 
 BLOCK = np.dtype([
-    ("address", "<u8"), ("nbytes", "<u8"), ("requested", "<u8"), ("stream", "<u8"),
+    ("address", "<u8"), ("nbytes", "<u8"), ("allocated_nbytes", "<u8"), ("stream", "<u8"),
     ("generation", "<u8"), ("number", "<u8"), ("time", "<u8"), ("region", "<u4"),
     ("thread", "<u2"), ("tag", "<u2"), ("stack", "<u2"), ("framework", "u1"), ("state", "u1"),
 ])
@@ -262,12 +262,12 @@ cdef uint32_t fill_rows(const ArenaCore* arena, const ArenaCopy* copy, bint smal
 cdef void fill_row(const ArenaCopy* copy, const Chunk* chunk, uint32_t first_region,
                    BlockRow* row) noexcept nogil:
     row.address = chunk.address
-    row.nbytes = chunk.size
+    row.allocated_nbytes = chunk.size
     row.region = chunk.region + first_region
     row.generation = chunk.generation
     row.state = state_of(chunk.state)
     if row.state == USED:
-        row.requested = chunk.requested
+        row.nbytes = chunk.requested
     if row.state != HOLE and (row.state == USED or chunk.stream_slot != SLOT_RELEASED):
         row.stream = copy.streams[chunk.stream_slot]
 
@@ -297,7 +297,7 @@ cdef inline void add_note(const ArenaCore* arena, bint small, uint32_t index,
 
 cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
     # The blocks of a debugged arena as users know them: `begins` becomes their addresses. Blocks in
-    # quarantine are pending_free while streams use them, then cached. Returns their number.
+    # quarantine are pending while streams use them, then cached. Returns their number.
     cdef uint64_t count = 0
     cdef uint64_t i
     cdef HeapBlock* known = heap_copy(heap, True, &count)
@@ -314,7 +314,7 @@ cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
     hit &= blocks["state"] == <int>USED
     begins[hit] = rows[place[hit], 1]
     blocks["state"][hit] = rows[place[hit], 2]
-    blocks["requested"][hit] = rows[place[hit], 3]
+    blocks["nbytes"][hit] = rows[place[hit], 3]
     return int((blocks["state"][hit] != <int>USED).sum())
 
 
@@ -347,12 +347,13 @@ cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
 
 cdef dict arena_counts(const ArenaCopy* copy, blocks):
     free_, used, cached, pending_free, holes = [
-        int(blocks["nbytes"][blocks["state"] == state].sum()) for state in range(len(STATES))]
-    of_free = blocks["nbytes"][blocks["state"] == <int>FREE]
-    marked = blocks["nbytes"][(blocks["state"] == <int>FREE) & (blocks["stream"] != 0)]
+        int(blocks["allocated_nbytes"][blocks["state"] == state].sum())
+        for state in range(len(STATES))]
+    of_free = blocks["allocated_nbytes"][blocks["state"] == <int>FREE]
+    marked = blocks["allocated_nbytes"][(blocks["state"] == <int>FREE) & (blocks["stream"] != 0)]
     return {
         "in_use": used,
-        "requested_in_use": int(blocks["requested"].sum()),
+        "requested_in_use": int(blocks["nbytes"].sum()),
         "reserved": copy.reserved,
         "free": free_,
         "cached": cached,
@@ -414,8 +415,8 @@ cdef object ledger_rows(BlockLedger* ledger):
         for i in range(count):
             block = <LedgerBlock*>(blocks + i * ledger.block_size)
             view[i].address = block.base
-            view[i].nbytes = block.size
-            view[i].requested = block.requested
+            view[i].nbytes = block.requested
+            view[i].allocated_nbytes = block.size
             view[i].generation = block.number
             view[i].state = USED
             if ledger.streams != NULL:

@@ -101,14 +101,14 @@ def _block_as_dict(
 ) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "address": block.address,
-        "nbytes": block.nbytes,
+        "allocated_nbytes": block.allocated_nbytes,
         "state": block.state,
         "region": block.region,
         "stream": block.stream,
         "generation": generation,
     }
     if block.state == "used":
-        plain["requested"] = block.requested
+        plain["nbytes"] = block.nbytes
     if block.framework is not None:
         plain["framework"] = block.framework
     if block.age is not None:
@@ -137,8 +137,8 @@ class _Rows:
         recorded = "age_ns" in block
         return (
             block["address"],
-            block["nbytes"],
-            block.get("requested", 0),
+            block.get("nbytes", 0),
+            block["allocated_nbytes"],
             block["stream"],
             block["generation"],
             block.get("number", 0),

@@ -23,10 +23,12 @@ class Block:
 
     Attributes
     ----------
-    address, nbytes : int
-        Where it begins and how many bytes it has, padding included.
-    requested : int
-        Bytes asked for; 0 unless it is used.
+    address : int
+        Where it begins.
+    nbytes : int
+        Requested bytes; 0 unless it is used.
+    allocated_nbytes : int
+        Bytes of the block, padding included.
     state : str
         ``"used"``; ``"free"``; ``"cached"``: freed into a thread's cache; ``"pending_free"``: freed
         while other streams may still use it; ``"hole"``: addresses without memory.
@@ -47,13 +49,13 @@ class Block:
     >>> with gpumem.observe.record(arena), gpumem.observe.tag("weights"):
     ...     buffer = arena.allocate(1000)
     ...     (block,) = arena.snapshot().resources[0].live
-    >>> block.address == buffer.ptr, block.nbytes, block.owner
-    (True, 1024, 'weights')
+    >>> block.nbytes, block.allocated_nbytes, block.owner
+    (1000, 1024, 'weights')
     """
 
     address: int
     nbytes: int
-    requested: int
+    allocated_nbytes: int
     state: str
     region: int
     stream: int
@@ -132,8 +134,9 @@ class ResourceSnapshot:
     pages : ndarray of (address, nbytes)
         Physical pages of a paged arena, where they are mapped.
     records : ndarray
-        Every block as a row: ``address``, ``nbytes``, ``requested``, ``stream``, ``generation``,
-        ``number``, ``time``, ``region``, ``thread``, ``tag``, ``stack``, ``framework``, ``state``.
+        Every block as a row: ``address``, ``nbytes``, ``allocated_nbytes``, ``stream``,
+        ``generation``, ``number``, ``time``, ``region``, ``thread``, ``tag``, ``stack``,
+        ``framework``, ``state``.
     held : int
         Nanoseconds for which other threads could not allocate from it.
 
@@ -177,13 +180,11 @@ class ResourceSnapshot:
         """Make a `Block` of each row; of all by default."""
         names = self.names
         for row in (self.records if records is None else records).tolist():
-            (address, nbytes, requested, stream, _, number, at, region, thread, tag, stack) = row[
-                :11
-            ]
+            address, nbytes, allocated, stream, _, number, at, region, thread, tag, stack = row[:11]
             yield Block(
                 address,
                 nbytes,
-                requested,
+                allocated,
                 _columns.STATES[row[12]],
                 region,
                 stream,
@@ -211,7 +212,7 @@ class ResourceSnapshot:
         found: dict[str, int] = {}
         for pair in np.unique(pairs).tolist():
             owner = owner_of(self.names.tags.get(pair >> 8), self.names.frameworks.get(pair & 255))
-            found[owner] = found.get(owner, 0) + int(used["nbytes"][pairs == pair].sum())
+            found[owner] = found.get(owner, 0) + int(used["allocated_nbytes"][pairs == pair].sum())
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

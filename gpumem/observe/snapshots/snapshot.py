@@ -52,7 +52,7 @@ class SnapshotDiff:
     >>> before = arena.snapshot()
     >>> buffer = arena.allocate(1000)
     >>> change = before.diff(arena.snapshot())
-    >>> [(name, block.requested) for name, block in change.added], change.removed_bytes
+    >>> [(name, block.nbytes) for name, block in change.added], change.removed_bytes
     ([('cache', 1000)], 0)
     """
 
@@ -63,12 +63,12 @@ class SnapshotDiff:
     @property
     def added_bytes(self) -> int:
         """Bytes of the blocks that were added."""
-        return sum(block.nbytes for _, block in self.added)
+        return sum(block.allocated_nbytes for _, block in self.added)
 
     @property
     def removed_bytes(self) -> int:
         """Bytes of the blocks that were removed."""
-        return sum(block.nbytes for _, block in self.removed)
+        return sum(block.allocated_nbytes for _, block in self.removed)
 
     def __str__(self) -> str:
         lines = [f"{len(self.added)} blocks of {self.added_bytes} bytes more"]
@@ -222,7 +222,7 @@ class Snapshot:
         >>> arena = gpumem.Arena("host")
         >>> before = arena.snapshot()
         >>> kept = arena.allocate(1000)
-        >>> [(name, block.requested) for name, block in before.diff(arena.snapshot()).added]
+        >>> [(name, block.nbytes) for name, block in before.diff(arena.snapshot()).added]
         [('host:0', 1000)]
         """
         require("other", other, Snapshot, "a Snapshot")
@@ -293,7 +293,7 @@ def snapshot(resource: object = None) -> Snapshot:
     >>> import gpumem, gpumem.observe
     >>> arena = gpumem.Arena("host", name="weights")
     >>> buffer = arena.allocate(1000)
-    >>> [block.requested for block in gpumem.observe.snapshot(arena).resources[0].live]
+    >>> [block.nbytes for block in gpumem.observe.snapshot(arena).resources[0].live]
     [1000]
     """
     found = _columns.all_of_them() if resource is None else _described(resource, {})

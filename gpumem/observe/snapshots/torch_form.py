@@ -73,10 +73,10 @@ def _segment(device: int, blocks: list[Block]) -> dict[str, Any]:
     return {
         "device": device,
         "address": blocks[0].address,
-        "total_size": sum(block.nbytes for block in blocks),
-        "allocated_size": sum(block.nbytes for block in used),
-        "active_size": sum(block.nbytes for block in active),
-        "requested_size": sum(block.requested for block in used),
+        "total_size": sum(block.allocated_nbytes for block in blocks),
+        "allocated_size": sum(block.allocated_nbytes for block in used),
+        "active_size": sum(block.allocated_nbytes for block in active),
+        "requested_size": sum(block.nbytes for block in used),
         "stream": 0,
         "segment_type": "large",
         "segment_pool_id": (0, 0),
@@ -85,8 +85,8 @@ def _segment(device: int, blocks: list[Block]) -> dict[str, Any]:
         "blocks": [
             {
                 "address": block.address,
-                "size": block.nbytes,
-                "requested_size": block.requested,
+                "size": block.allocated_nbytes,
+                "requested_size": block.nbytes,
                 "state": _STATES.get(block.state, "inactive"),
                 "frames": _frames(block.stack),
             }
@@ -108,7 +108,7 @@ def _traces(events: Events | None, devices: int) -> list[list[dict[str, Any]]]:
             entry = {
                 "action": action,
                 "addr": event.address,
-                "size": event.nbytes or event.block_nbytes,
+                "size": event.nbytes or event.allocated_nbytes,
                 "stream": event.stream,
                 "frames": _frames(event.stack),
                 "time_us": ((events.began if events else 0) + event.time) // 1000,
