@@ -1,11 +1,11 @@
-"""Work that needs the interpreter, found on threads that may not have it.
+"""Work that needs the interpreter and is found on threads that may not hold its lock.
 
 The last view of a block may be dropped anywhere: on a thread of the driver, under a foreign lock.
-What then has to run Python is done at once if this thread holds the interpreter lock; else it is
-left here, and the main thread, or the next call of gpumem that looks, does it, oldest first.
+Work that runs Python is done at once if this thread holds the interpreter lock. Otherwise it is
+queued, and the main thread or the next call of gpumem does it, the oldest first.
 
-After the interpreter has begun to end nothing is done any more. A fork's child inherits what waits:
-each piece of work says for itself whether it is the child's.
+Once the interpreter has begun to end, no work is done. A fork's child inherits the queue: each
+piece of work checks itself whether it belongs to the child.
 """
 
 from gpumem._support.retired cimport Retired
@@ -19,7 +19,7 @@ cdef struct Deferred:
 cdef void call_soon(void (*function)() noexcept) noexcept nogil
 # Takes the work over. On any thread, with the interpreter lock or without.
 cdef void defer(Deferred* work) noexcept nogil
-# Does what waits. With the interpreter lock.
+# Does the queued work. With the interpreter lock.
 cdef void run_deferred() noexcept
-# Tells sys.unraisablehook of an exception that nobody can be given.
+# Reports to sys.unraisablehook an exception that cannot reach a caller.
 cdef int report_unraisable(object error, object where) noexcept

@@ -1,4 +1,4 @@
-"""Doing what threads without the interpreter left."""
+"""Work that was deferred to a thread that holds the interpreter lock; see deferred.pxd."""
 
 from gpumem._support.process cimport process_is_exiting
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue

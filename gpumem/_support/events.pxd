@@ -84,7 +84,7 @@ cdef extern from "recorder_types.h" nogil:
 # What the resource is called from now on; longer texts are cut.
 cdef void event_source_name(EventSource* source, const char* memory, const char* kind,
                             const char* name) noexcept nogil
-# `owner` is the resource's struct, of the kind `owner_is`, for whoever walks the list of sources.
+# `owner` is the resource's struct, of the kind `owner_is`, for readers of the list of sources.
 cdef void event_source_open(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil
 # Idempotent; nothing to do for one that was never opened.
 cdef void event_source_close(EventSource* source) noexcept nogil
@@ -106,7 +106,7 @@ cdef Recorder* recorder_file(int file, uint32_t sampling, int* code) noexcept no
 # Attaches it to one source; NULL: to all, and to those that open later. An errno; EBUSY: one of
 # them has another recorder already, and nothing changed.
 cdef int recorder_begin(Recorder* recorder, EventSource* only) noexcept nogil
-# When it returns nobody writes with the recorder any more.
+# When it returns, no thread writes with the recorder.
 cdef void recorder_end(Recorder* recorder) noexcept nogil
 cdef int recorder_finish_file(Recorder* recorder) noexcept nogil
 cdef void recorder_free(Recorder* recorder) noexcept nogil
@@ -116,12 +116,12 @@ cdef void recorder_define(Recorder* recorder, uint32_t what, uint32_t number, co
 # Copies the event of a ring that has the number; False if it is not there any more.
 cdef bint recorder_read_ring(const Recorder* recorder, uint64_t number,
                              uint64_t* words) noexcept nogil
-# Who numbers the calling thread's stack, called without a lock; NULL: nobody.
+# The function that numbers the calling thread's stack, called without a lock; NULL: none.
 cdef void recorder_set_stacks(uint16_t (*number)() noexcept nogil) noexcept nogil
 # The system's id of a thread by its number.
 cdef int32_t recorder_thread_id(uint16_t number) noexcept nogil
 
-# ---- for whoever wants to see every resource -----------------------------------------------------
+# ---- for readers of every resource ---------------------------------------------------------------
 
 # Calls `visit` for each open source, the newest first, while none can close.
 cdef void event_sources_visit(void (*visit)(EventSource* source, void* context) noexcept nogil,

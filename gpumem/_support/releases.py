@@ -1,4 +1,4 @@
-"""What releases memory that nothing refers to, in the order in which one frees another."""
+"""Functions that release unreferenced memory, in the order in which one frees another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 __all__ = ["on_release", "release_retired"]
 
-# Copies that are done let go of their ends; an import may hold a pool, and a callback an arena; an
+# Finished copies release their ends; an import may hold a pool, and a callback an arena; an
 # arena may hold imports, so these come once more at the end.
 PHASES = ("copies", "imports", "callbacks", "arenas", "timelines")
 AGAIN = ("imports",)
