@@ -134,7 +134,7 @@ def one_round(
     steps: list[dict[str, Answer]] = []
     for _ in range(plan.warmup + plan.steps):
         steps.append(ask(children, {"do": "step"}))
-        children = children[1:] + children[:1]  # nobody is always behind the same one
+        children = children[1:] + children[:1]  # the order changes from round to round
     ended = ask(children, {"do": "end"})
     return {
         configuration: summed(

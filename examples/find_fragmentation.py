@@ -3,7 +3,7 @@
     python examples/find_fragmentation.py [--device cuda:0]
 
 Sixteen conversations keep a cache each, which grows by being copied into a larger one; a finished
-one begins anew. Somebody set ``backing="regions"``, so that bytes stay where they are, and no
+one begins anew. The arena has ``backing="regions"``, so that bytes stay where they are, and no
 cache fits into the hole that another left.
 
 1. The error says who holds what, and that enough is free, but in pieces.

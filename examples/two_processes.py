@@ -1,6 +1,6 @@
 """Two processes work on one tensor: one call makes a handle of it, one call there a tensor.
 
-A timeline in shared memory says whose turn it is, so nobody polls and nothing is copied. Runs
+A timeline in shared memory orders their access: neither process polls, and nothing is copied. Runs
 anywhere; on a machine with a GPU the tensor can lie in GPU memory just as well:
 
     python examples/two_processes.py

@@ -2,7 +2,7 @@
 
 Weights are random; each step draws its shapes (batch sizes, lengths, resolutions) and its data from
 seeded generators. So two runs of one seed do the same work and, because everything that PyTorch can
-be told is deterministic, return the same bits: whoever allocates must not change them.
+be told is deterministic, return the same bits: the allocator must not change them.
 
 `WORKLOADS` names them without importing PyTorch; `make` does.
 """

@@ -1,4 +1,4 @@
-"""A process with one allocator beneath PyTorch, that measures what it is told to.
+"""A process with one allocator beneath PyTorch, which runs one measurement.
 
 Reads one JSON object a line, answers each with one: the answer, or {"error": ...}.
 """

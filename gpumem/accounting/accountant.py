@@ -43,8 +43,8 @@ NOTHING = Price(0, 0)
 class Accountant(abc.ABC):
     """Keeps the account of one device's memory; subclasses say what a node costs.
 
-    Wherever it takes a node it takes a fused group too, as an iterable of nodes, and prices every
-    node of it; a group is accepted or refused as a whole.
+    Every method that takes a node also takes a fused group, as an iterable of nodes. Each of its
+    nodes is priced; the group is accepted or refused as a whole.
 
     Parameters
     ----------

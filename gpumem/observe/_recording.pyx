@@ -224,7 +224,7 @@ cdef class RecorderHandle:
             else:
                 self.recorder = recorder_file(descriptor, threshold, &code)
         if self.recorder == NULL and count:
-            raise MemoryError(f"no host memory for a ring of {slots} events")
+            raise MemoryError(f"out of host memory for a ring of {slots} events")
         if self.recorder == NULL:
             raise OSError(code, (<bytes>strerror(code)).decode())
 

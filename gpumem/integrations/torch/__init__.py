@@ -1,16 +1,17 @@
 """PyTorch on gpumem's memory.
 
-Two ways, of which ``mode="auto"`` takes the first that is possible now:
+There are two modes; ``mode="auto"`` selects the first that is possible:
 
 ``"full"``
-    gpumem in place of PyTorch's caching allocator, through its pluggable allocator. Every block
-    is the arena's own: pages that move, reuse across streams, `shrink`, budgets. Only before
-    PyTorch has initialised CUDA, and for the rest of the process: PyTorch cannot switch back.
+    gpumem replaces PyTorch's caching allocator, through the pluggable allocator. Every block comes
+    from the arena, with pages that move, reuse across streams, `shrink` and budgets. Possible only
+    before PyTorch has initialised CUDA, and for the rest of the process: PyTorch cannot switch
+    back.
 ``"pool"``
-    PyTorch's caching allocator stays and takes its segments, of 2 MiB, 20 MiB and more, from the
-    arena, through a ``torch.cuda.MemPool``. Its statistics, snapshots and errors are its own; it
-    rounds, caches and fragments inside the segments as ever, and gives none back before it is
-    disabled. Can be left at any time.
+    PyTorch's caching allocator stays and allocates its segments, of 2 MiB, 20 MiB and more, from
+    the arena, through a ``torch.cuda.MemPool``. Statistics, snapshots and errors stay PyTorch's. It
+    rounds, caches and fragments inside the segments as before, and frees no segment before it is
+    disabled. Can be disabled at any time.
 
 Under ``"full"``:
 
@@ -21,12 +22,12 @@ Under ``"full"``:
   ("CUDA out of memory. Tried to allocate ..."), by which programs know it, and the arena's report.
 - ``memory_stats``, ``memory_allocated``, ``max_memory_reserved``, ``memory_summary``,
   ``memory_snapshot``, ``reset_peak_memory_stats`` and so on answer from gpumem.
-- What PyTorch refuses under any pluggable allocator stays refused: recording memory history,
-  sharing tensors with other processes by CUDA IPC, ``torch.cuda.MemPool``,
+- Features that PyTorch disables under any pluggable allocator stay disabled: recording memory
+  history, sharing tensors with other processes by CUDA IPC, ``torch.cuda.MemPool``,
   ``torch.compile(mode="reduce-overhead")``, ``torch.backends.cudnn.benchmark = True``.
 
-A process should capture graphs with ``torch.cuda.graph`` and the like, which say which pool a
-capture uses.
+A process should capture graphs with ``torch.cuda.graph`` or similar functions, which name the pool
+of a capture.
 
 Examples
 --------

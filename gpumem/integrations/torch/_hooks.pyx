@@ -231,7 +231,7 @@ def serve(device, Arena arena not None):
         return
     hook = hook_create(arena.core, NULL, FRAMEWORK_TORCH)
     if hook == NULL:
-        raise MemoryError("no host memory for a hook")
+        raise MemoryError("out of host memory while making an allocator hook")
     before = <AllocatorHook*>torch_hooks_get(device)
     configured[device] = arena.config.max_mem
     served[device] = arena

@@ -85,45 +85,6 @@ void *retain_routed(int device, Stream stream) {
     return nullptr;
 }
 
-void begin_pool(int device, PoolId id, Filter filter) {
-    void *hook = hook_of(device);
-    std::unique_lock<std::shared_mutex> lock(pools_mutex);
-    auto found = pools.find({device, id});
-    if (found == pools.end()) {
-        void *opened = calls.open_pool(hook);
-        if (!opened)
-            throw std::runtime_error("gpumem: no graph pool can be opened beside the arena of cuda:" +
-                                     std::to_string(device));
-        found = pools.emplace(std::make_pair(device, id), Pool{opened, 0, 0}).first;
-    }
-    Pool &pool = found->second;
-    if (pool.routes == 0) calls.begin_pool(pool.hook);
-    routes.push_back(Route{device, id, pool.hook, std::move(filter)});
-    pool.routes++;
-    pool.uses++;
-    route_count.store(routes.size(), std::memory_order_release);
-}
-
-void end_pool(int device, PoolId id) {
-    std::unique_lock<std::shared_mutex> lock(pools_mutex);
-    for (auto route = routes.rbegin(); route != routes.rend(); ++route) {
-        if (route->device != device || route->id != id) continue;
-        routes.erase(std::next(route).base());
-        pools.at({device, id}).routes--;
-        break;
-    }
-    route_count.store(routes.size(), std::memory_order_release);
-}
-
-void release_pool(int device, PoolId id) {
-    std::unique_lock<std::shared_mutex> lock(pools_mutex);
-    auto found = pools.find({device, id});
-    if (found == pools.end() || --found->second.uses > 0) return;
-    void *hook = found->second.hook;
-    pools.erase(found);
-    calls.drop_pool(hook);
-}
-
 }  // namespace
 
 /* ---- the hooks --------------------------------------------------------------------------------- */
@@ -185,12 +146,43 @@ HOOK void gpumem_torch_record_stream(void *address, Stream stream) {
 }
 
 HOOK void gpumem_torch_begin_pool(int device, PoolId id, Filter filter) {
-    begin_pool(device, id, std::move(filter));
+    void *hook = hook_of(device);
+    std::unique_lock<std::shared_mutex> lock(pools_mutex);
+    auto found = pools.find({device, id});
+    if (found == pools.end()) {
+        void *opened = calls.open_pool(hook);
+        if (!opened)
+            throw std::runtime_error("gpumem: no graph pool can be opened beside the arena of cuda:" +
+                                     std::to_string(device));
+        found = pools.emplace(std::make_pair(device, id), Pool{opened, 0, 0}).first;
+    }
+    Pool &pool = found->second;
+    if (pool.routes == 0) calls.begin_pool(pool.hook);
+    routes.push_back(Route{device, id, pool.hook, std::move(filter)});
+    pool.routes++;
+    pool.uses++;
+    route_count.store(routes.size(), std::memory_order_release);
 }
 
-HOOK void gpumem_torch_end_pool(int device, PoolId id) { end_pool(device, id); }
+HOOK void gpumem_torch_end_pool(int device, PoolId id) {
+    std::unique_lock<std::shared_mutex> lock(pools_mutex);
+    for (auto route = routes.rbegin(); route != routes.rend(); ++route) {
+        if (route->device != device || route->id != id) continue;
+        routes.erase(std::next(route).base());
+        pools.at({device, id}).routes--;
+        break;
+    }
+    route_count.store(routes.size(), std::memory_order_release);
+}
 
-HOOK void gpumem_torch_release_pool(int device, PoolId id) { release_pool(device, id); }
+HOOK void gpumem_torch_release_pool(int device, PoolId id) {
+    std::unique_lock<std::shared_mutex> lock(pools_mutex);
+    auto found = pools.find({device, id});
+    if (found == pools.end() || --found->second.uses > 0) return;
+    void *hook = found->second.hook;
+    pools.erase(found);
+    calls.drop_pool(hook);
+}
 
 /* ---- gpumem's side ----------------------------------------------------------------------------- */
 
