@@ -17,7 +17,7 @@ from gpumem._native.arena cimport (
     arena_record, arena_reserved, arena_reset_peaks, arena_reset_stream, arena_resume,
     arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, ArenaSettings, Block,
     caches_flush, heap_check, heap_counts, heap_suspend, HeapCounts, invariant_text, LARGE_SPACE,
-    slot_claim, slot_unclaim, SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    slot_drop, slot_retain, SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport ABSURD, bfc_largest_free, QUANTUM
@@ -149,7 +149,7 @@ cdef class Arena(MemoryResource):
         self.default_slot = LEGACY_SLOT
         if default_stream is not None:
             self.slot_of(default_stream, &self.default_slot)
-            slot_claim(self.core, self.default_slot)
+            slot_retain(self.core, self.default_slot)
             self.default_per_thread = self.stream_at(self.default_slot) == PER_THREAD_STREAM
 
     def __init__(self, memory, config=None, *, source=None, budget=None, count="reserved",
@@ -319,14 +319,14 @@ cdef class Arena(MemoryResource):
         elif region != REGION_OF_MANY:
             flags = ALLOCATE_PERSISTENT
         self.require_outside_source()
-        slot_claim(self.core, slot)     # other threads run: it must keep its stream
+        slot_retain(self.core, slot)    # other threads run: it must keep its stream
         try:
             if self.heap is not None:
                 self.heap.before(self.core)
             with nogil:
                 status = arena_allocate_slow(self.core, nbytes, slot, flags, block)
         finally:
-            slot_unclaim(self.core, slot)
+            slot_drop(self.core, slot)
             if self.heap is not None:
                 self.heap.after()
         if budget_has_crossed():
@@ -339,12 +339,12 @@ cdef class Arena(MemoryResource):
         cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
         cdef list errors = []
         cdef int status = ARENA_OVER_BUDGET
-        slot_claim(self.core, slot)
+        slot_retain(self.core, slot)
         try:
             while status == ARENA_OVER_BUDGET and relieve(self.core, &relief, errors):
                 status = self.take_slow(asked + extra, slot, region, block)
         finally:
-            slot_unclaim(self.core, slot)
+            slot_drop(self.core, slot)
         if status == ARENA_OVER_BUDGET:
             raise_over_budget(self, self.core, asked, extra, slot, errors)
         tell_errors(errors)

@@ -20,7 +20,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
-    ArenaCore, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_RESTING, LARGE_SPACE, SMALL_SPACE,
+    ArenaCore, DebugHeap, HEAP_FREED, HEAP_LIVE, HEAP_QUARANTINED, LARGE_SPACE, SMALL_SPACE,
     STATE_CLOSED, STATE_SUSPENDED, ThreadCache,
 )
 from gpumem._native.budget cimport budget_load, BudgetCore, budgets_visit
@@ -495,12 +495,13 @@ cdef void subtract_caches(const ArenaCore* arena, uint64_t* counters) noexcept n
 
 cdef void subtract_quarantine(const DebugHeap* heap, uint64_t* counters) noexcept nogil:
     # Blocks in a debug heap's quarantine are in use for the arena, and free for its users.
-    cdef uint64_t held = load64(&heap.held[<int>HEAP_FREED]) + load64(&heap.held[<int>HEAP_RESTING])
+    cdef uint64_t held = (load64(&heap.held[<int>HEAP_FREED])
+                          + load64(&heap.held[<int>HEAP_QUARANTINED]))
     counters[<int>LIVE_IN_USE] -= min(held, counters[<int>LIVE_IN_USE])
     counters[<int>LIVE_REQUESTED_IN_USE] = min(load64(&heap.asked[<int>HEAP_LIVE]),
                                                counters[<int>LIVE_IN_USE])
     counters[<int>LIVE_NUM_FREES] += (load64(&heap.count[<int>HEAP_FREED])
-                                      + load64(&heap.count[<int>HEAP_RESTING]))
+                                      + load64(&heap.count[<int>HEAP_QUARANTINED]))
 
 
 cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:

@@ -4,7 +4,9 @@ from libc.stdint cimport int16_t, int32_t, int64_t, int8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 from gpumem._core cimport Arena
-from gpumem._native.arena cimport arena_allocate, arena_free, ARENA_OK, ArenaCore, Block, slot_claim
+from gpumem._native.arena cimport (
+    arena_allocate, arena_free, ARENA_OK, ArenaCore, Block, slot_retain,
+)
 from gpumem._native.driver.host cimport host_advance_clock
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
@@ -66,7 +68,7 @@ def run(Arena arena not None, list streams, trace, bint virtual_clock):
             arena.core.settings.oom_wait = 0    # no work ends while the trace stands still
         for i in range(<uint32_t>len(streams)):
             arena.slot_of(streams[i], &slots[i])
-            slot_claim(arena.core, slots[i])
+            slot_retain(arena.core, slots[i])
         with nogil:
             replay_pass(arena.core, slots, &columns, handles, sizes, live, virtual_clock, &counts)
             for i in range(<uint32_t>blocks):

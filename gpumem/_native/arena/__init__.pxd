@@ -12,8 +12,8 @@ from gpumem._native.arena.debug_heap cimport (
 )
 from gpumem._native.arena.debug_heap_types cimport (
     DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LATE_WRITE, HEAP_LIVE,
-    HEAP_NO_STACK, HEAP_OVERRUN, HEAP_RESTING, HEAP_STRAY_WRITE, HEAP_STREAM_GONE, HEAP_UNDERRUN,
-    HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
+    HEAP_NO_STACK, HEAP_OVERRUN, HEAP_QUARANTINED, HEAP_STRAY_WRITE, HEAP_STREAM_GONE,
+    HEAP_UNDERRUN, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite, HeapState,
 )
 from gpumem._native.arena.events cimport block_note
 from gpumem._native.arena.graph_pool cimport pool_adopt, pool_begin, pool_create, pool_retain_with
@@ -31,7 +31,7 @@ from gpumem._native.arena.metadata_copy cimport (
 from gpumem._native.arena.planned cimport arena_place_fast, arena_place_slow, arena_places_init
 from gpumem._native.arena.slow cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport (
-    arena_record, arena_reset_stream, arena_stream, slot_claim, slot_unclaim,
+    arena_record, arena_reset_stream, arena_stream, slot_drop, slot_retain,
 )
 from gpumem._native.arena.suspend cimport arena_resume, arena_suspend
 from gpumem._native.arena.types cimport (

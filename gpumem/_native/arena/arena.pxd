@@ -32,7 +32,7 @@ cdef int arena_charge_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_s
 cdef int arena_prepare(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil
 
-# What it may hold from now on, bytes; 0: unlimited. What it holds beyond that stays until a shrink.
+# Bytes it may hold from now on; 0: unlimited. An excess stays until a shrink.
 cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # The highest of bytes in use and reserved are what they are now.
 cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil

@@ -22,7 +22,7 @@ from gpumem._native.arena.growth cimport (
 from gpumem._native.arena.guards cimport heap_counts
 from gpumem._native.arena.streams cimport (
     add_stream, destroy_events, drain_streams, free_all_pending, free_later, release_completed,
-    slot_claim, streams_free, switch_needs_event,
+    slot_retain, streams_free, switch_needs_event,
 )
 from gpumem._native.arena.suspend cimport copy_forget
 from gpumem._native.arena.types cimport (
@@ -57,7 +57,7 @@ cdef enum:
     LARGE_RANGE = 17179869184
     SMALL_RANGE = 1073741824
 
-# Arenas that nobody refers to any more; their regions go back to the driver at the next call
+# Arenas without references; their regions go back to the driver at the next call
 # that may block. Finalizers put them here, because they must neither block nor call the driver.
 cdef Retired* retired_arenas = NULL
 cdef uint64_t serials = 0
@@ -149,15 +149,15 @@ cdef inline int block_free(ArenaCore* arena, uint64_t handle, uint32_t stream_sl
 
 cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                          Uses* uses) noexcept nogil:
-    cdef bint parked
+    cdef bint pending
     cdef uint64_t counted
     if arena.heap != NULL:
         return heap_free(arena, handle, stream_slot, uses)
     counted = counted_bytes(arena, handle)
     lock_acquire(&arena.lock)
-    parked = free_later(arena, handle, stream_slot, uses)
+    pending = free_later(arena, handle, stream_slot, uses)
     lock_release(&arena.lock)
-    if not parked:
+    if not pending:
         return arena_free(arena, handle, stream_slot)
     count_out(arena, counted)
     return ARENA_OK
@@ -295,7 +295,7 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         space_create(&arena.spaces[SMALL_SPACE], &arena.small, SMALL_RANGE, False)
         space_create(&arena.spaces[PERSISTENT_SPACE], &arena.persistent, LARGE_RANGE, True)
         budget_init(&arena.move_budget, settings.move_budget)
-    slot_claim(arena, stream_slot)
+    slot_retain(arena, stream_slot)
     return arena
 
 
@@ -346,7 +346,7 @@ on_fork(NULL, NULL, forget_after_fork)
 
 cdef void arena_drop(ArenaCore* arena) noexcept nogil:
     if count_add(&arena.references, -1) != 0 or context_is_dead(arena.context):
-        return                      # the dead are not collected: their books stay as they were
+        return                      # in a fork's child the metadata stays as it was
     retire(&retired_arenas, &arena.end, arena)
 
 
@@ -383,8 +383,8 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
         return ARENA_IN_USE
     arena.closed = STATE_CLOSED
     lock_release(&arena.lock)
-    # Events, addresses and books stay until the last reference goes: another thread may be past
-    # the check of `closed`, and find them empty.
+    # Events, addresses and metadata stay until the last reference goes: another thread may be past
+    # the check of `closed`; it finds them empty.
     release_memory(arena)
     if arena.settings.paged:
         trim_pages(arena)
@@ -394,8 +394,8 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
 
 
 cdef void release_memory(ArenaCore* arena) noexcept nogil:
-    # What threads keep counts as used: it goes to the table first. The driver's free waits for
-    # queued work; its unmap does not.
+    # Cached blocks count as used, so they go to the table first. The driver's free waits for queued
+    # work; its unmap does not, so a paged arena drains the streams before.
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     caches_flush(arena)
     if arena.settings.paged:

@@ -1,4 +1,7 @@
-"""The books of an arena: every function with the arena lock held."""
+"""An arena's bookkeeping: the state changes of an allocation and a free, and its charges.
+
+Every function is called with the arena lock held, unless its comment says otherwise.
+"""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -57,7 +60,7 @@ cdef inline int table_free(ArenaCore* arena, ThreadCache* cache, uint64_t handle
     return ARENA_OK
 
 cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil
-# Memory came: keeps the highest reserved so far.
+# After growth: updates the highest reserved so far.
 cdef void note_reserved(ArenaCore* arena) noexcept nogil
 # Memory came or went: a graph pool's counts in its parent's limit.
 cdef void charge_parent(ArenaCore* arena) noexcept nogil
@@ -71,12 +74,12 @@ cdef const char* invariant_text(int number) noexcept nogil
 # ---- What an arena charges its budget: bytes that it holds, or bytes that it has handed out
 #
 # Held bytes are charged with the grow lock, before the driver is asked, and given back when the
-# driver has them, by one function that compares with the books (`arena_reconcile`). So whatever
+# driver has them, by one function that compares with the metadata (`arena_reconcile`). So whatever
 # fails
 # half-way, at rest the account's `used` is what the arena holds. The fast path knows nothing of it.
 #
 # Bytes handed out are charged around taking a block and given back with its free, whatever the
-# thread's cache then does with it: what a cache keeps is not in use.
+# thread's cache then does with it: a cached block is not in use.
 
 
 # A graph pool charges what its arena charges, to an account of its own. False: no host memory.

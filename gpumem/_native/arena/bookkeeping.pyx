@@ -1,4 +1,4 @@
-"""Handing a block out and taking it back: the books, with the arena lock held."""
+"""The state changes of an allocation and a free, and what an arena charges its budgets."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -21,7 +21,7 @@ cdef extern from *:
     #include <stdio.h>
     #include <stdlib.h>
     static inline void gm_panic(const char *invariant) {
-        fprintf(stderr, "gpumem: an arena's books are broken: it does not hold that %s\\n",
+        fprintf(stderr, "gpumem: internal error: arena invariant violated: %s\\n",
                 invariant);
         abort();
     }
@@ -128,7 +128,7 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
-    # A suspended arena's books tell what it will hold again; its pages, what it holds now.
+    # A suspended arena's metadata tells what it will hold again; its pages, what it holds now.
     cdef uint64_t held = arena.shareable.mapped_bytes
     cdef uint32_t i
     if arena.closed != STATE_SUSPENDED:

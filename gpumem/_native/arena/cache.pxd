@@ -1,13 +1,13 @@
 """Caches of small blocks, one per thread and arena, in front of the arena's table.
 
-A block of up to 64 KiB that is freed stays *kept*: in the cache of the thread that took it, in a
+A block of up to 64 KiB that is freed stays *cached*: in the cache of the thread that took it, in a
 stack of blocks of exactly its size and stream. Taking one again costs neither search, split nor
 merge, and no lock that other threads wait for. Each stack holds up to CACHED_DEPTH blocks.
 
-What is larger, or does not fit, is kept too, but only the last one: it goes to the table under the
-lock of the next allocation that cannot use it, so that a free and an allocation lock once. Where a
-table packs (bfc/table), with one stream's memory in it, blocks above 1 MiB are not taken again that way:
-where the last one happened to lie is no place for one that lives long.
+A larger one, or one that finds its stack full, is cached too, but only the last of them: it goes to
+the table under the lock of the next allocation that cannot use it, so that a free and an allocation
+lock once. Where a table packs (bfc/table), with one stream's memory in it, blocks above 1 MiB are
+not reused that way: a long-lived block must not lie wherever the last one happened to lie.
 
 A block that another thread frees is pushed onto its cache's `remote` list without a lock (a
 Treiber stack that is only ever emptied whole, so that no entry can come back unnoticed: R. K.
@@ -17,10 +17,10 @@ A cache's lock (owner_lock.h) costs its owner nothing. Whoever needs to see all 
 growth, a shrink or statistics, flushes every cache. Order of locks: grow lock, caches lock, a
 cache's lock, arena lock.
 
-Sums stay exact although the table is not told: it counts kept chunks as used, `cached_bytes` of the
-arena is what of that the caches have published. A cache remembers the least it kept since it last
-published, so that for one thread the peak of bytes in use is exact; for several it is exact but for
-what other threads' caches did since they published.
+Sums stay exact although the table does not change: it counts cached chunks as used, `cached_bytes`
+of the arena is what of that the caches have published. A cache remembers the least it held since it
+last published, so that for one thread the peak of bytes in use is exact; for several it is exact
+but for what other threads' caches did since they published.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -43,10 +43,10 @@ cdef extern from *:
     }
     """
     void* gm_home(const uint32_t* links) noexcept nogil
-    void gm_set_home(uint32_t* links, void* home) noexcept nogil
+    void gm_set_home(uint32_t* links, void* home_cache) noexcept nogil
 
 cdef enum:
-    CACHED_QUANTA = 256         # blocks of up to so many quanta, 64 KiB, are kept
+    CACHED_QUANTA = 256         # blocks of up to so many quanta, 64 KiB, are cached
     CACHED_BYTES = 65536
     CACHED_DEPTH = 32           # of each size and stream
     LAST_BYTES = 1048576        # up to so many the last one is taken again wherever it lies
@@ -76,17 +76,17 @@ cdef bint cache_allocate(ArenaCore* arena, ThreadCache* cache, uint64_t requeste
 cdef inline bint cache_free(ArenaCore* arena, ThreadCache* mine, Bfc* table, uint32_t index,
                             uint32_t stream_slot) noexcept nogil:
     cdef const Chunk* chunk = &table.chunks[index]
-    cdef ThreadCache* home = <ThreadCache*>gm_home(&chunk.bin_prev)
-    if home == NULL or chunk.stream_slot != stream_slot:
+    cdef ThreadCache* home_cache = <ThreadCache*>gm_home(&chunk.bin_prev)
+    if home_cache == NULL or chunk.stream_slot != stream_slot:
         return False
-    if home != mine:
-        return chunk.size <= CACHED_BYTES and cache_free_remote(arena, home, table, index)
+    if home_cache != mine:
+        return chunk.size <= CACHED_BYTES and cache_free_remote(arena, home_cache, table, index)
     cache_free_own(arena, mine, table, index)
     return True
 
 cdef void cache_free_own(ArenaCore* arena, ThreadCache* cache, Bfc* table,
                          uint32_t index) noexcept nogil
-cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* table,
                             uint32_t index) noexcept nogil
 
 # With the arena lock, by the cache's owner, before the table changes; NULL: nothing to publish.
@@ -106,16 +106,16 @@ cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept no
 # With the arena lock, inside the owner's: what it freed last goes to the table.
 cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil
 
-# The calling thread, as a name that outlives it for whoever retains it; NULL: no host memory.
+# The calling thread's mark, which outlives the thread while it is retained; NULL: no host memory.
 cdef ThreadMark* thread_now() noexcept nogil
 cdef void thread_retain(ThreadMark* thread) noexcept nogil
 cdef void thread_drop(ThreadMark* thread) noexcept nogil
 
-# Everything kept becomes free, and every count is the arena's.
+# Every cached block becomes free, and every count is the arena's.
 cdef void caches_flush(ArenaCore* arena) noexcept nogil
 # No cache changes until it is thawed; the arena lock is not held yet.
 cdef void caches_hold(ArenaCore* arena) noexcept nogil
-# The same, and everything kept becomes free first.
+# The same, and every cached block becomes free first.
 cdef void caches_freeze(ArenaCore* arena) noexcept nogil
 cdef void caches_thaw(ArenaCore* arena) noexcept nogil
 cdef void caches_free(ArenaCore* arena) noexcept nogil

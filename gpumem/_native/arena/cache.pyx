@@ -137,7 +137,7 @@ cdef inline void note_requested(ArenaCore* arena, ThreadCache* cache, const Bfc*
 
 cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* table,
                             Chunk* chunk) noexcept nogil:
-    # Used to kept, and the cache has it now.
+    # Used to cached; the chunk belongs to this cache now.
     cache.frees += 1
     note_requested(arena, cache, table, 0 - chunk.requested)
     chunk.requested = 0
@@ -146,7 +146,7 @@ cdef inline void note_freed(ArenaCore* arena, ThreadCache* cache, const Bfc* tab
 
 cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
                        uint32_t index) noexcept nogil:
-    # Puts a kept chunk onto its stack; False if it is too large, or its stack is full.
+    # Puts a cached chunk onto its stack; False if it is too large, or its stack is full.
     cdef Chunk* chunk = &table.chunks[index]
     cdef uint64_t quanta = chunk.size >> QUANTUM_BITS
     cdef Stacks* stacks
@@ -164,7 +164,7 @@ cdef inline bint stack(ArenaCore* arena, ThreadCache* cache, Bfc* table,
 
 cdef inline void replace_last(ArenaCore* arena, ThreadCache* cache, Bfc* table,
                               uint32_t index) noexcept nogil:
-    # A kept chunk becomes the one that was freed last.
+    # A cached chunk becomes the one that was freed last.
     cdef Chunk* chunk = &table.chunks[index]
     if cache.last_size:
         lock_acquire(&arena.lock)
@@ -187,11 +187,11 @@ cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
     store64(&cache.last_size, 0)
 
 
-cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
+cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* table,
                             uint32_t index) noexcept nogil:
-    # Used to kept, by a thread that does not own the cache and takes no lock. The word counts the
+    # Used to cached, by a thread that does not own the cache and takes no lock. The word counts the
     # list in its upper half; the lower half is the first index + 1, and IN_SMALL tells its table.
-    cdef uint64_t seen = load64(&home.remote)
+    cdef uint64_t seen = load64(&home_cache.remote)
     cdef uint32_t entry = (index + 1) | (IN_SMALL if table == &arena.small else 0)
     cdef Chunk* chunk = &table.chunks[index]
     if seen >> 32 >= REMOTE_DEPTH:
@@ -201,7 +201,7 @@ cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home, Bfc* table,
     # The link is written before the entry is published, and again whenever another thread was
     # faster.
     chunk.bin_next = <uint32_t>seen
-    while not head_try(&home.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
+    while not head_try(&home_cache.remote, &seen, ((seen >> 32) + 1) << 32 | entry):
         chunk.bin_next = <uint32_t>seen
     return True
 
@@ -236,7 +236,8 @@ cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
 
 
 cdef inline Bfc* cached_table(ArenaCore* arena) noexcept nogil:
-    # What is kept lies in one table; the choice changes only while every cache is empty and locked.
+    # All cached chunks are of one table; the choice changes only while every cache is empty and
+    # locked.
     return &arena.small if arena.small_below else &arena.table
 
 

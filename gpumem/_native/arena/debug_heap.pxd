@@ -1,15 +1,15 @@
 """The debug heap beneath an arena: guards, patterns, quarantine; arena/debug_heap_types has the
 rules.
 
-Between the arena's own functions and whoever calls them, so that Python's buffers, leases and the
-hooks of other libraries go through it alike. Functions that are given an arena want one that has
-a heap. What is found is kept until `heap_findings` of arena/guards takes it.
+Between the arena's own functions and their callers, so that Python's buffers, leases and the hooks
+of other libraries go through it alike. An arena passed here has a heap. Findings stay in the heap
+until `heap_findings` of arena/guards takes them.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.debug_heap_types cimport (
-    DebugHeap, HEAP_FREED, HEAP_RESTING, HeapBlock, HeapHooks, HeapSettings,
+    DebugHeap, HEAP_FREED, HEAP_QUARANTINED, HeapBlock, HeapHooks, HeapSettings,
 )
 from gpumem._native.arena.types cimport ArenaCore, Block
 from gpumem._native.driver cimport CUresult
@@ -19,14 +19,14 @@ from gpumem._support.lease cimport Uses
 ctypedef int (*HeapSource)(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                            Block* block) noexcept nogil
 
-# NULL: no host memory. Everybody who got a reference drops it.
+# NULL: no host memory. The caller has one reference, ended by heap_drop.
 cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil
 cdef void heap_drop(DebugHeap* heap) noexcept nogil
 # Of an arena that has handed nothing out; takes a reference of its own. `give` gives back one of
 # its blocks; its first argument is the arena.
 cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
-                      int (*give)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil
-# The arena ends: nobody uses it any more.
+                      int (*free_block)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil
+# The arena ends: no thread uses it any more.
 cdef void heap_detach(ArenaCore* arena) noexcept nogil
 
 # A block between guards; without guards where other processes may be given it. May wait, as the
@@ -36,8 +36,8 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, 
 # Of a live block only this part is the user's; the rest becomes guard.
 cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
                           uint64_t nbytes) noexcept nogil
-# Takes `uses` over; NULL: none. Where its streams are done the block rests at once, and the driver
-# may be called for that; nothing is waited for that a thread may hold up.
+# Takes `uses` over; NULL: none. Where its streams are done the block is quarantined at once, and
+# the driver may be called for that; nothing is waited for that a thread may hold up.
 cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                    Uses* uses) noexcept nogil
 # An address was freed where no block of a hook begins: finds the heap that knows it.
@@ -57,13 +57,12 @@ cdef int heap_suspend(ArenaCore* arena) noexcept nogil
 
 # ---- The quarantine of a debug heap: from a free to the arena. With `turn` held ------------------
 #
-# Which stream has come how far is the arena's knowledge: a free is a stamp of an epoch, as every
-# free
-# is one, and the events behind epochs are recorded and asked here, where the driver may be called.
+# The arena's epochs say how far each stream has come: a free here is stamped like every other, and
+# the events behind epochs are recorded and polled here, where the driver may be called.
 
 
 cdef inline bint holds_any(const DebugHeap* heap) noexcept nogil:
-    return heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_RESTING] != 0
+    return heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED] != 0
 
 # Examines what its streams have finished with, and gives back what is beyond `most` bytes, which it
 # counts. `forced`: all streams are done, and what the driver does not let be seen goes back unseen.

@@ -5,19 +5,19 @@ from libc.stdlib cimport calloc, free, malloc
 
 from gpumem._native.arena.bookkeeping cimport count_out, counted_bytes
 from gpumem._native.arena.debug_heap_types cimport (
-    DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LIVE, HEAP_RESTING,
+    DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LIVE, HEAP_QUARANTINED,
     HEAP_STATES, HEAP_STREAM_GONE, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite,
     HeapState,
 )
 from gpumem._native.arena.events cimport note_free_at
 from gpumem._native.arena.growth cimport memory_is_out
 from gpumem._native.arena.guards cimport (
-    block_examine, block_lay, block_prepare, finding_of, list_add, list_after, list_first,
-    list_remove, note_finding, site_here, table_add, table_create, table_find, table_remove,
-    zones_end,
+    block_examine, block_fill_freed, block_prepare, finding_of, guards_end, list_add, list_after,
+    list_first, list_remove, note_finding, site_here, table_add, table_create, table_find,
+    table_remove,
 )
 from gpumem._native.arena.streams cimport (
-    drain_streams, end_epochs, sleep, slot_claim, slot_unclaim, uses_let_go, wait_for_streams,
+    drain_streams, end_epochs, sleep, slot_drop, slot_retain, uses_let_go, wait_for_streams,
 )
 from gpumem._native.arena.suspend cimport arena_suspend
 from gpumem._native.arena.types cimport (
@@ -40,7 +40,7 @@ from gpumem._support.process cimport on_fork
 cdef enum:
     LOOK_AGAIN = 100000         # ns between two looks at blocks whose streams are not done
 
-# Heaps whose arena lives, for addresses that nobody claims. `heaps_lock` comes before a heap's.
+# Heaps whose arena lives, for frees of unknown addresses. `heaps_lock` comes before a heap's.
 cdef DebugHeap* heaps = NULL
 cdef Lock heaps_lock
 lock_init(&heaps_lock)
@@ -76,10 +76,10 @@ cdef void heap_drop(DebugHeap* heap) noexcept nogil:
 
 
 cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
-                      int (*give)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil:
+                      int (*free_block)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil:
     global heaps
     count_add(&heap.references, 1)
-    heap.give = give
+    heap.free_block = free_block
     arena.heap = heap
     arena.detour = True
     lock_acquire(&heaps_lock)
@@ -107,7 +107,7 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
             list_remove(heap, block)
             free(block)
     if not context_is_dead(arena.context):
-        zones_end(heap, arena.context)
+        guards_end(heap, arena.context)
     heap.gone = True
     if heap.findings != NULL:
         heap.hooks.found()      # no call of the arena comes any more that might raise them
@@ -159,18 +159,18 @@ cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     made.guarded = guarded
     made.slot = stream_slot
     made.stream = <uint64_t>arena.streams[stream_slot].handle
-    slot_claim(arena, stream_slot)
+    slot_retain(arena, stream_slot)
     return made
 
 
 cdef void unmake(ArenaCore* arena, HeapBlock* made) noexcept nogil:
-    slot_unclaim(arena, made.slot)
+    slot_drop(arena, made.slot)
     free(made)
 
 
 cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                    HeapSource source, Block* block) noexcept nogil:
-    # What rests goes before memory is out, and before a budget's callbacks are asked.
+    # The quarantine is emptied before memory is out, and before a budget's callbacks are called.
     cdef uint64_t until = 0
     cdef int status = source(arena, nbytes, stream_slot, flags, block)
     while (memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET) and (
@@ -197,7 +197,7 @@ cdef int hand_out_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexc
     code = block_prepare(arena.heap, arena.context, made)
     if code != CUDA_SUCCESS:
         count_out(arena, counted_bytes(arena, block.handle))
-        arena.heap.give(arena, block.handle, made.slot)
+        arena.heap.free_block(arena, block.handle, made.slot)
         arena.last_code = <int32_t>code
         arena.last_call = "cuMemsetD8Async"
         return ARENA_DRIVER_REFUSED
@@ -211,8 +211,8 @@ cdef void enter(DebugHeap* heap, HeapBlock* made, const Block* block,
     made.handle = block.handle
     made.base = block.address
     made.size = block.size
-    made.address = made.told_address = address
-    made.told_bytes = made.asked
+    made.address = made.event_address = address
+    made.event_bytes = made.asked
     lock_acquire(&heap.lock)
     heap.numbers += 1
     made.number = heap.numbers
@@ -251,7 +251,7 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     cdef bint live
     site_here(heap, &site)
     if arena.events.recorder != NULL:
-        tell_recorder(arena, handle, stream_slot)  # before: the next owner's event comes after it
+        record_free(arena, handle, stream_slot)    # before: the next owner's event comes after it
     lock_acquire(&heap.lock)
     block = table_find(heap, handle)
     live = block != NULL and block.state == HEAP_LIVE
@@ -265,8 +265,8 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
         note_finding(heap, finding_of(block, HEAP_DOUBLE_FREE, block.address, &site))
     lock_release(&heap.lock)
     if live:
-        count_out(arena, counted)       # what rests is not in use
-        rest_now(arena)
+        count_out(arena, counted)       # a freed block is not in use
+        quarantine_now(arena)
         return ARENA_OK
     if uses != NULL:
         uses_let_go(arena, uses)
@@ -274,16 +274,16 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     return ARENA_STALE
 
 
-cdef void rest_now(ArenaCore* arena) noexcept nogil:
-    # So that the very next write is late. Whoever has the turn may wait for work that waits for
-    # this thread; then the block rests with the next call of the arena.
+cdef void quarantine_now(ArenaCore* arena) noexcept nogil:
+    # At once, so that the very next write is found. The holder of the turn may wait for work that
+    # waits for this thread; then the block is quarantined with the next call of the arena.
     if context_is_dead(arena.context) or not lock_try(&arena.heap.turn):
         return
     turn_over(arena, arena.heap.settings.quarantine, False)
     lock_release(&arena.heap.turn)
 
 
-cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
+cdef void record_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
     cdef HeapBlock* block
     cdef uint64_t address, nbytes, held
@@ -292,7 +292,7 @@ cdef void tell_recorder(ArenaCore* arena, uint64_t handle, uint32_t stream_slot)
     block = table_find(heap, handle)
     live = block != NULL and block.state == HEAP_LIVE
     if live:
-        address, nbytes, held = block.told_address, block.told_bytes, block.size
+        address, nbytes, held = block.event_address, block.event_bytes, block.size
     lock_release(&heap.lock)
     if live:
         note_free_at(arena, address, nbytes, held, stream_slot)
@@ -303,7 +303,7 @@ cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
     # What is queued on its streams now may still use it.
     cdef uint32_t i
     cdef bint recorded = stream_slot == block.slot
-    slot_claim(arena, stream_slot)
+    slot_retain(arena, stream_slot)
     block.freed_slot = stream_slot
     block.freed_stream = <uint64_t>arena.streams[stream_slot].handle
     block.freed_epoch = stamp_free(&arena.streams[stream_slot])
@@ -414,7 +414,7 @@ cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
     lock_acquire(&heap.turn)
     turn_over(arena, heap.settings.quarantine, False)
     if arena.closed == STATE_OPEN:
-        code = look_at_all(arena, HEAP_RESTING)
+        code = look_at_all(arena, HEAP_QUARANTINED)
     if arena.closed == STATE_OPEN and code == CUDA_SUCCESS:
         code = look_at_all(arena, HEAP_LIVE)
     lock_release(&heap.turn)
@@ -444,19 +444,18 @@ cdef CUresult look_at_all(ArenaCore* arena, HeapState state) noexcept nogil:
     return code
 
 
-# ---- Out of the quarantine -----------------------------------------------------------------------
-
+# ---- through the quarantine to the arena ---------------------------------------------------------
 
 cdef uint64_t turn_over(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
-    # `most` bytes may go on resting. `forced`: also what the driver does not let be examined.
+    # `most` bytes may stay in quarantine. `forced`: also blocks that cannot be examined.
     if arena.closed != STATE_OPEN or not holds_any(arena.heap):
         return 0
-    ask_streams(arena)
-    return rest_quiet(arena, most, forced) + give_oldest(arena, most, forced)
+    poll_streams(arena)
+    return quarantine_freed(arena, most, forced) + release_oldest(arena, most, forced)
 
 
-cdef uint64_t rest_quiet(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
-    # A block that would not rest for a moment is neither filled, nor does it drive out others.
+cdef uint64_t quarantine_freed(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
+    # A block larger than the quarantine is neither filled, nor does it push others out.
     cdef HeapBlock* block = list_first(arena.heap, HEAP_FREED)
     cdef HeapBlock* following
     cdef uint64_t given = 0
@@ -465,30 +464,30 @@ cdef uint64_t rest_quiet(ArenaCore* arena, uint64_t most, bint forced) noexcept 
         if not is_quiet(arena, block):
             look_for_streams(arena, block)
         elif not (forced or is_done(arena, block.slot, block.epoch)):
-            if block.guarded:       # whether its own stream still writes it shows then
-                lay_to_rest(arena, block, forced)
+            if block.guarded:       # the pattern then shows a write of its own stream
+                move_to_quarantine(arena, block, forced)
         elif block.guarded and block.size <= most:
-            lay_to_rest(arena, block, forced)
+            move_to_quarantine(arena, block, forced)
         elif examine(arena, block, forced):
-            given += give_back(arena, block)
+            given += release_block(arena, block)
         block = following
     return given
 
 
-cdef uint64_t give_oldest(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
+cdef uint64_t release_oldest(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
-    cdef HeapBlock* block = list_first(heap, HEAP_RESTING)
+    cdef HeapBlock* block = list_first(heap, HEAP_QUARANTINED)
     cdef HeapBlock* following
     cdef uint64_t given = 0
-    while block != NULL and heap.held[<int>HEAP_RESTING] > most:
+    while block != NULL and heap.held[<int>HEAP_QUARANTINED] > most:
         following = list_after(heap, block)
         if (forced or is_done(arena, block.slot, block.epoch)) and examine(arena, block, forced):
-            given += give_back(arena, block)
+            given += release_block(arena, block)
         block = following
     return given
 
 
-cdef void ask_streams(ArenaCore* arena) noexcept nogil:
+cdef void poll_streams(ArenaCore* arena) noexcept nogil:
     cdef CUstreamCaptureMode mode = context_relax(arena.context)
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
@@ -515,14 +514,15 @@ cdef bint is_quiet(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
     return True
 
 
-cdef void lay_to_rest(ArenaCore* arena, HeapBlock* block, bint forced) noexcept nogil:
+cdef void move_to_quarantine(ArenaCore* arena, HeapBlock* block, bint forced) noexcept nogil:
     if not examine(arena, block, forced):
         return
-    if block.guarded and block_lay(arena.heap, arena.context, block) != CUDA_SUCCESS and not forced:
+    if block.guarded and block_fill_freed(arena.heap, arena.context,
+                                          block) != CUDA_SUCCESS and not forced:
         return
     lock_acquire(&arena.heap.lock)
     list_remove(arena.heap, block)
-    list_add(arena.heap, block, HEAP_RESTING)
+    list_add(arena.heap, block, HEAP_QUARANTINED)
     lock_release(&arena.heap.lock)
 
 
@@ -555,7 +555,7 @@ cdef CUresult look_at(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
     return code
 
 
-cdef uint64_t give_back(ArenaCore* arena, HeapBlock* block) noexcept nogil:
+cdef uint64_t release_block(ArenaCore* arena, HeapBlock* block) noexcept nogil:
     # Everything that was queued on its streams is done: recorded uses have ended.
     cdef DebugHeap* heap = arena.heap
     cdef uint64_t nbytes = block.size
@@ -565,9 +565,9 @@ cdef uint64_t give_back(ArenaCore* arena, HeapBlock* block) noexcept nogil:
     lock_release(&heap.lock)
     if block.uses != NULL:
         uses_let_go(arena, block.uses)
-    heap.give(arena, block.handle, block.freed_slot)
-    slot_unclaim(arena, block.freed_slot)
-    slot_unclaim(arena, block.slot)
+    heap.free_block(arena, block.handle, block.freed_slot)
+    slot_drop(arena, block.freed_slot)
+    slot_drop(arena, block.slot)
     free(block)
     return nbytes
 
@@ -578,8 +578,8 @@ cdef void drain(ArenaCore* arena) noexcept nogil:
         return
     if arena.closed == STATE_SUSPENDED:
         # The device was drained, and there is no memory to look at.
-        give_all_back(arena, HEAP_FREED)
-        give_all_back(arena, HEAP_RESTING)
+        release_all(arena, HEAP_FREED)
+        release_all(arena, HEAP_QUARANTINED)
         return
     mode = context_relax(arena.context)
     drain_streams(arena)
@@ -587,27 +587,27 @@ cdef void drain(ArenaCore* arena) noexcept nogil:
     turn_over(arena, 0, True)
 
 
-cdef void give_all_back(ArenaCore* arena, HeapState state) noexcept nogil:
+cdef void release_all(ArenaCore* arena, HeapState state) noexcept nogil:
     cdef HeapBlock* block = list_first(arena.heap, state)
     while block != NULL:
-        give_back(arena, block)
+        release_block(arena, block)
         block = list_first(arena.heap, state)
 
 
 # ---- streams that are gone -----------------------------------------------------------------------
 
 cdef void look_for_streams(ArenaCore* arena, HeapBlock* block) noexcept nogil:
-    # One that was asked and has no event yet may be one that the driver does not know any more.
+    # A polled stream without an event may be one that the driver does not know any more.
     cdef uint32_t i
     if block.orphaned:
         return
-    tell_if_gone(arena, block, block.freed_slot)
+    report_if_gone(arena, block, block.freed_slot)
     if block.uses != NULL:
         for i in range(block.uses.count):
-            tell_if_gone(arena, block, block.uses.at[i].slot)
+            report_if_gone(arena, block, block.uses.at[i].slot)
 
 
-cdef void tell_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot) noexcept nogil:
+cdef void report_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
     cdef HeapFinding* finding
     if block.orphaned or arena.streams[stream_slot].event_epoch or not is_gone(arena, stream_slot):

@@ -5,19 +5,19 @@ A block of a debugged arena lies between two guards:
     base                   address              address + asked
      | ... | front guard    | the user's bytes   | rear guard, from the first byte behind them |
 
-Its states, each change of which is one function of arena/debug_heap or arena/debug_heap:
+Its states, each change of which is one function of arena/debug_heap:
   live      handed out; guards are written and the user's bytes hold the fresh pattern
-  freed     given back, by a finalizer perhaps; nothing was looked at since, for streams were not
-            done or another thread had the turn
-  resting   in quarantine: its stream came to the free, so did recorded ones; guards were examined,
-            and the user's bytes hold the freed pattern
-A resting block goes to the arena once its own stream, too, came to the free, and its bytes and
-guards were examined again. So what an arena has free is known to be idle, and whoever writes a
-resting block writes what was freed.
+  freed     by its user, perhaps in a finalizer; not examined since, because streams were not done
+            or another thread had the turn
+  quarantined  the stream of the free and recorded ones have reached the free; guards were
+            examined, and the user's bytes hold the freed pattern
+A quarantined block goes to the arena once its own stream, too, has reached the free, and its bytes
+and guards were examined again. So memory that the arena has free is known to be idle, and a write
+to a quarantined block is a write after free.
 
 Locks: `turn` comes before every lock of the arena, and is waited for without the interpreter lock;
-who holds it touches memory, and moves blocks to rest and out of the heap. `lock`, the last of all,
-is for the lists and the table: a free takes only that one, and the turn if nobody has it.
+its holder touches memory, and moves blocks into the quarantine and out of the heap. `lock`, the
+last, is for the lists and the table: a free takes only that one, and the turn if it is free.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
@@ -27,10 +27,10 @@ from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport Lock
 
 cdef enum:
-    HEAP_FRAMES = 12        # return addresses that are kept where the interpreter has no stack
+    HEAP_FRAMES = 12        # return addresses that are stored where the interpreter has no stack
     HEAP_SEEN = 16          # wrong bytes that a finding shows
-    HEAP_FINDINGS = 1000    # that wait to be told at most; of more only the number is kept
-    HEAP_NO_STACK = 0xFFFFFFFF  # of a site whose stack is not kept
+    HEAP_FINDINGS = 1000    # that wait to be read at most; more are only counted
+    HEAP_NO_STACK = 0xFFFFFFFF  # of a site whose stack is not stored
 
 # Where a call came from.
 cdef struct HeapSite:
@@ -42,7 +42,7 @@ cdef struct HeapSite:
 cdef enum HeapState:
     HEAP_LIVE
     HEAP_FREED
-    HEAP_RESTING
+    HEAP_QUARANTINED
     HEAP_STATES
 
 cdef struct HeapBlock:
@@ -51,20 +51,20 @@ cdef struct HeapBlock:
     uint64_t size
     uint64_t address        # of the user's first byte
     uint64_t asked          # bytes
-    uint64_t told_address   # the same as recorders know them: before the user's alignment
-    uint64_t told_bytes
+    uint64_t event_address  # the same as recorders know them: before the user's alignment
+    uint64_t event_bytes
     uint64_t number         # of the allocation in its heap, from 1
     HeapState state
     bint guarded            # else only known, not examined: other processes may have it
     bint strayed            # freed on a stream that was neither its own nor recorded
-    bint orphaned           # a stream that it waits for is gone, which was told
-    uint32_t slot           # of the stream that it was taken for; claimed
-    uint32_t freed_slot     # of the stream that it was freed on; claimed
+    bint orphaned           # a stream that it waits for is gone, which was reported
+    uint32_t slot           # of the stream that it was allocated for; retained
+    uint32_t freed_slot     # of the stream that it was freed on; retained
     uint64_t stream         # their native handles, for reports
     uint64_t freed_stream
     uint64_t epoch          # of each at the free
     uint64_t freed_epoch
-    Uses* uses              # recorded streams, each with its epoch at the free; claimed
+    Uses* uses              # recorded streams, each with its epoch at the free; retained
     HeapSite taken
     HeapSite freed
     HeapBlock* chained      # in the table of handles
@@ -94,12 +94,12 @@ cdef struct HeapFinding:
 
 cdef struct HeapSettings:
     uint64_t guard          # bytes before and behind each block, a multiple of 256
-    uint64_t quarantine     # bytes that rest at most, guards and padding included
+    uint64_t quarantine     # bytes in quarantine at most, guards and padding included
     int guard_byte
     int fresh_byte          # what a new block holds; -1: whatever was there
-    int freed_byte          # what a resting block holds; -1: whatever was there, unexamined
-    uint32_t stack_depth    # calls of the interpreter's stack that are kept; 0: none
-    uint32_t stack_every    # of how many allocations and frees one keeps its stack
+    int freed_byte          # what a quarantined block holds; -1: whatever was there, unexamined
+    uint32_t stack_depth    # calls of the interpreter's stack that are stored; 0: none
+    uint32_t stack_every    # of so many allocations and frees one stores its stack
     bint by_cpu             # the CPU touches the memory; else the driver's copies
 
 # What lies above the arena: called without a lock, except that `found` may be under `turn`.
@@ -112,13 +112,13 @@ cdef struct DebugHeap:
     int32_t references      # the arena's and Python's (atomic)
     HeapSettings settings
     HeapHooks hooks
-    # Gives a block that is not counted any more back to its arena: an `ArenaCore*`, handle, slot.
-    int (*give)(void* arena, uint64_t handle, uint32_t slot) noexcept nogil
+    # Frees a block that is not charged any more to its arena: an `ArenaCore*`, handle, slot.
+    int (*free_block)(void* arena, uint64_t handle, uint32_t slot) noexcept nogil
     Lock turn
     Lock lock
     bint gone               # its arena is
     uint64_t numbers        # blocks handed out so far
-    uint64_t sites          # calls so far of which a stack might have been kept (atomic)
+    uint64_t sites          # calls so far that might have stored a stack (atomic)
     HeapBlock** table       # by handle, chained
     uint64_t table_mask
     HeapBlock* first[HEAP_STATES]       # the oldest

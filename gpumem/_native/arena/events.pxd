@@ -12,12 +12,12 @@ from gpumem._native.pages cimport Plan, Space
 # A block was handed out. Also remembers it by its chunk, for snapshots.
 cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                         const Block* block) noexcept nogil
-# A block is about to be given back on a stream; a stale handle is told to nobody.
+# A block is about to be given back on a stream; a stale handle is no event.
 cdef void note_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
 # The same of a block of a debug heap, by what its user knows of it.
 cdef void note_free_at(ArenaCore* arena, uint64_t address, uint64_t nbytes, uint64_t block,
                        uint32_t stream_slot) noexcept nogil
-# Locked: it is about to be parked; it is about to be free.
+# Locked: before a block becomes pending free; before it becomes free.
 cdef void note_pending_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil
 cdef void note_pending_free_end(ArenaCore* arena, uint64_t handle,
                                 uint32_t stream_slot) noexcept nogil

@@ -125,7 +125,7 @@ cdef void note(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbyte
 # ---- by chunk ------------------------------------------------------------------------------------
 
 cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noexcept nogil:
-    # Only whoever was just given the block writes here, until it is given back.
+    # Only the thread that has just allocated the block writes here, until the block is freed.
     cdef BlockNote* notes = notes_of(arena, (handle & IN_SMALL) != 0)
     cdef BlockNote* at
     if notes == NULL:

@@ -18,7 +18,7 @@ from gpumem._support.events cimport event_source_name, event_source_open, OWNER_
 cdef enum:
     NO_DESTRUCTOR_SYNC = 1      # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: the driver takes no other
     MOVE_REFERENCE = 1          # CU_GRAPH_USER_OBJECT_MOVE: ours becomes the graph's
-    # Bytes. Regions double up to here only: a graph's memory is not given to anybody else.
+    # Bytes. Regions double up to here only: a graph's memory is not shared with other work.
     POOL_REGION = 33554432
 
 

@@ -1,4 +1,4 @@
-"""More memory for an arena, and less: regions; with the grow lock held."""
+"""Growing and shrinking an arena, by regions or by pages; with the grow lock held."""
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -36,7 +36,7 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 
 
 cdef enum:
-    BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth asking for
+    BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth polling for
 
 
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, Block* block) noexcept nogil:
@@ -173,15 +173,15 @@ cdef uint64_t release_retired(ArenaCore* arena) noexcept nogil:
 
 cdef inline void note_region(ArenaCore* arena, uint32_t kind, uint64_t address,
                              uint64_t nbytes) noexcept nogil:
-    # Locked. What is cut from pages is told page by page.
+    # Locked. Memory that is cut from pages is recorded page by page.
     if arena.events.recorder != NULL and (
             not arena.settings.paged or mapped_find(&arena.shareable, address) != NULL):
         note_memory(arena, kind, address, nbytes)
 
 
 cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
-    # Takes one idle region out of the books, then gives it to the driver; one that is refused comes
-    # back into the books, where nothing has been added since. Returns its bytes.
+    # Takes one idle region out of the table, then releases it to the driver; if that is refused it
+    # returns to the table, to which nothing has been added since. Returns its bytes.
     cdef uint32_t region
     cdef uint64_t address = 0
     cdef uint64_t size = 0
@@ -375,7 +375,7 @@ cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
 
 
 cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
-    # What the device has free and the arena has idle, together: asking for more would make and
+    # What the device has free and the arena has idle, together: polling for more would make and
     # give back every page before it failed.
     cdef size_t free_bytes = 0
     cdef size_t total = 0

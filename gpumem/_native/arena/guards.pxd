@@ -1,8 +1,9 @@
-"""The memory of a debug heap's blocks: guards and patterns, written and examined.
+"""What a debug heap writes into memory and knows of its blocks: guards, patterns, lists, findings.
 
-With `turn` held. The CPU does it where it may; else the driver's copies, on a stream of the heap's
-own that waits for no other, so that nothing here waits for work of the user's. Every function
-returns the driver's code, and has done its work when it returns.
+Guards and patterns are written and examined with `turn` held. The CPU does it where it may; else
+the driver's copies, on a stream of the heap's own that waits for no other, so that nothing here
+waits for work of the user's. Every function returns the driver's code, and has done its work when
+it returns.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -15,19 +16,18 @@ from gpumem._native.driver cimport CUresult, DeviceContext
 # Writes the guards, and the fresh pattern between them.
 cdef CUresult block_prepare(DebugHeap* heap, DeviceContext* context,
                             const HeapBlock* block) noexcept nogil
-# Looks at the guards; of a resting block also at its bytes. NULL in `findings`: all is well; else a
-# list, and what was wrong is as it should be again. NULL for lack of host memory, too.
+# Examines the guards; of a quarantined block also its bytes. NULL in `findings`: no byte is wrong,
+# or out of host memory; else a list, and the wrong bytes are restored.
 cdef CUresult block_examine(DebugHeap* heap, DeviceContext* context, const HeapBlock* block,
                             HeapFinding** findings) noexcept nogil
 # Writes the freed pattern over the user's bytes.
-cdef CUresult block_lay(DebugHeap* heap, DeviceContext* context,
-                        const HeapBlock* block) noexcept nogil
-# Gives up the stream and the staging.
-cdef void zones_end(DebugHeap* heap, DeviceContext* context) noexcept nogil
+cdef CUresult block_fill_freed(DebugHeap* heap, DeviceContext* context,
+                               const HeapBlock* block) noexcept nogil
+# Destroys the stream and the staging memory.
+cdef void guards_end(DebugHeap* heap, DeviceContext* context) noexcept nogil
 
 
-# ---- Books of a debug heap: its lists, its table of handles, what was found, where calls came from
-
+# ---- metadata: lists, the table of handles, findings, sites of calls -----------------------------
 
 cdef struct HeapCounts:
     uint64_t live           # blocks, and the bytes that were asked for them
@@ -63,7 +63,7 @@ cdef HeapFinding* heap_findings(DebugHeap* heap, uint64_t* lost) noexcept nogil
 
 # Without a lock: it may take the interpreter's, of a thread that holds it.
 cdef void site_here(DebugHeap* heap, HeapSite* site) noexcept nogil
-# Is a stack to be kept of the call that comes now? Counts it.
+# Is the stack of the next call to be stored? Counts the call.
 cdef bint heap_wants_stack(DebugHeap* heap) noexcept nogil
 # The interpreter's stack for this thread's next site, noted where the thread still has its lock;
 # 0 takes a note back.

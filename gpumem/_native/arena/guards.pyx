@@ -1,4 +1,4 @@
-"""Guards and patterns."""
+"""Guards, patterns and metadata of a debug heap."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
@@ -6,8 +6,8 @@ from libc.string cimport memcmp, memcpy, memset
 
 from gpumem._native.arena.debug_heap_types cimport (
     DebugHeap, HEAP_FINDINGS, HEAP_FRAMES, HEAP_FREED, HEAP_LATE_WRITE, HEAP_LIVE, HEAP_NO_STACK,
-    HEAP_OVERRUN, HEAP_RESTING, HEAP_SEEN, HEAP_STRAY_WRITE, HEAP_UNDERRUN, HeapBlock, HeapFault,
-    HeapFinding, HeapSite, HeapState,
+    HEAP_OVERRUN, HEAP_QUARANTINED, HEAP_SEEN, HEAP_STRAY_WRITE, HEAP_UNDERRUN, HeapBlock,
+    HeapFault, HeapFinding, HeapSite, HeapState,
 )
 from gpumem._native.bfc cimport round_to_quantum
 from gpumem._native.driver cimport (
@@ -18,139 +18,160 @@ from gpumem._support.atomics cimport store64, sum_add
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
+cdef extern from "callers.h" nogil:
+    uint32_t callers_of_this(void** frames, uint32_t most)
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    static _Thread_local uint32_t gm_noted_stack;
+    static inline void gm_note_stack(uint32_t stack) { gm_noted_stack = stack; }
+    static inline uint32_t gm_take_stack(void) {
+        uint32_t stack = gm_noted_stack;
+        gm_noted_stack = 0;
+        return stack;
+    }
+    static inline uint64_t gm_thread_now(void) { return (uint64_t)pthread_self(); }
+    """
+    void gm_note_stack(uint32_t stack) noexcept nogil
+    uint32_t gm_take_stack() noexcept nogil
+    uint64_t gm_thread_now() noexcept nogil
+
 cdef enum:
     STAGED = 1 << 20        # bytes that come from the device at once
+    FIRST_BUCKETS = 64      # of a table; a power of two
 
 # Part of a block that holds one byte value; the offset is from the user's first byte.
-cdef struct Zone:
+cdef struct Pattern:
     int64_t offset
     uint64_t nbytes
     int value               # -1: whatever
     HeapFault fault         # that another value means
 
 
-cdef Zone front_of(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
-    return Zone(-<int64_t>heap.settings.guard, heap.settings.guard, heap.settings.guard_byte,
-                HEAP_UNDERRUN)
+cdef Pattern front_guard(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
+    return Pattern(-<int64_t>heap.settings.guard, heap.settings.guard, heap.settings.guard_byte,
+                   HEAP_UNDERRUN)
 
 
-cdef Zone body_of(const HeapBlock* block, int value) noexcept nogil:
-    return Zone(0, block.asked, value, HEAP_STRAY_WRITE if block.strayed else HEAP_LATE_WRITE)
+cdef Pattern body_pattern(const HeapBlock* block, int value) noexcept nogil:
+    return Pattern(0, block.asked, value, HEAP_STRAY_WRITE if block.strayed else HEAP_LATE_WRITE)
 
 
-cdef Zone rear_of(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
+cdef Pattern rear_guard(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
     cdef uint64_t end = round_to_quantum(block.asked) + heap.settings.guard
-    return Zone(block.asked, end - block.asked, heap.settings.guard_byte, HEAP_OVERRUN)
+    return Pattern(block.asked, end - block.asked, heap.settings.guard_byte, HEAP_OVERRUN)
 
 
 # ---- what happens to a block ---------------------------------------------------------------------
 
 cdef CUresult block_prepare(DebugHeap* heap, DeviceContext* context,
                             const HeapBlock* block) noexcept nogil:
-    cdef Zone zones[3]
-    zones[0] = front_of(heap, block)
-    zones[1] = body_of(block, heap.settings.fresh_byte)
-    zones[2] = rear_of(heap, block)
-    return fill(heap, context, block.address, zones, 3)
+    cdef Pattern patterns[3]
+    patterns[0] = front_guard(heap, block)
+    patterns[1] = body_pattern(block, heap.settings.fresh_byte)
+    patterns[2] = rear_guard(heap, block)
+    return fill(heap, context, block.address, patterns, 3)
 
 
-cdef CUresult block_lay(DebugHeap* heap, DeviceContext* context,
-                        const HeapBlock* block) noexcept nogil:
-    cdef Zone body = body_of(block, heap.settings.freed_byte)
+cdef CUresult block_fill_freed(DebugHeap* heap, DeviceContext* context,
+                               const HeapBlock* block) noexcept nogil:
+    cdef Pattern body = body_pattern(block, heap.settings.freed_byte)
     return fill(heap, context, block.address, &body, 1)
 
 
 cdef CUresult block_examine(DebugHeap* heap, DeviceContext* context, const HeapBlock* block,
                             HeapFinding** findings) noexcept nogil:
-    cdef Zone zones[3]
+    cdef Pattern patterns[3]
     cdef CUresult code = CUDA_SUCCESS
     cdef int i
-    zones[0] = front_of(heap, block)
-    zones[1] = rear_of(heap, block)
-    zones[2] = body_of(block, heap.settings.freed_byte if block.state == HEAP_RESTING else -1)
+    patterns[0] = front_guard(heap, block)
+    patterns[1] = rear_guard(heap, block)
+    patterns[2] = body_pattern(block,
+                               heap.settings.freed_byte if block.state == HEAP_QUARANTINED else -1)
     findings[0] = NULL
     for i in range(3):
-        if code == CUDA_SUCCESS and zones[i].value >= 0 and zones[i].nbytes != 0:
-            code = examine(heap, context, block, &zones[i], findings)
+        if code == CUDA_SUCCESS and patterns[i].value >= 0 and patterns[i].nbytes != 0:
+            code = examine(heap, context, block, &patterns[i], findings)
     return code
 
 
 cdef CUresult examine(DebugHeap* heap, DeviceContext* context, const HeapBlock* block,
-                      const Zone* zone, HeapFinding** findings) noexcept nogil:
+                      const Pattern* pattern, HeapFinding** findings) noexcept nogil:
     cdef HeapFinding found
     cdef CUresult code
     memset(&found, 0, sizeof(found))
-    code = scan(heap, context, block.address, zone, &found)
+    code = scan(heap, context, block.address, pattern, &found)
     if code != CUDA_SUCCESS or found.wrong == 0:
         return code
-    found.fault = zone.fault
+    found.fault = pattern.fault
     found.block = block[0]
-    found.expected = <uint8_t>zone.value
-    keep(&found, findings)
-    return fill(heap, context, block.address, zone, 1)
+    found.expected = <uint8_t>pattern.value
+    add_finding(&found, findings)
+    return fill(heap, context, block.address, pattern, 1)
 
 
-cdef void keep(const HeapFinding* found, HeapFinding** findings) noexcept nogil:
-    cdef HeapFinding* kept = <HeapFinding*>malloc(sizeof(HeapFinding))
-    if kept != NULL:
-        kept[0] = found[0]
-        kept.next = findings[0]
-        findings[0] = kept
+cdef void add_finding(const HeapFinding* found, HeapFinding** findings) noexcept nogil:
+    cdef HeapFinding* copy = <HeapFinding*>malloc(sizeof(HeapFinding))
+    if copy != NULL:
+        copy[0] = found[0]
+        copy.next = findings[0]
+        findings[0] = copy
 
 
 # ---- filling -------------------------------------------------------------------------------------
 
-cdef CUresult fill(DebugHeap* heap, DeviceContext* context, uint64_t address, const Zone* zones,
-                   int count) noexcept nogil:
+cdef CUresult fill(DebugHeap* heap, DeviceContext* context, uint64_t address,
+                   const Pattern* patterns, int count) noexcept nogil:
     cdef CUstreamCaptureMode mode
     cdef CUresult code
     cdef int i
     if heap.settings.by_cpu:
         for i in range(count):
-            if zones[i].value >= 0:
-                memset(<void*>(address + zones[i].offset), zones[i].value, zones[i].nbytes)
+            if patterns[i].value >= 0:
+                memset(<void*>(address + patterns[i].offset), patterns[i].value, patterns[i].nbytes)
         return CUDA_SUCCESS
     code = begin(heap, context, &mode)
     if code != CUDA_SUCCESS:
         return code
     for i in range(count):
-        if code == CUDA_SUCCESS and zones[i].value >= 0 and zones[i].nbytes != 0:
-            code = context.table.cuMemsetD8Async(address + zones[i].offset,
-                                                 <unsigned char>zones[i].value, zones[i].nbytes,
-                                                 heap.stream)
+        if code == CUDA_SUCCESS and patterns[i].value >= 0 and patterns[i].nbytes != 0:
+            code = context.table.cuMemsetD8Async(address + patterns[i].offset,
+                                                 <unsigned char>patterns[i].value,
+                                                 patterns[i].nbytes, heap.stream)
     return end(heap, context, mode, code)
 
 
 # ---- looking -------------------------------------------------------------------------------------
 
-cdef CUresult scan(DebugHeap* heap, DeviceContext* context, uint64_t address, const Zone* zone,
-                   HeapFinding* found) noexcept nogil:
+cdef CUresult scan(DebugHeap* heap, DeviceContext* context, uint64_t address,
+                   const Pattern* pattern, HeapFinding* found) noexcept nogil:
     cdef CUstreamCaptureMode mode
     cdef CUresult code
     cdef uint64_t done = 0
     cdef uint64_t part
     if heap.settings.by_cpu:
-        compare(<const uint8_t*>(address + zone.offset), zone.nbytes, zone.value, zone.offset,
-                found)
+        compare(<const uint8_t*>(address + pattern.offset), pattern.nbytes, pattern.value,
+                pattern.offset, found)
         return CUDA_SUCCESS
     code = begin(heap, context, &mode)
     if code != CUDA_SUCCESS:
         return code
-    while code == CUDA_SUCCESS and done < zone.nbytes:
-        part = min(<uint64_t>STAGED, zone.nbytes - done)
-        code = context.table.cuMemcpyDtoHAsync(heap.staging, address + zone.offset + done, part,
+    while code == CUDA_SUCCESS and done < pattern.nbytes:
+        part = min(<uint64_t>STAGED, pattern.nbytes - done)
+        code = context.table.cuMemcpyDtoHAsync(heap.staging, address + pattern.offset + done, part,
                                                heap.stream)
         if code == CUDA_SUCCESS:
             code = context.table.cuStreamSynchronize(heap.stream)
         if code == CUDA_SUCCESS:
-            compare(heap.staging, part, zone.value, zone.offset + <int64_t>done, found)
+            compare(heap.staging, part, pattern.value, pattern.offset + <int64_t>done, found)
         done += part
     return end(heap, context, mode, code)
 
 
 cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
                   HeapFinding* found) noexcept nogil:
-    # All bytes are alike if each is like the next one.
+    # All bytes are equal if each equals the next: one memcmp finds the usual case.
     cdef uint64_t i
     if at[0] == value and memcmp(at, at + 1, nbytes - 1) == 0:
         return
@@ -168,7 +189,7 @@ cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
 
 cdef CUresult begin(DebugHeap* heap, DeviceContext* context,
                     CUstreamCaptureMode* mode) noexcept nogil:
-    # With the device's context, and what the driver's way needs; `end` leaves it.
+    # Enters the context and makes staging memory and stream; `end` leaves the context.
     cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
@@ -193,39 +214,13 @@ cdef CUresult end(DebugHeap* heap, DeviceContext* context, CUstreamCaptureMode m
     return code if code != CUDA_SUCCESS else last
 
 
-cdef void zones_end(DebugHeap* heap, DeviceContext* context) noexcept nogil:
+cdef void guards_end(DebugHeap* heap, DeviceContext* context) noexcept nogil:
     free(heap.staging)
     heap.staging = NULL
     if heap.stream != NULL and context_enter(context) == CUDA_SUCCESS:
         context.table.cuStreamDestroy(heap.stream)
         context_leave(context)
     heap.stream = NULL
-
-
-# ---- Lists, table, findings and sites of a debug heap --------------------------------------------
-
-
-cdef extern from "callers.h" nogil:
-    uint32_t callers_of_this(void** frames, uint32_t most)
-
-cdef extern from *:
-    """
-    #include <pthread.h>
-    static _Thread_local uint32_t gm_noted_stack;
-    static inline void gm_note_stack(uint32_t stack) { gm_noted_stack = stack; }
-    static inline uint32_t gm_take_stack(void) {
-        uint32_t stack = gm_noted_stack;
-        gm_noted_stack = 0;
-        return stack;
-    }
-    static inline uint64_t gm_thread_now(void) { return (uint64_t)pthread_self(); }
-    """
-    void gm_note_stack(uint32_t stack) noexcept nogil
-    uint32_t gm_take_stack() noexcept nogil
-    uint64_t gm_thread_now() noexcept nogil
-
-cdef enum:
-    FIRST_BUCKETS = 64          # of a table; a power of two
 
 
 # ---- the lists -----------------------------------------------------------------------------------
@@ -255,7 +250,7 @@ cdef void list_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil:
 
 
 cdef void change_counts(DebugHeap* heap, const HeapBlock* block, int64_t by) noexcept nogil:
-    # Others look at them without the lock.
+    # Read without the lock by reports.
     cdef int state = block.state
     store64(&heap.count[state], heap.count[state] + <uint64_t>by)
     store64(&heap.asked[state], heap.asked[state] + <uint64_t>by * block.asked)
@@ -345,14 +340,14 @@ cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil:
     lock_acquire(&heap.lock)
     counts.live = heap.count[<int>HEAP_LIVE]
     counts.live_bytes = heap.asked[<int>HEAP_LIVE]
-    counts.held = heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_RESTING]
-    counts.held_bytes = heap.held[<int>HEAP_FREED] + heap.held[<int>HEAP_RESTING]
+    counts.held = heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED]
+    counts.held_bytes = heap.held[<int>HEAP_FREED] + heap.held[<int>HEAP_QUARANTINED]
     lock_release(&heap.lock)
     return counts
 
 
 cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil:
-    cdef int last = HEAP_RESTING if freed else HEAP_LIVE
+    cdef int last = HEAP_QUARANTINED if freed else HEAP_LIVE
     cdef uint64_t most = 1
     cdef HeapBlock* copies
     cdef HeapBlock* block

@@ -1,10 +1,10 @@
 """Arenas as other libraries' C hooks see them: streams by native handle, blocks by address.
 
-A *hook* is one arena for such callers. The blocks of all hooks are in one book, by address,
-because a hook may be told nothing else about a block. None of it needs the interpreter, and every
-function may be called from any thread.
+An `AllocatorHook` is one arena for such callers. The blocks of all hooks are in one table, by
+address, because a hook's free may name nothing else of a block. None of it needs the interpreter,
+and every function may be called from any thread.
 
-The book is a hash table with linear probing, in shards with a lock each; an entry is taken out
+It is a hash table with linear probing, in shards with a lock each; an entry is taken out
 before its block is freed, so that an address that is handed out again never meets its old entry.
 """
 
@@ -19,9 +19,10 @@ cdef enum:
 
 cdef struct StreamName:
     uint64_t handle
-    uint32_t slot           # of the arena; claimed by the hook
+    uint32_t slot           # of the arena; retained by the hook
 
-# What was handed out through a hook, whatever else its arena serves. Exact at rest; all atomic.
+# What was allocated through a hook, whatever else its arena serves. Exact while no call runs; all
+# atomic.
 cdef struct HookCounts:
     uint64_t allocs
     uint64_t frees

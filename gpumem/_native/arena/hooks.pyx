@@ -7,7 +7,7 @@ from libc.string cimport memset
 from gpumem._native.arena.arena cimport arena_drop, arena_free, arena_free_used, arena_retain
 from gpumem._native.arena.debug_heap cimport heap_bad_free
 from gpumem._native.arena.slow cimport arena_allocate, arena_allocate_slow
-from gpumem._native.arena.streams cimport arena_claim_stream, arena_record, slot_unclaim
+from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
     ARENA_STALE, ArenaCore, Block,
@@ -75,7 +75,7 @@ cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
         return
     if not context_is_dead(hook.arena.context):
         for i in range(hook.count):
-            slot_unclaim(hook.arena, hook.names[i].slot)
+            slot_drop(hook.arena, hook.names[i].slot)
     arena_drop(hook.arena)
     if hook.counted != NULL:
         hook_drop(hook.counted)
@@ -88,7 +88,7 @@ cdef inline HookCounts* counts_of(AllocatorHook* hook) noexcept nogil:
     return &hook.counted.counts if hook.counted != NULL else &hook.counts
 
 
-cdef void count_handed_out(HookCounts* counts, uint64_t nbytes) noexcept nogil:
+cdef void count_allocate(HookCounts* counts, uint64_t nbytes) noexcept nogil:
     cdef uint64_t now = sum_add(&counts.allocated, nbytes) - load64(&counts.freed)
     cdef uint64_t peak = load64(&counts.peak)
     sum_add(&counts.allocs, 1)
@@ -96,7 +96,7 @@ cdef void count_handed_out(HookCounts* counts, uint64_t nbytes) noexcept nogil:
         pass
 
 
-cdef void count_taken_back(HookCounts* counts, uint64_t nbytes) noexcept nogil:
+cdef void count_free(HookCounts* counts, uint64_t nbytes) noexcept nogil:
     sum_add(&counts.freed, nbytes)
     sum_add(&counts.frees, 1)
 
@@ -122,29 +122,29 @@ cdef bint remembered(const AllocatorHook* hook, uint64_t handle,
 
 
 cdef int slot_for(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot,
-                  bint* claimed) noexcept nogil:
-    # `claimed`: the caller unclaims it after use.
+                  bint* retained) noexcept nogil:
+    # `retained`: the caller drops the slot after use.
     cdef uint64_t handle = <uint64_t>stream if stream != NULL else LEGACY_STREAM
     cdef int status
-    claimed[0] = False
+    retained[0] = False
     if remembered(hook, handle, stream_slot):
         return ARENA_OK
-    status = arena_claim_stream(hook.arena, stream, stream_slot)
+    status = arena_retain_stream(hook.arena, stream, stream_slot)
     if status == ARENA_OK:
-        claimed[0] = not remember(hook, handle, stream_slot[0])
+        retained[0] = not remember(hook, handle, stream_slot[0])
     return status
 
 
 cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil:
-    cdef bint claimed
-    cdef int status = slot_for(hook, stream, stream_slot, &claimed)
-    if claimed:
-        slot_unclaim(hook.arena, stream_slot[0])
+    cdef bint retained
+    cdef int status = slot_for(hook, stream, stream_slot, &retained)
+    if retained:
+        slot_drop(hook.arena, stream_slot[0])
     return status
 
 
 cdef bint remember(AllocatorHook* hook, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    # Takes over the caller's claim. False: somebody else was first, or there is no room.
+    # Takes over the caller's reference. False: another thread was first, or there is no room.
     cdef uint32_t known
     cdef bint done = False
     if handle == PER_THREAD_STREAM:
@@ -175,7 +175,7 @@ cdef int finish_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, 
                          uint64_t* address) noexcept nogil:
     cdef Entry entry
     cdef Block block
-    cdef bint claimed
+    cdef bint retained
     cdef uint8_t before
     cdef int status
     if context_is_dead(hook.arena.context):
@@ -184,7 +184,7 @@ cdef int finish_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, 
         return ARENA_CLOSED
     if nbytes > ABSURD:
         return ARENA_OVER_LIMIT
-    status = slot_for(hook, stream, &entry.slot, &claimed)
+    status = slot_for(hook, stream, &entry.slot, &retained)
     if status != ARENA_OK:
         return status
     if hook.arena.events.recorder == NULL:
@@ -200,13 +200,13 @@ cdef int finish_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, 
         entry.hook = hook
         entry.uses = NULL
         if enter(&entry):
-            count_handed_out(counts_of(hook), nbytes)
+            count_allocate(counts_of(hook), nbytes)
             address[0] = block.address
         else:
             arena_free(hook.arena, block.handle, entry.slot)
             status = ARENA_NO_METADATA
-    if claimed:
-        slot_unclaim(hook.arena, entry.slot)
+    if retained:
+        slot_drop(hook.arena, entry.slot)
     return status
 
 
@@ -229,11 +229,11 @@ cdef int hook_free(uint64_t address) noexcept nogil:
     if found == NULL:
         heap_bad_free(address)
         return ARENA_STALE
-    return give(&entry)
+    return free_entry(&entry)
 
 
-cdef int give(Entry* entry) noexcept nogil:
-    # The way back of every block, once it is out of the book.
+cdef int free_entry(Entry* entry) noexcept nogil:
+    # Every block is freed here, once it is out of the table.
     cdef ArenaCore* arena = entry.hook.arena
     cdef int status = ARENA_DEAD
     if not context_is_dead(arena.context):
@@ -241,7 +241,7 @@ cdef int give(Entry* entry) noexcept nogil:
             status = arena_free_used(arena, entry.handle, entry.slot, entry.uses)
         else:
             status = arena_free(arena, entry.handle, entry.slot)
-    count_taken_back(counts_of(entry.hook), entry.nbytes)
+    count_free(counts_of(entry.hook), entry.nbytes)
     hook_drop(entry.hook)
     return status
 
@@ -250,16 +250,16 @@ cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
     cdef Shard* shard = shard_of(address)
     cdef Entry* found
     cdef uint32_t stream_slot
-    cdef bint claimed
+    cdef bint retained
     cdef int status = ARENA_STALE
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        status = slot_for(found.hook, stream, &stream_slot, &claimed)
+        status = slot_for(found.hook, stream, &stream_slot, &retained)
     if status == ARENA_OK:
         status = arena_record(found.hook.arena, &found.uses, stream_slot)
-        if claimed:
-            slot_unclaim(found.hook.arena, stream_slot)
+        if retained:
+            slot_drop(found.hook.arena, stream_slot)
     lock_release(&shard.lock)
     return status
 
@@ -319,14 +319,14 @@ cdef inline void see(const Entry* entry, Seen* seen) noexcept nogil:
     seen.count += 1
 
 
-# ---- the book ------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 cdef inline uint64_t hash_of(uint64_t address) noexcept nogil:
     # Blocks begin at multiples of 256; the factor is 2**64 over the golden ratio (TAOCP 6.4).
     return (address >> 8) * <uint64_t>0x9E3779B97F4A7C15
 
 
-cdef inline uint64_t home_of(const Shard* shard, uint64_t address) noexcept nogil:
+cdef inline uint64_t bucket_of(const Shard* shard, uint64_t address) noexcept nogil:
     return (hash_of(address) >> 20) & shard.mask
 
 
@@ -346,7 +346,7 @@ cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:
     cdef uint64_t i
     if shard.entries == NULL:
         return NULL
-    i = home_of(shard, address)
+    i = bucket_of(shard, address)
     while shard.entries[i].address != address:
         if shard.entries[i].address == 0:
             return NULL
@@ -368,7 +368,7 @@ cdef bint enter(const Entry* entry) noexcept nogil:
 
 
 cdef void put(Shard* shard, const Entry* entry) noexcept nogil:
-    cdef uint64_t i = home_of(shard, entry.address)
+    cdef uint64_t i = bucket_of(shard, entry.address)
     while shard.entries[i].address != 0:
         i = (i + 1) & shard.mask
     shard.entries[i] = entry[0]
@@ -400,15 +400,15 @@ cdef void take_out(Shard* shard, Entry* found, Entry* entry) noexcept nogil:
 
 
 cdef void close_gap(Shard* shard, uint64_t gap) noexcept nogil:
-    # Whoever was pushed past the gap moves back into it (D. Knuth, TAOCP 6.4, algorithm R).
+    # An entry that was pushed past the gap moves back into it (D. Knuth, TAOCP 6.4, algorithm R).
     cdef uint64_t i = gap
-    cdef uint64_t home
+    cdef uint64_t bucket
     while True:
         i = (i + 1) & shard.mask
         if shard.entries[i].address == 0:
             break
-        home = home_of(shard, shard.entries[i].address)
-        if ((i - home) & shard.mask) >= ((i - gap) & shard.mask):
+        bucket = bucket_of(shard, shard.entries[i].address)
+        if ((i - bucket) & shard.mask) >= ((i - gap) & shard.mask):
             shard.entries[gap] = shard.entries[i]
             gap = i
     shard.entries[gap].address = 0

@@ -1,4 +1,4 @@
-"""An arena's books as they are at one moment, copied while nobody changes them.
+"""An arena's metadata as it is at one moment, copied while no thread changes it.
 
 Only the copy is made with the locks: memory for it is made and touched before, and whatever is
 looked at later is looked at there.
@@ -26,7 +26,7 @@ cdef struct ArenaCopy:
     uint32_t page_count
     uint64_t* streams       # handle by slot
     uint32_t stream_count
-    ArenaStats stats        # of now: what threads had not told yet is in it
+    ArenaStats stats        # of now, with what the caches had not published yet
     uint64_t reserved
     uint64_t persistent_free    # bytes of pages that only persistent blocks may have
     uint64_t limit

@@ -1,4 +1,4 @@
-"""Copies of an arena's books."""
+"""Copies of an arena's metadata."""
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc

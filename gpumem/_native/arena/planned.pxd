@@ -2,7 +2,8 @@
 
 What is freed, by whom, on what stream and when it may be handed out again is the arena's matter,
 as for any block. A place is handed out only where a search could have found it: nothing lives
-there, nothing is parked there, and what was freed there is the taker's stream's own, or settled.
+there, nothing is pending free there, and every free there was on the taker's stream, or has
+completed.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -13,7 +14,7 @@ from gpumem._native.bfc cimport Places
 # Of a fresh arena whose one region is idle. False: the host has no memory.
 cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* edges,
                             uint32_t edge_count) noexcept nogil
-# The fast path alone: no driver call, no wait. On ARENA_MISS arena_place_slow asks other streams
+# The fast path alone: no driver call, no wait. On ARENA_MISS arena_place_slow polls other streams
 # or waits behind them on the device; its ARENA_MISS says that the place cannot be had now.
 cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
                           uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil

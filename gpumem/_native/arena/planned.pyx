@@ -19,7 +19,7 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 
 cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* edges,
                             uint32_t edge_count) noexcept nogil:
-    # What was freed here is free for everyone: the region has just come, and nobody has used it.
+    # All of it is free for every stream: the region is new, and has not been used.
     cdef uint32_t stream_slot
     cdef uint32_t first
     caches_flush(arena)
@@ -37,7 +37,7 @@ cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint
     lock_acquire(&arena.lock)
     if not (arena.last_stream != stream_slot and switch_needs_event(arena)):
         arena.last_stream = stream_slot
-        status = take_now(arena, places, begin, end, requested, stream_slot, block)
+        status = allocate_now(arena, places, begin, end, requested, stream_slot, block)
     lock_release(&arena.lock)
     return status
 
@@ -51,21 +51,21 @@ cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint
         status = arena_place_fast(arena, places, begin, end, requested, stream_slot, block)
     if status == ARENA_MISS and arena.settings.reuse == REUSE_WAIT:
         lock_acquire(&arena.lock)
-        status = take_behind_one(arena, places, begin, end, requested, stream_slot, block)
+        status = allocate_behind(arena, places, begin, end, requested, stream_slot, block)
         lock_release(&arena.lock)
     return status
 
 
-cdef int take_now(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
-                  uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
-    """Take a place if the stream may have it; with the lock."""
+cdef int allocate_now(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+                      uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+    # With the lock: allocates at the planned offset if the stream may have it.
     cdef uint32_t index
     if arena.closed:
         return ARENA_CLOSED
     index = places_find(places, &arena.table, begin, end)
     if index == NIL or not may_have(arena, index, stream_slot):
         return ARENA_MISS
-    return take_chunk(arena, places, index, begin, end, requested, stream_slot, block)
+    return allocate_chunk(arena, places, index, begin, end, requested, stream_slot, block)
 
 
 cdef inline bint may_have(const ArenaCore* arena, uint32_t index,
@@ -75,17 +75,18 @@ cdef inline bint may_have(const ArenaCore* arena, uint32_t index,
             or chunk.epoch <= arena.table.bins[chunk.stream_slot].completed)
 
 
-cdef int take_chunk(ArenaCore* arena, Places* places, uint32_t index, uint32_t begin, uint32_t end,
-                    uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+cdef int allocate_chunk(ArenaCore* arena, Places* places, uint32_t index, uint32_t begin,
+                        uint32_t end,
+                        uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
     index = places_take(places, &arena.table, index, begin, end, requested, stream_slot)
     if index == NIL:
         return ARENA_NO_METADATA
-    # No cache: a block that rests in one would keep its place from the next planned there.
+    # No cache: a cached block would block its offset for the next one planned there.
     finish_allocate(arena, NULL, &arena.table, index, block)
     return ARENA_OK
 
 
-cdef int take_behind_one(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
+cdef int allocate_behind(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
     """Take what one other stream freed, and let the taker's wait for it; with the lock."""
     cdef uint32_t index = places_find(places, &arena.table, begin, end)
@@ -97,9 +98,9 @@ cdef int take_behind_one(ArenaCore* arena, Places* places, uint32_t begin, uint3
     epoch = arena.table.chunks[index].epoch
     if not order_behind(arena, other, epoch, stream_slot):
         return ARENA_MISS
-    index = places_find(places, &arena.table, begin, end)   # the lock was given up
+    index = places_find(places, &arena.table, begin, end)   # the lock was released meanwhile
     if index == NIL or arena.closed:
         return ARENA_MISS
     if arena.table.chunks[index].stream_slot == other and arena.table.chunks[index].epoch <= epoch:
-        return take_chunk(arena, places, index, begin, end, requested, stream_slot, block)
-    return take_now(arena, places, begin, end, requested, stream_slot, block)
+        return allocate_chunk(arena, places, index, begin, end, requested, stream_slot, block)
+    return allocate_now(arena, places, begin, end, requested, stream_slot, block)

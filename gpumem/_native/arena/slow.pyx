@@ -77,7 +77,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
                     and allocate_from_table(arena, nbytes, stream_slot, True, block) == ARENA_OK):
                 return ARENA_OK
 
-        # 6. The driver, one thread at a time. What nobody can reach any more goes back first, so
+        # 6. The driver, one thread at a time. Arenas without references are released first, so
         #    that it neither counts in max_mem nor takes memory from the growth.
         mode = context_relax(arena.context)
         arena_reap()

@@ -1,4 +1,4 @@
-"""Epochs and events of an arena's streams."""
+"""Epochs, events and pending frees: from a free on one stream to a reuse on another."""
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
@@ -31,45 +31,11 @@ from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_op
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 
-cdef void drain_streams(ArenaCore* arena) noexcept nogil:
-    # By the device: the streams' owners may have destroyed them.
-    cdef bint pending = False
-    cdef uint32_t stream_slot
-    lock_acquire(&arena.lock)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        if (load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch
-                or arena.streams[stream_slot].asking):
-            pending = True
-    lock_release(&arena.lock)
-    if pending and context_enter(arena.context) == CUDA_SUCCESS:
-        arena.context.table.cuCtxSynchronize()
-        context_leave(arena.context)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        complete_all(arena, stream_slot)
-
-
-cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    cdef StreamSlot* stream = &arena.streams[stream_slot]
-    caches_flush(arena)
-    lock_acquire(&arena.lock)
-    stream.done = stream.epoch
-    release_epochs(arena, stream_slot, stream.epoch)
-    store32(&stream.dirty, False)
-    publish64(&stream.epoch, stream.epoch + 1)
-    stream.event_epoch = 0
-    free_completed(arena)
-    lock_release(&arena.lock)
-
-
-cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
-    # What was freed on the stream up to this epoch becomes free for everyone.
-    bfc_release_completed(&arena.table, stream_slot, epoch)
-    bfc_release_completed(&arena.small, stream_slot, epoch)
-
+# ---- An event closes an epoch, behind the work whose blocks were freed ---------------------------
 
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil:
     cdef const StreamSlot* before = &arena.streams[arena.last_stream]
-    return (load32(&before.dirty) and before.event_epoch == 0 and not before.asking
+    return (load32(&before.dirty) and before.event_epoch == 0 and not before.polling
             and arena.settings.reuse != REUSE_NEVER)
 
 
@@ -82,7 +48,7 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 
 
 cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # With the lock, given up for the driver. Records an event behind everything that was queued
+    # With the lock, released for the driver. Records an event behind everything that was queued
     # on the stream when its blocks were freed; later frees belong to the next epoch.
     cdef uint64_t epoch = arena.streams[stream_slot].epoch
     cdef CUstream handle = arena.streams[stream_slot].handle
@@ -98,12 +64,12 @@ cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # no free of the new epoch goes unnoticed.
     store32(&arena.streams[stream_slot].dirty, False)
     publish64(&arena.streams[stream_slot].epoch, arena.streams[stream_slot].epoch + 1)
-    arena.streams[stream_slot].asking = True
+    arena.streams[stream_slot].polling = True
     lock_release(&arena.lock)
     # The driver is called without the lock: it may block behind another thread's call.
     code = record_event(arena.context, handle, &event)
     lock_acquire(&arena.lock)
-    arena.streams[stream_slot].asking = False
+    arena.streams[stream_slot].polling = False
     arena.streams[stream_slot].event = event
     if code == CUDA_SUCCESS:
         arena.streams[stream_slot].event_epoch = epoch
@@ -132,12 +98,14 @@ cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* eve
     return code
 
 
+# ---- An event that has completed makes the blocks of its epoch free for every stream -------------
+
 cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef bint completed = False
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if is_worth_asking(arena, stream_slot, taker) and end_epochs(arena, stream_slot):
+        if is_worth_polling(arena, stream_slot, taker) and end_epochs(arena, stream_slot):
             completed = True
     if arena.pending_free != NULL and free_completed(arena):
         completed = True
@@ -145,13 +113,18 @@ cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil:
     return completed
 
 
-cdef bint is_worth_asking(const ArenaCore* arena, uint32_t stream_slot,
-                          uint32_t taker) noexcept nogil:
-    # Under "never" no stream's blocks settle, but those that wait for it go back to their own.
-    if arena.streams[stream_slot].guards:
+cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
+                           uint32_t taker) noexcept nogil:
+    # With reuse="never" no epoch is released, but pending frees that wait for the stream end.
+    if arena.streams[stream_slot].pending_frees:
         return True
     return arena.settings.reuse != REUSE_NEVER and stream_slot != taker and (
         has_free(arena, stream_slot) or dormant_views_wait(arena, stream_slot))
+
+
+cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    return (arena.table.bins[stream_slot].free_chunks != 0
+            or arena.small.bins[stream_slot].free_chunks != 0)
 
 
 cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
@@ -163,29 +136,24 @@ cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot
 
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # An event from the last switch first; then one behind what was freed since.
-    if arena.streams[stream_slot].asking or arena.streams[stream_slot].silent:
+    if arena.streams[stream_slot].polling or arena.streams[stream_slot].silent:
         return False
-    if arena.streams[stream_slot].event_epoch and not ask_event(arena, stream_slot):
+    if arena.streams[stream_slot].event_epoch and not poll_event(arena, stream_slot):
         return False
-    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].asking:
+    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].polling:
         close_epoch(arena, stream_slot)
         if arena.streams[stream_slot].event_epoch:
-            ask_event(arena, stream_slot)
+            poll_event(arena, stream_slot)
     return True
 
 
-cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    return (arena.table.bins[stream_slot].free_chunks != 0
-            or arena.small.bins[stream_slot].free_chunks != 0)
-
-
-cdef bint ask_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # With the lock, given up for the driver.
+cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    # With the lock, released for the driver; `polling` keeps other threads off the slot meanwhile.
     cdef uint64_t epoch = arena.streams[stream_slot].event_epoch
     cdef CUevent event = arena.streams[stream_slot].event
     cdef CUstreamCaptureMode mode
     cdef CUresult code
-    arena.streams[stream_slot].asking = True
+    arena.streams[stream_slot].polling = True
     lock_release(&arena.lock)
     code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
@@ -194,13 +162,13 @@ cdef bint ask_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         context_restore(arena.context, mode)
         context_leave(arena.context)
     lock_acquire(&arena.lock)
-    arena.streams[stream_slot].asking = False
+    arena.streams[stream_slot].polling = False
     arena.stats.events_asked += 1
     if code != CUDA_SUCCESS:
         return False
     if arena.streams[stream_slot].event_epoch == epoch:
         arena.streams[stream_slot].event_epoch = 0
-    # Another thread may have polled a later event while the lock was given up.
+    # Another thread may have polled a later event while the lock was released.
     if epoch > arena.streams[stream_slot].done:
         arena.streams[stream_slot].done = epoch
         store64(&arena.completions, arena.completions + 1)
@@ -209,6 +177,14 @@ cdef bint ask_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     return True
 
 
+cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
+    # What was freed on the stream up to this epoch becomes free for everyone.
+    bfc_release_completed(&arena.table, stream_slot, epoch)
+    bfc_release_completed(&arena.small, stream_slot, epoch)
+
+
+# ---- A taker's stream waits on the device for blocks that are not done ---------------------------
+
 cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
                               uint32_t taker) noexcept nogil:
     cdef uint64_t size = round_to_quantum(nbytes)
@@ -216,8 +192,8 @@ cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
     cdef uint32_t stream_slot
     cdef int status = BFC_OK
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if stream_slot == taker or arena.streams[stream_slot].asking or not bfc_has(table, size,
-                                                                                    stream_slot):
+        if stream_slot == taker or arena.streams[stream_slot].polling or not bfc_has(table, size,
+                                                                                     stream_slot):
             continue
         # An event must lie behind the frees before anything can wait for it.
         if load32(&arena.streams[stream_slot].dirty):
@@ -234,7 +210,7 @@ cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
 
 cdef bint free_best_behind(ArenaCore* arena, Bfc* table, uint64_t size,
                            uint32_t taker) noexcept nogil:
-    # A parked block becomes the taker's, whose stream waits for everything that uses it.
+    # A pending-free block becomes the taker's, whose stream waits for everything that uses it.
     cdef Uses* uses = pending_free_best(arena, table, size)
     cdef uint64_t handle
     cdef uint32_t i = 0
@@ -243,7 +219,7 @@ cdef bint free_best_behind(ArenaCore* arena, Bfc* table, uint64_t size,
     handle = uses.handle
     if not order_behind(arena, uses.stream_slot, uses.epoch, taker):
         return False
-    # Each wait gives the lock up, so the block may have been freed or taken by another thread:
+    # Each wait releases the lock, so the block may have been freed or taken by another thread:
     # look whether it is still pending before each step.
     while is_pending_free(arena, uses, handle):
         if i == uses.count:
@@ -259,7 +235,7 @@ cdef bint order_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
                        uint32_t taker) noexcept nogil:
     if stream_slot == taker or arena.streams[stream_slot].done >= epoch:
         return True
-    if arena.streams[stream_slot].asking:
+    if arena.streams[stream_slot].polling:
         return False
     if arena.streams[stream_slot].epoch == epoch:
         close_epoch(arena, stream_slot)
@@ -270,8 +246,8 @@ cdef bint order_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
 cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if stream_slot == taker or arena.streams[stream_slot].asking or not has_free(arena,
-                                                                                     stream_slot):
+        if stream_slot == taker or arena.streams[stream_slot].polling or not has_free(arena,
+                                                                                      stream_slot):
             continue
         if load32(&arena.streams[stream_slot].dirty):
             close_epoch(arena, stream_slot)
@@ -288,20 +264,257 @@ cdef void forget_waits(ArenaCore* arena) noexcept nogil:
 
 
 cdef bint enqueue_wait(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) noexcept nogil:
-    # With the lock, given up for the driver; `asking` keeps others from recording the event anew.
+    # With the lock, released for the driver; `polling` keeps others from recording the event anew.
     cdef CUevent event = arena.streams[stream_slot].event
     cdef CUstream stream = arena.streams[taker].handle
     cdef CUresult code
-    arena.streams[stream_slot].asking = True
+    arena.streams[stream_slot].polling = True
     lock_release(&arena.lock)
     code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
         code = arena.context.table.cuStreamWaitEvent(stream, event, 0)
         context_leave(arena.context)
     lock_acquire(&arena.lock)
-    arena.streams[stream_slot].asking = False
+    arena.streams[stream_slot].polling = False
     arena.stats.events_waited += 1
     return code == CUDA_SUCCESS
+
+
+# ---- Pending free: blocks that recorded streams may still use ------------------------------------
+
+cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
+                     Uses* uses) noexcept nogil:
+    cdef Bfc* table = table_of(arena, handle)
+    cdef uint32_t index
+    if (arena.settings.passthrough      # the driver's free waits for every stream
+            or bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK):
+        uses_let_go(arena, uses)
+        return False
+    # Only the stream of the free, or drained ones: a stamp of that stream covers all.
+    if not stamp_uses(arena, stream_slot, uses):
+        uses_free(uses)
+        return False
+    # The block leaves the used ones: the table needs what this thread's cache has not published.
+    cache_publish(arena, cache_find(arena))
+    uses.handle = handle
+    uses.stream_slot = stream_slot
+    uses.epoch = stamp_free(&arena.streams[stream_slot])
+    if arena.events.recorder != NULL:
+        note_pending_free(arena, handle, stream_slot)
+    bfc_begin_pending_free(table, index, stream_slot, uses.epoch)
+    uses.next = arena.pending_free
+    arena.pending_free = uses
+    arena.stats.num_frees += 1
+    return True
+
+
+cdef bint stamp_uses(ArenaCore* arena, uint32_t stream_slot, Uses* uses) noexcept nogil:
+    # References become pending frees: a use ends with what is queued now. The stream of the free is
+    # in order anyway; a silent one was drained.
+    cdef uint32_t i, slot
+    cdef uint32_t left = 0
+    for i in range(uses.count):
+        slot = uses.at[i].slot
+        count_add(&arena.streams[slot].references, -1)
+        # `pending_frees` keeps the slot from here on, as the reference did.
+        if slot == stream_slot or arena.streams[slot].silent:
+            continue
+        uses.at[left].slot = slot
+        uses.at[left].until = stamp_free(&arena.streams[slot])
+        arena.streams[slot].pending_frees += 1
+        left += 1
+    uses.count = left
+    return left != 0
+
+
+cdef void uses_let_go(ArenaCore* arena, Uses* uses) noexcept nogil:
+    cdef uint32_t i
+    for i in range(uses.count):
+        count_add(&arena.streams[uses.at[i].slot].references, -1)
+    uses_free(uses)
+
+
+cdef bint free_completed(ArenaCore* arena) noexcept nogil:
+    cdef Uses** link = &arena.pending_free
+    cdef Uses* uses
+    cdef bint found = False
+    while link[0] != NULL:
+        uses = link[0]
+        if is_done(arena, uses):
+            link[0] = uses.next
+            free_pending(arena, uses, uses.stream_slot, uses.epoch)
+            found = True
+        else:
+            link = &uses.next
+    return found
+
+
+cdef bint is_done(const ArenaCore* arena, const Uses* uses) noexcept nogil:
+    cdef uint32_t i
+    for i in range(uses.count):
+        # `until` is the epoch that ran on the stream at the free.
+        if uses.at[i].until > arena.streams[uses.at[i].slot].done:
+            return False
+    return True
+
+
+cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
+                       uint64_t epoch) noexcept nogil:
+    # It is out of the list. If its epoch has completed meanwhile it is free for every stream.
+    cdef Bfc* table = table_of(arena, uses.handle)
+    cdef uint32_t index = index_of(uses)
+    cdef uint32_t i
+    if epoch <= table.bins[stream_slot].completed:
+        stream_slot = SLOT_RELEASED
+    for i in range(uses.count):
+        arena.streams[uses.at[i].slot].pending_frees -= 1
+    if arena.events.recorder != NULL:
+        note_pending_free_end(arena, uses.handle, uses.stream_slot)
+    bfc_end_pending_free(table, index, stream_slot, epoch)
+    # A persistent region goes back to the driver at the next growth or shrink, not under the lock.
+    if table.regions[table.chunks[index].region].persistent:
+        arena.retired += 1
+    uses_free(uses)
+
+
+cdef void free_all_pending(ArenaCore* arena) noexcept nogil:
+    cdef Uses* uses
+    while arena.pending_free != NULL:
+        uses = arena.pending_free
+        arena.pending_free = uses.next
+        free_pending(arena, uses, uses.stream_slot, uses.epoch)
+
+
+cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) noexcept nogil:
+    cdef Uses* best = NULL
+    cdef uint64_t best_size = <uint64_t>-1
+    cdef Uses* uses = arena.pending_free
+    cdef const Chunk* chunk
+    while uses != NULL:
+        chunk = &table.chunks[index_of(uses)]
+        # A linear search: pending frees are few, and this is the path after every other has failed.
+        if (table_of(arena, uses.handle) == table and size <= chunk.size < best_size
+                and not table.regions[chunk.region].persistent):
+            best = uses
+            best_size = chunk.size
+        uses = uses.next
+    return best
+
+
+cdef bint is_pending_free(const ArenaCore* arena, const Uses* uses, uint64_t handle) noexcept nogil:
+    cdef const Uses* at = arena.pending_free
+    while at != NULL:
+        # The host may have reused the address of `uses`; the handle has the block's generation.
+        if at == uses:
+            return at.handle == handle
+        at = at.next
+    return False
+
+
+cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noexcept nogil:
+    # As if it had been freed on the taker's stream now.
+    cdef Uses** link = &arena.pending_free
+    while link[0] != uses:
+        link = &link[0].next
+    link[0] = uses.next
+    free_pending(arena, uses, taker, stamp_free(&arena.streams[taker]))
+
+
+cdef inline uint32_t index_of(const Uses* uses) noexcept nogil:
+    return <uint32_t>uses.handle & ~<uint32_t>IN_SMALL
+
+
+# ---- Out of memory: the host waits ---------------------------------------------------------------
+
+cdef enum:
+    FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
+    LONGEST_PAUSE = 1000000
+
+
+cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
+    cdef uint64_t before = load64(&arena.completions)
+    cdef uint64_t pause = FIRST_PAUSE
+    cdef uint64_t now = clock_ns()
+    if until[0] == 0:
+        until[0] = now + arena.settings.oom_wait
+    while True:
+        release_completed(arena, taker)
+        if load64(&arena.completions) != before:
+            return True
+        # Out of time: these events are not waited for again until they have completed.
+        if now >= until[0]:
+            note_futile_waits(arena)
+            return False
+        if not is_worth_waiting(arena, taker):
+            return False
+        sleep(pause if pause < until[0] - now else until[0] - now)
+        pause = pause * 2 if pause < LONGEST_PAUSE else LONGEST_PAUSE
+        now = clock_ns()
+
+
+cdef bint is_worth_waiting(ArenaCore* arena, uint32_t taker) noexcept nogil:
+    # Does unfinished work hold memory that the taker may have once it is done?
+    cdef uint32_t stream_slot
+    cdef bint hope = False
+    cdef const StreamSlot* stream
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        stream = &arena.streams[stream_slot]
+        if not stream.silent and is_worth_polling(arena, stream_slot, taker):
+            if stream.event_epoch:
+                hope = hope or stream.event_epoch != stream.futile_epoch
+            else:
+                hope = hope or stream.polling or load32(&stream.dirty)
+    lock_release(&arena.lock)
+    return hope
+
+
+cdef void note_futile_waits(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        arena.streams[stream_slot].futile_epoch = arena.streams[stream_slot].event_epoch
+    lock_release(&arena.lock)
+
+
+cdef void sleep(uint64_t nanoseconds) noexcept nogil:
+    cdef timespec pause
+    pause.tv_sec = 0
+    pause.tv_nsec = <long>nanoseconds
+    nanosleep(&pause, NULL)
+
+
+# ---- The host has waited: everything is free -----------------------------------------------------
+
+cdef void drain_streams(ArenaCore* arena) noexcept nogil:
+    # By the device: the streams' owners may have destroyed them.
+    cdef bint pending = False
+    cdef uint32_t stream_slot
+    lock_acquire(&arena.lock)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        if (load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch
+                or arena.streams[stream_slot].polling):
+            pending = True
+    lock_release(&arena.lock)
+    if pending and context_enter(arena.context) == CUDA_SUCCESS:
+        arena.context.table.cuCtxSynchronize()
+        context_leave(arena.context)
+    for stream_slot in range(1, arena.table.stream_slot_count):
+        complete_all(arena, stream_slot)
+
+
+cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    # Cached blocks carry epochs too: in the table they are released with the others.
+    caches_flush(arena)
+    lock_acquire(&arena.lock)
+    stream.done = stream.epoch
+    release_epochs(arena, stream_slot, stream.epoch)
+    store32(&stream.dirty, False)
+    publish64(&stream.epoch, stream.epoch + 1)
+    stream.event_epoch = 0
+    free_completed(arena)
+    lock_release(&arena.lock)
 
 
 cdef void destroy_events(ArenaCore* arena) noexcept nogil:
@@ -317,27 +530,24 @@ cdef void destroy_events(ArenaCore* arena) noexcept nogil:
     context_leave(arena.context)
 
 
-# ---- Slots of an arena's streams -----------------------------------------------------------------
-
+# ---- Slots: found and made -----------------------------------------------------------------------
 
 cdef enum:
     RECLAIM_FIRST = 32      # stream slots; fewer are not worth a look
 
-
-# ---- finding and making --------------------------------------------------------------------------
 
 cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
                       bint* fresh) noexcept nogil:
     return name_stream(arena, handle, False, stream_slot, fresh)
 
 
-cdef int arena_claim_stream(ArenaCore* arena, CUstream handle,
-                            uint32_t* stream_slot) noexcept nogil:
+cdef int arena_retain_stream(ArenaCore* arena, CUstream handle,
+                             uint32_t* stream_slot) noexcept nogil:
     cdef bint fresh
     return name_stream(arena, handle, True, stream_slot, &fresh)
 
 
-cdef int name_stream(ArenaCore* arena, CUstream handle, bint claim, uint32_t* stream_slot,
+cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* stream_slot,
                      bint* fresh) noexcept nogil:
     cdef ThreadMark* thread = NULL
     cdef int status = ARENA_OK
@@ -351,6 +561,7 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint claim, uint32_t* st
     lock_acquire(&arena.lock)
     if not find_stream(arena, handle, thread, stream_slot):
         if wants_reclaim(arena):
+            # Calls the driver, so without the lock; then another thread may have made the slot.
             lock_release(&arena.lock)
             reclaim(arena)
             lock_acquire(&arena.lock)
@@ -358,9 +569,10 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint claim, uint32_t* st
             status = add_stream(arena, handle, thread, stream_slot)
             fresh[0] = status == ARENA_OK
     if status == ARENA_OK:
+        # A caller names the handle, so the driver knows it.
         arena.streams[stream_slot[0]].silent = False
-        if claim:
-            slot_claim(arena, stream_slot[0])
+        if retain:
+            slot_retain(arena, stream_slot[0])
     lock_release(&arena.lock)
     return status
 
@@ -379,6 +591,7 @@ cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
                     uint32_t* stream_slot) noexcept nogil:
     if arena.vacant_slots == 0 and not add_slot(arena):
         return ARENA_NO_METADATA
+    # Slot 0 is that of memory that is free for every stream; streams begin with 1.
     stream_slot[0] = 1
     while not arena.streams[stream_slot[0]].vacant:
         stream_slot[0] += 1
@@ -402,6 +615,7 @@ cdef bint add_slot(ArenaCore* arena) noexcept nogil:
     if bfc_add_stream_slot(&arena.table, &stream_slot) != BFC_OK:
         return False
     memset(&arena.streams[stream_slot], 0, sizeof(StreamSlot))
+    # From 1, so that epoch 0 is before every free and 0 can mean that no event is outstanding.
     arena.streams[stream_slot].epoch = 1
     arena.streams[stream_slot].vacant = True
     arena.vacant_slots += 1
@@ -413,6 +627,7 @@ cdef bint streams_grow(ArenaCore* arena) noexcept nogil:
     if capacity > MAX_STREAMS:
         return False
     if arena.streams == NULL:
+        # Addresses for all slots at once: the array never moves, so it is read without the lock.
         arena.streams = <StreamSlot*>reserved_open(MAX_STREAMS * sizeof(StreamSlot))
     if (arena.streams == NULL
             or reserved_commit(arena.streams, capacity * sizeof(StreamSlot)) != 0):
@@ -429,14 +644,14 @@ cdef void streams_free(ArenaCore* arena) noexcept nogil:
     reserved_close(arena.streams, MAX_STREAMS * sizeof(StreamSlot))
 
 
-# ---- who else names a slot -----------------------------------------------------------------------
+# ---- Slots: retained by recorded uses and calls --------------------------------------------------
 
-cdef void slot_claim(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    count_add(&arena.streams[stream_slot].claims, 1)
+cdef void slot_retain(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    count_add(&arena.streams[stream_slot].references, 1)
 
 
-cdef void slot_unclaim(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    count_add(&arena.streams[stream_slot].claims, -1)
+cdef void slot_drop(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    count_add(&arena.streams[stream_slot].references, -1)
 
 
 cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexcept nogil:
@@ -444,11 +659,11 @@ cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexc
     if not uses_add(uses, stream_slot, &added):
         return ARENA_NO_METADATA
     if added:
-        slot_claim(arena, stream_slot)
+        slot_retain(arena, stream_slot)
     return ARENA_OK
 
 
-# ---- vacating ------------------------------------------------------------------------------------
+# ---- Slots: reset and vacated --------------------------------------------------------------------
 
 cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil:
     cdef uint8_t* marked
@@ -457,6 +672,7 @@ cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent
         note_reset(arena, stream_slot)
     complete_all(arena, stream_slot)
     lock_acquire(&arena.lock)
+    # Blocks in use may still be marked with the slot; then it stays, silent if its handle may end.
     marked = marked_stream_slots(arena)
     if marked != NULL and is_idle(arena, stream_slot, marked):
         vacate(arena, stream_slot)
@@ -477,6 +693,7 @@ cdef void reclaim(ArenaCore* arena) noexcept nogil:
     # Vacates what nothing is marked with; of per-thread streams mostly those of threads that ended.
     cdef uint32_t stream_slot
     cdef uint8_t* marked
+    # Caches and completed epochs first: both take marks off slots.
     caches_flush(arena)
     release_completed(arena, SLOT_RELEASED)
     lock_acquire(&arena.lock)
@@ -518,13 +735,13 @@ cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) 
 cdef inline bint is_idle(const ArenaCore* arena, uint32_t stream_slot,
                          const uint8_t* marked) noexcept nogil:
     cdef const StreamSlot* stream = &arena.streams[stream_slot]
-    return (not stream.vacant and not marked[stream_slot] and stream.guards == 0
-            and not stream.asking and load32(<const uint32_t*>&stream.claims) == 0
+    return (not stream.vacant and not marked[stream_slot] and stream.pending_frees == 0
+            and not stream.polling and load32(<const uint32_t*>&stream.references) == 0
             and not has_unknown_work(arena, stream_slot))
 
 
 cdef void vacate(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # Its epochs go on, so that what is still noted of them stays true.
+    # Its epochs go on: stamps of the stream before must not look like those of the next.
     cdef StreamSlot* stream = &arena.streams[stream_slot]
     if stream.thread != NULL:
         thread_drop(stream.thread)
@@ -533,203 +750,3 @@ cdef void vacate(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     stream.silent = False
     stream.vacant = True
     arena.vacant_slots += 1
-
-
-# ---- Parked blocks of an arena -------------------------------------------------------------------
-
-
-cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
-                     Uses* uses) noexcept nogil:
-    cdef Bfc* table = table_of(arena, handle)
-    cdef uint32_t index
-    if (arena.settings.passthrough      # the driver's free waits for every stream
-            or bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK):
-        uses_let_go(arena, uses)
-        return False
-    if not stamp_uses(arena, stream_slot, uses):
-        uses_free(uses)
-        return False
-    cache_publish(arena, cache_find(arena))
-    uses.handle = handle
-    uses.stream_slot = stream_slot
-    uses.epoch = stamp_free(&arena.streams[stream_slot])
-    if arena.events.recorder != NULL:
-        note_pending_free(arena, handle, stream_slot)
-    bfc_begin_pending_free(table, index, stream_slot, uses.epoch)
-    uses.next = arena.pending_free
-    arena.pending_free = uses
-    arena.stats.num_frees += 1
-    return True
-
-
-cdef bint stamp_uses(ArenaCore* arena, uint32_t stream_slot, Uses* uses) noexcept nogil:
-    # Claims become guards: uses end with what is queued now. The stream of the free orders itself;
-    # one that is gone was drained.
-    cdef uint32_t i, slot
-    cdef uint32_t left = 0
-    for i in range(uses.count):
-        slot = uses.at[i].slot
-        count_add(&arena.streams[slot].claims, -1)
-        if slot == stream_slot or arena.streams[slot].silent:
-            continue
-        uses.at[left].slot = slot
-        uses.at[left].until = stamp_free(&arena.streams[slot])
-        arena.streams[slot].guards += 1
-        left += 1
-    uses.count = left
-    return left != 0
-
-
-cdef void uses_let_go(ArenaCore* arena, Uses* uses) noexcept nogil:
-    cdef uint32_t i
-    for i in range(uses.count):
-        count_add(&arena.streams[uses.at[i].slot].claims, -1)
-    uses_free(uses)
-
-
-cdef bint is_done(const ArenaCore* arena, const Uses* uses) noexcept nogil:
-    cdef uint32_t i
-    for i in range(uses.count):
-        if uses.at[i].until > arena.streams[uses.at[i].slot].done:
-            return False
-    return True
-
-
-cdef bint free_completed(ArenaCore* arena) noexcept nogil:
-    cdef Uses** link = &arena.pending_free
-    cdef Uses* uses
-    cdef bint found = False
-    while link[0] != NULL:
-        uses = link[0]
-        if is_done(arena, uses):
-            link[0] = uses.next
-            free_pending(arena, uses, uses.stream_slot, uses.epoch)
-            found = True
-        else:
-            link = &uses.next
-    return found
-
-
-cdef void free_all_pending(ArenaCore* arena) noexcept nogil:
-    cdef Uses* uses
-    while arena.pending_free != NULL:
-        uses = arena.pending_free
-        arena.pending_free = uses.next
-        free_pending(arena, uses, uses.stream_slot, uses.epoch)
-
-
-cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
-                       uint64_t epoch) noexcept nogil:
-    # It is out of the list. What has completed meanwhile has no mark any more.
-    cdef Bfc* table = table_of(arena, uses.handle)
-    cdef uint32_t index = index_of(uses)
-    cdef uint32_t i
-    if epoch <= table.bins[stream_slot].completed:
-        stream_slot = SLOT_RELEASED
-    for i in range(uses.count):
-        arena.streams[uses.at[i].slot].guards -= 1
-    if arena.events.recorder != NULL:
-        note_pending_free_end(arena, uses.handle, uses.stream_slot)
-    bfc_end_pending_free(table, index, stream_slot, epoch)
-    if table.regions[table.chunks[index].region].persistent:
-        arena.retired += 1
-    uses_free(uses)
-
-
-cdef inline uint32_t index_of(const Uses* uses) noexcept nogil:
-    return <uint32_t>uses.handle & ~<uint32_t>IN_SMALL
-
-
-# ---- taking one behind waits on the device -------------------------------------------------------
-
-cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) noexcept nogil:
-    cdef Uses* best = NULL
-    cdef uint64_t best_size = <uint64_t>-1
-    cdef Uses* uses = arena.pending_free
-    cdef const Chunk* chunk
-    while uses != NULL:
-        chunk = &table.chunks[index_of(uses)]
-        if (table_of(arena, uses.handle) == table and size <= chunk.size < best_size
-                and not table.regions[chunk.region].persistent):
-            best = uses
-            best_size = chunk.size
-        uses = uses.next
-    return best
-
-
-cdef bint is_pending_free(const ArenaCore* arena, const Uses* uses, uint64_t handle) noexcept nogil:
-    cdef const Uses* at = arena.pending_free
-    while at != NULL:
-        if at == uses:
-            return at.handle == handle
-        at = at.next
-    return False
-
-
-cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noexcept nogil:
-    # As if it had been freed on the taker's stream now.
-    cdef Uses** link = &arena.pending_free
-    while link[0] != uses:
-        link = &link[0].next
-    link[0] = uses.next
-    free_pending(arena, uses, taker, stamp_free(&arena.streams[taker]))
-
-
-# ---- Waiting for other streams when memory is out ------------------------------------------------
-
-
-cdef enum:
-    FIRST_PAUSE = 20000         # ns between two looks at the events; doubles
-    LONGEST_PAUSE = 1000000
-
-
-cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) noexcept nogil:
-    cdef uint64_t before = load64(&arena.completions)
-    cdef uint64_t pause = FIRST_PAUSE
-    cdef uint64_t now = clock_ns()
-    if until[0] == 0:
-        until[0] = now + arena.settings.oom_wait
-    while True:
-        release_completed(arena, taker)
-        if load64(&arena.completions) != before:
-            return True
-        if now >= until[0]:
-            give_up(arena)
-            return False
-        if not is_there_hope(arena, taker):
-            return False
-        sleep(pause if pause < until[0] - now else until[0] - now)
-        pause = pause * 2 if pause < LONGEST_PAUSE else LONGEST_PAUSE
-        now = clock_ns()
-
-
-cdef bint is_there_hope(ArenaCore* arena, uint32_t taker) noexcept nogil:
-    # Does unfinished work hold memory that the taker may have once it is done?
-    cdef uint32_t stream_slot
-    cdef bint hope = False
-    cdef const StreamSlot* stream
-    lock_acquire(&arena.lock)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        stream = &arena.streams[stream_slot]
-        if not stream.silent and is_worth_asking(arena, stream_slot, taker):
-            if stream.event_epoch:
-                hope = hope or stream.event_epoch != stream.gave_up
-            else:
-                hope = hope or stream.asking or load32(&stream.dirty)
-    lock_release(&arena.lock)
-    return hope
-
-
-cdef void give_up(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t stream_slot
-    lock_acquire(&arena.lock)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        arena.streams[stream_slot].gave_up = arena.streams[stream_slot].event_epoch
-    lock_release(&arena.lock)
-
-
-cdef void sleep(uint64_t nanoseconds) noexcept nogil:
-    cdef timespec pause
-    pause.tv_sec = 0
-    pause.tv_nsec = <long>nanoseconds
-    nanosleep(&pause, NULL)

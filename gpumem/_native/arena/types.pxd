@@ -6,19 +6,19 @@ in _core and foreign allocator hooks call the same ones.
 
 Locks, in this order: the interpreter's, `grow_lock`, `caches_lock`, a cache's, `lock`.
   lock         everything in ArenaCore. Under it: no driver call, no Python object, no wait.
-  a cache's    what one thread keeps; see arena/cache. Its owner's alone in steady state.
-  caches_lock  the list of caches, and whoever looks at all of them.
+  a cache's    what one thread has cached; see arena/cache. Its owner's alone in steady state.
+  caches_lock  the list of caches; held while all of them are visited.
   grow_lock    one thread at a time reserves or releases regions. Held across driver calls.
 
 Streams have slots, the same in the arena and in its chunk tables; slot 0 is "released".
 A block freed on stream s is stamped with the running epoch of s. When the taker changes, one
 event is recorded on the stream that was served last, if anything was freed on it; that closes
-its epoch. A miss asks each outstanding event once. Nothing is recorded or asked on one stream.
+its epoch. A miss polls each outstanding event once. One stream alone needs no event.
 
-A block that other streams were recorded for is *parked* when it is freed, see arena/streams.
+A block with recorded streams is *pending free* after its free, see arena/streams.
 
 A slot is vacated, and given to the next new stream, when nothing is marked with it: no chunk, no
-parked block, no recorded use, and no epoch that may have work left. Epochs go on counting.
+pending-free block, no recorded use, and no epoch that may have work left. Epochs go on counting.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
@@ -52,8 +52,8 @@ cdef enum:
 cdef enum ArenaStatus:
     ARENA_OK = 0
     ARENA_OVER_LIMIT = 1        # max_mem leaves no room for the block
-    ARENA_DRIVER_REFUSED = 2    # the driver has no memory left, or failed; its code is kept
-    ARENA_NO_METADATA = 3       # the host has no memory for the books
+    ARENA_DRIVER_REFUSED = 2    # the driver has no memory left, or failed: see `last_code`
+    ARENA_NO_METADATA = 3       # out of host memory for metadata
     ARENA_STALE = 4             # the handle names no live block
     ARENA_DEAD = 5              # the arena belongs to the parent process
     ARENA_IN_USE = 6
@@ -62,7 +62,7 @@ cdef enum ArenaStatus:
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
     ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
-    ARENA_HALF_SUSPENDED = 12   # a page could not be given up, nor the others brought back
+    ARENA_HALF_SUSPENDED = 12   # a page could not be released, nor the others restored
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes
 
 cdef enum AllocateFlags:        # of the slow path
@@ -122,18 +122,18 @@ cdef struct StreamSlot:
     CUstream handle
     ThreadMark* thread      # of a per-thread default stream, retained; NULL for all others
     uint32_t dirty          # something was freed in the running epoch; set without the lock
-    bint asking             # a thread is at the driver for this slot, without the lock
+    bint polling            # a thread is at the driver for this slot, without the lock
     CUevent event           # pooled: created at the first need, recorded again and again
     uint64_t epoch          # running; starts at 1; read without the lock
     uint64_t event_epoch    # the epoch that the outstanding event closes; 0: none outstanding
     uint64_t done           # epochs <= done are known to have completed
-    int32_t claims          # who else names the slot: recorded uses, calls on their way (atomic)
-    uint32_t guards         # parked blocks that wait for this stream
-    uint64_t gave_up        # the event of this epoch was waited for in vain
+    int32_t references      # that keep the slot: recorded uses, calls on their way (atomic)
+    uint32_t pending_frees  # freed blocks that wait for this stream
+    uint64_t futile_epoch   # the event of this epoch was waited for in vain
     bint silent             # a raw handle, reset and not named since: it may name nothing now
     bint vacant             # names no stream; the next new one gets it
 
-# Kept blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.
+# Cached blocks of one stream: a stack per size in quanta, linked by bin_next, as index + 1.
 cdef struct Stacks:
     uint32_t head[257]
     uint8_t depth[257]
@@ -148,7 +148,7 @@ cdef struct ThreadCache:
     uint64_t last_size      # bytes of the block freed last, if it is not in a stack; 0: none
     uint32_t last_slot      # its stream's slot
     uint32_t last           # its handle's chunk index
-    uint64_t cached_bytes   # at rest here
+    uint64_t cached_bytes   # in its stacks, or freed last
     uint64_t least_cached   # since it last published
     uint64_t published      # its part of the arena's cached_bytes
     uint64_t requested      # bytes that each table's requested_in_use has changed by, modulo 2**64
@@ -192,7 +192,7 @@ cdef struct ArenaCore:
     Lock caches_lock
     uint32_t last_stream    # slot served last
     ThreadCache* caches
-    uint64_t cached_bytes   # of the bytes that the tables count as used, at rest in caches
+    uint64_t cached_bytes   # bytes in caches, which the tables count as used
     int32_t references      # the Arena object and every lease (atomic)
     Bfc table               # blocks; of a large paged arena those from SMALL_BLOCK on
     Bfc small               # of a large paged arena the blocks below SMALL_BLOCK; else empty

@@ -2,7 +2,8 @@
 
 from gpumem._native.bfc.check cimport bfc_check, bfc_invariant
 from gpumem._native.bfc.holes cimport (
-    holes_add_range, holes_carve, holes_claim, holes_fill, holes_prepare, holes_trim, holes_unclaim,
+    holes_add_range, holes_allocate, holes_carve, holes_fill, holes_prepare, holes_trim,
+    holes_undo_allocate,
 )
 from gpumem._native.bfc.places cimport Places, places_find, places_free, places_init, places_take
 from gpumem._native.bfc.table cimport (

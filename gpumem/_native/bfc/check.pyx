@@ -15,7 +15,7 @@ cdef struct Recount:
     uint64_t in_use
     uint64_t requested
     uint64_t used
-    uint64_t parked
+    uint64_t pending_free
     uint64_t reserved
     uint64_t chunks
     uint32_t regions
@@ -58,9 +58,9 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
         return 4
     if sum.regions != table.regions_live:
         return 5
-    if sum.parked != table.pending_free_chunks:
+    if sum.pending_free != table.pending_free_chunks:
         return 8
-    if binned + sum.used + sum.parked + count_persistent_free(table) != sum.chunks:
+    if binned + sum.used + sum.pending_free + count_persistent_free(table) != sum.chunks:
         return 6
     return 0
 
@@ -96,7 +96,7 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
     cdef uint32_t index = region.first
     cdef uint32_t prev = NIL
     cdef uint32_t used = 0
-    cdef uint32_t parked = 0
+    cdef uint32_t pending_free = 0
     cdef uint32_t state
     cdef const Chunk* chunk
     while index != NIL:
@@ -117,7 +117,7 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
             sum.in_use += chunk.size
             sum.requested += chunk.requested
         if state == CHUNK_PENDING_FREE:
-            parked += 1
+            pending_free += 1
         if state != CHUNK_HOLE:
             sum.reserved += chunk.size
         elif not region.is_range:
@@ -130,12 +130,12 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         index = chunk.next
     if address != region.address + region.size:
         return 14
-    if used + parked != region.used:
+    if used + pending_free != region.used:
         return 15
     if region.persistent and table.chunks[region.first].next != NIL:
         return 15
     sum.used += used
-    sum.parked += parked
+    sum.pending_free += pending_free
     sum.regions += 1
     return 0
 
@@ -190,7 +190,7 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 7:
         return "the list of holes is linked both ways and holds only holes"
     if number == 8:
-        return "pending_free_chunks counts the parked chunks"
+        return "pending_free_chunks counts the pending-free chunks"
     if number == 10:
         return "chunks of a region are linked both ways and belong to it"
     if number == 11:
@@ -202,7 +202,8 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 14:
         return "the chunks of a region cover it exactly"
     if number == 15:
-        return "a region counts its used and parked chunks, and a persistent one holds one chunk"
+        return ("a region counts its used and pending-free chunks, and a persistent one holds one "
+                "chunk")
     if number == 16:
         return "only a range has holes"
     if number == 20:
@@ -218,5 +219,5 @@ cdef const char* bfc_invariant(int number) noexcept nogil:
     if number == 25:
         return "bins_filled counts the slots, but slot 0, that have free chunks"
     if number == 30:
-        return "a cache's stack holds kept chunks of its size and stream, and counts them"
+        return "a cache's stack holds cached chunks of its size and stream, and counts them"
     return "unknown invariant"

@@ -1,4 +1,4 @@
-"""Holes in address ranges."""
+"""Holes in address ranges: where no memory is, what becomes memory, and what becomes a hole."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -56,7 +56,7 @@ cdef uint32_t cut(Bfc* table, uint32_t index, uint64_t address) noexcept nogil:
     cdef Chunk* rest = &table.chunks[rest_index]
     cdef uint32_t generation = rest.generation
     rest[0] = chunk[0]
-    rest.generation = generation
+    rest.generation = generation        # the slot's own: handles of its last block stay stale
     rest.address = address
     rest.size = chunk.address + chunk.size - address
     rest.prev = index
@@ -81,6 +81,7 @@ cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
     if bfc_add_region(table, address, size, False, region) != BFC_OK:
         return BFC_NO_METADATA
     index = table.regions[region[0]].first
+    # The new region is one free chunk; it becomes one hole, so no memory is counted for it.
     table.regions[region[0]].is_range = True
     bin_remove(table, index)
     hole_link(table, index)
@@ -91,6 +92,7 @@ cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
 cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
     cdef uint32_t lower = NIL
     cdef uint32_t upper
+    # The upper end first: a cut leaves the lower part at `index`.
     bin_remove(table, index)
     if end < end_of(table, index):
         upper = cut(table, index, end)
@@ -121,21 +123,23 @@ cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t en
     return chunk_coalesce(table, index)
 
 
-cdef uint32_t holes_claim(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
-                          uint64_t requested, uint32_t stream_slot) noexcept nogil:
-    cdef uint32_t claimed, following
-    claimed = claim_piece(table, index, begin, end)
-    while end_of(table, claimed) < end:
-        following = table.chunks[claimed].next
-        following = claim_piece(table, following, end_of(table, claimed), end)
-        chunk_absorb(table, claimed, following)
-    table.chunks[claimed].stream_slot = SLOT_RELEASED
-    table.chunks[claimed].epoch = 0
-    chunk_allocate(table, claimed, requested, stream_slot)
-    return claimed
+cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
+                             uint64_t requested, uint32_t stream_slot) noexcept nogil:
+    cdef uint32_t allocated, following
+    # Piece by piece upward, free chunks and holes alike; each joins those below it.
+    allocated = allocate_piece(table, index, begin, end)
+    while end_of(table, allocated) < end:
+        following = table.chunks[allocated].next
+        following = allocate_piece(table, following, end_of(table, allocated), end)
+        chunk_absorb(table, allocated, following)
+    table.chunks[allocated].stream_slot = SLOT_RELEASED
+    table.chunks[allocated].epoch = 0
+    chunk_allocate(table, allocated, requested, stream_slot)
+    return allocated
 
 
-cdef uint32_t claim_piece(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
+cdef uint32_t allocate_piece(Bfc* table, uint32_t index, uint64_t begin,
+                             uint64_t end) noexcept nogil:
     # Takes one free chunk or hole out of its list, cuts off what lies outside [begin, end).
     cdef uint32_t lower
     cdef bint hole = table.chunks[index].state == CHUNK_HOLE
@@ -150,6 +154,7 @@ cdef uint32_t claim_piece(Bfc* table, uint32_t index, uint64_t begin, uint64_t e
         lower = index
         index = cut(table, index, begin)
         hang(table, lower, hole)
+    # The piece of a hole will have memory: the caller maps it, or calls holes_undo_allocate.
     if hole:
         table.reserved += table.chunks[index].size
     table.chunks[index].state = CHUNK_FREE
@@ -174,6 +179,8 @@ cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     cdef uint32_t generation
     if chunk.size == size:
         return
+    # Free and allocated again around the cut, so that counts and bins follow. The handle stays
+    # valid, because the generation is put back.
     chunk_free(table, index, stream_slot, epoch)
     rest = cut(table, index, chunk.address + size)
     generation = table.chunks[index].generation
@@ -183,8 +190,9 @@ cdef void holes_trim(Bfc* table, uint32_t index, uint64_t size, uint64_t epoch) 
     chunk_coalesce(table, rest)
 
 
-cdef uint32_t holes_unclaim(Bfc* table, uint32_t index) noexcept nogil:
+cdef uint32_t holes_undo_allocate(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint64_t size = table.chunks[index].size
+    # A failed allocation may have filled holes and free chunks; all of it is one hole now.
     chunk_free(table, index, SLOT_RELEASED, 0)
     table.reserved -= size
     return hole_link(table, index)

@@ -2,7 +2,7 @@
 
 All chunks of the region begin at *edges*: the places at which planned blocks begin or end, known
 beforehand. `starts` remembers which chunk began at an edge last. A merge does not tell it: an entry
-holds only if its chunk still begins there, and one that does not is forgotten by whoever meets it.
+holds only if its chunk still begins there, and one that does not is cleared when a search meets it.
 So the chunk that covers a place is found from the edge below by looking back over the edges at
 which chunks begin, in words of 64.
 """

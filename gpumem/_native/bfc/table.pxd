@@ -27,7 +27,7 @@ with caches that grow, nothing moved: 1.05 of what is asked for instead of 1.19)
 streams hold unfinished memory it takes the smallest: low places are theirs as much as ours, and to
 mix them keeps both from merging.
 
-A small block that was given back may rest in a thread's cache (arena/cache) before it comes
+A small block may stay in a thread's cache (arena/cache) after its free, before it comes
 here: such a chunk is *cached*. To the table it is still used; it counts in `in_use`, and only the
 cache's owner touches it.
 
@@ -61,7 +61,7 @@ cdef enum ChunkState:
     CHUNK_UNUSED = 0        # a slot of the array that names no memory
     CHUNK_FREE = 1
     CHUNK_USED = 2
-    CHUNK_CACHED = 3        # used to the table, but at rest in a thread's cache
+    CHUNK_CACHED = 3        # used to the table, but in a thread's cache
     CHUNK_PENDING_FREE = 5  # freed, but other streams still use it, see bfc/table
     CHUNK_HOLE = 4          # address space without memory, see bfc/holes; never found or merged
 
@@ -71,7 +71,7 @@ cdef enum SplitRule:
 
 cdef enum BfcStatus:
     BFC_OK = 0
-    BFC_NO_METADATA = 1     # the host refused memory for the books; nothing changed
+    BFC_NO_METADATA = 1     # out of host memory for metadata; nothing changed
     BFC_STALE = 2           # the handle names a block that is no longer handed out
 
 cdef enum:
@@ -86,7 +86,7 @@ cdef struct Chunk:
     uint32_t prev           # neighbours by address, same region; NIL at its ends
     uint32_t next           # (unused slot: next unused slot)
     uint32_t bin_prev       # free: neighbours in the bin. used: both are the address of the cache
-    uint32_t bin_next       # that it goes back to, see chunk_home. kept: next of the stack
+    uint32_t bin_next       # that it returns to, see chunk_home. cached: next of the stack
     uint32_t region
     uint32_t stream_slot    # free: the slot whose bins it is in. used: of its stream
     uint32_t generation     # +1 at each take, so that an old handle is seen to be stale
@@ -96,7 +96,7 @@ cdef struct Region:
     uint64_t address
     uint64_t size           # bytes; == sum of its chunks, holes too; 0: this slot is unused
     uint32_t first          # chunk at `address`
-    uint32_t used           # chunks handed out or parked; 0 means that the region can be given back
+    uint32_t used           # chunks allocated or pending free; 0: the region can be released
     uint32_t id             # ordinal of its reservation, for people
     bint persistent         # holds exactly one block of its own, never searched, never shrunk
     bint is_range           # reserved address space of chunks and holes, backed by pages
@@ -153,7 +153,7 @@ cdef inline uint64_t round_to_quantum(uint64_t size) noexcept nogil:
     return (size + (QUANTUM - 1)) & ~<uint64_t>(QUANTUM - 1)
 
 cdef inline uint32_t state_of(const Bfc* table, uint32_t index) noexcept nogil:
-    # Of a chunk that may be used: its owner may turn used into kept, and back, without the lock.
+    # Of a chunk that may be used: its owner may turn used into cached, and back, without the lock.
     return load32(&table.chunks[index].state)
 
 cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot) noexcept nogil:
@@ -235,7 +235,7 @@ cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil
 # merges with nothing; it holds its region as a used one does.
 
 
-# Used to parked.
+# Used to pending free.
 cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                  uint64_t epoch) noexcept nogil
 # Parked to free in a stream slot; merges. A persistent block hangs in no bin.

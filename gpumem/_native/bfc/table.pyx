@@ -12,8 +12,8 @@ from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_op
 
 cdef uint32_t bfc_allocate(Bfc* table, uint64_t size, uint64_t requested, uint32_t stream_slot,
                            int* status) noexcept nogil:
-    # From what costs no question: the stream's own blocks, which are warm, and those that everybody
-    # may have (slot 0). Then those of other streams, as far as their epochs have completed.
+    # First what needs no event: the stream's own blocks, which are warm, and those that every
+    # stream may have (slot 0). Then those of other streams, as far as their epochs have completed.
     cdef uint32_t other
     cdef uint32_t index
     if packs_low(table, size, stream_slot):
@@ -68,7 +68,7 @@ cdef bint bfc_has(const Bfc* table, uint64_t size, uint32_t source) noexcept nog
 
 cdef void bfc_free(Bfc* table, uint32_t index, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
     chunk_free(table, index, stream_slot, epoch)
-    # A persistent block hangs in no bin: nobody takes it, its region goes back whole.
+    # A persistent block is in no bin: it is never searched, its region is released whole.
     if not table.regions[table.chunks[index].region].persistent:
         chunk_coalesce(table, index)
 
@@ -217,7 +217,7 @@ cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,
     cdef Chunk* chunk = &table.chunks[index]
     chunk.requested = requested
     chunk.stream_slot = stream_slot
-    chunk.bin_prev = 0          # at home in no cache
+    chunk.bin_prev = 0          # of no cache
     chunk.bin_next = 0
     store32(&chunk.generation, chunk.generation + 1)
     store32(&chunk.state, CHUNK_USED)

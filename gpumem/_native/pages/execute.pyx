@@ -7,7 +7,7 @@ chunk table with the arena lock, and make no driver call.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.bfc cimport holes_fill, holes_trim, holes_unclaim, NIL, SLOT_RELEASED
+from gpumem._native.bfc cimport holes_fill, holes_trim, holes_undo_allocate, NIL, SLOT_RELEASED
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
 )
@@ -229,7 +229,7 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
     if plan.chunk != NIL:
         begin = space.table.chunks[plan.chunk].address
         end = begin + space.table.chunks[plan.chunk].size
-        holes_unclaim(space.table, plan.chunk)
+        holes_undo_allocate(space.table, plan.chunk)
     # Last action first: a later one may have taken over a view that an earlier one gave up.
     for i in range(plan.count):
         undo_action(space, &plan.actions[plan.count - 1 - i])

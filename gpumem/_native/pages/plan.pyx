@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from gpumem._native.bfc cimport (
-    Chunk, CHUNK_HOLE, CHUNK_USED, holes_claim, holes_prepare, NIL, SLOT_RELEASED, state_of,
+    Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
     fill_granules, granules_ready, is_movable, may_take, page_slot, pages_ready, see_beside,
@@ -51,8 +51,8 @@ cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexc
     # Swaps cost no driver call, so they come before pages are moved or made. They need no undoing:
     # both views of a swapped page stay mapped.
     swap_views(space, begin, end)
-    plan.chunk = holes_claim(space.table, chunk_at(space, site.anchor, begin), begin, end,
-                             demand.requested, demand.stream_slot)
+    plan.chunk = holes_allocate(space.table, chunk_at(space, site.anchor, begin), begin, end,
+                                demand.requested, demand.stream_slot)
     see_beside(space, plan.chunk)
     fill_missing(space, plan, begin, end, demand)
     return PLAN_OK

@@ -8,7 +8,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    ArenaCore, pool_adopt, pool_begin, pool_retain_with, slot_claim, slot_unclaim,
+    ArenaCore, pool_adopt, pool_begin, pool_retain_with, slot_drop, slot_retain,
 )
 from gpumem._native.driver cimport check, CUgraph, CUresult, stream_captures
 from gpumem._support.events cimport event_source_name
@@ -240,7 +240,7 @@ cdef class Captures:
         if self.pool_of(arena, core, slot, False) is not None:
             raise InUseError(f"a graph pool of {arena.name!r} serves stream "
                              f"{<uintptr_t>core.streams[slot].handle:#x} already")
-        slot_claim(core, slot)
+        slot_retain(core, slot)
         self.served[slot] = pool
         pool.serving[slot] = stream
         self.pools.add(pool)
@@ -249,7 +249,7 @@ cdef class Captures:
     cdef int end(self, ArenaCore* core, GraphPool pool) except -1:
         for slot in list(pool.serving):
             del self.served[slot]
-            slot_unclaim(core, slot)
+            slot_drop(core, slot)
         pool.serving.clear()
         return 0
 

@@ -11,8 +11,8 @@ from libc.stdlib cimport calloc, free
 from gpumem._buffer cimport alignment_of, Buffer, buffer_of, MemoryResource, resource_adapt, size_of
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
-    ARENA_MISS, ARENA_OK, arena_place_fast, arena_place_slow, arena_places_init, Block, slot_claim,
-    slot_unclaim,
+    ARENA_MISS, ARENA_OK, arena_place_fast, arena_place_slow, arena_places_init, Block, slot_drop,
+    slot_retain,
 )
 from gpumem._native.bfc cimport NIL, Places, places_free
 from gpumem._native.driver cimport context_is_dead
@@ -226,11 +226,11 @@ cdef class PlannedResource(MemoryResource):
         cdef int status = arena_place_fast(self.inner.core, &self.places, wanted.begin, wanted.end,
                                            wanted.nbytes, slot, block)
         if status == ARENA_MISS:
-            slot_claim(self.inner.core, slot)   # other threads run: it must keep its stream
+            slot_retain(self.inner.core, slot)  # other threads run: it must keep its stream
             with nogil:
                 status = arena_place_slow(self.inner.core, &self.places, wanted.begin, wanted.end,
                                           wanted.nbytes, slot, block)
-                slot_unclaim(self.inner.core, slot)
+                slot_drop(self.inner.core, slot)
         return status == ARENA_OK
 
     cdef bint is_expected(self, uint64_t size, uint32_t slot) except -1:
@@ -261,7 +261,7 @@ cdef class PlannedResource(MemoryResource):
         for i in range(self.stream_count):
             if self.slots[i] == slot:
                 return False
-        slot_claim(self.inner.core, slot)       # it keeps its stream
+        slot_retain(self.inner.core, slot)      # it keeps its stream
         self.slots[number] = slot
         return True
 
@@ -309,7 +309,7 @@ cdef class PlannedResource(MemoryResource):
         self.is_open = self.follows = False
         for i in range(self.stream_count):
             if self.slots[i] != NIL:
-                slot_unclaim(self.inner.core, self.slots[i])
+                slot_drop(self.inner.core, self.slots[i])
                 self.slots[i] = NIL
         return 0
 
