@@ -3,13 +3,12 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from gpumem._buffer cimport Buffer
-from gpumem._native.driver cimport CUstream, DriverDevice
 
 # One end of a copy: elements in a buffer. Strides are in bytes, of the copy's shape.
 cdef struct Side:
     uint64_t address
     const int64_t* strides
-    bint is_passing         # seen for this copy alone: nobody reads it through its buffer later
+    bint is_temporary       # the buffer exists for this copy alone: later readers do not use it
 
 # Copies one shape of elements. Between host memories, without a stream, the CPU does it before this
 # returns. Else it is queued on `stream` (None: the destination's own, or the source's if only
@@ -18,10 +17,3 @@ cdef struct Side:
 # overlap.
 cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
                        const int64_t* shape, int64_t itemsize, object stream) except -1
-
-
-# ---- Keeping others' memory until a copy that uses it is done ------------------------------------
-
-
-# Until what is queued on the stream so far is done; waits for it where nothing else is possible.
-cdef int hold_until_done(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1

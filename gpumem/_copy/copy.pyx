@@ -1,4 +1,4 @@
-"""Choosing how bytes move: by the CPU, by the driver, or by both through pinned memory."""
+"""Choosing how a copy is made: by the CPU, by the driver, or by both through pinned memory."""
 
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
@@ -7,14 +7,14 @@ from gpumem._buffer cimport (
     Buffer, buffer_share, drop_share, order_after, order_before, order_host, order_host_writing,
     order_read, order_stream, order_written, own_stream, Stream, stream_handle, wait_for_stream,
 )
-from gpumem._copy.driver cimport Answer, answer, rows_queue, rows_queue_peer
+from gpumem._copy.driver cimport call_result, CallResult, rows_queue, rows_queue_peer
 from gpumem._copy.plan cimport (
     Box, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_lead, rows_make, rows_pack,
     rows_reach,
 )
 from gpumem._copy.staged cimport (
-    CrewJob, job_leave, jobs_left_wait, Ring, ring_bytes, ring_for, ring_memory, rows_move_together,
-    rows_stage,
+    detach_job, Ring, ring_bytes, ring_for, ring_memory, rows_move_together, rows_stage,
+    wait_for_detached_jobs, WorkJob,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -31,71 +31,71 @@ cdef enum:
     # Bytes between pageable memory and a device from which several threads and a ring of pinned
     # memory are faster than the driver's own staging (bench/results/copies.md).
     STAGED_FROM = 4 << 20
-    # Driver calls for one copy. Beyond, the CPU packs: a call costs microseconds, and what needs
-    # so many is scattered in pieces that the device's copy engine is slow at too.
+    # Driver calls for one copy. Beyond, the CPU packs: a call costs microseconds, and the device's
+    # copy engine is slow with so many small pieces, too.
     MOST_CALLS = 128
 
 cdef uint64_t staged_from = STAGED_FROM
 
-# A copy under way: what is decided about it before anything is queued.
-cdef struct Way:
+# What is decided about a copy before anything is queued.
+cdef struct Route:
     CUstream stream
-    bint to_known           # the driver reaches the destination itself
-    bint origin_known
-    bint between_devices    # each of them the other's peer
-    bint waits              # no stream was named, and an end's users know of none to wait for
-    bint to_is_passing
+    bint to_reachable       # the driver reaches the destination itself
+    bint origin_reachable
+    bint between_devices    # two devices, which are peers
+    bint waits              # no stream was given, and users of an end have no stream to wait for
+    bint to_is_temporary
 
 
 cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origin, int ndim,
                        const int64_t* shape, int64_t itemsize, object stream) except -1:
     cdef Rows rows
-    cdef Way way
-    cdef DriverDevice driver_device = driving_device(dst, src, stream)
+    cdef Route route
+    cdef DriverDevice driver_device = copying_device(dst, src, stream)
     cdef Buffer bound = bound_elsewhere(dst, src, driver_device)
-    # if none is given
-    way.stream = own_stream(dst if dst.home.driver_device is driver_device else src)
+    route.stream = own_stream(dst if dst.home.driver_device is driver_device else src)
     if stream is not None:
-        stream_handle(stream, driver_device, &way.stream)
+        stream_handle(stream, driver_device, &route.stream)
     if not rows_make(&rows, to.address, to.strides, origin.address, origin.strides, ndim, shape,
                      itemsize, END_TO):
         return 0
     if stream is None and is_cpus(dst) and is_cpus(src):
         return copy_by_cpu(dst, src, &rows)
-    way.waits = stream is None and (is_plain(dst) or is_plain(src))
-    way.to_is_passing = to.is_passing
+    route.waits = stream is None and (is_plain(dst) or is_plain(src))
+    route.to_is_temporary = to.is_temporary
     if bound is not None:
-        return copy_beside(dst, src, driver_device, &way, &rows, bound)
-    return copy_rows(dst, src, driver_device, &way, &rows)
+        return copy_on_own_stream(dst, src, driver_device, &route, &rows, bound)
+    return copy_rows(dst, src, driver_device, &route, &rows)
 
 
-cdef int copy_beside(Buffer dst, Buffer src, DriverDevice driver_device, Way* way, const Rows* rows,
-                     Buffer bound) except -1:
-    """Copy on the own stream of the end that is bound to its device, as a part of another's."""
-    cdef CUstream asked = way.stream
-    order_read(bound, asked, driver_device)  # that end's stream comes after the stream asked for
-    way.stream = own_stream(bound)
+cdef int copy_on_own_stream(Buffer dst, Buffer src, DriverDevice driver_device, Route* route,
+                            const Rows* rows, Buffer bound) except -1:
+    # Copy on the own stream of the end that is bound to its device, ordered around the other.
+    cdef CUstream asked = route.stream
+    # That end's stream comes after the stream asked for now, and before its later work at last.
+    order_read(bound, asked, driver_device)
+    route.stream = own_stream(bound)
     try:
-        return copy_rows(dst, src, bound.home.driver_device, way, rows)
+        return copy_rows(dst, src, bound.home.driver_device, route, rows)
     finally:
         order_stream(bound, asked, driver_device)
 
 
-cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Way* way,
+cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* route,
                    const Rows* rows) except -1:
-    look_at(way, driver_device, dst, src, rows)
-    if not way.to_known and not way.origin_known:
-        wait_for_stream(&driver_device.context, way.stream)
+    find_ends(route, driver_device, dst, src, rows)
+    if not route.to_reachable and not route.origin_reachable:
+        wait_for_stream(&driver_device.context, route.stream)
         return copy_by_cpu(dst, src, rows)
-    if way.to_known and way.origin_known:
-        return copy_known(dst, src, driver_device, way, rows)
-    return copy_half_known(dst, src, driver_device, way, rows)
+    if route.to_reachable and route.origin_reachable:
+        return copy_by_driver(dst, src, driver_device, route, rows)
+    return copy_with_pageable(dst, src, driver_device, route, rows)
 
 
-# ---- whose work it is ----------------------------------------------------------------------------
+# ---- Which device copies, and which ends it reaches ----------------------------------------------
 
-cdef DriverDevice driving_device(Buffer dst, Buffer src, object stream):
-    """Return the device whose stream it is: the stream's, else a GPU's, the destination's first."""
+cdef DriverDevice copying_device(Buffer dst, Buffer src, object stream):
+    # Return the device that copies: the stream's, else a GPU, the destination's first.
     cdef DriverDevice driver_device = dst.home.driver_device
     cdef DriverDevice other = src.home.driver_device
     if isinstance(stream, Stream) and (<Stream>stream).driver_device is not driver_device:
@@ -103,17 +103,16 @@ cdef DriverDevice driving_device(Buffer dst, Buffer src, object stream):
             return (<Stream>stream).driver_device
     if driver_device.type == "host" and other.type == "cuda":
         return other
-    if (stream is None and driver_device.type == other.type and is_devices(src)
-            and not is_devices(dst)):
+    if (stream is None and driver_device.type == other.type
+            and is_devices(src) and not is_devices(dst)):
         return other
     return driver_device
 
 
 cdef Buffer bound_elsewhere(Buffer dst, Buffer src, DriverDevice driver_device):
-    """Return the end that the driver reaches only from another device than this one, or None.
-
-    Between two such memories it copies from anywhere, knowing whose each of them is.
-    """
+    # Return the end that the driver reaches only from another device than `driver_device`, or None.
+    #
+    # Between two such memories the driver copies from any device: the addresses identify them.
     cdef bint dst_is_bound = is_devices(dst) and dst.home.driver_device.type == driver_device.type
     cdef bint src_is_bound = is_devices(src) and src.home.driver_device.type == driver_device.type
     if dst_is_bound and src_is_bound and dst.home.driver_device is not src.home.driver_device:
@@ -130,53 +129,53 @@ cdef bint is_cpus(Buffer buffer):
 
 
 cdef bint is_plain(Buffer buffer):
-    """Tell whether it is an array of the CPU's that somebody else made, pinned or not."""
+    # Tell whether it is host memory that gpumem did not allocate, pinned or not.
     return is_cpus(buffer) and buffer.home.is_foreign
 
 
-cdef int look_at(Way* way, DriverDevice driver_device, Buffer dst, Buffer src,
-                 const Rows* rows) except -1:
+cdef int find_ends(Route* route, DriverDevice driver_device, Buffer dst, Buffer src,
+                   const Rows* rows) except -1:
     cdef uint64_t low, high
     rows_reach(rows, END_TO, &low, &high)
-    way.to_known = is_known(dst, driver_device, low, high)
+    route.to_reachable = is_reachable(dst, driver_device, low, high)
     rows_reach(rows, END_ORIGIN, &low, &high)
-    way.origin_known = is_known(src, driver_device, low, high)
-    way.between_devices = (dst.home.driver_device is not src.home.driver_device
-                           and is_devices(dst) and is_devices(src)
-                           and way.to_known and way.origin_known)
+    route.origin_reachable = is_reachable(src, driver_device, low, high)
+    route.between_devices = (dst.home.driver_device is not src.home.driver_device
+                             and is_devices(dst) and is_devices(src)
+                             and route.to_reachable and route.origin_reachable)
     return 0
 
 
 cdef bint is_devices(Buffer buffer):
-    """Tell whether it is memory that only its own device reaches without help."""
+    # Tell whether only its own device reaches the memory directly.
     return (buffer.home.memory.kind is MemoryKind.DEVICE
             or (is_cpus(buffer) and not buffer.home.is_foreign))
 
 
-cdef bint is_known(Buffer buffer, DriverDevice driver_device, uint64_t low,
-                   uint64_t high) except -1:
-    """Tell whether the device's driver reaches the bytes itself, as it does what it pinned."""
+cdef bint is_reachable(Buffer buffer, DriverDevice driver_device, uint64_t low,
+                       uint64_t high) except -1:
+    # Tell whether the device's driver reaches the bytes itself, as it does pinned memory.
     cdef CUresult code
     if buffer.home.driver_device.type == driver_device.type and not is_plain(buffer):
         return True
-    # CPU memory that was perhaps pinned by somebody: asked at both ends.
+    # Host memory that another library may have pinned: look at its first and its last byte.
     with nogil:
         code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
-            code = ask_memory_type(&driver_device.context, low)
+            code = read_memory_type(&driver_device.context, low)
             if code == CUDA_SUCCESS:
-                code = ask_memory_type(&driver_device.context, high - 1)
+                code = read_memory_type(&driver_device.context, high - 1)
             context_leave(&driver_device.context)
     return code == CUDA_SUCCESS
 
 
-cdef CUresult ask_memory_type(DeviceContext* context, uint64_t address) noexcept nogil:
+cdef CUresult read_memory_type(DeviceContext* context, uint64_t address) noexcept nogil:
     cdef unsigned int memory_type = 0
     return context.table.cuPointerGetAttribute(&memory_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                                address)
 
 
-# ---- by the CPU ----------------------------------------------------------------------------------
+# ---- By the CPU ----------------------------------------------------------------------------------
 
 cdef int copy_by_cpu(Buffer dst, Buffer src, const Rows* rows) except -1:
     order_host(src)
@@ -186,68 +185,68 @@ cdef int copy_by_cpu(Buffer dst, Buffer src, const Rows* rows) except -1:
     return 0
 
 
-# ---- by the driver -------------------------------------------------------------------------------
+# ---- By the driver -------------------------------------------------------------------------------
 
-cdef int copy_known(Buffer dst, Buffer src, DriverDevice driver_device, const Way* way,
-                    const Rows* rows) except -1:
+cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
+                        const Rows* rows) except -1:
     cdef Box box = rows_box(rows)
-    if way.between_devices:
+    if route.between_devices:
         box.height = box.depth = -1
         box.calls = rows_bytes(rows) // rows.width
     if box.calls <= MOST_CALLS:
-        return queue_copy(dst, src, driver_device, way, rows, box)
+        return queue_copy(dst, src, driver_device, route, rows, box)
     if dst.home.cpu_can_read and src.home.cpu_can_read:
-        wait_for_stream(&driver_device.context, way.stream)
+        wait_for_stream(&driver_device.context, route.stream)
         return copy_by_cpu(dst, src, rows)
     if dst.home.cpu_can_read:
-        return copy_staged(dst, src, driver_device, way, rows, END_ORIGIN)
+        return copy_staged(dst, src, driver_device, route, rows, END_ORIGIN)
     if src.home.cpu_can_read:
-        return copy_staged(dst, src, driver_device, way, rows, END_TO)
-    return copy_repacked(dst, src, driver_device, way, rows)
+        return copy_staged(dst, src, driver_device, route, rows, END_TO)
+    return copy_repacked(dst, src, driver_device, route, rows)
 
 
-cdef int queue_copy(Buffer dst, Buffer src, DriverDevice driver_device, const Way* way,
+cdef int queue_copy(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
                     const Rows* rows, Box box) except -1:
-    cdef Answer said
-    order_before(dst, src, way.stream, driver_device)
+    cdef CallResult result
+    order_before(dst, src, route.stream, driver_device)
     with nogil:
-        said = entered(&driver_device.context)
-        if said.code == CUDA_SUCCESS:
-            if way.between_devices:
-                said = rows_queue_peer(&driver_device.context, way.stream, rows,
-                                       &dst.home.driver_device.context,
-                                       &src.home.driver_device.context)
+        result = entered(&driver_device.context)
+        if result.code == CUDA_SUCCESS:
+            if route.between_devices:
+                result = rows_queue_peer(&driver_device.context, route.stream, rows,
+                                         &dst.home.driver_device.context,
+                                         &src.home.driver_device.context)
             else:
-                said = rows_queue(&driver_device.context, way.stream, rows, box)
+                result = rows_queue(&driver_device.context, route.stream, rows, box)
             context_leave(&driver_device.context)
-    # Also after a refusal: what was queued before it runs.
-    if way.waits:
-        wait_for_stream(&driver_device.context, way.stream)
+    # Also after a failure: the calls before the one that failed are queued.
+    if route.waits:
+        wait_for_stream(&driver_device.context, route.stream)
     else:
-        join(dst, src, driver_device, way)
-    return check(driver_device.context.table, said.code, said.call.decode())
+        join(dst, src, driver_device, route)
+    return check(driver_device.context.table, result.code, result.call.decode())
 
 
-cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Way* way) except -1:
-    """Let both buffers' streams come after the copy, and keep others' memory until then."""
-    # What somebody pinned has no stream of the GPU's: who pinned it waits for the copy's.
-    cdef bint to_hears = not (way.to_is_passing and is_pinned_elsewhere(dst, driver_device))
-    cdef bint origin_hears = not is_pinned_elsewhere(src, driver_device)
+cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route) except -1:
+    # Let both buffers' streams come after the copy, and keep others' memory until it is done.
+    # Memory that another library pinned has no stream here: the caller waits for the copy's stream.
+    cdef bint order_to = not (route.to_is_temporary and is_pinned_elsewhere(dst, driver_device))
+    cdef bint order_origin = not is_pinned_elsewhere(src, driver_device)
     try:
-        if to_hears and origin_hears:
-            order_after(dst, src, way.stream, driver_device)
-        elif to_hears:
-            order_written(dst, way.stream, driver_device)
-        elif origin_hears:
-            order_read(src, way.stream, driver_device)
+        if order_to and order_origin:
+            order_after(dst, src, route.stream, driver_device)
+        elif order_to:
+            order_written(dst, route.stream, driver_device)
+        elif order_origin:
+            order_read(src, route.stream, driver_device)
     except DriverError:
-        wait_for_stream(&driver_device.context, way.stream)  # as good, and slower
+        wait_for_stream(&driver_device.context, route.stream)     # the same order, but slower
         return 0
-    # gpumem's own memory is freed in the order of its stream; others hear of our end at once.
+    # gpumem's own memory is freed in stream order; another owner may free its memory at once.
     if src.home.is_foreign:
-        hold_until_done(src, driver_device, way.stream)
+        keep_until_done(src, driver_device, route.stream)
     if dst.home.is_foreign:
-        hold_until_done(dst, driver_device, way.stream)
+        keep_until_done(dst, driver_device, route.stream)
     return 0
 
 
@@ -255,65 +254,65 @@ cdef bint is_pinned_elsewhere(Buffer buffer, DriverDevice driver_device):
     return is_plain(buffer) and buffer.home.driver_device.type != driver_device.type
 
 
-cdef inline Answer entered(DeviceContext* context) noexcept nogil:
-    return answer(context_enter(context), "cuCtxPushCurrent")
+cdef inline CallResult entered(DeviceContext* context) noexcept nogil:
+    return call_result(context_enter(context), "cuCtxPushCurrent")
 
 
-# ---- from and to memory that the driver does not know --------------------------------------------
+# ---- From and to pageable memory -----------------------------------------------------------------
 
-cdef int copy_half_known(Buffer dst, Buffer src, DriverDevice driver_device, const Way* way,
-                         const Rows* rows) except -1:
+cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
+                            const Rows* rows) except -1:
     cdef Box box = rows_box(rows)
-    cdef End device = END_TO if way.to_known else END_ORIGIN
-    cdef Answer said
+    cdef End device = END_TO if route.to_reachable else END_ORIGIN
+    cdef CallResult result
     if rows_bytes(rows) >= staged_from or box.calls > MOST_CALLS:
-        return copy_staged(dst, src, driver_device, way, rows, device)
-    order_ends(dst, src, driver_device, way, device)
+        return copy_staged(dst, src, driver_device, route, rows, device)
+    order_ends(dst, src, driver_device, route, device)
     with nogil:
-        said = entered(&driver_device.context)
-        if said.code == CUDA_SUCCESS:
-            said = rows_queue(&driver_device.context, way.stream, rows, box)
+        result = entered(&driver_device.context)
+        if result.code == CUDA_SUCCESS:
+            result = rows_queue(&driver_device.context, route.stream, rows, box)
             context_leave(&driver_device.context)
-    # The driver has read such a source when its call returns; for the rest, the CPU waits.
+    # A pageable source was read when the driver's call returns; for a destination the CPU waits.
     if device == END_TO:
-        join(dst, src, driver_device, way)
+        join(dst, src, driver_device, route)
     else:
-        wait_for_stream(&driver_device.context, way.stream)
-    return check(driver_device.context.table, said.code, said.call.decode())
+        wait_for_stream(&driver_device.context, route.stream)
+    return check(driver_device.context.table, result.code, result.call.decode())
 
 
-cdef int order_ends(Buffer dst, Buffer src, DriverDevice driver_device, const Way* way,
+cdef int order_ends(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
                     End device) except -1:
-    """Wait for the CPU's end here, and for the device's on the stream."""
+    # Wait for the CPU's end here, and for the device's on the stream.
     if device == END_TO:
         order_host(src)
-        return order_stream(dst, way.stream, driver_device)
+        return order_stream(dst, route.stream, driver_device)
     order_host_writing(dst)
-    return order_stream(src, way.stream, driver_device)
+    return order_stream(src, route.stream, driver_device)
 
 
-# ---- by both, through pinned memory --------------------------------------------------------------
+# ---- By both, through pinned memory --------------------------------------------------------------
 
-cdef int copy_staged(Buffer dst, Buffer src, DriverDevice driver_device, const Way* way,
+cdef int copy_staged(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
                      const Rows* rows, End device) except -1:
-    order_ends(dst, src, driver_device, way, device)
-    return stage(driver_device, way.stream, rows, device)
+    order_ends(dst, src, driver_device, route, device)
+    return stage(driver_device, route.stream, rows, device)
 
 
-cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device, const Way* way,
+cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
                        const Rows* rows) except -1:
-    """Between two layouts that no few boxes cover: the CPU packs the elements in between."""
+    # Copy between two layouts that need too many boxes: by way of packed elements on the host.
     cdef uint64_t nbytes = rows_bytes(rows)
     cdef void* packed = malloc(nbytes)
     cdef DriverDevice source = src.home.driver_device
     cdef DriverDevice target = dst.home.driver_device
     cdef Rows half
     if packed == NULL:
-        raise MemoryError(f"no host memory for {nbytes} bytes between two layouts")
+        raise MemoryError(f"out of host memory while repacking {nbytes} bytes")
     try:
-        # Each half on its end's own stream; the first is over, with all that the stream asked for
-        # had queued, when the second begins.
-        order_read(src, way.stream, driver_device)
+        # Each half on its end's own stream. The first half comes after the work of the stream asked
+        # for, and is done when the second begins.
+        order_read(src, route.stream, driver_device)
         half = rows[0]
         rows_pack(&half, END_TO, <uintptr_t>packed)
         stage(source, own_stream(src), &half, END_ORIGIN)
@@ -329,63 +328,59 @@ cdef int stage(DriverDevice driver_device, CUstream stream, const Rows* rows, En
     cdef Ring ring = ring_for(rows_bytes(rows))
     cdef Buffer memory = ring_memory(driver_device, ring_bytes(ring))
     cdef void* plain = NULL
-    cdef Answer said
+    cdef CallResult result
     cdef Rows led
     rows_lead(rows, device, &led)
     if memory is not None:
         ring.address = memory.address
     else:
-        # The driver stages what it does not know itself: slower, and right all the same.
+        # Without a ring of pinned memory the driver stages through its own: slower, also correct.
         plain = malloc(ring_bytes(ring))
         if plain == NULL:
-            raise MemoryError(f"no host memory for {ring_bytes(ring)} bytes of staging")
+            raise MemoryError(f"out of host memory while staging {ring_bytes(ring)} bytes")
         ring.address = <uintptr_t>plain
     with nogil:
-        said = entered(&driver_device.context)
-        if said.code == CUDA_SUCCESS:
-            said = rows_stage(&driver_device.context, stream, &led, device, ring)
+        result = entered(&driver_device.context)
+        if result.code == CUDA_SUCCESS:
+            result = rows_stage(&driver_device.context, stream, &led, device, ring)
             context_leave(&driver_device.context)
     free(plain)
-    return check(driver_device.context.table, said.code, said.call.decode())
+    return check(driver_device.context.table, result.code, result.call.decode())
 
 
-def set_staged_from(int64_t nbytes):
-    """Stage pageable copies from so many bytes on, for measurements; -1 is as usual."""
-    global staged_from
-    staged_from = nbytes if nbytes >= 0 else STAGED_FROM
-
-
-# ---- Claims that a stream gives back -------------------------------------------------------------
+# ---- Keeping others' memory until a copy that uses it is done ------------------------------------
 #
-# A driver's callback must not call the driver, and the owner of foreign memory may do so when it
-# hears of the end, or want the interpreter lock. So the callback only hands the claim to the crew.
+# The stream calls a function when the copy is done. That function must not call the driver, but the
+# owner of the memory may do so when it is released, or take the interpreter lock. So the function
+# only passes the lease to a worker thread.
 
-
-cdef struct Held:
-    CrewJob job
+cdef struct KeptLease:
+    WorkJob job
     void* lease
 
 
-cdef int hold_until_done(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
-    cdef Held* held = <Held*>malloc(sizeof(Held))
+cdef int keep_until_done(Buffer buffer, DriverDevice driver_device, CUstream stream) except -1:
+    # Wherever the lease cannot be queued, the CPU waits for the stream instead.
+    cdef KeptLease* kept = <KeptLease*>malloc(sizeof(KeptLease))
     cdef CUresult code
-    if held == NULL:
+    if kept == NULL:
         return wait_for_stream(&driver_device.context, stream)
     try:
-        held.lease = buffer_share(buffer)
+        kept.lease = buffer_share(buffer)
     except BaseException:
-        free(held)
+        free(kept)
         wait_for_stream(&driver_device.context, stream)
         raise
     with nogil:
-        code = queue_release(&driver_device.context, stream, held)
+        code = queue_release(&driver_device.context, stream, kept)
     if code != CUDA_SUCCESS:
-        drop(held, 0)
+        end_lease(kept, 0)
         wait_for_stream(&driver_device.context, stream)
     return 0
 
 
-cdef CUresult queue_release(DeviceContext* context, CUstream stream, Held* held) noexcept nogil:
+cdef CUresult queue_release(DeviceContext* context, CUstream stream,
+                            KeptLease* kept) noexcept nogil:
     cdef CUresult code = context_enter(context)
     cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
     if code != CUDA_SUCCESS:
@@ -393,26 +388,32 @@ cdef CUresult queue_release(DeviceContext* context, CUstream stream, Held* held)
     if context.table.cuStreamIsCapturing != NULL:
         context.table.cuStreamIsCapturing(stream, &capturing)
     if capturing != CU_STREAM_CAPTURE_STATUS_NONE:
-        drop(held, 0)       # a graph uses its memory as often as it runs: that is its maker's care
+        end_lease(kept, 0)      # a graph may run any number of times: the caller keeps its memory
     else:
-        code = context.table.cuLaunchHostFunc(stream, release, held)
+        code = context.table.cuLaunchHostFunc(stream, release, kept)
     context_leave(context)
     return code
 
 
-cdef void release(void* held) noexcept nogil:
-    job_leave(&(<Held*>held).job, held, drop)
+cdef void release(void* kept) noexcept nogil:
+    detach_job(&(<KeptLease*>kept).job, kept, end_lease)
 
 
-cdef void drop(void* held, int64_t number) noexcept nogil:
-    drop_share((<Held*>held).lease)
-    free(held)
+cdef void end_lease(void* kept, int64_t number) noexcept nogil:
+    drop_share((<KeptLease*>kept).lease)
+    free(kept)
 
 
 def wait_for_releases():
-    """Wait until the claims of copies that are done have been given back."""
+    # Wait until the leases of copies that are done have ended.
     with nogil:
-        jobs_left_wait()
+        wait_for_detached_jobs()
 
 
 on_release("copies", wait_for_releases)
+
+
+def set_staged_from(int64_t nbytes):
+    """Stage pageable copies from so many bytes on, for measurements; -1 restores the default."""
+    global staged_from
+    staged_from = nbytes if nbytes >= 0 else STAGED_FROM

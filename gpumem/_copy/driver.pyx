@@ -1,4 +1,4 @@
-"""Choosing the driver's copy function."""
+"""Choosing the driver's copy function, and fills."""
 
 from libc.stdint cimport int64_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memset
@@ -15,11 +15,11 @@ from gpumem._native.driver cimport (
 from gpumem.device import MemoryKind
 
 
-cdef Answer rows_queue(DeviceContext* context, CUstream stream, const Rows* rows,
-                       Box box) noexcept nogil:
+cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows,
+                           Box box) noexcept nogil:
     cdef int64_t index[MOST_DIMS]
     cdef Rows left = rows[0]
-    cdef Answer last
+    cdef CallResult last
     cdef int i
     for i in range(rows.ndim):
         index[i] = 0
@@ -34,8 +34,8 @@ cdef Answer rows_queue(DeviceContext* context, CUstream stream, const Rows* rows
             return last
 
 
-cdef Answer rows_queue_peer(DeviceContext* context, CUstream stream, const Rows* rows,
-                            DeviceContext* to, DeviceContext* origin) noexcept nogil:
+cdef CallResult rows_queue_peer(DeviceContext* context, CUstream stream, const Rows* rows,
+                                DeviceContext* to, DeviceContext* origin) noexcept nogil:
     cdef int64_t index[MOST_DIMS]
     cdef Rows left = rows[0]
     cdef CUresult code
@@ -48,18 +48,18 @@ cdef Answer rows_queue_peer(DeviceContext* context, CUstream stream, const Rows*
         code = context.table.cuMemcpyPeerAsync(left.to, to.primary, left.origin, origin.primary,
                                                left.width, stream)
         if code != CUDA_SUCCESS or not rows_next(&left, row, index):
-            return answer(code, "cuMemcpyPeerAsync")
+            return call_result(code, "cuMemcpyPeerAsync")
 
 
-cdef Answer queue_line(DeviceContext* context, CUstream stream, const Rows* rows) noexcept nogil:
-    return answer(context.table.cuMemcpyAsync(rows.to, rows.origin, rows.width, stream),
-                  "cuMemcpyAsync")
+cdef CallResult queue_line(DeviceContext* context, CUstream stream,
+                           const Rows* rows) noexcept nogil:
+    return call_result(context.table.cuMemcpyAsync(rows.to, rows.origin, rows.width, stream),
+                       "cuMemcpyAsync")
 
 
-# Unified: the driver knows from an address whose memory it is.
-
-cdef Answer queue_2d(DeviceContext* context, CUstream stream, const Rows* rows,
-                     Box box) noexcept nogil:
+cdef CallResult queue_2d(DeviceContext* context, CUstream stream, const Rows* rows,
+                         Box box) noexcept nogil:
+    # Unified: the driver finds out from the addresses which memory each end is.
     cdef CUDA_MEMCPY2D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
@@ -70,16 +70,17 @@ cdef Answer queue_2d(DeviceContext* context, CUstream stream, const Rows* rows,
     copy.srcPitch = rows.origin_strides[box.height]
     copy.WidthInBytes = rows.width
     copy.Height = rows.shape[box.height]
-    return answer(context.table.cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync")
+    return call_result(context.table.cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync")
 
 
-cdef Answer queue_3d(DeviceContext* context, CUstream stream, const Rows* rows,
-                     Box box) noexcept nogil:
+cdef CallResult queue_3d(DeviceContext* context, CUstream stream, const Rows* rows,
+                         Box box) noexcept nogil:
     cdef CUDA_MEMCPY3D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.dstDevice = rows.to
     copy.dstPitch = rows.to_strides[box.height]
+    # Heights of a slice, in rows of the pitch.
     copy.dstHeight = rows.to_strides[box.depth] // rows.to_strides[box.height]
     copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.srcDevice = rows.origin
@@ -88,11 +89,10 @@ cdef Answer queue_3d(DeviceContext* context, CUstream stream, const Rows* rows,
     copy.WidthInBytes = rows.width
     copy.Height = rows.shape[box.height]
     copy.Depth = rows.shape[box.depth]
-    return answer(context.table.cuMemcpy3DAsync(&copy, stream), "cuMemcpy3DAsync")
+    return call_result(context.table.cuMemcpy3DAsync(&copy, stream), "cuMemcpy3DAsync")
 
 
 # ---- Filling with one value ----------------------------------------------------------------------
-
 
 cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,
                        object stream) except -1:
@@ -127,15 +127,14 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
 
 
 cdef CUresult fill_by_driver(const DeviceContext* context, CUstream stream, uint64_t address,
-                             const uint8_t* value, size_t itemsize,
-                             int64_t count) noexcept nogil:
+                             const uint8_t* value, size_t itemsize, int64_t count) noexcept nogil:
     cdef size_t total = itemsize * count
     cdef size_t done = itemsize
     cdef size_t part
     cdef CUresult code
     if is_one_byte(value, itemsize):
         return context.table.cuMemsetD8Async(address, value[0], total, stream)
-    # What is filled already is doubled, on the device.
+    # One element comes from the host; then the filled part is doubled on the device.
     code = context.table.cuMemcpyHtoDAsync(address, value, itemsize, stream)
     while code == CUDA_SUCCESS and done < total:
         part = min(done, total - done)

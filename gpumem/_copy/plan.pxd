@@ -1,7 +1,7 @@
-"""What a strided copy comes down to: rows of adjacent bytes, and boxes of rows.
+"""Strided copies as numbers: rows of adjacent bytes, and boxes of rows. No driver, no object.
 
-No driver, no object. A `Rows` is one copy after everything that lies adjacent on both sides has
-been merged; a `Box` is as much of it as one driver call moves.
+A `Rows` is one copy after all dimensions that are adjacent on both sides were merged. A `Box` is
+the part of it that one driver call copies, a `Cut` divides it into pieces of bounded size.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -25,22 +25,22 @@ cdef struct Rows:
     int64_t to_strides[MOST_DIMS]
     int64_t origin_strides[MOST_DIMS]
 
-# The dimensions of a Rows that one call covers; -1: none.
+# The dimensions of a Rows that one driver call covers; -1: none.
 cdef struct Box:
     int height
     int depth
-    int64_t calls           # for all of the copy; INT64_MAX if more than that
+    int64_t calls           # for all of the copy; at most INT64_MAX
 
 # False: nothing to copy, the shape has a zero.
 cdef bint rows_make(Rows* rows, uint64_t to, const int64_t* to_strides, uint64_t origin,
                     const int64_t* origin_strides, int ndim, const int64_t* shape,
                     int64_t itemsize, End leader) noexcept nogil
-# The same copy led by one end.
+# The same copy with another leading end.
 cdef void rows_lead(const Rows* rows, End leader, Rows* led) noexcept nogil
 # Addresses from the lowest byte of one end to behind its highest.
 cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) noexcept nogil
 cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil
-# Puts adjacent bytes at `address` in the place of one end, in the order of the dimensions.
+# Replaces one end by adjacent bytes at `address`, in the order of the dimensions.
 cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil
 # The box that needs the fewest calls.
 cdef Box rows_box(const Rows* rows) noexcept nogil

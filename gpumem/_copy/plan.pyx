@@ -4,7 +4,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcpy, memmove
 
 
-# ---- rows ----------------------------------------------------------------------------------------
+# ---- Rows ----------------------------------------------------------------------------------------
 
 cdef bint rows_make(Rows* rows, uint64_t to, const int64_t* to_strides, uint64_t origin,
                     const int64_t* origin_strides, int ndim, const int64_t* shape,
@@ -17,7 +17,7 @@ cdef bint rows_make(Rows* rows, uint64_t to, const int64_t* to_strides, uint64_t
     for i in range(ndim):
         if shape[i] == 0:
             return False
-        if shape[i] != 1:
+        if shape[i] != 1:           # the stride of a dimension of one element is arbitrary
             add_dim(rows, shape[i], to_strides[i], origin_strides[i], leader)
     sort_dims(rows, leader)
     merge_dims(rows)
@@ -44,6 +44,7 @@ cdef void add_dim(Rows* rows, int64_t length, int64_t to, int64_t origin,
 
 
 cdef bint is_outside(const Rows* rows, int a, int b, End leader) noexcept nogil:
+    # By the leader's strides; the other end decides where the leader's are equal (0, say).
     cdef const int64_t* first = ends_strides(rows, leader)
     cdef const int64_t* second = ends_strides(rows, END_ORIGIN if leader == END_TO else END_TO)
     if first[a] != first[b]:
@@ -52,6 +53,7 @@ cdef bint is_outside(const Rows* rows, int a, int b, End leader) noexcept nogil:
 
 
 cdef void sort_dims(Rows* rows, End leader) noexcept nogil:
+    # By insertion: there are few dimensions, mostly in order already.
     cdef int i, j
     for i in range(1, rows.ndim):
         j = i
@@ -69,7 +71,9 @@ cdef inline void swap(int64_t* a, int64_t* b) noexcept nogil:
 
 
 cdef void merge_dims(Rows* rows) noexcept nogil:
-    # From the inside: into the row what continues it on both sides, then neighbours of one step.
+    # From the inside. First the dimensions that continue the row on both sides become part of it;
+    # then neighbours that together step evenly on both sides become one dimension. The merged
+    # dimensions collect at the arrays' ends, and move to their beginnings at last.
     cdef int read, inner
     cdef int64_t width = rows.width
     while (rows.ndim > 0 and rows.to_strides[rows.ndim - 1] == width
@@ -108,6 +112,7 @@ cdef void rows_lead(const Rows* rows, End leader, Rows* led) noexcept nogil:
 
 
 cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) noexcept nogil:
+    # The end that does not lead may have negative strides.
     cdef const int64_t* strides = ends_strides(rows, end)
     cdef int i
     low[0] = rows.to if end == END_TO else rows.origin
@@ -138,10 +143,13 @@ cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil:
         rows.to = address
     else:
         rows.origin = address
-    merge_dims(rows)
+    merge_dims(rows)        # more may be adjacent on both sides now
 
 
-# ---- boxes ---------------------------------------------------------------------------------------
+# ---- Boxes ---------------------------------------------------------------------------------------
+
+# A box is `width` x `shape[height]` x `shape[depth]` bytes. Its rows must not overlap, and its
+# slices must be whole rows apart, on both sides: that is what pitched copies can express.
 
 cdef inline bint is_pitch(const Rows* rows, int64_t stride) noexcept nogil:
     return <int64_t>rows.width <= stride <= MOST_PITCH
@@ -156,7 +164,6 @@ cdef inline bint is_slice(int64_t stride, int64_t pitch, int64_t height) noexcep
 
 
 cdef inline bint is_depth(const Rows* rows, int height, int dim) noexcept nogil:
-    # A driver's 3-D copy counts a slice in whole rows.
     return (is_slice(rows.to_strides[dim], rows.to_strides[height], rows.shape[height])
             and is_slice(rows.origin_strides[dim], rows.origin_strides[height],
                          rows.shape[height]))
@@ -170,6 +177,7 @@ cdef Box rows_box(const Rows* rows) noexcept nogil:
     box.height = -1
     box.depth = -1
     box.calls = 1
+    # Of all pairs of dimensions, the one that covers the most rows; a height alone is a 2-D copy.
     for height in range(rows.ndim):
         if not is_height(rows, height):
             continue
@@ -183,6 +191,7 @@ cdef Box rows_box(const Rows* rows) noexcept nogil:
                 most = inside
                 box.height = height
                 box.depth = depth
+    # One call for each index of the other dimensions.
     for i in range(rows.ndim):
         if i != box.height and i != box.depth:
             if box.calls > INT64_MAX // rows.shape[i]:
@@ -193,6 +202,7 @@ cdef Box rows_box(const Rows* rows) noexcept nogil:
 
 
 cdef bint rows_next(Rows* rows, Box box, int64_t* index) noexcept nogil:
+    # Like an odometer: a dimension that has run through returns to 0, and the next outer one steps.
     cdef int i
     for i in range(rows.ndim - 1, -1, -1):
         if i == box.height or i == box.depth:
@@ -208,7 +218,7 @@ cdef bint rows_next(Rows* rows, Box box, int64_t* index) noexcept nogil:
     return False
 
 
-# ---- pieces --------------------------------------------------------------------------------------
+# ---- Pieces --------------------------------------------------------------------------------------
 
 cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil:
     # The outermost dimension of which one index still fits, so that pieces are more than half full.
@@ -216,7 +226,7 @@ cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil:
     cdef uint64_t inside = rows.width
     cdef int64_t length
     cdef int i
-    if rows.width > most_bytes:
+    if rows.width > most_bytes:     # a single row is too long: cut it by bytes
         cut.dim = rows.ndim
         cut.step = most_bytes
         length = rows.width
@@ -240,6 +250,7 @@ cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil:
 
 
 cdef void rows_piece(const Rows* rows, Cut cut, int64_t number, Rows* piece) noexcept nogil:
+    # Pieces are numbered along the cut dimension first, then through those outside it.
     cdef int64_t run = number // cut.per_run
     cdef int64_t begin = number % cut.per_run * cut.step
     cdef int64_t index
@@ -266,7 +277,7 @@ cdef void rows_piece(const Rows* rows, Cut cut, int64_t number, Rows* piece) noe
     piece.shape[0] = min(cut.step, rows.shape[cut.dim] - begin)
 
 
-# ---- by the CPU ----------------------------------------------------------------------------------
+# ---- By the CPU ----------------------------------------------------------------------------------
 
 cdef void rows_move(const Rows* rows) noexcept nogil:
     cdef Rows left
@@ -291,7 +302,7 @@ cdef void rows_move(const Rows* rows) noexcept nogil:
 
 cdef void move_line(uint8_t* to, const uint8_t* origin, int64_t count, int64_t to_step,
                     int64_t origin_step, uint64_t width) noexcept nogil:
-    # A width that the compiler knows becomes one load and one store.
+    # A width that is known to the compiler becomes one load and one store.
     cdef int64_t i
     if width == 4:
         for i in range(count):

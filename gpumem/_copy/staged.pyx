@@ -1,9 +1,9 @@
-"""The pipeline of a staged copy."""
+"""Staged copies, the arenas of pinned memory that they go through, and their worker threads."""
 
 from libc.stdint cimport int64_t, uint64_t
 
 from gpumem._buffer cimport Buffer
-from gpumem._copy.driver cimport Answer, answer, rows_queue
+from gpumem._copy.driver cimport call_result, CallResult, rows_queue
 from gpumem._copy.plan cimport (
     Cut, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_cut, rows_move, rows_pack,
     rows_piece,
@@ -18,35 +18,65 @@ from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import DriverError, OutOfMemoryError
 
 
+cdef extern from "workers.h" nogil:
+    ctypedef struct WorkBatch:
+        pass
+    enum:
+        MOST_WORKERS
+    int batch_begin(WorkBatch* batch, void* work)
+    void batch_end(WorkBatch* batch)
+    void batch_add(WorkBatch* batch, WorkJob* job, int64_t number,
+                   void (*run)(void*, int64_t) noexcept nogil, int threads)
+    void batch_wait(WorkBatch* batch, WorkJob* job)
+    void job_detach(WorkJob* job, void* work, void (*run)(void*, int64_t) noexcept nogil)
+    void jobs_wait_detached()
+    int worker_cpus()
+
 cdef enum:
     MOST_SLOTS = 64
     LEAST_SLOT = 1 << 16    # bytes
+    # On the H200's machine six threads saturate its link in both directions; more slow small copies
+    # down (bench/results/copies.md). Half of the CPUs are left to the program.
+    MOST_THREADS = 6
+    # Bytes of a copy between host memories: below, waking threads costs more than they save.
+    TOGETHER_FROM = 8 << 20
+    MOST_JOBS = 32
+    LEAST_JOB = 1 << 16     # bytes
 
-# Bytes of a slot: large enough that a driver call is little beside it, small enough that the first
-# and the last, which nothing overlaps, are too (bench/results/copies.md).
+# Bytes of a slot: large enough that a driver call costs little beside it, small enough that the
+# first and the last piece, which nothing overlaps, do too (bench/results/copies.md).
 SLOT_BYTES = 2 << 20
-# Slots on the bus at once: one moves, the others keep it busy until the calling thread comes round.
+# Slots on the bus at once: one is transferred, the others keep the bus busy until the calling
+# thread queues the next.
 SLOTS_IN_FLIGHT = 4
+# Bytes: room for some copies at once, each with its own ring.
+STAGING_LIMIT = 256 << 20
 
 cdef uint64_t slot_bytes = SLOT_BYTES
 cdef int in_flight = SLOTS_IN_FLIGHT
+cdef int threads_wanted = 0     # 0: by the number of CPUs
 
 cdef struct Staged:
     const Rows* rows
     End device
     Ring ring
     Cut cut
-    CrewJob jobs[MOST_SLOTS]
-    bint busy[MOST_SLOTS]           # its job was given and not yet waited for
-    CUevent events[MOST_SLOTS]
+    WorkBatch batch
+    WorkJob jobs[MOST_SLOTS]
+    bint busy[MOST_SLOTS]           # its job was queued and not yet waited for
+    CUevent events[MOST_SLOTS]      # the slot's latest transfer
     int event_count
+    DeviceContext* context
+    CUstream stream
 
+
+# ---- Staged copies -------------------------------------------------------------------------------
 
 cdef Ring ring_for(uint64_t nbytes) noexcept nogil:
     cdef Ring ring
-    cdef uint64_t slots = min(crew_threads() + in_flight, MOST_SLOTS)
+    cdef uint64_t slots = min(worker_threads() + in_flight, MOST_SLOTS)
     ring.address = 0
-    # A small copy is cut into as many pieces as there are slots, for all threads to have some.
+    # A small copy is cut into as many pieces as there are slots, so that all threads have work.
     ring.slot_bytes = slot_bytes
     while ring.slot_bytes > LEAST_SLOT and ring.slot_bytes * slots > nbytes:
         ring.slot_bytes //= 2
@@ -58,111 +88,102 @@ cdef uint64_t ring_bytes(Ring ring) noexcept nogil:
     return ring.slots * ring.slot_bytes
 
 
-cdef Answer rows_stage(DeviceContext* context, CUstream stream, const Rows* rows, End device,
-                       Ring ring) noexcept nogil:
+cdef CallResult rows_stage(DeviceContext* context, CUstream stream, const Rows* rows, End device,
+                           Ring ring) noexcept nogil:
     cdef Staged staged
-    cdef CrewBatch batch
-    cdef Answer said
+    cdef CallResult result
     staged.rows = rows
     staged.device = device
     staged.ring = ring
     staged.cut = rows_cut(rows, ring.slot_bytes)
-    staged.event_count = 0
-    if not batch_begin(&batch, &staged):
-        return answer(CUDA_ERROR_OUT_OF_MEMORY, "pthread_cond_init")
-    said = make_events(&staged, context)
-    if said.code == CUDA_SUCCESS:
-        if device == END_TO:
-            said = pump_up(&staged, &batch, context, stream)
-        else:
-            said = pump_down(&staged, &batch, context, stream)
-        said = settle(&staged, &batch, context, stream, said)
-    drop_events(&staged, context)
-    batch_end(&batch)
-    return said
+    staged.context = context
+    staged.stream = stream
+    if batch_begin(&staged.batch, &staged) != 0:
+        return call_result(CUDA_ERROR_OUT_OF_MEMORY, "pthread_cond_init")
+    result = create_events(&staged)
+    if result.code == CUDA_SUCCESS:
+        result = copy_to_device(&staged) if device == END_TO else copy_from_device(&staged)
+        result = drain(&staged, result)
+    destroy_events(&staged)
+    batch_end(&staged.batch)
+    return result
 
 
-# ---- the two directions --------------------------------------------------------------------------
-
-cdef Answer pump_up(Staged* staged, CrewBatch* batch, DeviceContext* context,
-                    CUstream stream) noexcept nogil:
-    cdef Answer said = answer(CUDA_SUCCESS, NULL)
+cdef CallResult copy_to_device(Staged* staged) noexcept nogil:
+    # Workers fill slots, this thread queues each full slot's transfer. `lag` pieces later, that
+    # transfer is over and the slot is filled anew: the wait overlaps the transfers in between.
+    cdef CallResult result = call_result(CUDA_SUCCESS, NULL)
     cdef int slots = staged.ring.slots
-    cdef int lag = lag_of(slots)
+    cdef int lag = min(in_flight, slots - 1)
     cdef int64_t number, sent
     for number in range(min(<int64_t>slots, staged.cut.count)):
-        give(staged, batch, number)
+        start_job(staged, number)
     for number in range(staged.cut.count):
-        wait(staged, batch, number)
-        said = send(staged, context, stream, number)
+        finish_job(staged, number)
+        result = queue_transfer(staged, number)
         sent = number - lag
-        if said.code == CUDA_SUCCESS and sent >= 0 and sent + slots < staged.cut.count:
-            said = arrive(staged, context, sent)
-            if said.code == CUDA_SUCCESS:
-                give(staged, batch, sent + slots)
-        if said.code != CUDA_SUCCESS:
+        if result.code == CUDA_SUCCESS and sent >= 0 and sent + slots < staged.cut.count:
+            result = finish_transfer(staged, sent)
+            if result.code == CUDA_SUCCESS:
+                start_job(staged, sent + slots)
+        if result.code != CUDA_SUCCESS:
             break
-    return said
+    return result
 
 
-cdef Answer pump_down(Staged* staged, CrewBatch* batch, DeviceContext* context,
-                      CUstream stream) noexcept nogil:
-    cdef Answer said = answer(CUDA_SUCCESS, NULL)
-    cdef int lag = lag_of(staged.ring.slots)
+cdef CallResult copy_from_device(Staged* staged) noexcept nogil:
+    # The other way round: this thread queues transfers into free slots, workers empty each slot
+    # once its transfer is over. The last `lag` rounds only empty slots.
+    cdef CallResult result = call_result(CUDA_SUCCESS, NULL)
+    cdef int lag = min(in_flight, staged.ring.slots - 1)
     cdef int64_t number, sent
     for number in range(staged.cut.count + lag):
         if number < staged.cut.count:
-            wait(staged, batch, number)         # until the slot's last piece was taken out
-            said = send(staged, context, stream, number)
+            finish_job(staged, number)          # the slot's previous piece was copied out
+            result = queue_transfer(staged, number)
         sent = number - lag
-        if said.code == CUDA_SUCCESS and 0 <= sent < staged.cut.count:
-            said = arrive(staged, context, sent)
-            if said.code == CUDA_SUCCESS:
-                give(staged, batch, sent)
-        if said.code != CUDA_SUCCESS:
+        if result.code == CUDA_SUCCESS and 0 <= sent < staged.cut.count:
+            result = finish_transfer(staged, sent)
+            if result.code == CUDA_SUCCESS:
+                start_job(staged, sent)
+        if result.code != CUDA_SUCCESS:
             break
-    return said
+    return result
 
 
-cdef Answer settle(Staged* staged, CrewBatch* batch, DeviceContext* context, CUstream stream,
-                   Answer said) noexcept nogil:
-    """Wait until nothing uses the ring; a failure that came first is the one that counts."""
+cdef CallResult drain(Staged* staged, CallResult result) noexcept nogil:
+    # Wait until neither workers nor the device use the ring; an earlier failure is reported.
     cdef CUresult code
     cdef int slot
     for slot in range(staged.ring.slots):
-        wait(staged, batch, slot)
-    code = context.table.cuStreamSynchronize(stream)
+        finish_job(staged, slot)
+    code = staged.context.table.cuStreamSynchronize(staged.stream)
     if code != CUDA_SUCCESS:
-        context.table.cuCtxSynchronize()    # all that is left to try
-    if said.code == CUDA_SUCCESS:
-        said = answer(code, "cuStreamSynchronize")
-    return said
+        staged.context.table.cuCtxSynchronize()   # the only other way to wait for the device
+    return call_result(code, "cuStreamSynchronize") if result.code == CUDA_SUCCESS else result
 
 
-cdef inline int lag_of(int slots) noexcept nogil:
-    return min(in_flight, slots - 1)
-
-
-# ---- one piece -----------------------------------------------------------------------------------
+# ---- One piece: number n uses slot n % slots -----------------------------------------------------
 
 cdef inline uint64_t slot_address(const Staged* staged, int64_t number) noexcept nogil:
     return staged.ring.address + number % staged.ring.slots * staged.ring.slot_bytes
 
 
-cdef void give(Staged* staged, CrewBatch* batch, int64_t number) noexcept nogil:
+cdef void start_job(Staged* staged, int64_t number) noexcept nogil:
     cdef int slot = number % staged.ring.slots
     staged.busy[slot] = True
-    batch_give(batch, &staged.jobs[slot], number, move_by_cpu)
+    batch_add(&staged.batch, &staged.jobs[slot], number, run_job, worker_threads())
 
 
-cdef void wait(Staged* staged, CrewBatch* batch, int64_t number) noexcept nogil:
+cdef void finish_job(Staged* staged, int64_t number) noexcept nogil:
     cdef int slot = number % staged.ring.slots
     if staged.busy[slot]:
-        batch_wait(batch, &staged.jobs[slot])
+        batch_wait(&staged.batch, &staged.jobs[slot])
         staged.busy[slot] = False
 
 
-cdef void move_by_cpu(void* work, int64_t number) noexcept nogil:
+cdef void run_job(void* work, int64_t number) noexcept nogil:
+    # In a worker: copies one piece between the slot, which takes the device's end, and the program.
     cdef const Staged* staged = <const Staged*>work
     cdef Rows piece
     rows_piece(staged.rows, staged.cut, number, &piece)
@@ -170,59 +191,47 @@ cdef void move_by_cpu(void* work, int64_t number) noexcept nogil:
     rows_move(&piece)
 
 
-cdef Answer send(Staged* staged, DeviceContext* context, CUstream stream,
-                 int64_t number) noexcept nogil:
+cdef CallResult queue_transfer(Staged* staged, int64_t number) noexcept nogil:
+    # The slot takes the program's end.
     cdef Rows piece
-    cdef Answer said
+    cdef CallResult result
     rows_piece(staged.rows, staged.cut, number, &piece)
     rows_pack(&piece, END_ORIGIN if staged.device == END_TO else END_TO,
               slot_address(staged, number))
-    said = rows_queue(context, stream, &piece, rows_box(&piece))
-    if said.code != CUDA_SUCCESS:
-        return said
-    return answer(context.table.cuEventRecord(staged.events[number % staged.ring.slots], stream),
-                  "cuEventRecord")
+    result = rows_queue(staged.context, staged.stream, &piece, rows_box(&piece))
+    if result.code != CUDA_SUCCESS:
+        return result
+    return call_result(staged.context.table.cuEventRecord(
+        staged.events[number % staged.ring.slots], staged.stream), "cuEventRecord")
 
 
-cdef Answer arrive(Staged* staged, DeviceContext* context, int64_t number) noexcept nogil:
-    return answer(context.table.cuEventSynchronize(staged.events[number % staged.ring.slots]),
-                  "cuEventSynchronize")
+cdef CallResult finish_transfer(Staged* staged, int64_t number) noexcept nogil:
+    return call_result(staged.context.table.cuEventSynchronize(
+        staged.events[number % staged.ring.slots]), "cuEventSynchronize")
 
 
-cdef Answer make_events(Staged* staged, DeviceContext* context) noexcept nogil:
+cdef CallResult create_events(Staged* staged) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     cdef int slot
+    staged.event_count = 0
     for slot in range(staged.ring.slots):
         staged.busy[slot] = False
-        code = context.table.cuEventCreate(&staged.events[slot], CU_EVENT_DISABLE_TIMING)
+        code = staged.context.table.cuEventCreate(&staged.events[slot], CU_EVENT_DISABLE_TIMING)
         if code != CUDA_SUCCESS:
             break
         staged.event_count += 1
-    return answer(code, "cuEventCreate")
+    return call_result(code, "cuEventCreate")
 
 
-cdef void drop_events(Staged* staged, DeviceContext* context) noexcept nogil:
+cdef void destroy_events(Staged* staged) noexcept nogil:
     cdef int slot
     for slot in range(staged.event_count):
-        context.table.cuEventDestroy(staged.events[slot])
+        staged.context.table.cuEventDestroy(staged.events[slot])
 
 
-def set_pipeline(int nbytes, int flight):
-    """Set the bytes of a slot and the slots on the bus at once, for measurements."""
-    global slot_bytes, in_flight
-    if not LEAST_SLOT <= nbytes <= 1 << 30 or not 1 <= flight < MOST_SLOTS // 2:
-        raise ValueError(f"a slot of {nbytes!r} bytes with {flight!r} in flight: it takes from "
-                         f"{LEAST_SLOT} to {1 << 30} bytes, and from 1 to {MOST_SLOTS // 2 - 1}")
-    slot_bytes, in_flight = nbytes, flight
+# ---- Pinned memory for the rings: one bounded arena per device -----------------------------------
 
-
-# ---- Arenas for staged copies --------------------------------------------------------------------
-
-
-# Bytes: room for some copies at once, each with its own ring.
-STAGING_LIMIT = 256 << 20
-
-# Device -> its arena; made anew in a fork's child.
+# Device -> its arena; replaced in a forked child.
 cdef dict arenas = {}
 
 
@@ -245,102 +254,67 @@ def staging_arena(device):
     return arena
 
 
-# ---- Jobs for the crew ---------------------------------------------------------------------------
+# ---- Copies between host memories, and other work of the threads ---------------------------------
 
-
-cdef extern from "workers.h" nogil:
-    int CREW_MOST
-    int crew_begin(CrewBatch* batch, void* work)
-    void crew_end(CrewBatch* batch)
-    void crew_give(CrewBatch* batch, CrewJob* job, int64_t number,
-                   void (*run)(void*, int64_t) noexcept nogil, int threads)
-    void crew_wait(CrewBatch* batch, CrewJob* job)
-    void crew_leave(CrewJob* job, void* work, void (*run)(void*, int64_t) noexcept nogil)
-    void crew_wait_left()
-    int crew_cpus()
-
-cdef enum:
-    # On the H200's machine six fill its link in both directions; more get into each other's way
-    # with small copies (bench/results/copies.md). Half of the CPUs are left to the program.
-    MOST_THREADS = 6
-    # Bytes: below, waking threads costs more than they save.
-    TOGETHER_FROM = 8 << 20
-    MOST_JOBS = 32
-    LEAST_JOB = 1 << 16     # bytes
-
-# 0: as many as the machine suggests.
-cdef int threads_wanted = 0
-
-
-cdef int crew_threads() noexcept nogil:
-    cdef int found
-    if threads_wanted:
-        return threads_wanted
-    found = crew_cpus() // 2
-    return max(1, min(found, MOST_THREADS))
-
-
-cdef bint batch_begin(CrewBatch* batch, void* work) noexcept nogil:
-    return crew_begin(batch, work) == 0
-
-
-cdef void batch_end(CrewBatch* batch) noexcept nogil:
-    crew_end(batch)
-
-
-cdef void batch_give(CrewBatch* batch, CrewJob* job, int64_t number, work_on run) noexcept nogil:
-    crew_give(batch, job, number, run, crew_threads())
-
-
-cdef void batch_wait(CrewBatch* batch, CrewJob* job) noexcept nogil:
-    crew_wait(batch, job)
-
-
-cdef void job_leave(CrewJob* job, void* work, work_on run) noexcept nogil:
-    crew_leave(job, work, run)
-
-
-cdef void jobs_left_wait() noexcept nogil:
-    crew_wait_left()
-
-
-# ---- one copy, shared out ------------------------------------------------------------------------
-
-cdef struct Shared:
+cdef struct SharedCopy:
     const Rows* rows
     Cut cut
 
 
 cdef void rows_move_together(const Rows* rows) noexcept nogil:
     cdef int64_t total = rows_bytes(rows)
-    cdef CrewJob jobs[MOST_JOBS]
-    cdef CrewBatch batch
-    cdef Shared shared
+    cdef WorkJob jobs[MOST_JOBS]
+    cdef WorkBatch batch
+    cdef SharedCopy shared
     cdef int64_t i
     shared.rows = rows
-    # Pieces are more than half full, so there are fewer than twice as many as their size says.
+    # Pieces are more than half full, so there are fewer than twice as many as their size suggests.
     shared.cut = rows_cut(rows, max(total // (MOST_JOBS // 2 - 1), LEAST_JOB))
-    if (total < TOGETHER_FROM or crew_threads() == 1 or shared.cut.count > MOST_JOBS
-            or not batch_begin(&batch, &shared)):
+    if (total < TOGETHER_FROM or worker_threads() == 1 or shared.cut.count > MOST_JOBS
+            or batch_begin(&batch, &shared) != 0):
         rows_move(rows)
         return
     for i in range(shared.cut.count):
-        batch_give(&batch, &jobs[i], i, move_piece)
+        batch_add(&batch, &jobs[i], i, move_piece, worker_threads())
     for i in range(shared.cut.count):
         batch_wait(&batch, &jobs[i])
     batch_end(&batch)
 
 
 cdef void move_piece(void* work, int64_t number) noexcept nogil:
-    cdef Shared* shared = <Shared*>work
+    cdef SharedCopy* shared = <SharedCopy*>work
     cdef Rows piece
     rows_piece(shared.rows, shared.cut, number, &piece)
     rows_move(&piece)
 
 
+cdef int worker_threads() noexcept nogil:
+    return threads_wanted if threads_wanted else max(1, min(worker_cpus() // 2, MOST_THREADS))
+
+
+cdef void detach_job(WorkJob* job, void* work,
+                     void (*run)(void*, int64_t) noexcept nogil) noexcept nogil:
+    job_detach(job, work, run)
+
+
+cdef void wait_for_detached_jobs() noexcept nogil:
+    jobs_wait_detached()
+
+
+# ---- Settings for measurements; see gpumem._testing.copies ---------------------------------------
+
+def set_pipeline(int nbytes, int flight):
+    """Set the bytes of a slot and the slots on the bus at once, for measurements."""
+    global slot_bytes, in_flight
+    if not LEAST_SLOT <= nbytes <= 1 << 30 or not 1 <= flight < MOST_SLOTS // 2:
+        raise ValueError(f"slots of {nbytes!r} bytes with {flight!r} in flight: expected from "
+                         f"{LEAST_SLOT} to {1 << 30} bytes, and from 1 to {MOST_SLOTS // 2 - 1}")
+    slot_bytes, in_flight = nbytes, flight
+
+
 def set_threads(int count):
-    """Let so many threads copy, for measurements; 0 is what the machine suggests."""
+    """Let so many threads copy, for measurements; 0 restores the default."""
     global threads_wanted
-    if not 0 <= count <= CREW_MOST:
-        raise ValueError(f"count {count!r} is not an integer from 0 to {CREW_MOST}")
+    if not 0 <= count <= MOST_WORKERS:
+        raise ValueError(f"count {count!r} is not an integer from 0 to {MOST_WORKERS}")
     threads_wanted = count

@@ -1,4 +1,4 @@
-/* A queue of jobs and the threads that take from it; see crew.h. */
+/* A queue of jobs and the threads that take from it; see workers.h. */
 #include "workers.h"
 
 #include <sched.h>
@@ -8,78 +8,78 @@
 #include <time.h>
 
 enum {
-    /* How long a thread looks for work before it sleeps, and a caller before it does: to wake one costs
-     * about as much as a piece of a copy takes, which come every few tens of microseconds. */
-    LOOK_NS = 200000,
-    LOOKS = 64 /* between two readings of the clock */
+    /* How long a worker, or a caller that waits, spins before it sleeps. Waking a thread costs about as
+     * much as copying one piece, and pieces come every few tens of microseconds. */
+    SPIN_NS = 200000,
+    SPINS = 64 /* polls between two readings of the clock */
 };
 
-static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t crew_wanted = PTHREAD_COND_INITIALIZER;
-static CrewJob *crew_first, *crew_last; /* waiting, in the order they were given */
-static int32_t crew_waiting; /* jobs in the queue */
-static int32_t crew_left; /* jobs that nobody waits for, and that have not run */
-static pthread_cond_t crew_none_left = PTHREAD_COND_INITIALIZER;
-static int crew_size, crew_idle, crew_looking; /* threads: all, asleep, awake without work */
-static __thread int crew_member; /* this thread is one of them */
-static pthread_once_t crew_once = PTHREAD_ONCE_INIT, crew_counted = PTHREAD_ONCE_INIT;
-static int crew_cpu_count;
+static pthread_mutex_t workers_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t work_added = PTHREAD_COND_INITIALIZER;
+static WorkJob *first_job, *last_job; /* queued, in order */
+static int32_t waiting_jobs; /* jobs in the queue */
+static int32_t detached_jobs; /* jobs without a batch that have not run yet */
+static pthread_cond_t none_detached = PTHREAD_COND_INITIALIZER;
+static int worker_count, sleeping_workers, spinning_workers; /* workers: all, asleep, awake without work */
+static __thread int is_worker; /* whether this thread is a worker */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT, cpus_once = PTHREAD_ONCE_INIT;
+static int cpu_count;
 
-/* Around a fork the lock is held, so that the child finds the queue whole: and empties it, since the
- * threads, and the callers that wait for them, are the parent's. */
-static void crew_before_fork(void) { pthread_mutex_lock(&crew_lock); }
-static void crew_after_fork(void) { pthread_mutex_unlock(&crew_lock); }
-static void crew_in_child(void) {
-    crew_after_fork(); /* then new ones: threads of the parent may be noted in them as waiting */
-    pthread_mutex_init(&crew_lock, NULL);
-    pthread_cond_init(&crew_wanted, NULL);
-    pthread_cond_init(&crew_none_left, NULL);
-    crew_first = crew_last = NULL;
-    crew_size = crew_idle = crew_looking = crew_waiting = crew_left = 0;
+/* The lock is held around a fork, so that the child finds a consistent queue. The child empties it: the
+ * threads, and the callers that wait for them, stay in the parent. */
+static void before_fork(void) { pthread_mutex_lock(&workers_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&workers_lock); }
+static void in_child(void) {
+    after_fork(); /* then new ones: the old may record threads of the parent as waiting */
+    pthread_mutex_init(&workers_lock, NULL);
+    pthread_cond_init(&work_added, NULL);
+    pthread_cond_init(&none_detached, NULL);
+    first_job = last_job = NULL;
+    worker_count = sleeping_workers = spinning_workers = waiting_jobs = detached_jobs = 0;
 }
-static void crew_watch_forks(void) { pthread_atfork(crew_before_fork, crew_after_fork, crew_in_child); }
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
 /* With the lock held: the first waiting job, off the queue. */
-static CrewJob *crew_take(void) {
-    CrewJob *job = crew_first;
+static WorkJob *take_job(void) {
+    WorkJob *job = first_job;
     if (job == NULL) return NULL;
-    crew_first = job->next;
-    if (crew_first == NULL) crew_last = NULL;
-    __atomic_sub_fetch(&crew_waiting, 1, __ATOMIC_RELAXED);
+    first_job = job->next;
+    if (first_job == NULL) last_job = NULL;
+    __atomic_sub_fetch(&waiting_jobs, 1, __ATOMIC_RELAXED);
     return job;
 }
 
-/* With the lock held; it is let go for the work itself. A job that nobody waits for may free itself. */
-static void crew_do(CrewJob *job) {
-    CrewBatch *batch = job->batch;
-    pthread_mutex_unlock(&crew_lock);
+/* With the lock held; it is released for the work itself. A detached job may free itself. */
+static void run_job(WorkJob *job) {
+    WorkBatch *batch = job->batch;
+    pthread_mutex_unlock(&workers_lock);
     job->run(job->work, job->number);
-    pthread_mutex_lock(&crew_lock);
+    pthread_mutex_lock(&workers_lock);
     if (batch == NULL) {
-        if (--crew_left == 0) pthread_cond_broadcast(&crew_none_left);
+        if (--detached_jobs == 0) pthread_cond_broadcast(&none_detached);
         return;
     }
     __atomic_store_n(&job->finished, 1, __ATOMIC_RELEASE);
     pthread_cond_signal(&batch->changed);
 }
 
-static void crew_count_cpus(void) {
+static void count_cpus(void) {
     cpu_set_t set;
-    crew_cpu_count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    cpu_count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-int crew_cpus(void) {
-    pthread_once(&crew_counted, crew_count_cpus);
-    return crew_cpu_count;
+int worker_cpus(void) {
+    pthread_once(&cpus_once, count_cpus);
+    return cpu_count;
 }
 
-static int64_t crew_clock(void) {
+static int64_t monotonic_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-static void crew_pause(void) {
+static void pause_cpu(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -87,117 +87,117 @@ static void crew_pause(void) {
 #endif
 }
 
-/* Without the lock: until the word is not zero, or it has taken too long. */
-static bool crew_look(const int32_t *word) {
-    if (crew_cpus() < 2) return false;
-    int64_t end = crew_clock() + LOOK_NS;
+/* Without the lock. Spins until the word is not zero; false: it still was after SPIN_NS. */
+static bool spin_until_set(const int32_t *word) {
+    if (worker_cpus() < 2) return false;
+    int64_t end = monotonic_ns() + SPIN_NS;
     do
-        for (int i = 0; i < LOOKS; i++) {
+        for (int i = 0; i < SPINS; i++) {
             if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != 0) return true;
-            crew_pause();
+            pause_cpu();
         }
-    while (crew_clock() < end);
+    while (monotonic_ns() < end);
     return false;
 }
 
-static void *crew_thread(void *nothing) {
+static void *worker_main(void *nothing) {
     (void)nothing;
-    crew_member = 1;
-    pthread_mutex_lock(&crew_lock);
+    is_worker = 1;
+    pthread_mutex_lock(&workers_lock);
     for (;;) {
-        CrewJob *job = crew_take();
+        WorkJob *job = take_job();
         if (job != NULL) {
-            crew_do(job);
+            run_job(job);
             continue;
         }
-        crew_looking++;
-        pthread_mutex_unlock(&crew_lock);
-        bool found = crew_look(&crew_waiting);
-        pthread_mutex_lock(&crew_lock);
-        crew_looking--;
-        if (found || crew_first != NULL) continue;
-        crew_idle++;
-        pthread_cond_wait(&crew_wanted, &crew_lock);
-        crew_idle--;
+        spinning_workers++;
+        pthread_mutex_unlock(&workers_lock);
+        bool found = spin_until_set(&waiting_jobs);
+        pthread_mutex_lock(&workers_lock);
+        spinning_workers--;
+        if (found || first_job != NULL) continue;
+        sleeping_workers++;
+        pthread_cond_wait(&work_added, &workers_lock);
+        sleeping_workers--;
     }
     return NULL;
 }
 
-/* With the lock held. A thread that cannot be started is not missed: callers work themselves. */
-static void crew_grow(void) {
+/* With the lock held. If a thread cannot be started, callers run their jobs themselves. */
+static void start_worker(void) {
     pthread_t thread;
     pthread_attr_t attributes;
     sigset_t all, before;
     if (pthread_attr_init(&attributes) != 0) return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* signals are the program's own threads' */
+    sigfillset(&all); /* the program's own threads handle signals */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&thread, &attributes, crew_thread, NULL) == 0) crew_size++;
+    if (pthread_create(&thread, &attributes, worker_main, NULL) == 0) worker_count++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
 
-int crew_begin(CrewBatch *batch, void *work) {
-    pthread_once(&crew_once, crew_watch_forks);
+int batch_begin(WorkBatch *batch, void *work) {
+    pthread_once(&fork_once, watch_forks);
     batch->work = work;
     return pthread_cond_init(&batch->changed, NULL);
 }
 
-void crew_end(CrewBatch *batch) { pthread_cond_destroy(&batch->changed); }
+void batch_end(WorkBatch *batch) { pthread_cond_destroy(&batch->changed); }
 
-static void crew_push(CrewJob *job, int threads) {
-    pthread_mutex_lock(&crew_lock);
-    if (job->batch == NULL) crew_left++;
-    if (crew_last == NULL)
-        crew_first = job;
+static void queue_job(WorkJob *job, int threads) {
+    pthread_mutex_lock(&workers_lock);
+    if (job->batch == NULL) detached_jobs++;
+    if (last_job == NULL)
+        first_job = job;
     else
-        crew_last->next = job;
-    crew_last = job;
-    __atomic_add_fetch(&crew_waiting, 1, __ATOMIC_RELAXED);
-    if (crew_waiting > crew_looking) {
-        if (crew_waiting > crew_looking + crew_idle && crew_size < threads && crew_size < CREW_MOST)
-            crew_grow();
-        pthread_cond_signal(&crew_wanted);
+        last_job->next = job;
+    last_job = job;
+    __atomic_add_fetch(&waiting_jobs, 1, __ATOMIC_RELAXED);
+    if (waiting_jobs > spinning_workers) {
+        if (waiting_jobs > spinning_workers + sleeping_workers && worker_count < threads && worker_count < MOST_WORKERS)
+            start_worker();
+        pthread_cond_signal(&work_added);
     }
-    pthread_mutex_unlock(&crew_lock);
+    pthread_mutex_unlock(&workers_lock);
 }
 
-void crew_give(CrewBatch *batch, CrewJob *job, int64_t number, void (*run)(void *, int64_t), int threads) {
-    *job = (CrewJob){.run = run, .work = batch->work, .batch = batch, .number = number};
-    crew_push(job, threads);
+void batch_add(WorkBatch *batch, WorkJob *job, int64_t number, void (*run)(void *, int64_t), int threads) {
+    *job = (WorkJob){.run = run, .work = batch->work, .batch = batch, .number = number};
+    queue_job(job, threads);
 }
 
-void crew_leave(CrewJob *job, void *work, void (*run)(void *, int64_t)) {
-    pthread_once(&crew_once, crew_watch_forks);
-    *job = (CrewJob){.run = run, .work = work};
-    crew_push(job, 1);
+void job_detach(WorkJob *job, void *work, void (*run)(void *, int64_t)) {
+    pthread_once(&fork_once, watch_forks);
+    *job = (WorkJob){.run = run, .work = work};
+    queue_job(job, 1);
 }
 
-/* A crew's own thread works too: else all of them might wait for each other. */
-void crew_wait(CrewBatch *batch, CrewJob *job) {
-    if (!crew_member && crew_size > 0) crew_look(&job->finished);
-    pthread_mutex_lock(&crew_lock);
+/* A worker that waits runs other jobs meanwhile: else all workers might wait for each other. */
+void batch_wait(WorkBatch *batch, WorkJob *job) {
+    if (!is_worker && worker_count > 0) spin_until_set(&job->finished);
+    pthread_mutex_lock(&workers_lock);
     while (!job->finished) {
-        CrewJob *other = crew_size == 0 || crew_member ? crew_take() : NULL;
+        WorkJob *other = worker_count == 0 || is_worker ? take_job() : NULL;
         if (other != NULL)
-            crew_do(other);
+            run_job(other);
         else
-            pthread_cond_wait(&batch->changed, &crew_lock);
+            pthread_cond_wait(&batch->changed, &workers_lock);
     }
-    pthread_mutex_unlock(&crew_lock);
+    pthread_mutex_unlock(&workers_lock);
 }
 
-/* A crew's own thread, inside such a job, would wait for itself. Where no thread could be started
- * the caller does the work. */
-void crew_wait_left(void) {
-    if (crew_member) return;
-    pthread_mutex_lock(&crew_lock);
-    while (crew_left != 0) {
-        CrewJob *job = crew_size == 0 ? crew_take() : NULL;
+/* A worker inside a detached job would wait for itself. Where no thread could be started the caller
+ * does the work. */
+void jobs_wait_detached(void) {
+    if (is_worker) return;
+    pthread_mutex_lock(&workers_lock);
+    while (detached_jobs != 0) {
+        WorkJob *job = worker_count == 0 ? take_job() : NULL;
         if (job != NULL)
-            crew_do(job);
+            run_job(job);
         else
-            pthread_cond_wait(&crew_none_left, &crew_lock);
+            pthread_cond_wait(&none_detached, &workers_lock);
     }
-    pthread_mutex_unlock(&crew_lock);
+    pthread_mutex_unlock(&workers_lock);
 }

@@ -242,16 +242,16 @@ def copy(dst, src, stream=None):
     move(to, origin, stream, not isinstance(dst, (Tensor, Buffer)))
 
 
-cdef int move(Tensor dst, Tensor src, object stream, bint dst_is_passing) except -1:
+cdef int move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1:
     cdef Side to
     cdef Side origin
     require_open(src.buffer)
     to.address = dst.address
     to.strides = dst.steps
-    to.is_passing = dst_is_passing
+    to.is_temporary = dst_is_temporary
     origin.address = src.address
     origin.strides = src.steps
-    origin.is_passing = False
+    origin.is_temporary = False
     return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
                          dst.element.itemsize, stream)
 

@@ -1,4 +1,4 @@
-"""Tensors over memory that others made: DLPack, the CUDA array interface, NumPy."""
+"""Tensors over memory of other libraries: DLPack, the CUDA array interface, NumPy."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -41,13 +41,13 @@ _OURS = (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED)
 def from_dlpack(x, *, device=None, copy=None):
     """Return a tensor over the memory of a DLPack producer: NumPy, PyTorch, CuPy, JAX, ...
 
-    The tensor and its views keep the producer's memory. On a CUDA device the producer is asked to
-    order its pending work before the legacy default stream, which is the buffer's stream then.
+    The tensor and its views keep the producer's memory. On a CUDA device the producer orders its
+    pending work before the legacy default stream, which is the buffer's stream.
 
     Parameters
     ----------
     x : object with ``__dlpack__`` and ``__dlpack_device__``
-        A Tensor or Buffer of gpumem gives a view of itself.
+        Of a Tensor or Buffer of gpumem the result is a view.
     device : MemoryInfo, Device or str, optional
         Where the elements are wanted; None: where they are.
     copy : bool, optional
@@ -56,15 +56,15 @@ def from_dlpack(x, *, device=None, copy=None):
     Returns
     -------
     Tensor
-        Read-only if the producer says so.
+        Read-only if the producer's memory is.
 
     Raises
     ------
     TypeError
-        `x` is no DLPack producer, or `copy` is not accepted.
+        `x` is not a DLPack producer, or `copy` is not accepted.
     BufferError
-        The producer refuses; its dtype, device or version is not one that gpumem holds; what it
-        describes cannot be; or ``copy=False`` and a copy is needed. Its memory is left to it.
+        The producer raises it; its dtype, device or version is not supported; its description is
+        invalid; or ``copy=False`` and a copy is needed. The producer keeps its memory.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def from_dlpack(x, *, device=None, copy=None):
 
 
 def asarray(x, memory=None):
-    """Return a tensor of whatever has elements, without a copy where that is possible.
+    """Return a tensor of an array-like object, without a copy where that is possible.
 
     Parameters
     ----------
@@ -127,7 +127,6 @@ def _tensor_of(x):
 
 
 cdef Tensor tensor_seeing(object x):
-    """Return a tensor over the memory of `x`; None if it has none that could be shared."""
     if isinstance(x, Tensor):
         return x
     if isinstance(x, numpy().ndarray):
@@ -147,11 +146,11 @@ cdef Tensor tensor_seeing(object x):
 # ---- DLPack --------------------------------------------------------------------------------------
 
 def _capsule_from(x, target):
-    """Ask a producer for its capsule, as newer and as older ones understand."""
+    """Return a producer's capsule; producers from before DLPack 1.0 are supported."""
     try:
         give, where = x.__dlpack__, x.__dlpack_device__
     except AttributeError:
-        raise TypeError(f"{type(x).__name__} is no DLPack producer: it has no __dlpack__ and "
+        raise TypeError(f"{type(x).__name__} is not a DLPack producer: it lacks __dlpack__ or "
                         "__dlpack_device__") from None
     device_type, ordinal = where()
     if device_type not in _OURS and target is not None and target.device.type == "host":
@@ -162,10 +161,10 @@ def _capsule_from(x, target):
 
 
 def _given_on(ordinal, give):
-    """Ask with the producer's device current: it is what the handle of a default stream means."""
+    """Request it with the producer's device current, to which a default stream's handle refers."""
     cdef DriverDevice driver_device
     if not driver_status().available or not 0 <= ordinal < _count("cuda"):
-        return _given(give, stream=1)       # what it gives will be refused
+        return _given(give, stream=1)       # the result is rejected later
     driver_device = Device(f"cuda:{ordinal}")._open()
     check(driver_device.context.table, context_enter(&driver_device.context), "cuCtxPushCurrent")
     try:
@@ -178,7 +177,7 @@ def _given(give, **order):
     try:
         return give(max_version=_VERSION, **order)
     except TypeError as error:
-        # Before DLPack 1.0 there was no max_version. Another mistake shows again.
+        # Before DLPack 1.0 there was no max_version. Any other TypeError is raised again.
         try:
             return give(**order)
         except TypeError:
@@ -196,14 +195,15 @@ cdef Tensor tensor_of_capsule(object capsule):
 
 
 cdef Tensor tensor_of_incoming(const Incoming* incoming):
-    """Check what a producer describes; the tensor does not own it until it is adopted."""
+    """Check what a producer describes; `foreign_adopt` then makes the tensor its owner."""
     cdef const DLTensor* described = incoming.tensor
     cdef ElementType element = element_named(described.dtype)
     cdef Layout layout
     cdef uint64_t address = <uintptr_t>described.data
     cdef Tensor tensor
     if described.byte_offset > UINT64_MAX - address:
-        raise BufferError(f"byte_offset {described.byte_offset} is beyond all addresses")
+        raise BufferError(f"DLPack tensor's byte_offset {described.byte_offset} overflows the "
+                          "address space")
     read_layout(described, element.itemsize, &layout)
     tensor = tensor_over(memory_of_device(described.device, address),
                          address + described.byte_offset, element, &layout, None)
@@ -216,32 +216,32 @@ cdef Tensor tensor_of_incoming(const Incoming* incoming):
 cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout) except -1:
     cdef int i
     if not 0 <= described.ndim <= MAX_RANK:
-        raise BufferError(f"a DLPack tensor of {described.ndim} dimensions is not readable here: "
-                          f"from 0 to {MAX_RANK} are")
+        raise BufferError(f"DLPack tensor has {described.ndim} dimensions; at most {MAX_RANK} are "
+                          "supported")
     if described.ndim and described.shape == NULL:
-        raise BufferError(f"a DLPack tensor of {described.ndim} dimensions has no shape")
+        raise BufferError(f"DLPack tensor has {described.ndim} dimensions but no shape")
     layout.ndim = described.ndim
     for i in range(layout.ndim):
         layout.shape[i] = described.shape[i]
         if layout.shape[i] < 0:
-            raise BufferError(f"dimension {i} of a DLPack tensor has {layout.shape[i]} elements")
+            raise BufferError(f"DLPack tensor has {layout.shape[i]} elements in dimension {i}")
     if layout_size(layout.ndim, layout.shape, itemsize) < 0:
-        raise BufferError("a DLPack tensor has more than 2**63 - 1 bytes")
+        raise BufferError("DLPack tensor has more than 2**63 - 1 bytes")
     layout_c_strides(layout.ndim, layout.shape, itemsize, layout.strides)
     if described.strides == NULL:
         return 0
     for i in range(layout.ndim):
-        if layout.shape[i] > 1:         # else it says nothing, and producers write anything
+        if layout.shape[i] > 1:         # else it has no meaning, and producers write anything
             if not -INT64_MAX // itemsize <= described.strides[i] <= INT64_MAX // itemsize:
-                raise BufferError(f"stride {described.strides[i]} of a DLPack tensor reaches "
-                                  "beyond all addresses")
+                raise BufferError(f"DLPack tensor's stride {described.strides[i]} overflows the "
+                                  "address space")
             layout.strides[i] = described.strides[i] * itemsize
     return 0
 
 
 cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
                         const Layout* layout, object owner):
-    """Make a tensor over others' memory; BufferError where no memory can be so."""
+    """Make a tensor over others' memory; BufferError if the description is impossible."""
     cdef int64_t size = layout_size(layout.ndim, layout.shape, element.itemsize)
     cdef int64_t low = 0
     cdef int64_t high = 0
@@ -251,9 +251,9 @@ cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
     if size == 0:
         low = high = 0
     elif address == 0:
-        raise BufferError(f"{size} elements are at no address")
+        raise BufferError(f"array has {size} elements but a null data pointer")
     elif not possible or <uint64_t>(-low) > address or <uint64_t>high > UINT64_MAX - address:
-        raise BufferError("a tensor reaches beyond all addresses")
+        raise BufferError("array's extent overflows the address space")
     tensor = tensor_new(foreign_buffer(memory, address + low, high - low, owner), element,
                         address, layout.ndim)
     memcpy(tensor.lengths, layout.shape, layout.ndim * sizeof(int64_t))
@@ -273,8 +273,8 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
     if device.device_type == DL_CPU:
         return host_memory()
     if device.device_type not in _OURS or device.device_id < 0:
-        raise BufferError(f"DLPack device ({device.device_type}, {device.device_id}) is not one "
-                          "whose memory gpumem reaches")
+        raise BufferError(f"memory of DLPack device ({device.device_type}, {device.device_id}) is "
+                          "not supported")
     status = driver_status()
     if device.device_type == DL_CUDA:
         if not status.available:
@@ -282,20 +282,20 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
         return MemoryInfo(f"cuda:{device.device_id}")
     kind = MemoryKind.HOST_ACCESSIBLE if device.device_type == DL_CUDA_HOST else MemoryKind.MANAGED
     if not status.available:
-        return MemoryInfo("host", kind)     # the host device's own, handed through a consumer
+        return MemoryInfo("host", kind)     # the host device's own, returned by a consumer
     return MemoryInfo(f"cuda:{attribute_of(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}",
                       kind)
 
 
 cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
-    """Ask CUDA about an address; 0 if it does not know it."""
+    """Return CUDA's attribute of an address; 0 if CUDA does not know the address."""
     cdef DriverDevice driver_device = Device("cuda:0")._open()
     cdef uint64_t value
     code = pointer_attribute(&driver_device.context, attribute, address, &value)
     return <int>value if code == CUDA_SUCCESS else 0
 
 
-# ---- gpumem's own, NumPy, the CUDA array interface -----------------------------------------------
+# ---- Buffers, NumPy, the CUDA array interface ----------------------------------------------------
 
 cdef Tensor tensor_of_bytes(Buffer buffer):
     cdef Tensor tensor = tensor_new(buffer, element_of(numpy().uint8), buffer.address, 1)
@@ -326,7 +326,7 @@ cdef Tensor tensor_of_cuda_array(object x, object described):
     cdef Tensor tensor
     cdef uint64_t address
     if described.get("mask") is not None:
-        raise BufferError("a masked __cuda_array_interface__ is not readable here")
+        raise BufferError("a masked __cuda_array_interface__ is not supported")
     address, read_only = described["data"]
     element = element_of(_dtype_of_cuda_array(described))
     layout.ndim = shape_from(described["shape"], layout.shape)
@@ -339,8 +339,8 @@ cdef Tensor tensor_of_cuda_array(object x, object described):
     if stream is not None:
         # The producer's work is on that stream: the legacy default stream comes after it.
         if isinstance(stream, bool) or not isinstance(stream, int) or stream < 1:
-            raise ValueError(f"stream {stream!r} of a __cuda_array_interface__ is not None or a "
-                             "handle above 0")
+            raise ValueError(f"stream {stream!r} of a __cuda_array_interface__ is neither None nor "
+                             "a handle above 0")
         order_written(tensor.buffer, <CUstream><uintptr_t><uint64_t>stream)
     return tensor
 
@@ -368,8 +368,8 @@ def _memory_at(address):
 # ---- Buffers over others' memory -----------------------------------------------------------------
 
 
-# Who is told of the end: a producer's deleter, or a reference that is dropped.
-cdef struct Owner:
+# The owner of the memory: a DLPack producer's tensor, whose deleter is called, or an object.
+cdef struct ArrayOwner:
     void* managed
     bint versioned
     PyObject* object
@@ -383,7 +383,7 @@ cdef dict resources = {}
 cdef class ForeignMemory(MemoryResource):
     """The resource of buffers over memory that gpumem did not allocate.
 
-    It hands nothing out. Dropping such a buffer and its views tells the memory's owner.
+    It allocates nothing. The memory's owner is released with the last such buffer or view.
     """
 
     def __init__(self, memory):     # the base's is for resources that allocate
@@ -391,25 +391,25 @@ cdef class ForeignMemory(MemoryResource):
         self.is_foreign = True
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return LEGACY_STREAM        # what producers are asked to be ordered before
+        return LEGACY_STREAM        # producers order their work before it
 
     cdef void give_back(self, Buffer buffer) noexcept:
-        end_owner(<Owner*>buffer.handle)
+        release_owner(<ArrayOwner*>buffer.handle)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
                                          NULL, release_lease)
         if lease == NULL:
-            raise MemoryError("no host memory for a view's lease")
+            raise MemoryError("out of host memory while sharing a buffer")
         return lease
 
 
 cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner):
     cdef ForeignMemory resource = resource_of(memory)
     cdef Buffer buffer = Buffer.__new__(Buffer)
-    cdef Owner* end = <Owner*>malloc(sizeof(Owner))
+    cdef ArrayOwner* end = <ArrayOwner*>malloc(sizeof(ArrayOwner))
     if end == NULL:
-        raise MemoryError("no host memory for a buffer over others' memory")
+        raise MemoryError("out of host memory while importing a buffer")
     end.managed = NULL
     end.versioned = False
     end.object = NULL
@@ -420,13 +420,13 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     buffer.resource = buffer.home = resource
     buffer.address = address
     buffer.requested_bytes = nbytes
-    buffer.block_bytes = nbytes or 1        # not 0: also an empty one has somebody to tell
+    buffer.block_bytes = nbytes or 1        # not 0: an empty one has an owner, too
     buffer.handle = <uint64_t>end
     return buffer
 
 
 cdef void foreign_adopt(Buffer buffer, const Incoming* incoming) noexcept:
-    cdef Owner* end = <Owner*>buffer.handle
+    cdef ArrayOwner* end = <ArrayOwner*>buffer.handle
     end.managed = incoming.managed
     end.versioned = incoming.versioned
 
@@ -440,11 +440,11 @@ cdef ForeignMemory resource_of(object memory):
 
 
 cdef void release_lease(Lease* lease) noexcept nogil:
-    end_owner(<Owner*>lease.handle)
+    release_owner(<ArrayOwner*>lease.handle)
 
 
-cdef void end_owner(Owner* end) noexcept nogil:
-    # A GPU's memory of the parent process is not the child's to free.
+cdef void release_owner(ArrayOwner* end) noexcept nogil:
+    # In a forked child a GPU's memory stays the parent's.
     if end.context == NULL or not context_is_dead(end.context):
         if end.managed != NULL:
             dlpack_delete(end.managed, end.versioned)

@@ -209,7 +209,7 @@ cdef int keep_axes(Layout* result, int begin, int end, const int64_t* shape,
 
 cdef int64_t take_slice(object part, int64_t length, int64_t stride,
                         Layout* result) except? -1:
-    """Add the slice's dimension; return the offset of its first element in bytes."""
+    # Add the slice's dimension; return the offset of its first element in bytes.
     cdef Py_ssize_t start = 0
     cdef Py_ssize_t stop = 0
     cdef Py_ssize_t step = 1
@@ -340,13 +340,12 @@ cdef object numpy():
 
 
 cdef ElementType element_of(object dtype):
-    """Return the element type of anything that NumPy takes for a dtype.
-
-    Raises
-    ------
-    TypeError
-        No dtype, or one whose elements are Python objects, have no size, or are arrays.
-    """
+    # Return the element type of anything that NumPy takes for a dtype.
+    #
+    # Raises
+    # ------
+    # TypeError
+    # No dtype, or one whose elements are Python objects, have no size, or are arrays.
     if dtype is last_given and last_element is not None:
         return last_element
     return look_up(dtype)

@@ -534,10 +534,10 @@ cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
     cdef Side origin
     to.address = made.address
     to.strides = made.steps
-    to.is_passing = False
+    to.is_temporary = False
     origin.address = source.address
     origin.strides = source.steps
-    origin.is_passing = False
+    origin.is_temporary = False
     require_open(source.buffer)
     copy_elements(made.buffer, &to, source.buffer, &origin, source.rank, source.lengths,
                   source.element.itemsize, stream)

@@ -1,4 +1,4 @@
-"""Ranges on a profiler's timeline: NVTX, by the package nvtx."""
+"""AnnotateAdaptor: NVTX ranges on a profiler's timeline, by the package nvtx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AnnotateAdaptor(Adaptor):
     --------
     >>> import gpumem
     >>> marked = AnnotateAdaptor(gpumem.Arena("host"), domain="loader")
-    >>> marked.allocate(1000).nbytes     # a range and a mark, if a profiler listens
+    >>> marked.allocate(1000).nbytes     # a range and a mark, if a profiler is attached
     1000
     """
 
@@ -59,11 +59,11 @@ def annotate(
     """Show a resource's calls on a profiler's timeline, such as that of Nsight Systems.
 
     Each ``allocate``, ``allocate_persistent`` and ``shrink`` is an NVTX range of its name on the
-    calling thread, with the bytes asked for as payload; each free is a mark with the block's. A
-    range lasts as long as the call: a block that is at hand is a point, growing and waiting for
-    streams are long. Without a profiler that listens, nvtx does nothing.
+    calling thread, with the requested bytes as payload; each free is a mark with the block's. A
+    range lasts as long as the call: a cached block makes a point, growth and waits for streams
+    make long ranges. Without a profiler nvtx does nothing.
 
-    Only what goes through this adaptor is shown. A resource that nobody wrapped pays nothing.
+    Only calls through this adaptor are shown; other users of the resource pay nothing.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def annotate(
     domain : str, optional
         NVTX's domain, by which profilers group and filter.
     name : str, optional
-        For people; the upstream's by default.
+        Name used in error messages and reports; the upstream's by default.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def annotate(
     MissingFrameworkError
         The package nvtx is not installed.
     TypeError
-        `resource` is no MemoryResource, or `domain` no str.
+        `resource` is not a MemoryResource, or `domain` not a str.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Asking a callback before giving up."""
+"""FailureAdaptor: a callback decides whether a failed allocation is tried again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FailureAdaptor", "on_failure"]
 
 
 class FailureAdaptor(Adaptor):
-    """A resource that asks a callback before it gives up; see `on_failure`.
+    """A resource that calls a callback before an allocation fails; see `on_failure`.
 
     Examples
     --------
@@ -52,8 +52,8 @@ class FailureAdaptor(Adaptor):
                 again = self._callback(nbytes, attempt)
                 if not isinstance(again, bool):
                     raise TypeError(
-                        f"callback {self._callback!r} returned {again!r}: it returns True to try "
-                        "again, False to give up"
+                        f"callback {self._callback!r} returned {again!r}: expected True to try "
+                        "again or False"
                     ) from None
                 if not again:
                     raise
@@ -62,18 +62,18 @@ class FailureAdaptor(Adaptor):
 def on_failure(
     resource: MemoryResource, callback: Callable[[int, int], bool], *, name: str | None = None
 ) -> FailureAdaptor:
-    """Ask a callback, when there is no memory, whether to try again.
+    """Call a callback when an allocation fails, which may free memory for another attempt.
 
     Parameters
     ----------
     resource : MemoryResource
         The upstream.
     callback : callable
-        ``callback(nbytes, attempt) -> bool``: bytes asked for, and how often that failed now, from
-        1. It may free buffers, shrink, spill. True: the upstream is asked again. False: its
-        MemoryError is raised.
+        ``callback(nbytes, attempt) -> bool``: the requested bytes, and the number of failed
+        attempts, from 1. It may free buffers, shrink, spill. True: another attempt. False: the
+        upstream's MemoryError is raised.
     name : str, optional
-        For people; the upstream's by default.
+        Name used in error messages and reports; the upstream's by default.
 
     Returns
     -------
@@ -82,8 +82,8 @@ def on_failure(
     Raises
     ------
     TypeError
-        `resource` is no MemoryResource, or `callback` not callable. In `allocate`: `callback`
-        returned something other than True or False; what it raises passes as it is.
+        `resource` is not a MemoryResource, or `callback` not callable. In `allocate`: `callback`
+        returned something other than True or False; its own exceptions are not caught.
 
     Examples
     --------

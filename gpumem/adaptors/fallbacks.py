@@ -1,4 +1,4 @@
-"""Asking one resource after another."""
+"""FallbackAdaptor: the first resource that has the memory serves it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FallbackAdaptor", "fallback"]
 
 
 class FallbackAdaptor(Adaptor):
-    """Several resources of one device, asked one after another; see `fallback`.
+    """Several resources of one device, tried one after another; see `fallback`.
 
     Examples
     --------
@@ -34,8 +34,8 @@ class FallbackAdaptor(Adaptor):
         for number, resource in enumerate(resources):
             if resource.memory.device != self.memory.device:
                 raise ValueError(
-                    f"{resource!r} is of {resource.memory.device}: a fallback takes resources of "
-                    f"one device, here of {self.memory.device}"
+                    f"{resource!r} is of {resource.memory.device}: the resources of a fallback are "
+                    f"of one device, here {self.memory.device}"
                 )
             if any(resource is other for other in resources[:number]):
                 raise ValueError(f"{resource!r} is given twice")
@@ -63,7 +63,7 @@ class FallbackAdaptor(Adaptor):
         return buffer.resource
 
     def served_by(self, buffer: Buffer) -> MemoryResource:
-        """Return which of the resources a live buffer came from.
+        """Return the resource that a live buffer came from.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class FallbackAdaptor(Adaptor):
 
     @property
     def served(self) -> tuple[int, ...]:
-        """Blocks that each of the resources has handed out here since the start."""
+        """Number of blocks that each resource has served here."""
         return tuple(self._served)
 
     @property
@@ -86,7 +86,7 @@ class FallbackAdaptor(Adaptor):
         return any(upstream.is_arena for upstream in self.upstreams)
 
     def shrink(self) -> ShrinkReport:
-        """Shrink every resource; the report has what all of them gave back and kept."""
+        """Shrink every resource; the report sums up what they released and retained."""
         reports = [upstream.shrink() for upstream in self.upstreams]
         return ShrinkReport(
             sum(report.released_bytes for report in reports),
@@ -116,18 +116,18 @@ def fallback(
     *more: MemoryResource,
     name: str | None = None,
 ) -> FallbackAdaptor:
-    """Ask one resource after another until one has the memory.
+    """Try one resource after another until one has the memory.
 
     Such as a GPU's own memory, then pinned memory of the same GPU, then managed memory. A buffer's
-    `memory` says where it really lives, so what comes from pinned memory has NumPy views.
+    `memory` is that of the resource which served it, so a buffer in pinned memory has NumPy views.
 
     Parameters
     ----------
     first, second, *more : MemoryResource
-        Of one device, in the order in which they are asked. A resource is passed over when it
-        raises MemoryError; every other exception passes as it is.
+        Of one device, in the order in which they are tried. A MemoryError leads to the next one;
+        every other exception is raised.
     name : str, optional
-        For people; the first resource's by default.
+        Name used in error messages and reports; the first resource's by default.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def fallback(
     Raises
     ------
     TypeError
-        A resource is no MemoryResource.
+        A resource is not a MemoryResource.
     ValueError
         The resources are not of one device, or one is given twice.
 

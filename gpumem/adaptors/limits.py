@@ -1,4 +1,4 @@
-"""A limit of its own for any resource."""
+"""LimitAdaptor: a limit for any resource."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["LimitAdaptor", "limit"]
 
 
 class LimitAdaptor(Adaptor):
-    """A resource with a limit of its own; see `limit`.
+    """A resource with its own limit; see `limit`.
 
     Examples
     --------
@@ -31,17 +31,17 @@ class LimitAdaptor(Adaptor):
 
     @property
     def limit(self) -> int | None:
-        """Bytes that may be handed out at a time, as they are asked for; its budget's, if any."""
+        """Requested bytes that may be allocated at a time; its budget's, if any."""
         return self._limit()[0]
 
     @property
     def used(self) -> int:
-        """Bytes handed out now, as they were asked for."""
+        """Requested bytes that are allocated now."""
         return self._counts()[0]
 
     @property
     def free(self) -> int | None:
-        """Bytes that may still be handed out; None: any."""
+        """Bytes that may still be allocated; None: any."""
         return self._limit()[1]
 
 
@@ -58,11 +58,10 @@ def limit(
     resource : MemoryResource
         The upstream.
     nbytes : int or Budget
-        The limit, 0 to 2**63 - 1; or a budget that is charged, and that others may share. It is
-        charged for bytes as they are asked for, from before the upstream is asked until it has the
-        block back.
+        The limit, 0 to 2**63 - 1; or a budget, which other resources may share. It is charged for
+        requested bytes, from before the upstream's call until the block is freed there.
     name : str, optional
-        For people; the upstream's by default.
+        Name used in error messages and reports; the upstream's by default.
 
     Returns
     -------
@@ -73,7 +72,7 @@ def limit(
     Raises
     ------
     TypeError, ValueError
-        `resource` is no MemoryResource, or `nbytes` no such number.
+        `resource` is not a MemoryResource, or `nbytes` not such a number.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Telling a sink of every allocation and free."""
+"""LogAdaptor: every allocation, free and failure is reported to a sink."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ class MemoryEvent:
     Attributes
     ----------
     action : {"allocate", "free", "failure"}
-        A block was handed out, or came back, or could not be handed out.
+        A block was allocated, freed, or could not be allocated.
     ptr : int
         Address of the block; 0 after a failure and of an empty block.
     nbytes : int
-        Bytes asked for.
+        Requested bytes.
     stream : int
-        Handle of the stream it was allocated for, or went back on; 0 and 1 are the legacy default
-        stream.
+        Handle of the stream it was allocated or freed on; 0 and 1 are the legacy default stream.
     time : int
         Nanoseconds since 1970.
     thread : int
-        Identity of the thread that did it, as `threading.get_ident` has it; a view may be dropped
-        on a thread that Python does not know.
+        Identifier of the calling thread, as of `threading.get_ident`; a view may be dropped on a
+        thread that Python did not start.
     memory : str
-        Where the block lives, such as ``"cuda:0"``.
+        Memory of the block, such as ``"cuda:0"``.
     persistent : bool
-        It was asked for with ``allocate_persistent``. False of a free.
+        Whether it was allocated by ``allocate_persistent``; False for a free.
     error : str
-        Of a failure: the exception.
+        The exception of a failure.
 
     Examples
     --------
@@ -79,7 +78,7 @@ _CSV_ACTIONS = {"allocate": "allocate", "free": "free", "failure": "allocate fai
 
 
 class LogAdaptor(Adaptor):
-    """A resource that tells a sink of every allocation and free; see `log`.
+    """A resource that reports every allocation and free to a sink; see `log`.
 
     Examples
     --------
@@ -93,7 +92,7 @@ class LogAdaptor(Adaptor):
     def __init__(self, resource: MemoryResource, sink: Sink, *, name: str | None = None) -> None:
         self._sink = _function_of(sink)
         self._events: collections.deque[MemoryEvent] = collections.deque()
-        self._telling: set[int] = set()
+        self._in_sink: set[int] = set()
         super().__init__((resource,), name=name, tells=True)
         if _is_file(sink):
             sink.write(_CSV_HEADER)
@@ -103,17 +102,19 @@ class LogAdaptor(Adaptor):
             buffer = serve_from(self.upstreams[0], nbytes, stream, options, persistent)
         except BaseException as error:
             handle = handle_or_zero(self, stream)
-            self._tell("failure", 0, nbytes, handle, persistent, f"{type(error).__name__}: {error}")
+            self._record(
+                "failure", 0, nbytes, handle, persistent, f"{type(error).__name__}: {error}"
+            )
             raise
         memory = str(buffer.memory)
-        self._tell("allocate", buffer.ptr, nbytes, buffer.stream.ptr, persistent, memory=memory)
+        self._record("allocate", buffer.ptr, nbytes, buffer.stream.ptr, persistent, memory=memory)
         return buffer
 
     def _on_free(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
         memory = str(self.memory)
         self._put(MemoryEvent("free", address, nbytes, stream, time, thread, memory))
 
-    def _tell(
+    def _record(
         self,
         action: str,
         ptr: int,
@@ -128,24 +129,24 @@ class LogAdaptor(Adaptor):
         self._put(MemoryEvent(action, ptr, nbytes, stream, now, thread, where, persistent, error))
 
     def _put(self, event: MemoryEvent) -> None:
-        """Hand events to the sink, oldest first; what comes up inside the sink follows it."""
+        """Pass events to the sink, oldest first; events of the sink's own calls come after it."""
         self._events.append(event)
         thread = threading.get_ident()
-        if thread in self._telling:
+        if thread in self._in_sink:
             return
-        self._telling.add(thread)
+        self._in_sink.add(thread)
         try:
             while self._events:
                 try:
                     event = self._events.popleft()
-                except IndexError:  # another thread was faster
+                except IndexError:  # another thread has taken it
                     break
                 try:
                     self._sink(event)
                 except Exception as error:
                     report(error, self._sink)
         finally:
-            self._telling.discard(thread)
+            self._in_sink.discard(thread)
 
 
 def _is_file(sink: Sink) -> TypeGuard[_TextFile]:
@@ -158,17 +159,10 @@ def _function_of(sink: Sink) -> Callable[[MemoryEvent], object]:
 
         def write_log(event: MemoryEvent) -> None:
             level = logging.WARNING if event.action == "failure" else logging.INFO
-            logger.log(
-                level,
-                "%s %d bytes at %#x in %s on stream %#x%s",
-                event.action,
-                event.nbytes,
-                event.ptr,
-                event.memory,
-                event.stream,
-                f": {event.error}" if event.error else "",
-                extra={"memory_event": event},
-            )
+            text = "%s %d bytes at %#x in %s on stream %#x%s"
+            where = (event.action, event.nbytes, event.ptr, event.memory, event.stream)
+            error = event.error and f": {event.error}"
+            logger.log(level, text, *where, error, extra={"memory_event": event})
 
         return write_log
     if _is_file(sink):
@@ -183,27 +177,23 @@ def _function_of(sink: Sink) -> Callable[[MemoryEvent], object]:
 
         return write_csv
     if callable(sink):
-
-        def call(event: MemoryEvent) -> None:
-            sink(event)
-
-        return call
-    raise TypeError(f"sink {sink!r} is not accepted: it takes a callable, a file or a Logger")
+        return sink
+    raise TypeError(f"sink {sink!r} is not accepted: expected a callable, a file or a Logger")
 
 
 def log(resource: MemoryResource, sink: Sink, *, name: str | None = None) -> LogAdaptor:
-    """Tell a sink of every allocation, free and failure.
+    """Report every allocation, free and failure to a sink.
 
     Parameters
     ----------
     resource : MemoryResource
         The upstream.
     sink : callable, file or logging.Logger
-        A callable gets each `MemoryEvent`. A text file gets comma-separated lines as RMM's
-        ``LoggingResourceAdaptor`` writes them, which ``gpumem replay`` reads. A Logger gets a
-        record at INFO, of a failure at WARNING, with the event as its attribute ``memory_event``.
+        A callable is called with each `MemoryEvent`. A text file receives comma-separated lines in
+        the format of RMM's ``LoggingResourceAdaptor``, which ``gpumem replay`` reads. A Logger
+        receives a record at INFO, for a failure at WARNING, with the attribute ``memory_event``.
     name : str, optional
-        For people; the upstream's by default.
+        Name used in error messages and reports; the upstream's by default.
 
     Returns
     -------
@@ -212,14 +202,14 @@ def log(resource: MemoryResource, sink: Sink, *, name: str | None = None) -> Log
     Raises
     ------
     TypeError
-        `resource` is no MemoryResource, or `sink` none of the three.
+        `resource` is not a MemoryResource, or `sink` none of the three.
 
     Notes
     -----
     A sink is called on the thread where the event happened, finalizers included; an event that
-    comes up inside the sink itself is told right after. A view that is dropped on a thread without
-    Python is told of later; its `time` is right. An exception of the sink is reported to
-    ``sys.unraisablehook``: logging changes nothing.
+    occurs inside the sink is reported right after. A view that is dropped on a thread without
+    Python is reported later, with the correct `time`. An exception of the sink goes to
+    ``sys.unraisablehook`` and does not affect the allocation.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Knowing what a resource has handed out, and to whom."""
+"""TrackAdaptor: the live blocks of a resource, and where they were allocated."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["TrackAdaptor", "TrackCounts", "track"]
 
 @dataclass(frozen=True)
 class TrackCounts:
-    """What a tracked resource has handed out; bytes as they were asked for.
+    """Counters of a tracked resource, in requested bytes and in blocks.
 
     Attributes
     ----------
     current_bytes, current_blocks : int
-        Handed out now.
+        Allocated now.
     peak_bytes, peak_blocks : int
         The highest so far.
     total_bytes, total_blocks : int
-        Handed out since the start.
+        Allocated since the start.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class TrackCounts:
 
 
 class TrackAdaptor(Adaptor):
-    """A resource that knows its live blocks; see `track`.
+    """A resource that records its live blocks; see `track`.
 
     Examples
     --------
@@ -72,11 +72,11 @@ class TrackAdaptor(Adaptor):
         return Site(threading.get_ident(), buffer.stream.ptr, stack)
 
     def counts(self) -> TrackCounts:
-        """Return the counters of this moment."""
+        """Return the counters."""
         return TrackCounts(*self._counts())
 
     def reset_peaks(self) -> None:
-        """Let the peaks begin anew at what is handed out now."""
+        """Set the peaks to the current values."""
         self._reset_peaks()
 
     def outstanding(self) -> list[OutstandingBlock]:
@@ -95,16 +95,16 @@ class TrackAdaptor(Adaptor):
 def track(
     resource: MemoryResource, *, stacks: bool = False, name: str | None = None
 ) -> TrackAdaptor:
-    """Know what a resource has handed out, and to whom.
+    """Record which blocks of a resource are live, and where they were allocated.
 
     Parameters
     ----------
     resource : MemoryResource
         The upstream.
     stacks : bool, optional
-        Keep with each block where it was asked for; a few microseconds per allocation.
+        Record each block's call stack; a few microseconds per allocation.
     name : str, optional
-        For people; the upstream's by default.
+        Name used in error messages and reports; the upstream's by default.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def track(
     Raises
     ------
     TypeError
-        `resource` is no MemoryResource.
+        `resource` is not a MemoryResource.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Mapping: what the driver and the system hold for one import, counted without the interpreter.
+"""What the driver and the system have of one import, with a count of references.
 
-The ExternalMemory, and each buffer over it with its views, hold one reference each. Whoever drops
-the last one leaves the mapping on a list; `mappings_reap` gives it back where waiting is allowed,
-because a driver's free may wait for work that somebody has yet to signal.
+The ExternalMemory, and each buffer over it with its views, have one reference each. Dropping the
+last one only puts the mapping on a list, because a driver's free may wait for work that has yet to
+be signalled; `release_retired_mappings` ends it where waiting is allowed.
 """
 
 from cpython.object cimport PyObject
@@ -18,7 +18,7 @@ cdef struct Mapping:
     DeviceContext* context
     CUdeviceptr address     # of the allocation's first byte
     uint64_t nbytes         # of the allocation
-    # What to give back, in this order; 0 or NULL: there is none.
+    # What to release, in this order; 0 or NULL: nothing.
     CUdeviceptr buffer              # a mapped buffer, to be freed
     CUexternalMemory external
     uint64_t range_bytes            # virtual memory: the addresses from `address` on
@@ -35,10 +35,10 @@ cdef Mapping* mapping_new(DeviceContext* context, uint64_t nbytes) noexcept nogi
 cdef void mapping_retain(Mapping* mapping) noexcept nogil
 # On any thread, in any finalizer.
 cdef void mapping_drop(Mapping* mapping) noexcept nogil
-# Ends a mapping that nobody refers to; waits for what the device may still do with it. Goes on
-# after a failure and returns the first, with the call's name.
+# Ends a mapping without references; waits for work on the device that may use it. Continues after
+# a failure and returns the first one, with the call's name.
 cdef CUresult mapping_end(Mapping* mapping, const char** call) noexcept nogil
-# The last reference is given up and the mapping ended at once; False: others refer to it.
+# Drops the last reference and ends the mapping at once; False: there are other references.
 cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil
 # Ends all that were dropped, but for those whose end might wait for a timeline's value.
-cdef void mappings_reap() noexcept nogil
+cdef void release_retired_mappings() noexcept nogil

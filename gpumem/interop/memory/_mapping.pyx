@@ -1,4 +1,4 @@
-"""Counting and ending mappings."""
+"""Counting references to mappings, and releasing them."""
 
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint64_t
@@ -12,10 +12,10 @@ from gpumem._support.atomics cimport count_add
 from gpumem._support.memory cimport munmap
 from gpumem._support.process cimport on_fork, process_is_exiting
 from gpumem._support.retired cimport retire, Retired, take_retired
-from gpumem.interop.timelines._core cimport timelines_hold
+from gpumem.interop.timelines._core cimport timelines_in_use
 
 
-# What waits for its end.
+# Mappings without references, which `release_retired_mappings` ends.
 cdef Retired* dropped = NULL
 
 
@@ -34,11 +34,11 @@ cdef void mapping_retain(Mapping* mapping) noexcept nogil:
 
 cdef void mapping_drop(Mapping* mapping) noexcept nogil:
     if count_add(&mapping.references, -1) == 0:
-        put_off(mapping)
+        retire_mapping(mapping)
 
 
 cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) noexcept nogil:
-    # A count that is one is this reference: nobody else has one to copy.
+    # If the count is one, it is this reference, and no other thread can copy it.
     if mapping.references > 1:
         return False
     mapping.references = 0
@@ -46,21 +46,21 @@ cdef bint mapping_end_last(Mapping* mapping, CUresult* code, const char** call) 
     return True
 
 
-cdef void mappings_reap() noexcept nogil:
+cdef void release_retired_mappings() noexcept nogil:
     cdef Retired* link = take_retired(&dropped)
     cdef Mapping* mapping
     cdef const char* call = NULL
     while link != NULL:
         mapping = <Mapping*>link.thing
         link = link.next
-        if timelines_hold(mapping.context):
-            put_off(mapping)
+        if timelines_in_use(mapping.context):
+            retire_mapping(mapping)
         else:
-            mapping_end(mapping, &call)     # nobody is there to be told of a failure
+            mapping_end(mapping, &call)     # a failure has no caller to report to
 
 
-cdef void put_off(Mapping* mapping) noexcept nogil:
-    # Until a later call: its end would wait for a stream, and that perhaps for this thread.
+cdef void retire_mapping(Mapping* mapping) noexcept nogil:
+    # A later call ends it: that may wait for a stream, which perhaps waits for this thread.
     retire(&dropped, &mapping.end, mapping)
 
 
@@ -89,22 +89,23 @@ cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
     cdef CUresult first = CUDA_SUCCESS
     # Freeing a buffer waits by itself.
     if mapping.was_used and (mapping.is_mapped or mapping.is_registered):
-        first = noted(first, context.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
+        first = first_of(first, context.table.cuCtxSynchronize(), call, "cuCtxSynchronize")
     if mapping.buffer:
-        first = noted(first, context.table.cuMemFree(mapping.buffer), call, "cuMemFree")
+        first = first_of(first, context.table.cuMemFree(mapping.buffer), call, "cuMemFree")
     if mapping.external != NULL:
-        first = noted(first, context.table.cuDestroyExternalMemory(mapping.external), call,
-                      "cuDestroyExternalMemory")
+        first = first_of(first, context.table.cuDestroyExternalMemory(mapping.external), call,
+                         "cuDestroyExternalMemory")
     if mapping.is_mapped:
-        first = noted(first, context.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
-                      "cuMemUnmap")
+        first = first_of(first, context.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
+                         "cuMemUnmap")
     if mapping.range_bytes:
-        first = noted(first, context.table.cuMemAddressFree(mapping.address, mapping.range_bytes),
-                      call, "cuMemAddressFree")
+        first = first_of(first, context.table.cuMemAddressFree(mapping.address,
+                                                               mapping.range_bytes),
+                         call, "cuMemAddressFree")
     if mapping.physical:
-        first = noted(first, context.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
+        first = first_of(first, context.table.cuMemRelease(mapping.physical), call, "cuMemRelease")
     if mapping.is_registered:
-        first = noted(first, unregister(mapping), call, "cuMemHostUnregister")
+        first = first_of(first, unregister(mapping), call, "cuMemHostUnregister")
     return first
 
 
@@ -114,8 +115,8 @@ cdef inline CUresult unregister(Mapping* mapping) noexcept nogil:
     return code
 
 
-cdef inline CUresult noted(CUresult first, CUresult code, const char** call,
-                           const char* name) noexcept nogil:
+cdef inline CUresult first_of(CUresult first, CUresult code, const char** call,
+                              const char* name) noexcept nogil:
     if first != CUDA_SUCCESS or code == CUDA_SUCCESS:
         return first
     call[0] = name

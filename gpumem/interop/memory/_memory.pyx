@@ -1,4 +1,4 @@
-"""Tensors and arenas in memory from outside."""
+"""ExternalMemory: memory of another API or process as tensors and arenas, and its imports."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ from gpumem._support.streams cimport LEGACY_STREAM
 from gpumem._tensor cimport element_of, ElementType, MAX_RANK, Tensor, tensor_new
 from gpumem.interop.memory._mapping cimport (
     Mapping, mapping_drop, mapping_end, mapping_end_last, mapping_new, mapping_retain,
-    mappings_reap,
+    release_retired_mappings,
 )
 
 from gpumem._core import Arena
@@ -47,24 +47,24 @@ from gpumem.errors import (
 from gpumem.interop.memory.placement import place_tensor, point_of, Slices
 
 
-# What a buffer over imported memory gives back at its end.
-cdef struct Share:
+# What a buffer over imported memory keeps, and releases at its end.
+cdef struct KeptMapping:
     Mapping* mapping
     PyObject* ready         # counted; NULL: nothing to wait for
 
 
-# ---- buffers over it -----------------------------------------------------------------------------
+# ---- Buffers over imported memory ----------------------------------------------------------------
 
 @cython.final
 cdef class ImportedMemory(MemoryResource):
-    """The resource of buffers over imported memory. It hands nothing out."""
+    """The resource of buffers over imported memory. It allocates nothing."""
 
     def __init__(self, memory, read_only):     # the base's is for resources that allocate
         resource_init(self, memory, f"memory imported on {memory}")
         self.is_read_only = read_only
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        # Nobody gets the memory next, and its end waits for the whole device.
+        # Freed memory is not reused, and its release waits for the whole device.
         cdef CUstream handle = NULL
         stream_handle(stream, self.driver_device, &handle)
         slot[0] = 0
@@ -74,13 +74,13 @@ cdef class ImportedMemory(MemoryResource):
         return LEGACY_STREAM
 
     cdef void give_back(self, Buffer buffer) noexcept:
-        share_end(<Share*><uintptr_t>buffer.handle)
+        release_kept(<KeptMapping*><uintptr_t>buffer.handle)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
                                          NULL, release_lease)
         if lease == NULL:
-            raise MemoryError("no host memory for a view's lease")
+            raise MemoryError("out of host memory while sharing a buffer")
         return lease
 
     cdef void move_lease(self, Lease* lease, uint32_t slot) noexcept:
@@ -90,20 +90,20 @@ cdef class ImportedMemory(MemoryResource):
         return 0        # as in slot_of
 
     cdef int before_cpu(self, Buffer buffer) except -1:
-        cdef Share* share = <Share*><uintptr_t>buffer.handle
+        cdef KeptMapping* share = <KeptMapping*><uintptr_t>buffer.handle
         if share != NULL and share.ready != NULL:
             (<object>share.ready).wait()
         return 0
 
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
-        cdef Share* share = <Share*><uintptr_t>buffer.handle
+        cdef KeptMapping* share = <KeptMapping*><uintptr_t>buffer.handle
         if share != NULL and share.ready != NULL:
             (<object>share.ready).enqueue_wait(
                 Stream.from_handle(self.memory.device, <uintptr_t>stream))
         return 0
 
 
-cdef void share_end(Share* share) noexcept:
+cdef void release_kept(KeptMapping* share) noexcept:
     if share.ready != NULL:
         Py_DECREF(<object>share.ready)
     mapping_drop(share.mapping)
@@ -111,20 +111,20 @@ cdef void share_end(Share* share) noexcept:
 
 
 cdef void release_lease(Lease* lease) noexcept nogil:
-    cdef Share* share = <Share*><uintptr_t>lease.handle
+    cdef KeptMapping* share = <KeptMapping*><uintptr_t>lease.handle
     if share.ready == NULL:
         mapping_drop(share.mapping)
         free(share)
     elif not process_is_exiting():
         with gil:
-            share_end(share)
+            release_kept(share)
 
 
 cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes):
-    cdef Share* share = <Share*>malloc(sizeof(Share))
+    cdef KeptMapping* share = <KeptMapping*>malloc(sizeof(KeptMapping))
     cdef Buffer buffer
     if share == NULL:
-        raise MemoryError("no host memory for a buffer over imported memory")
+        raise MemoryError("out of host memory while creating a buffer over imported memory")
     share.mapping = memory.mapping
     share.ready = NULL
     if memory.ready is not None:
@@ -135,32 +135,32 @@ cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes
     buffer.resource = buffer.home = memory.home
     buffer.address = address
     buffer.requested_bytes = nbytes
-    buffer.block_bytes = nbytes or 1        # not 0: also an empty one has somebody to tell
+    buffer.block_bytes = nbytes or 1        # not 0: an empty one keeps the mapping, too
     buffer.handle = <uint64_t><uintptr_t>share
     if memory.ready is None:
-        order_settled(buffer)               # the caller vouches for what was done before
+        order_settled(buffer)               # the caller has ordered earlier work
     return buffer
 
 
-# ---- the import ----------------------------------------------------------------------------------
+# ---- ExternalMemory ------------------------------------------------------------------------------
 
 @cython.final
 cdef class ExternalMemory:
     """Memory that another API or process allocated, mapped whole; made by `Importer.import_memory`.
 
     Tensors in it are addresses in one mapping, so they may overlap and see each other's writes.
-    Each tensor and view keeps the mapping. After the last of them and this object are gone, it is
-    given back by the next call that imports or closes something, or that asks the device for its
-    free bytes: giving it back may have to wait for work on the device, which a finalizer must not.
+    Each tensor and view keeps the mapping. After the last of them and this object are gone, the
+    next call that imports or closes something, or that queries the device's free bytes, releases
+    it: a release may have to wait for work on the device, which a finalizer must not.
 
     Attributes
     ----------
     descriptor : MemoryDescriptor
-        What it was imported by; its handle may be closed by now.
+        Describes the import; its handle may be closed meanwhile.
     memory : MemoryInfo
-        What the mapping is here: the device's own memory, or HOST_ACCESSIBLE, or HOST.
+        Memory of the mapping here: the device's own, HOST_ACCESSIBLE or HOST.
     ready : TimelinePoint or None
-        What `set_ready` said last.
+        The point that `set_ready` set last.
 
     Examples
     --------
@@ -191,17 +191,17 @@ cdef class ExternalMemory:
 
     @property
     def offset(self):
-        """Bytes of the allocation before the memory that is meant."""
+        """Bytes of the allocation before the described memory."""
         return self.descriptor.offset
 
     @property
     def nbytes(self):
-        """Bytes that are meant: size - offset."""
+        """Bytes of the described memory: size - offset."""
         return self.descriptor.nbytes
 
     @property
     def read_only(self):
-        """Whether nothing may write it here."""
+        """Whether this process may only read it."""
         return self.descriptor.read_only
 
     @property
@@ -216,7 +216,7 @@ cdef class ExternalMemory:
 
     @property
     def ptr(self):
-        """Address of the first byte that is meant."""
+        """Address of the first described byte."""
         return require_open(self).address + <uint64_t>self.descriptor.offset
 
     @property
@@ -226,7 +226,7 @@ cdef class ExternalMemory:
 
     @property
     def exports(self):
-        """How many keep the mapping beside this object: tensors, or their views; arenas."""
+        """Number of tensors, views and arenas that keep the mapping."""
         return 0 if self.mapping == NULL else self.mapping.references - 1
 
     def tensor(self, shape, dtype, *, offset=0, strides=None, row_pitch=None, read_only=None):
@@ -246,12 +246,12 @@ cdef class ExternalMemory:
             Instead of `strides`: bytes from one row to the next, where the last dimension is a row
             and all others follow each other by rows.
         read_only : bool, optional
-            None is what the memory is; False is refused where the memory is read-only.
+            None: as the memory; False is an error in read-only memory.
 
         Returns
         -------
         Tensor
-            Whoever reads or exports it waits for what `set_ready` said before.
+            Reading or exporting it waits for the point that `set_ready` set before.
 
         Raises
         ------
@@ -275,7 +275,7 @@ cdef class ExternalMemory:
         layout = place_tensor(self.descriptor, address, shape, element.dtype, offset, strides,
                               row_pitch, read_only, MAX_RANK)
         address += <uint64_t>layout.offset
-        require_open(self)      # still: reading the arguments may have run others' code
+        require_open(self)      # again: reading the arguments may have run other code
         tensor = tensor_new(buffer_over(self, address, layout.extent), element, address,
                             len(layout.shape))
         for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
@@ -286,26 +286,26 @@ cdef class ExternalMemory:
         return tensor
 
     def set_ready(self, timeline, value=None, *, timeout=None):
-        """Say which point of a timeline the producer's writes are behind.
+        """Set the point of a timeline at which the producer's writes are done.
 
-        Tensors made from now on carry it: a consumer's stream waits for it on the device, the CPU
-        when it takes a view. Tensors that exist keep what they had.
+        Later tensors wait for it: a consumer's stream on the device, the CPU when it takes a view.
+        Existing tensors keep their point.
 
         Parameters
         ----------
         timeline : Timeline, TimelinePoint or None
-            None: nothing is to be waited for any more.
+            None: later tensors do not wait.
         value : int, optional
             The value that the producer signals; not with a TimelinePoint.
         timeout : float, optional
-            Seconds that the CPU waits at most; None: for ever.
+            Longest wait of the CPU in seconds; None: unlimited.
 
         Raises
         ------
         TypeError, ValueError
-            No timeline, or a value that it cannot have.
+            Not a timeline, or an invalid value.
         DeviceMismatchError
-            The timeline is one of another device.
+            The timeline belongs to another device.
         ClosedError
             The memory is closed.
         """
@@ -318,17 +318,17 @@ cdef class ExternalMemory:
         Parameters
         ----------
         config : ArenaConfig or Mapping, optional
-            As for `Arena`. ``max_mem`` is at most what the memory holds, where there is no `grow`.
+            As for `Arena`. Without `grow`, ``max_mem`` is at most the size of the memory.
         grow : callable, optional
-            ``grow(nbytes)`` asks the exporter for more, when the arena is full: it returns another
-            ExternalMemory of the same kind with at least so many bytes, or None, and is asked then
-            for less, down to what is needed. It must not call the arena.
+            ``grow(nbytes)`` is called when the arena is full. It returns another ExternalMemory of
+            the same kind with at least so many bytes, or None: it is then called with smaller
+            sizes, down to the request. It must not call the arena.
         name : str, optional
 
         Returns
         -------
         Arena
-            It keeps the memory and what `grow` gave; close it before closing the memory.
+            It keeps the memory and all that `grow` returned; close it before the memory.
 
         Raises
         ------
@@ -356,12 +356,12 @@ cdef class ExternalMemory:
         slices = Slices(self, grow, keeper)
         settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
             config, ArenaConfig) else config
-        # Whoever shares the memory may write all of it: no guards there.
+        # Other users of the memory may write all of it, so there are no guards.
         return Arena(self.memory, slices.settings(settings), source=slices, debug_heap=False,
                      name=title)
 
     def close(self, *, timeout=None):
-        """Give the mapping back; waits for work on the device. Idempotent.
+        """Release the mapping; waits for work on the device. Idempotent.
 
         Parameters
         ----------
@@ -371,9 +371,9 @@ cdef class ExternalMemory:
         Raises
         ------
         InUseError
-            There are exports still; nothing is changed.
+            There are exports; nothing is changed.
         DriverError
-            The driver refused to take something back. The memory is closed nevertheless.
+            A release failed. The memory is closed nevertheless.
         """
         cdef CUresult code = CUDA_SUCCESS
         cdef const char* call = NULL
@@ -391,7 +391,7 @@ cdef class ExternalMemory:
         self.mapping = NULL
         with nogil:
             mapping_end_last(mapping, &code, &call)
-            mappings_reap()
+            release_retired_mappings()
         if code != CUDA_SUCCESS:
             check(self.home.driver_device.context.table, code, call.decode())
 
@@ -400,7 +400,7 @@ cdef class ExternalMemory:
 
     def __exit__(self, *exception):
         if exception[0] is not None and self.exports:
-            mapping_drop(self.mapping)      # goes with the last of them; what was raised goes on
+            mapping_drop(self.mapping)      # released with the last export
             self.mapping = NULL
         self.close()
 
@@ -433,7 +433,7 @@ cdef Mapping* require_open(ExternalMemory memory) except NULL:
     return memory.mapping
 
 
-# (memory, read-only) -> the resource of its buffers; made anew in a fork's child
+# (memory, read-only) -> the resource of its buffers; replaced in a forked child
 cdef dict homes = {}
 
 
@@ -451,30 +451,29 @@ def keeper(ExternalMemory memory not None):
     return buffer_over(memory, mapping.address + <uint64_t>memory.descriptor.offset, memory.nbytes)
 
 
-def reap():
-    """Free imports that are no longer referenced; waits for work on the device."""
+def release_retired():
+    """Release imports that are no longer referenced; waits for work on the device."""
     with nogil:
-        mappings_reap()
+        release_retired_mappings()
 
 
-on_release("imports", reap)
+on_release("imports", release_retired)
 
 
-# ---- The driver calls behind each kind of import. Each undoes what it did if a later step fails
+# ---- The driver calls of each kind of import -----------------------------------------------------
 #
-# A function takes a duplicate of the caller's descriptor. cuImportExternalMemory owns a descriptor
-# once it succeeded, then the duplicate forgets its number; every other call leaves it to the
-# duplicate, whose end closes it.
-
+# Each function undoes its earlier steps if a later one fails. It is passed a duplicate of the
+# caller's descriptor. cuImportExternalMemory owns the descriptor once it succeeded; after any
+# other call the duplicate closes it.
 
 cdef extern from "<string.h>" nogil:
     char* strerror(int number)
 
 cdef enum:
-    PAGE = 4096                     # bytes; of the CPU's own pages
+    PAGE = 4096                     # bytes
 
 
-# ---- memory of a graphics driver -----------------------------------------------------------------
+# ---- Memory of a graphics driver -----------------------------------------------------------------
 
 def import_external(wanted, int driver_type, Handle file, start=0):
     """Import an allocation by the driver's external memory, and map it whole.
@@ -529,13 +528,13 @@ cdef object map_external(object wanted, DriverDevice driver_device,
             context_restore(&driver_device.context, before)
             context_leave(&driver_device.context)
     if mapping.external != NULL and file is not None:
-        file.fd = -1                # the driver's now
+        file.fd = -1                # the driver owns it now
     finish(mapping, driver_device, code, call)
     mapping.address = mapping.buffer
     return external_memory(wanted.descriptor, wanted.memory, mapping)
 
 
-# ---- physical memory of the driver's virtual memory management -----------------------------------
+# ---- Physical memory of the driver's virtual memory management -----------------------------------
 
 def import_physical(wanted, Handle file):
     """Import a physical allocation and map it whole."""
@@ -593,7 +592,7 @@ cdef CUresult import_physical_here(Mapping* mapping, int fd, bint read_only,
 
 cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
                     bint read_only) noexcept nogil:
-    # Memory of a CPU's node is the CPU's to reach, too.
+    # In memory of a NUMA node the CPU needs access, too.
     cdef CUmemAccessDesc access[2]
     access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
     access[0].location.id = mapping.context.device
@@ -607,7 +606,7 @@ cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
         1 if prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE else 2)
 
 
-# ---- host memory ---------------------------------------------------------------------------------
+# ---- Host memory ---------------------------------------------------------------------------------
 
 def import_file(wanted, Handle file):
     """Map a file in memory, shared, and make its pages known to the driver."""
@@ -675,7 +674,7 @@ cdef object register(object wanted, DriverDevice driver_device, Mapping* mapping
     return external_memory(wanted.descriptor, wanted.memory, mapping)
 
 
-# ---- another resource's --------------------------------------------------------------------------
+# ---- Memory of another resource ------------------------------------------------------------------
 
 def import_buffer(wanted, buffer):
     """Take a Buffer for the memory; it is kept until the last view is gone."""
@@ -686,12 +685,12 @@ def import_buffer(wanted, buffer):
     return external_memory(wanted.descriptor, wanted.memory, mapping)
 
 
-# ---- what they share -----------------------------------------------------------------------------
+# ---- Steps of every import -----------------------------------------------------------------------
 
 cdef Mapping* new_mapping(DriverDevice driver_device, uint64_t nbytes) except NULL:
     cdef Mapping* mapping = mapping_new(&driver_device.context, nbytes)
     if mapping == NULL:
-        raise MemoryError("no host memory for an import's books")
+        raise MemoryError("out of host memory while importing memory")
     return mapping
 
 
@@ -711,7 +710,7 @@ cdef int finish(Mapping* mapping, DriverDevice driver_device, CUresult code,
 
 
 def require_bytes(Handle file, size):
-    """Raise BadHandleError for a file that is smaller than it is said to be."""
+    """Raise BadHandleError for a file that is smaller than described."""
     try:
         there = os.fstat(file.fileno()).st_size
     except OSError as error:

@@ -31,7 +31,7 @@ from gpumem.interop.descriptors import (
 )
 from gpumem.interop.descriptors import consume as consume_handle
 from gpumem.interop.memory import _memory as _maps
-from gpumem.interop.memory._memory import ExternalMemory, reap
+from gpumem.interop.memory._memory import ExternalMemory, release_retired
 
 __all__ = ["import_memory", "memory_capability"]
 
@@ -97,7 +97,7 @@ def import_memory(
             f"{device} cannot import {descriptor.handle_type.name}: {capability.reason}"
         )
     _check_against(descriptor, capability, device)
-    reap()
+    release_retired()
     wanted = Wanted(
         descriptor, device, _memory_of(kind, device), _dedicated(descriptor, capability)
     )

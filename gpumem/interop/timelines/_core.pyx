@@ -1,4 +1,4 @@
-"""A timeline's life below Python."""
+"""Waits and signals of timelines, what streams and devices have of them, and their ends."""
 
 from libc.errno cimport errno
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -22,214 +22,323 @@ from gpumem._support.retired cimport retire, Retired, take_retired
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        F_DUPFD_CLOEXEC
-    int fcntl(int fd, int command, ...)
-
 cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int fd)
+    int usleep(unsigned int microseconds)
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef unsigned long pthread_t
     pthread_t pthread_self()
 
 
-# Cores that streams were given, and of those the ones that nobody calls any more. The lists' lock
-# is taken after a core's own; the other way round a core's is only tried.
+cdef enum:
+    FIRST_PAUSE_US = 10         # between two queries of a device
+    LONGEST_PAUSE_US = 500
+
+cdef bint memory_operations_everywhere = False
+
+# Cores that were used by a stream, and those of them that have no user any more. The lists' lock is
+# taken after a core's own; in the other order a core's lock is only tried.
 cdef Lock lists_lock
 cdef TimelineCore* active = NULL
 cdef TimelineCore* retired = NULL
-cdef Retired* arriving = NULL       # what finalizers leave
+cdef Retired* arriving = NULL       # retired on any thread, and still in `active`
 
 lock_init(&lists_lock)
 
 
-# ---- life --------------------------------------------------------------------------------------
+# ---- Waits and signals of streams ----------------------------------------------------------------
 
-cdef TimelineCore* core_new(TimelinePage* page, int fd) noexcept nogil:
-    cdef TimelineCore* core = <TimelineCore*>calloc(1, sizeof(TimelineCore))
-    if core == NULL:
-        return NULL
-    lock_init(&core.lock)
-    core.page = page
-    core.fd = fd
-    core.peer = PEER_NONE
-    begin_here(core)
-    return core
-
-
-cdef void begin_here(TimelineCore* core) noexcept nogil:
-    """Take part as this process."""
-    core.generation = process.generation
-    if core.page != NULL and timeline_page_is_ours(core.page):
-        core.peer = timeline_attach(core.page)
-        core.attached = True
-
-
-cdef void core_after_fork(TimelineCore* core) noexcept nogil:
-    # What belongs to the parent's drivers is left alone, and so is the parent's entry.
-    lock_init(&core.lock)
-    core.links = NULL
-    core.uses = NULL
-    core.signaller = NULL
-    core.queued = 0
-    core.attached = False
-    core.listed = False
-    begin_here(core)
+cdef int core_enqueue_wait(TimelineCore* core, DeviceContext* context, CUstream stream,
+                           uint64_t value, Outcome* out) noexcept nogil:
+    cdef int status = CORE_LATE
+    cdef Link* link = NULL
+    cdef Use* used = NULL
+    # The page may have the value already: then the stream needs no wait.
+    if core.page != NULL:
+        status = timeline_look(core.page, value)
+    if status != CORE_LATE:
+        return status
+    lock_acquire(&core.lock)
+    status = begin_stream_call(core, context, stream, &link, &used, out)
+    if status == CORE_OK:
+        # In any case: the use then covers all that was queued so far.
+        status = queue_wait(link, stream, value, out)
+        use_record(used)
+        context_leave(context)
+    lock_release(&core.lock)
+    return status
 
 
-cdef void core_retire(TimelineCore* core) noexcept nogil:
-    if not core.listed or core.generation != process.generation:
-        core_end(core)
-        return
-    if process_is_exiting() and core.fd >= 0:       # nobody will come for it
-        c_close(core.fd)
-        core.fd = -1
-    retire(&arriving, &core.end, core)
+cdef int core_enqueue_signal(TimelineCore* core, DeviceContext* context, CUstream stream,
+                             uint64_t value, Outcome* out) noexcept nogil:
+    cdef int status
+    cdef Link* link = NULL
+    cdef Use* used = NULL
+    lock_acquire(&core.lock)
+    status = begin_stream_call(core, context, stream, &link, &used, out)
+    if status == CORE_OK:
+        # The value is taken first, so that no other signal can take it or a lower one meanwhile.
+        status = raise_pending(core, value, out)
+        if status == CORE_OK:
+            status = queue_signal(core, link, used, value, out)
+            if status != CORE_OK:
+                restore_pending(core, value, out)
+        context_leave(context)
+    lock_release(&core.lock)
+    return status
 
 
-cdef void core_list(TimelineCore* core) noexcept nogil:
-    if not core.listed:
-        lock_acquire(&lists_lock)
-        list_put(&active, core)
-        core.listed = True
-        lock_release(&lists_lock)
+cdef int begin_stream_call(TimelineCore* core, DeviceContext* context, CUstream stream, Link** link,
+                           Use** used, Outcome* out) noexcept nogil:
+    # Prepare all that can fail but the operation itself; on CORE_OK the caller leaves the context.
+    cdef int status
+    # Listed first: a thread that releases memory must see the core before the stream uses it.
+    core_list(core)
+    out.call = b"cuCtxPushCurrent"
+    out.code = context_enter(context)
+    if out.code != CUDA_SUCCESS:
+        return CORE_DRIVER
+    status = refuse_capture(context, stream, out)
+    if status == CORE_OK:
+        status = link_of(core, context, link, out)
+    if status == CORE_OK:
+        out.call = b"cuEventCreate"
+        used[0] = use_for(core, context, stream, &out.code)
+        if used[0] == NULL:
+            status = CORE_DRIVER
+    if status != CORE_OK:
+        context_leave(context)
+    return status
 
 
-cdef void cores_reap() noexcept nogil:
-    cdef TimelineCore* core
-    cdef TimelineCore* after
-    cdef TimelineCore* done = NULL
-    if (retired == NULL and arriving == NULL) or process_is_exiting():
-        return
-    if not lock_try(&lists_lock):
-        return
-    take_arrived()
-    core = retired
-    while core != NULL:
-        after = core.next
-        if is_over(core):
-            list_take(&retired, core)
-            core.next = done
-            done = core
-        core = after
-    lock_release(&lists_lock)
-    while done != NULL:
-        after = done.next
-        core_end(done)
-        done = after
+cdef int refuse_capture(DeviceContext* context, CUstream stream, Outcome* out) noexcept nogil:
+    # Each launch of a graph would signal the same value again.
+    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
+    if context.table.cuStreamIsCapturing == NULL:
+        return CORE_OK
+    out.call = b"cuStreamIsCapturing"
+    out.code = context.table.cuStreamIsCapturing(stream, &capturing)
+    if out.code == CUDA_SUCCESS and capturing != CU_STREAM_CAPTURE_STATUS_NONE:
+        out.code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
 
 
-cdef void take_arrived() noexcept nogil:
-    cdef Retired* link = take_retired(&arriving)
-    while link != NULL:
-        list_take(&active, <TimelineCore*>link.thing)
-        list_put(&retired, <TimelineCore*>link.thing)
-        link = link.next
+cdef int link_of(TimelineCore* core, DeviceContext* context, Link** link,
+                 Outcome* out) noexcept nogil:
+    # At a device's first use its driver learns of the page: as a semaphore on the host device, as
+    # registered memory on a GPU.
+    link[0] = find_link(core, context)
+    if link[0] != NULL:
+        return CORE_OK
+    if context.is_host and not memory_operations_everywhere:
+        return link_page(core, context, link, out)
+    out.call = b"cuStreamWaitValue64"
+    out.code = CUDA_ERROR_NOT_SUPPORTED
+    if context.table.cuStreamWaitValue64 == NULL or context.table.cuStreamWriteValue64 == NULL:
+        return CORE_DRIVER
+    return link_memory(core, context, link, out)
 
 
-cdef bint is_over(TimelineCore* core) noexcept nogil:
-    """Tell whether giving the core back would wait for nobody. The lists are locked."""
-    cdef Link* link = core.links
-    if not core_idle(core):
+cdef int queue_wait(Link* link, CUstream stream, uint64_t value, Outcome* out) noexcept nogil:
+    cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
+    if link.alias != NULL:
+        out.call = b"cuStreamWaitValue64"
+        out.code = link.context.table.cuStreamWaitValue64(stream, link.address, value,
+                                                          CU_STREAM_WAIT_VALUE_GEQ)
+    else:
+        memset(&params, 0, sizeof(params))
+        params.params.fence.value = value
+        out.call = b"cuWaitExternalSemaphoresAsync"
+        out.code = link.context.table.cuWaitExternalSemaphoresAsync(&link.semaphore, &params, 1,
+                                                                    stream)
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+
+
+cdef int queue_signal(TimelineCore* core, Link* link, Use* used, uint64_t value,
+                      Outcome* out) noexcept nogil:
+    # Queue the signal after the previous one, whose value is `out.known`.
+    cdef int status = CORE_OK
+    # A signal that is still queued on another stream comes first, else it would overwrite this one.
+    if comes_behind(core, link, used, out.known):
+        status = queue_wait(link, used.stream, out.known, out)
+    if status == CORE_OK:
+        status = queue_store(core, link, used.stream, value, out)
+    use_record(used)
+    if status == CORE_OK:
+        core.signaller = used
+        store64(&core.queued, value)
+    return status
+
+
+cdef bint comes_behind(TimelineCore* core, Link* link, Use* used, uint64_t known) noexcept nogil:
+    # Tell whether a signal that is queued on another stream could overwrite this one with less.
+    if core.signaller == used or known == 0:
         return False
-    while link != NULL:
-        # The driver unregisters memory when all that was queued is done; and that may wait for
-        # a value that the program signals only after this call.
-        if link.alias != NULL and somebody_waits(link.context):
-            return False
-        link = link.next
+    # Without a page the driver alone knows whether that signal is done.
+    if core.page == NULL:
+        return core.signaller != NULL
+    # The host device's signals only raise the page.
+    return link.alias != NULL and timeline_value(core.page) < known
+
+
+cdef int queue_store(TimelineCore* core, Link* link, CUstream stream, uint64_t value,
+                     Outcome* out) noexcept nogil:
+    cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
+    if link.alias != NULL:
+        timeline_poll(core.page)        # before the store: waiting CPUs have to poll from now on
+        out.call = b"cuStreamWriteValue64"
+        out.code = link.context.table.cuStreamWriteValue64(stream, link.address, value, 0)
+    else:
+        memset(&params, 0, sizeof(params))
+        params.params.fence.value = value
+        out.call = b"cuSignalExternalSemaphoresAsync"
+        out.code = link.context.table.cuSignalExternalSemaphoresAsync(&link.semaphore, &params, 1,
+                                                                      stream)
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+
+
+# ---- Values --------------------------------------------------------------------------------------
+
+cdef int raise_pending(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
+    # Make the value the highest pending one, for all threads and processes; the lock is held.
+    cdef bint mine
+    if core.page != NULL:
+        mine = timeline_claim(core.page, value, &out.known)
+    else:
+        out.known = core.pending
+        mine = value > core.pending
+    # Readers do not take the lock.
+    if mine:
+        store64(&core.pending, value)
+    return CORE_OK if mine else CORE_NOT_ABOVE
+
+
+cdef void restore_pending(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
+    store64(&core.pending, out.known)
+    # If another process has queued a higher value meanwhile, its streams may wait for this one.
+    if core.page != NULL and not timeline_move(core.page, value, out.known):
+        timeline_poison(core.page)
+
+
+cdef uint64_t core_pending(TimelineCore* core) noexcept nogil:
+    return load64(&core.pending) if core.page == NULL else timeline_pending(core.page)
+
+
+# ---- Waits and signals of the CPU ----------------------------------------------------------------
+
+cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
+                     Outcome* out) noexcept nogil:
+    cdef int status
+    # Another thread or process may signal at the same time: only the one that moves `pending` from
+    # what it read stores the value.
+    while True:
+        out.known = timeline_pending(core.page)
+        if value <= out.known:
+            return CORE_NOT_ABOVE
+        # A device that has yet to store a lower value would overwrite ours with it.
+        if timeline_is_polled(core.page) and timeline_value(core.page) < out.known:
+            status = timeline_wait(core.page, out.known, deadline, 0)
+            if status != CORE_OK:
+                return status
+        elif timeline_move(core.page, out.known, value):
+            timeline_signal(core.page, value)
+            return CORE_OK
+
+
+cdef int core_signal_by_stream(TimelineCore* core, DeviceContext* context, uint64_t value,
+                               Outcome* out) noexcept nogil:
+    cdef CUstream stream
+    cdef int status = open_stream(context, &stream, out)
+    if status == CORE_OK:
+        status = core_enqueue_signal(core, context, stream, value, out)
+        core_wait_end(context, stream)
+    return status
+
+
+cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64_t spin,
+                   Outcome* out) noexcept nogil:
+    cdef int status = timeline_wait(core.page, value, deadline, spin)
+    # If no stream of this process will signal the value, another process has to.
+    if status == CORE_LATE and value > load64(&core.queued):
+        out.process = timeline_deserted(core.page)
+        if out.process != 0:
+            status = timeline_look(core.page, value)    # it may have signalled before it died
+            if status == CORE_LATE:
+                status = CORE_DESERTED
+    return status
+
+
+cdef int core_wait_begin(TimelineCore* core, DeviceContext* context, CUstream* stream,
+                         uint64_t value, Outcome* out) noexcept nogil:
+    cdef int status = open_stream(context, stream, out)
+    if status == CORE_OK:
+        status = core_enqueue_wait(core, context, stream[0], value, out)
+        if status != CORE_OK:
+            core_wait_end(context, stream[0])
+    return status
+
+
+cdef int core_wait_go_on(DeviceContext* context, CUstream stream, uint64_t deadline,
+                         Outcome* out) noexcept nogil:
+    cdef uint32_t pause = FIRST_PAUSE_US
+    out.call = b"cuStreamQuery"
+    while True:
+        out.code = context_enter(context)
+        if out.code == CUDA_SUCCESS:
+            out.code = context.table.cuStreamQuery(stream)
+            context_leave(context)
+        if out.code != CUDA_ERROR_NOT_READY:
+            return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+        if not pause_until(&pause, deadline):
+            return CORE_LATE
+
+
+cdef int core_wait_idle(TimelineCore* core, uint64_t deadline) noexcept nogil:
+    cdef uint32_t pause = FIRST_PAUSE_US
+    while not uses_done(core, NULL):
+        if not pause_until(&pause, deadline):
+            return CORE_LATE
+    return CORE_OK
+
+
+cdef bint pause_until(uint32_t* pause, uint64_t deadline) noexcept nogil:
+    # Sleep, longer each time; False: the deadline has passed.
+    if timeline_now() >= deadline:
+        return False
+    usleep(pause[0])
+    pause[0] = min(2 * pause[0], LONGEST_PAUSE_US)
     return True
 
 
-cdef bint timelines_hold(DeviceContext* context) noexcept nogil:
-    cdef bint held
-    if (active == NULL and retired == NULL) or context_is_dead(context):
-        return False
-    if not lock_try(&lists_lock):
-        return True
-    held = somebody_waits(context)
-    lock_release(&lists_lock)
-    return held
+cdef int open_stream(DeviceContext* context, CUstream* stream, Outcome* out) noexcept nogil:
+    out.call = b"cuStreamCreate"
+    out.code = context_enter(context)
+    if out.code == CUDA_SUCCESS:
+        out.code = context.table.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
+        context_leave(context)
+    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
 
 
-cdef bint somebody_waits(DeviceContext* context) noexcept nogil:
-    return any_uses(active, context) or any_uses(retired, context)
+cdef void core_wait_end(DeviceContext* context, CUstream stream) noexcept nogil:
+    # The stream's remaining work still runs; only its handle ends now.
+    if context_enter(context) == CUDA_SUCCESS:
+        context.table.cuStreamDestroy(stream)
+        context_leave(context)
 
 
-cdef bint any_uses(TimelineCore* core, DeviceContext* context) noexcept nogil:
-    while core != NULL and uses_done(core, context):
-        core = core.next
-    return core != NULL
-
-
-cdef void core_end(TimelineCore* core) noexcept nogil:
-    """Give everything back; nobody else has the core. What the driver refuses is left to it."""
-    cdef bint here = core.generation == process.generation
-    cdef Use* used
-    cdef Link* link
-    while core.uses != NULL:
-        used = core.uses
-        core.uses = used.next
-        if here:
-            destroy_event(used.context, used.event)
-        free(used)
-    while core.links != NULL:
-        link = core.links
-        core.links = link.next
-        if here:
-            link_end(link)
-        free(link)
-    if core.attached and here:
-        timeline_detach(core.page, core.peer)
-    if core.page != NULL:
-        munmap(core.page, TIMELINE_PAGE_BYTES)
-    if core.fd >= 0:
-        c_close(core.fd)
-    free(core)
-
-
-# ---- the lists ---------------------------------------------------------------------------------
-
-cdef void forget_after_fork() noexcept nogil:
-    # A fork's child has none of its parent's.
-    global active, retired, arriving
-    active = NULL
-    retired = NULL
-    arriving = NULL
-    lock_init(&lists_lock)
-
-
-on_fork(NULL, NULL, forget_after_fork)
-
-
-cdef void list_put(TimelineCore** head, TimelineCore* core) noexcept nogil:
-    core.previous = NULL
-    core.next = head[0]
-    if core.next != NULL:
-        core.next.previous = core
-    head[0] = core
-
-
-cdef void list_take(TimelineCore** head, TimelineCore* core) noexcept nogil:
-    if core.next != NULL:
-        core.next.previous = core.previous
-    if core.previous != NULL:
-        core.previous.next = core.next
-    else:
-        head[0] = core.next
-
-
-# ---- uses --------------------------------------------------------------------------------------
+# ---- Uses: which streams still have something to do with a timeline ------------------------------
 
 cdef Use* use_for(TimelineCore* core, DeviceContext* context, CUstream stream,
                   CUresult* code) noexcept nogil:
     cdef uint64_t thread = 0
     cdef Use* used = core.uses
     code[0] = CUDA_SUCCESS
+    # One handle stands for a stream of each thread.
     if stream == <CUstream><uintptr_t>PER_THREAD_STREAM:
         thread = pthread_self()
+    # A stream that used the timeline before has its use and event already; else reuse one that is
+    # done, so that uses do not pile up with streams that are gone.
     while used != NULL:
         if used.context == context and used.stream == stream and used.thread == thread:
             return used
@@ -244,10 +353,11 @@ cdef Use* use_for(TimelineCore* core, DeviceContext* context, CUstream stream,
 
 
 cdef Use* take_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
-    """Find the use of a stream that has nothing left to do with the timeline."""
+    # Find the use of a stream whose work with the timeline is done, for another stream.
     cdef Use* used = core.uses
     while used != NULL and not (used.context == context and use_done(used)):
         used = used.next
+    # A signal that is done cannot overwrite later ones.
     if used != NULL and used == core.signaller:
         core.signaller = NULL
     return used
@@ -263,7 +373,7 @@ cdef Use* make_use(TimelineCore* core, DeviceContext* context, CUresult* code) n
         free(used)
         return NULL
     used.context = context
-    used.recorded = True        # nothing so far, which an event says by itself
+    used.recorded = True        # an event that was never recorded counts as complete
     used.next = core.uses
     core.uses = used
     return used
@@ -274,24 +384,21 @@ cdef void use_record(Use* used) noexcept nogil:
 
 
 cdef bint use_done(Use* used) noexcept nogil:
-    # A device that answers with an error has nothing left to do.
+    # After an error the device runs nothing more.
     if used.recorded:
         return used.context.table.cuEventQuery(used.event) != CUDA_ERROR_NOT_READY
     return used.context.table.cuStreamQuery(used.stream) != CUDA_ERROR_NOT_READY
 
 
-cdef bint core_idle(TimelineCore* core) noexcept nogil:
-    return uses_done(core, NULL)
-
-
 cdef bint uses_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
-    """Tell whether the streams of a context, or of all, have nothing left to do with it."""
+    # Tell whether the streams of a context (NULL: of all) are done with it. Does not wait.
     cdef bint done = True
     cdef Use* used
     if not lock_try(&core.lock):
-        return False            # somebody is giving it to a stream just now
+        return False            # a thread is queueing an operation on it now
     used = core.uses
     while used != NULL and done:
+        # A context that cannot be entered has lost its device, and runs nothing.
         if ((context == NULL or context == used.context)
                 and context_enter(used.context) == CUDA_SUCCESS):
             done = use_done(used)
@@ -307,9 +414,9 @@ cdef void destroy_event(DeviceContext* context, CUevent event) noexcept nogil:
         context_leave(context)
 
 
-# ---- links -------------------------------------------------------------------------------------
+# ---- Links: what a device has of a timeline ------------------------------------------------------
 
-cdef Link* core_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
+cdef Link* find_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
     cdef Link* link = core.links
     while link != NULL and link.context != context:
         link = link.next
@@ -326,7 +433,7 @@ cdef Link* make_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
 
 
 cdef void drop_link(TimelineCore* core) noexcept nogil:
-    """Take back the link that was made last."""
+    # Remove the newest link.
     cdef Link* link = core.links
     core.links = link.next
     free(link)
@@ -341,15 +448,16 @@ cdef int core_add_semaphore(TimelineCore* core, DeviceContext* context,
     return CORE_OK
 
 
-cdef int core_link_page(TimelineCore* core, DeviceContext* context, Link** link,
-                        Outcome* out) noexcept nogil:
-    """Import the page as a semaphore: the host device's streams sleep on it and wake others."""
+cdef int link_page(TimelineCore* core, DeviceContext* context, Link** link,
+                   Outcome* out) noexcept nogil:
+    # Import the page as a semaphore, on which the host device's streams sleep and wake others.
     cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
     cdef int fd = fcntl(core.fd, F_DUPFD_CLOEXEC, 3)
     if fd < 0:
         out.call = b"fcntl"
         out.system = errno
         return CORE_SYSTEM
+    # The link is made before the import, so that an import never has to be undone.
     link[0] = make_link(core, context)
     if link[0] == NULL:
         c_close(fd)
@@ -359,17 +467,17 @@ cdef int core_link_page(TimelineCore* core, DeviceContext* context, Link** link,
     desc.handle.fd = fd
     out.call = b"cuImportExternalSemaphore"
     out.code = context.table.cuImportExternalSemaphore(&link[0].semaphore, &desc)
-    if out.code == CUDA_SUCCESS:        # the descriptor is the driver's now
+    if out.code == CUDA_SUCCESS:        # the driver owns the descriptor now
         return CORE_OK
     c_close(fd)
     drop_link(core)
     return CORE_DRIVER
 
 
-cdef int core_link_memory(TimelineCore* core, DeviceContext* context, Link** link,
-                          Outcome* out) noexcept nogil:
-    """Register the page with the driver, in a mapping of its own: drivers may keep registered
-    pages out of forked children, and a child goes on with the timeline."""
+cdef int link_memory(TimelineCore* core, DeviceContext* context, Link** link,
+                     Outcome* out) noexcept nogil:
+    # Registered in a mapping of its own: drivers may withhold registered pages from forked
+    # children, and a child continues to use the timeline.
     cdef void* alias = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
                             core.fd, 0)
     if alias == MAP_FAILED:
@@ -411,297 +519,190 @@ cdef void link_end(Link* link) noexcept nogil:
         context.table.cuDestroyExternalSemaphore(link.semaphore)
     elif link.alias != NULL:
         code = context.table.cuMemHostUnregister(link.alias)
-        if code == CUDA_SUCCESS:        # else the device may still have it
+        if code == CUDA_SUCCESS:        # else the device may still access it
             munmap(link.alias, TIMELINE_PAGE_BYTES)
     context_leave(context)
 
 
-# ---- Waiting and signalling ----------------------------------------------------------------------
+# ---- Life ----------------------------------------------------------------------------------------
+
+cdef TimelineCore* core_new(TimelinePage* page, int fd) noexcept nogil:
+    cdef TimelineCore* core = <TimelineCore*>calloc(1, sizeof(TimelineCore))
+    if core == NULL:
+        return NULL
+    lock_init(&core.lock)
+    core.page = page
+    core.fd = fd
+    core.peer = PEER_NONE
+    join_process(core)
+    return core
 
 
-cdef extern from "<unistd.h>" nogil:
-    int usleep(unsigned int microseconds)
+cdef void join_process(TimelineCore* core) noexcept nogil:
+    core.generation = process.generation
+    if core.page != NULL and timeline_page_is_ours(core.page):
+        core.peer = timeline_attach(core.page)
+        core.attached = True
 
-cdef enum:
-    FIRST_PAUSE_US = 10         # between two questions to a device
-    LONGEST_PAUSE_US = 500
 
-cdef bint memory_operations_everywhere = False
+cdef void core_after_fork(TimelineCore* core) noexcept nogil:
+    # The objects of the parent's drivers and the parent's entry in the page are left alone.
+    lock_init(&core.lock)
+    core.links = NULL
+    core.uses = NULL
+    core.signaller = NULL
+    core.queued = 0
+    core.attached = False
+    core.listed = False
+    join_process(core)
+
+
+cdef void core_retire(TimelineCore* core) noexcept nogil:
+    # A core that no stream used, or that came with a fork, has nothing to wait for.
+    if not core.listed or core.generation != process.generation:
+        core_end(core)
+        return
+    if process_is_exiting() and core.fd >= 0:       # the list is not worked off any more
+        c_close(core.fd)
+        core.fd = -1
+    retire(&arriving, &core.end, core)
+
+
+cdef void core_list(TimelineCore* core) noexcept nogil:
+    if not core.listed:
+        lock_acquire(&lists_lock)
+        list_put(&active, core)
+        core.listed = True
+        lock_release(&lists_lock)
+
+
+cdef void release_retired_cores() noexcept nogil:
+    cdef TimelineCore* core
+    cdef TimelineCore* after
+    cdef TimelineCore* done = NULL
+    if (retired == NULL and arriving == NULL) or process_is_exiting():
+        return
+    if not lock_try(&lists_lock):
+        return
+    # Cores are ended without the lists' lock, because the driver's calls may take long.
+    collect_retired()
+    core = retired
+    while core != NULL:
+        after = core.next
+        if can_end(core):
+            list_take(&retired, core)
+            core.next = done
+            done = core
+        core = after
+    lock_release(&lists_lock)
+    while done != NULL:
+        after = done.next
+        core_end(done)
+        done = after
+
+
+cdef void collect_retired() noexcept nogil:
+    cdef Retired* link = take_retired(&arriving)
+    while link != NULL:
+        list_take(&active, <TimelineCore*>link.thing)
+        list_put(&retired, <TimelineCore*>link.thing)
+        link = link.next
+
+
+cdef bint can_end(TimelineCore* core) noexcept nogil:
+    # Tell whether core_end would not block. The lists are locked.
+    cdef Link* link = core.links
+    if not uses_done(core, NULL):
+        return False
+    while link != NULL:
+        # Unregistering memory waits for all queued work of the device, and that may wait for a
+        # value which the program signals only after this call.
+        if link.alias != NULL and streams_wait(link.context):
+            return False
+        link = link.next
+    return True
+
+
+cdef bint timelines_in_use(DeviceContext* context) noexcept nogil:
+    cdef bint held
+    if (active == NULL and retired == NULL) or context_is_dead(context):
+        return False
+    # Another thread has the lists: assume the worst instead of waiting for it.
+    if not lock_try(&lists_lock):
+        return True
+    held = streams_wait(context)
+    lock_release(&lists_lock)
+    return held
+
+
+cdef bint streams_wait(DeviceContext* context) noexcept nogil:
+    return any_uses(active, context) or any_uses(retired, context)
+
+
+cdef bint any_uses(TimelineCore* core, DeviceContext* context) noexcept nogil:
+    while core != NULL and uses_done(core, context):
+        core = core.next
+    return core != NULL
+
+
+cdef void core_end(TimelineCore* core) noexcept nogil:
+    # Release everything; there is no other reference. Failures of the driver are ignored.
+    cdef bint here = core.generation == process.generation
+    cdef Use* used
+    cdef Link* link
+    # Events first, then what devices have of the page, the page itself, and its file.
+    while core.uses != NULL:
+        used = core.uses
+        core.uses = used.next
+        if here:
+            destroy_event(used.context, used.event)
+        free(used)
+    while core.links != NULL:
+        link = core.links
+        core.links = link.next
+        if here:
+            link_end(link)
+        free(link)
+    if core.attached and here:
+        timeline_detach(core.page, core.peer)
+    if core.page != NULL:
+        munmap(core.page, TIMELINE_PAGE_BYTES)
+    if core.fd >= 0:
+        c_close(core.fd)
+    free(core)
+
+
+# ---- The lists of cores --------------------------------------------------------------------------
+
+cdef void forget_after_fork() noexcept nogil:
+    # The parent's cores stay the parent's.
+    global active, retired, arriving
+    active = NULL
+    retired = NULL
+    arriving = NULL
+    lock_init(&lists_lock)
+
+
+on_fork(NULL, NULL, forget_after_fork)
+
+
+cdef void list_put(TimelineCore** head, TimelineCore* core) noexcept nogil:
+    core.previous = NULL
+    core.next = head[0]
+    if core.next != NULL:
+        core.next.previous = core
+    head[0] = core
+
+
+cdef void list_take(TimelineCore** head, TimelineCore* core) noexcept nogil:
+    if core.next != NULL:
+        core.next.previous = core.previous
+    if core.previous != NULL:
+        core.previous.next = core.next
+    else:
+        head[0] = core.next
 
 
 cdef void rehearse_memory_operations(bint on) noexcept nogil:
     global memory_operations_everywhere
     memory_operations_everywhere = on
-
-
-# ---- on a stream -------------------------------------------------------------------------------
-
-cdef int core_enqueue_wait(TimelineCore* core, DeviceContext* context, CUstream stream,
-                           uint64_t value, Outcome* out) noexcept nogil:
-    cdef int status = CORE_LATE
-    cdef Link* link = NULL
-    cdef Use* used = NULL
-    if core.page != NULL:
-        status = timeline_look(core.page, value)
-    if status != CORE_LATE:
-        return status
-    lock_acquire(&core.lock)
-    status = begin(core, context, stream, &link, &used, out)
-    if status == CORE_OK:
-        status = queue_wait(link, stream, value, out)
-        use_record(used)
-        context_leave(context)
-    lock_release(&core.lock)
-    return status
-
-
-cdef int core_enqueue_signal(TimelineCore* core, DeviceContext* context, CUstream stream,
-                             uint64_t value, Outcome* out) noexcept nogil:
-    cdef int status
-    cdef Link* link = NULL
-    cdef Use* used = NULL
-    lock_acquire(&core.lock)
-    status = begin(core, context, stream, &link, &used, out)
-    if status == CORE_OK:
-        status = claim(core, value, out)
-        if status == CORE_OK:
-            status = queue_signal(core, link, used, value, out)
-            if status != CORE_OK:
-                unclaim(core, value, out)
-        context_leave(context)
-    lock_release(&core.lock)
-    return status
-
-
-cdef int begin(TimelineCore* core, DeviceContext* context, CUstream stream, Link** link, Use** used,
-               Outcome* out) noexcept nogil:
-    """Enter the context and see that nothing but the operation itself can fail; on CORE_OK the
-    caller leaves it."""
-    cdef int status
-    core_list(core)
-    out.call = b"cuCtxPushCurrent"
-    out.code = context_enter(context)
-    if out.code != CUDA_SUCCESS:
-        return CORE_DRIVER
-    status = refuse_capture(context, stream, out)
-    if status == CORE_OK:
-        status = link_of(core, context, link, out)
-    if status == CORE_OK:
-        out.call = b"cuEventCreate"
-        used[0] = use_for(core, context, stream, &out.code)
-        if used[0] == NULL:
-            status = CORE_DRIVER
-    if status != CORE_OK:
-        context_leave(context)
-    return status
-
-
-cdef int refuse_capture(DeviceContext* context, CUstream stream, Outcome* out) noexcept nogil:
-    # A graph would signal the same value at each of its launches.
-    cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
-    if context.table.cuStreamIsCapturing == NULL:
-        return CORE_OK
-    out.call = b"cuStreamIsCapturing"
-    out.code = context.table.cuStreamIsCapturing(stream, &capturing)
-    if out.code == CUDA_SUCCESS and capturing != CU_STREAM_CAPTURE_STATUS_NONE:
-        out.code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
-
-
-cdef int link_of(TimelineCore* core, DeviceContext* context, Link** link,
-                 Outcome* out) noexcept nogil:
-    link[0] = core_link(core, context)
-    if link[0] != NULL:
-        return CORE_OK
-    if context.is_host and not memory_operations_everywhere:
-        return core_link_page(core, context, link, out)
-    out.call = b"cuStreamWaitValue64"
-    out.code = CUDA_ERROR_NOT_SUPPORTED
-    if context.table.cuStreamWaitValue64 == NULL or context.table.cuStreamWriteValue64 == NULL:
-        return CORE_DRIVER
-    return core_link_memory(core, context, link, out)
-
-
-cdef int queue_wait(Link* link, CUstream stream, uint64_t value, Outcome* out) noexcept nogil:
-    cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
-    if link.alias != NULL:
-        out.call = b"cuStreamWaitValue64"
-        out.code = link.context.table.cuStreamWaitValue64(stream, link.address, value,
-                                                          CU_STREAM_WAIT_VALUE_GEQ)
-    else:
-        memset(&params, 0, sizeof(params))
-        params.params.fence.value = value
-        out.call = b"cuWaitExternalSemaphoresAsync"
-        out.code = link.context.table.cuWaitExternalSemaphoresAsync(&link.semaphore, &params, 1,
-                                                                    stream)
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
-
-
-cdef int queue_signal(TimelineCore* core, Link* link, Use* used, uint64_t value,
-                      Outcome* out) noexcept nogil:
-    """Queue the signal, behind the one before it; `out.known` is that one's value."""
-    cdef int status = CORE_OK
-    if comes_behind(core, link, used, out.known):
-        status = queue_wait(link, used.stream, out.known, out)
-    if status == CORE_OK:
-        status = queue_store(core, link, used.stream, value, out)
-    use_record(used)
-    if status == CORE_OK:
-        core.signaller = used
-        store64(&core.queued, value)
-    return status
-
-
-cdef bint comes_behind(TimelineCore* core, Link* link, Use* used, uint64_t known) noexcept nogil:
-    """Tell whether a signal that is still queued elsewhere could take this one's value back."""
-    if core.signaller == used or known == 0:
-        return False
-    if core.page == NULL:
-        return core.signaller != NULL
-    # The host device's signals only raise the page.
-    return link.alias != NULL and timeline_value(core.page) < known
-
-
-cdef int queue_store(TimelineCore* core, Link* link, CUstream stream, uint64_t value,
-                     Outcome* out) noexcept nogil:
-    cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
-    if link.alias != NULL:
-        timeline_poll(core.page)        # before the store: who waits has to know
-        out.call = b"cuStreamWriteValue64"
-        out.code = link.context.table.cuStreamWriteValue64(stream, link.address, value, 0)
-    else:
-        memset(&params, 0, sizeof(params))
-        params.params.fence.value = value
-        out.call = b"cuSignalExternalSemaphoresAsync"
-        out.code = link.context.table.cuSignalExternalSemaphoresAsync(&link.semaphore, &params, 1,
-                                                                      stream)
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
-
-
-# ---- values ------------------------------------------------------------------------------------
-
-cdef int claim(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
-    """Make the value the highest, for every thread and process; the lock is held."""
-    cdef bint mine
-    if core.page != NULL:
-        mine = timeline_claim(core.page, value, &out.known)
-    else:
-        out.known = core.pending
-        mine = value > core.pending
-    if mine:
-        store64(&core.pending, value)
-    return CORE_OK if mine else CORE_NOT_ABOVE
-
-
-cdef void unclaim(TimelineCore* core, uint64_t value, Outcome* out) noexcept nogil:
-    store64(&core.pending, out.known)
-    # If another process has built upon it, its streams may wait for what will not come.
-    if core.page != NULL and not timeline_move(core.page, value, out.known):
-        timeline_poison(core.page)
-
-
-cdef uint64_t core_pending(TimelineCore* core) noexcept nogil:
-    return load64(&core.pending) if core.page == NULL else timeline_pending(core.page)
-
-
-# ---- the CPU -----------------------------------------------------------------------------------
-
-cdef int core_signal(TimelineCore* core, uint64_t value, uint64_t deadline,
-                     Outcome* out) noexcept nogil:
-    cdef int status
-    while True:
-        out.known = timeline_pending(core.page)
-        if value <= out.known:
-            return CORE_NOT_ABOVE
-        # A device that is still to store a lower value would store it over ours.
-        if timeline_is_polled(core.page) and timeline_value(core.page) < out.known:
-            status = timeline_wait(core.page, out.known, deadline, 0)
-            if status != CORE_OK:
-                return status
-        elif timeline_move(core.page, out.known, value):
-            timeline_signal(core.page, value)
-            return CORE_OK
-
-
-cdef int core_signal_by_stream(TimelineCore* core, DeviceContext* context, uint64_t value,
-                               Outcome* out) noexcept nogil:
-    cdef CUstream stream
-    cdef int status = open_stream(context, &stream, out)
-    if status == CORE_OK:
-        status = core_enqueue_signal(core, context, stream, value, out)
-        close_stream(context, stream)
-    return status
-
-
-cdef int core_wait(TimelineCore* core, uint64_t value, uint64_t deadline, uint64_t spin,
-                   Outcome* out) noexcept nogil:
-    cdef int status = timeline_wait(core.page, value, deadline, spin)
-    if status == CORE_LATE and value > load64(&core.queued):     # nothing of ours will bring it
-        out.process = timeline_deserted(core.page)
-        if out.process != 0:
-            status = timeline_look(core.page, value)     # it may have signalled before it died
-            if status == CORE_LATE:
-                status = CORE_DESERTED
-    return status
-
-
-cdef int core_wait_begin(TimelineCore* core, DeviceContext* context, CUstream* stream,
-                         uint64_t value, Outcome* out) noexcept nogil:
-    cdef int status = open_stream(context, stream, out)
-    if status == CORE_OK:
-        status = core_enqueue_wait(core, context, stream[0], value, out)
-        if status != CORE_OK:
-            close_stream(context, stream[0])
-    return status
-
-
-cdef int core_wait_go_on(DeviceContext* context, CUstream stream, uint64_t deadline,
-                         Outcome* out) noexcept nogil:
-    cdef uint32_t pause = FIRST_PAUSE_US
-    out.call = b"cuStreamQuery"
-    while True:
-        out.code = context_enter(context)
-        if out.code == CUDA_SUCCESS:
-            out.code = context.table.cuStreamQuery(stream)
-            context_leave(context)
-        if out.code != CUDA_ERROR_NOT_READY:
-            return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
-        if not rest(&pause, deadline):
-            return CORE_LATE
-
-
-cdef void core_wait_end(DeviceContext* context, CUstream stream) noexcept nogil:
-    close_stream(context, stream)
-
-
-cdef int core_wait_idle(TimelineCore* core, uint64_t deadline) noexcept nogil:
-    cdef uint32_t pause = FIRST_PAUSE_US
-    while not core_idle(core):
-        if not rest(&pause, deadline):
-            return CORE_LATE
-    return CORE_OK
-
-
-cdef bint rest(uint32_t* pause, uint64_t deadline) noexcept nogil:
-    """Sleep a little, longer each time; False: the deadline has passed."""
-    if timeline_now() >= deadline:
-        return False
-    usleep(pause[0])
-    pause[0] = min(2 * pause[0], LONGEST_PAUSE_US)
-    return True
-
-
-cdef int open_stream(DeviceContext* context, CUstream* stream, Outcome* out) noexcept nogil:
-    out.call = b"cuStreamCreate"
-    out.code = context_enter(context)
-    if out.code == CUDA_SUCCESS:
-        out.code = context.table.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
-        context_leave(context)
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
-
-
-cdef void close_stream(DeviceContext* context, CUstream stream) noexcept nogil:
-    # What it still has to do it does; the handle ends now.
-    if context_enter(context) == CUDA_SUCCESS:
-        context.table.cuStreamDestroy(stream)
-        context_leave(context)

@@ -1,11 +1,10 @@
-"""HostTimeline: a timeline in shared memory."""
+"""HostTimeline, a timeline in shared memory, and DriverTimeline, one that another API made."""
 
 import errno as codes
 import os
 from operator import index
 
 cimport cython
-from libc cimport errno as c_errno
 from libc.errno cimport errno
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memset
@@ -15,35 +14,52 @@ from gpumem._native.driver cimport (
     CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_SUCCESS, CUexternalSemaphoreHandleType, CUresult,
     DriverDevice, require,
 )
-from gpumem._resource cimport handle_of
+from gpumem._resource cimport Handle, handle_of
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem.interop.timelines._core cimport (
-    core_add_semaphore, core_list, core_new, CORE_OK, cores_reap, rehearse_memory_operations,
-    timeline_is_poisoned, TIMELINE_LARGEST, timeline_page_build, TIMELINE_PAGE_BYTES,
-    timeline_page_is_ours, timeline_poison, TimelinePage,
+    core_add_semaphore, core_list, core_new, CORE_OK, F_DUPFD_CLOEXEC, fcntl,
+    rehearse_memory_operations, release_retired_cores, timeline_is_poisoned, timeline_page_build,
+    TIMELINE_PAGE_BYTES, timeline_page_is_ours, timeline_poison, TimelinePage,
 )
-from gpumem.interop.timelines._timeline cimport Timeline
+from gpumem.interop.timelines._timeline cimport Timeline, value_in
 
 from gpumem.device import Device
-from gpumem.errors import BadHandleError, NonMonotonicError
-from gpumem.interop.descriptors import SemaphoreType
+from gpumem.errors import BadHandleError
+from gpumem.interop.descriptors import duplicate, SemaphoreType
 
+
+cdef extern from "<sys/mman.h>" nogil:
+    enum:
+        MFD_CLOEXEC
+        MFD_ALLOW_SEALING
+    int memfd_create(const char* name, unsigned int flags)
+
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        F_ADD_SEALS
+        F_GET_SEALS
+        F_SEAL_GROW
+        F_SEAL_SEAL
+        F_SEAL_SHRINK
+
+
+# ---- Timelines in shared memory ------------------------------------------------------------------
 
 @cython.final
 cdef class HostTimeline(Timeline):
     """A timeline in a page of memory that other processes, and the streams of any device, share.
 
-    The page is a sealed file in memory. The CPU waits with a futex, without polling as long as no
-    GPU signals, and looks every 250 us where one does, because a GPU's store wakes nobody. Streams
-    of a GPU wait for the page and store to it by stream memory operations; it is registered with
-    the driver at a device's first use. Streams of the host device take part as the CPU does.
+    The page is a sealed file in memory. The CPU waits with a futex and does not poll unless a GPU
+    signals; then it polls every 250 us, because a store of a GPU wakes no thread. Streams of a GPU
+    wait for the page and store to it by stream memory operations; the page is registered with the
+    driver when a device first uses it. Streams of the host device access it as the CPU does.
 
-    Sent through `multiprocessing`, it arrives as the same timeline. It goes on in a forked child.
+    It can be sent through `multiprocessing`, and stays usable in a forked child.
 
-    A wait of the CPU notices, within about 0.1 s, that a process which uses the timeline ended
-    without closing it and that none but the waiting one is left. It cannot tell of processes in
-    another PID namespace, nor beyond the first 112, nor of one that hangs; those count as alive.
-    A process uses the timeline from its first call on.
+    A wait of the CPU fails, within about 0.1 s, if a process that used the timeline ended without
+    closing it and the waiting process is the only one left. Processes in another PID namespace,
+    those beyond the first 112, and those that hang count as alive. A process uses the timeline
+    from its first call on.
 
     Examples
     --------
@@ -75,23 +91,20 @@ cdef class HostTimeline(Timeline):
         ValueError
             Unknown device.
         OSError
-            The system gave no memory or no descriptor.
+            The system is out of memory or descriptors.
         """
-        cdef uint64_t first = initial_of(initial)
+        cdef uint64_t first = value_in(initial, 0, "initial value")
         cdef DriverDevice driver_device = open_device(device)
-        cdef int fd = page_file_new()
-        if fd < 0:
-            raise OSError(errno, os.strerror(errno))
-        return join(fd, device, driver_device, &first)
+        return open_timeline(create_file(), device, driver_device, &first)
 
     @staticmethod
     def from_fd(fd, device=None):
-        """Take part in a timeline of another process, or of this one.
+        """Open a timeline of another process, or of this one.
 
         Parameters
         ----------
         fd : int, Handle or object with ``fileno()``
-            As `export` gave it; it stays the caller's.
+            What `export` returned; the caller keeps it.
         device : Device or str, optional
             As in `create`.
 
@@ -103,15 +116,16 @@ cdef class HostTimeline(Timeline):
             `fd` is not an integer, or negative; unknown device.
         """
         cdef DriverDevice driver_device = open_device(device)
-        cdef int number = number_of(fd)
-        cdef int own = page_file_dup(number)
-        if own < 0:
-            raise BadHandleError(errno, f"descriptor {number}: {os.strerror(errno)}")
-        if not page_file_is_long(own) or not page_file_is_sealed(own):
-            page_file_close(own)
+        cdef Handle file
+        number = fd.fileno() if hasattr(fd, "fileno") else fd
+        if isinstance(number, bool) or not hasattr(number, "__index__"):
+            raise TypeError(f"a descriptor is an integer or has fileno(), not {fd!r}")
+        file = duplicate(index(number))
+        # A file that can shrink would let an access of the mapped page fault.
+        if not is_long(file) or not has_fixed_size(file):
             raise BadHandleError(codes.EINVAL, f"descriptor {number} is not a timeline: not a "
                                                f"sealed file of {TIMELINE_PAGE_BYTES} bytes")
-        return join(own, device, driver_device, NULL)
+        return open_timeline(file, device, driver_device, NULL)
 
     def export(self):
         """Return a `Handle` of it, for another process; the timeline lives as long as either.
@@ -125,13 +139,9 @@ cdef class HostTimeline(Timeline):
         ------
         ClosedError
         OSError
-            The system gave no descriptor.
+            The system is out of descriptors.
         """
-        self.enter()
-        fd = page_file_dup(self.core.fd)
-        if fd < 0:
-            raise OSError(errno, os.strerror(errno))
-        return handle_of(fd, SemaphoreType.HOST_TIMELINE, None)
+        return export_file(self, SemaphoreType.HOST_TIMELINE)
 
     @property
     def poisoned(self):
@@ -142,8 +152,8 @@ cdef class HostTimeline(Timeline):
     def poison(self):
         """Let every wait of the CPU for what is not reached yet fail with TimelineLostError.
 
-        For a program that cannot signal what it has promised. For good, and in every process.
-        Streams cannot be told: they go on waiting until a value is signalled.
+        For a program that cannot signal a value which others wait for. Permanent, and for every
+        process. Streams are not affected: they wait until a value is signalled.
         """
         self.enter()
         timeline_poison(self.core.page)
@@ -155,37 +165,36 @@ cdef class HostTimeline(Timeline):
         return _arrived, (DupFd(self.core.fd), self.device)
 
 
-def _arrived(duplicate, device):
-    with handle_of(duplicate.detach(), SemaphoreType.HOST_TIMELINE, None) as handle:
+def _arrived(sent, device):
+    with handle_of(sent.detach(), SemaphoreType.HOST_TIMELINE, None) as handle:
         return HostTimeline.from_fd(handle, device)
 
 
 def _rehearse_memory_operations(bint on):
-    """Let host streams that use a timeline for the first time do it as a GPU's do."""
+    """Let streams of the host device use memory operations, as a GPU's do, from their first use."""
     rehearse_memory_operations(on)
 
 
-cdef HostTimeline join(int fd, object device, DriverDevice driver_device, uint64_t* first):
-    """Make the object; the descriptor is its own, and closed if that fails. A new page begins with
-    the value `first`."""
+cdef HostTimeline open_timeline(Handle file, object device, DriverDevice driver_device,
+                                uint64_t* first):
+    """Make the object, which takes over the file; a new page begins with the value `first`."""
     cdef HostTimeline timeline = HostTimeline.__new__(HostTimeline)
-    cdef TimelinePage* page = page_file_map(fd)
-    cdef int error = errno
-    cores_reap()
+    cdef TimelinePage* page
+    with nogil:
+        release_retired_cores()
+    page = map_page(file)
     if page == NULL:
-        page_file_close(fd)
-        raise BadHandleError(error, f"the timeline cannot be mapped: {os.strerror(error)}")
+        raise BadHandleError(errno, f"the timeline cannot be mapped: {os.strerror(errno)}")
     if first != NULL:
         timeline_page_build(page, first[0])
     if not timeline_page_is_ours(page):
-        page_file_unmap(page)
-        page_file_close(fd)
+        munmap(page, TIMELINE_PAGE_BYTES)
         raise BadHandleError(codes.EINVAL, "the descriptor is not a timeline: its page has no mark")
-    timeline.core = core_new(page, fd)
+    timeline.core = core_new(page, file.fd)
     if timeline.core == NULL:
-        page_file_unmap(page)
-        page_file_close(fd)
-        raise MemoryError("no memory for a timeline's books")
+        munmap(page, TIMELINE_PAGE_BYTES)
+        raise MemoryError("out of host memory while creating a timeline")
+    file.fd = -1            # the core's now
     timeline.device = None if device is None else Device(device)
     timeline.driver_device = driver_device
     return timeline
@@ -195,36 +204,15 @@ cdef DriverDevice open_device(object device):
     return None if device is None else Device(device)._open()
 
 
-cdef uint64_t initial_of(object value) except? 0:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"a timeline's value is an integer, not {value!r}")
-    number = index(value)
-    if not 0 <= number <= TIMELINE_LARGEST:
-        raise NonMonotonicError(f"initial value {number} is not from 0 to 2**63 - 1", value=number)
-    return number
-
-
-cdef int number_of(object fd) except -1:
-    number = fd.fileno() if hasattr(fd, "fileno") else fd
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"a descriptor is an integer or has fileno(), not {fd!r}")
-    number = index(number)
-    if not 0 <= number < 1 << 31:
-        raise BadHandleError(codes.EBADF, f"descriptor {number} is not from 0 to 2**31 - 1")
-    return number
-
-
-# ---- Timelines that others made, imported through a device's driver ------------------------------
-
+# ---- Timelines that another API made -------------------------------------------------------------
 
 @cython.final
 cdef class DriverTimeline(Timeline):
     """A timeline that another API made: Vulkan, Direct3D 12, another process's driver.
 
-    Belongs to the device that imported it. The CUDA driver has no call that reads the value, so
-    `value` is refused there, while `wait` and `signal` go through a stream of the timeline's own;
-    on the host device, whose timelines are pages of memory, the CPU does all of it itself.
-    Dead after fork.
+    Belongs to the device that imported it. The CUDA driver cannot read the value, so `value`
+    raises there, while `wait` and `signal` go through a stream of the timeline's own; on the host
+    device, whose timelines are pages of memory, the CPU does all of it itself. Closed after a fork.
 
     Examples
     --------
@@ -248,41 +236,29 @@ cdef class DriverTimeline(Timeline):
         self.enter()
         if self.core.fd < 0:
             return Timeline.export(self)
-        fd = page_file_dup(self.core.fd)
-        if fd < 0:
-            raise OSError(errno, os.strerror(errno))
-        return handle_of(fd, SemaphoreType.TIMELINE_OPAQUE_FD, None)
+        return export_file(self, SemaphoreType.TIMELINE_OPAQUE_FD)
 
 
 def import_fd(device, int fd):
-    """Import a Vulkan timeline semaphore by its descriptor, which stays the caller's.
-
-    The driver is given a duplicate, which is its own when it succeeds, and closed here if not.
-    """
-    cdef DriverDevice driver_device = device._open()
+    """Import a Vulkan timeline semaphore by its descriptor, which the caller keeps."""
     cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
-    cdef DriverTimeline timeline
-    cdef int given = duplicate(fd)
-    try:
-        timeline = prepare(device, driver_device, fd)
-        memset(&desc, 0, sizeof(desc))
-        desc.type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
-        desc.handle.fd = given
-        complete(timeline, driver_device, &desc)
-    except BaseException:
-        page_file_close(given)
-        raise
+    cdef Handle given = duplicate(fd)
+    cdef DriverTimeline timeline = prepare(device, fd)
+    memset(&desc, 0, sizeof(desc))
+    desc.type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
+    desc.handle.fd = given.fd
+    complete(timeline, &desc)
+    given.fd = -1           # the driver's now
     return timeline
 
 
 def import_windows(device, int kind, handle):
-    """Import by an NT handle or a name; both stay the caller's, the driver keeps its own reference.
+    """Import by an NT handle or a name; the driver makes its own reference.
 
     `kind` is the driver's number of the type, `handle` an integer or a text.
     """
-    cdef DriverDevice driver_device = device._open()
     cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
-    cdef DriverTimeline timeline = prepare(device, driver_device, -1)
+    cdef DriverTimeline timeline = prepare(device, -1)
     memset(&desc, 0, sizeof(desc))
     desc.type = <CUexternalSemaphoreHandleType>kind
     if isinstance(handle, str):
@@ -290,49 +266,44 @@ def import_windows(device, int kind, handle):
         desc.handle.win32.name = <const char*>name
     else:
         desc.handle.win32.handle = <void*><uintptr_t>handle
-    complete(timeline, driver_device, &desc)
+    complete(timeline, &desc)
     return timeline
 
 
-cdef int duplicate(int fd) except -1:
-    cdef int own = page_file_dup(fd)
-    if own < 0:
-        raise BadHandleError(errno, f"descriptor {fd}: {os.strerror(errno)}")
-    return own
-
-
-cdef DriverTimeline prepare(object device, DriverDevice driver_device, int fd):
+cdef DriverTimeline prepare(object device, int fd):
     """Make all but the import, so that nothing has to be undone after it."""
     cdef DriverTimeline timeline = DriverTimeline.__new__(DriverTimeline)
+    cdef DriverDevice driver_device = device._open()
     cdef TimelinePage* page = NULL
-    cdef int own = -1
+    cdef Handle file = None
     require(driver_device.context.table.cuImportExternalSemaphore, "cuImportExternalSemaphore",
             "a timeline of another API")
-    cores_reap()
+    with nogil:
+        release_retired_cores()
     timeline.device = device
     timeline.driver_device = driver_device
     timeline.imported = True
-    if fd >= 0 and driver_device.context.is_host and page_file_is_long(fd):
-        own = duplicate(fd)
-        page = page_file_map(own)
-        if page == NULL:
-            page_file_close(own)
-            own = -1
-    timeline.core = core_new(page, own)
+    # The host device's semaphores are files of a page, which the CPU reads itself.
+    if fd >= 0 and driver_device.context.is_host:
+        file = duplicate(fd)
+        page = map_page(file) if is_long(file) else NULL
+    timeline.core = core_new(page, -1 if page == NULL else file.fd)
     if timeline.core == NULL:
         if page != NULL:
-            page_file_unmap(page)
-            page_file_close(own)
-        raise MemoryError("no memory for a timeline's books")
+            munmap(page, TIMELINE_PAGE_BYTES)
+        raise MemoryError("out of host memory while creating a timeline")
+    if page != NULL:
+        file.fd = -1        # the core's now
     core_list(timeline.core)
     if core_add_semaphore(timeline.core, &driver_device.context, NULL) != CORE_OK:
         timeline.retire()
-        raise MemoryError("no memory for a timeline's books")
+        raise MemoryError("out of host memory while creating a timeline")
     return timeline
 
 
-cdef int complete(DriverTimeline timeline, DriverDevice driver_device,
+cdef int complete(DriverTimeline timeline,
                   const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* desc) except -1:
+    cdef DriverDevice driver_device = timeline.driver_device
     cdef CUresult code
     with nogil:
         code = context_enter(&driver_device.context)
@@ -347,69 +318,37 @@ cdef int complete(DriverTimeline timeline, DriverDevice driver_device,
 
 # ---- Files that hold a timeline's page -----------------------------------------------------------
 
-
-cdef extern from "<sys/mman.h>" nogil:
-    enum:
-        MFD_CLOEXEC
-        MFD_ALLOW_SEALING
-    int memfd_create(const char* name, unsigned int flags)
-
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        F_DUPFD_CLOEXEC
-        F_ADD_SEALS
-        F_GET_SEALS
-        F_SEAL_GROW
-        F_SEAL_SEAL
-        F_SEAL_SHRINK
-    int fcntl(int fd, int command, ...)
-
-cdef extern from "<sys/stat.h>" nogil:
-    struct stat_t "stat":
-        long st_size
-    int fstat(int fd, stat_t* status)
-
-cdef extern from "<unistd.h>" nogil:
-    int ftruncate(int fd, long size)
-    int c_close "close"(int fd)
-
-
-cdef int page_file_new() noexcept nogil:
+cdef Handle create_file():
     cdef int fd = memfd_create(b"gpumem timeline", MFD_CLOEXEC | MFD_ALLOW_SEALING)
-    cdef int error
+    cdef Handle file
     if fd < 0:
-        return -1
-    if (ftruncate(fd, TIMELINE_PAGE_BYTES) == 0
-            and fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0):
-        return fd
-    error = c_errno.errno
-    c_close(fd)
-    c_errno.errno = error
-    return -1
+        raise OSError(errno, os.strerror(errno))
+    file = handle_of(fd, None, None)
+    os.ftruncate(fd, TIMELINE_PAGE_BYTES)
+    if fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0:
+        raise OSError(errno, os.strerror(errno))
+    return file
 
 
-cdef int page_file_dup(int fd) noexcept nogil:
-    return fcntl(fd, F_DUPFD_CLOEXEC, 3)
+cdef Handle export_file(Timeline timeline, object kind):
+    """Return a new owner of a timeline's file, for another process."""
+    timeline.enter()
+    cdef int fd = fcntl(timeline.core.fd, F_DUPFD_CLOEXEC, 3)
+    if fd < 0:
+        raise OSError(errno, os.strerror(errno))
+    return handle_of(fd, kind, None)
 
 
-cdef TimelinePage* page_file_map(int fd) noexcept nogil:
-    cdef void* page = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+cdef TimelinePage* map_page(Handle file) noexcept:
+    cdef void* page = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd,
+                           0)
     return NULL if page == MAP_FAILED else <TimelinePage*>page
 
 
-cdef void page_file_unmap(TimelinePage* page) noexcept nogil:
-    munmap(page, TIMELINE_PAGE_BYTES)
+cdef bint is_long(Handle file):
+    return os.fstat(file.fd).st_size >= TIMELINE_PAGE_BYTES
 
 
-cdef bint page_file_is_long(int fd) noexcept nogil:
-    cdef stat_t status
-    return fstat(fd, &status) == 0 and status.st_size >= TIMELINE_PAGE_BYTES
-
-
-cdef bint page_file_is_sealed(int fd) noexcept nogil:
-    cdef int seals = fcntl(fd, F_GET_SEALS)
+cdef bint has_fixed_size(Handle file):
+    cdef int seals = fcntl(file.fd, F_GET_SEALS)
     return seals >= 0 and seals & F_SEAL_SHRINK != 0
-
-
-cdef void page_file_close(int fd) noexcept nogil:
-    c_close(fd)

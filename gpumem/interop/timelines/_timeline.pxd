@@ -1,16 +1,20 @@
-"""Timelines as Python objects: what all kinds of them do."""
+"""Timeline: what all kinds of timelines have in common."""
 
 from libc.stdint cimport uint64_t
 
-from gpumem._native.driver cimport CUstream, DriverDevice
+from gpumem._native.driver cimport CUstream, DeviceContext, DriverDevice
 from gpumem.interop.timelines._core cimport Outcome, TimelineCore
+
+# core_enqueue_wait or core_enqueue_signal.
+ctypedef int (*stream_operation)(TimelineCore* core, DeviceContext* context, CUstream stream,
+                                 uint64_t value, Outcome* out) noexcept nogil
 
 cdef class Timeline:
     cdef TimelineCore* core         # NULL: closed
     cdef readonly object device     # whose streams may use it; None: any device's
-    cdef DriverDevice driver_device  # that device; None: any
+    cdef DriverDevice driver_device         # that device; None: any
     cdef int inside                 # threads in a call without the interpreter lock
-    cdef bint imported              # dead in a forked child
+    cdef bint imported              # closed in a forked child
     cdef object __weakref__
 
     cdef int enter(self) except -1
@@ -21,9 +25,10 @@ cdef class Timeline:
     cdef int wait_until_idle(self, uint64_t deadline) except -1
     cdef int wait_for_page(self, uint64_t value, uint64_t deadline, object timeout) except -1
     cdef int wait_by_stream(self, uint64_t value, uint64_t deadline, object timeout) except -1
+    cdef int enqueue(self, stream_operation operation, object stream, object value) except -1
     cdef DriverDevice stream_of(self, object stream, CUstream* handle)
     cdef int report(self, int status, Outcome* out, object value) except -1
     cdef str progress(self)
 
-# A device's driver call failed; the call's name and code are in `out`.
-cdef int raise_driver(DriverDevice driver_device, Outcome* out) except -1
+# A timeline's value from what users write; NonMonotonicError below `lowest`.
+cdef uint64_t value_in(object value, uint64_t lowest, str name) except? 0

@@ -1,4 +1,4 @@
-"""What all timelines do: check values and streams, wait, signal, close."""
+"""Timeline, the base of all kinds, and TimelinePoint: values, waits, signals and ends."""
 
 import os
 from operator import index
@@ -14,8 +14,8 @@ from gpumem.interop.timelines._core cimport (
     core_after_fork, CORE_DESERTED, CORE_DRIVER, core_enqueue_signal, core_enqueue_wait, CORE_LATE,
     CORE_NO_MEMORY, CORE_NOT_ABOVE, CORE_OK, core_pending, CORE_POISONED, CORE_REMOVED, core_retire,
     core_signal, core_signal_by_stream, core_wait, core_wait_begin, core_wait_end, core_wait_go_on,
-    core_wait_idle, cores_reap, Outcome, TIMELINE_LARGEST, timeline_look, timeline_now, TIMELINE_OK,
-    TIMELINE_REMOVED, timeline_value, TimelineCore,
+    core_wait_idle, Outcome, release_retired_cores, TIMELINE_LARGEST, timeline_look, timeline_now,
+    TIMELINE_OK, TIMELINE_REMOVED, timeline_value, TimelineCore,
 )
 
 from gpumem._support.releases import on_release
@@ -26,21 +26,13 @@ from gpumem.errors import (
 
 
 cdef enum:
-    # How long a wait goes on before it looks for signals and for dead processes, ns.
+    # ns after which a wait looks for signals of the system and for dead processes.
     SLICE = 100_000_000
-    # How long it looks at the value before it sleeps: to sleep and be woken costs about as much.
+    # ns for which it polls before it sleeps: sleeping and waking costs about as much.
     SPIN = 5_000
 
 cdef uint64_t FOREVER = <uint64_t>-1
 cdef uint64_t spin_time = SPIN if (os.cpu_count() or 1) > 1 else 0
-
-
-def _reap():
-    with nogil:
-        cores_reap()
-
-
-on_release("timelines", _reap)
 
 
 @cython.no_gc_clear
@@ -50,18 +42,18 @@ cdef class Timeline:
     Made by `HostTimeline.create`, by `HostTimeline.from_fd` and by importing one
     (`Importer.import_semaphore`). A wait for a value is over when the counter is at least that.
 
-    Values are integers from 1 to 2**63 - 1, and each signal's is above every value that this
-    process signalled or queued before, or has seen; that is checked before the driver hears of
-    it, atomically over threads. Signals take effect in the order in which they were made: one that
-    is queued on a stream while an earlier one still waits in another stream comes behind it.
+    Values are integers from 1 to 2**63 - 1. Each signal's value must be above every value that this
+    process has signalled, queued or seen before; that is checked before the driver is called,
+    atomically over threads. Signals take effect in the order in which they were made: one that is
+    queued on a stream while an earlier one still waits in another stream comes after it.
 
     The methods whose names begin with ``enqueue`` never block the CPU. A wait may be queued before
-    its signal, by whoever; a stream whose value nobody signals blocks for ever, and so do
-    driver calls that wait for it, such as freeing memory. What was queued to a stream before a
-    fork is the parent's.
+    its signal. A stream whose value is never signalled blocks for ever, and so do driver calls that
+    wait for the stream, such as freeing memory. Operations that were queued on a stream before a
+    fork belong to the parent.
 
-    Safe to use from many threads. One that is dropped while streams still use it is given back by
-    a later call of gpumem.
+    Safe to use from many threads. A timeline that is dropped while streams still use it is released
+    by a later call of gpumem.
 
     Examples
     --------
@@ -92,8 +84,7 @@ cdef class Timeline:
     def pending(self):
         """The highest value that was signalled or is queued to be, as far as this process knows.
 
-        Of a HostTimeline: by any process. A wait for a higher one is for what nobody has
-        promised yet.
+        Of a HostTimeline: by any process. A higher value has no signal queued yet.
         """
         self.enter()
         return core_pending(self.core)
@@ -104,14 +95,14 @@ cdef class Timeline:
         Raises
         ------
         UnsupportedHandleTypeError
-            The driver has no call that reads an imported timeline; its exporter has.
+            The driver cannot read an imported timeline.
         TimelineLostError
             The device that it belongs to was removed.
         """
         self.enter()
         if self.core.page == NULL:
             raise UnsupportedHandleTypeError(
-                f"{self!r} has no value to read: the driver of {self.device} has no call for it")
+                f"the value of {self!r} cannot be read: the driver of {self.device} has no call")
         value = timeline_value(self.core.page)
         if value == TIMELINE_REMOVED:
             raise TimelineLostError("the device of this timeline was removed")
@@ -134,30 +125,30 @@ cdef class Timeline:
     # ---- the CPU ----
 
     def wait(self, value, timeout=None):
-        """Wait until a value is reached. The CPU waits; other threads go on.
+        """Block the calling thread until a value is reached.
 
-        Looks for some 5 us, then sleeps. Where the driver alone knows the value, a stream of the
-        timeline's own waits, and the CPU asks it; a wait that is given up stays queued there until
-        the value is reached, and `close` finds the timeline in use.
+        Polls for some 5 us, then sleeps. Where only the driver knows the value, a stream of the
+        timeline's own waits, and the CPU polls that stream; a wait that timed out stays queued
+        there until the value is reached, and meanwhile `close` raises InUseError.
 
         Parameters
         ----------
         value : int
         timeout : float, optional
-            Seconds; 0 only looks, None waits for ever.
+            Seconds; 0 only polls, None waits for ever.
 
         Raises
         ------
         TimelineTimeout
             The value was not reached in time.
         TimelineLostError
-            It will not be: the timeline was poisoned, its device removed, or a process that uses it
-            died and none but this one is left.
+            It cannot be: the timeline was poisoned, its device removed, or a process that used it
+            died and this process is the only one left.
         NonMonotonicError
             `value` is out of range.
         ClosedError
         """
-        cdef uint64_t number = value_of(value)
+        cdef uint64_t number = value_in(value, 1, "value")
         cdef uint64_t deadline = deadline_of(timeout)
         self.enter()
         if self.core.page == NULL:
@@ -209,11 +200,11 @@ cdef class Timeline:
         return self.report(status, &out, (value, timeout))
 
     def signal(self, value):
-        """Let the value be reached now.
+        """Set the value now.
 
-        While a GPU still has to store a lower value, that comes first and the call waits for it.
-        Where the driver alone knows the value, the signal is queued on a stream of the timeline's
-        own. A poisoned timeline takes signals, so that streams which wait for it can be let go.
+        If a GPU has yet to store a lower value, the call waits for that first. Where only the
+        driver knows the value, the signal is queued on a stream of the timeline's own. A poisoned
+        timeline accepts signals, so that streams which wait for it can continue.
 
         Parameters
         ----------
@@ -222,11 +213,11 @@ cdef class Timeline:
         Raises
         ------
         NonMonotonicError
-            The value is not above all that are known, or out of range.
+            The value is not above every known one, or out of range.
         ClosedError
         """
         cdef Outcome out
-        cdef uint64_t number = value_of(value)
+        cdef uint64_t number = value_in(value, 1, "value")
         cdef int status
         self.enter()
         self.inside += 1
@@ -237,7 +228,7 @@ cdef class Timeline:
                                                    &out)
             else:
                 status = core_signal(self.core, number, 0, &out)
-                while status == CORE_LATE:      # a device's store is on its way
+                while status == CORE_LATE:      # a device has yet to store a lower value
                     PyErr_CheckSignals()
                     with nogil:
                         status = core_signal(self.core, number, timeline_now() + SLICE, &out)
@@ -248,9 +239,9 @@ cdef class Timeline:
     # ---- streams ----
 
     def enqueue_wait(self, stream, value):
-        """Let a stream's work from here on wait, on the device, until a value is reached.
+        """Make a stream's later work wait, on the device, until a value is reached.
 
-        Costs no driver call if it is seen to be reached already.
+        Makes no driver call if the value is known to be reached already.
 
         Parameters
         ----------
@@ -271,51 +262,41 @@ cdef class Timeline:
             The timeline was poisoned, or its device removed.
         ClosedError
         """
-        cdef Outcome out
-        cdef CUstream handle
-        cdef int status
-        cdef uint64_t number = value_of(value)
-        cdef DriverDevice driver_device = self.stream_of(stream, &handle)
-        self.enter()            # after others' code, which reading a stream may run
-        self.inside += 1
-        with nogil:
-            cores_reap()
-            status = core_enqueue_wait(self.core, &driver_device.context, handle, number, &out)
-        self.inside -= 1
-        if status == CORE_DRIVER:
-            raise_driver(driver_device, &out)
-        self.report(status, &out, number)
+        self.enqueue(core_enqueue_wait, stream, value)
 
     def enqueue_signal(self, stream, value):
-        """Signal a value on the device, when all that the stream was given so far is done.
+        """Signal a value on the device, when the stream's earlier work is done.
 
         Parameters
         ----------
         stream : Stream, int or object
-            As `enqueue_wait` takes it.
+            As for `enqueue_wait`.
         value : int
 
         Raises
         ------
         NonMonotonicError
-            The value is not above all that are known, or out of range.
+            The value is not above every known one, or out of range.
         DeviceMismatchError, DriverError, TimelineLostError, ClosedError
             As `enqueue_wait` raises them.
         """
+        self.enqueue(core_enqueue_signal, stream, value)
+
+    cdef int enqueue(self, stream_operation operation, object stream, object value) except -1:
         cdef Outcome out
         cdef CUstream handle
         cdef int status
-        cdef uint64_t number = value_of(value)
+        cdef uint64_t number = value_in(value, 1, "value")
         cdef DriverDevice driver_device = self.stream_of(stream, &handle)
-        self.enter()            # after others' code, which reading a stream may run
+        self.enter()            # again: reading the stream may have run other code
         self.inside += 1
         with nogil:
-            cores_reap()
-            status = core_enqueue_signal(self.core, &driver_device.context, handle, number, &out)
+            release_retired_cores()
+            status = operation(self.core, &driver_device.context, handle, number, &out)
         self.inside -= 1
         if status == CORE_DRIVER:
             raise_driver(driver_device, &out)
-        self.report(status, &out, number)
+        return self.report(status, &out, number)
 
     # ---- the end ----
 
@@ -325,25 +306,24 @@ cdef class Timeline:
         Raises
         ------
         UnsupportedHandleTypeError
-            An imported timeline is exported by whoever made it.
+            It was imported: only its exporter can export it.
         """
         self.enter()
         raise UnsupportedHandleTypeError(
             f"{self!r} was imported: only the program that made it can export it")
 
     def close(self, *, timeout=None):
-        """Give it back. Idempotent; other processes that have it go on.
+        """Close it here. Idempotent; other processes keep using it.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for streams that still have a wait or signal of it queued; None: not
-            at all.
+            Seconds to wait for streams that still have a wait or signal of it queued; None: 0.
 
         Raises
         ------
         InUseError
-            Such a stream, or a thread that waits; the timeline is as it was.
+            There is such a stream, or a thread in a call; the timeline stays open.
         """
         cdef uint64_t deadline = 0 if timeout is None else deadline_of(timeout)
         cdef int status = CORE_OK
@@ -354,7 +334,7 @@ cdef class Timeline:
             status = self.wait_until_idle(deadline)
             self.refuse_if_inside()
         if self.core == NULL:
-            return          # another thread was faster
+            return          # another thread closed it meanwhile
         if status == CORE_LATE:
             raise InUseError(
                 f"{self!r} is in use: a stream still has a wait for it or a signal of it queued")
@@ -365,7 +345,7 @@ cdef class Timeline:
         self.core = NULL
         core_retire(core)
         with nogil:
-            cores_reap()
+            release_retired_cores()
 
     cdef int wait_until_idle(self, uint64_t deadline) except -1:
         cdef int status
@@ -390,12 +370,12 @@ cdef class Timeline:
         return self
 
     def __exit__(self, *exception):
-        # Streams that still use it are let finish: whoever leaves a block has nothing to catch.
+        # Streams that still use it finish their work: leaving a block raises nothing.
         if self.core != NULL and (self.inside == 0 or self.is_parents()):
             self.retire()
 
     def __reduce__(self):
-        raise TypeError(f"cannot pickle {self!r}: export() gives a Handle, which can be sent")
+        raise TypeError(f"cannot pickle {self!r}: send the Handle that export() returns")
 
     def __repr__(self):
         state = "closed" if self.core == NULL else "open"
@@ -405,11 +385,11 @@ cdef class Timeline:
     # ---- below ----
 
     cdef bint is_parents(self):
-        """Tell whether what it has of drivers, and the threads in its calls, are a parent's."""
+        """Tell whether its driver objects and the threads in its calls are a parent process's."""
         return self.core.generation != process.generation
 
     cdef int enter(self) except -1:
-        """See that it can be used by this process."""
+        """Make it usable by this process, or raise ClosedError."""
         if self.core == NULL:
             raise ClosedError("this timeline is closed")
         if self.core.generation != process.generation:
@@ -428,29 +408,29 @@ cdef class Timeline:
     cdef DriverDevice stream_of(self, object stream, CUstream* handle):
         self.enter()
         cdef DriverDevice driver_device = self.driver_device
+        cdef DriverDevice of_stream
         if isinstance(stream, Stream):
-            if ((<Stream>stream).driver_device is not None
-                    and context_is_dead(&(<Stream>stream).driver_device.context)):
+            of_stream = (<Stream>stream).driver_device
+            if of_stream is not None and context_is_dead(&of_stream.context):
                 raise ClosedError("this stream belongs to the parent process")
-            if driver_device is None:
-                driver_device = (<Stream>stream).driver_device
-                if driver_device is None:
-                    raise ValueError("this stream was not initialised")
-            elif (<Stream>stream).driver_device is not driver_device:
+            if driver_device is not None and of_stream is not driver_device:
                 raise DeviceMismatchError(f"{stream!r} is not a stream of {self.device}, which "
                                           "this timeline belongs to")
+            if of_stream is None:
+                raise ValueError("this stream was not initialised")
+            driver_device = of_stream
         elif driver_device is None:
             device = device_of_stream(stream)
             if device is None:
-                raise TypeError(f"of which device is the stream {stream!r}? This timeline belongs "
-                                "to none: it takes a gpumem.Stream, or another library's object "
-                                "that says its device")
+                raise TypeError(f"the device of stream {stream!r} is unknown, and this timeline "
+                                "has none: expected a gpumem.Stream, or another library's stream "
+                                "object with a device")
             driver_device = device._open()
         stream_handle(stream, driver_device, handle)
         return driver_device
 
     cdef int report(self, int status, Outcome* out, object value) except -1:
-        """Raise what a status means. `value` is the one asked for; of a wait with its timeout."""
+        """Raise the error of a status. `value` is the one asked for; (value, timeout) of a wait."""
         if status == CORE_OK:
             return 0
         if status == CORE_NOT_ABOVE:
@@ -471,7 +451,7 @@ cdef class Timeline:
         if status == CORE_DRIVER:
             return raise_driver(self.driver_device, out)
         if status == CORE_NO_MEMORY:
-            raise MemoryError("no memory for a timeline's books")
+            raise MemoryError("out of host memory while using a timeline")
         raise OSError(out.system, os.strerror(out.system), out.call.decode())
 
     cdef str progress(self):
@@ -484,17 +464,17 @@ cdef int raise_driver(DriverDevice driver_device, Outcome* out) except -1:
     return check(driver_device.context.table, out.code, out.call.decode())
 
 
-cdef uint64_t value_of(object value) except? 0:
+cdef uint64_t value_in(object value, uint64_t lowest, str name) except? 0:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"a timeline's value is an integer, not {value!r}")
     number = index(value)
-    if not 1 <= number <= TIMELINE_LARGEST:
-        raise NonMonotonicError(f"value {number} is not from 1 to 2**63 - 1", value=number)
+    if not lowest <= number <= TIMELINE_LARGEST:
+        raise NonMonotonicError(f"{name} {number} is not from {lowest} to 2**63 - 1", value=number)
     return number
 
 
 cdef uint64_t deadline_of(object timeout) except? 0:
-    """Return when a timeout of so many seconds ends, ns on the monotonic clock."""
+    """Return when a timeout of so many seconds ends, in ns of the monotonic clock."""
     if timeout is None:
         return FOREVER
     if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
@@ -509,7 +489,7 @@ cdef uint64_t deadline_of(object timeout) except? 0:
 
 @cython.final
 cdef class TimelinePoint:
-    """One value of a timeline: what `Stream.wait` takes, and what says when memory is ready.
+    """One value of a timeline: what `Stream.wait` waits for, and what `set_ready` records.
 
     Parameters
     ----------
@@ -539,14 +519,14 @@ cdef class TimelinePoint:
 
     def __init__(self, Timeline timeline not None, value):
         self.timeline = timeline
-        self.value = value_of(value)
+        self.value = value_in(value, 1, "value")
 
     def wait(self, timeout=None):
-        """Let the CPU wait for it; see `Timeline.wait`."""
+        """Block the calling thread until it is reached; see `Timeline.wait`."""
         self.timeline.wait(self.value, timeout)
 
     def enqueue_wait(self, stream):
-        """Let a stream wait for it; see `Timeline.enqueue_wait`."""
+        """Make a stream wait for it; see `Timeline.enqueue_wait`."""
         self.timeline.enqueue_wait(stream, self.value)
 
     def __eq__(self, other):
@@ -560,3 +540,11 @@ cdef class TimelinePoint:
 
     def __repr__(self):
         return f"<gpumem.interop.TimelinePoint {self.value} of {self.timeline!r}>"
+
+
+def _release_retired():
+    with nogil:
+        release_retired_cores()
+
+
+on_release("timelines", _release_retired)

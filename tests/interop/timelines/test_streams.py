@@ -124,7 +124,7 @@ def test_timeline_rejects_a_stream_of_another_device():
 
 def test_raw_stream_handle_needs_a_timeline_with_a_device(timeline, stream):
     for handle in (stream.ptr, None):
-        with pytest.raises(TypeError, match="of which device"):
+        with pytest.raises(TypeError, match="the device of stream"):
             timeline.enqueue_wait(handle, 1)
 
 
@@ -281,7 +281,7 @@ def test_foreign_stream_names_its_device():
         for stream in (TorchLike(), CupyLike()):
             with pytest.raises(ValueError, match="cuda:7"):
                 timeline.enqueue_wait(stream, 1)
-        with pytest.raises(TypeError, match="of which device"):
+        with pytest.raises(TypeError, match="the device of stream"):
             timeline.enqueue_wait(Unknown(), 1)
         assert timeline.pending == 0
 
