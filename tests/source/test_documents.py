@@ -17,6 +17,13 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w./-]+\.(?:pyx|pxd|py|cpp|c|h|md|json|svg)")
 NAME = re.compile(r"(?:\w+\.)*\w*_\w*")
 TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
+# A file of ours as comments name it: with its suffix, or by its folder.
+SOURCE_FILE = re.compile(
+    r"(?<![\w./<-])("
+    r"[\w/]*\w\.(?:pyx|pxd|cpp|c|h)|(?:arena|bfc|pages|backing|driver|include|hostdev)/\w+"
+    r")(?![\w./(*])"
+)
+OTHERS = re.compile(r"Python\.h|cuda\w*\.h|dlpack\.h|Exception\.h|CUDAPluggableAllocator\.h")
 OF_OTHERS = {"cuda.h"}
 ROW = re.compile(r"^\| `([\w/]+\.(?:pyx|pxd))` \| (.*) \|$", re.MULTILINE)
 
@@ -120,3 +127,20 @@ def test_changelog_names_what_old_names_became():
     names = {name for row in rows for name in re.findall(r"`(gpumem\.[\w.]+)", row)}
     assert len(names) > 80
     assert not sorted(name for name in names if not is_there(name))
+
+
+@pytest.mark.parametrize("folder", ["gpumem", "bench", "examples", "tests"])
+def test_sources_name_files_that_exist(folder):
+    """In comments and docstrings: by a name with its suffix, or as folder/module."""
+    wrong = []
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix not in SOURCES or not path.is_file():
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if "<" in line or "../" in line:  # a header of the system, or one found by the compiler
+                continue
+            for name in SOURCE_FILE.findall(line):
+                stem = name if "." in name else rf"{name}(?:\.\w+)?"
+                if not re.search(rf"/{stem}$", paths(), re.M) and not OTHERS.search(name):
+                    wrong.append(f"{path.relative_to(ROOT)}:{number}: {name}")
+    assert not wrong, "\n".join(wrong)
