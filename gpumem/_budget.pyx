@@ -1,4 +1,4 @@
-"""Budget: limits in a tree, shared by whoever takes memory."""
+"""Budget: limits in a tree, shared by resources and users."""
 
 from threading import get_ident
 from weakref import WeakValueDictionary
@@ -33,7 +33,7 @@ cdef enum Step:
 
 cdef tuple STEPS = ("pending", "committed", "cancelled", "released")
 
-# Each device's own budget, as long as somebody has it.
+# Each device's own budget, as long as it is referred to.
 cdef object of_devices = WeakValueDictionary()
 
 
@@ -63,7 +63,7 @@ cdef class Budget:
     parent : Budget, optional
         The level above.
     name : str, optional
-        For people: errors say it.
+        Name used in error messages and reports.
     on_pressure : callable, optional
         ``on_pressure(budget, nbytes)``, called with bytes that are needed, which may free memory:
         drop caches, shrink arenas. See Notes.
@@ -177,7 +177,7 @@ cdef class Budget:
 
     @property
     def name(self):
-        """For people."""
+        """Name used in error messages and reports."""
         return self.core.name.decode()
 
     @property
@@ -251,7 +251,7 @@ cdef class Budget:
         return holders_of(self.core)
 
     def reserve(self, nbytes):
-        """Take room for memory that somebody else allocates.
+        """Take room for memory that another library allocates.
 
         Parameters
         ----------
@@ -302,7 +302,7 @@ cdef class Budget:
 
 @cython.final
 cdef class Reservation:
-    """Room in a budget for memory that somebody else allocates; made by `Budget.reserve`.
+    """Room in a budget for memory that another library allocates; made by `Budget.reserve`.
 
     Pending at first. `commit` says that the memory was taken, `cancel` that it will not be; what
     was committed ends with `release`. Each step is taken once, whatever threads do. As a context

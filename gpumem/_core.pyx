@@ -16,22 +16,21 @@ from gpumem._native.arena cimport (
     arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_reap,
     arena_record, arena_reserved, arena_reset_peaks, arena_reset_stream, arena_resume,
     arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, ArenaSettings, Block,
-    caches_flush, heap_check, heap_counts, heap_suspend, HeapCounts, invariant_text, LARGE_SPACE,
-    slot_drop, slot_retain, SMALL_SPACE, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    heap_check, heap_suspend, invariant_text, slot_drop, slot_retain, STATE_CLOSED, STATE_OPEN,
+    STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing
-from gpumem._native.bfc cimport ABSURD, bfc_largest_free, QUANTUM
+from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, stream_captures
-from gpumem._native.pages cimport Space
 from gpumem._resource.arena cimport (
-    block_list, Captures, choose_backing, count_of, GraphPool, join_budget, retained_regions,
+    arena_stats, block_list, Captures, choose_backing, count_of, GraphPool, join_budget,
     least_limit, make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve,
-    settings_from, shareable_init, source_keep, takes_pages, under_pressure, why_not_shareable,
+    retained_regions, settings_from, shareable_init, source_keep, takes_pages, under_pressure,
+    why_not_shareable,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
-from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
@@ -91,7 +90,7 @@ cdef class Arena(MemoryResource):
         places of allocation and free. It costs some microseconds and driver calls per block; reads
         it cannot see. None asks the environment for ``GPUMEM_DEBUG_HEAP``. See `check`.
     name : str, optional
-        For people.
+        Name used in error messages and reports.
 
     Raises
     ------
@@ -163,42 +162,19 @@ cdef class Arena(MemoryResource):
     # ---- blocks ----------------------------------------------------------------------------------
 
     def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
-        """Hand out a block.
+        """Hand out a block, as `MemoryResource.allocate` describes.
 
-        Parameters
-        ----------
-        nbytes : int
-            Size in bytes; 0 gives a valid empty Buffer with pointer 0.
-        stream : stream, optional
-            The stream whose work uses the block first; None is the arena's default stream.
-        alignment : int, optional
-            Bytes, a power of two up to 2 MiB. Every block is aligned to at least 256.
-        shareable : bool
-            Give it memory of its own that is cleared, holds nothing else, never moves, and may be
-            given to other processes by `gpumem.interop.export`. Takes whole pages: 2 MiB of a
-            device's memory, 4 KiB of the host's. Like a persistent block, it goes back to the
-            driver after it is freed.
-
-        Returns
-        -------
-        Buffer
-            Owns the block; dropping or closing it frees the block on its stream.
+        Every block is aligned to at least 256 bytes. If there is no room, the arena is as before.
+        A `shareable` block has memory of its own that is cleared, never moves, and may be given to
+        other processes by `gpumem.interop.export`. It takes whole pages (2 MiB of a device's
+        memory, 4 KiB of the host's) and goes back to the driver after it is freed.
 
         Raises
         ------
-        TypeError
-            `nbytes` is not an integer.
-        ValueError
-            `nbytes` is negative, or `alignment` is not accepted.
-        OutOfMemoryError
-            Neither the arena nor the driver has the room; the arena is as before.
-            BudgetExceededError if it is its budget that has none.
         SourceError
             The arena's source failed, or gave what cannot be used; the arena is as before.
         ConfigError
             `shareable`, of managed memory, of an arena with a source, or while a graph is captured.
-        ClosedError
-            The arena is closed, or belongs to the parent of a fork.
 
         Examples
         --------
@@ -250,16 +226,6 @@ cdef class Arena(MemoryResource):
 
         It never steers the arena's growth and a shrink does not touch it. Its region goes back
         to the driver after the block is freed, at the next call that may block.
-
-        Parameters
-        ----------
-        nbytes : int
-            Size in bytes.
-
-        Raises
-        ------
-        TypeError, ValueError, OutOfMemoryError, ClosedError
-            As `allocate`.
 
         Examples
         --------
@@ -838,42 +804,8 @@ cdef class Arena(MemoryResource):
         >>> stats.requested_in_use, stats.in_use, stats.reserved >= stats.in_use
         (1000, 1024, True)
         """
-        cdef ArenaCore* core = self.core
-        cdef ArenaCore seen
-        cdef HeapCounts heap
-        cdef uint64_t largest
         self._require_own()
-        caches_flush(core)
-        lock_acquire(&core.lock)
-        seen = core[0]
-        largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
-        lock_release(&core.lock)
-        heap = HeapCounts(0, seen.table.requested_in_use + seen.small.requested_in_use, 0, 0)
-        if core.heap != NULL:
-            heap = heap_counts(core.heap)
-        from gpumem.stats import Stats
-        return Stats(
-            limit=seen.settings.max_mem,
-            in_use=arena_in_use(&seen) - min(heap.held_bytes, arena_in_use(&seen)),
-            requested_in_use=heap.live_bytes,
-            reserved=(seen.shareable.mapped_bytes if seen.closed == STATE_SUSPENDED
-                      else arena_reserved(&seen)),
-            max_in_use=seen.stats.max_in_use,
-            max_reserved=seen.stats.max_reserved,
-            num_allocs=seen.stats.num_allocs,
-            num_frees=seen.stats.num_frees + heap.held,
-            num_reserves=seen.stats.num_reserves,
-            num_extensions=seen.stats.num_extensions,
-            num_regions=regions_held(&seen),
-            num_shrinkages=seen.stats.num_shrinkages,
-            max_alloc_size=seen.stats.max_alloc_size,
-            largest_free=largest,
-            pages_moved=seen.spaces[LARGE_SPACE].moved + seen.spaces[SMALL_SPACE].moved,
-            suspended_bytes=seen.saved_bytes,
-            moves_refused=seen.spaces[LARGE_SPACE].spared + seen.spaces[SMALL_SPACE].spared,
-            driver_calls=(seen.backing.calls + seen.shareable.calls + seen.stats.events_recorded
-                          + seen.stats.events_asked + seen.stats.events_waited),
-        )
+        return arena_stats(self.core)
 
     def blocks(self):
         """Return every block, used and free, as a list of `BlockInfo` in address order.
@@ -1191,19 +1123,6 @@ cdef bint may_end(Arena arena, uint32_t slot) noexcept:
 cdef bint keeps_itself(object stream) noexcept:
     """Tell whether it is a stream that ends with its object: nothing may take its place."""
     return isinstance(stream, Stream) and (<Stream>stream).owned
-
-
-cdef uint64_t regions_held(const ArenaCore* arena) noexcept:
-    # All pages for ordinary blocks count as one region.
-    cdef uint64_t held = arena.table.regions_live + arena.small.regions_live
-    cdef const Space* space
-    cdef bint paged = False
-    cdef uint32_t i
-    for i in (LARGE_SPACE, SMALL_SPACE):
-        space = &arena.spaces[i]
-        held -= space.range_count
-        paged = paged or space.physical != 0
-    return held + paged
 
 
 cdef Buffer empty_block(Arena arena, uint32_t slot):

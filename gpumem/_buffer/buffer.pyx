@@ -225,7 +225,7 @@ cdef class MemoryResource:
             Bytes, a power of two up to 2 MiB. Beyond what the memory promises, so much more is
             asked for.
         shareable : bool
-            True is refused: only an `Arena` makes memory that other processes may be given.
+            Whether other processes may be given the memory: an `Arena` alone accepts True.
 
         Returns
         -------
@@ -237,7 +237,7 @@ cdef class MemoryResource:
         TypeError, ValueError
             An argument is not accepted, or what `allocate_raw` returned is no address.
         MemoryError
-            There is no room; OutOfMemoryError for a size that no machine has.
+            There is no room; OutOfMemoryError if the size exceeds the address space.
         ConfigError
             `shareable`.
         ClosedError
@@ -352,7 +352,7 @@ cdef class MemoryResource:
         return self.ledger == NULL or bool(self.ledger.closed)
 
     def close(self):
-        """Take no calls any more. Idempotent.
+        """Close it: later calls raise ClosedError. Idempotent.
 
         Raises
         ------

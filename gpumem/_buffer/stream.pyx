@@ -47,7 +47,7 @@ cdef class Stream:
     def __init__(self, device):
         cdef CUresult code
         if self.driver_device is not None:
-            raise TypeError("a Stream is initialised once")
+            raise TypeError("Stream.__init__ called twice")
         self.device = Device(device)
         self.driver_device = self.device._open()
         with nogil:
@@ -68,7 +68,7 @@ cdef class Stream:
 
     @staticmethod
     def from_handle(device, handle, owner=None):
-        """Wrap a stream that somebody else made; it is never destroyed here.
+        """Wrap a stream of another owner; it is never destroyed here.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ cdef class Event:
     def __init__(self, device):
         cdef CUresult code
         if self.driver_device is not None:
-            raise TypeError("an Event is initialised once")
+            raise TypeError("Event.__init__ called twice")
         self.device = Device(device)
         self.driver_device = self.device._open()
         code = context_enter(&self.driver_device.context)

@@ -1,4 +1,4 @@
-"""An allocator of somebody else, behind callbacks, as a resource."""
+"""An existing allocator, behind callbacks, as a resource."""
 
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint64_t

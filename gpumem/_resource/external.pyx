@@ -1,4 +1,4 @@
-"""ExternalAllocator: an allocator of somebody else, behind callbacks, as a resource."""
+"""ExternalAllocator: an existing allocator, behind callbacks, as a resource."""
 
 cimport cython
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_WriteUnraisable
@@ -42,7 +42,7 @@ cdef RetiredQueue waiting = RetiredQueue(NULL, NULL)
 @cython.final
 @cython.no_gc_clear
 cdef class ExternalAllocator(MemoryResource):
-    """An allocator of somebody else, behind callbacks, as a resource.
+    """An existing allocator, behind callbacks, as a resource.
 
     Every allocation and every free is one call of a callback; nothing is cached and nothing put
     on top. A callback is a Python callable, or the integer address of a C function with the
@@ -54,7 +54,7 @@ cdef class ExternalAllocator(MemoryResource):
     ----------
     alloc : callable or int
         ``alloc(nbytes) -> address``; ``void *alloc(size_t)``. None or 0 says that there is no
-        memory. An exception goes to whoever called `allocate`, with nothing changed.
+        memory. An exception reaches the caller of `allocate`, with nothing changed.
     free : callable or int
         ``free(address)``; ``void free(void *)``. May run on any thread. An exception goes to
         `sys.unraisablehook`; the block counts as freed.
@@ -71,7 +71,7 @@ cdef class ExternalAllocator(MemoryResource):
         The stream in whose order `alloc` and `free` give and take memory; None is the device's
         legacy default stream.
     name : str, optional
-        For people.
+        Name used in error messages and reports.
 
     Raises
     ------
@@ -109,7 +109,7 @@ cdef class ExternalAllocator(MemoryResource):
         cdef ExternalCore* core
         cdef uintptr_t address
         if self.ledger != NULL:
-            raise TypeError("an ExternalAllocator is initialised once")
+            raise TypeError("ExternalAllocator.__init__ called twice")
         if alloc is None or free is None:
             missing = "alloc" if alloc is None else "free"
             raise ConfigError(f"{missing} = None is not accepted: alloc and free come together")

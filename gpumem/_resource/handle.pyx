@@ -60,7 +60,7 @@ cdef class Handle:
         if not 0 <= fd < 1 << 31:
             raise ValueError(f"descriptor {fd} is out of range: it takes 0 to 2**31 - 1")
         if self.fd >= 0:
-            raise TypeError("a Handle is initialised once")
+            raise TypeError("Handle.__init__ called twice")
         self.kind = kind
         self.contents = contents
         own(self, fd)

@@ -66,8 +66,8 @@ cdef class DriverPool(MemoryResource):
     config : PoolConfig or Mapping, optional
         Settings of a private pool; a mapping is read by `PoolConfig.from_mapping`.
     handle : int, optional
-        A native pool (CUmemoryPool) of that device that somebody else owns, and that outlives
-        this object and its buffers.
+        A native pool (CUmemoryPool) of that device with another owner. It must outlive this
+        object and its buffers.
     budget : Budget, optional
         What its blocks are charged to, before they are taken.
     count : {"reserved", "in_use"}
@@ -75,7 +75,7 @@ cdef class DriverPool(MemoryResource):
     default_stream : stream, optional
         Used where a call names none; None is the device's legacy default stream.
     name : str, optional
-        For people.
+        Name used in error messages and reports.
 
     Raises
     ------
@@ -110,7 +110,7 @@ cdef class DriverPool(MemoryResource):
                  default_stream=None, name=None):
         cdef PoolCore* core
         if self.ledger != NULL:
-            raise TypeError("a DriverPool is initialised once")
+            raise TypeError("DriverPool.__init__ called twice")
         if handle is not None and config is not None:
             raise ConfigError("a pool given by its handle is used as it is: config must be None")
         memory = require_pools(MemoryInfo.parse(device))
@@ -526,7 +526,7 @@ cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, obje
 
 
 cdef object config_of(DriverPool pool):
-    """Read the settings of a pool that somebody else made; its driver knows whether it is one."""
+    """Query the settings of an existing pool handle; the driver validates the handle."""
     switches = {name: bool(<int>pool_attribute(pool_core(pool.ledger), which)) for name, which in (
         ("follow_event_dependencies", CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
         ("allow_opportunistic", CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),

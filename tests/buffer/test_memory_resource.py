@@ -126,7 +126,7 @@ def test_invalid_size_is_refused(nbytes, error):
 
 def test_size_beyond_the_address_space_is_out_of_memory_without_a_call():
     resource = Plain()
-    with pytest.raises(gpumem.OutOfMemoryError, match="check the size"):
+    with pytest.raises(gpumem.OutOfMemoryError, match="exceeds the address space"):
         resource.allocate(1 << 60)
     assert resource.taken == []
 

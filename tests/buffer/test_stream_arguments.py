@@ -278,7 +278,7 @@ def test_stream_and_event_made_by_new_alone_refuse_every_call(arena):
 
 def test_streams_and_events_are_initialised_once():
     for thing in (gpumem.Stream("host"), gpumem.Event("host")):
-        with pytest.raises(TypeError, match="initialised once"):
+        with pytest.raises(TypeError, match="__init__ called twice"):
             thing.__init__("host")
 
 

@@ -351,7 +351,7 @@ def test_memory_is_required_and_must_exist():
 
 
 def test_allocator_is_initialised_once_and_before_use(allocator):
-    with pytest.raises(TypeError, match="initialised once"):
+    with pytest.raises(TypeError, match="__init__ called twice"):
         allocator.__init__(MALLOC, FREE, memory="host")
     raw = gpumem.ExternalAllocator.__new__(gpumem.ExternalAllocator)
     for call in (lambda: raw.allocate(1), raw.stats, raw.shrink):

@@ -543,7 +543,7 @@ def test_driver_errors_name_their_call(pool, host):
 
 
 def test_pool_is_initialised_once_and_before_use(pool):
-    with pytest.raises(TypeError, match="initialised once"):
+    with pytest.raises(TypeError, match="__init__ called twice"):
         pool.__init__("host")
     raw = gpumem.DriverPool.__new__(gpumem.DriverPool)
     for call in (lambda: raw.allocate(1), raw.stats, raw.shrink, lambda: raw.reset_stream(None)):

@@ -9,6 +9,8 @@ from gpumem._budget cimport Budget, Relief
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport ArenaCore
 
+# The counters of this moment as Stats.
+cdef object arena_stats(ArenaCore* core)
 # Every block, used and free, as BlockInfo in address order.
 cdef list block_list(ArenaCore* core)
 # Every region that a shrink could not give back, as RetainedRegion.

@@ -11,23 +11,78 @@ from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
     ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD, ARENA_DRIVER_REFUSED,
     ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note, BlockNote, DebugHeap,
-    heap_copy, HEAP_LIVE, HeapBlock, hooks_bytes, PageCopy, STATE_SUSPENDED,
+    ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note, BlockNote, caches_flush,
+    DebugHeap, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, LARGE_SPACE,
+    PageCopy, SMALL_SPACE, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
-    ABSURD, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED, round_to_quantum,
-    SLOT_RELEASED,
+    ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
+    round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
 from gpumem._native.driver cimport check, CUDA_ERROR_OUT_OF_MEMORY, CUresult
+from gpumem._native.pages cimport Space
 from gpumem._resource.arena.settings cimport pages_problem
 from gpumem._resource.arena.source cimport source_error
 from gpumem._resource.device_memory cimport device_figures
 from gpumem._support.atomics cimport load64
+from gpumem._support.lock cimport lock_acquire, lock_release
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
 from gpumem._support.values import replace
 from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
+
+
+# ---- counters ------------------------------------------------------------------------------------
+
+cdef object arena_stats(ArenaCore* core):
+    cdef ArenaCore seen
+    cdef HeapCounts heap
+    cdef uint64_t largest
+    caches_flush(core)
+    lock_acquire(&core.lock)
+    seen = core[0]
+    largest = max(bfc_largest_free(&core.table), bfc_largest_free(&core.small))
+    lock_release(&core.lock)
+    heap = HeapCounts(0, seen.table.requested_in_use + seen.small.requested_in_use, 0, 0)
+    if core.heap != NULL:
+        heap = heap_counts(core.heap)
+    from gpumem.stats import Stats
+    return Stats(
+        limit=seen.settings.max_mem,
+        in_use=arena_in_use(&seen) - min(heap.held_bytes, arena_in_use(&seen)),
+        requested_in_use=heap.live_bytes,
+        reserved=(seen.shareable.mapped_bytes if seen.closed == STATE_SUSPENDED
+                  else arena_reserved(&seen)),
+        max_in_use=seen.stats.max_in_use,
+        max_reserved=seen.stats.max_reserved,
+        num_allocs=seen.stats.num_allocs,
+        num_frees=seen.stats.num_frees + heap.held,
+        num_reserves=seen.stats.num_reserves,
+        num_extensions=seen.stats.num_extensions,
+        num_regions=regions_held(&seen),
+        num_shrinkages=seen.stats.num_shrinkages,
+        max_alloc_size=seen.stats.max_alloc_size,
+        largest_free=largest,
+        pages_moved=seen.spaces[LARGE_SPACE].moved + seen.spaces[SMALL_SPACE].moved,
+        suspended_bytes=seen.saved_bytes,
+        moves_refused=seen.spaces[LARGE_SPACE].spared + seen.spaces[SMALL_SPACE].spared,
+        driver_calls=(seen.backing.calls + seen.shareable.calls + seen.stats.events_recorded
+                      + seen.stats.events_asked + seen.stats.events_waited),
+    )
+
+
+cdef uint64_t regions_held(const ArenaCore* arena) noexcept:
+    # All pages for ordinary blocks count as one region.
+    cdef uint64_t held = arena.table.regions_live + arena.small.regions_live
+    cdef const Space* space
+    cdef bint paged = False
+    cdef uint32_t i
+    for i in (LARGE_SPACE, SMALL_SPACE):
+        space = &arena.spaces[i]
+        held -= space.range_count
+        paged = paged or space.physical != 0
+    return held + paged
 
 
 # ---- blocks --------------------------------------------------------------------------------------

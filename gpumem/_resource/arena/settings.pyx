@@ -98,7 +98,7 @@ cdef bint by_handle(MemoryResource arena, object config):
 
 cdef str why_not_shareable(MemoryResource arena, object config, Source source):
     if source is not None:
-        return "its memory is somebody else's"
+        return "its memory is provided by `source=`"
     if arena.memory.kind is MemoryKind.MANAGED:
         return "managed memory cannot be given to another process"
     needs = "posix_fd_handles" if by_handle(arena, config) else "host_register"

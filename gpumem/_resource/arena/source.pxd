@@ -1,4 +1,4 @@
-"""Somebody else's memory under an arena: Python callables, C functions, another resource."""
+"""Memory of a user's source under an arena: Python callables, C functions, another resource."""
 
 from libc.stdint cimport uint64_t
 

@@ -1,4 +1,4 @@
-"""Somebody else's memory under an arena; see _resource/arena/source.pxd.
+"""Memory of a user's source under an arena; see _resource/arena/source.pxd.
 
 Callables get the interpreter lock, which is safe because nobody waits for a grow lock while
 holding it. What they raise is kept until the status has come back to the thread that asked.
