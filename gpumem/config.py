@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from gpumem._support.values import Value
+from gpumem._support.values import LazyDataclass
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _bad(key: str, value: object, accepted: str) -> ConfigError:
     return ConfigError(f"invalid {key} = {value!r}: expected {accepted}")
 
 
-class _Settings(Value):
+class _Settings(LazyDataclass):
     """Typed fields, each with its parser, and the string keys that name them."""
 
     _OF: ClassVar[str]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
-from gpumem._support.values import Value
+from gpumem._support.values import LazyDataclass
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _MOST_DIGITS = 4  # of a device's index
 
 
 @dataclass(frozen=True)
-class Capability(Value):
+class Capability(LazyDataclass):
     """Whether something is supported and, if not, why; its truth value is the answer.
 
     Examples
@@ -193,7 +193,7 @@ _MOST_ALIGNMENT = 1 << 30
 
 
 @dataclass(frozen=True)
-class MemoryInfo(Value):
+class MemoryInfo(LazyDataclass):
     """One kind of memory of one device.
 
     Attributes
@@ -419,7 +419,7 @@ def set_host_device_count(n: int) -> None:
 
 
 @dataclass(frozen=True)
-class DriverStatus(Value):
+class DriverStatus(LazyDataclass):
     """Whether CUDA answers.
 
     Attributes

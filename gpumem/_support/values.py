@@ -2,8 +2,8 @@
 
 The module and the methods that it compiles for each class would take a third of the time of
 ``import gpumem``, and a program uses few of the classes. Until its first object a class derived
-from `Value` has its fields as annotations and its defaults as attributes; from then on it is the
-dataclass that `dataclasses.dataclass` makes.
+from `LazyDataclass` has its fields as annotations and its defaults as attributes; from then on it
+is the dataclass that `dataclasses.dataclass` makes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem._support.forks import ForkLock
 
-__all__ = ["Value", "dataclass", "field", "replace"]
+__all__ = ["LazyDataclass", "dataclass", "field", "replace"]
 
 _lock = ForkLock()  # held while a class is completed
 
 
-class Value:
+class LazyDataclass:
     """Base of such classes; its methods serve until the class is completed.
 
     No such class derives from another: a completed base would make the objects of both.

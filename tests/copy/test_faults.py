@@ -41,7 +41,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_copy_survives_a_failure_of_any_driver_call(way, faults, stream, staged):
-    kept = refused_destroys(way, faults, stream)
+    calls_of(way, faults, stream)  # what is made once is there
     before = faults.live()
     refusals = [
         refused(way, faults, stream, call) for call in range(1, calls_of(way, faults, stream))
@@ -51,7 +51,8 @@ def test_copy_survives_a_failure_of_any_driver_call(way, faults, stream, staged)
     assert REFUSED in refusals
     live = faults.live()
     assert live["streams"] == before["streams"]
-    assert live["events"] <= before["events"] + kept
+    # A refusal that raised nothing may have been of an event's end: then the driver keeps that event.
+    assert live["events"] <= before["events"] + refusals.count(None)
 
 
 def refused(way, faults, stream, call):
@@ -72,18 +73,12 @@ def refused(way, faults, stream, call):
     return code
 
 
-def calls_of(way, faults, stream, name=None):
+def calls_of(way, faults, stream):
     dst, src = WAYS[way]()
     stream.synchronize()
     faults.reset_counts()
     gpumem.copy(dst, src, stream)
-    return faults.call_count(name)
-
-
-def refused_destroys(way, faults, stream):
-    """Count the events that a driver which refuses to destroy each of them once keeps."""
-    calls_of(way, faults, stream)  # what is made once is there
-    return calls_of(way, faults, stream, "cuEventDestroy")
+    return faults.call_count()
 
 
 @pytest.mark.parametrize(("to", "origin"), [("host", "numpy"), ("numpy", "host")])
