@@ -51,7 +51,7 @@ def test_copy_survives_a_failure_of_any_driver_call(way, faults, stream, staged)
     assert REFUSED in refusals
     live = faults.live()
     assert live["streams"] == before["streams"]
-    # A refusal that raised nothing may have been of an event's end: then the driver keeps that event.
+    # A refusal that raised nothing may be of an event's end: then the driver keeps that event.
     assert live["events"] <= before["events"] + refusals.count(None)
 
 
