@@ -16,7 +16,7 @@ from gpumem._support import values
 
 def made():
     @values.dataclass(frozen=True)
-    class Point(values.Value):
+    class Point(values.LazyDataclass):
         x: int
         y: int = 0
         name: str | None = values.field(default=None, kw_only=True)

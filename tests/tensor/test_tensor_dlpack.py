@@ -244,7 +244,7 @@ def test_capsule_is_consumed_once():
 
 
 def test_object_without_dlpack_is_refused():
-    with pytest.raises(TypeError, match="no DLPack producer"):
+    with pytest.raises(TypeError, match="not a DLPack producer"):
         gpumem.from_dlpack([1])
     producer = dlpack.Producer()
     producer.capsule = lambda: "nonsense"
