@@ -1,6 +1,8 @@
 """What `import gpumem` does not do: no framework, no driver, no thread."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from helpers import child
@@ -88,7 +90,9 @@ def test_source_that_was_not_compiled_says_what_to_do(tmp_path):
     (tmp_path / "gpumem").mkdir()
     shutil.copy(SOURCE / "__init__.py", tmp_path / "gpumem")
     script = "import sys; sys.path.insert(0, sys.argv[1]); import gpumem"
-    done = child.run(script, str(tmp_path))
+    # -S: the finder of an editable install would supply the compiled modules.
+    command = [sys.executable, "-S", "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: {tmp_path}/gpumem is source that was not compiled")
