@@ -108,7 +108,9 @@ CYTHON = {
 
 def extensions() -> list[Extension]:
     """Describe every module: one for each .pyx of the package, and Cython's own functions."""
-    shared = Extension(UTILITIES, [], extra_compile_args=["-std=c11", *COMPILE])
+    shared = Extension(
+        UTILITIES, [], extra_compile_args=["-std=c11", *COMPILE], extra_link_args=LINK
+    )
     return [shared, *(extension(path) for path in sorted(PACKAGE.rglob("*.pyx")))]
 
 
