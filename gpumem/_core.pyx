@@ -34,11 +34,12 @@ from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
 from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
+from dataclasses import replace
+
 from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import require
 from gpumem._support.providers import provided
 from gpumem._support.releases import on_release, release_retired
-from gpumem._support.values import replace
 from gpumem.config import ArenaConfig
 from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
 

@@ -11,15 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeAlias
 
-from gpumem._support.values import LazyDataclass
 from gpumem.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass, replace
-else:
-    from gpumem._support.values import dataclass, replace
 
 __all__ = ["ArenaConfig", "PoolConfig"]
 
@@ -107,7 +102,7 @@ def _bad(key: str, value: object, accepted: str) -> ConfigError:
     return ConfigError(f"invalid {key} = {value!r}: expected {accepted}")
 
 
-class _Settings(LazyDataclass):
+class _Settings:
     """Typed fields, each with its parser, and the string keys that name them."""
 
     _OF: ClassVar[str]

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumem._support.arguments import power_of_two, refuse, require
 from gpumem._support.releases import release_retired
-from gpumem._support.values import LazyDataclass
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass, field
-
     from gpumem._native.driver.table import DriverDevice
-else:
-    from gpumem._support.values import dataclass, field
 
 __all__ = [
     "Capability",
@@ -42,7 +38,7 @@ _MOST_DIGITS = 4  # of a device's index
 
 
 @dataclass(frozen=True)
-class Capability(LazyDataclass):
+class Capability:
     """Whether something is supported and, if not, why; its truth value is the answer.
 
     Examples
@@ -193,7 +189,7 @@ _MOST_ALIGNMENT = 1 << 30
 
 
 @dataclass(frozen=True)
-class MemoryInfo(LazyDataclass):
+class MemoryInfo:
     """One kind of memory of one device.
 
     Attributes
@@ -419,7 +415,7 @@ def set_host_device_count(n: int) -> None:
 
 
 @dataclass(frozen=True)
-class DriverStatus(LazyDataclass):
+class DriverStatus:
     """Whether CUDA answers.
 
     Attributes

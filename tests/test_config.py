@@ -1,6 +1,10 @@
 """Settings: typed fields, string keys in every spelling, and refusals that name key and value."""
 
 import dataclasses
+import inspect
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -291,6 +295,30 @@ def test_configs_are_values():
     assert hash(ArenaConfig()) == hash(ArenaConfig())
     with pytest.raises(dataclasses.FrozenInstanceError):
         ArenaConfig().max_mem = 5
+    assert dataclasses.replace(ArenaConfig(max_mem=5), oom_wait_ms=1) == ArenaConfig(
+        max_mem=5, oom_wait_ms=1
+    )
+
+
+def test_signature_shows_the_settings():
+    assert [*inspect.signature(ArenaConfig).parameters][:2] == [*DEFAULTS][:2]
+    assert "oom_wait_ms" in inspect.signature(ArenaConfig).parameters
+
+
+def test_pickle_is_read_where_no_object_was_made_before():
+    data = pickle.dumps(ArenaConfig(max_mem=5))
+    program = f"import pickle; print(pickle.loads({data!r}).max_mem, pickle.loads({data!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("5 ArenaConfig(")
+
+
+def test_settings_do_not_depend_on_which_class_was_used_first():
+    for first, then in (("ArenaConfig", "PoolConfig"), ("PoolConfig", "ArenaConfig")):
+        program = f"import gpumem; gpumem.{first}(); print(gpumem.{then}())"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.stdout.startswith(f"{then}("), done.stderr
 
 
 def test_arena_accepts_a_config_or_a_mapping(make_arena):

@@ -28,8 +28,9 @@ from gpumem._resource.device_memory cimport device_figures
 from gpumem._support.atomics cimport load64
 from gpumem._support.lock cimport lock_acquire, lock_release
 
+from dataclasses import replace
+
 from gpumem._support.events import FRAMEWORKS, tag_texts
-from gpumem._support.values import replace
 from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
 
 
