@@ -76,7 +76,7 @@ cdef class Budget:
     Raises
     ------
     TypeError, ValueError
-        An argument is not accepted, or the tree would have more than 31 levels.
+        An argument is invalid, or the tree would have more than 31 levels.
 
     Examples
     --------
@@ -403,14 +403,14 @@ cdef uint64_t bytes_of(str what, object value, bint needed=False) except? <uint6
         raise TypeError(f"{what} must be {accepted}, not {type(value).__name__}")
     number = value.__index__()
     if not 0 <= number < 1 << 63:
-        raise ValueError(f"{what} = {number} is not accepted: it takes 0 to {(1 << 63) - 1} bytes")
+        raise ValueError(f"invalid {what} = {number}: expected 0 to {(1 << 63) - 1} bytes")
     return number
 
 
 cdef uint64_t soft_of(object value, uint64_t limit) except? <uint64_t>-1:
     cdef uint64_t soft = bytes_of("soft", value)
     if soft > limit and value is not None:
-        raise ValueError(f"soft = {soft} is not accepted: it takes 0 to the limit, {limit} bytes")
+        raise ValueError(f"invalid soft = {soft}: expected 0 to the limit, {limit} bytes")
     return soft
 
 
@@ -427,7 +427,7 @@ cdef object callback_of(object callback):
 cdef BudgetCore* account_of(object budget, object count, str holder, bint* in_use) except? NULL:
     in_use[0] = count == "in_use"
     if count not in ("reserved", "in_use"):
-        raise ConfigError(f"count = {count!r} is not accepted: it takes 'reserved' or 'in_use'")
+        raise ConfigError(f"invalid count = {count!r}: expected 'reserved' or 'in_use'")
     if budget is None:
         if in_use[0]:
             raise ConfigError("count = 'in_use' has no effect without a budget")
@@ -454,7 +454,7 @@ cdef int take_step(Reservation reservation, int before, int after) except -1:
     # Nothing runs between the look and the step.
     if reservation.step != before:
         raise ReservationError(f"a reservation that is {STEPS[reservation.step]} cannot become "
-                               f"{STEPS[after]}: it takes one that is {STEPS[before]}")
+                               f"{STEPS[after]}; one that is {STEPS[before]} can")
     reservation.step = after
     return 0
 

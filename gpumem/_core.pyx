@@ -100,7 +100,7 @@ cdef class Arena(MemoryResource):
     TypeError
         `budget` is no Budget.
     ConfigError
-        A setting is not accepted.
+        A setting is invalid.
     DriverError
         The device does not answer.
 
@@ -206,7 +206,7 @@ cdef class Arena(MemoryResource):
             pool = captures_of(self).pool_of(self, self.core, slot, True)
         if pool is not None:
             if shareable:
-                raise ConfigError("shareable = True is not accepted while a graph is captured: "
+                raise ConfigError("invalid shareable = True while a graph is captured: "
                                   "allocate it before")
             return self.take_captured(pool, nbytes, slot, alignment)
         if extra:
@@ -325,7 +325,7 @@ cdef class Arena(MemoryResource):
             return 0
         reason = why_not_shareable(self, self.config, self.source)
         if reason:
-            raise ConfigError(f"shareable = True is not accepted by arena {self.name!r} on "
+            raise ConfigError(f"invalid shareable = True for arena {self.name!r} on "
                               f"{self.memory}: {reason}")
         shareable_init(self, self.config, &backing)
         if self.core.shareable.reserve == NULL:
@@ -599,7 +599,7 @@ cdef class Arena(MemoryResource):
             raise_status(self, self.core, 0, 0, self.default_slot, ARENA_DEAD)
         if not self.core.settings.paged:
             raise ConfigError(f"arena {self.name!r} has backing = 'regions', which cannot be "
-                              "suspended: it takes backing = 'virtual'")
+                              "suspended; backing = 'virtual' can")
 
     # ---- graphs ----------------------------------------------------------------------------------
 
@@ -1101,8 +1101,8 @@ cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
 
 cdef int require_heap(Arena arena) except -1:
     if arena.heap is None:
-        raise ConfigError(f"arena {arena.name!r} has no debug heap: it takes Arena(..., "
-                          "debug_heap=True), or GPUMEM_DEBUG_HEAP=1 in the environment")
+        raise ConfigError(f"arena {arena.name!r} has no debug heap: create it with "
+                          "debug_heap=True, or set GPUMEM_DEBUG_HEAP=1 in the environment")
     return 0
 
 

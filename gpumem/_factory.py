@@ -44,7 +44,7 @@ def resource_from_config(
     pool_settings = PoolConfig.from_arena(settings)
     if where.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
         raise ConfigError(
-            f"use_cuda_mempool = True is not accepted for {where}: it takes a device's own memory"
+            f"invalid use_cuda_mempool = True for {where}: expected a device's own memory"
         )
     where.device._open()  # an unknown device is an error, not a device without pools
     capability = where.device.capabilities["memory_pools"]

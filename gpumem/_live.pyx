@@ -390,7 +390,7 @@ def _read_environment():
     global wanted
     value = os.environ.get("GPUMEM_TOP", "")
     if value not in ("", "0", "1"):
-        warnings.warn(f"GPUMEM_TOP={value!r} is not accepted and has no effect: it takes 0 or 1",
+        warnings.warn(f"invalid GPUMEM_TOP={value!r} is ignored: expected 0 or 1",
                       ConfigWarning, stacklevel=2)
     wanted = PERIOD if value == "1" else 0
     begin_with_first_resource()

@@ -27,37 +27,46 @@ PLAN = plan_memory(partition(GRAPH, ["host"]))
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: gpumem.empty(3, "f4", environment=5), "environment = 5 .* an Environment"),
-        (lambda: observe.snapshot().diff(5), "other = 5 .* a Snapshot"),
-        (lambda: planning.plan(5), "trace = 5 .* a Trace"),
-        (lambda: plan_memory(5), "placement = 5 .* a Placement.* or a CopyPlan"),
-        (lambda: plan_copies(5), "placement = 5 .* a Placement"),
+        (lambda: gpumem.empty(3, "f4", environment=5), "environment = 5: expected an Environment"),
+        (lambda: observe.snapshot().diff(5), "other = 5: expected a Snapshot"),
+        (lambda: planning.plan(5), "trace = 5: expected a Trace"),
+        (lambda: plan_memory(5), "placement = 5: expected a Placement.* or a CopyPlan"),
+        (lambda: plan_copies(5), "placement = 5: expected a Placement"),
         (
             lambda: gpumem.zeros(3, "float32").to("host", copy="x"),
-            "copy = 'x' .* True, False or None",
+            "copy = 'x': expected True, False or None",
         ),
-        (lambda: PLAN.tensors(5), "memory = 5 .* a MemoryResource, an ExternalMemory"),
-        (lambda: ACCOUNTANT.cost(5), "node = 5 .* a node"),
-        (lambda: ACCOUNTANT.account(None), "node = None .* a node"),
-        (lambda: ACCOUNTANT.commit([*GRAPH, "x"]), "node = 'x' .* a node"),
-        (lambda: accountants_from_setting(5), "setting = 5 .* a str or None"),
-        (lambda: Accountants(5), "accountants = 5 .* a Mapping"),
+        (lambda: PLAN.tensors(5), "memory = 5: expected a MemoryResource, an ExternalMemory"),
+        (lambda: ACCOUNTANT.cost(5), "node = 5: expected a node"),
+        (lambda: ACCOUNTANT.account(None), "node = None: expected a node"),
+        (lambda: ACCOUNTANT.commit([*GRAPH, "x"]), "node = 'x': expected a node"),
+        (lambda: accountants_from_setting(5), "setting = 5: expected a str or None"),
+        (lambda: Accountants(5), "accountants = 5: expected a Mapping"),
         (lambda: partition(GRAPH, ["host"], [ACCOUNTANT]), "accountants = .* a Mapping"),
-        (lambda: partition(5, ["host"]), "graph = 5 .* a ModelGraph"),
-        (lambda: partition(GRAPH, "host"), "devices = 'host' .* iterable of devices"),
-        (lambda: partition(GRAPH, 5), "devices = 5 .* iterable of devices"),
-        (lambda: Target("host", supports=5), "supports = 5 .* a callable or None"),
-        (lambda: Target("host", fuse=5), "fuse = 5 .* a callable or None"),
-        (lambda: Target("host", relayout=5), "relayout = 5 .* a callable or None"),
-        (lambda: Target("host", host_accessible="x"), "host_accessible = 'x' .* True, False"),
-        (lambda: MemoryInfo("host", alignment="x"), "alignment = 'x' .* a power of two"),
-        (lambda: MemoryInfo("host", alignment=True), "alignment = True .* a power of two"),
-        (lambda: MemoryInfo("host", name=5), "name = 5 .* a str"),
-        (lambda: gpumem.Arena("host", name=5), "name = 5 .* a str"),
-        (lambda: gpumem.adaptors.limit(gpumem.Arena("host"), 9, name=5), "name = 5 .* a str"),
-        (lambda: gpumem.Budget(1, name=5), "name = 5 .* a str"),
-        (lambda: gpumem.from_dlpack(np.ones(3), copy="yes"), "copy = 'yes' .* True, False or None"),
-        (lambda: observe.record(native="x"), "native = 'x' .* True or False"),
+        (lambda: partition(5, ["host"]), "graph = 5: expected a ModelGraph"),
+        (lambda: partition(GRAPH, "host"), "devices = 'host': expected an iterable of devices"),
+        (lambda: partition(GRAPH, 5), "devices = 5: expected an iterable of devices"),
+        (lambda: Target("host", supports=5), "supports = 5: expected a callable or None"),
+        (lambda: Target("host", fuse=5), "fuse = 5: expected a callable or None"),
+        (lambda: Target("host", relayout=5), "relayout = 5: expected a callable or None"),
+        (
+            lambda: Target("host", host_accessible="x"),
+            "host_accessible = 'x': expected True, False",
+        ),
+        (lambda: MemoryInfo("host", alignment="x"), "alignment = 'x': expected a power of two"),
+        (lambda: MemoryInfo("host", alignment=True), "alignment = True: expected a power of two"),
+        (lambda: MemoryInfo("host", name=5), "name = 5: expected a str"),
+        (lambda: gpumem.Arena("host", name=5), "name = 5: expected a str"),
+        (
+            lambda: gpumem.adaptors.limit(gpumem.Arena("host"), 9, name=5),
+            "name = 5: expected a str",
+        ),
+        (lambda: gpumem.Budget(1, name=5), "name = 5: expected a str"),
+        (
+            lambda: gpumem.from_dlpack(np.ones(3), copy="yes"),
+            "copy = 'yes': expected True, False or None",
+        ),
+        (lambda: observe.record(native="x"), "native = 'x': expected True or False"),
     ],
 )
 def test_wrong_type_is_refused_with_value_and_accepted_types(call, told):
@@ -77,7 +86,7 @@ def test_shareable_must_be_a_bool(arena):
     before = arena.stats()
     pool = gpumem.DriverPool("host")
     for resource in (arena, pool):
-        with pytest.raises(TypeError, match=r"shareable = 'x' .* True or False"):
+        with pytest.raises(TypeError, match=r"shareable = 'x': expected True or False"):
             resource.allocate(10, shareable="x")
     assert arena.stats() == before
 
@@ -89,10 +98,10 @@ def test_memory_info_alignment_is_at_most_1_gib():
 
 
 def test_soft_limit_must_not_exceed_the_limit():
-    with pytest.raises(ValueError, match=r"soft = 200 .* 0 to the limit, 100 bytes"):
+    with pytest.raises(ValueError, match=r"soft = 200: expected 0 to the limit, 100 bytes"):
         gpumem.Budget(100, soft=200)
     budget = gpumem.Budget(100, soft=100)
-    with pytest.raises(ValueError, match=r"soft = 101 .* 0 to the limit, 100 bytes"):
+    with pytest.raises(ValueError, match=r"soft = 101: expected 0 to the limit, 100 bytes"):
         budget.soft = 101
     assert budget.soft == 100
     budget.soft = None
@@ -102,7 +111,7 @@ def test_soft_limit_must_not_exceed_the_limit():
 def test_bind_output_rejects_what_is_no_array():
     with gpumem.Session("host") as session:
         for nothing in (5, [1.0, 2.0]):
-            with pytest.raises(TypeError, match=r"memory of type .* is no array: it takes"):
+            with pytest.raises(TypeError, match=r"invalid memory of type .*: expected"):
                 session.bind_output("y", nothing)
         assert session.copy_plan() == {}
 
@@ -141,12 +150,15 @@ def test_short_foreign_file_is_not_reported_as_torn(tmp_path, data):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda plain: plain.update(resources={}), "resources = {} .* list"),
-        (lambda plain: plain.update(stacks={}), "stacks = {} .* list"),
-        (lambda plain: plain["resources"][0].update(name=5), "name = 5 .* str"),
-        (lambda plain: plain["resources"][0].update(key="x"), "key = 'x' .* int"),
-        (lambda plain: plain["resources"][0].update(parent="x"), "parent = 'x' .* int or None"),
-        (lambda plain: plain["resources"][0].update(blocks={}), "blocks = {} .* list"),
+        (lambda plain: plain.update(resources={}), "resources = {}: expected list"),
+        (lambda plain: plain.update(stacks={}), "stacks = {}: expected list"),
+        (lambda plain: plain["resources"][0].update(name=5), "name = 5: expected str"),
+        (lambda plain: plain["resources"][0].update(key="x"), "key = 'x': expected int"),
+        (
+            lambda plain: plain["resources"][0].update(parent="x"),
+            "parent = 'x': expected int or None",
+        ),
+        (lambda plain: plain["resources"][0].update(blocks={}), "blocks = {}: expected list"),
     ],
 )
 def test_snapshot_key_of_a_wrong_type_is_refused_by_name(change, told):

@@ -39,7 +39,7 @@ cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
     except OverflowError:
         size = -1 if nbytes < 0 else <Py_ssize_t>ABSURD
     if size < 0:
-        raise ValueError(f"nbytes = {nbytes} is negative: it takes 0 or more bytes")
+        raise ValueError(f"invalid nbytes = {nbytes}: expected 0 or more bytes")
     return size
 
 
@@ -60,7 +60,7 @@ cdef int side_of(object memory, object location) except? -2:
     if device.type == "host":
         return HOST_SIDE
     if device.type != own.type:
-        raise ValueError(f"{device} is not a device that {memory} can move to: it takes "
+        raise ValueError(f"{device} is not a device that {memory} can move to: expected "
                          f'a {own.type} device or "host"')
     return device.index
 

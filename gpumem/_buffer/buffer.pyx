@@ -152,7 +152,7 @@ cdef class MemoryResource:
         Raises
         ------
         ConfigError
-            A setting is not accepted, or would have no effect: the pool's without
+            A setting is invalid, or would have no effect: the pool's without
             ``use_cuda_mempool``, or ``use_cuda_mempool`` for memory that is not a device's own.
         ValueError, DriverError
             As for `Arena` and `DriverPool`.
@@ -235,7 +235,7 @@ cdef class MemoryResource:
         Raises
         ------
         TypeError, ValueError
-            An argument is not accepted, or what `allocate_raw` returned is no address.
+            An argument is invalid, or what `allocate_raw` returned is no address.
         MemoryError
             There is no room; OutOfMemoryError if the size exceeds the address space.
         ConfigError
@@ -483,8 +483,8 @@ cdef class MemoryResource:
 cdef int refuse_shareable(MemoryResource resource, object shareable) except -1:
     require("shareable", shareable, bool, "True or False")
     if shareable:
-        raise ConfigError(f"shareable = True is not accepted by {resource!r}: an Arena makes "
-                          "memory that other processes may be given")
+        raise ConfigError(f"invalid shareable = True for {resource!r}: only an Arena "
+                          "allocates memory that can be exported to other processes")
     return 0
 
 

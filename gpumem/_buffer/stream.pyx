@@ -362,5 +362,5 @@ def _index(value, stream):
 
 
 def _no_stream(stream):
-    return TypeError(f"{stream!r} is not a stream: it takes None, a gpumem.Stream, an integer "
+    return TypeError(f"{stream!r} is not a stream: expected None, a gpumem.Stream, an integer "
                      "handle or an object with __cuda_stream__")

@@ -112,7 +112,7 @@ cdef class ExternalAllocator(MemoryResource):
             raise TypeError("ExternalAllocator.__init__ called twice")
         if alloc is None or free is None:
             missing = "alloc" if alloc is None else "free"
-            raise ConfigError(f"{missing} = None is not accepted: alloc and free come together")
+            raise ConfigError(f"invalid {missing} = None: alloc and free are given together")
         addresses = [address_of("alloc", alloc), address_of("free", free),
                      0 if empty_cache is None else address_of("empty_cache", empty_cache)]
         resource_init(self, memory, name)
@@ -251,7 +251,7 @@ def address_of(what, function):
 def number_of(what, value, int low):
     """Return an address; `what` says where it came from."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what} {value!r}: it takes "
+        raise TypeError(f"invalid {what} {value!r}: expected "
                         + ("a callable or the address of a C function" if low else
                            "an address, or None"))
     number = value.__index__()

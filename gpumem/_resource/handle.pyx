@@ -58,7 +58,7 @@ cdef class Handle:
         if isinstance(fd, bool) or not isinstance(fd, int):
             raise TypeError(f"a descriptor must be an integer, not {type(fd).__name__}")
         if not 0 <= fd < 1 << 31:
-            raise ValueError(f"descriptor {fd} is out of range: it takes 0 to 2**31 - 1")
+            raise ValueError(f"descriptor {fd} is out of range: expected 0 to 2**31 - 1")
         if self.fd >= 0:
             raise TypeError("Handle.__init__ called twice")
         self.kind = kind

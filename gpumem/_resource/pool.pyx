@@ -80,7 +80,7 @@ cdef class DriverPool(MemoryResource):
     Raises
     ------
     ConfigError
-        The device has no pools, or none that can be shared, or a setting is not accepted, or both
+        The device has no pools, or none that can be shared, or a setting is invalid, or both
         `config` and `handle` are given.
     TypeError, ValueError
         `handle` is no integer from 1 to 2**64 - 1.
@@ -488,7 +488,7 @@ cdef int require_shareable(DriverPool pool) except -1:
     if pool.is_imported:
         raise ConfigError(f"{pool!r} was imported: only the process that made it exports it")
     if not pool.config.shareable:
-        raise ConfigError(f"{pool!r} cannot be exported: it takes shareable = True when it is made")
+        raise ConfigError(f"{pool!r} cannot be exported: it was created without shareable = True")
     return 0
 
 

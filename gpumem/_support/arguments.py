@@ -10,7 +10,7 @@ __all__ = ["is_integer", "is_number", "power_of_two", "refuse", "require"]
 
 def refuse(name: str, value: object, accepted: str) -> NoReturn:
     """Raise TypeError."""
-    raise TypeError(f"{name} = {value!r:.80} is not accepted: it takes {accepted}")
+    raise TypeError(f"invalid {name} = {value!r:.80}: expected {accepted}")
 
 
 def require(name: str, value: object, kind: type | tuple[type, ...], accepted: str) -> None:

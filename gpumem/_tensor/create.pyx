@@ -49,7 +49,7 @@ def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     OutOfMemoryError
         As `Arena.allocate`.
     ValueError, TypeError
-        A shape, dtype or memory that is not accepted.
+        An invalid shape, dtype or memory.
 
     Examples
     --------
@@ -261,7 +261,7 @@ cdef int move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) exce
 def _seen(array, name):
     cdef Tensor tensor = tensor_seeing(array)
     if tensor is None:
-        raise TypeError(f"{name} of type {type(array).__name__} is no array: it takes a Tensor, a "
+        raise TypeError(f"invalid {name} of type {type(array).__name__}: expected a Tensor, a "
                         "Buffer, or an object with __dlpack__, __cuda_array_interface__ or the "
                         "buffer protocol")
     return tensor

@@ -61,7 +61,7 @@ def from_dlpack(x, *, device=None, copy=None):
     Raises
     ------
     TypeError
-        `x` is not a DLPack producer, or `copy` is not accepted.
+        `x` is not a DLPack producer, or `copy` is invalid.
     BufferError
         The producer raises it; its dtype, device or version is not supported; its description is
         invalid; or ``copy=False`` and a copy is needed. The producer keeps its memory.

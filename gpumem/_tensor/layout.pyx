@@ -223,7 +223,7 @@ cdef int64_t take_slice(object part, int64_t length, int64_t stride,
 
 cdef int64_t take_integer(object part, int axis, int64_t length) except? -1:
     if isinstance(part, bool) or not hasattr(part, "__index__"):
-        raise TypeError(f"index {part!r} is not accepted: a tensor takes integers, slices, "
+        raise TypeError(f"invalid index {part!r}: expected integers, slices, "
                         "Ellipsis and None")
     number = part.__index__()
     if not -length <= number < length:
@@ -237,7 +237,7 @@ cdef int shape_from(object shape, int64_t* numbers) except -1:
     if type(shape) is not tuple:
         shape = (shape,) if hasattr(shape, "__index__") else _tuple_of(shape)
     if len(shape) > MAX_RANK:
-        raise ValueError(f"a shape of {len(shape)} dimensions is not accepted: it takes up to "
+        raise ValueError(f"invalid shape of {len(shape)} dimensions: expected up to "
                          f"{MAX_RANK}")
     for length in shape:
         numbers[ndim] = length_from(length, shape)
@@ -405,11 +405,11 @@ def _ml_dtype(str name):
 cdef ElementType _element_of_dtype(object dtype):
     cdef ElementType element = ElementType.__new__(ElementType)
     if dtype.hasobject:
-        raise TypeError(f"dtype {dtype} is not accepted: its elements are Python objects")
+        raise TypeError(f"invalid dtype {dtype}: its elements are Python objects")
     if dtype.subdtype is not None:
-        raise TypeError(f"dtype {dtype} is not accepted: make its shape part of the tensor's")
+        raise TypeError(f"invalid dtype {dtype}: make its shape part of the tensor's")
     if dtype.itemsize == 0:
-        raise TypeError(f"dtype {dtype} is not accepted: its elements have no bytes")
+        raise TypeError(f"invalid dtype {dtype}: its elements have no bytes")
     element.dtype = dtype
     element.itemsize = dtype.itemsize
     _name_for_dlpack(element)

@@ -703,7 +703,7 @@ cdef DLDevice export_named(MemoryResource resource, object named) except *:
         name, _, index = named.partition(":")
         if name not in _NAMES or (":" in named and not index.isdecimal()):
             accepted = ", ".join(f'"{each}"' for each in _NAMES)
-            raise ValueError(f"unknown DLPack device {named!r}: it takes {accepted}, a device "
+            raise ValueError(f"unknown DLPack device {named!r}: expected {accepted}, a device "
                              "type or a pair (type, id)")
         if index:
             return dlpack_device_from((_NAMES[name], int(index)))

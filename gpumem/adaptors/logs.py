@@ -178,7 +178,7 @@ def _function_of(sink: Sink) -> Callable[[MemoryEvent], object]:
         return write_csv
     if callable(sink):
         return sink
-    raise TypeError(f"sink {sink!r} is not accepted: expected a callable, a file or a Logger")
+    raise TypeError(f"invalid sink {sink!r}: expected a callable, a file or a Logger")
 
 
 def log(resource: MemoryResource, sink: Sink, *, name: str | None = None) -> LogAdaptor:

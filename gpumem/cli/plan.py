@@ -137,7 +137,7 @@ def _accountant(
         )
     if percent is not None:
         raise ConfigError(
-            "--percent is not accepted with --stats: measured costs count as they are"
+            "--percent cannot be combined with --stats: measured costs count as they are"
         )
     return StatsAccountant(stats, limit)
 

@@ -89,24 +89,24 @@ class Resources:
     def _add(self, key: object, resource: object) -> None:
         if not isinstance(resource, MemoryResource):
             raise TypeError(
-                f"resource = {resource!r} is not accepted: {self._framework} takes a "
-                "gpumem.MemoryResource, several of them, or None"
+                f"invalid resource = {resource!r}: expected a gpumem.MemoryResource, "
+                "several of them, or None"
             )
         memory = resource.memory
         if memory.device.type != self._type or memory.kind not in self._kinds:
             accepted = ", ".join(kind.name for kind in self._kinds)
             raise ConfigError(
-                f"resource = {resource!r} is not accepted: it is of {memory} memory, and "
-                f"{self._framework} takes {accepted} memory of a {self._type} device"
+                f"invalid resource = {resource!r}: it is of {memory} memory; "
+                f"{self._framework} needs {accepted} memory of a {self._type} device"
             )
         index = memory.device.index
         if key is not None and _device_number(key, self._type) != index:
             raise ConfigError(
-                f"resource = {resource!r} is not accepted for device {key!r}: it is of {memory}"
+                f"invalid resource = {resource!r} for device {key!r}: it is of {memory}"
             )
         if index in self._given:
             raise ConfigError(
-                f"resource = {resource!r} is not accepted: {self._given[index]!r} was given for "
+                f"invalid resource = {resource!r}: {self._given[index]!r} was given for "
                 f"{memory.device} as well"
             )
         self._given[index] = resource
@@ -180,5 +180,5 @@ def _device_number(key: object, device_type: str) -> int:
     elif isinstance(key, int) and not isinstance(key, bool):
         return key
     else:
-        raise TypeError(f"{key!r} is not a device: it takes a gpumem.Device, 'cuda:0' or a number")
+        raise TypeError(f"{key!r} is not a device: expected a gpumem.Device, 'cuda:0' or a number")
     return device.index if device.type == device_type else -1

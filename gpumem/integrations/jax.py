@@ -40,9 +40,7 @@ _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
 _OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # JAX refuses both at once
-_NO_HOOK = (
-    "JAX has no hook for allocators: it takes a gpumem.DriverPool.default(device), or a budget"
-)
+_NO_HOOK = "JAX has no hook for allocators; expected gpumem.DriverPool.default(device) or a budget"
 
 
 def enable(resource: DriverPool | None = None, *, budget: float | None = None) -> None:
@@ -139,15 +137,15 @@ def env(
 
 def _part(budget: float, device: Device | str, total: int | None) -> str:
     if isinstance(budget, bool) or not isinstance(budget, int | float):
-        raise ConfigError(f"budget = {budget!r} is not accepted: bytes, or a part up to 1.0")
+        raise ConfigError(f"invalid budget = {budget!r}: expected bytes, or a part up to 1.0")
     part = float(budget)
     if isinstance(budget, int):
         total = Device(device).total_bytes if total is None else total
         if not 0 < budget <= total:
-            raise ConfigError(f"budget = {budget} is not accepted: 1 to {total} bytes of {device}")
+            raise ConfigError(f"invalid budget = {budget}: expected 1 to {total} bytes of {device}")
         part = budget / total
     if not 0.000001 <= part <= 1.0:
-        raise ConfigError(f"budget = {budget!r} is not accepted: a part from 0.000001 to 1.0")
+        raise ConfigError(f"invalid budget = {budget!r}: expected a part from 0.000001 to 1.0")
     millionths = int(part * 1_000_000)
     return f"{millionths / 1_000_000:.6f}".rstrip("0").rstrip(".")
 
@@ -159,7 +157,9 @@ def _setting(resource: Any, budget: float | None) -> Setting:
     if resource is not None:
         _require_own_pool(resource)
         if budget is not None:
-            raise ConfigError("budget is not accepted with a pool: XLA's cuda_async has no bound")
+            raise ConfigError(
+                "budget cannot be combined with a pool: XLA's cuda_async has no bound"
+            )
     shared = {_ALLOCATOR: "cuda_async", _PREALLOCATE: "false"}
     variables = shared if budget is None else env(budget)
     return Setting(resource, tuple(sorted(variables.items())))
@@ -167,10 +167,10 @@ def _setting(resource: Any, budget: float | None) -> Setting:
 
 def _require_own_pool(resource: Any) -> None:
     if not isinstance(resource, DriverPool):
-        raise IntegrationError(f"resource = {resource!r} is not accepted: {_NO_HOOK}")
+        raise IntegrationError(f"invalid resource = {resource!r}: {_NO_HOOK}")
     own = DriverPool.default(resource.memory.device)
     if resource.handle != own.handle:
-        raise IntegrationError(f"resource = {resource!r} is not accepted: {_NO_HOOK}")
+        raise IntegrationError(f"invalid resource = {resource!r}: {_NO_HOOK}")
 
 
 class _Jax(Framework):

@@ -353,7 +353,7 @@ def require_consumable(handle: Any, consume: bool, *, is_address: bool = False) 
         raise TypeError(f"consume {consume!r} is not True or False")
     if consume and (is_address or not _is_descriptor(handle)):
         raise InvalidDescriptorError(
-            f"consume = True is not accepted with {handle!r}: only descriptors are taken over"
+            f"invalid consume = True with {handle!r}: only a descriptor can be consumed"
         )
 
 

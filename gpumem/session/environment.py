@@ -395,7 +395,7 @@ def named_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str
         if which and name not in names:
             accepted = ", ".join(sorted(names))
             raise ConfigError(
-                f"keys under {which}.{name} are not for this memory: it takes {accepted}"
+                f"keys under {which}.{name} are not for this memory: expected {accepted}"
             )
     return explicit_settings(given, memory, prefix)
 

@@ -55,7 +55,7 @@ class SessionOptions:
     Raises
     ------
     ConfigError
-        A value is not accepted, or two do not go together: a flag without a stream, a stream or 0
+        A value is invalid, or two do not go together: a flag without a stream, a stream or 0
         without the flag, half-given callbacks, a user's stream or settings of an arena with an
         external allocator, the legacy default stream with graph capture, a unified stream with
         copies on another.
@@ -100,20 +100,20 @@ class SessionOptions:
         if flag is None:
             if given and isinstance(stream, int) and stream == 0:
                 raise ConfigError(
-                    "user_compute_stream = 0 is not accepted without has_user_compute_stream = "
+                    "invalid user_compute_stream = 0 without has_user_compute_stream = "
                     "True: it is the legacy default stream"
                 )
             flag = given
         flag = _boolean("has_user_compute_stream", flag)
         if flag and not given:
             raise ConfigError(
-                "has_user_compute_stream = True is not accepted without user_compute_stream: it "
-                "takes a stream or a handle (0 is the legacy default stream)"
+                "invalid has_user_compute_stream = True without user_compute_stream: "
+                "expected a stream or a handle (0 is the legacy default stream)"
             )
         if given and not flag:
             raise ConfigError(
-                f"has_user_compute_stream = False is not accepted with user_compute_stream = "
-                f"{stream!r}: it takes True, or no stream"
+                f"invalid has_user_compute_stream = False with user_compute_stream = "
+                f"{stream!r}: expected True, or no stream"
             )
         object.__setattr__(self, "has_user_compute_stream", flag)
 
@@ -121,23 +121,23 @@ class SessionOptions:
         if self.external_allocator is not None:
             if self.has_user_compute_stream:
                 raise ConfigError(
-                    "external_allocator is not accepted together with user_compute_stream = "
-                    f"{self.user_compute_stream!r}: it takes one of the two"
+                    "external_allocator cannot be combined with user_compute_stream = "
+                    f"{self.user_compute_stream!r}: expected one of the two"
                 )
             if self.arena is not None or self._arena_keys or self.private_arena:
                 raise ConfigError(
                     "arena and private_arena have no effect with external_allocator, which serves "
-                    "the memory: it takes one of the two"
+                    "the memory: expected one of the two"
                 )
         if self.enable_cuda_graph and self._names_the_legacy_stream():
             raise ConfigError(
-                f"user_compute_stream = {self.user_compute_stream!r} is not accepted with "
-                "enable_cuda_graph: the legacy default stream cannot be captured; it takes another"
+                f"invalid user_compute_stream = {self.user_compute_stream!r} with "
+                "enable_cuda_graph: the legacy default stream cannot be captured"
             )
         if not self.do_copy_in_default_stream and self.unified_stream:
             raise ConfigError(
-                "do_copy_in_default_stream = False is not accepted with a unified stream "
-                f"({self._why_unified()}): it takes True, since there is one stream for everything"
+                "invalid do_copy_in_default_stream = False with a unified stream "
+                f"({self._why_unified()}): expected True, since there is one stream for everything"
             )
 
     def _names_the_legacy_stream(self) -> bool:
@@ -275,8 +275,8 @@ def _allocator(given: Any) -> MemoryResource | tuple[Any, Any, Any] | None:
         missing = part is None or (isinstance(part, int) and part == 0)
         if missing and name != "empty_cache":
             raise ConfigError(
-                f"external_allocator has no {name}: alloc and free come together, with or without "
-                "empty_cache"
+                f"external_allocator has no {name}: alloc and free are given together, "
+                "with or without empty_cache"
             )
         no_address = isinstance(part, bool) or not isinstance(part, int)
         if not missing and not callable(part) and no_address:

@@ -75,7 +75,7 @@ class Session:
     Raises
     ------
     ConfigError
-        An option is not accepted here: it contradicts another, the shared arena or the device.
+        An option is invalid here: it contradicts another, the shared arena or the device.
     NoAllocatorError
         The environment has no allocator for the device's memory.
     ValueError
@@ -138,8 +138,7 @@ class Session:
         elif isinstance(given, Stream):
             if given.device != self.device:
                 raise ConfigError(
-                    f"user_compute_stream = {given!r} is not accepted: it takes a stream of "
-                    f"{self.device}"
+                    f"invalid user_compute_stream = {given!r}: expected a stream of {self.device}"
                 )
             self._compute = given
         else:
@@ -153,7 +152,7 @@ class Session:
         capability = self.device.capabilities["graph_capture"]
         if not capability:
             raise ConfigError(
-                f"enable_cuda_graph = True is not accepted on {self.device}: {capability.reason}"
+                f"invalid enable_cuda_graph = True on {self.device}: {capability.reason}"
             )
 
     def _require_no_pool(self) -> None:
@@ -163,8 +162,8 @@ class Session:
         if isinstance(resource, DriverPool):
             self._give_back()
             raise ConfigError(
-                f"enable_cuda_graph = True is not accepted with {resource!r}, whose blocks no "
-                "graph can keep: it takes an arena"
+                f"invalid enable_cuda_graph = True with {resource!r}, whose blocks a graph "
+                "cannot retain: expected an arena"
             )
 
     @property
@@ -207,13 +206,12 @@ class Session:
         resource: MemoryResource = given
         if (resource.memory.device, resource.memory.kind) != (self.device, self.memory.kind):
             raise ConfigError(
-                f"external_allocator = {resource!r} is not accepted: it takes one of {self.memory}"
+                f"invalid external_allocator = {resource!r}: expected one of {self.memory}"
             )
         with _held_lock:
             if resource in _held_externals:
                 raise ConfigError(
-                    f"external_allocator = {resource!r} belongs to another session: it takes one "
-                    "of this session alone"
+                    f"invalid external_allocator = {resource!r}: another session uses it"
                 )
             _held_externals.add(resource)
         return resource
@@ -238,7 +236,7 @@ class Session:
             if not isinstance(config, ArenaConfig) or actual != value:
                 raise ConfigError(
                     f"arena.{name} = {value!r} differs from the shared allocator's {actual!r} "
-                    f"({shared!r}): it takes that value, or private_arena = True"
+                    f"({shared!r}): expected that value, or private_arena = True"
                 )
 
     def allocator(self, memory: MemoryInfo | Device | str | None = None) -> MemoryResource:

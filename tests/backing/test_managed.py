@@ -88,7 +88,7 @@ def test_advise_rejects_unknown_hints_by_name(make_arena):
         buffer.advise("fast")
     with pytest.raises(ValueError, match="unknown device 'cpu'"):
         buffer.prefetch("cpu")
-    with pytest.raises(ValueError, match='it takes a host device or "host"'):
+    with pytest.raises(ValueError, match='expected a host device or "host"'):
         buffer.prefetch("cuda:0")
     with pytest.raises(TypeError, match="is not a stream"):
         buffer.prefetch(stream="fast")

@@ -122,7 +122,7 @@ def test_plan_uses_measured_costs_from_statistics(command, model, tmp_path):
     )
     code, out, err = command(model, "--stats", tmp_path / "stats.csv", "--percent", 200)
     assert (code, out) == (2, "")
-    assert "--percent is not accepted with --stats" in err
+    assert "--percent cannot be combined with --stats" in err
     exact = json.loads(command(model, "--percent", 100, "--json")[1])
     assert exact["devices"][0]["committed_bytes"] == AdHocAccountant(percent=100).cost(
         ModelGraph.from_onnx(model).nodes

@@ -52,15 +52,15 @@ def test_equal_resource_choices_compare_equal(arena):
 
 
 def test_host_memory_is_refused_for_a_device(arena):
-    with pytest.raises(ConfigError, match=r"is of host:0 memory, and CuPy takes DEVICE"):
+    with pytest.raises(ConfigError, match=r"is of host:0 memory; CuPy needs DEVICE"):
         Resources("CuPy", arena)
 
 
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        (7, TypeError, "takes a gpumem.MemoryResource"),
-        ("host", TypeError, "takes a gpumem.MemoryResource"),
+        (7, TypeError, "expected a gpumem.MemoryResource"),
+        ("host", TypeError, "expected a gpumem.MemoryResource"),
         (lambda a: [a, a], ConfigError, "was given for"),
         (lambda a: {1: a}, ConfigError, "for device 1"),
         (lambda a: {"cuda:0": a}, ConfigError, "for device 'cuda:0'"),

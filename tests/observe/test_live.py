@@ -601,7 +601,7 @@ def test_unknown_value_of_the_environment_variable_is_reported():
         text=True,
     )
     assert done.returncode == 0
-    assert "ConfigWarning: GPUMEM_TOP='yes' is not accepted" in done.stderr
+    assert "ConfigWarning: invalid GPUMEM_TOP='yes'" in done.stderr
 
 
 def test_failed_publishing_fails_no_allocation():

@@ -324,7 +324,7 @@ def test_callbacks_may_use_the_allocator_themselves(heap):
     ids=["free", "alloc", "neither"],
 )
 def test_incomplete_callbacks_are_refused(alloc, free, missing):
-    with pytest.raises(gpumem.ConfigError, match=f"{missing}.* = None .* come together"):
+    with pytest.raises(gpumem.ConfigError, match=f"{missing}.* = None.* are given together"):
         gpumem.ExternalAllocator(alloc, free, memory="host")
 
 

@@ -165,7 +165,7 @@ def test_source_is_called_again_after_a_failure(make_arena):
 
 @pytest.mark.parametrize("answer", ["0x1000", 1.5, True, b"1234"])
 def test_invalid_address_is_an_error(make_arena, answer):
-    with pytest.raises(gpumem.errors.SourceError, match="it takes an address, or None"):
+    with pytest.raises(gpumem.errors.SourceError, match="expected an address, or None"):
         make_arena(source=Gives(answer)).allocate(10)
 
 

@@ -112,7 +112,7 @@ def test_invalid_value_names_the_key_and_accepted_values(keys, told):
     ],
 )
 def test_incomplete_callbacks_are_refused(parts):
-    with pytest.raises(ConfigError, match="alloc and free come together"):
+    with pytest.raises(ConfigError, match="alloc and free are given together"):
         SessionOptions.from_mapping(parts)
 
 
@@ -121,10 +121,13 @@ def test_incomplete_callbacks_are_refused(parts):
     [
         ({"has_user_compute_stream": True}, "without user_compute_stream"),
         ({"user_compute_stream": 0}, "without has_user_compute_stream"),
-        ({"user_compute_stream": 7, "has_user_compute_stream": False}, "takes True, or no stream"),
+        (
+            {"user_compute_stream": 7, "has_user_compute_stream": False},
+            "expected True, or no stream",
+        ),
         (
             {"user_compute_stream": 7, "external_allocator": (alloc, free)},
-            "together with user_compute_stream",
+            "combined with user_compute_stream",
         ),
         ({"external_allocator": (alloc, free), "arena": {}}, "no effect with external_allocator"),
         ({"external_allocator": (alloc, free), "arena.max_mem": 1}, "no effect"),

@@ -320,11 +320,11 @@ cdef int retain_with(GraphPool pool, uint64_t graph) except -1:
 cdef uint64_t graph_handle(object graph) except? 0:
     # cuda-python's CUgraph turns into an int, though it is no index.
     if isinstance(graph, (bool, float, str)):
-        raise TypeError(f"{graph!r} is not a graph: it takes a native handle")
+        raise TypeError(f"{graph!r} is not a graph: expected a native handle")
     try:
         number = index(graph) if hasattr(graph, "__index__") else int(graph)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{graph!r} is not a graph: it takes a native handle") from error
+        raise TypeError(f"{graph!r} is not a graph: expected a native handle") from error
     if not 0 < number < 1 << 64:
         raise ValueError(f"graph handle {number} is not an integer from 1 to 2**64 - 1")
     return number

@@ -47,13 +47,13 @@ cdef bint takes_pages(MemoryResource arena, object config, uint64_t limit) excep
         return False
     problem = pages_problem(arena.memory)
     if problem and config.backing == "virtual":
-        raise ConfigError(f"backing = 'virtual' is not accepted for {arena.memory}: {problem}")
+        raise ConfigError(f"invalid backing = 'virtual' for {arena.memory}: {problem}")
     return not problem
 
 
 cdef str pages_problem(object memory):
     if memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
-        return "it takes a device's own memory"
+        return "expected a device's own memory"
     capability = memory.device.capabilities["virtual_memory"]
     return "" if capability else capability.reason
 
@@ -111,11 +111,11 @@ cdef int require_settings(MemoryResource arena, object config, Source source) ex
     if config.numa_node is None:
         return 0
     if source is not None or arena.memory.kind not in HOST_KINDS:
-        raise ConfigError(f"numa_node = {config.numa_node} is not accepted for {where}: it takes "
+        raise ConfigError(f"invalid numa_node = {config.numa_node} for {where}: expected "
                           "host or host_accessible memory")
     if config.backing == "virtual":
-        raise ConfigError(f"numa_node = {config.numa_node} is not accepted with backing = "
-                          "'virtual': a node's memory is taken in regions")
+        raise ConfigError(f"invalid numa_node = {config.numa_node} with backing = "
+                          "'virtual': memory of a node is reserved as regions")
     return 0
 
 
@@ -125,13 +125,13 @@ cdef int require_node(MemoryResource arena, int node) except -1:
     cdef const char* call = NULL
     capability = arena.memory.device.capabilities["virtual_memory"]
     if not capability:
-        raise ConfigError(f"numa_node = {node} is not accepted on {arena.memory}: "
+        raise ConfigError(f"invalid numa_node = {node} on {arena.memory}: "
                           f"{capability.reason}")
     with nogil:
         code = numa_try(&arena.driver_device.context, node, &call)
     try:
         check(arena.driver_device.context.table, code, call.decode())
     except DriverError as refusal:
-        raise ConfigError(f"numa_node = {node} is not accepted on {arena.memory}: "
+        raise ConfigError(f"invalid numa_node = {node} on {arena.memory}: "
                           f"{refusal}") from refusal
     return 0

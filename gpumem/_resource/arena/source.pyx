@@ -38,8 +38,8 @@ cdef Source make_source(MemoryResource arena, object config, object given):
     if given is None:
         return None
     if config.backing == "virtual":
-        raise ConfigError("backing = 'virtual' is not accepted with a source: its memory is taken "
-                          "in regions")
+        raise ConfigError("invalid backing = 'virtual' with a source: a source supplies "
+                          "regions")
     source = Source.__new__(Source)
     source.given = given
     source.memory = arena.memory
@@ -59,7 +59,7 @@ cdef Source make_source(MemoryResource arena, object config, object given):
 cdef object upstream_of(MemoryResource arena, MemoryResource resource):
     theirs, ours = resource.memory, arena.memory
     if (theirs.device, theirs.kind) != (ours.device, ours.kind):
-        raise ConfigError(f"source = {resource!r} is not accepted by an arena on {ours}: it takes "
+        raise ConfigError(f"invalid source = {resource!r} for an arena on {ours}: expected "
                           "a resource of the same memory")
     return Upstream(resource)
 
@@ -75,7 +75,7 @@ cdef int read_functions(Source source, tuple pair) except -1:
 cdef object callable_of(object given, str name):
     method = getattr(given, name, None)
     if not callable(method):
-        raise TypeError(f"source = {given!r} has no {name}(): it takes an object with "
+        raise TypeError(f"source = {given!r} has no {name}(): expected an object with "
                         "allocate(nbytes) and free(address, nbytes), a MemoryResource, or the "
                         "addresses of two C functions")
     return method
@@ -141,7 +141,7 @@ cdef class Source:
         if given is None:
             return 0
         if isinstance(given, bool) or not hasattr(given, "__index__"):
-            raise SourceError(f"{self.given!r} gave {given!r} for {size} bytes: it takes an "
+            raise SourceError(f"{self.given!r} gave {given!r} for {size} bytes: expected an "
                               "address, or None")
         given = given.__index__()
         if given == 0:

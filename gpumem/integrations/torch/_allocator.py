@@ -98,8 +98,8 @@ def arena_of(resources: Resources, index: int) -> Arena:
     resource = resources.of(index)
     if not isinstance(resource, Arena):
         raise ConfigError(
-            f"resource = {resource!r} is not accepted for cuda:{index}: PyTorch allocates without "
-            "the interpreter lock, which takes a gpumem.Arena"
+            f"invalid resource = {resource!r} for cuda:{index}: PyTorch allocates without "
+            "the interpreter lock; expected a gpumem.Arena"
         )
     return resource
 

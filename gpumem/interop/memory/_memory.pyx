@@ -333,7 +333,7 @@ cdef class ExternalMemory:
         Raises
         ------
         ConfigError
-            The memory is read-only, or smaller than 256 bytes; a setting is not accepted.
+            The memory is read-only, or smaller than 256 bytes; a setting is invalid.
         ClosedError
             The memory is closed, or belongs to the parent of a fork.
 

@@ -126,7 +126,7 @@ def _check_against(
     forced = {"required": True, "forbidden": False}.get(capability.dedicated)
     if descriptor.dedicated is not None and forced is not None and descriptor.dedicated != forced:
         raise InvalidDescriptorError(
-            f"dedicated = {descriptor.dedicated} is not accepted with {name}: it is {forced}"
+            f"invalid dedicated = {descriptor.dedicated} with {name}: expected {forced}"
         )
     if descriptor.offset % capability.offset_alignment:
         raise InvalidDescriptorError(

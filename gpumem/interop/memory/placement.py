@@ -150,7 +150,7 @@ def _access(memory_read_only: bool, asked: bool | None) -> bool:
     if not isinstance(asked, bool):
         raise InvalidDescriptorError(f"read_only {asked!r} is not True, False or None")
     if memory_read_only and not asked:
-        raise InvalidDescriptorError("read_only = False is not accepted in read-only memory")
+        raise InvalidDescriptorError("invalid read_only = False: the memory is read-only")
     return asked
 
 

@@ -67,7 +67,7 @@ cdef class PlannedResource(MemoryResource):
     Raises
     ------
     ConfigError
-        A plan without an allocation, or `stream_reuse` is not accepted.
+        A plan without an allocation, or an invalid `stream_reuse`.
     ModelGraphError
         The plan does not hold: blocks lie on each other.
     OutOfMemoryError

@@ -303,7 +303,7 @@ def plan_memory(
     TypeError
         `placement` is neither.
     ConfigError
-        A strategy or an alignment that is not accepted.
+        An invalid strategy or alignment.
 
     Examples
     --------
