@@ -1,9 +1,15 @@
 """This process's page for `gpumem top`: made, refreshed by a thread, removed.
 
-Its layout is in live_page.h. The thread belongs to the process, not to the interpreter, and
-takes no lock of an allocator: the numbers stay true while a thread sits in a system call, or keeps
-the interpreter lock. It does take the locks of the lists of resources and of budgets, so that
-neither is freed while it is read.
+The page is the file /dev/shm/gpumem-<user id>-<process id>, mode 0600, little-endian: a header,
+then two copies of everything. The process writes them in turn; each carries its number and, first
+of all, a CRC-32 (zlib's) of what follows it. A reader takes the copy with the higher number whose
+CRC holds. So it never sees half of an update, in whatever order the machine stores, and finds the
+previous copy whole if the process was killed in the middle of one. The process holds flock(LOCK_EX)
+on the file: a reader that gets the lock has found a process that ended, or runs another program.
+
+The thread belongs to the process, not to the interpreter, and takes no lock of an allocator: the
+numbers stay true while a thread sits in a system call, or keeps the interpreter lock. It does take
+the locks of the lists of resources and of budgets, so that neither is freed while it is read.
 
 `start` publishes; GPUMEM_TOP=1 publishes with the first resource, so that a process without one is
 not listed. In a fork's child publishing begins again with the child's first resource.
@@ -12,11 +18,14 @@ not listed. In a fork's child publishing begins again with the child's first res
 import atexit
 import fcntl
 import os
+import sys
 import warnings
 
 from libc.errno cimport EEXIST, errno
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
+from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
+from posix.unistd cimport close
 
 from gpumem._buffer cimport BlockLedger, LedgerCounters, set_resource_hook
 from gpumem._native.arena cimport (
@@ -34,89 +43,91 @@ from gpumem._support.forks import ForkLock
 from gpumem.errors import ConfigWarning
 
 
-cdef extern from "live_page.h" nogil:
-    const char* LIVE_MAGIC
-    enum:
-        LIVE_VERSION
-        LIVE_HEADER_BYTES
-        LIVE_RESOURCES
-        LIVE_BUDGETS
-        LIVE_COPY_BYTES
-        LIVE_FILE_BYTES
-    ctypedef struct LiveHeader:
-        char[8] magic
-        uint32_t version
-        uint32_t header_bytes
-        uint32_t copy_bytes
-        uint32_t resource_bytes
-        uint32_t budget_bytes
-        uint32_t period_ms
-        uint64_t process
-    ctypedef struct LiveResource:
-        uint64_t id
-        uint64_t budget
-        char[32] memory
-        char[24] kind
-        char[64] name
-        uint64_t* counters
-    ctypedef struct LiveBudget:
-        uint64_t id
-        uint64_t parent
-        char[64] name
-        uint64_t used
-        uint64_t limit
-        uint64_t soft
-        uint64_t peak
-    ctypedef struct LiveCopy:
-        uint32_t bytes
-        uint64_t number
-        uint64_t time
-        uint64_t clock
-        uint32_t resources
-        uint32_t budgets
-        uint32_t resources_left_out
-        uint32_t budgets_left_out
-    void live_seal(LiveCopy* copy)
-    ctypedef enum LiveCounter:
-        LIVE_LIMIT
-        LIVE_IN_USE
-        LIVE_REQUESTED_IN_USE
-        LIVE_RESERVED
-        LIVE_MAX_IN_USE
-        LIVE_MAX_RESERVED
-        LIVE_NUM_ALLOCS
-        LIVE_NUM_FREES
-        LIVE_NUM_RESERVES
-        LIVE_NUM_EXTENSIONS
-        LIVE_NUM_SHRINKAGES
-        LIVE_MAX_ALLOC_SIZE
-        LIVE_PAGES_MOVED
-        LIVE_DRIVER_CALLS
-        LIVE_SUSPENDED_BYTES
-        LIVE_COUNTERS
+cdef enum:
+    LIVE_VERSION = 1
+    LIVE_HEADER_BYTES = 4096
+    LIVE_RESOURCES = 256        # that a copy has room for; the rest is counted
+    LIVE_BUDGETS = 128
+    MOST_READS = 8              # of one resource's counters, until two in a row agree
+
+cdef struct LiveHeader:
+    char[8] magic
+    uint32_t version
+    uint32_t header_bytes
+    uint32_t copy_bytes         # from the beginning of one copy to that of the next
+    uint32_t resource_bytes
+    uint32_t budget_bytes
+    uint32_t period_ms          # between two updates
+    uint64_t process
+
+# Of a resource; the names are those of gpumem.Stats.
+cdef struct LiveCounters:
+    uint64_t limit              # 0: none
+    uint64_t in_use
+    uint64_t requested_in_use
+    uint64_t reserved
+    uint64_t max_in_use
+    uint64_t max_reserved
+    uint64_t num_allocs
+    uint64_t num_frees
+    uint64_t num_reserves
+    uint64_t num_extensions
+    uint64_t num_shrinkages
+    uint64_t max_alloc_size
+    uint64_t pages_moved
+    uint64_t driver_calls
+    uint64_t suspended_bytes
+
+cdef struct LiveResource:
+    uint64_t id                 # of the resource in its process; never used again
+    uint64_t budget             # id of the budget that it charges; 0: none
+    char[32] memory             # texts are UTF-8, cut and ended by a 0
+    char[24] kind
+    char[64] name
+    LiveCounters counters
+
+cdef struct LiveBudget:
+    uint64_t id                 # of the budget in its process; never used again
+    uint64_t parent             # id; 0: a root
+    char[64] name
+    uint64_t used
+    uint64_t limit              # 1 << 63: none; so for `soft`
+    uint64_t soft
+    uint64_t peak
+
+# LiveResource[resources] and LiveBudget[budgets] follow.
+cdef struct LiveCopy:
+    uint32_t crc                # of the rest, up to `bytes`
+    uint32_t bytes              # of this copy, with its last record
+    uint64_t number             # of the update, from 1
+    uint64_t time               # ns since 1970
+    uint64_t clock              # ns, monotonic
+    uint32_t resources          # records of them, the newest first
+    uint32_t budgets
+    uint32_t resources_left_out
+    uint32_t budgets_left_out
+
+cdef uint32_t LIVE_COPY_BYTES = (sizeof(LiveCopy) + LIVE_RESOURCES * sizeof(LiveResource)
+                                 + LIVE_BUDGETS * sizeof(LiveBudget) + 4095) & ~4095
+cdef uint32_t LIVE_FILE_BYTES = LIVE_HEADER_BYTES + 2 * LIVE_COPY_BYTES
+
+# Readers unpack the page without padding, as little-endian.
+assert sizeof(LiveHeader) == 40 and sizeof(LiveCopy) == 48 and sizeof(LiveBudget) == 112
+assert sizeof(LiveResource) == 136 + sizeof(LiveCounters) and sys.byteorder == "little"
 
 cdef extern from "ticker.h" nogil:
     int ticker_start(void (*tick)() noexcept nogil, uint64_t period)
     void ticker_stop()
     void ticker_set_period(uint64_t period)
 
-cdef extern from "<unistd.h>" nogil:
-    int c_close "close"(int fd)
+cdef LiveCounters no_counters
+COUNTERS = tuple(no_counters)   # the names of the fields, in their order
 
-cdef extern from *:
-    """
-    #include <stdio.h>
-    /* Also where the text fills its field to the end. */
-    #define gm_live_text(to, from) snprintf(to, sizeof(to), "%s", from)
-    """
-    void gm_live_text(char* to, const char* text) noexcept nogil
-
-# The fields of Stats that LIVE_COUNTERS are, in their order.
-COUNTERS = (
-    "limit", "in_use", "requested_in_use", "reserved", "max_in_use", "max_reserved", "num_allocs",
-    "num_frees", "num_reserves", "num_extensions", "num_shrinkages", "max_alloc_size",
-    "pages_moved", "driver_calls", "suspended_bytes",
-)
+# CRC-32 of zlib, four bits at a time: polynomial 0xEDB88320, reflected.
+cdef uint32_t[16] CRC = [
+    0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
+    0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c,
+]
 
 FOLDER = "/dev/shm"
 PERIOD = 0.1                    # default seconds between updates
@@ -158,7 +169,7 @@ cdef void add_resource(EventSource* source, void* context) noexcept nogil:
     if copy.resources == (<Writing*>context).most_resources:
         copy.resources_left_out += 1
         return
-    if not read_counters(source, <uint64_t*>entry.counters):
+    if not read_counters(source, &entry.counters):
         return
     entry.id = source.serial
     entry.budget = source.budget
@@ -178,7 +189,7 @@ cdef void add_budget(const BudgetCore* level, void* context) noexcept nogil:
     entry.id = level.serial
     entry.parent = 0 if level.parent == NULL else level.parent.serial
     memset(entry.name, 0, sizeof(entry.name))
-    gm_live_text(entry.name, level.name)
+    snprintf(entry.name, sizeof(entry.name), "%s", level.name)
     entry.used = budget_load(&level.used)
     entry.limit = budget_load(&level.limit)
     entry.soft = budget_load(&level.soft)
@@ -196,12 +207,23 @@ cdef void update() noexcept nogil:
     writing.most_resources = LIVE_RESOURCES
     writing.most_budgets = LIVE_BUDGETS
     write_copy(&writing, updates)
-    live_seal(writing.copy)
+    seal(writing.copy)
+
+
+cdef void seal(LiveCopy* copy) noexcept nogil:
+    # The last thing done to a copy: without the right number a reader takes the copy before.
+    cdef const uint8_t* bytes = <const uint8_t*>copy
+    cdef uint32_t crc = 0xffffffff
+    cdef uint32_t i
+    for i in range(sizeof(copy.crc), copy.bytes):
+        crc = CRC[(crc ^ bytes[i]) & 15] ^ (crc >> 4)
+        crc = CRC[(crc ^ (bytes[i] >> 4)) & 15] ^ (crc >> 4)
+    copy.crc = ~crc
 
 
 cdef void write_header(uint64_t process, uint32_t period_ms) noexcept nogil:
     cdef LiveHeader* header = <LiveHeader*>page
-    memcpy(header.magic, LIVE_MAGIC, sizeof(header.magic))
+    memcpy(header.magic, b"gpumemTP", sizeof(header.magic))
     header.version = LIVE_VERSION
     header.header_bytes = LIVE_HEADER_BYTES
     header.copy_bytes = LIVE_COPY_BYTES
@@ -216,7 +238,7 @@ cdef void after_fork_in_child() noexcept nogil:
     global page, lock_file
     if page != NULL:
         munmap(page, LIVE_FILE_BYTES)
-        c_close(lock_file)
+        close(lock_file)
         page = NULL
         lock_file = -1
     begin_with_first_resource()
@@ -318,7 +340,7 @@ cdef void end_page() except *:
     page = NULL
     if lock_file >= 0:
         remove_own(lock_file, published)
-        c_close(lock_file)
+        close(lock_file)
     lock_file = -1
     published = None
 
@@ -407,24 +429,20 @@ _read_environment()
 # The counts of blocks never fall. A block that another thread freed counts as in use until its
 # owner's cache collects it.
 
-cdef enum:
-    MOST_READS = 8
-
-
-cdef bint read_counters(EventSource* source, uint64_t* counters) noexcept nogil:
+cdef bint read_counters(EventSource* source, LiveCounters* counters) noexcept nogil:
     # For a visitor of event sources: the owner cannot go meanwhile. False: it is closed.
-    cdef uint64_t[<int>LIVE_COUNTERS] before
+    cdef LiveCounters before
     cdef int _attempt
     if is_closed(source):
         return False
     read_once(source, counters)
     for _attempt in range(MOST_READS):
-        memcpy(before, counters, sizeof(before))
+        before = counters[0]
         read_once(source, counters)
-        if memcmp(before, counters, sizeof(before)) == 0:
+        if memcmp(&before, counters, sizeof(before)) == 0:
             break
-    never_falls(&source.told_allocs, &counters[<int>LIVE_NUM_ALLOCS])
-    never_falls(&source.told_frees, &counters[<int>LIVE_NUM_FREES])
+    never_falls(&source.told_allocs, &counters.num_allocs)
+    never_falls(&source.told_frees, &counters.num_frees)
     return True
 
 
@@ -439,69 +457,66 @@ cdef bint is_closed(const EventSource* source) noexcept nogil:
     return (<const BlockLedger*>source.owner).closed
 
 
-cdef void read_once(const EventSource* source, uint64_t* counters) noexcept nogil:
-    memset(counters, 0, LIVE_COUNTERS * sizeof(uint64_t))
+cdef void read_once(const EventSource* source, LiveCounters* counters) noexcept nogil:
+    memset(counters, 0, sizeof(LiveCounters))
     if source.owner_is == OWNER_ARENA:
         read_arena(<const ArenaCore*>source.owner, counters)
     elif source.owner_is == OWNER_LEDGER:
         read_ledger(<const BlockLedger*>source.owner, counters)
 
 
-cdef void read_arena(const ArenaCore* arena, uint64_t* counters) noexcept nogil:
-    counters[<int>LIVE_LIMIT] = load64(&arena.settings.max_mem)
-    counters[<int>LIVE_IN_USE] = load64(&arena.table.in_use) + load64(&arena.small.in_use)
-    counters[<int>LIVE_REQUESTED_IN_USE] = (load64(&arena.table.requested_in_use)
-                                            + load64(&arena.small.requested_in_use))
+cdef void read_arena(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:
+    counters.limit = load64(&arena.settings.max_mem)
+    counters.in_use = load64(&arena.table.in_use) + load64(&arena.small.in_use)
+    counters.requested_in_use = (load64(&arena.table.requested_in_use)
+                                 + load64(&arena.small.requested_in_use))
     # Before the caches' parts of them: see move_count in arena/cache.
-    counters[<int>LIVE_NUM_ALLOCS] = published64(&arena.stats.num_allocs)
-    counters[<int>LIVE_NUM_FREES] = published64(&arena.stats.num_frees)
+    counters.num_allocs = published64(&arena.stats.num_allocs)
+    counters.num_frees = published64(&arena.stats.num_frees)
     subtract_caches(arena, counters)
     if arena.heap != NULL:
         subtract_quarantine(arena.heap, counters)
-    counters[<int>LIVE_RESERVED] = reserved(arena)
-    counters[<int>LIVE_MAX_IN_USE] = max(load64(&arena.stats.max_in_use),
-                                         counters[<int>LIVE_IN_USE])
-    counters[<int>LIVE_MAX_RESERVED] = load64(&arena.stats.max_reserved)
-    counters[<int>LIVE_NUM_RESERVES] = load64(&arena.stats.num_reserves)
-    counters[<int>LIVE_NUM_EXTENSIONS] = load64(&arena.stats.num_extensions)
-    counters[<int>LIVE_NUM_SHRINKAGES] = load64(&arena.stats.num_shrinkages)
-    counters[<int>LIVE_MAX_ALLOC_SIZE] = load64(&arena.stats.max_alloc_size)
-    counters[<int>LIVE_PAGES_MOVED] = (load64(&arena.spaces[LARGE_SPACE].moved)
-                                       + load64(&arena.spaces[SMALL_SPACE].moved))
-    counters[<int>LIVE_DRIVER_CALLS] = (load64(&arena.backing.calls)
-                                        + load64(&arena.shareable.calls)
-                                        + load64(&arena.stats.events_recorded)
-                                        + load64(&arena.stats.events_asked)
-                                        + load64(&arena.stats.events_waited))
-    counters[<int>LIVE_SUSPENDED_BYTES] = load64(&arena.saved_bytes)
+    counters.reserved = reserved(arena)
+    counters.max_in_use = max(load64(&arena.stats.max_in_use), counters.in_use)
+    counters.max_reserved = load64(&arena.stats.max_reserved)
+    counters.num_reserves = load64(&arena.stats.num_reserves)
+    counters.num_extensions = load64(&arena.stats.num_extensions)
+    counters.num_shrinkages = load64(&arena.stats.num_shrinkages)
+    counters.max_alloc_size = load64(&arena.stats.max_alloc_size)
+    counters.pages_moved = (load64(&arena.spaces[LARGE_SPACE].moved)
+                            + load64(&arena.spaces[SMALL_SPACE].moved))
+    counters.driver_calls = (load64(&arena.backing.calls) + load64(&arena.shareable.calls)
+                             + load64(&arena.stats.events_recorded)
+                             + load64(&arena.stats.events_asked)
+                             + load64(&arena.stats.events_waited))
+    counters.suspended_bytes = load64(&arena.saved_bytes)
 
 
-cdef void subtract_caches(const ArenaCore* arena, uint64_t* counters) noexcept nogil:
+cdef void subtract_caches(const ArenaCore* arena, LiveCounters* counters) noexcept nogil:
     # Cached blocks are not in use, and what caches served is not in the arena's counts yet.
     # Caches are never taken off the list while the arena lives.
     cdef const ThreadCache* cache = <const ThreadCache*>published_pointer(&arena.caches)
     cdef uint64_t cached = 0
-    cdef uint64_t requested = counters[<int>LIVE_REQUESTED_IN_USE]
+    cdef uint64_t requested = counters.requested_in_use
     while cache != NULL:
         cached += load64(&cache.cached_bytes)
         requested += load64(&cache.requested) + load64(&cache.requested_small)
-        counters[<int>LIVE_NUM_ALLOCS] += load64(&cache.allocs)
-        counters[<int>LIVE_NUM_FREES] += load64(&cache.frees)
+        counters.num_allocs += load64(&cache.allocs)
+        counters.num_frees += load64(&cache.frees)
         cache = cache.next
     # Sums of different moments: neither may wrap below zero.
-    counters[<int>LIVE_IN_USE] -= min(cached, counters[<int>LIVE_IN_USE])
-    counters[<int>LIVE_REQUESTED_IN_USE] = min(requested, counters[<int>LIVE_IN_USE])
+    counters.in_use -= min(cached, counters.in_use)
+    counters.requested_in_use = min(requested, counters.in_use)
 
 
-cdef void subtract_quarantine(const DebugHeap* heap, uint64_t* counters) noexcept nogil:
+cdef void subtract_quarantine(const DebugHeap* heap, LiveCounters* counters) noexcept nogil:
     # Blocks in a debug heap's quarantine are in use for the arena, and free for its users.
     cdef uint64_t held = (load64(&heap.held[<int>HEAP_FREED])
                           + load64(&heap.held[<int>HEAP_QUARANTINED]))
-    counters[<int>LIVE_IN_USE] -= min(held, counters[<int>LIVE_IN_USE])
-    counters[<int>LIVE_REQUESTED_IN_USE] = min(load64(&heap.asked[<int>HEAP_LIVE]),
-                                               counters[<int>LIVE_IN_USE])
-    counters[<int>LIVE_NUM_FREES] += (load64(&heap.count[<int>HEAP_FREED])
-                                      + load64(&heap.count[<int>HEAP_QUARANTINED]))
+    counters.in_use -= min(held, counters.in_use)
+    counters.requested_in_use = min(load64(&heap.asked[<int>HEAP_LIVE]), counters.in_use)
+    counters.num_frees += (load64(&heap.count[<int>HEAP_FREED])
+                           + load64(&heap.count[<int>HEAP_QUARANTINED]))
 
 
 cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
@@ -511,18 +526,18 @@ cdef uint64_t reserved(const ArenaCore* arena) noexcept nogil:
             + load64(&arena.persistent.reserved) - load64(&arena.persistent.in_use))
 
 
-cdef void read_ledger(const BlockLedger* ledger, uint64_t* counters) noexcept nogil:
+cdef void read_ledger(const BlockLedger* ledger, LiveCounters* counters) noexcept nogil:
     # Without what the driver caches in a pool: the call that tells might block.
     cdef const LedgerCounters* now = &ledger.counters
-    counters[<int>LIVE_LIMIT] = load64(&ledger.limit)
-    counters[<int>LIVE_IN_USE] = load64(&now.in_use)
-    counters[<int>LIVE_REQUESTED_IN_USE] = load64(&now.requested)
-    counters[<int>LIVE_RESERVED] = counters[<int>LIVE_IN_USE] + load64(&now.waiting)
-    counters[<int>LIVE_MAX_IN_USE] = load64(&now.max_in_use)
-    counters[<int>LIVE_MAX_RESERVED] = load64(&now.max_held)
-    counters[<int>LIVE_NUM_ALLOCS] = load64(&now.num_allocs)
-    counters[<int>LIVE_NUM_FREES] = load64(&now.num_frees)
-    counters[<int>LIVE_NUM_RESERVES] = load64(&now.num_reserves)
-    counters[<int>LIVE_NUM_SHRINKAGES] = load64(&now.num_shrinks)
-    counters[<int>LIVE_MAX_ALLOC_SIZE] = load64(&now.max_block)
-    counters[<int>LIVE_DRIVER_CALLS] = load64(&now.calls)
+    counters.limit = load64(&ledger.limit)
+    counters.in_use = load64(&now.in_use)
+    counters.requested_in_use = load64(&now.requested)
+    counters.reserved = counters.in_use + load64(&now.waiting)
+    counters.max_in_use = load64(&now.max_in_use)
+    counters.max_reserved = load64(&now.max_held)
+    counters.num_allocs = load64(&now.num_allocs)
+    counters.num_frees = load64(&now.num_frees)
+    counters.num_reserves = load64(&now.num_reserves)
+    counters.num_shrinkages = load64(&now.num_shrinks)
+    counters.max_alloc_size = load64(&now.max_block)
+    counters.driver_calls = load64(&now.calls)

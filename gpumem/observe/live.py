@@ -1,4 +1,4 @@
-"""Counters of running processes, read from the pages that they publish; see live_page.h."""
+"""Counters of running processes, read from the pages that they publish; see `gpumem._live`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PERIODS = (0.001, 3600.0)  # seconds, least and most
 _NAME = re.compile(r"gpumem-(\d+)-(\d+)", re.ASCII)  # user, process
 _UNLIMITED = 1 << 63
 _READS = 5  # of one page; two updates in a row would have to meet each of them
-# Little-endian, as in live_page.h.
+# Little-endian, as in `gpumem._live`.
 _HEADER = struct.Struct("<8sIIIIIIQ")
 _COPY = struct.Struct("<IIQQQIIII")
 _RESOURCE = struct.Struct(f"<QQ32s24s64s{len(_live.COUNTERS)}Q")
@@ -435,7 +435,7 @@ def _number(copy: bytes) -> int:
 
 
 def decode_copy(copy: bytes, process: int, alive: bool, period: float) -> LivePage:
-    """Read a copy of live_page.h that is known to be whole."""
+    """Read a copy that is known to be whole."""
     _, _, _, time_ns, clock_ns, count, levels, unseen, unseen_levels = _COPY.unpack_from(copy)
     behind = _COPY.size + count * _RESOURCE.size
     return LivePage(
