@@ -22,7 +22,8 @@ from gpumem import config as config
 from gpumem import device as device
 from gpumem import errors as errors
 from gpumem._budget import Budget, Reservation
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Event, Stream
 from gpumem._defaults import get_default_resource, set_default_resource, using_resource
 from gpumem._factory import resource_from_config

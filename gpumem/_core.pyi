@@ -3,7 +3,8 @@ from collections.abc import Mapping
 from typing import Protocol, Self, SupportsIndex, TypeAlias, final
 
 from gpumem._budget import Budget, _Count
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._resource.arena.graph_pool import Capture, GraphPool
 from gpumem.config import ArenaConfig

@@ -1,7 +1,7 @@
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem.device import Device, MemoryInfo
 
 _R = TypeVar("_R", bound=MemoryResource)

@@ -2,9 +2,7 @@
 
 from gpumem._buffer.arguments cimport alignment_of, size_of
 from gpumem._buffer.buffer cimport (
-    Buffer, buffer_end, buffer_of, buffer_share, drop_share, empty_buffer, MemoryResource,
-    record_use, require_open, resource_adapt, resource_begin, resource_charge, resource_claim,
-    resource_deliver, resource_init, set_resource_hook,
+    Buffer, buffer_end, buffer_of, buffer_share, drop_share, empty_buffer, Origin, require_open,
 )
 from gpumem._buffer.dlpack cimport (
     DL_BFLOAT, DL_BOOL, DL_COMPLEX, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_FLOAT,
@@ -24,5 +22,9 @@ from gpumem._buffer.ledger cimport (
 from gpumem._buffer.order cimport (
     order_after, order_before, order_host, order_host_writing, order_read, order_settled,
     order_stream, order_written, own_stream, wait_for_stream,
+)
+from gpumem._buffer.resource cimport (
+    MemoryResource, record_use, resource_adapt, resource_begin, resource_charge, resource_claim,
+    resource_deliver, resource_init, set_resource_hook,
 )
 from gpumem._buffer.stream cimport device_of_stream, Stream, stream_handle

@@ -1,32 +1,15 @@
-"""Reading of arguments; see arguments.pxd."""
+"""Sizes and alignments that callers pass."""
 
 from cpython.long cimport PyLong_AsSsize_t
 from libc.stdint cimport uint64_t
 
-from gpumem._native.backing cimport HOST_SIDE
 from gpumem._native.bfc cimport ABSURD
-from gpumem._native.driver cimport (
-    CU_MEM_ADVISE_SET_ACCESSED_BY, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-    CU_MEM_ADVISE_SET_READ_MOSTLY, CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-    CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, CU_MEM_ADVISE_UNSET_READ_MOSTLY,
-)
 
 from gpumem._support.arguments import power_of_two
-from gpumem.device import Device
 
 
 cdef enum:
     MOST_ALIGNMENT = 1 << 21    # bytes
-
-cdef dict ADVICE = {
-    "read_mostly": <int>CU_MEM_ADVISE_SET_READ_MOSTLY,
-    "unset_read_mostly": <int>CU_MEM_ADVISE_UNSET_READ_MOSTLY,
-    "preferred_location": <int>CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-    "unset_preferred_location": <int>CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
-    "accessed_by": <int>CU_MEM_ADVISE_SET_ACCESSED_BY,
-    "unset_accessed_by": <int>CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-}
-
 
 cdef uint64_t size_of(object nbytes) except? <uint64_t>-1:
     cdef Py_ssize_t size
@@ -50,23 +33,3 @@ cdef uint64_t alignment_of(object alignment) except? 0:
         if number & (number - 1) == 0:
             return number
     return power_of_two("alignment", alignment, MOST_ALIGNMENT, "2097152")
-
-
-cdef int side_of(object memory, object location) except? -2:
-    own = memory.device
-    if location is None:
-        return own.index
-    device = Device(location)
-    if device.type == "host":
-        return HOST_SIDE
-    if device.type != own.type:
-        raise ValueError(f"{device} is not a device that {memory} can move to: expected "
-                         f'a {own.type} device or "host"')
-    return device.index
-
-
-cdef int advice_of(object advice) except -1:
-    if advice not in ADVICE:
-        accepted = ", ".join(f'"{name}"' for name in ADVICE)
-        raise ValueError(f"advice {advice!r} is not one of {accepted}")
-    return ADVICE[advice]

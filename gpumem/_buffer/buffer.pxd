@@ -1,29 +1,23 @@
-"""Buffer, and the base of everything that hands out buffers."""
+"""Buffer, and what it needs of the resource that it came from."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._budget cimport Budget
 from gpumem._buffer.dlpack cimport DLDevice
-from gpumem._buffer.ledger cimport BlockLedger, LedgerBlock
+from gpumem._buffer.ledger cimport BlockLedger
 from gpumem._native.driver cimport CUstream, DriverDevice
 from gpumem._support.lease cimport Lease, lease_drop, Uses
 
-# What a Buffer needs of where it came from. A *slot* is a resource's own number for a stream.
-cdef class MemoryResource:
+# A *slot* is a resource's own number for a stream.
+cdef class Origin:
     cdef readonly object memory         # MemoryInfo
-    cdef readonly str name
-    cdef readonly Budget budget         # that it charges; or None
     cdef DriverDevice driver_device
     cdef DLDevice dl_device             # what DLPack calls the memory
     cdef bint cpu_can_read              # blocks are host-accessible
-    cdef bint is_read_only              # nobody may write them
+    cdef bint is_read_only              # its blocks may not be written
     cdef bint is_foreign                # gpumem did not allocate them
     cdef dict streams                   # slot -> stream object, kept alive while marks may name it
     cdef BlockLedger* ledger            # of what takes and frees blocks one by one; else NULL
-    cdef object __weakref__
 
-    # What `allocate` does without a stream, for C callers.
-    cdef Buffer obtain(self, uint64_t nbytes)
     cdef int slot_of(self, object stream, uint32_t* slot) except -1
     cdef uint64_t stream_at(self, uint32_t slot) noexcept
     # Frees a block, in a finalizer: no wait, no exception.
@@ -39,22 +33,13 @@ cdef class MemoryResource:
     # CPU, which waits; by work queued on a stream of the resource's device from now on.
     cdef int before_cpu(self, Buffer buffer) except -1
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1
-
-    # ---- with a ledger -----------------------------------------------------------------------
-    # Sets block.base; raises, with nothing changed, if there is no memory.
-    cdef int take_block(self, LedgerBlock* block) except -1
-    # The account refuses so many bytes: gets blocks back that users have freed.
-    cdef int make_room(self, uint64_t nbytes) except -1
-    # What is left to do once it is closed: waits for blocks that users have freed.
-    cdef int finish_close(self) except -1
     cdef int keep_stream(self, object stream, CUstream handle, uint32_t slot) except -1
-    # Raise ClosedError: it is closed; it belongs to the parent of a fork.
-    cdef int require_open(self) except -1
+    # Raises ClosedError if it belongs to the parent of a fork.
     cdef int require_own(self) except -1
 
 cdef class Buffer:
-    cdef readonly MemoryResource resource   # handed it out, and takes it back
-    cdef MemoryResource home                # whose memory and streams it has; an adaptor's differ
+    cdef readonly Origin resource   # handed it out, and takes it back
+    cdef Origin home                # whose memory and streams it has; an adaptor's differ
     cdef uint64_t address
     cdef uint64_t requested_bytes
     cdef uint64_t handle                # of the block, as the resource knows it
@@ -69,29 +54,13 @@ cdef class Buffer:
     cdef bint being_read                # reads were queued since
     cdef Lease* shared                  # NULL until something shares the memory
 
-# Sets the function that is called whenever a resource is made; NULL: none.
-cdef void set_resource_hook(int (*function)() except -1) noexcept nogil
-
-cdef int resource_init(MemoryResource resource, object memory, object name) except -1
-# Makes an adaptor look like what it is around.
-cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1
-# Raises ConfigError where somebody asks a resource for shareable memory that has none.
-cdef int refuse_shareable(MemoryResource resource, object shareable) except -1
-# Takes a new ledger over (NULL: MemoryError). After resource_init.
-cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
-                        object default_stream, object budget, object count) except -1
-# Counts a block of an open resource; charges it, under pressure if need be; makes it the user's.
-# The first two raise with nothing changed.
-cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, uint64_t size,
-                                 uint32_t slot, bint persistent) except NULL
-cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1
-cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address)
-# What `record` does where streams are waited for.
-cdef int record_use(Uses** uses, uint32_t slot) except -1
+# TypeError for an object whose __init__ did not run, or did not call its base's.
+cdef int require_made(Origin resource) except -1
+cdef int refuse_forgotten(Origin resource) except -1
 # Wraps a block that was just taken. `handle` is the resource's own name for it.
-cdef Buffer buffer_of(MemoryResource resource, uint64_t address, uint64_t requested,
+cdef Buffer buffer_of(Origin resource, uint64_t address, uint64_t requested,
                       uint64_t nbytes, uint64_t handle, uint32_t slot)
-cdef Buffer empty_buffer(MemoryResource resource, uint32_t slot)
+cdef Buffer empty_buffer(Origin resource, uint32_t slot)
 # Closes it. Its only way out.
 cdef void buffer_end(Buffer buffer) noexcept
 # Raises if the buffer is closed, or its bytes are not where they were.

@@ -1,67 +1,8 @@
-from collections.abc import Mapping
-from typing import Any, Self, SupportsIndex, final
+from typing import Any, Self, final
 
-from typing_extensions import disjoint_base
-
-from gpumem._budget import Budget, _Count
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _StreamLike
-from gpumem._core import Arena
-from gpumem._resource.pool import DriverPool
-from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo
-from gpumem.observe.snapshots.snapshot import Snapshot
-from gpumem.stats import ShrinkReport, Stats
-
-@disjoint_base
-class MemoryResource:
-    memory: MemoryInfo
-    name: str
-    @property
-    def budget(self) -> Budget | None: ...
-    def __init__(
-        self,
-        memory: MemoryInfo | Device | str,
-        *,
-        name: str | None = None,
-        budget: Budget | None = None,
-        count: _Count = "reserved",
-    ) -> None: ...
-    @classmethod
-    def from_config(
-        cls,
-        memory: MemoryInfo | Device | str,
-        config: ArenaConfig | Mapping[str, object] | None = None,
-        *,
-        budget: Budget | None = None,
-        count: _Count = "reserved",
-        default_stream: _StreamLike = None,
-        name: str | None = None,
-    ) -> Arena | DriverPool: ...
-    def allocate_raw(self, nbytes: int, stream: Stream) -> int: ...
-    def deallocate_raw(self, ptr: int, nbytes: int, stream: Stream) -> None: ...
-    def allocate(
-        self,
-        nbytes: SupportsIndex,
-        stream: _StreamLike = None,
-        *,
-        alignment: int | None = None,
-        shareable: bool = False,
-    ) -> Buffer: ...
-    def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer: ...
-    def shrink(self) -> ShrinkReport: ...
-    def snapshot(self) -> Snapshot: ...
-    def reset_stream(self, stream: _StreamLike) -> None: ...
-    def stats(self) -> Stats: ...
-    @property
-    def is_arena(self) -> bool: ...
-    @property
-    def closed(self) -> bool: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        *exception: object,
-    ) -> None: ...
 
 @final
 class Buffer:
@@ -86,10 +27,7 @@ class Buffer:
     ) -> None: ...
     def advise(self, advice: str, location: Device | str | None = None) -> None: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        *exception: object,
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
     def __len__(self) -> int: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...

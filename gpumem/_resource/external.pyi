@@ -2,7 +2,7 @@ from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
 from gpumem._budget import Budget, _Count
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem.device import Device, MemoryInfo
 from gpumem.stats import ShrinkReport, Stats

@@ -3,7 +3,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol, final
 
 from gpumem._budget import Budget, _Count
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._resource.handle import Handle
 from gpumem.config import PoolConfig

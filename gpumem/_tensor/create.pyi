@@ -3,7 +3,7 @@ from typing import Any, SupportsIndex
 
 import numpy.typing as npt
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo

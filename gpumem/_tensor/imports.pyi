@@ -1,6 +1,6 @@
 from typing import Any, final
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._tensor.tensor import Tensor
 from gpumem.device import Device, MemoryInfo
 

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from gpumem._buffer cimport (
     Buffer, DL_CPU, DL_READ_ONLY, DLDevice, DLTensor, Export, MemoryResource, order_host,
+    Origin,
 )
 from gpumem._tensor.layout cimport ElementType
 
@@ -66,10 +67,10 @@ cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy)
 
 
 # Whether a device reads the resource's memory as it is.
-cdef bint export_reaches(MemoryResource resource, DLDevice device)
-cdef object export_refusal(MemoryResource resource, DLDevice device)
+cdef bint export_reaches(Origin resource, DLDevice device)
+cdef object export_refusal(Origin resource, DLDevice device)
 # A device from what users write: a name, a type, a pair.
-cdef DLDevice export_named(MemoryResource resource, object named) except *
+cdef DLDevice export_named(Origin resource, object named) except *
 # Orders a consumer behind what was queued: its stream, or the CPU.
 cdef inline int export_order(Buffer buffer, DLDevice device, object stream) except -1:
     if stream is None and device.device_type == DL_CPU:

@@ -12,8 +12,8 @@ from libc.string cimport memcpy
 from gpumem._buffer cimport (
     Buffer, buffer_share, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_IS_COPIED, DLDevice,
     dlpack_capsule, dlpack_check_stream, dlpack_device_from, dlpack_export, dlpack_wants_versioned,
-    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, own_stream,
-    require_open, same_device,
+    drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, Origin,
+    own_stream, require_open, same_device,
 )
 from gpumem._copy cimport copy_elements, fill_elements, Side
 from gpumem._defaults cimport serving
@@ -552,7 +552,7 @@ cdef MemoryResource resource_beside(Tensor tensor):
     # Others' memory comes from nowhere that could give more of it.
     if tensor.buffer.home.is_foreign:
         return serving(tensor.buffer.home.memory)
-    return tensor.buffer.resource
+    return <MemoryResource>tensor.buffer.resource
 
 
 cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy):
@@ -678,7 +678,7 @@ _NAMES = {"cpu": DL_CPU, "cuda": DL_CUDA, "cuda_host": DL_CUDA_HOST,
           "cuda_managed": DL_CUDA_MANAGED}
 
 
-cdef bint export_reaches(MemoryResource resource, DLDevice device):
+cdef bint export_reaches(Origin resource, DLDevice device):
     memory = resource.memory
     if same_device(device, resource.dl_device):
         return True
@@ -691,13 +691,13 @@ cdef bint export_reaches(MemoryResource resource, DLDevice device):
     return device.device_type == DL_CUDA_HOST and memory.kind is MemoryKind.HOST_ACCESSIBLE
 
 
-cdef object export_refusal(MemoryResource resource, DLDevice device):
+cdef object export_refusal(Origin resource, DLDevice device):
     return BufferError(f"{resource.memory} cannot be shared as DLPack device "
                        f"({device.device_type}, {device.device_id}): copy it there first, "
                        "with .to(memory)")
 
 
-cdef DLDevice export_named(MemoryResource resource, object named) except *:
+cdef DLDevice export_named(Origin resource, object named) except *:
     cdef DLDevice device
     if isinstance(named, str):
         name, _, index = named.partition(":")

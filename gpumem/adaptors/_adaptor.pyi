@@ -3,7 +3,8 @@ from typing import Any, SupportsIndex
 from typing_extensions import disjoint_base
 
 from gpumem._budget import Budget
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 
 @disjoint_base

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem.adaptors._adaptor import Adaptor, serve_from
 from gpumem.errors import MissingFrameworkError
 from gpumem.stats import ShrinkReport

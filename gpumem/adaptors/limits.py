@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumem._budget import Budget
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._support.arguments import refuse
 from gpumem.adaptors._adaptor import Adaptor
 

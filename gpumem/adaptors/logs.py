@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem.adaptors._adaptor import Adaptor, handle_or_zero, report, serve_from
 
 __all__ = ["LogAdaptor", "MemoryEvent", "Sink", "log"]

@@ -7,7 +7,8 @@ import threading
 import traceback
 from dataclasses import dataclass
 
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem.adaptors._adaptor import Adaptor
 from gpumem.debugging import OutstandingBlock, Site
 

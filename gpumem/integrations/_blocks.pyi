@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 
 @final
 class Blocks:

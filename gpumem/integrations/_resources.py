@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._defaults import get_default_resource
 from gpumem._support.forks import ForkLock
 from gpumem.device import Device, MemoryInfo, MemoryKind

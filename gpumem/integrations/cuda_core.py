@@ -26,7 +26,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, IntegrationError

@@ -20,7 +20,7 @@ import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem.device import MemoryKind
 from gpumem.errors import IntegrationError, OutOfMemoryError
 from gpumem.integrations._cupy import CupyAllocator, Maker, PinnedBlock, Where

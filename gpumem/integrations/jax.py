@@ -25,7 +25,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.pool import DriverPool
 from gpumem.device import Device
 from gpumem.errors import ConfigError, IntegrationError

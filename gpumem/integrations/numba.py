@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem.errors import IntegrationError
 from gpumem.integrations._numba import manager_class
 from gpumem.integrations._resources import ResourceLike, Resources, pinned_resources

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._resource.arena.graph_pool import GraphPool
 from gpumem._support.arguments import is_integer, is_number, require
 from gpumem.errors import ConfigError, InUseError

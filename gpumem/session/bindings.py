@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem._tensor import Tensor, empty
 from gpumem.device import CopyDecision, MemoryInfo

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream
 from gpumem.session._graph import Graph, Leases
 from gpumem.session.bindings import RunContext

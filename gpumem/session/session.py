@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Self
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
 from gpumem._defaults import get_default_resource
 from gpumem._factory import resource_from_config

@@ -1,7 +1,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, final
 
-from gpumem._buffer.buffer import Buffer, MemoryResource
+from gpumem._buffer.buffer import Buffer
+from gpumem._buffer.resource import MemoryResource
 from gpumem._core import Arena
 from gpumem._resource.handle import Handle
 from gpumem._tensor.tensor import Tensor

@@ -1,7 +1,7 @@
 from contextlib import AbstractContextManager
 from typing import final
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem.planning.iteration.recorded import IterationPlan, IterationReport
 
 @final

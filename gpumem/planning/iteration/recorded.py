@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpumem._buffer.buffer import MemoryResource
+from gpumem._buffer.resource import MemoryResource
 from gpumem._support.arguments import is_integer, require
 from gpumem.adaptors import MemoryEvent, log
 from gpumem.errors import ConfigError, ModelGraphError

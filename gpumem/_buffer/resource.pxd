@@ -1,0 +1,44 @@
+"""The base of everything that hands out buffers, and its part with a ledger of blocks."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from gpumem._budget cimport Budget
+from gpumem._buffer.buffer cimport Buffer, Origin
+from gpumem._buffer.ledger cimport BlockLedger, LedgerBlock
+from gpumem._support.lease cimport Uses
+
+cdef class MemoryResource(Origin):
+    cdef readonly str name
+    cdef readonly Budget budget         # that it charges; or None
+    cdef object __weakref__
+
+    # What `allocate` does without a stream, for C callers.
+    cdef Buffer obtain(self, uint64_t nbytes)
+
+    # ---- with a ledger -----------------------------------------------------------------------
+    # Sets block.base; raises, with nothing changed, if there is no memory.
+    cdef int take_block(self, LedgerBlock* block) except -1
+    # The account refuses so many bytes: gets blocks back that users have freed.
+    cdef int make_room(self, uint64_t nbytes) except -1
+    # What is left to do once it is closed: waits for blocks that users have freed.
+    cdef int finish_close(self) except -1
+    # Raises ClosedError if it is closed, or belongs to the parent of a fork.
+    cdef int require_open(self) except -1
+
+# Sets the function that is called whenever a resource is made; NULL: none.
+cdef void set_resource_hook(int (*function)() except -1) noexcept nogil
+
+cdef int resource_init(MemoryResource resource, object memory, object name) except -1
+# Makes an adaptor look like what it is around.
+cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1
+# Takes a new ledger over (NULL: MemoryError). After resource_init.
+cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
+                        object default_stream, object budget, object count) except -1
+# Counts a block of an open resource; charges it, under pressure if need be; makes it the user's.
+# The first two raise with nothing changed.
+cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, uint64_t size,
+                                 uint32_t slot, bint persistent) except NULL
+cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1
+cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address)
+# What `record` does where streams are waited for.
+cdef int record_use(Uses** uses, uint32_t slot) except -1

@@ -1,0 +1,598 @@
+"""MemoryResource: what hands out buffers, and what one that users write has from it."""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+
+from gpumem._budget cimport account_of, admit_or_raise, tell_of_crossings
+from gpumem._buffer.arguments cimport alignment_of, size_of
+from gpumem._buffer.buffer cimport (
+    Buffer, buffer_of, empty_buffer, Origin, refuse_forgotten, require_made,
+)
+from gpumem._buffer.dlpack cimport dlpack_device_of
+from gpumem._buffer.ledger cimport (
+    BlockLedger, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_charge, ledger_claim,
+    ledger_close, LEDGER_CLOSED, ledger_count_call, ledger_counters, ledger_deliver, ledger_drain,
+    ledger_drop, ledger_end, ledger_make, ledger_note_failure, LEDGER_OK, ledger_open_event_source,
+    ledger_open_streams, ledger_return, ledger_stream, LedgerBlock, LedgerCounters,
+    ledgers_release_retired,
+)
+from gpumem._buffer.stream cimport Stream, stream_handle
+from gpumem._native.bfc cimport ABSURD
+from gpumem._native.budget cimport budget_has_crossed
+from gpumem._native.driver cimport context_is_dead, CUstream
+from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
+from gpumem._support.lease cimport Uses, uses_add
+from gpumem._support.streams cimport LEGACY_STREAM
+
+from gpumem._support.arguments import require
+from gpumem._support.providers import provided
+from gpumem.device import MemoryInfo
+from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
+
+
+cdef int (*on_resource)() except -1     # called when a resource is made; NULL: nothing to call
+on_resource = NULL
+
+
+cdef void set_resource_hook(int (*function)() except -1) noexcept nogil:
+    global on_resource
+    on_resource = function
+
+
+cdef class MemoryResource(Origin):
+    """Base of everything that hands out `Buffer` objects of one memory.
+
+    To make one of your own, derive from it and write two methods, `allocate_raw` and
+    `deallocate_raw`; sizes, streams, alignment, statistics, views, their lifetime and the rules at
+    fork and exit come from here.
+
+    Parameters
+    ----------
+    memory : MemoryInfo, Device or str
+        Where the blocks live. Its `alignment` is what `allocate_raw` promises; its kind says who
+        can reach the blocks, and so which views a Buffer gives.
+    name : str, optional
+        Name used in error messages and reports; the memory's name by default.
+    budget : Budget, optional
+        What its blocks are charged to, before `allocate_raw` is called.
+    count : {"reserved", "in_use"}
+        Until when: until `deallocate_raw` has returned, or until the user has given the block back.
+
+    Attributes
+    ----------
+    memory : MemoryInfo
+    name : str
+    budget : Budget or None
+        What it charges.
+
+    Raises
+    ------
+    TypeError
+        Of a class that has no `allocate_raw` and `deallocate_raw`, or a second initialisation.
+    ValueError
+        The memory does not exist here.
+
+    Examples
+    --------
+    >>> import ctypes
+    >>> import gpumem
+    >>> class Plain(gpumem.MemoryResource):
+    ...     def __init__(self):
+    ...         super().__init__(gpumem.MemoryInfo("host", alignment=1))
+    ...         self.blocks = {}
+    ...     def allocate_raw(self, nbytes, stream):
+    ...         block = ctypes.create_string_buffer(nbytes)
+    ...         self.blocks[ctypes.addressof(block)] = block
+    ...         return ctypes.addressof(block)
+    ...     def deallocate_raw(self, ptr, nbytes, stream):
+    ...         del self.blocks[ptr]
+    >>> resource = Plain()
+    >>> with resource.allocate(100, alignment=256) as buffer:
+    ...     buffer.ptr % 256, resource.stats().requested_in_use
+    (0, 100)
+    >>> resource.blocks
+    {}
+
+    Notes
+    -----
+    The two methods may be called from any thread that runs Python, by several at once. A block
+    whose last view was dropped on another thread goes back soon after, on the main thread or in
+    the next call of this resource. `deallocate_raw` is not called after the interpreter has begun
+    to end, and in a fork's child neither is; the child makes a resource of its own.
+    """
+
+    def __init__(self, memory, *, name=None, budget=None, count="reserved"):
+        if self.memory is not None:
+            raise TypeError(f"{type(self).__name__}.__init__ called twice")
+        require_raw_methods(type(self), MemoryResource)
+        resource_init(self, memory, name)
+        resource_begin(
+            self, ledger_make(sizeof(BlockLedger), sizeof(LedgerBlock), free_later, NULL),
+            "user", None, budget, count)
+        self.ledger.is_users = True
+        self.ledger.granule = self.memory.alignment
+        self.streams[DEFAULT_SLOT] = Stream.from_handle(self.memory.device, 0)
+
+    def __dealloc__(self):
+        if self.ledger != NULL:
+            ledger_drop(self.ledger)
+            ledgers_release_retired()
+
+    @classmethod
+    def from_config(cls, memory, config=None, *, budget=None, count="reserved",
+                    default_stream=None, name=None):
+        """Make the resource that the settings ask for: an arena, or the driver's pool.
+
+        Parameters
+        ----------
+        memory : MemoryInfo, Device or str
+            Where the bytes live.
+        config : ArenaConfig or Mapping, optional
+            Settings; a mapping is read by `ArenaConfig.from_mapping`. With ``use_cuda_mempool`` a
+            `DriverPool` is made (see `PoolConfig.from_arena`).
+        budget, count : optional
+            What it charges, and for what: see `Arena` and `DriverPool`.
+        default_stream : stream, optional
+            Used where a call names none; None is the device's legacy default stream.
+        name : str, optional
+            Name used in error messages and reports.
+
+        Returns
+        -------
+        Arena or DriverPool
+            An arena also where a pool was asked for and the device has none: the other settings
+            govern it, and a `PoolFallbackWarning` says why.
+
+        Raises
+        ------
+        ConfigError
+            A setting is invalid, or would have no effect: the pool's without
+            ``use_cuda_mempool``, or ``use_cuda_mempool`` for memory that is not a device's own.
+        ValueError, DriverError
+            As for `Arena` and `DriverPool`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> pools = {"arena.use_cuda_mempool": "1"}
+        >>> with gpumem.MemoryResource.from_config("host", pools) as resource:
+        ...     resource.is_arena
+        False
+        """
+        return provided("resource_from_config")(
+            memory, config, budget=budget, count=count, default_stream=default_stream, name=name)
+
+    def allocate_raw(self, nbytes, stream):
+        """Take a block from wherever the memory comes from; written by a derived class.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes, at least 1.
+        stream : Stream
+            The stream whose work uses the block first. The block may be used by work that is
+            queued on it from now on, and by no other.
+
+        Returns
+        -------
+        int
+            The address of the first byte, a multiple of ``self.memory.alignment``.
+
+        Raises
+        ------
+        MemoryError
+            There is no room. This and every other exception reaches the caller of `allocate`
+            as it is, with nothing changed; so do TypeError and ValueError for what is returned and
+            is no such address.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no allocate_raw")
+
+    def deallocate_raw(self, ptr, nbytes, stream):
+        """Take a block back; written by a derived class. Called once for each block.
+
+        Parameters
+        ----------
+        ptr, nbytes : int
+            What `allocate_raw` returned and was asked for.
+        stream : Stream
+            Work that was queued on it before now may still use the block. It need not be the
+            stream of the allocation.
+
+        Notes
+        -----
+        Runs inside finalizers: it must not wait. What it raises is reported to
+        ``sys.unraisablehook``, and the block counts as freed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no deallocate_raw")
+
+    def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
+        """Hand out a block.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size in bytes; 0 gives a valid empty Buffer with pointer 0.
+        stream : stream, optional
+            The stream whose work uses the block first, and on which it goes back; None is the
+            device's legacy default stream.
+        alignment : int, optional
+            Bytes, a power of two up to 2 MiB. Beyond what the memory promises, so much more is
+            asked for.
+        shareable : bool
+            Whether other processes may be given the memory: an `Arena` alone accepts True.
+
+        Returns
+        -------
+        Buffer
+            Owns the block; dropping or closing it gives the block back.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is invalid, or what `allocate_raw` returned is not an address.
+        MemoryError
+            There is no room; OutOfMemoryError if the size exceeds the address space.
+        ConfigError
+            `shareable`.
+        ClosedError
+            It is closed, or belongs to the parent of a fork.
+        """
+        cdef uint64_t size = size_of(nbytes)
+        cdef uint64_t multiple = 0 if alignment is None else alignment_of(alignment)
+        cdef uint32_t slot = DEFAULT_SLOT
+        self.require_open()
+        refuse_shareable(self, shareable)
+        self.slot_of(stream, &slot)
+        return serve(self, size, slot, multiple, False)
+
+    def allocate_persistent(self, nbytes):
+        """Hand out a long-lived block (weights), on the default stream.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size in bytes.
+
+        Raises
+        ------
+        TypeError, ValueError, MemoryError, ClosedError
+            As `allocate`.
+        """
+        cdef uint64_t size = size_of(nbytes)
+        self.require_open()
+        return serve(self, size, DEFAULT_SLOT, 0, True)
+
+    def shrink(self):
+        """Give back what can be spared: here nothing, since nothing is kept.
+
+        Returns
+        -------
+        ShrinkReport
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20).shrink()
+        ShrinkReport(released_bytes=0, retained=())
+        """
+        self.require_open()
+        from gpumem.stats import ShrinkReport
+        return ShrinkReport(0, ())
+
+    def reset_stream(self, stream):
+        """Declare a stream drained: its blocks go back on the default stream from now on.
+
+        The caller has synchronised the stream. Required before the owner of a stream given as a
+        raw handle destroys it; a stream given as an object is kept alive instead.
+
+        Raises
+        ------
+        ClosedError
+            It is closed, or belongs to the parent of a fork.
+        """
+        cdef uint32_t slot = DEFAULT_SLOT
+        self.require_open()
+        self.slot_of(stream, &slot)
+        if slot != DEFAULT_SLOT:
+            ledger_drain(self.ledger, slot)
+            self.streams.pop(slot, None)
+
+    def stats(self):
+        """Return the counters of this moment as `Stats`; reserved is what is not back yet.
+
+        Raises
+        ------
+        ClosedError
+            It belongs to the parent of a fork.
+        """
+        cdef LedgerCounters now
+        self.require_own()
+        run_deferred()
+        now = ledger_counters(self.ledger)
+        from gpumem.stats import Stats
+        return Stats(
+            limit=0,
+            reserved=now.in_use + now.waiting,
+            max_reserved=now.max_held,
+            **counted_fields(&now),
+        )
+
+    def snapshot(self):
+        """Return the state of this moment, every block of it, as `gpumem.observe.Snapshot`.
+
+        Raises
+        ------
+        ClosedError
+            It belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host", name="cache")
+        >>> buffer = arena.allocate(1000)
+        >>> [(each.name, len(each.live)) for each in arena.snapshot().resources]
+        [('cache', 1)]
+        """
+        return provided("snapshot")(self)
+
+    @property
+    def is_arena(self):
+        """Whether it sub-allocates and can be shrunk."""
+        return False
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return self.ledger == NULL or bool(self.ledger.closed)
+
+    def close(self):
+        """Close it: later calls raise ClosedError. Idempotent.
+
+        Raises
+        ------
+        InUseError
+            A buffer, or a view of one, is still alive; nothing is changed.
+        """
+        cdef LedgerCounters now
+        run_deferred()
+        if self.ledger == NULL:
+            refuse_forgotten(self)
+        if self.closed:
+            return
+        if context_is_dead(&self.driver_device.context):
+            self.ledger.closed = True
+            return
+        if ledger_close(self.ledger) != LEDGER_OK:
+            now = ledger_counters(self.ledger)
+            raise InUseError(f"{self!r} cannot be closed: {now.requested} bytes in {now.live} "
+                             "blocks are in use")
+        self.finish_close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        state = ", closed" if self.closed else ""
+        ours = self.ledger != NULL and not self.ledger.is_users
+        kind = f"{'gpumem.' if ours else ''}{type(self).__name__}"
+        return f"<{kind} {self.name!r} on {self.memory}{state}>"
+
+    cdef Buffer obtain(self, uint64_t nbytes):
+        return self.allocate(nbytes)
+
+    # ---- what a ledger's resource does for one block: here, of a class that users write ----------
+
+    cdef int take_block(self, LedgerBlock* block) except -1:
+        block.base = user_allocate(self, block.size, stream_object(self, block.slot))
+        ledger_count_call(self.ledger, 0)
+        block.deferred.run = free_now
+        block.owner = <PyObject*>self
+        Py_INCREF(self)
+        return 0
+
+    cdef int make_room(self, uint64_t nbytes) except -1:
+        return 0
+
+    cdef int finish_close(self) except -1:
+        return 0
+
+    cdef int require_open(self) except -1:
+        require_made(self)
+        run_deferred()
+        if self.ledger.closed:
+            raise ClosedError(f"{self!r} is closed")
+        return self.require_own()
+
+
+cdef int refuse_shareable(MemoryResource resource, object shareable) except -1:
+    require("shareable", shareable, bool, "True or False")
+    if shareable:
+        raise ConfigError(f"invalid shareable = True for {resource!r}: only an Arena "
+                          "allocates memory that can be exported to other processes")
+    return 0
+
+
+# ---- resources with a ledger ---------------------------------------------------------------------
+
+cdef Buffer serve(MemoryResource resource, uint64_t requested, uint32_t slot, uint64_t alignment,
+                  bint persistent):
+    cdef BlockLedger* ledger = resource.ledger
+    cdef uint64_t size = requested
+    cdef LedgerBlock* block
+    if requested == 0:
+        return empty_buffer(resource, slot)
+    if alignment > ledger.granule:
+        size += alignment - ledger.granule
+    if size >= ABSURD:
+        from gpumem._support.out_of_memory import absurd
+        now = ledger_counters(ledger)
+        raise OutOfMemoryError.of(absurd(
+            str(resource.memory), requested, size, resource=resource.name,
+            stream=resource.stream_at(slot), in_use=now.in_use, reserved=now.in_use + now.waiting))
+    block = resource_claim(resource, requested, size, slot, persistent)
+    try:
+        resource_charge(resource, block)
+        resource.take_block(block)
+    except BaseException as error:
+        if isinstance(error, MemoryError):
+            ledger_note_failure(block)
+        ledger_cancel(block)
+        raise
+    alignment = max(alignment, 1)
+    return resource_deliver(resource, block, (block.base + alignment - 1) & ~(alignment - 1))
+
+
+cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, uint64_t size,
+                                 uint32_t slot, bint persistent) except NULL:
+    cdef LedgerBlock* block = NULL
+    cdef int status = ledger_claim(resource.ledger, requested, size, slot, persistent, &block)
+    if status == LEDGER_CLOSED:
+        raise ClosedError(f"{resource!r} is closed")
+    if status != LEDGER_OK:
+        raise MemoryError("out of host memory while allocating a block's metadata")
+    return block
+
+
+cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1:
+    if block.ledger.account == NULL:
+        return 0
+    if ledger_charge(block):
+        if budget_has_crossed():
+            tell_of_crossings()
+        return 0
+    resource.make_room(block.size)
+    now = ledger_counters(block.ledger)
+    admit_or_raise(block.ledger.account, block.size, {
+        "requested_nbytes": block.requested, "in_use": now.in_use,
+        "reserved": now.in_use + now.waiting, "memory": str(resource.memory),
+        "stream": resource.stream_at(block.slot)})
+    block.charged = block.size
+    return 0
+
+
+cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address):
+    ledger_deliver(block)
+    try:
+        return buffer_of(resource, address, block.requested, block.size, <uintptr_t>block,
+                         block.slot)
+    except BaseException:
+        block.ledger.free(block)
+        raise
+
+
+cdef int record_use(Uses** uses, uint32_t slot) except -1:
+    cdef bint added
+    if not uses_add(uses, slot, &added):
+        raise MemoryError("out of host memory while noting a stream")
+    return 0
+
+
+cdef object stream_object(MemoryResource resource, uint32_t slot):
+    # Of a user's class: every slot has its Stream, and the default stream is the legacy one. That
+    # stands for streams that were reset, and for another thread's default stream.
+    cdef uintptr_t handle = <uintptr_t>ledger_stream(resource.ledger, slot)
+    return resource.streams[slot if handle > LEGACY_STREAM else DEFAULT_SLOT]
+
+
+cdef void free_later(LedgerBlock* block) noexcept nogil:
+    # A user's block whose last view was dropped, perhaps on a thread without the interpreter.
+    defer(&block.deferred)
+
+
+cdef void free_now(Deferred* work) noexcept:
+    cdef LedgerBlock* block = <LedgerBlock*>work
+    cdef MemoryResource resource = <MemoryResource>block.owner
+    Py_DECREF(resource)     # the variable holds it now
+    if not context_is_dead(&resource.driver_device.context):
+        ledger_return(block, True)
+        user_deallocate(resource, block.base, block.size, stream_object(resource, block.slot))
+        ledger_count_call(resource.ledger, 0)
+    ledger_end(block, True)
+
+
+cdef int resource_begin(MemoryResource resource, BlockLedger* ledger, str kind,
+                        object default_stream, object budget, object count) except -1:
+    cdef CUstream handle = NULL
+    if ledger == NULL:
+        raise MemoryError("out of host memory while allocating a resource's metadata")
+    resource.ledger = ledger
+    ledger.context = &resource.driver_device.context
+    ledger.account = account_of(budget, count, resource.name, &ledger.counts_in_use)
+    resource.budget = budget
+    stream_handle(default_stream, resource.driver_device, &handle)
+    if not ledger_open_streams(ledger, handle):
+        raise MemoryError("out of host memory while allocating a resource's metadata")
+    if default_stream is not None and not hasattr(default_stream, "__index__"):
+        resource.streams[DEFAULT_SLOT] = default_stream
+    ledger_open_event_source(ledger, str(resource.memory).encode(), kind.encode(),
+                             resource.name.encode("utf-8", "replace"))
+    return 0
+
+
+cdef int resource_init(MemoryResource resource, object memory, object name) except -1:
+    """Fill in what every resource has; opens the device."""
+    require("name", name, (str, type(None)), "a str or None")
+    resource.memory = MemoryInfo.parse(memory)
+    resource.name = str(resource.memory) if name is None else name
+    resource.driver_device = resource.memory.device._open()
+    resource.cpu_can_read = resource.memory.host_accessible
+    resource.dl_device = dlpack_device_of(resource.memory)
+    resource.streams = {}
+    if on_resource != NULL:
+        on_resource()
+    return 0
+
+
+cdef int resource_adapt(MemoryResource resource, MemoryResource upstream, object name) except -1:
+    if upstream.memory is None:
+        raise TypeError(f"this {type(upstream).__name__} was never initialised")
+    require("name", name, (str, type(None)), "a str or None")
+    resource.memory = upstream.memory
+    resource.name = upstream.name if name is None else name
+    resource.driver_device = upstream.driver_device
+    resource.cpu_can_read = upstream.cpu_can_read
+    resource.is_read_only = upstream.is_read_only
+    resource.dl_device = upstream.dl_device
+    resource.streams = upstream.streams
+    return 0
+
+
+# ---- the two methods that users write ------------------------------------------------------------
+
+cdef int require_raw_methods(object cls, object base) except -1:
+    if cls.allocate is not base.allocate:
+        return 0    # it hands out what another resource made
+    for method in ("allocate_raw", "deallocate_raw"):
+        if getattr(cls, method) is getattr(base, method):
+            raise TypeError(f"{cls.__name__} has no {method}: a class of MemoryResource writes "
+                            "allocate_raw and deallocate_raw")
+    return 0
+
+
+cdef uint64_t user_allocate(object resource, uint64_t size, object stream) except 0:
+    cdef uint64_t alignment = resource.memory.alignment
+    given = resource.allocate_raw(size, stream)
+    where = f"{type(resource).__name__}.allocate_raw({size}, ...) returned"
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise TypeError(f"{where} {given!r}: it returns an address as an integer, or raises "
+                        "MemoryError")
+    number = given.__index__()
+    if not 0 < number < 1 << 64:
+        raise ValueError(f"{where} {number}: it returns an address from 1 to 2**64 - 1, or "
+                         "raises MemoryError")
+    if number % alignment:
+        user_deallocate(resource, number, size, stream)
+        raise ValueError(f"{where} {number:#x}, which is not a multiple of {alignment}, "
+                         "the alignment that its memory promises")
+    return number
+
+
+cdef int user_deallocate(object resource, uint64_t address, uint64_t size, object stream) noexcept:
+    try:
+        resource.deallocate_raw(address, size, stream)
+    except BaseException as error:
+        report_unraisable(error, resource)
+    return 0
