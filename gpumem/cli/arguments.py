@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,14 +18,15 @@ from gpumem.traces import samples
 __all__ = [
     "complete_device",
     "complete_trace",
+    "device_option",
     "is_size_with_unit",
     "parse_size",
-    "present_device",
     "size",
     "within",
 ]
 
 
+Command = Callable[..., Any]
 Range = TypeVar("Range", click.IntRange, click.FloatRange)
 
 
@@ -51,6 +53,12 @@ def present_device(_: click.Context, __: click.Parameter, name: str | None) -> D
             f"unknown device {name!r}: present are {listing}" + (reason and f" ({reason})")
         )
     return device
+
+
+def device_option(meaning: str) -> Callable[[Command], Command]:
+    """Make the option ``--device``, which names a device that is present."""
+    reading: dict[str, Any] = {"callback": present_device, "shell_complete": complete_device}
+    return click.option("--device", metavar="DEVICE", help=meaning, **reading)
 
 
 def complete_device(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import gpumem
 from gpumem._support.sizes import format_size
-from gpumem.cli.arguments import complete_device, present_device
+from gpumem.cli.arguments import device_option
 from gpumem.cli.output import json_option, present, progress, table
 from gpumem.device import Device
 from gpumem.errors import GpumemError
@@ -46,13 +46,7 @@ class Cost:
 
 
 @click.command()
-@click.option(
-    "--device",
-    callback=present_device,
-    shell_complete=complete_device,
-    metavar="DEVICE",
-    help="Measure this one, such as cuda:0 or host; every device if left out.",
-)
+@device_option("The device to measure, such as cuda:0 or host; every device if omitted.")
 @json_option
 def bench(device: Device | None, as_json: bool) -> None:
     """Time allocating and freeing, beside NumPy, the driver, PyTorch and CuPy where installed."""

@@ -89,29 +89,15 @@ def _trace_that_fits(device: Device) -> tuple[Trace, Device]:
 def _policies(trace: Trace, device: Device) -> list[PolicyResult]:
     arena = replaying.replay(trace, device)
     plain = replaying.replay(trace, device, config={"enable": False})
-    plain_bytes = plain_driver_reserved(trace)
-    caching_bytes = caching_allocator_reserved(trace)
-    requested = trace.peak_requested
+
+    def result(name: str, reserved: int, run: replaying.ReplayResult | None) -> PolicyResult:
+        cost = (run.ns_per_event, run.driver_calls, run.failed_allocs) if run else (None, None, 0)
+        return PolicyResult(name, reserved, reserved / trace.peak_requested, *cost)
+
     return [
-        PolicyResult(
-            "gpumem",
-            arena.peak_reserved_bytes,
-            arena.fragmentation,
-            arena.ns_per_event,
-            arena.driver_calls,
-            arena.failed_allocs,
-        ),
-        PolicyResult(
-            "PyTorch-like caching", caching_bytes, caching_bytes / requested, None, None, 0
-        ),
-        PolicyResult(
-            "plain driver calls",
-            plain_bytes,
-            plain_bytes / requested,
-            plain.ns_per_event,
-            plain.driver_calls,
-            plain.failed_allocs,
-        ),
+        result("gpumem", arena.peak_reserved_bytes, arena),
+        result("PyTorch-like caching", caching_allocator_reserved(trace), None),
+        result("plain driver calls", plain_driver_reserved(trace), plain),
     ]
 
 

@@ -9,11 +9,10 @@ import click
 from gpumem import replay as replaying
 from gpumem._support.sizes import format_size
 from gpumem.cli.arguments import (
-    complete_device,
     complete_trace,
+    device_option,
     is_size_with_unit,
     parse_size,
-    present_device,
     size,
     within,
 )
@@ -31,25 +30,12 @@ MOST_LAG_US = 1 << 40
 @click.command()
 @click.argument("trace", required=False, shell_complete=complete_trace)
 @click.option("--list", "list_samples", is_flag=True, help="List the bundled traces.")
+@device_option("The device to replay on, such as cuda:0 or host; the best device if omitted.")
 @click.option(
-    "--device",
-    callback=present_device,
-    shell_complete=complete_device,
-    metavar="DEVICE",
-    help="Where to replay, such as cuda:0 or host; the best device if left out.",
+    "--max-mem", callback=size, metavar="SIZE", help="Limit of the arena, such as 8GiB; 0 for none."
 )
 @click.option(
-    "--max-mem",
-    callback=size,
-    metavar="SIZE",
-    help="Limit of the arena, such as 8GiB; 0 for none.",
-)
-@click.option(
-    "--config",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A setting of the arena; may be given more than once.",
+    "--config", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; may be repeated."
 )
 @click.option(
     "--lag-us",

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -77,12 +77,12 @@ def caching_allocator_curve(trace: Trace) -> Curve:
     pools: dict[tuple[int, bool], _Heap] = {}
     home: dict[int, tuple[_Heap, _Block]] = {}  # by block number, while it lives
     reserved = 0  # nothing is ever given back
-    curve = _CurveOfMoves(trace)
+    held = array("q")
     for is_alloc, number, size, stream in _allocs_and_frees(trace):
         if not is_alloc:
             heap, block = home.pop(number)
-            heap.give(block)
-            curve.add(reserved)
+            heap.free(block)
+            held.append(reserved)
             continue
         rounded = _round_up(size, GRAIN)
         small = rounded <= SMALL_MOST
@@ -92,10 +92,10 @@ def caching_allocator_curve(trace: Trace) -> Curve:
                 _torch_segment, least_remainder=GRAIN if small else SMALL_MOST + GRAIN
             )
         before = pool.reserved
-        home[number] = pool, pool.take(rounded)
+        home[number] = pool, pool.allocate(rounded)
         reserved += pool.reserved - before
-        curve.add(reserved)
-    return curve.curve()
+        held.append(reserved)
+    return _curve(trace, held)
 
 
 def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -> int:
@@ -142,48 +142,30 @@ def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -
     shared = _Heap(lambda _: granularity, least_remainder=GRAIN, gives_back=True)
     home: dict[int, _Block | int] = {}  # by block number: its place, or the bytes of its own
     own = 0
-    curve = _CurveOfMoves(trace)
+    held = array("q")
     for is_alloc, number, size, _ in _allocs_and_frees(trace):
         if is_alloc and size <= granularity // 2:
-            home[number] = shared.take(_round_up(size, GRAIN))
+            home[number] = shared.allocate(_round_up(size, GRAIN))
         elif is_alloc:
             home[number] = _round_up(size, granularity)
             own += _round_up(size, granularity)
         elif isinstance(place := home.pop(number), int):
             own -= place
         else:
-            shared.give(place)
-        curve.add(own + shared.reserved)
-    return curve.curve()
+            shared.free(place)
+        held.append(own + shared.reserved)
+    return _curve(trace, held)
 
 
-def _allocs_and_frees(trace: Trace) -> list[tuple[bool, int, int, int]]:
-    """List what moves memory, as (is it an alloc, block number, size, stream)."""
-    picked = trace.moving()
-    return list(
-        zip(
-            (trace.action[picked] == ALLOC).tolist(),
-            trace.block[picked].tolist(),
-            trace.size[picked].tolist(),
-            trace.stream[picked].tolist(),
-            strict=True,
-        )
-    )
+def _allocs_and_frees(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """Iterate over allocations and frees, as (is it an allocation, block number, size, stream)."""
+    columns = (trace.action == ALLOC, trace.block, trace.size, trace.stream)
+    return zip(*(column[trace.moving()].tolist() for column in columns), strict=True)
 
 
-class _CurveOfMoves:
-    """Collects what is held after each event that moves memory, and keeps the changes."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._at = trace.moving()
-        self._held = array("q")
-
-    def add(self, held: int) -> None:
-        self._held.append(held)
-
-    def curve(self) -> Curve:
-        held = np.array(self._held, dtype=np.int64)
-        return Curve(self._at, held).changes()
+def _curve(trace: Trace, held: array[int]) -> Curve:
+    """Make a curve of the bytes held after each allocation and free."""
+    return Curve(trace.moving(), np.array(held, dtype=np.int64)).changes()
 
 
 def _torch_segment(size: int) -> int:
@@ -228,11 +210,7 @@ class _Heap:
     """
 
     def __init__(
-        self,
-        segment_bytes: Callable[[int], int],
-        *,
-        least_remainder: int,
-        gives_back: bool = False,
+        self, segment_bytes: Callable[[int], int], *, least_remainder: int, gives_back: bool = False
     ) -> None:
         self.reserved = 0  # bytes of all segments held
         self._segment_bytes = segment_bytes
@@ -242,8 +220,8 @@ class _Heap:
         self._free: dict[int, _Block] = {}  # by address
         self._next_address = 0
 
-    def take(self, size: int) -> _Block:
-        """Hand out the smallest free block of at least `size` bytes."""
+    def allocate(self, size: int) -> _Block:
+        """Return the smallest free block of at least `size` bytes."""
         place = bisect_left(self._sorted, (size, 0))
         if place < len(self._sorted):
             block = self._free.pop(self._sorted.pop(place)[1])
@@ -254,8 +232,8 @@ class _Heap:
             self._split(block, size)
         return block
 
-    def give(self, block: _Block) -> None:
-        """Take a block back and join it with its free neighbours."""
+    def free(self, block: _Block) -> None:
+        """Free a block and join it with its free neighbours."""
         if (before := block.before) and before.is_free:
             self._remove(before)
             block = self._join(before, block)

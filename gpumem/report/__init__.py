@@ -10,41 +10,18 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from gpumem.observe import Snapshot
-    from gpumem.traces import Trace
+import gpumem
+from gpumem.observe import Snapshot
+from gpumem.replay.policies import policies
+from gpumem.report import page
+from gpumem.report.blocks import blocks_of
+from gpumem.report.data import Figures, figures_of, page_data, recorded_policy
+from gpumem.traces import Trace, load_trace
+from gpumem.traces.gpumem_snapshot import trace_of_snapshot
 
 __all__ = ["Figures", "Report", "write_report"]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The main figures of a trace.
-
-    Attributes
-    ----------
-    name : str
-        Of the trace.
-    events, allocations, streams : int
-        Number of each.
-    peak_live_bytes : int
-        The most that was live at once, as requested.
-    never_freed_blocks, never_freed_bytes : int
-        What was still live at the end.
-    failed_allocs : int
-        Failed allocations, as far as the file records them.
-    """
-
-    name: str
-    events: int
-    allocations: int
-    streams: int
-    peak_live_bytes: int
-    never_freed_blocks: int
-    never_freed_bytes: int
-    failed_allocs: int
 
 
 @dataclass(frozen=True)
@@ -132,15 +109,6 @@ def write_report(
     >>> report.streams, report.policies[0]["name"]
     (3, 'gpumem, pages that move')
     """
-    import gpumem
-    from gpumem.observe import Snapshot
-    from gpumem.replay.policies import policies
-    from gpumem.report.blocks import blocks_of
-    from gpumem.report.data import figures_of, page_data, recorded_policy
-    from gpumem.report.page import page
-    from gpumem.traces import Trace, load_trace
-    from gpumem.traces.gpumem_snapshot import trace_of_snapshot
-
     if isinstance(source, Snapshot):
         source = trace_of_snapshot(source.as_dict(), "snapshot")
     doing(f"reading {getattr(source, 'name', source)}")
@@ -151,7 +119,7 @@ def write_report(
         served.append(each)
         doing(f"{each.name}: done")
     doing("writing the page")
-    text = page(title or trace.name or "memory", gpumem.__version__, page_data(trace, served))
+    text = page.page(title or trace.name or "memory", gpumem.__version__, page_data(trace, served))
     written = _write_whole(Path(path), text.encode("utf-8"))
     return Report(
         path=Path(path),

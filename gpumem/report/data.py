@@ -5,17 +5,45 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpumem.replay.policies import PAGES, Policy, policy
-from gpumem.report import Figures
 from gpumem.report.blocks import MOST_BLOCKS, BlockTable, blocks_of, draw_together, owners_of
 from gpumem.traces import Curve, Trace
 
-__all__ = ["column", "figures_of", "page_data", "recorded_policy"]
+__all__ = ["Figures", "column", "figures_of", "page_data", "recorded_policy"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The main figures of a trace.
+
+    Attributes
+    ----------
+    name : str
+        Of the trace.
+    events, allocations, streams : int
+        Number of each.
+    peak_live_bytes : int
+        The most that was live at once, as requested.
+    never_freed_blocks, never_freed_bytes : int
+        What was still live at the end.
+    failed_allocs : int
+        Failed allocations, as far as the file records them.
+    """
+
+    name: str
+    events: int
+    allocations: int
+    streams: int
+    peak_live_bytes: int
+    never_freed_blocks: int
+    never_freed_bytes: int
+    failed_allocs: int
 
 
 def figures_of(trace: Trace, blocks: BlockTable) -> Figures:

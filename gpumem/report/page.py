@@ -11,19 +11,8 @@ from typing import Any
 
 __all__ = ["page"]
 
-_SCRIPTS = (
-    "format.js",
-    "columns.js",
-    "model.js",
-    "theme.js",
-    "charts.js",
-    "timeline.js",
-    "map.js",
-    "lanes.js",
-    "sizes.js",
-    "tables.js",
-    "main.js",
-)
+# A script uses those before it.
+_SCRIPTS = "format columns model theme charts timeline map lanes sizes tables main"
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -45,7 +34,7 @@ def page(title: str, version: str, data: Mapping[str, Any]) -> str:
         "styles": _text("uplot/uPlot.min.css") + _text("page.css"),
         "licence": _text("uplot/LICENSE"),
         "uplot": _text("uplot/uPlot.iife.min.js"),
-        "scripts": "\n".join(_text(name) for name in _SCRIPTS),
+        "scripts": "\n".join(_text(f"{name}.js") for name in _SCRIPTS.split()),
         # No "<" at all, so that no text of a file ends the element that holds it.
         "facts": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }

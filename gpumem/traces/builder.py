@@ -56,13 +56,7 @@ class TraceBuilder:
         return len(self._action)
 
     def alloc(
-        self,
-        where: str,
-        address: int,
-        size: int,
-        stream: Hashable,
-        time_us: int,
-        owner: str = "",
+        self, where: str, address: int, size: int, stream: Hashable, time_us: int, owner: str = ""
     ) -> None:
         """Record that `size` bytes at `address` were allocated on `stream`, by `owner`."""
         if not 0 <= size <= MAX_SIZE:
@@ -108,13 +102,7 @@ class TraceBuilder:
         self._failures.append((len(self), nbytes))
 
     def _free(
-        self,
-        where: str,
-        action: int,
-        block: int | None,
-        size: int,
-        stream: Hashable,
-        time_us: int,
+        self, where: str, action: int, block: int | None, size: int, stream: Hashable, time_us: int
     ) -> None:
         if block is None:  # allocated before recording began: its size is not checked
             size = min(max(size, 0), MAX_SIZE)
@@ -139,28 +127,21 @@ class TraceBuilder:
         time_us = np.array(self._time_us, dtype=np.int64)
         if time_us.size:
             time_us = np.maximum.accumulate(time_us - time_us[0]).clip(min=0)
-        return Trace(
-            action=np.array(self._action, dtype=np.int8),
-            block=np.array(self._block, dtype=np.int32),
-            size=np.array(self._size, dtype=np.int64),
-            stream=np.array(self._stream, dtype=np.int16),
-            time_us=time_us,
-            meta={**meta, "failed_allocs": len(self._failures)},
-            name=name,
-            details=self._details(),
-        )
+        details = self._details()
+        facts = {**meta, "failed_allocs": len(self._failures)}
+        columns = self._action, self._block, self._size, self._stream
+        action, block, size, stream = map(np.array, columns)
+        return Trace(action, block, size, stream, time_us, meta=facts, name=name, details=details)
 
     def _details(self) -> Details:
-        held = Curve(
-            np.array(self._held_at, dtype=np.int64), np.cumsum(np.array(self._held, dtype=np.int64))
-        )
+        held = Curve(np.array(self._held_at, np.int64), np.cumsum(self._held, dtype=np.int64))
         return Details(
-            address=np.array(self._addresses, dtype=np.uint64),
-            owner=np.array(self._owner, dtype=np.int32),
-            owners=tuple(self._owners),
-            streams=tuple(map(_stream_name, self._streams)),
-            held=held if held.at.size else None,
-            failures=tuple(self._failures),
+            np.array(self._addresses, np.uint64),
+            np.array(self._owner, np.int32),
+            tuple(self._owners),
+            tuple(map(_stream_name, self._streams)),
+            held if held.at.size else None,
+            tuple(self._failures),
         )
 
 
@@ -174,10 +155,7 @@ def _stream_name(handle: Hashable) -> str:
 
 
 def owner_named(
-    tag: str | None,
-    frames: Iterable[tuple[str, int, str]],
-    framework: str | None,
-    resource: str,
+    tag: str | None, frames: Iterable[tuple[str, int, str]], framework: str | None, resource: str
 ) -> str:
     """Name the owner of an allocation: its tag, else the innermost line, framework or resource."""
     if tag:

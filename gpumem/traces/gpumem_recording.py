@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import cache, partial
 from typing import IO
 
 import numpy as np
@@ -54,9 +55,9 @@ def trace_of(events: Events, name: str, device: int | None = None) -> Trace:
         device = int(np.bincount(allocations[allocations >= 0], minlength=1).argmax())
     records = records[memory == device]
     builder = TraceBuilder()
-    owners = _Owners(events)
+    owner_of = cache(partial(_owner, events))
     for row in records.tolist():
-        _record_event(builder, owners, row)
+        _record_event(builder, owner_of, row)
     if not len(builder):
         of = f" in {memories[device]}" if device is not None else ""
         raise TraceError(f"the recording holds no allocations{of}")
@@ -69,7 +70,9 @@ def trace_of(events: Events, name: str, device: int | None = None) -> Trace:
     return builder.trace(name, meta)
 
 
-def _record_event(builder: TraceBuilder, owners: _Owners, row: tuple[int, ...]) -> None:
+def _record_event(
+    builder: TraceBuilder, owner_of: Callable[..., str], row: tuple[int, ...]
+) -> None:
     time, address, nbytes, _, stream, kind, framework, thread, tag, stack, resource = row
     where = f"address {address:#x}"
     if kind == FAILURE:
@@ -84,7 +87,7 @@ def _record_event(builder: TraceBuilder, owners: _Owners, row: tuple[int, ...]) 
     if kind == ALLOC:
         # The free of the block before is missing if events were lost.
         builder.end_life(where, place, key, time // 1000)
-        owner = owners.name(tag, stack, framework, resource)
+        owner = owner_of(tag, stack, framework, resource)
         builder.alloc(where, place, nbytes, key, time // 1000, owner)
     elif kind == FREE_REQUESTED:
         builder.free_requested(where, place, nbytes, key, time // 1000)
@@ -92,25 +95,7 @@ def _record_event(builder: TraceBuilder, owners: _Owners, row: tuple[int, ...]) 
         builder.free_completed(where, place, nbytes, key, time // 1000)
 
 
-class _Owners:
-    """The owner of each allocation; see `owner_named`."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._known: dict[tuple[int, int, int, int], str] = {}
-
-    def name(self, tag: int, stack: int, framework: int, resource: int) -> str:
-        key = tag, stack, framework, resource
-        if key not in self._known:
-            self._known[key] = self._find(*key)
-        return self._known[key]
-
-    def _find(self, tag: int, stack: int, framework: int, resource: int) -> str:
-        events = self._events
-        known = events.resources.get(resource)
-        return owner_named(
-            events.tags.get(tag),
-            events.stacks.get(stack, ()),
-            events.frameworks.get(framework),
-            known.name if known else "",
-        )
+def _owner(events: Events, tag: int, stack: int, framework: int, resource: int) -> str:
+    frames, library = events.stacks.get(stack, ()), events.frameworks.get(framework)
+    known = events.resources.get(resource)
+    return owner_named(events.tags.get(tag), frames, library, known.name if known else "")

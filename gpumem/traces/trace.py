@@ -17,17 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpumem.errors import TraceError
 
-__all__ = [
-    "ALLOC",
-    "FREE_COMPLETED",
-    "FREE_REQUESTED",
-    "UNKNOWN_BLOCK",
-    "Curve",
-    "Details",
-    "Trace",
-]
-
-
 ALLOC = 0
 """The program allocates a block."""
 FREE_REQUESTED = 1

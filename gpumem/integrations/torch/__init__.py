@@ -41,19 +41,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import ModuleType
 
+from gpumem import integrations
 from gpumem.errors import ConfigError
 from gpumem.integrations._resources import ResourceLike, Resources
-from gpumem.integrations._switch import Framework, Setting, Status, Switch, Using
+from gpumem.integrations._switch import Framework, Setting, Switch, Using
 from gpumem.integrations._versions import import_framework
-from gpumem.integrations.torch import _errors, _hooks
-from gpumem.integrations.torch._allocator import (
-    Pool,
-    Replacement,
-    Routing,
-    make_pools,
-    replace,
-    why_not_replace,
-)
+from gpumem.integrations.torch import _allocator, _errors, _hooks
+from gpumem.integrations.torch._allocator import Pool, Replacement, Routing, make_pools
 from gpumem.integrations.torch._statistics import Statistics
 
 __all__ = ["TorchStatus", "disable", "enable", "status", "using"]
@@ -62,7 +56,7 @@ MODES = ("auto", "full", "pool")
 
 
 @dataclass(frozen=True)
-class TorchStatus(Status):
+class TorchStatus(integrations.Status):
     """Which memory PyTorch uses now, and how.
 
     Attributes
@@ -118,7 +112,7 @@ class Torch(Framework):
         return "its allocator was replaced, which PyTorch allows once in a process and for good"
 
     def _replace(self, torch: ModuleType, resources: Resources) -> None:
-        self.replacement = replace(torch, resources)
+        self.replacement = _allocator.replace(torch, resources)
         Statistics(torch).install()
         try:
             _hooks.set_thrower(_errors.load(torch))
@@ -133,7 +127,7 @@ class Torch(Framework):
             return asked
         if self.replacement is not None:
             return "full"
-        return "pool" if why_not_replace(import_torch()) else "full"
+        return "pool" if _allocator.why_not_replace(import_torch()) else "full"
 
 
 _torch = Torch()
