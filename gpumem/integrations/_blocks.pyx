@@ -38,7 +38,7 @@ cdef class Blocks:
     def __len__(self):
         return len(self.live)
 
-    def take(self, nbytes, stream):
+    def allocate(self, nbytes, stream):
         """Return the address of a block for work on a stream; 0 for no bytes.
 
         Parameters
@@ -68,7 +68,7 @@ cdef class Blocks:
         self.live[buffer.address] = buffer
         return buffer.address
 
-    def give(self, address, stream):
+    def free(self, address, stream):
         """Free the block that begins at an address, on a stream.
 
         Raises
@@ -90,14 +90,10 @@ cdef class Blocks:
         except ClosedError:
             pass        # at the process's end, or in a fork's child, nothing is given back
 
-    def allocate(self, nbytes, stream):
-        """Do as `take`; the first of RMM's two callbacks."""
-        return self.take(nbytes, stream)
-
     def deallocate(self, address, nbytes, stream):
-        """Do as `give`, and report what goes wrong, since nothing may be raised: the second."""
+        """Do as `free`, but report an exception instead of raising it: RMM's callback."""
         try:
-            self.give(address, stream)
+            self.free(address, stream)
         except BaseException as error:
             report_unraisable(error, self)
 

@@ -179,8 +179,8 @@ cdef Py_ssize_t offset_of(object instance, const void* value, size_t nbytes) exc
 cdef class CupyAllocator:
     """CuPy's allocator function over gpumem's resources; made by `gpumem.integrations.cupy`.
 
-    Called with a number of bytes it returns a ``cupy.cuda.MemoryPointer`` of the current device,
-    whose memory belongs to the stream that is current in CuPy and goes back to it.
+    `malloc` is the function that CuPy calls. Its memory belongs to the stream that is current in
+    CuPy, and is freed on that stream.
     """
 
     cdef readonly object resources      # of `gpumem.integrations._resources`
@@ -212,33 +212,27 @@ cdef class CupyAllocator:
             There is no room, also after the garbage collector has run. It is a
             `gpumem.OutOfMemoryError` and a ``CUDARuntimeError`` as well.
         """
-        return self.serve(size)
-
-    def __call__(self, size):
-        return self.serve(size)
-
-    cdef object serve(self, object size):
         cdef uint64_t nbytes = size
         cdef int device = self.where.device()
         cdef Buffer buffer
         try:
-            buffer = self.take(nbytes, device)
+            buffer = self.allocate(nbytes, device)
         except OutOfMemoryError:
             buffer = None
         if buffer is None:
-            buffer = self.take_again(nbytes, device)
+            buffer = self.allocate_again(nbytes, device)
         return self.maker.make(buffer, device)
 
-    cdef Buffer take_again(self, uint64_t nbytes, int device):
+    cdef Buffer allocate_again(self, uint64_t nbytes, int device):
         # As CuPy's own pool does before it gives up: arrays may be left in cycles.
         gc.collect()
         try:
-            return self.take(nbytes, device)
+            return self.allocate(nbytes, device)
         except OutOfMemoryError as error:
             refusal = error
         raise self.no_memory(refusal) from refusal
 
-    cdef Buffer take(self, uint64_t nbytes, int device):
+    cdef Buffer allocate(self, uint64_t nbytes, int device):
         cdef MemoryResource resource
         cdef intptr_t handle = self.where.stream(device)
         cdef uint8_t before
@@ -247,22 +241,20 @@ cdef class CupyAllocator:
         else:
             resource = self.resource_of(device)
         if type(resource) is Arena and (<Arena>resource).core.events.recorder == NULL:
-            return self.take_from(resource, nbytes, device, handle)
+            return self.allocate_from(resource, nbytes, device, handle)
         before = thread_set_framework(FRAMEWORK_CUPY)
         try:
-            return self.take_from(resource, nbytes, device, handle)
+            return self.allocate_from(resource, nbytes, device, handle)
         finally:
             thread_set_framework(before)
 
-    cdef Buffer take_from(self, MemoryResource resource, uint64_t nbytes, int device,
-                          intptr_t handle):
+    cdef Buffer allocate_from(self, MemoryResource resource, uint64_t nbytes, int device,
+                              intptr_t handle):
         if type(resource) is Arena:
             if handle == 0:
                 return arena_take_on_legacy(<Arena>resource, nbytes)
             return arena_take_on(<Arena>resource, nbytes, self.stream_of(resource, device))
-        if handle == 0:
-            return resource.allocate(nbytes, 0)
-        return resource.allocate(nbytes, self.stream_of(resource, device))
+        return resource.allocate(nbytes, 0 if handle == 0 else self.stream_of(resource, device))
 
     cdef MemoryResource resource_of(self, int device):
         resource = self.found.get(device)

@@ -67,7 +67,7 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
                 self._blocks.free_all()
 
         def memalloc(self, size: int) -> Any:
-            address, finalizer = self._take(resources, size)
+            address, finalizer = self._allocate(resources, size)
             pointer = driver.binding.CUdeviceptr(address)
             context = weakref.proxy(self.context)
             return driver.MemoryPointer(context, pointer, size, finalizer=finalizer)
@@ -78,7 +78,7 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
             # Write-combined pages are the driver's alone.
             if pinned is None or wc:
                 return super().memhostalloc(size, mapped, portable, wc)
-            address, finalizer = self._take(pinned, size)
+            address, finalizer = self._allocate(pinned, size)
             context = weakref.proxy(self.context)
             if not mapped:
                 return driver.PinnedMemory(context, address, size, finalizer=finalizer)
@@ -118,7 +118,7 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
                     "shares blocks of any arena"
                 ) from error
 
-        def _take(self, chosen: Resources, size: int) -> tuple[int, Callable[[], None]]:
+        def _allocate(self, chosen: Resources, size: int) -> tuple[int, Callable[[], None]]:
             self.initialize()
             assert self._blocks is not None
             resource, blocks = chosen.of(self.context.device.id), self._blocks
@@ -156,7 +156,7 @@ class _LiveBlocks:
             # By then another block may have the address.
             if live.get(address) is buffer:
                 del live[address]
-                fence.give(buffer)
+                fence.free(buffer)
 
         return address, finalizer
 
@@ -164,7 +164,7 @@ class _LiveBlocks:
         """Free every block that is still live."""
         while self._live:
             _, buffer = self._live.popitem()
-            self.fence.give(buffer)
+            self.fence.free(buffer)
 
 
 def _out_of_memory_class(driver: Any) -> Callable[[OutOfMemoryError], Exception]:
@@ -202,8 +202,8 @@ class Fence:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = ForkLock()
-        self._takes = Stream(device)
-        self._frees = Stream(device)
+        self._allocation_stream = Stream(device)
+        self._free_stream = Stream(device)
         self._legacy = Stream.from_handle(device, _LEGACY_STREAM)
         self._context = _primary_context(device)
         self._waiting: list[Buffer] = []
@@ -216,19 +216,19 @@ class Fence:
     def allocate(self, resource: MemoryResource, nbytes: int) -> Buffer:
         """Return a block that every stream may use at once."""
         if self._waiting:
-            self._give_waiting()
-        buffer = resource.allocate(nbytes, self._takes)
-        if not self._takes.query():
-            self._takes.synchronize()
+            self._free_waiting()
+        buffer = resource.allocate(nbytes, self._allocation_stream)
+        if not self._allocation_stream.query():
+            self._allocation_stream.synchronize()
         return buffer
 
-    def give(self, buffer: Buffer) -> None:
+    def free(self, buffer: Buffer) -> None:
         """Free a block behind everything that is queued now, without waiting or raising.
 
         If the driver call fails, for example during a graph capture, a later call frees the block.
         """
         try:
-            self._give(buffer)
+            self._free(buffer)
         except GpumemError:
             self._waiting.append(buffer)
 
@@ -241,18 +241,18 @@ class Fence:
             A driver call failed.
         """
         self._device.synchronize()
-        self._give_waiting()
-        self._frees.synchronize()
+        self._free_waiting()
+        self._free_stream.synchronize()
 
-    def _give(self, buffer: Buffer) -> None:
+    def _free(self, buffer: Buffer) -> None:
         with self._lock:
-            self._frees.wait(self._everything())
-            buffer.close(self._frees)
+            self._free_stream.wait(self._everything())
+            buffer.close(self._free_stream)
 
-    def _give_waiting(self) -> None:
+    def _free_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for buffer in waiting:
-            self.give(buffer)
+            self.free(buffer)
 
     def _everything(self) -> Event:
         if self._context is not None:

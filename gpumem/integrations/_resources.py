@@ -173,12 +173,9 @@ def _pairs(given: object) -> list[tuple[object, object]]:
 
 
 def _device_number(key: object, device_type: str) -> int:
-    if isinstance(key, Device):
-        device = key
-    elif isinstance(key, str):
-        device = Device(key)
-    elif isinstance(key, int) and not isinstance(key, bool):
+    if isinstance(key, int) and not isinstance(key, bool):
         return key
-    else:
-        raise TypeError(f"{key!r} is not a device: expected a gpumem.Device, 'cuda:0' or a number")
+    if not isinstance(key, Device | str):
+        raise TypeError(f"invalid device {key!r}: expected a Device, 'cuda:0' or a number")
+    device = Device(key)
     return device.index if device.type == device_type else -1

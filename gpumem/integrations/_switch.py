@@ -10,7 +10,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from gpumem._buffer.resource import MemoryResource
@@ -103,15 +102,10 @@ class Switch:
     """Which settings of one framework are open: at most one enabled, then any number in use."""
 
     def __init__(self, framework: Framework) -> None:
-        self._framework = framework
+        self.framework = framework
         self._lock = ForkLock()
         self._enabled: _Frame | None = None
         self._used: list[tuple[Using, _Frame]] = []
-
-    @property
-    def framework(self) -> Framework:
-        """The framework that it switches."""
-        return self._framework
 
     def enable(self, setting: Setting) -> None:
         """Put a setting in force until `disable`; replace one that is enabled."""
@@ -120,10 +114,10 @@ class Switch:
                 return
             self._require_unused("enabled")
             if self._enabled is None:
-                self._enabled = _Frame(setting, self._framework.attach(setting), True)
+                self._enabled = _Frame(setting, self.framework.attach(setting), True)
                 return
             self._require_way_back("replaced")
-            before = self._framework.replace(self._enabled.before, setting)
+            before = self.framework.replace(self._enabled.before, setting)
             self._enabled = _Frame(setting, before, True)
 
     def disable(self) -> None:
@@ -133,7 +127,7 @@ class Switch:
             if self._enabled is None:
                 return
             self._require_way_back("disabled")
-            self._framework.restore(self._enabled.before)
+            self.framework.restore(self._enabled.before)
             self._enabled = None
 
     def current(self) -> Setting | None:
@@ -147,7 +141,7 @@ class Switch:
         setting = self.current()
         if setting is None:
             return Status(False, {})
-        return Status(True, self._framework.resources_of(setting))
+        return Status(True, self.framework.resources_of(setting))
 
     # ---- what a `Using` does -----------------------------------------------------------------
 
@@ -159,7 +153,7 @@ class Switch:
             else:
                 if self.current() is not None:
                     self._require_way_back("replaced")
-                frame = _Frame(setting, self._framework.attach(setting), True)
+                frame = _Frame(setting, self.framework.attach(setting), True)
             self._used.append((use, frame))
 
     def leave(self, use: Using, thread: threading.Thread) -> None:
@@ -170,18 +164,18 @@ class Switch:
             frame = self._used[-1][1]
             if frame.switched:
                 self._keep_if_there_is_no_way_back(frame)
-                self._framework.restore(frame.before)
+                self.framework.restore(frame.before)
             self._used.pop()
 
     def _keep_if_there_is_no_way_back(self, frame: _Frame) -> None:
         # From then on it counts as enabled, and cannot be left a second time.
-        reason = self._framework.why_not_back()
+        reason = self.framework.why_not_back()
         if reason is None:
             return
         self._used.pop()
         self._enabled = frame
         raise IntegrationError(
-            f"{self._framework.name} keeps gpumem's memory after this `using`: {reason}"
+            f"{self.framework.name} keeps gpumem's memory after this `using`: {reason}"
         )
 
     # ---- what may not be -----------------------------------------------------------------------
@@ -189,24 +183,24 @@ class Switch:
     def _require_unused(self, verb: str) -> None:
         if self._used:
             raise IntegrationError(
-                f"gpumem cannot be {verb} for {self._framework.name} inside a `using`: "
+                f"gpumem cannot be {verb} for {self.framework.name} inside a `using`: "
                 f"{len(self._used)} of them must be left first"
             )
 
     def _require_way_back(self, verb: str) -> None:
-        reason = self._framework.why_not_back()
+        reason = self.framework.why_not_back()
         if reason is not None:
-            raise IntegrationError(f"gpumem cannot be {verb} for {self._framework.name}: {reason}")
+            raise IntegrationError(f"gpumem cannot be {verb} for {self.framework.name}: {reason}")
 
     def _require_innermost(self, use: Using) -> None:
         if self._used and self._used[-1][0] is use:
             return
         if all(each is not use for each, _ in self._used):
             raise IntegrationError(
-                f"this `using` of {self._framework.name} is not open, so it cannot be left"
+                f"this `using` of {self.framework.name} is not open, so it cannot be left"
             )
         raise IntegrationError(
-            f"this `using` of {self._framework.name} cannot be left before those that were "
+            f"this `using` of {self.framework.name} cannot be left before those that were "
             "entered after it; leave them, then call its leave()"
         )
 
@@ -214,7 +208,7 @@ class Switch:
         # A thread that has ended cannot leave it; any other thread may then.
         if thread is not threading.current_thread() and thread.is_alive():
             raise IntegrationError(
-                f"this `using` of {self._framework.name} was entered by thread {thread.name!r}, "
+                f"this `using` of {self.framework.name} was entered by thread {thread.name!r}, "
                 "which alone can leave it while it runs"
             )
 
@@ -254,12 +248,7 @@ class Using:
             raise IntegrationError(f"this `using` of {self._switch.framework.name} was not entered")
         self._switch.leave(self, self._thread)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.leave()
         except IntegrationError as refusal:

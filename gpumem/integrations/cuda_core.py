@@ -63,7 +63,7 @@ def enable(resource: ResourceLike = None) -> None:
     ConfigError, TypeError
         A resource that cuda.core cannot use.
     """
-    _of_this_thread().enable(_setting(resource))
+    _of_this_thread.switch.enable(_setting(resource))
 
 
 def disable() -> None:
@@ -74,7 +74,7 @@ def disable() -> None:
     IntegrationError
         Inside a `using`.
     """
-    _of_this_thread().disable()
+    _of_this_thread.switch.disable()
 
 
 def using(resource: ResourceLike = None) -> Using:
@@ -85,12 +85,12 @@ def using(resource: ResourceLike = None) -> Using:
     ConfigError, TypeError
         At once, for a resource that cuda.core cannot use; the rest as `enable`, on entering.
     """
-    return Using(_of_this_thread(), _setting(resource))
+    return Using(_of_this_thread.switch, _setting(resource))
 
 
 def status() -> Status:
     """Return which memory the devices of the calling thread use."""
-    return _of_this_thread().status()
+    return _of_this_thread.switch.status()
 
 
 def allocator(resource: MemoryResource) -> Any:
@@ -223,18 +223,16 @@ def _classes() -> tuple[Any, Any]:
             return self._blocks.resource
 
         def allocate(self, size: int, *, stream: Any) -> Any:
-            device = self.is_device_accessible
-            address = self._blocks.take(size, stream if device else _NoStream())
+            named, order = (stream, stream) if self.is_device_accessible else (None, _NoStream())
+            address = self._blocks.allocate(size, order)
             try:
-                return core.Buffer.from_handle(
-                    address, size, mr=self, stream=stream if device else None
-                )
+                return core.Buffer.from_handle(address, size, mr=self, stream=named)
             except BaseException:
-                self._blocks.give(address, stream if device else _NoStream())
+                self.deallocate(address, size, stream=stream)
                 raise
 
         def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
-            self._blocks.give(int(ptr), stream if self.is_device_accessible else _NoStream())
+            self._blocks.free(int(ptr), stream if self.is_device_accessible else _NoStream())
 
     class GpumemBuffer(Gpumem):
         """Keeps one gpumem buffer for the cuda.core buffer that shows it."""
@@ -331,11 +329,9 @@ class _CudaCore(PerDevice):
         return _classes()[0](memory_of(resources, index), lambda: resources.of(index))
 
 
-_switches = threading.local()
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.switch = Switch(_CudaCore())
 
 
-def _of_this_thread() -> Switch:
-    switch: Switch | None = getattr(_switches, "switch", None)
-    if switch is None:
-        switch = _switches.switch = Switch(_CudaCore())
-    return switch
+_of_this_thread = _OfThread()

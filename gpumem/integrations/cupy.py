@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from gpumem._buffer.resource import MemoryResource
@@ -171,17 +172,8 @@ class _Parts(NamedTuple):
         return allocate_pinned
 
 
-_found: _Parts | None = None
-
-
+@cache
 def _parts() -> _Parts:
-    global _found
-    if _found is None:
-        _found = _look_up()
-    return _found
-
-
-def _look_up() -> _Parts:
     cupy = import_framework("CuPy", "cupy", _OLDEST, install=_INSTALL)
     cuda = cupy.cuda
     if getattr(cuda.runtime, "is_hip", False):
@@ -196,10 +188,7 @@ def _capsules(cuda: Any) -> tuple[object, object] | None:
     try:
         from cupy_backends.cuda import stream
 
-        return (
-            cuda.device.__pyx_capi__["get_device_id"],
-            stream.__pyx_capi__["get_stream_ptr"],
-        )
+        return cuda.device.__pyx_capi__["get_device_id"], stream.__pyx_capi__["get_stream_ptr"]
     except (ImportError, AttributeError, KeyError):
         return None
 

@@ -57,7 +57,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,36 +65,17 @@ from numpy.typing import NDArray
 
 from gpumem.errors import EventFileError
 
-__all__ = [
-    "ACTIONS",
-    "AllocationEvent",
-    "Events",
-    "Frame",
-    "RecordedResource",
-    "read",
-]
+__all__ = ["ACTIONS", "AllocationEvent", "Events", "Frame", "RecordedResource", "read"]
 
 MAGIC = b"gpumemEV"
 VERSION = 1
 HEADER_BYTES = 96
 SLOT_BYTES = 48
 
-ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE, MOVE, SHRINK, RESET = range(
-    1, 11
-)
-ACTIONS = {
-    ALLOC: "alloc",
-    FREE: "free",
-    FREE_REQUESTED: "free_requested",
-    FREE_COMPLETED: "free_completed",
-    FAILURE: "failure",
-    RESERVE: "reserve",
-    RELEASE: "release",
-    MOVE: "move",
-    SHRINK: "shrink",
-    RESET: "reset",
-}
+_NAMES = "alloc free free_requested free_completed failure reserve release move shrink reset"
+ACTIONS = dict(enumerate(_NAMES.split(), start=1))
 """Names of the kinds of events."""
+ALLOC, FREE, FREE_REQUESTED, FREE_COMPLETED, FAILURE, RESERVE, RELEASE = range(1, 8)
 
 _PART_OF_A_NAME = 255
 _TEXT_BYTES = 40
@@ -266,7 +247,7 @@ class Events:
     began: int
     process: int = 0
     torn: int = 0
-    lost: int = field(default=0)
+    lost: int = 0
 
     def __len__(self) -> int:
         return len(self.records)
@@ -403,9 +384,7 @@ def names_of(slots: NDArray[np.void]) -> dict[str, dict[int, str]]:
     begun: dict[tuple[int, int], tuple[int, bytearray]] = {}  # -> next part, text so far
     parts = slots[slots["kind"] == _PART_OF_A_NAME]
     for slot in parts:
-        what, number, part, left = (
-            int(slot[column]) for column in ("framework", "tag", "thread", "stack")
-        )
+        what, number, part, left = slot[["framework", "tag", "thread", "stack"]].item()
         if part == 0:
             begun[what, number] = 0, bytearray()
         expected, text = begun.get((what, number), (-1, bytearray()))
@@ -427,8 +406,7 @@ def _resource(text: str) -> RecordedResource:
 def stack_of(text: str) -> tuple[Frame, ...]:
     """Read a stack; one that was cut, or that is none, is empty."""
     try:
-        return tuple(
-            Frame(str(file), int(line), str(name)) for file, line, name in json.loads(text)
-        )
+        frames = json.loads(text)
+        return tuple(Frame(str(file), int(line), str(name)) for file, line, name in frames)
     except (ValueError, TypeError, RecursionError):
         return ()

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from gpumem import _live
 from gpumem._support.forks import ForkLock
@@ -185,9 +185,8 @@ class LivePage:
             if not alive:
                 _remove(descriptor, path)
             start, stride, period = _layout(header, path)
-            return decode_copy(
-                _newest_copy(descriptor, path, start, stride), process, alive, period
-            )
+            copy = _newest_copy(descriptor, path, start, stride)
+            return decode_copy(copy, process, alive, period)
         finally:
             os.close(descriptor)
 
@@ -437,46 +436,26 @@ def _number(copy: bytes) -> int:
 def decode_copy(copy: bytes, process: int, alive: bool, period: float) -> LivePage:
     """Read a copy that is known to be whole."""
     _, _, _, time_ns, clock_ns, count, levels, unseen, unseen_levels = _COPY.unpack_from(copy)
-    behind = _COPY.size + count * _RESOURCE.size
-    return LivePage(
-        process=process,
-        alive=alive,
-        time=time_ns / 1e9,
-        clock=clock_ns / 1e9,
-        period=period,
-        resources=tuple(map(_resource, _RESOURCE.iter_unpack(copy[_COPY.size : behind]))),
-        budgets=tuple(
-            map(_budget, _BUDGET.iter_unpack(copy[behind : behind + levels * _BUDGET.size]))
-        ),
-        left_out=unseen + unseen_levels,
-    )
+    begin = _COPY.size + count * _RESOURCE.size
+    end = begin + levels * _BUDGET.size
+    resources = tuple(map(_resource, _RESOURCE.iter_unpack(copy[_COPY.size : begin])))
+    budgets = tuple(map(_budget, _BUDGET.iter_unpack(copy[begin:end])))
+    left_out = unseen + unseen_levels
+    seconds, clock = time_ns / 1e9, clock_ns / 1e9
+    return LivePage(process, alive, seconds, clock, period, resources, budgets, left_out)
 
 
-def _resource(words: tuple[int | bytes, ...]) -> LiveResource:
-    number, budget, memory, kind, name, *counters = words
-    return LiveResource(
-        id=int(number),
-        name=_text(name),
-        memory=_text(memory),
-        kind=_text(kind),
-        budget=int(budget) or None,
-        counters=dict(zip(_live.COUNTERS, map(int, counters), strict=True)),
-    )
+def _resource(words: tuple[Any, ...]) -> LiveResource:
+    number, budget, memory, kind, name, *values = words
+    counters = dict(zip(_live.COUNTERS, values, strict=True))
+    return LiveResource(number, _text(name), _text(memory), _text(kind), budget or None, counters)
 
 
-def _budget(words: tuple[int | bytes, ...]) -> LiveBudget:
-    number, parent, name, used, limit, soft, peak = words
-    return LiveBudget(
-        id=int(number),
-        name=_text(name),
-        parent=int(parent) or None,
-        used=int(used),
-        limit=None if limit == _UNLIMITED else int(limit),
-        soft=None if soft == _UNLIMITED else int(soft),
-        peak=int(peak),
-    )
+def _budget(words: tuple[Any, ...]) -> LiveBudget:
+    number, parent, name, used, *limits, peak = words
+    limit, soft = (None if each == _UNLIMITED else each for each in limits)
+    return LiveBudget(number, _text(name), parent or None, used, limit, soft, peak)
 
 
-def _text(field: int | bytes) -> str:
-    assert isinstance(field, bytes)
+def _text(field: bytes) -> str:
     return field.split(b"\0", 1)[0].decode("utf-8", "ignore")

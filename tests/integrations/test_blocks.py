@@ -24,36 +24,36 @@ def test_resource_is_looked_up_at_the_first_block(arena):
     blocks = Blocks(lambda: asked.append(1) or arena)
     assert not asked
     for _ in range(3):
-        blocks.give(blocks.take(100, LEGACY), LEGACY)
+        blocks.free(blocks.allocate(100, LEGACY), LEGACY)
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: gpumem.adaptors.limit(r, 1 << 20)])
 def test_block_is_freed_on_the_stream_of_the_free(arena, wrap):
     blocks, stream = Blocks(lambda: wrap(arena)), gpumem.Stream("host")
-    address = blocks.take(4096, LEGACY)
+    address = blocks.allocate(4096, LEGACY)
     assert len(blocks) == 1
-    blocks.give(address, stream)
+    blocks.free(address, stream)
     assert len(blocks) == 0
-    other = blocks.take(4096, LEGACY)
+    other = blocks.allocate(4096, LEGACY)
     assert other != address
-    assert blocks.take(4096, stream) == address
-    blocks.give(address, stream)
-    blocks.give(other, LEGACY)
+    assert blocks.allocate(4096, stream) == address
+    blocks.free(address, stream)
+    blocks.free(other, LEGACY)
 
 
 def test_zero_bytes_give_the_null_address(arena):
     blocks = Blocks(lambda: arena)
-    assert blocks.take(0, LEGACY) == 0
-    blocks.give(0, LEGACY)
+    assert blocks.allocate(0, LEGACY) == 0
+    blocks.free(0, LEGACY)
 
 
 def test_free_of_an_unknown_address_is_refused(arena):
     blocks = Blocks(lambda: arena)
-    address = blocks.take(100, LEGACY)
-    blocks.give(address, LEGACY)
+    address = blocks.allocate(100, LEGACY)
+    blocks.free(address, LEGACY)
     with pytest.raises(InvalidFreeError, match=f"{address:#x}"):
-        blocks.give(address, LEGACY)
+        blocks.free(address, LEGACY)
 
 
 def test_callback_reports_errors_and_raises_nothing(arena, monkeypatch):
@@ -65,29 +65,29 @@ def test_callback_reports_errors_and_raises_nothing(arena, monkeypatch):
 
 def test_capture_is_served_from_a_graph_pool(arena):
     blocks, stream = Blocks(lambda: arena), gpumem.Stream("host")
-    warm = blocks.take(4096, stream)
-    blocks.give(warm, stream)
+    warm = blocks.allocate(4096, stream)
+    blocks.free(warm, stream)
     with arena.capture(stream) as pool:
-        address = blocks.take(4096, stream)
+        address = blocks.allocate(4096, stream)
         assert address != warm
         assert pool.stats().in_use == 4096
-    blocks.give(address, stream)
+    blocks.free(address, stream)
     pool.close()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_frees_in_a_forked_child_are_silent(arena):
     blocks = Blocks(lambda: arena)
-    address = blocks.take(100, LEGACY)
+    address = blocks.allocate(100, LEGACY)
     child = os.fork()
     if child == 0:
         try:
-            blocks.give(address, LEGACY)
+            blocks.free(address, LEGACY)
             os._exit(0)
         except BaseException:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
-    blocks.give(address, LEGACY)
+    blocks.free(address, LEGACY)
 
 
 @pytest.mark.parametrize("when", ["", "import atexit; atexit.register(globals().pop, 'held')"])
@@ -106,8 +106,8 @@ def test_frees_during_exit_are_silent(when, end):
 
         arena, stream = gpumem.Arena("host"), gpumem.Stream("host")
         blocks = Blocks(lambda: arena)
-        blocks.take(1, stream)
-        held = Held(blocks.deallocate, blocks.take(100, stream), stream)
+        blocks.allocate(1, stream)
+        held = Held(blocks.deallocate, blocks.allocate(100, stream), stream)
         {when}
         {end}
         """

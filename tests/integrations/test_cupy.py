@@ -22,8 +22,9 @@ def cuda(monkeypatch):
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(integration, "_device_type", "host")
-    monkeypatch.setattr(integration, "_found", None)
+    integration._parts.cache_clear()
     yield modules["cupy.cuda"]
+    integration._parts.cache_clear()
     assert integration._switch.current() is None, "a test left it enabled"
 
 

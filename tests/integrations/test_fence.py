@@ -42,7 +42,7 @@ def test_fence_blocks_are_allocated_and_freed(fence, arena):
     for _ in range(3):
         buffer = fence.allocate(arena, MIB)
         np.from_dlpack(buffer)[:] = 1
-        fence.give(buffer)
+        fence.free(buffer)
         assert buffer.closed
     assert arena.stats().in_use == 0
 
@@ -58,7 +58,7 @@ def test_block_is_reused_after_work_queued_before_its_free(fence, stream):
         gate = HostTimeline.create()
         gpumem.Stream.from_handle("host", stream).wait(gate.point(1))
         fill(buffer, 7, stream)
-        fence.give(buffer)
+        fence.free(buffer)
         opener = threading.Timer(0.1, gate.signal, [1])
         opener.start()
         again = fence.allocate(arena, 3 * MIB)
@@ -67,7 +67,7 @@ def test_block_is_reused_after_work_queued_before_its_free(fence, stream):
         assert seen.min() == seen.max() == 7, "handed out before the fill was done"
         opener.join()
         del seen
-        fence.give(again)
+        fence.free(again)
 
 
 def test_block_freed_by_another_stream_is_complete_before_reuse(fence, arena, slow):
@@ -81,18 +81,18 @@ def test_block_freed_by_another_stream_is_complete_before_reuse(fence, arena, sl
     again = fence.allocate(arena, 3 * MIB)
     if again.ptr == address:
         assert np.from_dlpack(again).min() == 7
-    fence.give(again)
+    fence.free(again)
 
 
 def test_failed_fence_retains_the_block_until_a_later_call(fence, arena):
     buffer = fence.allocate(arena, MIB)
     host_device.fail("cuEventRecord", 1, 1)
     try:
-        fence.give(buffer)
+        fence.free(buffer)
     finally:
         host_device.clear_faults()
     assert not buffer.closed
-    fence.give(fence.allocate(arena, MIB))
+    fence.free(fence.allocate(arena, MIB))
     assert buffer.closed
     assert arena.stats().in_use == 0
 
@@ -100,7 +100,7 @@ def test_failed_fence_retains_the_block_until_a_later_call(fence, arena):
 def test_drain_frees_everything(fence, arena, slow):
     buffer = fence.allocate(arena, MIB)
     fill(buffer, 1, 0)
-    fence.give(buffer)
+    fence.free(buffer)
     fence.drain()
-    assert fence._frees.query()
+    assert fence._free_stream.query()
     assert arena.stats().in_use == 0

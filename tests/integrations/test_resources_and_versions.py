@@ -64,8 +64,8 @@ def test_host_memory_is_refused_for_a_device(arena):
         (lambda a: [a, a], ConfigError, "was given for"),
         (lambda a: {1: a}, ConfigError, "for device 1"),
         (lambda a: {"cuda:0": a}, ConfigError, "for device 'cuda:0'"),
-        (lambda a: {None.__class__: a}, TypeError, "is not a device"),
-        (lambda a: {True: a}, TypeError, "is not a device"),
+        (lambda a: {None.__class__: a}, TypeError, "expected a Device"),
+        (lambda a: {True: a}, TypeError, "expected a Device"),
     ],
 )
 def test_invalid_resources_are_named(arena, given, error, words):

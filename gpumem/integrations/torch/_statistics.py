@@ -19,10 +19,11 @@ from typing import Any
 
 from gpumem.integrations.torch import _hooks
 from gpumem.observe.snapshots.torch_form import segments_of, snapshot_of
+from gpumem.stats import Stats
 
 __all__ = ["Statistics"]
 
-_NOTHING = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+_UNUSED = Stats(*[0] * 16)  # of a device that no arena serves yet
 
 
 class Statistics:
@@ -59,44 +60,30 @@ class Statistics:
         counts = _hooks.counts(device)
         since = self._since.get(device, dict.fromkeys(counts, 0))
         now = {key: value - since[key] for key, value in counts.items()}
+        live = counts["allocs"] - counts["frees"]
+        blocks = _figures(live, live, now["allocs"], now["frees"])
         live = counts["allocated"] - counts["freed"]
-        taken = {
-            "current": live,
-            "peak": counts["peak"],
-            "allocated": now["allocated"],
-            "freed": now["freed"],
-        }
-        blocks = {
-            "current": counts["allocs"] - counts["frees"],
-            "peak": counts["allocs"] - counts["frees"],
-            "allocated": now["allocs"],
-            "freed": now["frees"],
-        }
-        held = arena.stats() if arena is not None else None
-        reserved = dict(_NOTHING)
-        segments = dict(_NOTHING)
-        if held is not None:
-            reserved |= {"current": held.reserved, "peak": held.max_reserved}
-            segments |= {"current": held.num_regions, "peak": held.num_regions}
-        idle = reserved["current"] - held.in_use if held is not None else 0
+        nbytes = _figures(live, counts["peak"], now["allocated"], now["freed"])
+        held = _UNUSED if arena is None else arena.stats()
+        idle = held.reserved - held.in_use
         return {
             "num_alloc_retries": 0,
             "num_ooms": now["failures"],
             "num_sync_all_streams": 0,
-            "num_device_alloc": held.num_extensions if held is not None else 0,
-            "num_device_free": held.num_shrinkages if held is not None else 0,
+            "num_device_alloc": held.num_extensions,
+            "num_device_free": held.num_shrinkages,
             "max_split_size": -1,
-            "oversize_allocations": dict(_NOTHING),
-            "oversize_segments": dict(_NOTHING),
+            "oversize_allocations": _figures(),
+            "oversize_segments": _figures(),
             "allocation": _pooled(blocks),
             "active": _pooled(blocks),
-            "segment": _pooled(segments),
-            "inactive_split": _pooled(_NOTHING),
-            "allocated_bytes": _pooled(taken),
-            "active_bytes": _pooled(taken),
-            "requested_bytes": _pooled(taken),
-            "reserved_bytes": _pooled(reserved),
-            "inactive_split_bytes": _pooled(_NOTHING | {"current": idle, "peak": idle}),
+            "segment": _pooled(_figures(held.num_regions, held.num_regions)),
+            "inactive_split": _pooled(_figures()),
+            "allocated_bytes": _pooled(nbytes),
+            "active_bytes": _pooled(nbytes),
+            "requested_bytes": _pooled(nbytes),
+            "reserved_bytes": _pooled(_figures(held.reserved, held.max_reserved)),
+            "inactive_split_bytes": _pooled(_figures(idle, idle)),
         }
 
     def reset_peak(self, device: int) -> None:
@@ -130,5 +117,9 @@ class Statistics:
         return snapshot_of(segments, [[] for _ in range(self._torch.cuda.device_count())])
 
 
+def _figures(current: int = 0, peak: int = 0, allocated: int = 0, freed: int = 0) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
+
+
 def _pooled(figures: dict[str, int]) -> dict[str, dict[str, int]]:
-    return {"all": dict(figures), "small_pool": dict(_NOTHING), "large_pool": dict(_NOTHING)}
+    return {"all": dict(figures), "small_pool": _figures(), "large_pool": _figures()}

@@ -22,7 +22,6 @@ from gpumem._native.bfc cimport (
 from gpumem._native.driver cimport context_is_dead, DeviceContext
 from gpumem._resource.arena cimport GraphPool
 from gpumem._support.atomics cimport count_retain_live
-from gpumem._support.clock cimport clock_ns
 from gpumem._support.columns cimport column_of
 from gpumem._support.events cimport event_sources_visit, EventSource, OWNER_ARENA
 from gpumem._support.process cimport process
@@ -66,11 +65,6 @@ PAGE = np.dtype([("address", "<u8"), ("nbytes", "<u8")])
 
 # The order is the number in `kind`.
 REGION_KINDS = ("region", "persistent", "range")
-
-
-def now():
-    """Return the monotonic clock's nanoseconds, which `time` of blocks counts."""
-    return clock_ns()
 
 
 # ---- which ---------------------------------------------------------------------------------------
@@ -133,7 +127,7 @@ def describe(resource):
     """Return what is in a resource, as a dict of plain values and columns.
 
     Keys: ``key`` (tells it from others), ``name``, ``kind``, ``memory``, ``parent`` (a key),
-    ``upstreams`` (keys), ``backing``, ``limit``, ``counts``, ``regions``, ``pages``, ``blocks``
+    ``upstreams`` (keys), ``backing``, ``limit``, ``counts``, ``regions``, ``pages``, ``records``
     (arrays of REGION, PAGE, BLOCK) and ``held`` (ns).
 
     Raises
@@ -191,8 +185,8 @@ cdef dict describe_source(const EventSource* source):
 
 
 cdef dict described(dict counts, blocks):
-    return {"parent": None, "upstreams": [], "backing": None, "limit": 0, "counts": counts,
-            "regions": np.empty(0, REGION), "pages": np.empty(0, PAGE), "blocks": blocks,
+    return {"parent": None, "upstreams": (), "backing": None, "limit": 0, "counts": counts,
+            "regions": np.empty(0, REGION), "pages": np.empty(0, PAGE), "records": blocks,
             "held": 0}
 
 
@@ -436,5 +430,5 @@ cdef dict describe_adaptor(Adaptor adaptor):
     found["name"] = adaptor.name
     found["kind"] = type(adaptor).__name__
     found["memory"] = str(adaptor.memory)
-    found["upstreams"] = [key_of(upstream) for upstream in adaptor.upstreams]
+    found["upstreams"] = tuple(key_of(upstream) for upstream in adaptor.upstreams)
     return found

@@ -33,6 +33,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+# Keys whose values are the attributes as they are.
+_SAME = ("key", "name", "kind", "memory", "parent", "backing", "limit")
+
+
 def resources_as_dict(resources: Sequence[ResourceSnapshot]) -> dict[str, Any]:
     """Return the values of the keys ``stacks`` and ``resources``."""
     places: dict[tuple[Frame, ...], int] = {}  # of stacks in their list
@@ -74,20 +78,11 @@ def _resource_as_dict(
 ) -> dict[str, Any]:
     generations = found.records["generation"].tolist()
     return {
-        "key": found.key,
-        "name": found.name,
-        "kind": found.kind,
-        "memory": found.memory,
-        "parent": found.parent,
+        **{key: getattr(found, key) for key in _SAME},
         "upstreams": list(found.upstreams),
-        "backing": found.backing,
-        "limit": found.limit,
         "held_ns": found.held,
         "counts": dict(found.counts),
-        "regions": [
-            {"address": region.address, "nbytes": region.nbytes, "kind": region.kind}
-            for region in found.regions
-        ],
+        "regions": [vars(region).copy() for region in found.regions],
         "pages": [{"address": at, "nbytes": nbytes} for at, nbytes in found.pages.tolist()],
         "blocks": [
             _block_as_dict(block, generation, places)
@@ -163,9 +158,10 @@ def _described(found: dict[str, Any], blocks: Any) -> dict[str, Any]:
     ]
     pages = [(page["address"], page["nbytes"]) for page in found["pages"]]
     return {
-        **found,
+        **{key: found[key] for key in (*_SAME, "counts")},
+        "upstreams": tuple(found["upstreams"]),
         "regions": np.array(regions, _columns.REGION),
         "pages": np.array(pages, _columns.PAGE),
-        "blocks": blocks,
+        "records": blocks,
         "held": found["held_ns"],
     }

@@ -217,24 +217,9 @@ class ResourceSnapshot:
 
 
 def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceSnapshot:
-    """Make one of what `_columns.describe` gives."""
-    return ResourceSnapshot(
-        plain["key"],
-        plain["name"],
-        plain["kind"],
-        plain["memory"],
-        plain["parent"],
-        tuple(plain["upstreams"]),
-        plain["backing"],
-        plain["limit"],
-        plain["counts"],
-        tuple(
-            Region(address, nbytes, _columns.REGION_KINDS[kind])
-            for address, nbytes, kind in plain["regions"].tolist()
-        ),
-        plain["pages"],
-        plain["blocks"],
-        plain["held"],
-        names,
-        taken,
+    """Make one of the dict that `_columns.describe` returns."""
+    regions = tuple(
+        Region(address, nbytes, _columns.REGION_KINDS[kind])
+        for address, nbytes, kind in plain["regions"].tolist()
     )
+    return ResourceSnapshot(**{**plain, "regions": regions}, names=names, taken=taken)

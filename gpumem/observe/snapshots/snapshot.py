@@ -298,7 +298,7 @@ def snapshot(resource: object = None) -> Snapshot:
     """
     found = _columns.all_of_them() if resource is None else _described(resource, {})
     names = _names_in(found)
-    taken = _columns.now()
+    taken = time.monotonic_ns()  # the clock of the blocks' times
     resources = tuple(resource_of(plain, names, taken) for plain in found)
     return Snapshot(resources, time.time_ns(), os.getpid())
 
@@ -319,7 +319,7 @@ def _described(resource: Any, found: dict[int, dict[str, Any]]) -> list[dict[str
 def _names_in(found: list[dict[str, Any]]) -> Names:
     """Look up what the numbers in all columns mean."""
     columns = {
-        column: {n for plain in found for n in _numbers(plain["blocks"][column])}
+        column: {n for plain in found for n in _numbers(plain["records"][column])}
         for column in ("tag", "framework", "thread", "stack")
     }
     tags, stacks = _recording.tags_and_stacks()
