@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import gpumem
 from gpumem.observe import Snapshot
 from gpumem.replay.policies import policies
 from gpumem.report import page
@@ -109,6 +108,8 @@ def write_report(
     >>> report.streams, report.policies[0]["name"]
     (3, 'gpumem, pages that move')
     """
+    import gpumem
+
     if isinstance(source, Snapshot):
         source = trace_of_snapshot(source.as_dict(), "snapshot")
     doing(f"reading {getattr(source, 'name', source)}")

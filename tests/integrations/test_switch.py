@@ -8,6 +8,7 @@ import pytest
 import gpumem
 from gpumem._testing.integrations import Framework, PerDevice, Setting, Switch, Using
 from gpumem.errors import IntegrationError
+from gpumem.integrations import Status, torch
 
 OWN = "its own memory"
 
@@ -353,3 +354,9 @@ def test_switching_several_devices_is_all_or_nothing():
     assert framework.sources == {0: "a", 1: "own 1"}
     switch.disable()
     assert framework.sources == {0: "own 0", 1: "own 1"}
+
+
+def test_torch_has_its_status_under_one_name():
+    assert isinstance(torch.status(), Status)
+    assert type(torch.status()) is torch.TorchStatus
+    assert not hasattr(torch, "Status")
