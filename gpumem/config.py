@@ -9,9 +9,10 @@ setting that is well-formed but has no effect where it is used is refused there.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 from gpumem.errors import ConfigError
@@ -37,17 +38,13 @@ _FRACTION = r"[0-9]{1,4}(\.[0-9]{1,24})?(e-[0-9]{1,3})?"
 
 def _integer(low: int, high: int) -> Callable[[str, object], int]:
     def parse(key: str, value: object) -> int:
-        accepted = f"an integer from {low} to {high}"
-        if isinstance(value, str):
-            if not re.fullmatch(r"[0-9]{1,20}", value):
-                raise _bad(key, value, accepted)
-            value = int(value)
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise _bad(key, value, accepted)
-        number = value.__index__()
-        if not low <= number <= high:
-            raise _bad(key, value, accepted)
-        return int(number)
+        number: Any = value
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,20}", value):
+            number = int(value)
+        is_integer = hasattr(number, "__index__") and not isinstance(number, bool)
+        if not is_integer or not low <= operator.index(number) <= high:
+            raise _bad(key, value, f"an integer from {low} to {high}")
+        return operator.index(number)
 
     return parse
 
@@ -75,14 +72,18 @@ def _boolean(key: str, value: object) -> bool:
     raise _bad(key, value, "true or false (1 or 0)")
 
 
-def _node(key: str, value: object) -> int | None:
-    accepted = f'a NUMA node from 0 to {MAX_NODE}, or "nearest"'
-    if value is None or value == "nearest":
-        return None
-    try:
-        return _integer(0, MAX_NODE)(key, value)
-    except ConfigError:
-        raise _bad(key, value, accepted) from None
+def _optional(parse: Parser, none: str, accepted: str) -> Parser:
+    """Return a parser of values that may also be None, written as `none`."""
+
+    def parse_or_none(key: str, value: object) -> Any:
+        if value is None or value == none:
+            return None
+        try:
+            return parse(key, value)
+        except ConfigError:
+            raise _bad(key, value, f'{accepted}, or "{none}"') from None
+
+    return parse_or_none
 
 
 def _share(high: int) -> Callable[[str, object], float]:
@@ -102,18 +103,27 @@ def _bad(key: str, value: object, accepted: str) -> ConfigError:
     return ConfigError(f"invalid {key} = {value!r}: expected {accepted}")
 
 
+def _setting(default: Any, parse: Parser) -> Any:
+    """Describe a field of `_Settings`: its default, and what reads and checks a value."""
+    return field(default=default, metadata={"parse": parse})
+
+
+@dataclass(frozen=True)
 class _Settings:
-    """Typed fields, each with its parser, and the string keys that name them."""
+    """Fields made by `_setting`, and the string keys that name them."""
 
     _OF: ClassVar[str]
-    _PARSERS: ClassVar[Mapping[str, Parser]]
     _ALIASES: ClassVar[Mapping[str, str]] = {}
     _NONE: ClassVar[str] = "nearest"  # how None is written; of ArenaConfig's numa_node
-    _IMPLIED: ClassVar[Mapping[str, Parser]] = {}  # keys with one possible value
+    _IMPLIED: ClassVar[dict[str, Parser]] = {}  # keys with one possible value
 
     def __post_init__(self) -> None:
-        for name, parse in self._PARSERS.items():
+        for name, parse in self._parsers().items():
             object.__setattr__(self, name, parse(name, getattr(self, name)))
+
+    @classmethod
+    def _parsers(cls) -> dict[str, Parser]:
+        return {each.name: each.metadata["parse"] for each in fields(cls)}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object], name: str | None = None) -> Self:
@@ -137,7 +147,7 @@ class _Settings:
         if not isinstance(mapping, Mapping):
             kind = type(mapping).__name__
             raise TypeError(f"{cls._OF} takes {cls.__name__} or a mapping, not {kind}")
-        return cls._read(mapping.items(), name)
+        return cls(**cls._values(mapping.items(), name))
 
     @classmethod
     def from_text(cls, text: str, name: str | None = None) -> Self:
@@ -159,18 +169,14 @@ class _Settings:
         for key, equals, value in parts:
             if not equals:
                 raise ConfigError(f"invalid {key + value!r}: expected key=value")
-        return cls._read(((key, value) for key, _, value in parts), name)
-
-    @classmethod
-    def _read(cls, items: Iterable[tuple[object, object]], name: str | None) -> Self:
-        return cls(**cls._values(items, name))
+        return cls(**cls._values(((key, value) for key, _, value in parts), name))
 
     @classmethod
     def _values(
         cls, items: Iterable[tuple[object, object]], name: str | None = None
     ) -> dict[str, Any]:
         """Return the fields that the keys name, and no others."""
-        parsers = {**cls._PARSERS, **cls._IMPLIED}
+        parsers = cls._parsers() | cls._IMPLIED
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
         for key, text in items:
@@ -182,25 +188,25 @@ class _Settings:
                     f"{given[field]} and {key} = {text!r}"
                 )
             given[field] = f"{key} = {text!r}"
-        return {field: value for field, value in values.items() if field in cls._PARSERS}
+        return {field: value for field, value in values.items() if field not in cls._IMPLIED}
 
     @classmethod
     def _field_of(cls, key: object, name: str | None) -> str:
         match = re.fullmatch(_KEY, key) if isinstance(key, str) else None
         field = cls._ALIASES.get(match.group(2), match.group(2)) if match else ""
-        if match is None or (field not in cls._PARSERS and field not in cls._IMPLIED):
-            raise ConfigError(f"unknown key {key!r}; {cls._OF} takes: {', '.join(cls._PARSERS)}")
+        if match is None or field not in cls._parsers() | cls._IMPLIED:
+            raise ConfigError(f"unknown key {key!r}; {cls._OF} takes: {', '.join(cls._parsers())}")
         if name is not None and match.group(1) and match.group(1).lower() != name.lower():
             raise ConfigError(f"key {key!r} is for {match.group(1)!r}, not for {name!r}")
         return field
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings as text under ``arena.`` keys; `from_mapping` reads them back."""
-        return {f"arena.{name}": self._text_of(name) for name in self._PARSERS}
+        return {f"arena.{name}": self._text_of(name) for name in self._parsers()}
 
     def to_text(self) -> str:
         """Return all settings in one string; `from_text` reads it back."""
-        return ",".join(f"{name}={self._text_of(name)}" for name in self._PARSERS)
+        return ",".join(f"{name}={self._text_of(name)}" for name in self._parsers())
 
     def _text_of(self, name: str) -> str:
         value = getattr(self, name)
@@ -277,44 +283,29 @@ class ArenaConfig(_Settings):
     1048576
     """
 
-    extend_strategy: str = "next_power_of_two"
-    initial_chunk_size_bytes: int = MIB
-    max_dead_bytes_per_chunk: int = 128 * MIB
-    initial_growth_chunk_size_bytes: int = 2 * MIB
-    max_power_of_two_extend_bytes: int = GIB
-    max_mem: int = 0
-    use_cuda_mempool: bool = False
-    cuda_mempool_release_threshold: int = 0
-    cuda_mempool_bytes_to_keep_on_shrink: int = 0
-    backing: str = "auto"
-    split_rule: str = None  # type: ignore[assignment]  # None: by the backing, filled in below
-    stream_reuse: str = "completed"
-    page_move_threshold: float = 0.015
-    page_move_budget: float = 0.01
-    oom_wait_ms: int = 1000
-    numa_node: int | None = None
-    enable: bool = True
+    extend_strategy: str = _setting(
+        "next_power_of_two", _choice(next_power_of_two="0", same_as_requested="1")
+    )
+    initial_chunk_size_bytes: int = _setting(MIB, _integer(1, 2**31 - 1))
+    max_dead_bytes_per_chunk: int = _setting(128 * MIB, _integer(1, 2**31 - 1))
+    initial_growth_chunk_size_bytes: int = _setting(2 * MIB, _integer(1, 2**31 - 1))
+    max_power_of_two_extend_bytes: int = _setting(GIB, _integer(1, MAX_BYTES))
+    max_mem: int = _setting(0, _integer(0, MAX_BYTES))
+    use_cuda_mempool: bool = _setting(False, _boolean)
+    cuda_mempool_release_threshold: int = _setting(0, _integer(0, MAX_UNSIGNED))
+    cuda_mempool_bytes_to_keep_on_shrink: int = _setting(0, _integer(0, MAX_UNSIGNED))
+    backing: str = _setting("auto", _choice(auto="", regions="", virtual=""))
+    split_rule: str = _setting(None, _choice(tight="", ort=""))  # None: by the backing
+    stream_reuse: str = _setting("completed", _choice(completed="", wait="", never=""))
+    page_move_threshold: float = _setting(0.015, _share(1000))
+    page_move_budget: float = _setting(0.01, _share(1))
+    oom_wait_ms: int = _setting(1000, _integer(0, 3_600_000))
+    numa_node: int | None = _setting(
+        None, _optional(_integer(0, MAX_NODE), "nearest", f"a NUMA node from 0 to {MAX_NODE}")
+    )
+    enable: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "an arena"
-    _PARSERS: ClassVar[Mapping[str, Parser]] = {
-        "extend_strategy": _choice(next_power_of_two="0", same_as_requested="1"),
-        "initial_chunk_size_bytes": _integer(1, 2**31 - 1),
-        "max_dead_bytes_per_chunk": _integer(1, 2**31 - 1),
-        "initial_growth_chunk_size_bytes": _integer(1, 2**31 - 1),
-        "max_power_of_two_extend_bytes": _integer(1, MAX_BYTES),
-        "max_mem": _integer(0, MAX_BYTES),
-        "use_cuda_mempool": _boolean,
-        "cuda_mempool_release_threshold": _integer(0, MAX_UNSIGNED),
-        "cuda_mempool_bytes_to_keep_on_shrink": _integer(0, MAX_UNSIGNED),
-        "backing": _choice(auto="", regions="", virtual=""),
-        "split_rule": _choice(tight="", ort=""),
-        "stream_reuse": _choice(completed="", wait="", never=""),
-        "page_move_threshold": _share(1000),
-        "page_move_budget": _share(1),
-        "oom_wait_ms": _integer(0, 3_600_000),
-        "numa_node": _node,
-        "enable": _boolean,
-    }
 
     def __post_init__(self) -> None:
         if self.split_rule is None:
@@ -337,21 +328,17 @@ class ArenaConfig(_Settings):
                 "invalid use_cuda_mempool = True for an Arena: "
                 "MemoryResource.from_config(memory, config) makes a DriverPool"
             )
-        for field in _POOL_FIELDS:
-            if getattr(self, field):
+        for name in _POOL_FIELDS:
+            if value := getattr(self, name):
                 raise ConfigError(
-                    f"{field} = {getattr(self, field)} has no effect without use_cuda_mempool: "
+                    f"{name} = {value} has no effect without use_cuda_mempool: "
                     "expected 0, or use_cuda_mempool = true"
                 )
 
     def _without_pool(self) -> ArenaConfig:
         """Return the settings of the arena that replaces a pool."""
-        return replace(
-            self,
-            use_cuda_mempool=False,
-            cuda_mempool_release_threshold=0,
-            cuda_mempool_bytes_to_keep_on_shrink=0,
-        )
+        cleared: dict[str, Any] = dict.fromkeys(("use_cuda_mempool", *_POOL_FIELDS), 0)
+        return replace(self, **cleared)
 
 
 _POOL_FIELDS = ("cuda_mempool_release_threshold", "cuda_mempool_bytes_to_keep_on_shrink")
@@ -388,28 +375,19 @@ class PoolConfig(_Settings):
     1024
     """
 
-    release_threshold: int = 0
-    bytes_to_keep_on_shrink: int = 0
-    max_size: int = 0
-    shareable: bool = False
-    reuse_follow_event_dependencies: bool = True
-    reuse_allow_opportunistic: bool = True
-    reuse_allow_internal_dependencies: bool = True
+    release_threshold: int = _setting(0, _integer(0, MAX_UNSIGNED))
+    bytes_to_keep_on_shrink: int = _setting(0, _integer(0, MAX_UNSIGNED))
+    max_size: int = _setting(0, _integer(0, MAX_BYTES))
+    shareable: bool = _setting(False, _boolean)
+    reuse_follow_event_dependencies: bool = _setting(True, _boolean)
+    reuse_allow_opportunistic: bool = _setting(True, _boolean)
+    reuse_allow_internal_dependencies: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "a pool"
-    _IMPLIED: ClassVar[Mapping[str, Parser]] = {"use_cuda_mempool": _must_be_true}
+    _IMPLIED: ClassVar[dict[str, Parser]] = {"use_cuda_mempool": _must_be_true}
     _ALIASES: ClassVar[Mapping[str, str]] = {
         "cuda_mempool_release_threshold": "release_threshold",
         "cuda_mempool_bytes_to_keep_on_shrink": "bytes_to_keep_on_shrink",
-    }
-    _PARSERS: ClassVar[Mapping[str, Parser]] = {
-        "release_threshold": _integer(0, MAX_UNSIGNED),
-        "bytes_to_keep_on_shrink": _integer(0, MAX_UNSIGNED),
-        "max_size": _integer(0, MAX_BYTES),
-        "shareable": _boolean,
-        "reuse_follow_event_dependencies": _boolean,
-        "reuse_allow_opportunistic": _boolean,
-        "reuse_allow_internal_dependencies": _boolean,
     }
 
     @classmethod

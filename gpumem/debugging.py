@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from gpumem.config import MAX_BYTES, Parser, _bad, _boolean, _choice, _integer, _Settings
+from gpumem.config import (
+    MAX_BYTES,
+    _bad,
+    _boolean,
+    _choice,
+    _integer,
+    _optional,
+    _setting,
+    _Settings,
+)
 from gpumem.errors import ConfigError
 
 __all__ = ["DebugHeapOptions", "HeapReport", "OutstandingBlock", "Site"]
@@ -23,6 +32,8 @@ __all__ = ["DebugHeapOptions", "HeapReport", "OutstandingBlock", "Site"]
 VARIABLE = "GPUMEM_DEBUG_HEAP"
 GRAIN = 256  # bytes: blocks begin at multiples of it, and so must what follows a guard
 MOST_GUARD = 1 << 20
+
+_pattern = _optional(_integer(0, 255), "none", "a byte from 0 to 255")
 
 
 def _guard(key: str, value: object) -> int:
@@ -34,15 +45,6 @@ def _guard(key: str, value: object) -> int:
     if nbytes % GRAIN:
         raise _bad(key, value, accepted)
     return nbytes
-
-
-def _pattern(key: str, value: object) -> int | None:
-    if value is None or value == "none":
-        return None
-    try:
-        return int(_integer(0, 255)(key, value))
-    except ConfigError:
-        raise _bad(key, value, 'a byte from 0 to 255, or "none"') from None
 
 
 def _on_error(key: str, value: Any) -> Any:
@@ -94,29 +96,18 @@ class DebugHeapOptions(_Settings):
     512
     """
 
-    guard_bytes: int = 256
-    guard_byte: int = 0xFD
-    fresh_byte: int | None = 0xFF
-    freed_byte: int | None = 0xDD
-    quarantine_bytes: int = 64 << 20
-    stack_depth: int = 16
-    stack_every: int = 1
-    on_error: str | Callable[[HeapReport], object] = "raise"
-    leaks: bool = True
+    guard_bytes: int = _setting(256, _guard)
+    guard_byte: int = _setting(0xFD, _integer(0, 255))
+    fresh_byte: int | None = _setting(0xFF, _pattern)
+    freed_byte: int | None = _setting(0xDD, _pattern)
+    quarantine_bytes: int = _setting(64 << 20, _integer(0, MAX_BYTES))
+    stack_depth: int = _setting(16, _integer(0, 1000))
+    stack_every: int = _setting(1, _integer(1, 1 << 31))
+    on_error: str | Callable[[HeapReport], object] = _setting("raise", _on_error)  # noqa: RUF009
+    leaks: bool = _setting(True, _boolean)
 
     _OF: ClassVar[str] = "a debug heap"
     _NONE: ClassVar[str] = "none"
-    _PARSERS: ClassVar[Mapping[str, Parser]] = {
-        "guard_bytes": _guard,
-        "guard_byte": _integer(0, 255),
-        "fresh_byte": _pattern,
-        "freed_byte": _pattern,
-        "quarantine_bytes": _integer(0, MAX_BYTES),
-        "stack_depth": _integer(0, 1000),
-        "stack_every": _integer(1, 1 << 31),
-        "on_error": _on_error,
-        "leaks": _boolean,
-    }
 
 
 def options_of(debug_heap: object) -> DebugHeapOptions | None:

@@ -53,6 +53,11 @@ __all__ = [
 class GpumemError(Exception):
     """Root of every exception that gpumem raises."""
 
+    @classmethod
+    def _of_args(cls, *args: object) -> Self:
+        """Make an error without `__init__`: for unpickling, where it takes more than `args`."""
+        return Exception.__new__(cls, *args)
+
 
 class OutOfMemoryError(GpumemError, MemoryError):
     """An allocation that could not be served; the allocator is as it was before the call.
@@ -62,6 +67,24 @@ class OutOfMemoryError(GpumemError, MemoryError):
     report : OutOfMemoryReport
         All numbers of that moment, for programs: who holds what, what is cached, pending or
         movable, what others hold on the device. Its `as_dict` can be written as JSON.
+    requested_nbytes : int
+        Requested bytes.
+    allocated_nbytes : int
+        Bytes of a block for them, padding included.
+    in_use : int
+        Bytes in use at that moment, padding included.
+    reserved : int
+        Bytes reserved from the device at that moment.
+    limit : int
+        The tightest limit in bytes; 0 if there is none.
+    stream : int
+        Handle of the stream of the request.
+    device : str
+        The memory of the request, such as ``"cuda:0"``.
+    largest_free : int
+        Bytes of the largest free block; 0 if only the driver has that number.
+    advice : str
+        The remedies that fit the numbers, the better first.
     """
 
     def __init__(self, message: str = "", report: OutOfMemoryReport | None = None) -> None:
@@ -71,59 +94,20 @@ class OutOfMemoryError(GpumemError, MemoryError):
 
             report = OutOfMemoryReport("", 0, 0)
         self.report = report
+        self.requested_nbytes = report.requested_nbytes
+        self.allocated_nbytes = report.allocated_nbytes
+        self.in_use = report.in_use
+        self.reserved = report.reserved
+        self.limit = report.limit
+        self.stream = report.stream
+        self.device = report.memory
+        self.largest_free = report.largest_free or 0
+        self.advice = "; or ".join(report.remedies)
 
     @classmethod
     def of(cls, report: OutOfMemoryReport) -> Self:
         """Make the error that a report describes, with its text as the message."""
         return cls(report.text(), report)
-
-    @property
-    def requested_nbytes(self) -> int:
-        """Bytes that the caller asked for."""
-        return self.report.requested_nbytes
-
-    @property
-    def allocated_nbytes(self) -> int:
-        """Bytes of a block for it, padding included."""
-        return self.report.allocated_nbytes
-
-    @property
-    def in_use(self) -> int:
-        """Bytes handed out at that moment, padding included."""
-        return self.report.in_use
-
-    @property
-    def reserved(self) -> int:
-        """Bytes held from the device at that moment."""
-        return self.report.reserved
-
-    @property
-    def limit(self) -> int:
-        """The tightest limit in bytes; 0 where there is none."""
-        return self.report.limit
-
-    @property
-    def stream(self) -> int:
-        """Handle of the stream the block was asked for."""
-        return self.report.stream
-
-    @property
-    def device(self) -> str:
-        """The memory asked, such as ``"cuda:0"``."""
-        return self.report.memory
-
-    @property
-    def largest_free(self) -> int:
-        """Bytes of the largest free block; 0 where only the driver knows."""
-        return self.report.largest_free or 0
-
-    @property
-    def advice(self) -> str:
-        """The remedies that fit the numbers, the better first."""
-        return "; or ".join(self.report.remedies)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), self.args, self.__dict__)
 
 
 class BudgetExceededError(OutOfMemoryError):
@@ -157,15 +141,10 @@ class BudgetExceededError(OutOfMemoryError):
     ) -> None:
         super().__init__(message, report)
         self.budget = budget
-        self._limit = limit
+        self.limit = limit  # the tightest limit of the report may be another's
         self.missing = missing
         self.path = path
         self.holders = holders
-
-    @property
-    def limit(self) -> int:
-        """The limit of the budget that refused; the tightest of the report may be another's."""
-        return self._limit
 
 
 class ReservationError(GpumemError, ValueError):
@@ -221,9 +200,6 @@ class _ReportedError(GpumemError):
     def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
         super().__init__(message)
         self.reports = tuple(reports)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (self.args[0], self.reports))
 
 
 class InvalidFreeError(_ReportedError, ValueError):
@@ -286,13 +262,7 @@ class DriverError(GpumemError, RuntimeError):
         self.name = name
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_driver_error, (self.call, self.code, self.name, self.args[0]))
-
-
-def _rebuild_driver_error(call: str, code: int, name: str, message: str) -> DriverError:
-    error = DriverError(call, code, name)
-    error.args = (message,)
-    return error
+        return (self._of_args, self.args, self.__dict__)
 
 
 # ---- other libraries -----------------------------------------------------------------------------
@@ -307,13 +277,6 @@ class MissingFrameworkError(IntegrationError, ImportError):
 
     def __init__(self, message: str, *, name: str | None = None) -> None:
         ImportError.__init__(self, message, name=name)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_missing_framework, (self.args[0], self.name))
-
-
-def _rebuild_missing_framework(message: str, name: str | None) -> MissingFrameworkError:
-    return MissingFrameworkError(message, name=name)
 
 
 # ---- memory and timelines from outside -----------------------------------------------------------
@@ -352,11 +315,7 @@ class OutOfBoundsError(InvalidDescriptorError):
         self.extent = extent
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_out_of_bounds, (self.args[0], self.__dict__))
-
-
-def _rebuild_out_of_bounds(message: str, numbers: dict[str, int]) -> OutOfBoundsError:
-    return OutOfBoundsError(message, **numbers)
+        return (self._of_args, self.args, self.__dict__)
 
 
 class AlignmentError(InvalidDescriptorError):
@@ -389,9 +348,6 @@ class NonMonotonicError(GpumemError, ValueError):
         super().__init__(message)
         self.value = value
         self.known = known
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), self.args, self.__dict__)
 
 
 class TimelineTimeout(GpumemError, TimeoutError):
