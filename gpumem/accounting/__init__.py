@@ -1,7 +1,7 @@
 """What nodes of a graph cost on a device, and how much of it fits.
 
-An accountant prices nodes and keeps the sum; who places the nodes asks it and enforces the limit
-(`gpumem.planning.partition`). It knows nothing of graphs but what `CostedNode` names.
+An accountant prices nodes, keeps the sum and compares it with a limit; `gpumem.planning.partition`
+places the nodes by it. Of a graph it uses only the attributes of `CostedNode`.
 
 >>> from gpumem.accounting import AdHocAccountant, ResourceCount
 >>> accountant = AdHocAccountant(threshold=ResourceCount.from_bytes(1 << 20))

@@ -1,15 +1,15 @@
 """Accountants: what is pending in this pass, what is committed for good, and the limit.
 
-A pass prices nodes in order and holds what it accepts as *pending*. A commit moves one node's cost
-to *consumed*. What a node needs for itself is asked once and kept for later passes; a weight is in
-the cost of whichever node of the pass uses it first, so it is counted once, and it stays counted
-when that node is gone in the next pass and another one uses it.
+A pass prices nodes in order; the costs of accepted nodes are *pending*. A commit moves one node's
+cost to *consumed*. The bytes of a node itself are computed once and kept for later passes. A weight
+is counted once, in the cost of the first node of the pass that uses it; if that node is another one
+in the next pass, the weight is counted there.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from gpumem._support.arguments import is_integer
@@ -30,10 +30,10 @@ __all__ = ["Accountant", "AdHocAccountant"]
 
 @dataclass(frozen=True)
 class Price:
-    """What a node costs, and the weights that are in that cost."""
+    """Cost of a node, and the weights that are in that cost."""
 
     nbytes: int
-    own: int  # of it, the node's own bytes, without weights
+    own: int  # of these, the bytes of the node itself, without weights
     weights: tuple[CostedValue, ...] = ()
 
 
@@ -41,7 +41,7 @@ NOTHING = Price(0, 0)
 
 
 class Accountant(abc.ABC):
-    """Keeps the account of one device's memory; subclasses say what a node costs.
+    """Keeps the account of one device's memory; subclasses define the cost of a node.
 
     Every method that takes a node also takes a fused group, as an iterable of nodes. Each of its
     nodes is priced; the group is accepted or refused as a whole.
@@ -53,7 +53,7 @@ class Accountant(abc.ABC):
 
     Notes
     -----
-    Not for use by several threads at once: one partition has it at a time.
+    Not safe to use from several threads: one partition uses it at a time.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class Accountant(abc.ABC):
         self._own: dict[Hashable, int] = {}  # from the first pass that accepted the node
         self._stop_requested = False
 
-    # ---- what it says ----------------------------------------------------------------------------
+    # ---- counts ----------------------------------------------------------------------------------
 
     @property
     def threshold(self) -> ResourceCount | None:
@@ -88,12 +88,12 @@ class Accountant(abc.ABC):
 
     @property
     def consumed(self) -> ResourceCount:
-        """The sum of the committed nodes' costs; nothing but `commit` changes it."""
+        """The sum of the committed nodes' costs; only `commit` changes it."""
         return ResourceCount.from_bytes(self._consumed)
 
     @property
     def pending(self) -> ResourceCount:
-        """The sum of what this pass accepted and did not commit yet."""
+        """The sum of the costs that this pass accepted and did not commit yet."""
         return ResourceCount.from_bytes(self._pending_bytes)
 
     @property
@@ -102,7 +102,7 @@ class Accountant(abc.ABC):
         return self._stop_requested
 
     def cost(self, node: NodeOrGroup) -> ResourceCount:
-        """Return what a node costs now: 0 once it is committed. Nothing is changed.
+        """Return the cost of a node now: 0 once it is committed. Nothing is changed.
 
         Raises
         ------
@@ -119,10 +119,9 @@ class Accountant(abc.ABC):
         OverflowError
             More than 2**64 - 1 bytes.
         """
-        prices = self._prices(nodes_of(node))
-        return self._allows(prices)
+        return self._allows(self._prices(nodes_of(node)))
 
-    # ---- what it does ----------------------------------------------------------------------------
+    # ---- a pass ----------------------------------------------------------------------------------
 
     def account(self, node: NodeOrGroup) -> ResourceCount | None:
         """Accept a node if the limit allows it.
@@ -131,8 +130,8 @@ class Accountant(abc.ABC):
         -------
         ResourceCount or None
             The cost, which is pending now. None: consumed, pending and cost together exceed the
-            threshold; `stop_requested` is set and nothing else has changed. What makes the sum
-            exactly the threshold fits.
+            threshold; `stop_requested` is set and nothing else has changed. A sum of exactly the
+            threshold fits.
 
         Raises
         ------
@@ -160,7 +159,7 @@ class Accountant(abc.ABC):
         return cost
 
     def withdraw(self, node: NodeOrGroup) -> None:
-        """Take back what `account` accepted; a node that is not pending is passed over."""
+        """Undo `account`; a node that is not pending is skipped."""
         for one in nodes_of(node):
             self._release(key_of(one))
 
@@ -172,7 +171,7 @@ class Accountant(abc.ABC):
         Returns
         -------
         ResourceCount
-            What was added.
+            The added bytes.
 
         Raises
         ------
@@ -190,7 +189,7 @@ class Accountant(abc.ABC):
         return ResourceCount.from_bytes(added)
 
     def reset_for_new_pass(self) -> None:
-        """Clear the stop flag and what is pending; what is committed stays, and so do own costs."""
+        """Clear the stop flag and pending costs; committed costs and nodes' own bytes stay."""
         self._stop_requested = False
         for key in list(self._pending):
             self._release(key)
@@ -213,36 +212,35 @@ class Accountant(abc.ABC):
 
     @abc.abstractmethod
     def _own_bytes(self, node: CostedNode) -> int:
-        """Return the bytes that a node needs for itself."""
+        """Return the bytes of a node itself."""
 
     def _weights_of(self, node: CostedNode) -> Iterable[CostedValue]:
-        """Give the weights that a node needs, if they are counted apart from its own bytes."""
+        """Return the weights of a node, if they are counted apart from its own bytes."""
         return ()
 
     def _with_margin(self, nbytes: int) -> int:
-        """Return what bytes that are known count as."""
+        """Return the cost of known bytes, a margin included."""
         return nbytes
 
     def _prices(self, nodes: list[CostedNode]) -> dict[Hashable, Price]:
-        """Price nodes in order; what those before pay for, a later one does not."""
+        """Price nodes in order; a weight in the price of one is not in that of a later one."""
         prices: dict[Hashable, Price] = {}
         paid: set[CostedValue] = set()
         for node in nodes:
             key = key_of(node)
             if key not in prices:
-                prices[key] = self._price(key, node, lambda w: w in self._payers or w in paid)
+                prices[key] = self._price(key, node, paid)
                 paid.update(prices[key].weights)
         return prices
 
-    def _price(
-        self, key: Hashable, node: CostedNode, is_paid: Callable[[CostedValue], bool]
-    ) -> Price:
+    def _price(self, key: Hashable, node: CostedNode, paid: set[CostedValue]) -> Price:
         if key in self._committed:
             return NOTHING
         if key in self._pending:
             return self._pending[key]
         own = self._own[key] if key in self._own else fitting(self._own_bytes(node))
-        weights = tuple(dict.fromkeys(w for w in self._weights_of(node) if not is_paid(w)))
+        used = dict.fromkeys(self._weights_of(node))
+        weights = tuple(w for w in used if w not in self._payers and w not in paid)
         nbytes = own + sum(weight.nbytes or 0 for weight in weights)
         return Price(fitting(self._with_margin(nbytes)), own, weights)
 
@@ -257,19 +255,19 @@ class Accountant(abc.ABC):
 
 
 class AdHocAccountant(Accountant):
-    """Prices a node by what its model says: weights and outputs of known size, and a margin.
+    """Prices a node by its model: weights and outputs of known size, and a margin.
 
     A weight counts once, for the first node that uses it, also if the weight belongs to an outer
-    graph. Outputs whose size is only known when the graph runs count nothing. A node that holds
-    graphs, such as an If, counts what is in them too.
+    graph. Outputs whose size is only known when the graph runs count nothing. For a node that holds
+    graphs, such as an If, the nodes in them count too.
 
     Parameters
     ----------
     threshold : ResourceCount or int, optional
         The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
     percent : int
-        What those bytes count as, in per cent, rounded down: 150 leaves half of them again for what
-        kernels need beside, as ONNX Runtime does. 100 counts the bytes alone.
+        Cost in per cent of those bytes, rounded down: 150 leaves half of them again for scratch
+        memory of kernels, as ONNX Runtime does. 100 counts the bytes alone.
 
     Raises
     ------
@@ -295,7 +293,7 @@ class AdHocAccountant(Accountant):
     def __init__(self, threshold: ResourceCount | int | None = None, *, percent: int = 150) -> None:
         super().__init__(threshold)
         if not is_integer(percent, 100, 10_000):
-            raise ConfigError(f"percent {percent!r} is not an integer from 100 to 10000")
+            raise ConfigError(f"invalid percent = {percent!r}: expected an integer, 100 to 10000")
         self._percent = percent
 
     def _own_bytes(self, node: CostedNode) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 __all__ = ["MOST_BYTES", "ResourceCount"]
@@ -10,6 +11,7 @@ MOST_BYTES = (1 << 64) - 1
 
 
 @final
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class ResourceCount:
     """An amount of a device's memory, or none: nothing is counted.
 
@@ -23,7 +25,6 @@ class ResourceCount:
     ('1000', False, True)
     """
 
-    __slots__ = ("_bytes",)
     _bytes: int | None
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class ResourceCount:
             raise TypeError(f"bytes must be an integer, not {type(nbytes).__name__}")
         amount = nbytes.__index__()
         if amount < 0:
-            raise ValueError(f"bytes {amount} is negative: expected 0 to 2**64 - 1")
+            raise ValueError(f"invalid bytes = {amount}: expected 0 to 2**64 - 1")
         return cls._of(fitting(amount))
 
     @property
@@ -104,19 +105,11 @@ class ResourceCount:
     def __hash__(self) -> int:
         return hash(self._bytes)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"ResourceCount is immutable: {name} cannot be set")
-
     def __str__(self) -> str:
         return str(self.total_bytes)
 
     def __repr__(self) -> str:
         return f"ResourceCount.{'none()' if self.is_none else f'from_bytes({self._bytes})'}"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        if self._bytes is None:
-            return (ResourceCount.none, ())
-        return (ResourceCount.from_bytes, (self._bytes,))
 
 
 def fitting(amount: int) -> int:
@@ -127,5 +120,5 @@ def fitting(amount: int) -> int:
 
 
 def as_count(amount: ResourceCount | int) -> ResourceCount:
-    """Return a count of what is one, or a number of bytes."""
+    """Return a count as it is, and a number of bytes as a count."""
     return amount if isinstance(amount, ResourceCount) else ResourceCount.from_bytes(amount)

@@ -8,7 +8,7 @@ __all__ = ["murmur3_x86_128"]
 
 WORD = 0xFFFFFFFF
 C = (0x239B961B, 0xAB0E9789, 0x38B34AE5, 0xA1E38B93)
-# Of each of the four lanes: how a word of input is turned, and how and with what its state goes on.
+# For each of the four lanes: how far a word of input rotates; how far its state, and what is added.
 TURN = (15, 16, 17, 18)
 STEP = ((19, 0x561CCD1B), (17, 0x0BCAA747), (15, 0x96CD1C35), (13, 0x32AC3B17))
 

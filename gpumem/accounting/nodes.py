@@ -1,4 +1,4 @@
-"""What an accountant asks of a node: the smallest part of a graph that it needs to see."""
+"""The attributes of nodes and values that an accountant uses, and walks over nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CostedValue(Protocol):
 
 
 class CostedNode(Protocol):
-    """A node; a place that an optional input or output leaves empty is None.
+    """A node; an optional input or output that is left out is None.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class CostedNode(Protocol):
 
     @property
     def inputs(self) -> Sequence[CostedValue | None]:
-        """What it reads."""
+        """Values that the node reads."""
 
     @property
     def outputs(self) -> Sequence[CostedValue | None]:
@@ -83,26 +83,24 @@ def nodes_of(given: NodeOrGroup) -> list[CostedNode]:
 
 
 def key_of(node: CostedNode) -> Hashable:
-    """Return what a node is known by: the values it makes, also when its inputs are rewired."""
+    """Return a node's identity: the values that it makes, which stay when its inputs change."""
     made = tuple(value for value in node.outputs if value is not None)
     return made or id(node)
 
 
 def values_read(node: CostedNode) -> Iterator[CostedValue]:
-    """Give what a node and the graphs in it read, in order; outer scopes' values are among it."""
-    yield from (value for value in node.inputs if value is not None)
-    for inner in inner_nodes(node):
-        yield from values_read(inner)
+    """Yield what a node and the graphs in it read, in order; values of outer graphs included."""
+    return (value for inner in _with_inner(node) for value in inner.inputs if value is not None)
 
 
 def values_made(node: CostedNode) -> Iterator[CostedValue]:
-    """Give what a node and the graphs in it make."""
-    yield from (value for value in node.outputs if value is not None)
-    for inner in inner_nodes(node):
-        yield from values_made(inner)
+    """Yield what a node and the graphs in it make."""
+    return (value for inner in _with_inner(node) for value in inner.outputs if value is not None)
 
 
-def inner_nodes(node: CostedNode) -> Iterator[CostedNode]:
-    """Give the nodes of the graphs that a node holds, one level deep."""
+def _with_inner(node: CostedNode) -> Iterator[CostedNode]:
+    """Yield a node, then the nodes of the graphs that it holds, at any depth."""
+    yield node
     for body in node.bodies:
-        yield from body
+        for inner in body:
+            yield from _with_inner(inner)

@@ -24,7 +24,7 @@ __all__ = ["Accountants", "accountants_from_setting"]
 
 DeviceName: TypeAlias = Device | MemoryInfo | str
 
-# What others call our devices; a number may follow after a colon.
+# Other libraries' names of our devices; a number may follow after a colon.
 ALIASES = {
     "gpu": "cuda",
     "cudaexecutionprovider": "cuda",
@@ -38,8 +38,8 @@ _NUMBER = re.compile(r"[0-9]{1,20}\Z")
 class Accountants(Mapping[DeviceName, Accountant]):
     """Accountants by device: every name of a device leads to one accountant.
 
-    Names are a `Device`, a memory of it, its name with or without the index, and in any case of
-    letters what ONNX Runtime calls it: ``"gpu:0"``, ``"CUDAExecutionProvider"``,
+    A device is named by a `Device`, by a memory of it, by its name with or without the index, and
+    by ONNX Runtime's names in upper or lower case: ``"gpu:0"``, ``"CUDAExecutionProvider"``,
     ``"CudaPluginExecutionProvider"``, ``"cpu"``.
 
     Parameters
@@ -50,11 +50,11 @@ class Accountants(Mapping[DeviceName, Accountant]):
     Raises
     ------
     TypeError
-        `accountants` is not a Mapping, or holds something else than accountants.
+        `accountants` is not a Mapping of accountants.
     ConfigError
         Two names of one device have different accountants.
     ValueError
-        A name of no device.
+        A name that no device has.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class Accountants(Mapping[DeviceName, Accountant]):
 
 
 def device_named(name: DeviceName) -> Device:
-    """Return the device that a name means; ValueError if it means none."""
+    """Return the device of a name; ValueError if no device has it."""
     if isinstance(name, Device):
         return name
     if isinstance(name, MemoryInfo):
@@ -110,7 +110,7 @@ def accountants_from_setting(
     device: DeviceName = "cuda:0",
     folder: str | os.PathLike[str] | None = None,
 ) -> Accountants:
-    """Make what ``session.resource_cuda_partitioning_settings`` asks for.
+    """Make the accountant of ``session.resource_cuda_partitioning_settings``.
 
     Parameters
     ----------
@@ -118,9 +118,9 @@ def accountants_from_setting(
         ``"<limit in KiB>,<statistics file>"``; either may be empty. A limit makes the threshold,
         a file a `StatsAccountant`, no file an `AdHocAccountant`. None or an empty string: none.
     device : Device, MemoryInfo or str
-        Whose memory it is about.
+        The device whose memory is counted.
     folder : path, optional
-        Where the file is looked for, usually the model's folder; the working directory if None.
+        Folder of the file, usually the model's; the working directory if None.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def accountants_from_setting(
     Raises
     ------
     TypeError
-        `setting` is neither.
+        `setting` is neither a str nor None.
     ConfigError
         Not two fields, a limit that is not a number or above 2**64 - 1 bytes, or a file that
         cannot be read.
@@ -160,5 +160,6 @@ def accountants_from_setting(
 
 def _read_limit(text: str) -> int:
     if not _NUMBER.match(text) or int(text) * 1024 > MOST_BYTES:
-        raise ConfigError(f"limit {text!r:.40} is not a number of KiB from 0 to {MOST_BYTES >> 10}")
+        accepted = f"KiB from 0 to {MOST_BYTES >> 10}"
+        raise ConfigError(f"invalid limit = {text!r:.40}: expected {accepted}")
     return int(text) * 1024

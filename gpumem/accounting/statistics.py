@@ -28,18 +28,18 @@ FilePath = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class NodeStats:
-    """What one node was seen to need, in bytes.
+    """Measured memory of one node, in bytes.
 
     Attributes
     ----------
     input_bytes : int
-        Inputs that are no weights and that no earlier node of the run read or made.
+        Inputs, without weights, that no earlier node of the run read or made.
     initializer_bytes : int
         Weights that no earlier node of the run read.
     dynamic_bytes : int
         Outputs.
     temporary_bytes : int
-        What it allocated beside, while it ran.
+        Other memory that it allocated while it ran.
 
     Examples
     --------
@@ -70,11 +70,12 @@ class NodeStats:
 
 
 def unique_node_name(node: CostedNode) -> str:
-    """Return the name under which a statistics file has a node.
+    """Return the name of a node in a statistics file.
 
-    Its name, or its operator if it has none; then ``_`` and, in decimal, the low 64 bits of a
-    MurmurHash3 (x86, 128 bits) over the names of its inputs and outputs in order. Each name is
-    hashed with the low 32 bits of the hash before it as seed. A place left empty is an empty name.
+    It consists of the node's name, or its operator if it has none; ``_``; and, in decimal, the low
+    64 bits of a MurmurHash3 (x86, 128 bits) over the names of its inputs and outputs in order. Each
+    name is hashed with the low 32 bits of the hash before it as seed. An input or output that is
+    left out has an empty name.
 
     Examples
     --------
@@ -82,7 +83,7 @@ def unique_node_name(node: CostedNode) -> str:
     >>> builder = GraphBuilder()
     >>> x = builder.input("x", "float32", (2,))
     >>> names = [unique_node_name(builder.node("Relu", [x], [y], name="relu")) for y in ("a", "b")]
-    >>> names[0].startswith("relu_"), names[0] == names[1]       # what they make differs
+    >>> names[0].startswith("relu_"), names[0] == names[1]       # their outputs differ
     (True, False)
     """
     digest = bytes(16)
@@ -101,8 +102,8 @@ def read_stats(path: FilePath) -> dict[str, NodeStats]:
     Returns
     -------
     dict
-        Statistics by unique node name. Of several lines of one name the last one holds; lines that
-        are blank, that begin with ``#`` or have no name are passed over.
+        Statistics by unique node name. Of several lines of one name the last one counts; lines that
+        are blank, that begin with ``#`` or have no name are skipped.
 
     Raises
     ------
@@ -134,32 +135,31 @@ def read_stats(path: FilePath) -> dict[str, NodeStats]:
 def _read_line(line: str, where: str) -> tuple[str, NodeStats]:
     name, *numbers = line.strip().split(",")
     if len(numbers) != len(FIELDS) - 1:
-        raise ConfigError(f"{where}: {line!r:.80} has not the 5 fields {', '.join(FIELDS)}")
+        raise ConfigError(f"{where}: invalid {line!r:.80}: expected {','.join(FIELDS)}")
     values = [_read_bytes(*field, where) for field in zip(FIELDS[1:], numbers, strict=True)]
     return name.strip(), NodeStats(*values)
 
 
 def _read_bytes(field: str, text: str, where: str) -> int:
     digits = text.strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
-        raise ConfigError(f"{where}: {field} {text!r:.40} is not a number from 0 to 2**64 - 1")
-    if int(digits) > MOST_BYTES:
-        raise ConfigError(f"{where}: {field} {text} is above 2**64 - 1")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 20
+    if not is_number or int(digits) > MOST_BYTES:
+        raise ConfigError(f"{where}: invalid {field} = {text!r:.40}: expected 0 to 2**64 - 1")
     return int(digits)
 
 
-# ---- pricing by it, and making it ----------------------------------------------------------------
+# ---- using and making the file -------------------------------------------------------------------
 
 
 class StatsAccountant(Accountant):
-    """Prices a node by what it was seen to need.
+    """Prices a node by its measured memory.
 
-    The cost is the sum of the node's four numbers; 0 for a node that the file does not have.
+    The cost is the sum of the node's four numbers; 0 for a node that is not in the file.
 
     Parameters
     ----------
     stats : str, path or Mapping
-        A statistics file, of ONNX Runtime or `StatsRecorder`; or what `read_stats` gives.
+        A statistics file, of ONNX Runtime or `StatsRecorder`; or the result of `read_stats`.
     threshold : ResourceCount or int, optional
         The limit in bytes. None, or a count of none: costs are kept and nothing is refused.
 
@@ -193,10 +193,10 @@ class StatsAccountant(Accountant):
 
 
 class StatsRecorder:
-    """Collects what nodes need over several runs, for a `StatsAccountant`.
+    """Collects the memory of nodes over several runs, for a `StatsAccountant`.
 
-    Per node the largest of all runs is kept. Each value counts once in a run: for the first node
-    that reads or makes it.
+    For each node the largest of all runs is kept. Each value counts once in a run: for the first
+    node that reads or makes it.
 
     Examples
     --------
@@ -218,7 +218,7 @@ class StatsRecorder:
 
     @property
     def stats(self) -> dict[str, NodeStats]:
-        """What was collected, by unique node name; a copy."""
+        """A copy of the collected statistics, by unique node name."""
         return dict(self._stats)
 
     def start_run(self) -> None:
@@ -232,21 +232,21 @@ class StatsRecorder:
         *,
         temporary_bytes: int = 0,
     ) -> None:
-        """Note what a node needed in this run.
+        """Record the memory of a node in this run.
 
         Parameters
         ----------
         node : Node
             The node that ran.
         sizes : Mapping, optional
-            Bytes of its inputs and outputs by name; of those left out, what the graph says.
+            Bytes of its inputs and outputs by name; if left out, the graph's sizes are used.
         temporary_bytes : int
-            What it allocated beside.
+            Other memory that it allocated.
 
         Raises
         ------
         ConfigError
-            A size is missing and the graph does not know it, or is out of range. Nothing is noted.
+            A size is out of range, or missing and unknown in the graph. Nothing is recorded.
         """
         sizes = sizes or {}
         inputs = self._unseen(node.inputs, sizes)
@@ -272,12 +272,12 @@ class StatsRecorder:
         }
 
     def save(self, path: FilePath) -> None:
-        """Write what was collected as a statistics file.
+        """Write the collected statistics to a file.
 
         Raises
         ------
         ConfigError
-            A node's name has a comma or a line break, which the file cannot hold; nothing is
+            A node's name has a comma or a line break, which the format does not allow; nothing is
             written.
         OSError
             The file cannot be written.
@@ -291,5 +291,5 @@ class StatsRecorder:
 
 def _checked_size(what: str, size: object) -> int:
     if not is_integer(size, 0, MOST_BYTES):
-        raise ConfigError(f"size {size!r} of {what!r} is not a number of bytes, 0 to 2**64 - 1")
+        raise ConfigError(f"invalid size of {what!r} = {size!r}: expected 0 to 2**64 - 1 bytes")
     return size

@@ -24,7 +24,7 @@ from gpumem.planning import (
     partition,
     plan_memory,
 )
-from gpumem.planning.assignment import STRATEGIES
+from gpumem.planning.assignment.passes import STRATEGIES
 
 __all__ = ["plan"]
 

@@ -13,26 +13,18 @@ assigns an offset to every value, `iteration` does the same for a recorded itera
 
 from __future__ import annotations
 
-from gpumem.planning.assignment import (
-    Assignment,
-    CopyPlan,
-    Placement,
-    PlannedCopy,
-    Refusal,
-    Step,
-    Target,
-    partition,
-    plan_copies,
-)
+from gpumem.planning.assignment.copies import CopyPlan, PlannedCopy, plan_copies
+from gpumem.planning.assignment.partitioning import partition
+from gpumem.planning.assignment.placement import Assignment, Placement, Refusal, Step, Target
 from gpumem.planning.graph import GraphBuilder, ModelGraph, Node, Value
-from gpumem.planning.iteration import (
+from gpumem.planning.iteration._planned import PlannedResource
+from gpumem.planning.iteration.recorded import (
     IterationPlan,
     IterationRecording,
     IterationReport,
-    PlannedResource,
     plan,
 )
-from gpumem.planning.memory import MemoryBlock, MemoryPlan, Place, plan_memory
+from gpumem.planning.memory.memory_plan import MemoryBlock, MemoryPlan, Place, plan_memory
 
 __all__ = [
     "Assignment",

@@ -327,3 +327,13 @@ def test_shipped_model_equals_its_builders_output(name):
 def test_graph_is_read_from_a_path(name):
     graph = ModelGraph.from_onnx(DATA / f"{name}.onnx")
     assert [node.name for node in graph.nodes] == [node.name for node in shipped(name).graph.node]
+
+
+def test_graph_and_its_parts_cannot_be_changed():
+    x, y = Value("x", "float32", (2,)), Value("y", "float32", (2,))
+    node = Node("Relu", [x], [y])
+    graph = ModelGraph([node], inputs=[x], outputs=[y])
+    for part, name in ((x, "shape"), (node, "inputs"), (graph, "nodes"), (graph, "values")):
+        with pytest.raises(AttributeError, match=f"{name} of .* cannot be changed"):
+            setattr(part, name, ())
+    assert (x.shape, node.inputs, graph.nodes) == ((2,), (x,), (node,))

@@ -10,7 +10,7 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from gpumem.errors import ModelGraphError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from gpumem.planning.graph.onnx_models import GraphDescription
 
 __all__ = ["GraphBuilder", "ModelGraph", "Node", "Shape", "Value"]
 
@@ -30,8 +28,19 @@ __all__ = ["GraphBuilder", "ModelGraph", "Node", "Shape", "Value"]
 Shape: TypeAlias = tuple[int | str | None, ...]
 
 
+class _Immutable:
+    """Has attributes that are set once, in `__init__`."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            raise AttributeError(f"{name} of {self!r} cannot be changed")
+        object.__setattr__(self, name, value)
+
+
 @final
-class Value:
+class Value(_Immutable):
     """A tensor in a graph. Compared by identity: equal names in two bodies are two values.
 
     Parameters
@@ -59,7 +68,7 @@ class Value:
     (24, None)
     """
 
-    __slots__ = ("_dtype", "_is_initializer", "_name", "_shape")
+    __slots__ = ("dtype", "is_initializer", "name", "shape")
 
     def __init__(
         self,
@@ -71,51 +80,32 @@ class Value:
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ModelGraphError(f"a value's name is a string that is not empty, not {name!r}")
-        self._name = name
-        self._dtype = None if dtype is None else np.dtype(dtype)
+        self.name: Final = name
+        self.dtype: Final[np.dtype[Any] | None] = None if dtype is None else np.dtype(dtype)
         if shape is not None and (isinstance(shape, str) or not isinstance(shape, Iterable)):
             raise ModelGraphError(
                 f"shape {shape!r:.80} of {name!r} is not a sequence of lengths, or None"
             )
-        self._shape = None if shape is None else tuple(_length(name, one) for one in shape)
-        self._is_initializer = is_initializer
-        if is_initializer and self.nbytes is None and self._dtype != np.dtype(object):
+        lengths = None if shape is None else tuple(_length(name, one) for one in shape)
+        self.shape: Final[Shape | None] = lengths
+        self.is_initializer: Final = is_initializer
+        if is_initializer and self.nbytes is None and self.dtype != np.dtype(object):
             raise ModelGraphError(f"weight {name!r} has no known size: {self!r}")
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._name
-
-    @property
-    def dtype(self) -> np.dtype[Any] | None:
-        """Of its elements."""
-        return self._dtype
-
-    @property
-    def shape(self) -> Shape | None:
-        """Lengths of its dimensions."""
-        return self._shape
-
-    @property
-    def is_initializer(self) -> bool:
-        """Whether it is a weight."""
-        return self._is_initializer
 
     @property
     def nbytes(self) -> int | None:
         """Bytes; None where they are only known when the graph runs, and for strings."""
-        if self._dtype is None or self._dtype.hasobject or self._shape is None:
+        if self.dtype is None or self.dtype.hasobject or self.shape is None:
             return None
-        lengths = [length for length in self._shape if isinstance(length, int)]
-        if len(lengths) < len(self._shape):
+        lengths = [length for length in self.shape if isinstance(length, int)]
+        if len(lengths) < len(self.shape):
             return None
-        return math.prod(lengths) * self._dtype.itemsize
+        return math.prod(lengths) * self.dtype.itemsize
 
     def __repr__(self) -> str:
-        shape = "?" if self._shape is None else "x".join(str(n or "?") for n in self._shape)
-        kind = "weight " if self._is_initializer else ""
-        return f"Value({kind}{self._name}: {self._dtype or '?'}[{shape}])"
+        shape = "?" if self.shape is None else "x".join(str(n or "?") for n in self.shape)
+        kind = "weight " if self.is_initializer else ""
+        return f"Value({kind}{self.name}: {self.dtype or '?'}[{shape}])"
 
 
 def _length(name: str, length: object) -> int | str | None:
@@ -133,7 +123,7 @@ def _length(name: str, length: object) -> int | str | None:
 
 
 @final
-class Node:
+class Node(_Immutable):
     """One operation. Compared by identity.
 
     Parameters
@@ -157,7 +147,7 @@ class Node:
     ((None, None), ['x'])
     """
 
-    __slots__ = ("_body_graphs", "_domain", "_inputs", "_name", "_op_type", "_outputs")
+    __slots__ = ("_body_graphs", "domain", "inputs", "name", "op_type", "outputs")
 
     def __init__(
         self,
@@ -173,37 +163,12 @@ class Node:
             raise ModelGraphError(
                 f"a node's operator is a string that is not empty, not {op_type!r}"
             )
-        self._op_type = op_type
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
-        self._name = name
-        self._domain = domain
+        self.op_type: Final = op_type
+        self.inputs: Final = tuple(inputs)
+        self.outputs: Final = tuple(outputs)
+        self.name: Final = name
+        self.domain: Final = domain
         self._body_graphs = dict(bodies or {})
-
-    @property
-    def op_type(self) -> str:
-        """The operator."""
-        return self._op_type
-
-    @property
-    def name(self) -> str:
-        """Its name, which may be empty."""
-        return self._name
-
-    @property
-    def domain(self) -> str:
-        """Of the operator; empty for ONNX's own."""
-        return self._domain
-
-    @property
-    def inputs(self) -> tuple[Value | None, ...]:
-        """What it reads, optional places that are empty included."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Value | None, ...]:
-        """What it makes, optional places that are empty included."""
-        return self._outputs
 
     @property
     def body_graphs(self) -> Mapping[str, ModelGraph]:
@@ -219,20 +184,20 @@ class Node:
     def reads(self) -> tuple[Value, ...]:
         """Its inputs, and what its bodies read of the graphs around it; each once."""
         outer = (value for graph in self._body_graphs.values() for value in graph.captures)
-        return tuple(dict.fromkeys([*filter(None, self._inputs), *outer]))
+        return tuple(dict.fromkeys([*filter(None, self.inputs), *outer]))
 
     @property
     def makes(self) -> tuple[Value, ...]:
         """Its outputs, without empty places."""
-        return tuple(value for value in self._outputs if value is not None)
+        return tuple(value for value in self.outputs if value is not None)
 
     def __repr__(self) -> str:
-        name = f" {self._name!r}" if self._name else ""
-        return f"Node({self._op_type}{name} -> {', '.join(v.name for v in self.makes)})"
+        name = f" {self.name!r}" if self.name else ""
+        return f"Node({self.op_type}{name} -> {', '.join(v.name for v in self.makes)})"
 
 
 @final
-class ModelGraph:
+class ModelGraph(_Immutable):
     """Nodes in the order in which they run, and the values between them.
 
     Parameters
@@ -269,27 +234,27 @@ class ModelGraph:
         name: str = "",
         captures: Iterable[Value] = (),
     ) -> None:
-        self.name = name
-        self._nodes = tuple(nodes)
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
-        self._captures = tuple(captures)
+        self.name: Final = name
+        self.nodes: Final = tuple(nodes)
+        self.inputs: Final = tuple(inputs)
+        self.outputs: Final = tuple(outputs)
+        self.captures: Final = tuple(captures)
         self._values: dict[str, Value] = {}
         self._producers: dict[Value, Node] = {}
         self._consumers: dict[Value, list[Node]] = {}
         self._check()
 
     def _check(self) -> None:
-        for value in (*self._captures, *self._inputs):
+        for value in (*self.captures, *self.inputs):
             self._enter(value, "another input of the graph")
-        for node in self._nodes:
+        for node in self.nodes:
             for value in node.reads:
                 self._read(value, f"{node!r} reads it")
                 self._consumers.setdefault(value, []).append(node)
             for value in node.makes:
                 self._enter(value, repr(node))
                 self._producers[value] = node
-        for value in self._outputs:
+        for value in self.outputs:
             self._read(value, "it is an output of the graph")
 
     def _enter(self, value: Value, who: str) -> None:
@@ -306,26 +271,6 @@ class ModelGraph:
         if not value.is_initializer:
             raise ModelGraphError(f"{why}, but nothing before makes value {value.name!r}")
         self._values[value.name] = value
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The nodes, in an order in which they can run."""
-        return self._nodes
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """What a run is given."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        """What a run gives back."""
-        return self._outputs
-
-    @property
-    def captures(self) -> tuple[Value, ...]:
-        """For a body: what it reads of the graphs around it."""
-        return self._captures
 
     @property
     def initializers(self) -> tuple[Value, ...]:
@@ -346,13 +291,13 @@ class ModelGraph:
         return tuple(self._consumers.get(value, ()))
 
     def __iter__(self) -> Iterator[Node]:
-        return iter(self._nodes)
+        return iter(self.nodes)
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.nodes)
 
     def __repr__(self) -> str:
-        nodes, values = len(self._nodes), len(self._values)
+        nodes, values = len(self.nodes), len(self._values)
         plural = "" if nodes == 1 else "s"
         return f"<gpumem.planning.ModelGraph of {nodes} node{plural}, {values} values>"
 
@@ -391,10 +336,9 @@ class ModelGraph:
         ImportError
             The package ``onnx`` is not installed.
         """
-        from gpumem.planning.graph.onnx_models import describe_model
+        from gpumem.planning.graph.onnx_models import read_model
 
-        described, trouble = describe_model(model, dims or {})
-        graph = _built(described, None)
+        graph, trouble = read_model(model, dims or {})
         if strict and trouble:
             raise ModelGraphError(trouble)
         return graph
@@ -533,25 +477,3 @@ class GraphBuilder:
         if not isinstance(given, str):
             return given
         return self._described.get(given) or Value(given)
-
-
-def _built(described: GraphDescription, outer: GraphBuilder | None) -> ModelGraph:
-    """Build the graph that a description of a model says."""
-    builder = GraphBuilder(described.name, outer=outer)
-    for weight in described.weights:
-        builder._enter(Value(*weight, is_initializer=True))
-    for given in described.inputs:
-        builder.input(*given)
-    for made in described.made:
-        builder.value(*made)
-    for node in described.nodes:
-        bodies = {key: _built(body, builder) for key, body in node.bodies.items()}
-        builder.node(
-            node.op_type,
-            node.inputs,
-            node.outputs,
-            name=node.name,
-            domain=node.domain,
-            bodies=bodies,
-        )
-    return builder.build(described.outputs)

@@ -1,61 +1,35 @@
-"""ONNX models, described in plain values: what `ModelGraph.from_onnx` builds a graph of."""
+"""ONNX models, read for `ModelGraph.from_onnx`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from gpumem._support.arguments import is_integer
 from gpumem.errors import ModelGraphError
+from gpumem.planning.graph.graph import GraphBuilder, ModelGraph
 
-__all__ = ["GraphDescription", "NodeDescription", "ValueDescription", "describe_model"]
+__all__ = ["read_model"]
 
-
-class ValueDescription(NamedTuple):
-    """A tensor; the dtype None where the model does not say it, the shape likewise."""
-
-    name: str
-    dtype: Any
-    shape: list[int | str | None] | None
+# A tensor's name, dtype and shape; None if the model does not give them.
+Described: TypeAlias = tuple[str, Any, Any]
 
 
-class NodeDescription(NamedTuple):
-    """A node and the graphs in it; None where an optional input or output is left out."""
-
-    op_type: str
-    name: str
-    domain: str
-    inputs: list[str | None]
-    outputs: list[str | None]
-    bodies: dict[str, GraphDescription]
-
-
-class GraphDescription(NamedTuple):
-    """A graph, unchecked: weights, inputs, what is known of what nodes make, nodes, outputs."""
-
-    name: str
-    weights: list[ValueDescription]
-    inputs: list[ValueDescription]
-    made: list[ValueDescription]
-    nodes: list[NodeDescription]
-    outputs: list[str]
-
-
-def describe_model(model: Any, dims: Mapping[str, int]) -> tuple[GraphDescription, str]:
-    """Read a model as `ModelGraph.from_onnx` says, errors included.
+def read_model(model: Any, dims: Mapping[str, int]) -> tuple[ModelGraph, str]:
+    """Read a model as `ModelGraph.from_onnx` does, with the same errors.
 
     Returns
     -------
-    GraphDescription, str
-        And what a strict reader has against the model; empty: nothing.
+    ModelGraph, str
+        The graph, and the reason for which a strict reader refuses the model; empty if none.
     """
     proto = _load(model)
     if not proto.HasField("graph"):
         raise ModelGraphError(f"{_named(model)} is not an ONNX model: it holds no graph")
     _bind(proto.graph, dims)
     proto = _inlined(proto)
-    return _describe(_inferred(proto)), _trouble(proto)
+    return _graph(_inferred(proto), None), _trouble(proto)
 
 
 def _load(model: Any) -> Any:
@@ -171,40 +145,37 @@ def _dims_of(info: Any) -> Iterable[Any]:
 # ---- graphs, values, nodes -----------------------------------------------------------------------
 
 
-def _describe(proto: Any) -> GraphDescription:
-    weights = list(_weights_of(proto))
-    names = {weight.name for weight in weights}
-    inputs = [_value_of(info) for info in proto.input if info.name not in names]
-    made_by_nodes = {name for node in proto.node for name in node.output} - names
+def _graph(proto: Any, outer: GraphBuilder | None) -> ModelGraph:
+    builder = GraphBuilder(proto.name, outer=outer)
+    weights = {builder.initializer(*weight).name for weight in _weights_of(proto)}
+    for info in proto.input:
+        if info.name not in weights:
+            builder.input(*_value_of(info))
+    made = {name for node in proto.node for name in node.output} - weights
     infos = {info.name: info for info in (*proto.value_info, *proto.output)}
-    return GraphDescription(
-        proto.name,
-        weights,
-        inputs,
-        [_value_of(info) for name, info in infos.items() if name in made_by_nodes],
-        [_describe_node(node) for node in proto.node if not _is_constant(node)],
-        [info.name for info in proto.output],
-    )
+    for name, info in infos.items():
+        if name in made:
+            builder.value(*_value_of(info))
+    for node in proto.node:
+        if not _is_constant(node):
+            builder.node(
+                node.op_type,
+                [name or None for name in node.input],
+                [name or None for name in node.output],
+                name=node.name,
+                domain=node.domain,
+                bodies={key: _graph(body, builder) for key, body in _bodies(node)},
+            )
+    return builder.build([info.name for info in proto.output])
 
 
-def _describe_node(proto: Any) -> NodeDescription:
-    return NodeDescription(
-        proto.op_type,
-        proto.name,
-        proto.domain,
-        [name or None for name in proto.input],
-        [name or None for name in proto.output],
-        {key: _describe(graph) for key, graph in _bodies(proto)},
-    )
-
-
-def _value_of(info: Any) -> ValueDescription:
+def _value_of(info: Any) -> Described:
     tensor = info.type.tensor_type
     if not info.type.HasField("tensor_type"):
         # A sequence, map or optional: sizes are only known when it runs.
-        return ValueDescription(info.name, None, None)
+        return (info.name, None, None)
     shape = [_length_of(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
-    return ValueDescription(info.name, _dtype_of(tensor.elem_type, info.name), shape)
+    return (info.name, _dtype_of(tensor.elem_type, info.name), shape)
 
 
 def _length_of(dim: Any) -> int | str | None:
@@ -226,7 +197,7 @@ def _dtype_of(element: int, name: str) -> Any:
         ) from None
 
 
-def _weights_of(graph: Any) -> Iterator[ValueDescription]:
+def _weights_of(graph: Any) -> Iterator[Described]:
     """Give the weights of a graph, constants included."""
     for tensor in graph.initializer:
         yield _weight(tensor.name, tensor)
@@ -238,16 +209,16 @@ def _weights_of(graph: Any) -> Iterator[ValueDescription]:
             yield _constant(node)
 
 
-def _weight(name: str, tensor: Any, dims: Iterable[int] | None = None) -> ValueDescription:
+def _weight(name: str, tensor: Any, dims: Iterable[int] | None = None) -> Described:
     shape = list(tensor.dims if dims is None else dims)
-    return ValueDescription(name, _dtype_of(tensor.data_type, name), shape)
+    return (name, _dtype_of(tensor.data_type, name), shape)
 
 
 def _is_constant(node: Any) -> bool:
     return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
 
 
-def _constant(node: Any) -> ValueDescription:
+def _constant(node: Any) -> Described:
     if len(node.output) != 1 or len(node.attribute) != 1:
         raise ModelGraphError(f"constant {node.name!r} has not one output and one value")
     name, attribute = node.output[0], node.attribute[0]
@@ -261,7 +232,7 @@ def _constant(node: Any) -> ValueDescription:
     }
     if attribute.name in plain:
         dtype, shape = plain[attribute.name]
-        return ValueDescription(name, dtype, shape)
+        return (name, dtype, shape)
     if attribute.name == "value":
         return _weight(name, attribute.t)
     if attribute.name == "sparse_value":

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumem.device import MemoryInfo
-from gpumem.planning.assignment import CopyPlan, Step
-from gpumem.planning.assignment.copies import HOST
+from gpumem.planning.assignment.copies import HOST, CopyPlan
+from gpumem.planning.assignment.placement import Step
 from gpumem.planning.graph import ModelGraph, Node, Value
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, rounded
 

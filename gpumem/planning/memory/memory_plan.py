@@ -9,7 +9,8 @@ from typing import Any
 from gpumem._support.arguments import power_of_two, require
 from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError
-from gpumem.planning.assignment import CopyPlan, Placement, plan_copies
+from gpumem.planning.assignment.copies import CopyPlan, plan_copies
+from gpumem.planning.assignment.placement import Placement
 from gpumem.planning.graph import Node, Value
 from gpumem.planning.memory.lifetimes import Lifetimes, Reuse, Storage, Tenant
 from gpumem.planning.memory.offsets import BlockLifetime, assign_offsets, lower_bound, rounded

@@ -10,8 +10,7 @@ from gpumem._support.arguments import refuse
 from gpumem._tensor import Tensor, copy, empty
 from gpumem.device import MemoryInfo
 from gpumem.errors import ConfigError, ModelGraphError
-from gpumem.planning.assignment import PlannedCopy
-from gpumem.planning.assignment.copies import HOST
+from gpumem.planning.assignment.copies import HOST, PlannedCopy
 from gpumem.planning.graph import Node, Value
 from gpumem.planning.memory.lifetimes import Tenant
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpumem.device import MemoryInfo
 from gpumem.errors import ModelGraphError
-from gpumem.planning.assignment import PlannedCopy, Step
-from gpumem.planning.assignment.copies import HOST
+from gpumem.planning.assignment.copies import HOST, PlannedCopy
+from gpumem.planning.assignment.placement import Step
 from gpumem.planning.memory.lifetimes import Tenant
 
 if TYPE_CHECKING:
