@@ -115,6 +115,8 @@ def is_there(name: str) -> bool:
         for part in parts[length:]:
             if part in getattr(found, "__dataclass_fields__", {}):
                 return True
+            if f"\n    {part} : " in (found.__doc__ or ""):  # set in __init__
+                return True
             if not hasattr(found, part):
                 return False
             found = getattr(found, part)
