@@ -7,7 +7,7 @@ from gpumem._buffer cimport (
     Buffer, buffer_share, drop_share, order_after, order_before, order_host, order_host_writing,
     order_read, order_stream, order_written, own_stream, Stream, stream_handle, wait_for_stream,
 )
-from gpumem._copy.driver cimport call_result, CallResult, rows_queue, rows_queue_peer
+from gpumem._copy.driver cimport call_result, CallResult, Peers, rows_queue
 from gpumem._copy.plan cimport (
     Box, End, END_ORIGIN, END_TO, Rows, rows_box, rows_bytes, rows_lead, rows_make, rows_pack,
     rows_reach,
@@ -37,12 +37,14 @@ cdef enum:
 
 cdef uint64_t staged_from = STAGED_FROM
 
-# What is decided about a copy before anything is queued.
+# One copy, and what is decided about it before anything is queued.
 cdef struct Route:
+    const Rows* rows
     CUstream stream
     bint to_reachable       # the driver reaches the destination itself
     bint origin_reachable
-    bint between_devices    # two devices, which are peers
+    bint between_devices    # two devices, the `peers`
+    Peers peers
     bint waits              # no stream was given, and users of an end have no stream to wait for
     bint to_is_temporary
 
@@ -61,35 +63,35 @@ cdef int copy_elements(Buffer dst, const Side* to, Buffer src, const Side* origi
         return 0
     if stream is None and is_cpus(dst) and is_cpus(src):
         return copy_by_cpu(dst, src, &rows)
+    route.rows = &rows
     route.waits = stream is None and (is_plain(dst) or is_plain(src))
     route.to_is_temporary = to.is_temporary
     if bound is not None:
-        return copy_on_own_stream(dst, src, driver_device, &route, &rows, bound)
-    return copy_rows(dst, src, driver_device, &route, &rows)
+        return copy_on_own_stream(dst, src, driver_device, &route, bound)
+    return copy_rows(dst, src, driver_device, &route)
 
 
 cdef int copy_on_own_stream(Buffer dst, Buffer src, DriverDevice driver_device, Route* route,
-                            const Rows* rows, Buffer bound) except -1:
+                            Buffer bound) except -1:
     # Copy on the own stream of the end that is bound to its device, ordered around the other.
     cdef CUstream asked = route.stream
     # That end's stream comes after the stream asked for now, and before its later work at last.
     order_read(bound, asked, driver_device)
     route.stream = own_stream(bound)
     try:
-        return copy_rows(dst, src, bound.home.driver_device, route, rows)
+        return copy_rows(dst, src, bound.home.driver_device, route)
     finally:
         order_stream(bound, asked, driver_device)
 
 
-cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* route,
-                   const Rows* rows) except -1:
-    find_ends(route, driver_device, dst, src, rows)
+cdef int copy_rows(Buffer dst, Buffer src, DriverDevice driver_device, Route* route) except -1:
+    find_ends(route, driver_device, dst, src)
     if not route.to_reachable and not route.origin_reachable:
         wait_for_stream(&driver_device.context, route.stream)
-        return copy_by_cpu(dst, src, rows)
+        return copy_by_cpu(dst, src, route.rows)
     if route.to_reachable and route.origin_reachable:
-        return copy_by_driver(dst, src, driver_device, route, rows)
-    return copy_with_pageable(dst, src, driver_device, route, rows)
+        return copy_by_driver(dst, src, driver_device, route)
+    return copy_with_pageable(dst, src, driver_device, route)
 
 
 # ---- Which device copies, and which ends it reaches ----------------------------------------------
@@ -133,16 +135,16 @@ cdef bint is_plain(Buffer buffer):
     return is_cpus(buffer) and buffer.home.is_foreign
 
 
-cdef int find_ends(Route* route, DriverDevice driver_device, Buffer dst, Buffer src,
-                   const Rows* rows) except -1:
+cdef int find_ends(Route* route, DriverDevice driver_device, Buffer dst, Buffer src) except -1:
     cdef uint64_t low, high
-    rows_reach(rows, END_TO, &low, &high)
+    rows_reach(route.rows, END_TO, &low, &high)
     route.to_reachable = is_reachable(dst, driver_device, low, high)
-    rows_reach(rows, END_ORIGIN, &low, &high)
+    rows_reach(route.rows, END_ORIGIN, &low, &high)
     route.origin_reachable = is_reachable(src, driver_device, low, high)
     route.between_devices = (dst.home.driver_device is not src.home.driver_device
                              and is_devices(dst) and is_devices(src)
                              and route.to_reachable and route.origin_reachable)
+    route.peers = Peers(&dst.home.driver_device.context, &src.home.driver_device.context)
     return 0
 
 
@@ -187,44 +189,50 @@ cdef int copy_by_cpu(Buffer dst, Buffer src, const Rows* rows) except -1:
 
 # ---- By the driver -------------------------------------------------------------------------------
 
-cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
-                        const Rows* rows) except -1:
-    cdef Box box = rows_box(rows)
+cdef int copy_by_driver(Buffer dst, Buffer src, DriverDevice driver_device,
+                        const Route* route) except -1:
+    cdef Box box = rows_box(route.rows)
     if route.between_devices:
         box.height = box.depth = -1
-        box.calls = rows_bytes(rows) // rows.width
+        box.calls = rows_bytes(route.rows) // route.rows.width
     if box.calls <= MOST_CALLS:
-        return queue_copy(dst, src, driver_device, route, rows, box)
+        return queue_copy(dst, src, driver_device, route, box)
     if dst.home.cpu_can_read and src.home.cpu_can_read:
         wait_for_stream(&driver_device.context, route.stream)
-        return copy_by_cpu(dst, src, rows)
+        return copy_by_cpu(dst, src, route.rows)
     if dst.home.cpu_can_read:
-        return copy_staged(dst, src, driver_device, route, rows, END_ORIGIN)
+        return copy_staged(dst, src, driver_device, route, END_ORIGIN)
     if src.home.cpu_can_read:
-        return copy_staged(dst, src, driver_device, route, rows, END_TO)
-    return copy_repacked(dst, src, driver_device, route, rows)
+        return copy_staged(dst, src, driver_device, route, END_TO)
+    return copy_repacked(dst, src, driver_device, route)
 
 
 cdef int queue_copy(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
-                    const Rows* rows, Box box) except -1:
+                    Box box) except -1:
     cdef CallResult result
     order_before(dst, src, route.stream, driver_device)
-    with nogil:
-        result = entered(&driver_device.context)
-        if result.code == CUDA_SUCCESS:
-            if route.between_devices:
-                result = rows_queue_peer(&driver_device.context, route.stream, rows,
-                                         &dst.home.driver_device.context,
-                                         &src.home.driver_device.context)
-            else:
-                result = rows_queue(&driver_device.context, route.stream, rows, box)
-            context_leave(&driver_device.context)
+    result = queue_rows(&driver_device.context, route, box)
     # Also after a failure: the calls before the one that failed are queued.
     if route.waits:
         wait_for_stream(&driver_device.context, route.stream)
     else:
         join(dst, src, driver_device, route)
     return check(driver_device.context.table, result.code, result.call.decode())
+
+
+cdef CallResult queue_rows(DeviceContext* context, const Route* route, Box box) noexcept:
+    cdef CallResult result
+    with nogil:
+        result = entered(context)
+        if result.code == CUDA_SUCCESS:
+            result = rows_queue(context, route.stream, route.rows, box,
+                                &route.peers if route.between_devices else NULL)
+            context_leave(context)
+    return result
+
+
+cdef inline CallResult entered(DeviceContext* context) noexcept nogil:
+    return call_result(context_enter(context), "cuCtxPushCurrent")
 
 
 cdef int join(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route) except -1:
@@ -254,25 +262,17 @@ cdef bint is_pinned_elsewhere(Buffer buffer, DriverDevice driver_device):
     return is_plain(buffer) and buffer.home.driver_device.type != driver_device.type
 
 
-cdef inline CallResult entered(DeviceContext* context) noexcept nogil:
-    return call_result(context_enter(context), "cuCtxPushCurrent")
-
-
 # ---- From and to pageable memory -----------------------------------------------------------------
 
-cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
-                            const Rows* rows) except -1:
-    cdef Box box = rows_box(rows)
+cdef int copy_with_pageable(Buffer dst, Buffer src, DriverDevice driver_device,
+                            const Route* route) except -1:
+    cdef Box box = rows_box(route.rows)
     cdef End device = END_TO if route.to_reachable else END_ORIGIN
     cdef CallResult result
-    if rows_bytes(rows) >= staged_from or box.calls > MOST_CALLS:
-        return copy_staged(dst, src, driver_device, route, rows, device)
+    if rows_bytes(route.rows) >= staged_from or box.calls > MOST_CALLS:
+        return copy_staged(dst, src, driver_device, route, device)
     order_ends(dst, src, driver_device, route, device)
-    with nogil:
-        result = entered(&driver_device.context)
-        if result.code == CUDA_SUCCESS:
-            result = rows_queue(&driver_device.context, route.stream, rows, box)
-            context_leave(&driver_device.context)
+    result = queue_rows(&driver_device.context, route, box)
     # A pageable source was read when the driver's call returns; for a destination the CPU waits.
     if device == END_TO:
         join(dst, src, driver_device, route)
@@ -294,15 +294,15 @@ cdef int order_ends(Buffer dst, Buffer src, DriverDevice driver_device, const Ro
 # ---- By both, through pinned memory --------------------------------------------------------------
 
 cdef int copy_staged(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
-                     const Rows* rows, End device) except -1:
+                     End device) except -1:
     order_ends(dst, src, driver_device, route, device)
-    return stage(driver_device, route.stream, rows, device)
+    return stage(driver_device, route.stream, route.rows, device)
 
 
-cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device, const Route* route,
-                       const Rows* rows) except -1:
+cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device,
+                       const Route* route) except -1:
     # Copy between two layouts that need too many boxes: by way of packed elements on the host.
-    cdef uint64_t nbytes = rows_bytes(rows)
+    cdef uint64_t nbytes = rows_bytes(route.rows)
     cdef void* packed = malloc(nbytes)
     cdef DriverDevice source = src.home.driver_device
     cdef DriverDevice target = dst.home.driver_device
@@ -313,10 +313,10 @@ cdef int copy_repacked(Buffer dst, Buffer src, DriverDevice driver_device, const
         # Each half on its end's own stream. The first half comes after the work of the stream asked
         # for, and is done when the second begins.
         order_read(src, route.stream, driver_device)
-        half = rows[0]
+        half = route.rows[0]
         rows_pack(&half, END_TO, <uintptr_t>packed)
         stage(source, own_stream(src), &half, END_ORIGIN)
-        half = rows[0]
+        half = route.rows[0]
         rows_pack(&half, END_ORIGIN, <uintptr_t>packed)
         stage(target, own_stream(dst), &half, END_TO)
     finally:
@@ -329,8 +329,8 @@ cdef int stage(DriverDevice driver_device, CUstream stream, const Rows* rows, En
     cdef Buffer memory = ring_memory(driver_device, ring_bytes(ring))
     cdef void* plain = NULL
     cdef CallResult result
-    cdef Rows led
-    rows_lead(rows, device, &led)
+    cdef Rows led = rows[0]
+    rows_lead(&led, device)
     if memory is not None:
         ring.address = memory.address
     else:

@@ -17,12 +17,15 @@ cdef inline CallResult call_result(CUresult code, const char* call) noexcept nog
     result.call = call
     return result
 
-# Queued on a stream of `context`, which is current. The box is that of the rows.
-cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows,
-                           Box box) noexcept nogil
-# The same between two devices, row by row: a peer copy has one dimension.
-cdef CallResult rows_queue_peer(DeviceContext* context, CUstream stream, const Rows* rows,
-                                DeviceContext* to, DeviceContext* origin) noexcept nogil
+# The devices of both ends of a copy between peers.
+cdef struct Peers:
+    DeviceContext* to
+    DeviceContext* origin
+
+# Queued on a stream of `context`, which is current. The box is that of the rows, or one row where
+# there are `peers`: a peer copy has one dimension. NULL: both ends are reachable from `context`.
+cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows, Box box,
+                           const Peers* peers) noexcept nogil
 # Fills `count` adjacent elements with one value, queued on a stream; None is the buffer's own, or
 # the CPU does it where the memory is ordinary host memory.
 cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes element,

@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 from gpumem._buffer cimport (
     Buffer, order_host_writing, order_stream, order_written, own_stream, stream_handle,
 )
-from gpumem._copy.plan cimport Box, MOST_DIMS, Rows, rows_next
+from gpumem._copy.plan cimport Box, Dim, Rows, rows_next
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
     CUDA_SUCCESS, CUresult, CUstream, DeviceContext, DriverDevice,
@@ -15,40 +15,28 @@ from gpumem._native.driver cimport (
 from gpumem.device import MemoryKind
 
 
-cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows,
-                           Box box) noexcept nogil:
-    cdef int64_t index[MOST_DIMS]
+cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows, Box box,
+                           const Peers* peers) noexcept nogil:
     cdef Rows left = rows[0]
     cdef CallResult last
-    cdef int i
-    for i in range(rows.ndim):
-        index[i] = 0
     while True:
-        if box.height < 0:
+        if peers != NULL:
+            last = queue_peer(context, stream, &left, peers)
+        elif box.height < 0:
             last = queue_line(context, stream, &left)
         elif box.depth < 0:
-            last = queue_2d(context, stream, &left, box)
+            last = queue_2d(context, stream, &left, &left.dims[box.height])
         else:
-            last = queue_3d(context, stream, &left, box)
-        if last.code != CUDA_SUCCESS or not rows_next(&left, box, index):
+            last = queue_3d(context, stream, &left, &left.dims[box.height], &left.dims[box.depth])
+        if last.code != CUDA_SUCCESS or not rows_next(&left, box):
             return last
 
 
-cdef CallResult rows_queue_peer(DeviceContext* context, CUstream stream, const Rows* rows,
-                                DeviceContext* to, DeviceContext* origin) noexcept nogil:
-    cdef int64_t index[MOST_DIMS]
-    cdef Rows left = rows[0]
-    cdef CUresult code
-    cdef Box row
-    cdef int i
-    row.height = row.depth = -1
-    for i in range(rows.ndim):
-        index[i] = 0
-    while True:
-        code = context.table.cuMemcpyPeerAsync(left.to, to.primary, left.origin, origin.primary,
-                                               left.width, stream)
-        if code != CUDA_SUCCESS or not rows_next(&left, row, index):
-            return call_result(code, "cuMemcpyPeerAsync")
+cdef CallResult queue_peer(DeviceContext* context, CUstream stream, const Rows* rows,
+                           const Peers* peers) noexcept nogil:
+    return call_result(context.table.cuMemcpyPeerAsync(
+        rows.to, peers.to.primary, rows.origin, peers.origin.primary, rows.width, stream),
+        "cuMemcpyPeerAsync")
 
 
 cdef CallResult queue_line(DeviceContext* context, CUstream stream,
@@ -58,37 +46,37 @@ cdef CallResult queue_line(DeviceContext* context, CUstream stream,
 
 
 cdef CallResult queue_2d(DeviceContext* context, CUstream stream, const Rows* rows,
-                         Box box) noexcept nogil:
+                         const Dim* height) noexcept nogil:
     # Unified: the driver finds out from the addresses which memory each end is.
     cdef CUDA_MEMCPY2D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.dstDevice = rows.to
-    copy.dstPitch = rows.to_strides[box.height]
+    copy.dstPitch = height.to
     copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.srcDevice = rows.origin
-    copy.srcPitch = rows.origin_strides[box.height]
+    copy.srcPitch = height.origin
     copy.WidthInBytes = rows.width
-    copy.Height = rows.shape[box.height]
+    copy.Height = height.length
     return call_result(context.table.cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync")
 
 
 cdef CallResult queue_3d(DeviceContext* context, CUstream stream, const Rows* rows,
-                         Box box) noexcept nogil:
+                         const Dim* height, const Dim* depth) noexcept nogil:
     cdef CUDA_MEMCPY3D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.dstDevice = rows.to
-    copy.dstPitch = rows.to_strides[box.height]
+    copy.dstPitch = height.to
     # Heights of a slice, in rows of the pitch.
-    copy.dstHeight = rows.to_strides[box.depth] // rows.to_strides[box.height]
+    copy.dstHeight = depth.to // height.to
     copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.srcDevice = rows.origin
-    copy.srcPitch = rows.origin_strides[box.height]
-    copy.srcHeight = rows.origin_strides[box.depth] // rows.origin_strides[box.height]
+    copy.srcPitch = height.origin
+    copy.srcHeight = depth.origin // height.origin
     copy.WidthInBytes = rows.width
-    copy.Height = rows.shape[box.height]
-    copy.Depth = rows.shape[box.depth]
+    copy.Height = height.length
+    copy.Depth = depth.length
     return call_result(context.table.cuMemcpy3DAsync(&copy, stream), "cuMemcpy3DAsync")
 
 

@@ -14,6 +14,13 @@ cdef enum End:
     END_TO          # the destination
     END_ORIGIN      # the source
 
+# One dimension outside the rows.
+cdef struct Dim:
+    int64_t length
+    int64_t to              # bytes from one index to the next, in the destination
+    int64_t origin          # and in the source
+    int64_t index           # the current one of `rows_next`; 0 at first
+
 # `width` bytes are adjacent on both sides. Outer dimensions come first, and the leading end's
 # strides, in bytes, only fall and are never negative; the other end's may be anything.
 cdef struct Rows:
@@ -21,9 +28,7 @@ cdef struct Rows:
     uint64_t origin
     uint64_t width
     int ndim
-    int64_t shape[MOST_DIMS]
-    int64_t to_strides[MOST_DIMS]
-    int64_t origin_strides[MOST_DIMS]
+    Dim dims[MOST_DIMS]
 
 # The dimensions of a Rows that one driver call covers; -1: none.
 cdef struct Box:
@@ -35,8 +40,8 @@ cdef struct Box:
 cdef bint rows_make(Rows* rows, uint64_t to, const int64_t* to_strides, uint64_t origin,
                     const int64_t* origin_strides, int ndim, const int64_t* shape,
                     int64_t itemsize, End leader) noexcept nogil
-# The same copy with another leading end.
-cdef void rows_lead(const Rows* rows, End leader, Rows* led) noexcept nogil
+# Changes the leading end; the copy stays the same.
+cdef void rows_lead(Rows* rows, End leader) noexcept nogil
 # Addresses from the lowest byte of one end to behind its highest.
 cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) noexcept nogil
 cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil
@@ -45,8 +50,7 @@ cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil
 # The box that needs the fewest calls.
 cdef Box rows_box(const Rows* rows) noexcept nogil
 # Moves both addresses to the next index of the dimensions outside the box; False after the last.
-# `index` starts with zeros and `rows` is changed.
-cdef bint rows_next(Rows* rows, Box box, int64_t* index) noexcept nogil
+cdef bint rows_next(Rows* rows, Box box) noexcept nogil
 
 # How a copy is cut into pieces of at most so many bytes: `count` runs of `step` indices of one
 # dimension, for each index of those outside it. The bytes of a row count as a dimension.

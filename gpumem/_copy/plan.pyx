@@ -18,127 +18,110 @@ cdef bint rows_make(Rows* rows, uint64_t to, const int64_t* to_strides, uint64_t
         if shape[i] == 0:
             return False
         if shape[i] != 1:           # the stride of a dimension of one element is arbitrary
-            add_dim(rows, shape[i], to_strides[i], origin_strides[i], leader)
-    sort_dims(rows, leader)
-    merge_dims(rows)
+            rows.dims[rows.ndim] = Dim(shape[i], to_strides[i], origin_strides[i], 0)
+            rows.ndim += 1
+    rows_lead(rows, leader)
     return True
 
 
-cdef inline const int64_t* ends_strides(const Rows* rows, End end) noexcept nogil:
-    return &rows.to_strides[0] if end == END_TO else &rows.origin_strides[0]
+cdef void rows_lead(Rows* rows, End leader) noexcept nogil:
+    cdef Dim* dim
+    cdef int i
+    for i in range(rows.ndim):
+        dim = &rows.dims[i]
+        # A dimension that the leading end walks backwards is walked from its other end by both.
+        if step_of(dim, leader) < 0:
+            rows.to += (dim.length - 1) * dim.to
+            rows.origin += (dim.length - 1) * dim.origin
+            dim.to = -dim.to
+            dim.origin = -dim.origin
+    sort_dims(rows, leader)
+    merge_dims(rows)
 
 
-cdef void add_dim(Rows* rows, int64_t length, int64_t to, int64_t origin,
-                  End leader) noexcept nogil:
-    # A dimension that the leading end walks backwards is walked from its other end by both.
-    cdef int n = rows.ndim
-    if (to if leader == END_TO else origin) < 0:
-        rows.to += (length - 1) * to
-        rows.origin += (length - 1) * origin
-        to = -to
-        origin = -origin
-    rows.shape[n] = length
-    rows.to_strides[n] = to
-    rows.origin_strides[n] = origin
-    rows.ndim = n + 1
-
-
-cdef bint is_outside(const Rows* rows, int a, int b, End leader) noexcept nogil:
-    # By the leader's strides; the other end decides where the leader's are equal (0, say).
-    cdef const int64_t* first = ends_strides(rows, leader)
-    cdef const int64_t* second = ends_strides(rows, END_ORIGIN if leader == END_TO else END_TO)
-    if first[a] != first[b]:
-        return first[a] > first[b]
-    return second[a] > second[b]
+cdef inline int64_t step_of(const Dim* dim, End end) noexcept nogil:
+    return dim.to if end == END_TO else dim.origin
 
 
 cdef void sort_dims(Rows* rows, End leader) noexcept nogil:
     # By insertion: there are few dimensions, mostly in order already.
+    cdef Dim moved
     cdef int i, j
     for i in range(1, rows.ndim):
+        moved = rows.dims[i]
         j = i
-        while j > 0 and is_outside(rows, j, j - 1, leader):
-            swap(&rows.shape[j], &rows.shape[j - 1])
-            swap(&rows.to_strides[j], &rows.to_strides[j - 1])
-            swap(&rows.origin_strides[j], &rows.origin_strides[j - 1])
+        while j > 0 and is_outside(&moved, &rows.dims[j - 1], leader):
+            rows.dims[j] = rows.dims[j - 1]
             j -= 1
+        rows.dims[j] = moved
 
 
-cdef inline void swap(int64_t* a, int64_t* b) noexcept nogil:
-    cdef int64_t kept = a[0]
-    a[0] = b[0]
-    b[0] = kept
+cdef bint is_outside(const Dim* a, const Dim* b, End leader) noexcept nogil:
+    # By the leader's strides; the other end decides where the leader's are equal (0, say).
+    cdef End other = END_ORIGIN if leader == END_TO else END_TO
+    if step_of(a, leader) != step_of(b, leader):
+        return step_of(a, leader) > step_of(b, leader)
+    return step_of(a, other) > step_of(b, other)
 
 
 cdef void merge_dims(Rows* rows) noexcept nogil:
     # From the inside. First the dimensions that continue the row on both sides become part of it;
     # then neighbours that together step evenly on both sides become one dimension. The merged
-    # dimensions collect at the arrays' ends, and move to their beginnings at last.
-    cdef int read, inner
+    # dimensions collect at the array's end, and move to its beginning at last.
+    cdef int read, last
+    cdef Dim* outer
+    cdef Dim* inner
     cdef int64_t width = rows.width
-    while (rows.ndim > 0 and rows.to_strides[rows.ndim - 1] == width
-           and rows.origin_strides[rows.ndim - 1] == width):
+    while (rows.ndim > 0 and rows.dims[rows.ndim - 1].to == width
+           and rows.dims[rows.ndim - 1].origin == width):
         rows.ndim -= 1
-        width *= rows.shape[rows.ndim]
+        width *= rows.dims[rows.ndim].length
     rows.width = width
-    if rows.ndim == 0:
-        return
-    inner = rows.ndim - 1
+    last = rows.ndim - 1
     for read in range(rows.ndim - 2, -1, -1):
-        if (rows.to_strides[read] == rows.shape[inner] * rows.to_strides[inner]
-                and rows.origin_strides[read] == rows.shape[inner] * rows.origin_strides[inner]):
-            rows.shape[inner] *= rows.shape[read]
+        outer = &rows.dims[read]
+        inner = &rows.dims[last]
+        if outer.to == inner.length * inner.to and outer.origin == inner.length * inner.origin:
+            inner.length *= outer.length
         else:
-            inner -= 1
-            rows.shape[inner] = rows.shape[read]
-            rows.to_strides[inner] = rows.to_strides[read]
-            rows.origin_strides[inner] = rows.origin_strides[read]
-    rows.ndim -= inner
-    memmove(rows.shape, rows.shape + inner, rows.ndim * sizeof(int64_t))
-    memmove(rows.to_strides, rows.to_strides + inner, rows.ndim * sizeof(int64_t))
-    memmove(rows.origin_strides, rows.origin_strides + inner, rows.ndim * sizeof(int64_t))
-
-
-cdef void rows_lead(const Rows* rows, End leader, Rows* led) noexcept nogil:
-    cdef int i
-    led.to = rows.to
-    led.origin = rows.origin
-    led.width = rows.width
-    led.ndim = 0
-    for i in range(rows.ndim):
-        add_dim(led, rows.shape[i], rows.to_strides[i], rows.origin_strides[i], leader)
-    sort_dims(led, leader)
-    merge_dims(led)
+            last -= 1
+            rows.dims[last] = outer[0]
+    if last > 0:
+        rows.ndim -= last
+        memmove(rows.dims, &rows.dims[last], rows.ndim * sizeof(Dim))
 
 
 cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) noexcept nogil:
     # The end that does not lead may have negative strides.
-    cdef const int64_t* strides = ends_strides(rows, end)
+    cdef int64_t distance
     cdef int i
     low[0] = rows.to if end == END_TO else rows.origin
     high[0] = low[0] + rows.width
     for i in range(rows.ndim):
-        if strides[i] < 0:
-            low[0] += (rows.shape[i] - 1) * strides[i]
+        distance = (rows.dims[i].length - 1) * step_of(&rows.dims[i], end)
+        if distance < 0:
+            low[0] += distance
         else:
-            high[0] += (rows.shape[i] - 1) * strides[i]
+            high[0] += distance
 
 
 cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil:
     cdef uint64_t total = rows.width
     cdef int i
     for i in range(rows.ndim):
-        total *= rows.shape[i]
+        total *= rows.dims[i].length
     return total
 
 
 cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil:
-    cdef int64_t* strides = <int64_t*>ends_strides(rows, end)
     cdef int64_t step = rows.width
     cdef int i
     for i in range(rows.ndim - 1, -1, -1):
-        strides[i] = step
-        step *= rows.shape[i]
+        if end == END_TO:
+            rows.dims[i].to = step
+        else:
+            rows.dims[i].origin = step
+        step *= rows.dims[i].length
     if end == END_TO:
         rows.to = address
     else:
@@ -148,25 +131,24 @@ cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil:
 
 # ---- Boxes ---------------------------------------------------------------------------------------
 
-# A box is `width` x `shape[height]` x `shape[depth]` bytes. Its rows must not overlap, and its
+# A box is width x height x depth bytes. Its rows must not overlap, and its
 # slices must be whole rows apart, on both sides: that is what pitched copies can express.
 
 cdef inline bint is_pitch(const Rows* rows, int64_t stride) noexcept nogil:
     return <int64_t>rows.width <= stride <= MOST_PITCH
 
 
-cdef inline bint is_height(const Rows* rows, int dim) noexcept nogil:
-    return is_pitch(rows, rows.to_strides[dim]) and is_pitch(rows, rows.origin_strides[dim])
+cdef inline bint is_height(const Rows* rows, const Dim* dim) noexcept nogil:
+    return is_pitch(rows, dim.to) and is_pitch(rows, dim.origin)
 
 
 cdef inline bint is_slice(int64_t stride, int64_t pitch, int64_t height) noexcept nogil:
     return stride % pitch == 0 and stride // pitch >= height
 
 
-cdef inline bint is_depth(const Rows* rows, int height, int dim) noexcept nogil:
-    return (is_slice(rows.to_strides[dim], rows.to_strides[height], rows.shape[height])
-            and is_slice(rows.origin_strides[dim], rows.origin_strides[height],
-                         rows.shape[height]))
+cdef inline bint is_depth(const Dim* height, const Dim* dim) noexcept nogil:
+    return (is_slice(dim.to, height.to, height.length)
+            and is_slice(dim.origin, height.origin, height.length))
 
 
 cdef Box rows_box(const Rows* rows) noexcept nogil:
@@ -174,47 +156,49 @@ cdef Box rows_box(const Rows* rows) noexcept nogil:
     cdef int64_t most = 1
     cdef int64_t inside
     cdef int height, depth, i
-    box.height = -1
-    box.depth = -1
+    box.height = box.depth = -1
     box.calls = 1
     # Of all pairs of dimensions, the one that covers the most rows; a height alone is a 2-D copy.
     for height in range(rows.ndim):
-        if not is_height(rows, height):
+        if not is_height(rows, &rows.dims[height]):
             continue
-        if rows.shape[height] > most:
-            most = rows.shape[height]
+        if rows.dims[height].length > most:
+            most = rows.dims[height].length
             box.height = height
             box.depth = -1
         for depth in range(rows.ndim):
-            inside = rows.shape[height] * rows.shape[depth]
-            if depth != height and inside > most and is_depth(rows, height, depth):
+            inside = rows.dims[height].length * rows.dims[depth].length
+            if (depth != height and inside > most
+                    and is_depth(&rows.dims[height], &rows.dims[depth])):
                 most = inside
                 box.height = height
                 box.depth = depth
     # One call for each index of the other dimensions.
     for i in range(rows.ndim):
         if i != box.height and i != box.depth:
-            if box.calls > INT64_MAX // rows.shape[i]:
+            if box.calls > INT64_MAX // rows.dims[i].length:
                 box.calls = INT64_MAX
                 return box
-            box.calls *= rows.shape[i]
+            box.calls *= rows.dims[i].length
     return box
 
 
-cdef bint rows_next(Rows* rows, Box box, int64_t* index) noexcept nogil:
+cdef bint rows_next(Rows* rows, Box box) noexcept nogil:
     # Like an odometer: a dimension that has run through returns to 0, and the next outer one steps.
+    cdef Dim* dim
     cdef int i
     for i in range(rows.ndim - 1, -1, -1):
         if i == box.height or i == box.depth:
             continue
-        index[i] += 1
-        rows.to += rows.to_strides[i]
-        rows.origin += rows.origin_strides[i]
-        if index[i] < rows.shape[i]:
+        dim = &rows.dims[i]
+        dim.index += 1
+        rows.to += dim.to
+        rows.origin += dim.origin
+        if dim.index < dim.length:
             return True
-        rows.to -= index[i] * rows.to_strides[i]
-        rows.origin -= index[i] * rows.origin_strides[i]
-        index[i] = 0
+        rows.to -= dim.index * dim.to
+        rows.origin -= dim.index * dim.origin
+        dim.index = 0
     return False
 
 
@@ -232,20 +216,20 @@ cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil:
         length = rows.width
     else:
         cut.dim = rows.ndim - 1
-        while cut.dim > 0 and inside * rows.shape[cut.dim] <= most_bytes:
-            inside *= rows.shape[cut.dim]
+        while cut.dim > 0 and inside * rows.dims[cut.dim].length <= most_bytes:
+            inside *= rows.dims[cut.dim].length
             cut.dim -= 1
         if cut.dim < 0:             # one row, and it fits
             cut.dim = 0
             cut.step = rows.width
             length = rows.width
         else:
-            length = rows.shape[cut.dim]
+            length = rows.dims[cut.dim].length
             cut.step = min(length, <int64_t>(most_bytes // inside))
     cut.per_run = (length + cut.step - 1) // cut.step
     cut.count = cut.per_run
     for i in range(min(cut.dim, rows.ndim)):
-        cut.count *= rows.shape[i]
+        cut.count *= rows.dims[i].length
     return cut
 
 
@@ -257,24 +241,21 @@ cdef void rows_piece(const Rows* rows, Cut cut, int64_t number, Rows* piece) noe
     cdef int i
     piece[0] = rows[0]
     for i in range(min(cut.dim, rows.ndim) - 1, -1, -1):
-        index = run % rows.shape[i]
-        run //= rows.shape[i]
-        piece.to += index * rows.to_strides[i]
-        piece.origin += index * rows.origin_strides[i]
+        index = run % rows.dims[i].length
+        run //= rows.dims[i].length
+        piece.to += index * rows.dims[i].to
+        piece.origin += index * rows.dims[i].origin
     if cut.dim == rows.ndim:        # part of a row
         piece.to += begin
         piece.origin += begin
         piece.width = min(cut.step, <int64_t>rows.width - begin)
         piece.ndim = 0
         return
-    piece.to += begin * rows.to_strides[cut.dim]
-    piece.origin += begin * rows.origin_strides[cut.dim]
+    piece.to += begin * rows.dims[cut.dim].to
+    piece.origin += begin * rows.dims[cut.dim].origin
     piece.ndim = rows.ndim - cut.dim
-    for i in range(piece.ndim):
-        piece.shape[i] = rows.shape[cut.dim + i]
-        piece.to_strides[i] = rows.to_strides[cut.dim + i]
-        piece.origin_strides[i] = rows.origin_strides[cut.dim + i]
-    piece.shape[0] = min(cut.step, rows.shape[cut.dim] - begin)
+    memcpy(piece.dims, &rows.dims[cut.dim], piece.ndim * sizeof(Dim))
+    piece.dims[0].length = min(cut.step, piece.dims[0].length - begin)
 
 
 # ---- By the CPU ----------------------------------------------------------------------------------
@@ -282,21 +263,18 @@ cdef void rows_piece(const Rows* rows, Cut cut, int64_t number, Rows* piece) noe
 cdef void rows_move(const Rows* rows) noexcept nogil:
     cdef Rows left
     cdef Box line                   # the innermost dimension, which one loop walks
-    cdef int64_t index[MOST_DIMS]
-    cdef int i
+    cdef const Dim* dim
     if rows.ndim == 0:
         memmove(<void*><uintptr_t>rows.to, <const void*><uintptr_t>rows.origin, rows.width)
         return
     left = rows[0]
     line.height = rows.ndim - 1
     line.depth = -1
-    for i in range(rows.ndim):
-        index[i] = 0
+    dim = &rows.dims[line.height]
     while True:
         move_line(<uint8_t*><uintptr_t>left.to, <const uint8_t*><uintptr_t>left.origin,
-                  left.shape[line.height], left.to_strides[line.height],
-                  left.origin_strides[line.height], left.width)
-        if not rows_next(&left, line, index):
+                  dim.length, dim.to, dim.origin, left.width)
+        if not rows_next(&left, line):
             return
 
 

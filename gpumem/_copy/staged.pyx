@@ -198,7 +198,7 @@ cdef CallResult queue_transfer(Staged* staged, int64_t number) noexcept nogil:
     rows_piece(staged.rows, staged.cut, number, &piece)
     rows_pack(&piece, END_ORIGIN if staged.device == END_TO else END_TO,
               slot_address(staged, number))
-    result = rows_queue(staged.context, staged.stream, &piece, rows_box(&piece))
+    result = rows_queue(staged.context, staged.stream, &piece, rows_box(&piece), NULL)
     if result.code != CUDA_SUCCESS:
         return result
     return call_result(staged.context.table.cuEventRecord(

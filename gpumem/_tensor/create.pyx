@@ -3,14 +3,14 @@
 from libc.stdint cimport int64_t
 
 from gpumem._buffer cimport Buffer, MemoryResource, require_open
-from gpumem._copy cimport copy_elements, Side
+from gpumem._copy cimport fill_elements
 from gpumem._defaults cimport serving
 from gpumem._tensor.imports cimport tensor_seeing
 from gpumem._tensor.layout cimport (
     element_of, ElementType, layout_extent, MAX_RANK, numpy, shape_from,
 )
 from gpumem._tensor.tensor cimport (
-    resource_beside, Tensor, tensor_allocate, tensor_copy, tensor_fill,
+    resource_beside, Tensor, tensor_allocate, tensor_copy, tensor_move,
 )
 
 from gpumem._support.arguments import refuse
@@ -111,7 +111,8 @@ def zeros(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     """
     cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
                                environment=environment, stream=stream)
-    tensor_fill(tensor, bytes(tensor.element.itemsize), stream)
+    fill_elements(tensor.buffer, tensor.address, tensor.count, bytes(tensor.element.itemsize),
+                  stream)
     return tensor
 
 
@@ -151,7 +152,7 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
     value = _element_from(fill_value, element_of(dtype).dtype)
     cdef Tensor tensor = empty(shape, dtype, memory=memory, resource=resource,
                                environment=environment, stream=stream)
-    tensor_fill(tensor, value.tobytes(), stream)
+    fill_elements(tensor.buffer, tensor.address, tensor.count, value.tobytes(), stream)
     return tensor
 
 
@@ -239,21 +240,7 @@ def copy(dst, src, stream=None):
         if is_same(to, origin):
             return
         origin = tensor_copy(origin, resource_beside(origin), stream)
-    move(to, origin, stream, not isinstance(dst, (Tensor, Buffer)))
-
-
-cdef int move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1:
-    cdef Side to
-    cdef Side origin
-    require_open(src.buffer)
-    to.address = dst.address
-    to.strides = dst.steps
-    to.is_temporary = dst_is_temporary
-    origin.address = src.address
-    origin.strides = src.steps
-    origin.is_temporary = False
-    return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
-                         dst.element.itemsize, stream)
+    tensor_move(to, origin, stream, not isinstance(dst, (Tensor, Buffer)))
 
 
 # ---- what is refused -----------------------------------------------------------------------------

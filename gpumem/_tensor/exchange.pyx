@@ -12,7 +12,7 @@ from gpumem._buffer cimport (
     exchange_table, Incoming, incoming_versioned, require_open, set_error,
 )
 from gpumem._defaults cimport serving
-from gpumem._tensor.imports cimport foreign_adopt, tensor_of_incoming
+from gpumem._tensor.imports cimport tensor_of_incoming
 from gpumem._tensor.layout cimport element_named
 from gpumem._tensor.tensor cimport (
     export_order, Tensor, tensor_allocate, tensor_describe, tensor_export, tensor_find_words,
@@ -50,7 +50,6 @@ cdef int to_py_object(DLManagedTensorVersioned* managed, void** out) except -1:
     cdef Tensor tensor
     incoming_versioned(managed, &incoming)
     tensor = tensor_of_incoming(&incoming)
-    foreign_adopt(tensor.buffer, &incoming)
     Py_INCREF(tensor)
     out[0] = <void*>tensor
     return 0

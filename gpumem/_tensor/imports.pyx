@@ -4,7 +4,7 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, UINT64_MAX, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
@@ -14,8 +14,8 @@ from gpumem._buffer cimport (
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_SUCCESS,
-    CUpointer_attribute, CUstream, DeviceContext, DriverDevice, pointer_attribute,
+    CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE,
+    CUDA_SUCCESS, CUpointer_attribute, CUstream, DeviceContext, DriverDevice, pointer_attribute,
 )
 from gpumem._support.lease cimport Lease, lease_create
 from gpumem._support.process cimport process_is_exiting
@@ -29,9 +29,6 @@ from gpumem._tensor.tensor cimport Tensor, tensor_new, tensor_to, tensor_whole
 from gpumem._support.arguments import require
 from gpumem.device import _count, Device, driver_status, MemoryInfo, MemoryKind
 
-
-cdef enum:
-    MEMORY_TYPE_DEVICE = 2      # CUmemorytype
 
 cdef object host_info = None     # MemoryInfo("host"), made at the first use
 _VERSION = (DLPACK_MAJOR, DLPACK_NEWEST_MINOR)
@@ -117,13 +114,10 @@ def asarray(x, memory=None):
     >>> gpumem.asarray([1, 2, 3]).shape
     (3,)
     """
-    cdef Tensor tensor = _tensor_of(x)
+    cdef Tensor tensor = tensor_seeing(x)
+    if tensor is None:
+        tensor = tensor_of_ndarray(numpy().asarray(x))
     return tensor if memory is None else tensor_to(tensor, memory, None, None)
-
-
-def _tensor_of(x):
-    seen = tensor_seeing(x)
-    return tensor_of_ndarray(numpy().asarray(x)) if seen is None else seen
 
 
 cdef Tensor tensor_seeing(object x):
@@ -189,17 +183,16 @@ cdef Tensor tensor_of_capsule(object capsule):
     cdef Tensor tensor
     dlpack_peek(capsule, &incoming)
     tensor = tensor_of_incoming(&incoming)
-    foreign_adopt(tensor.buffer, &incoming)
     dlpack_take(capsule, &incoming)
     return tensor
 
 
 cdef Tensor tensor_of_incoming(const Incoming* incoming):
-    """Check what a producer describes; `foreign_adopt` then makes the tensor its owner."""
     cdef const DLTensor* described = incoming.tensor
     cdef ElementType element = element_named(described.dtype)
     cdef Layout layout
     cdef uint64_t address = <uintptr_t>described.data
+    cdef ForeignOwner* owner
     cdef Tensor tensor
     if described.byte_offset > UINT64_MAX - address:
         raise BufferError(f"DLPack tensor's byte_offset {described.byte_offset} overflows the "
@@ -210,6 +203,10 @@ cdef Tensor tensor_of_incoming(const Incoming* incoming):
     tensor.is_read_only = (incoming.flags & DL_READ_ONLY) != 0
     if described.device.device_type == DL_CPU:
         order_settled(tensor.buffer)
+    # Last: after a failure the memory is still the producer's.
+    owner = <ForeignOwner*>tensor.buffer.handle
+    owner.managed = incoming.managed
+    owner.versioned = incoming.versioned
     return tensor
 
 
@@ -360,7 +357,7 @@ def _memory_at(address):
     if attribute_of(CU_POINTER_ATTRIBUTE_IS_MANAGED, address):
         return MemoryInfo(device, MemoryKind.MANAGED)
     if address and (attribute_of(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
-                    != MEMORY_TYPE_DEVICE):
+                    != CU_MEMORYTYPE_DEVICE):
         return MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
     return MemoryInfo(device)
 
@@ -369,7 +366,7 @@ def _memory_at(address):
 
 
 # The owner of the memory: a DLPack producer's tensor, whose deleter is called, or an object.
-cdef struct ArrayOwner:
+cdef struct ForeignOwner:
     void* managed
     bint versioned
     PyObject* object
@@ -394,7 +391,7 @@ cdef class ForeignMemory(MemoryResource):
         return LEGACY_STREAM        # producers order their work before it
 
     cdef void give_back(self, Buffer buffer) noexcept:
-        release_owner(<ArrayOwner*>buffer.handle)
+        release_owner(<ForeignOwner*>buffer.handle)
 
     cdef Lease* lease(self, Buffer buffer) except NULL:
         cdef Lease* lease = lease_create(buffer.handle, buffer.address, buffer.requested_bytes, 0,
@@ -407,28 +404,20 @@ cdef class ForeignMemory(MemoryResource):
 cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner):
     cdef ForeignMemory resource = resource_of(memory)
     cdef Buffer buffer = Buffer.__new__(Buffer)
-    cdef ArrayOwner* end = <ArrayOwner*>malloc(sizeof(ArrayOwner))
-    if end == NULL:
+    cdef ForeignOwner* kept = <ForeignOwner*>calloc(1, sizeof(ForeignOwner))
+    if kept == NULL:
         raise MemoryError("out of host memory while importing a buffer")
-    end.managed = NULL
-    end.versioned = False
-    end.object = NULL
-    end.context = NULL if memory.kind is MemoryKind.HOST else &resource.driver_device.context
+    if memory.kind is not MemoryKind.HOST:
+        kept.context = &resource.driver_device.context
     if owner is not None:
         Py_INCREF(owner)
-        end.object = <PyObject*>owner
+        kept.object = <PyObject*>owner
     buffer.resource = buffer.home = resource
     buffer.address = address
     buffer.requested_bytes = nbytes
     buffer.block_bytes = nbytes or 1        # not 0: an empty one has an owner, too
-    buffer.handle = <uint64_t>end
+    buffer.handle = <uint64_t>kept
     return buffer
-
-
-cdef void foreign_adopt(Buffer buffer, const Incoming* incoming) noexcept:
-    cdef ArrayOwner* end = <ArrayOwner*>buffer.handle
-    end.managed = incoming.managed
-    end.versioned = incoming.versioned
 
 
 cdef ForeignMemory resource_of(object memory):
@@ -440,15 +429,15 @@ cdef ForeignMemory resource_of(object memory):
 
 
 cdef void release_lease(Lease* lease) noexcept nogil:
-    release_owner(<ArrayOwner*>lease.handle)
+    release_owner(<ForeignOwner*>lease.handle)
 
 
-cdef void release_owner(ArrayOwner* end) noexcept nogil:
+cdef void release_owner(ForeignOwner* owner) noexcept nogil:
     # In a forked child a GPU's memory stays the parent's.
-    if end.context == NULL or not context_is_dead(end.context):
-        if end.managed != NULL:
-            dlpack_delete(end.managed, end.versioned)
-        if end.object != NULL and not process_is_exiting():
+    if owner.context == NULL or not context_is_dead(owner.context):
+        if owner.managed != NULL:
+            dlpack_delete(owner.managed, owner.versioned)
+        if owner.object != NULL and not process_is_exiting():
             with gil:
-                Py_DECREF(<object>end.object)
-    free(end)
+                Py_DECREF(<object>owner.object)
+    free(owner)

@@ -52,30 +52,28 @@ cdef void layout_c_strides(int ndim, const int64_t* shape, int64_t itemsize,
 
 cdef bint layout_is_c(int ndim, const int64_t* shape, const int64_t* strides,
                       int64_t itemsize) noexcept nogil:
-    cdef int64_t step = itemsize
-    cdef bint whole = True
-    cdef int i
-    for i in range(ndim - 1, -1, -1):
-        if shape[i] == 0:
-            return True
-        if shape[i] != 1:
-            whole = whole and strides[i] == step
-            step *= shape[i]
-    return whole
+    return is_dense(ndim, shape, strides, itemsize, ndim - 1, -1)
 
 
 cdef bint layout_is_f(int ndim, const int64_t* shape, const int64_t* strides,
                       int64_t itemsize) noexcept nogil:
+    return is_dense(ndim, shape, strides, itemsize, 0, 1)
+
+
+cdef inline bint is_dense(int ndim, const int64_t* shape, const int64_t* strides, int64_t itemsize,
+                          int innermost, int outwards) noexcept nogil:
     cdef int64_t step = itemsize
-    cdef bint whole = True
+    cdef bint dense = True
+    cdef int axis = innermost
     cdef int i
     for i in range(ndim):
-        if shape[i] == 0:
+        if shape[axis] == 0:        # no elements: in every order, whatever the strides
             return True
-        if shape[i] != 1:
-            whole = whole and strides[i] == step
-            step *= shape[i]
-    return whole
+        if shape[axis] != 1:
+            dense = dense and strides[axis] == step
+            step *= shape[axis]
+        axis += outwards
+    return dense
 
 
 cdef bint layout_extent(int ndim, const int64_t* shape, const int64_t* strides, int64_t itemsize,
@@ -442,22 +440,17 @@ def _buffer_format(dtype):
 
 
 cdef ElementType _element_named(DLDataType named):
-    if named.lanes != 1 or named.bits % 8 != 0 or named.bits == 0:
-        return None
-    if named.code in _CODES:
+    cdef ElementType element = None
+    letter = _LETTERS.get(named.code)
+    name = f"{letter}{named.bits // 8}" if letter else _CODES.get(named.code)
+    if name is not None and named.lanes == 1 and named.bits and named.bits % 8 == 0:
         try:
-            element = element_of(_CODES[named.code])
+            element = element_of(name)
         except TypeError as error:
-            raise BufferError(str(error)) from error
-    elif named.code in _LETTERS:
-        try:
-            element = element_of(numpy().dtype(f"{_LETTERS[named.code]}{named.bits // 8}"))
-        except TypeError:
-            return None
-    else:
-        return None
+            if letter is None:      # the package that has it is not installed
+                raise BufferError(str(error)) from error
     # NumPy reads "f16" as its long double, which is not the type that the producer means.
-    return element if (<ElementType>element).dl.bits == named.bits else None
+    return element if element is not None and element.dl.bits == named.bits else None
 
 
 forbid_instantiation(ElementType)

@@ -33,9 +33,10 @@ cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int
 cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int ndim,
                             const int64_t* shape, object stream)
 cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
+# Copies the elements of one tensor into another of the same shape and element type.
+cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1
 # What gives more memory like that which the tensor is in.
 cdef MemoryResource resource_beside(Tensor tensor)
-cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1
 # BufferError for what DLPack has no words for; called before any of the next two.
 cdef inline int tensor_find_words(Tensor tensor) except -1:
     return 0 if tensor.is_described else find_words(tensor)
@@ -79,10 +80,3 @@ cdef inline int export_order(Buffer buffer, DLDevice device, object stream) exce
 
 
 cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1
-
-
-# ---- What a NumPy array has as its base ----------------------------------------------------------
-
-
-# An object with the buffer protocol over bytes of a buffer, which keeps them.
-cdef object hold_bytes(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only)

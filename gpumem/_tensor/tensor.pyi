@@ -70,5 +70,5 @@ class Tensor:
     ) -> Any: ...
 
 @final
-class MemoryHold:
+class ArrayOwner:
     def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -197,24 +197,26 @@ cdef class Tensor:
         >>> tensor.view("uint8").shape
         (2, 12)
         """
-        cdef ElementType element = element_of(dtype)
-        cdef Layout layout
+        cdef Tensor made = tensor_whole(self)
         cdef int64_t old = self.element.itemsize
-        cdef int64_t last = self.rank - 1
-        layout_of(self, &layout)
-        if element.itemsize != old:
+        cdef int64_t new
+        cdef int last = self.rank - 1
+        made.element = element_of(dtype)
+        new = made.element.itemsize
+        if new != old:
             if last < 0:
                 raise ValueError("a tensor without dimensions keeps the size of its element: "
-                                 f"{element.dtype} has {element.itemsize} bytes, not {old}")
-            if layout.shape[last] != 1 and layout.strides[last] != old and self.count:
-                raise ValueError(f"the last dimension has strides of {layout.strides[last]} bytes: "
+                                 f"{made.dtype} has {new} bytes, not {old}")
+            if self.lengths[last] != 1 and self.steps[last] != old and self.count:
+                raise ValueError(f"the last dimension has strides of {self.steps[last]} bytes: "
                                  f"its {old}-byte elements must be adjacent")
-            if layout.shape[last] * old % element.itemsize:
-                raise ValueError(f"{layout.shape[last] * old} bytes of the last dimension are no "
-                                 f"multiple of {element.itemsize}, the size of {element.dtype}")
-            layout.shape[last] = layout.shape[last] * old // element.itemsize
-            layout.strides[last] = element.itemsize
-        return tensor_view(self, element, self.address, layout.ndim, layout.shape, layout.strides)
+            if self.lengths[last] * old % new:
+                raise ValueError(f"{self.lengths[last] * old} bytes of the last dimension are not "
+                                 f"a multiple of {new}, the size of {made.dtype}")
+            made.lengths[last] = self.lengths[last] * old // new
+            made.steps[last] = new
+            made.count = self.count * old // new
+        return made
 
     def as_read_only(self):
         """Return a view that consumers are told not to write.
@@ -366,11 +368,11 @@ cdef class Tensor:
             raise BufferError("this tensor is read-only: copy it to write it, as with "
                               ".to(memory, copy=True)")
         layout_extent(self.rank, self.lengths, self.steps, self.element.itemsize, &low, &high)
-        hold = hold_bytes(self.buffer, self.address + low, high - low,
-                          self.is_read_only or (writable is not None and not writable))
+        owner = array_owner(self.buffer, self.address + low, high - low,
+                            self.is_read_only or (writable is not None and not writable))
         if sync:
             order_host(self.buffer)
-        return numpy().ndarray(self.shape, self.element.dtype, hold, -low, self.strides)
+        return numpy().ndarray(self.shape, self.element.dtype, owner, -low, self.strides)
 
     def __array__(self, dtype=None, *, copy=None):
         """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""
@@ -382,14 +384,13 @@ cdef class Tensor:
         return array.copy() if copy else array
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        cdef bint strided = (flags & PyBUF_STRIDES) == PyBUF_STRIDES
         require_cpu(self)
         if flags & PyBUF_WRITABLE and self.is_read_only:
             raise BufferError("this tensor is read-only")
         if flags & PyBUF_FORMAT and self.element.format is None:
             raise BufferError(f"the buffer protocol has no name for {self.element.dtype}: use "
                               "numpy(), or view() it as integers")
-        require_order(self, flags, strided)
+        require_order(self, flags)
         view.internal = buffer_share(self.buffer)
         try:
             order_host(self.buffer)
@@ -403,7 +404,7 @@ cdef class Tensor:
         view.format = <char*>self.element.format if flags & PyBUF_FORMAT else NULL
         view.ndim = self.rank
         view.shape = <Py_ssize_t*>self.lengths if flags & PyBUF_ND and self.rank else NULL
-        view.strides = <Py_ssize_t*>self.steps if strided and self.rank else NULL
+        view.strides = <Py_ssize_t*>self.steps if includes(flags, PyBUF_STRIDES) and self.rank else NULL
         view.suboffsets = NULL
         view.obj = self
 
@@ -530,22 +531,16 @@ cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int nd
 cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
     cdef Tensor made = tensor_allocate(resource, source.element, source.rank, source.lengths,
                                        stream)
-    cdef Side to
-    cdef Side origin
-    to.address = made.address
-    to.strides = made.steps
-    to.is_temporary = False
-    origin.address = source.address
-    origin.strides = source.steps
-    origin.is_temporary = False
-    require_open(source.buffer)
-    copy_elements(made.buffer, &to, source.buffer, &origin, source.rank, source.lengths,
-                  source.element.itemsize, stream)
+    tensor_move(made, source, stream, False)
     return made
 
 
-cdef int tensor_fill(Tensor tensor, bytes element, object stream) except -1:
-    return fill_elements(tensor.buffer, tensor.address, tensor.count, element, stream)
+cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1:
+    cdef Side to = Side(dst.address, dst.steps, dst_is_temporary)
+    cdef Side origin = Side(src.address, src.steps, False)
+    require_open(src.buffer)
+    return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
+                         dst.element.itemsize, stream)
 
 
 cdef MemoryResource resource_beside(Tensor tensor):
@@ -590,12 +585,6 @@ cdef Tensor tensor_whole(Tensor base):
     return tensor_view(base, base.element, base.address, base.rank, base.lengths, base.steps)
 
 
-cdef void layout_of(Tensor tensor, Layout* layout) noexcept:
-    layout.ndim = tensor.rank
-    memcpy(layout.shape, tensor.lengths, tensor.rank * sizeof(int64_t))
-    memcpy(layout.strides, tensor.steps, tensor.rank * sizeof(int64_t))
-
-
 # ---- what protocols ask --------------------------------------------------------------------------
 
 cdef int require_cpu(Tensor tensor) except -1:
@@ -605,23 +594,24 @@ cdef int require_cpu(Tensor tensor) except -1:
     return 0
 
 
-cdef int require_order(Tensor tensor, int flags, bint strided) except -1:
-    """Refuse a buffer request that promises an order of elements which they do not have."""
+cdef int require_order(Tensor tensor, int flags) except -1:
+    # Refuse a buffer request that promises an order of elements which they do not have.
     cdef bint in_c = layout_is_c(tensor.rank, tensor.lengths, tensor.steps,
                                  tensor.element.itemsize)
     cdef bint in_f = layout_is_f(tensor.rank, tensor.lengths, tensor.steps,
                                  tensor.element.itemsize)
-    cdef bint wrong = not strided and not in_c
-    if (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS:
-        wrong = wrong or not in_c
-    if (flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS:
-        wrong = wrong or not in_f
-    if (flags & PyBUF_ANY_CONTIGUOUS) == PyBUF_ANY_CONTIGUOUS:
-        wrong = wrong or not (in_c or in_f)
-    if wrong:
-        raise BufferError(f"strides {tensor.strides} are not in the order asked for: copy it "
-                          "first, with .contiguous()")
-    return 0
+    # A consumer that does not ask for strides takes C order for granted.
+    if ((in_c or includes(flags, PyBUF_STRIDES))
+            and (in_c or not includes(flags, PyBUF_C_CONTIGUOUS))
+            and (in_f or not includes(flags, PyBUF_F_CONTIGUOUS))
+            and (in_c or in_f or not includes(flags, PyBUF_ANY_CONTIGUOUS))):
+        return 0
+    raise BufferError(f"strides {tensor.strides} are not in the order asked for: copy it "
+                      "first, with .contiguous()")
+
+
+cdef inline bint includes(int flags, int request) noexcept:
+    return (flags & request) == request     # the requests share bits
 
 
 cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
@@ -730,7 +720,7 @@ cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1
     return order_stream(buffer, <CUstream><uintptr_t>handle)
 
 
-# ---- Holding bytes for NumPy ---------------------------------------------------------------------
+# ---- The owners of NumPy arrays ------------------------------------------------------------------
 
 
 cdef char* BYTES_FORMAT = "B"
@@ -738,8 +728,8 @@ cdef char* BYTES_FORMAT = "B"
 
 @cython.final
 @cython.no_gc
-cdef class MemoryHold:
-    """Bytes of a buffer and a claim on them; it says whether they may be written."""
+cdef class ArrayOwner:
+    """The base of a NumPy array: bytes of a buffer, and a lease that keeps them."""
 
     cdef void* lease
     cdef uint64_t address
@@ -759,19 +749,19 @@ cdef class MemoryHold:
         view.format = BYTES_FORMAT if flags & PyBUF_FORMAT else NULL
         view.ndim = 1
         view.shape = &self.nbytes if flags & PyBUF_ND else NULL
-        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else NULL
+        view.strides = &view.itemsize if includes(flags, PyBUF_STRIDES) else NULL
         view.suboffsets = NULL
         view.internal = NULL
         view.obj = self
 
 
-cdef object hold_bytes(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only):
-    cdef MemoryHold hold = MemoryHold.__new__(MemoryHold)
-    hold.lease = buffer_share(buffer)
-    hold.address = address
-    hold.nbytes = nbytes
-    hold.read_only = read_only
-    return hold
+cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only):
+    cdef ArrayOwner owner = ArrayOwner.__new__(ArrayOwner)
+    owner.lease = buffer_share(buffer)
+    owner.address = address
+    owner.nbytes = nbytes
+    owner.read_only = read_only
+    return owner
 
 
-forbid_instantiation(MemoryHold)
+forbid_instantiation(ArrayOwner)
