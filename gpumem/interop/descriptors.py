@@ -327,7 +327,7 @@ def _uuid(value: object) -> str | None:
     raise InvalidDescriptorError(f"device_uuid {value!r} is not 16 bytes or 32 hexadecimal digits")
 
 
-# ---- who owns a handle ---------------------------------------------------------------------------
+# ---- handles, and objects with bytes -------------------------------------------------------------
 
 
 def duplicate(handle: Any) -> Handle:
@@ -367,3 +367,23 @@ def consume(handle: Any) -> None:
 
 def _is_descriptor(handle: Any) -> bool:
     return isinstance(handle, int) or (hasattr(handle, "fileno") and hasattr(handle, "close"))
+
+
+def bytes_of(name: str, given: Any, read_only: bool | None = None) -> tuple[int, int, memoryview]:
+    """Return the address and size of an object's bytes, and the view that keeps them there.
+
+    `read_only` is the descriptor's; None: there is no descriptor, and the bytes will be written.
+    """
+    from numpy import frombuffer
+
+    try:
+        view = memoryview(given)
+    except TypeError:
+        raise InvalidDescriptorError(f"{name} {given!r} has no buffer") from None
+    if view.readonly and not read_only:
+        instead = "" if read_only is None else " or read_only = True"
+        raise InvalidDescriptorError(f"{name} is read-only: expected a writable buffer{instead}")
+    if not view.c_contiguous:
+        raise InvalidDescriptorError(f"the bytes of {name} are not contiguous")
+    array = frombuffer(view.cast("B") if view.nbytes else b"", "uint8")
+    return array.ctypes.data, view.nbytes, view

@@ -26,6 +26,7 @@ from gpumem.interop.descriptors import (
     InteropCapability,
     MemoryDescriptor,
     MemoryHandleType,
+    bytes_of,
     duplicate,
     require_consumable,
 )
@@ -287,32 +288,12 @@ def _open_address(wanted: Wanted) -> ExternalMemory:
     handle, owner = wanted.descriptor.handle, wanted.descriptor.owner
     if isinstance(handle, int):
         return _maps.import_host(wanted, handle, owner)
-    address, nbytes, kept = _bytes_of(handle, wanted.descriptor.read_only)
+    address, nbytes, kept = bytes_of("handle", handle, wanted.descriptor.read_only)
     if nbytes < wanted.descriptor.size:
         raise InvalidDescriptorError(
             f"size {wanted.descriptor.size} is more than the {nbytes} bytes that handle has"
         )
     return _maps.import_host(wanted, address, (kept, owner))
-
-
-def _bytes_of(handle: Any, read_only: bool) -> tuple[int, int, Any]:
-    """Return the address and size of an object's bytes, and what keeps them there."""
-    from numpy import frombuffer
-
-    try:
-        view = memoryview(handle)
-    except TypeError:
-        raise InvalidDescriptorError(
-            f"handle {handle!r} of a HOST_ALLOCATION is neither an address nor has it a buffer"
-        ) from None
-    if view.readonly and not read_only:
-        raise InvalidDescriptorError(
-            "handle is read-only: the descriptor must say read_only = True"
-        )
-    if not view.c_contiguous:
-        raise InvalidDescriptorError("handle's bytes are not contiguous")
-    array = frombuffer(view.cast("B") if view.nbytes else b"", "uint8")
-    return array.ctypes.data, view.nbytes, view
 
 
 def _open_pool(wanted: Wanted) -> ExternalMemory:

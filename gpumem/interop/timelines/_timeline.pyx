@@ -464,6 +464,11 @@ cdef int raise_driver(DriverDevice driver_device, Outcome* out) except -1:
     return check(driver_device.context.table, out.code, out.call.decode())
 
 
+def value_of(value):
+    """Return a timeline's value from 1 on as an int."""
+    return value_in(value, 1, "value")
+
+
 cdef uint64_t value_in(object value, uint64_t lowest, str name) except? 0:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"a timeline's value is an integer, not {value!r}")

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from gpumem.errors import ClosedError
 from gpumem.interop.vulkan.logical import LogicalDevice
 
 __all__ = ["Child"]
 
+_Device = TypeVar("_Device", bound=LogicalDevice)
 
-class Child:
-    """A buffer or a timeline, counted by its device from `LogicalDevice.adopt_child` on."""
 
-    _logical: LogicalDevice | None = None
+class Child(Generic[_Device]):
+    """A buffer or a timeline, counted by its device from `LogicalDevice.making_child` on."""
+
+    _logical: _Device | None = None
     _destroy: Callable[[], None]
 
-    def _live_on(self, logical: LogicalDevice, destroy: Callable[[], None]) -> None:
+    def _live_on(self, logical: _Device, destroy: Callable[[], None]) -> None:
         self._destroy = destroy
         self._logical = logical
 
-    def _open(self) -> LogicalDevice:
+    def _open(self) -> _Device:
         """Return the device, if both are open."""
         if self._logical is None:
             raise ClosedError(f"this {type(self).__name__} is closed")
@@ -39,7 +41,7 @@ class Child:
         if logical is not None:
             logical.collect()
 
-    def _retire(self) -> LogicalDevice | None:
+    def _retire(self) -> _Device | None:
         logical, self._logical = self._logical, None
         if logical is not None:
             logical.retire_child(self._destroy)

@@ -8,25 +8,10 @@ from typing import Any, TypeAlias
 
 from gpumem.device import Capability, Device
 from gpumem.errors import AlignmentError, InvalidDescriptorError
-from gpumem.interop.descriptors import MemoryDescriptor, SemaphoreDescriptor
-from gpumem.interop.vulkan.calls import call, library, struct_array, typed_handle
-from gpumem.interop.vulkan.logical import LogicalDevice
+from gpumem.interop.vulkan.calls import call, library, struct_array
 from gpumem.interop.vulkan.matching import make_instance, physical_device_for
-from gpumem.interop.vulkan.memory import (
-    ImageLayout,
-    VulkanBuffer,
-    export_memory,
-    exportable_buffer,
-    host_buffer,
-    image_layout,
-    pointer_alignment,
-)
-from gpumem.interop.vulkan.timelines import (
-    VulkanTimeline,
-    export_semaphore,
-    timeline_export,
-    value_of,
-)
+from gpumem.interop.vulkan.memory import BufferDevice, VulkanBuffer
+from gpumem.interop.vulkan.timelines import TimelineDevice, VulkanTimeline
 
 __all__ = ["VulkanDevice", "availability"]
 
@@ -47,7 +32,7 @@ def availability(device: Device | str) -> Capability:
     return Capability(True)
 
 
-class VulkanDevice(LogicalDevice):
+class VulkanDevice(BufferDevice, TimelineDevice):
     """Vulkan on the physical device that is a gpumem Device, with one queue.
 
     What it makes is plain Vulkan: `VulkanBuffer.handle` and the others are the package's own
@@ -94,152 +79,6 @@ class VulkanDevice(LogicalDevice):
     ...         device.synchronize()
     ...         assert memory.tensor(1 << 18, "float32").numpy()[-1] > 3.14
     """
-
-    # ---- memory ----------------------------------------------------------------------------------
-
-    def allocate(self, nbytes: int, *, usage: int | None = None) -> VulkanBuffer:
-        """Make a buffer that can be exported, in the device's own memory.
-
-        Parameters
-        ----------
-        nbytes : int
-        usage : int, optional
-            ``VkBufferUsageFlags`` beside copies from and to it; None: storage.
-
-        Raises
-        ------
-        UnsupportedHandleTypeError
-            The device exports no such buffer.
-        InvalidDescriptorError
-            `nbytes` is not from 1 to 2**63 - 1.
-        DriverError
-            Vulkan refused, for want of memory say.
-        """
-        return exportable_buffer(self, nbytes, usage)
-
-    def import_host(self, memory: Any, *, usage: int | None = None) -> VulkanBuffer:
-        """Make a Vulkan buffer over memory of this process, such as an array of NumPy or a Buffer.
-
-        Parameters
-        ----------
-        memory : object with a writable buffer
-            Begins and ends at multiples of `pointer_alignment`. Kept until the buffer is freed.
-        usage : int, optional
-            As for `allocate`.
-
-        Raises
-        ------
-        AlignmentError
-            Its address or size is not a multiple of it.
-        InvalidDescriptorError
-            It has no buffer, or one that is read-only or not contiguous.
-        UnsupportedHandleTypeError
-            The device lacks ``VK_EXT_external_memory_host``.
-        DriverError
-            Vulkan refused.
-        """
-        return host_buffer(self, memory, usage)
-
-    @property
-    def pointer_alignment(self) -> int:
-        """What address and size of `import_host`'s memory are multiples of, in bytes."""
-        return pointer_alignment(self)
-
-    def export_memory(
-        self, memory: Any, allocation_size: int, *, offset: int = 0, dedicated: bool = False
-    ) -> MemoryDescriptor:
-        """Export memory that the application allocated.
-
-        Parameters
-        ----------
-        memory : VkDeviceMemory
-            Allocated with ``VkExportMemoryAllocateInfo`` for an opaque descriptor.
-        allocation_size : int
-            Its ``allocationSize``, which may be more than the size of the buffer in it.
-        offset : int
-            Where the buffer was bound.
-        dedicated : bool
-            Whether it was allocated with ``VkMemoryDedicatedAllocateInfo``.
-
-        Raises
-        ------
-        BadHandleError
-            The memory was not allocated for export.
-        InvalidDescriptorError
-            A number is out of range.
-        DriverError
-            Vulkan refused.
-        """
-        handle = typed_handle("VkDeviceMemory", memory)
-        return export_memory(self, handle, allocation_size, offset=offset, dedicated=dedicated)
-
-    def image_layout(
-        self,
-        image: Any,
-        tiling: int,
-        *,
-        aspect: int | None = None,
-        mip_level: int = 0,
-        array_layer: int = 0,
-    ) -> ImageLayout:
-        """Tell where the texels of a linear image lie, for `ExternalMemory.tensor`.
-
-        Parameters
-        ----------
-        image : VkImage
-        tiling : int
-            What it was created with: Vulkan does not tell.
-        aspect : int, optional
-            ``VkImageAspectFlagBits``; None: colour.
-        mip_level, array_layer : int
-
-        Raises
-        ------
-        InvalidDescriptorError
-            `tiling` is not ``VK_IMAGE_TILING_LINEAR``.
-        """
-        handle = typed_handle("VkImage", image)
-        return image_layout(self, handle, tiling, aspect, mip_level, array_layer)
-
-    # ---- timelines -------------------------------------------------------------------------------
-
-    @property
-    def can_export_timelines(self) -> Capability:
-        """Whether `VulkanTimeline.descriptor` works here and, if not, why."""
-        return timeline_export(self)
-
-    def timeline(self, initial: int = 0) -> VulkanTimeline:
-        """Make a timeline semaphore, which can be exported where the device exports any.
-
-        Parameters
-        ----------
-        initial : int
-            Its first value, from 0.
-        """
-        if initial != 0:
-            initial = value_of(initial)
-        return VulkanTimeline(self, initial, bool(self.can_export_timelines))
-
-    def export_semaphore(self, semaphore: Any) -> SemaphoreDescriptor:
-        """Export a timeline semaphore of the application's.
-
-        Parameters
-        ----------
-        semaphore : VkSemaphore
-            Made with ``VkExportSemaphoreCreateInfo`` for an opaque descriptor.
-
-        Raises
-        ------
-        UnsupportedHandleTypeError
-            The device exports none.
-        BadHandleError
-            It was not made for export.
-        DriverError
-            Vulkan refused.
-        """
-        return export_semaphore(self, typed_handle("VkSemaphore", semaphore))
-
-    # ---- work ------------------------------------------------------------------------------------
 
     def run(
         self,

@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,12 +247,17 @@ class LogicalDevice:
 
     # ---- what it made ----------------------------------------------------------------------------
 
-    def adopt_child(self) -> None:
-        """Count a buffer or timeline that lives on this device; gives back what was dropped."""
+    @contextmanager
+    def making_child(self) -> Iterator[ExitStack]:
+        """Count a buffer or timeline that is being made here; what a failure leaves is undone."""
         with self.lock:
             self.require_open()
             self._children += 1
             self._collect(self.completed())
+        with ExitStack() as undo:
+            undo.callback(self.retire_child, lambda: None)
+            yield undo
+            undo.pop_all()
 
     def retire_child(self, destroy: Callable[[], None]) -> None:
         """Destroy a buffer or timeline once what was submitted so far is done; never waits.

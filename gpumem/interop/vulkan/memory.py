@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from gpumem.errors import (
     AlignmentError,
@@ -12,22 +13,210 @@ from gpumem.errors import (
     OutOfBoundsError,
     UnsupportedHandleTypeError,
 )
-from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType
-from gpumem.interop.vulkan.calls import call, device_function, library, owned_descriptor
+from gpumem.interop.descriptors import MemoryDescriptor, MemoryHandleType, bytes_of
+from gpumem.interop.vulkan.calls import (
+    call,
+    device_function,
+    library,
+    owned_descriptor,
+    typed_handle,
+)
 from gpumem.interop.vulkan.children import Child
 from gpumem.interop.vulkan.logical import LogicalDevice
 
-__all__ = [
-    "ImageLayout",
-    "VulkanBuffer",
-    "export_memory",
-    "exportable_buffer",
-    "host_buffer",
-    "image_layout",
-]
+__all__ = ["BufferDevice", "ImageLayout", "VulkanBuffer"]
 
 
-class VulkanBuffer(Child):
+@dataclass(frozen=True)
+class ImageLayout:
+    """Where the texels of a linear image lie, in bytes; see `VulkanDevice.image_layout`.
+
+    A tensor of height x width x channels has strides ``(row_pitch, texel, channel)``.
+    """
+
+    offset: int
+    nbytes: int
+    row_pitch: int
+    array_pitch: int
+    depth_pitch: int
+
+
+class BufferDevice(LogicalDevice):
+    """What a `VulkanDevice` does with memory."""
+
+    def allocate(self, nbytes: int, *, usage: int | None = None) -> VulkanBuffer:
+        """Make a buffer that can be exported, in the device's own memory.
+
+        Parameters
+        ----------
+        nbytes : int
+        usage : int, optional
+            ``VkBufferUsageFlags`` beside copies from and to it; None: storage.
+
+        Raises
+        ------
+        UnsupportedHandleTypeError
+            The device exports no such buffer.
+        InvalidDescriptorError
+            `nbytes` is not from 1 to 2**63 - 1.
+        DriverError
+            Vulkan refused, for want of memory say.
+        """
+        vk = library()
+        opaque = vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
+        wanted = _usage(nbytes, usage)
+        features = _external_features(self, opaque, wanted)
+        if not features & vk.VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT:
+            raise UnsupportedHandleTypeError(
+                f"{self.physical.name} exports no buffer of usage {wanted:#x} as a descriptor"
+            )
+        with self.making_child() as undo:
+            handle = _make_buffer(self, undo, nbytes, wanted, opaque)
+            size, types, dedicated = _requirements(self, handle)
+            dedicated |= bool(features & vk.VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT)
+            only = vk.VkMemoryDedicatedAllocateInfo(buffer=handle) if dedicated else None
+            export = vk.VkExportMemoryAllocateInfo(pNext=only, handleTypes=opaque)
+            kind = _memory_type(self, types, vk.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT)
+            memory = _make_memory(self, undo, handle, export, size, kind)
+            return VulkanBuffer(self, handle, memory, nbytes, size, dedicated)
+
+    def import_host(self, memory: Any, *, usage: int | None = None) -> VulkanBuffer:
+        """Make a Vulkan buffer over memory of this process, such as an array of NumPy or a Buffer.
+
+        Parameters
+        ----------
+        memory : object with a writable buffer
+            Begins and ends at multiples of `pointer_alignment`. Kept until the buffer is freed.
+        usage : int, optional
+            As for `allocate`.
+
+        Raises
+        ------
+        AlignmentError
+            Its address or size is not a multiple of it.
+        InvalidDescriptorError
+            It has no buffer, or one that is read-only or not contiguous.
+        UnsupportedHandleTypeError
+            The device lacks ``VK_EXT_external_memory_host``.
+        DriverError
+            Vulkan refused.
+        """
+        vk = library()
+        kind = vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
+        name = "vkGetMemoryHostPointerPropertiesEXT"
+        function = device_function(self.logical_device, name, "VK_EXT_external_memory_host")
+        address, nbytes, view = bytes_of("memory", memory)
+        if not nbytes:
+            raise InvalidDescriptorError("memory is empty: expected at least one byte")
+        _require_pages(address, nbytes, self.pointer_alignment)
+        pointer = vk.ffi.cast("void *", address)
+        importable = call(name, self.logical_device, kind, pointer, function=function)
+        with self.making_child() as undo:
+            handle = _make_buffer(self, undo, nbytes, _usage(nbytes, usage), kind)
+            size, types, _ = _requirements(self, handle)
+            if size > nbytes:
+                raise InvalidDescriptorError(
+                    f"a Vulkan buffer of {nbytes} bytes needs {size} bytes of memory here"
+                )
+            chosen = _memory_type(self, types & importable.memoryTypeBits, 0)
+            host = vk.VkImportMemoryHostPointerInfoEXT(handleType=kind, pHostPointer=pointer)
+            allocated = _make_memory(self, undo, handle, host, nbytes, chosen)
+            return VulkanBuffer(self, handle, allocated, nbytes, nbytes, False, owner=view)
+
+    @property
+    def pointer_alignment(self) -> int:
+        """What address and size of `import_host`'s memory are multiples of, in bytes."""
+        limits = library().VkPhysicalDeviceExternalMemoryHostPropertiesEXT()
+        asked = library().VkPhysicalDeviceProperties2(pNext=limits)
+        call("vkGetPhysicalDeviceProperties2", self.physical_device, asked)
+        return int(limits.minImportedHostPointerAlignment) or 4096
+
+    def export_memory(
+        self, memory: Any, allocation_size: int, *, offset: int = 0, dedicated: bool = False
+    ) -> MemoryDescriptor:
+        """Export memory that the application allocated.
+
+        Parameters
+        ----------
+        memory : VkDeviceMemory
+            Allocated with ``VkExportMemoryAllocateInfo`` for an opaque descriptor.
+        allocation_size : int
+            Its ``allocationSize``, which may be more than the size of the buffer in it.
+        offset : int
+            Where the buffer was bound.
+        dedicated : bool
+            Whether it was allocated with ``VkMemoryDedicatedAllocateInfo``.
+
+        Raises
+        ------
+        BadHandleError
+            The memory was not allocated for export.
+        InvalidDescriptorError
+            A number is out of range.
+        DriverError
+            Vulkan refused.
+        """
+        vk = library()
+        lavapipe, opaque = MemoryHandleType.LAVAPIPE_OPAQUE_FD, MemoryHandleType.OPAQUE_FD
+        kind = lavapipe if self.physical.is_lavapipe else opaque
+        asked = vk.VkMemoryGetFdInfoKHR(
+            memory=typed_handle("VkDeviceMemory", memory),
+            handleType=vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
+        )
+        name = "vkGetMemoryFdKHR"
+        function = device_function(self.logical_device, name, "VK_KHR_external_memory_fd")
+        number = call(name, self.logical_device, asked, function=function)
+        return MemoryDescriptor(
+            owned_descriptor(number, kind, "the memory"),
+            kind,
+            allocation_size,
+            offset,
+            dedicated=dedicated,
+            device_uuid=self.device.uuid,
+        )
+
+    def image_layout(
+        self,
+        image: Any,
+        tiling: int,
+        *,
+        aspect: int | None = None,
+        mip_level: int = 0,
+        array_layer: int = 0,
+    ) -> ImageLayout:
+        """Tell where the texels of a linear image lie, for `ExternalMemory.tensor`.
+
+        Parameters
+        ----------
+        image : VkImage
+        tiling : int
+            What it was created with: Vulkan does not tell.
+        aspect : int, optional
+            ``VkImageAspectFlagBits``; None: colour.
+        mip_level, array_layer : int
+
+        Raises
+        ------
+        InvalidDescriptorError
+            `tiling` is not ``VK_IMAGE_TILING_LINEAR``.
+        """
+        vk = library()
+        if tiling != vk.VK_IMAGE_TILING_LINEAR:
+            raise InvalidDescriptorError(
+                f"invalid tiling = {tiling}: expected VK_IMAGE_TILING_LINEAR (1); only the driver "
+                "knows where the texels of another lie, so copy the image into a buffer"
+            )
+        part = vk.VkImageSubresource(
+            aspectMask=vk.VK_IMAGE_ASPECT_COLOR_BIT if aspect is None else aspect,
+            mipLevel=mip_level,
+            arrayLayer=array_layer,
+        )
+        handle = typed_handle("VkImage", image)
+        said = call("vkGetImageSubresourceLayout", self.logical_device, handle, part)
+        return ImageLayout(said.offset, said.size, said.rowPitch, said.arrayPitch, said.depthPitch)
+
+
+class VulkanBuffer(Child[BufferDevice]):
     """A buffer of Vulkan with memory of its own; made by a `VulkanDevice`.
 
     Attributes
@@ -45,7 +234,7 @@ class VulkanBuffer(Child):
 
     def __init__(
         self,
-        logical: LogicalDevice,
+        device: BufferDevice,
         handle: Any,
         memory: Any,
         nbytes: int,
@@ -56,8 +245,8 @@ class VulkanBuffer(Child):
         self.handle, self.memory = handle, memory
         self.nbytes, self.allocation_size, self.dedicated = nbytes, allocation_size, dedicated
         self._of_host = owner is not None
-        device = logical.logical_device
-        self._live_on(logical, lambda: _free(device, handle, memory, owner))
+        logical = device.logical_device
+        self._live_on(device, lambda: _free(logical, handle, memory, owner))
 
     def descriptor(self) -> MemoryDescriptor:
         """Export its memory: a descriptor of its own at each call, owned by the result's handle.
@@ -72,12 +261,12 @@ class VulkanBuffer(Child):
         DriverError
             The driver refused.
         """
-        logical = self._open()
+        device = self._open()
         if self._of_host:
             raise UnsupportedHandleTypeError(
                 "this buffer is made of the host's memory: import that as a HOST_ALLOCATION"
             )
-        return export_memory(logical, self.memory, self.allocation_size, dedicated=self.dedicated)
+        return device.export_memory(self.memory, self.allocation_size, dedicated=self.dedicated)
 
     def require_range(self, offset: int, nbytes: int, what: str) -> None:
         """Raise for a range that Vulkan's copies and fills would go wrong with."""
@@ -100,134 +289,19 @@ class VulkanBuffer(Child):
         return f"<gpumem.interop.vulkan.VulkanBuffer of {self.nbytes} bytes{state}>"
 
 
-def _free(device: Any, handle: Any, memory: Any, owner: Any) -> None:
+def _free(logical: Any, handle: Any, memory: Any, owner: Any) -> None:
     """Destroy a buffer, then its memory; Vulkan keeps no host memory, so `owner` is kept here."""
-    call("vkDestroyBuffer", device, handle, None)
-    call("vkFreeMemory", device, memory, None)
+    call("vkDestroyBuffer", logical, handle, None)
+    call("vkFreeMemory", logical, memory, None)
 
 
-# ---- exports -------------------------------------------------------------------------------------
+# ---- steps of making a buffer --------------------------------------------------------------------
 
 
-def exportable_buffer(logical: LogicalDevice, nbytes: int, usage: int | None) -> VulkanBuffer:
-    """Make a buffer whose memory can be exported; see `VulkanDevice.allocate`."""
-    vk = library()
-    opaque = vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
-    wanted = _usage(nbytes, usage)
-    features = _external_features(logical, opaque, wanted)
-    if not features & vk.VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT:
-        raise UnsupportedHandleTypeError(
-            f"{logical.physical.name} exports no buffer of usage {wanted:#x} as a descriptor"
-        )
-    with _Making(logical) as making:
-        handle = making.buffer(nbytes, wanted, opaque)
-        needs, dedicated = _requirements(logical, handle)
-        dedicated |= bool(features & vk.VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT)
-        owner = vk.VkMemoryDedicatedAllocateInfo(buffer=handle) if dedicated else None
-        export = vk.VkExportMemoryAllocateInfo(pNext=owner, handleTypes=opaque)
-        kind = _memory_type(logical, needs.type_bits, vk.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT)
-        memory = making.memory(export, needs.size, kind)
-        return VulkanBuffer(logical, handle, memory, nbytes, needs.size, dedicated)
-
-
-def export_memory(
-    logical: LogicalDevice,
-    memory: Any,
-    allocation_size: int,
-    *,
-    offset: int = 0,
-    dedicated: bool = False,
-) -> MemoryDescriptor:
-    """Return a descriptor of a VkDeviceMemory; see `VulkanDevice.export_memory`."""
-    vk = library()
-    kind = (
-        MemoryHandleType.LAVAPIPE_OPAQUE_FD
-        if logical.physical.is_lavapipe
-        else MemoryHandleType.OPAQUE_FD
-    )
-    asked = vk.VkMemoryGetFdInfoKHR(
-        memory=memory, handleType=vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
-    )
-    function = device_function(
-        logical.logical_device, "vkGetMemoryFdKHR", "VK_KHR_external_memory_fd"
-    )
-    number = call("vkGetMemoryFdKHR", logical.logical_device, asked, function=function)
-    return MemoryDescriptor(
-        owned_descriptor(number, kind, "the memory"),
-        kind,
-        allocation_size,
-        offset,
-        dedicated=dedicated,
-        device_uuid=logical.device.uuid,
-    )
-
-
-def _external_features(logical: LogicalDevice, handle_type: int, usage: int) -> int:
+def _external_features(device: LogicalDevice, handle_type: int, usage: int) -> int:
     asked = library().VkPhysicalDeviceExternalBufferInfo(usage=usage, handleType=handle_type)
-    said = call("vkGetPhysicalDeviceExternalBufferProperties", logical.physical_device, asked)
+    said = call("vkGetPhysicalDeviceExternalBufferProperties", device.physical_device, asked)
     return int(said.externalMemoryProperties.externalMemoryFeatures)
-
-
-# ---- the host's memory ---------------------------------------------------------------------------
-
-
-def host_buffer(logical: LogicalDevice, memory: Any, usage: int | None) -> VulkanBuffer:
-    """Make a buffer of the host's memory; see `VulkanDevice.import_host`."""
-    vk = library()
-    kind = vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
-    function = device_function(
-        logical.logical_device,
-        "vkGetMemoryHostPointerPropertiesEXT",
-        "VK_EXT_external_memory_host",
-    )
-    address, nbytes, view = _writable_bytes(memory)
-    _require_pages(address, nbytes, pointer_alignment(logical))
-    pointer = vk.ffi.cast("void *", address)
-    said = call(
-        "vkGetMemoryHostPointerPropertiesEXT",
-        logical.logical_device,
-        kind,
-        pointer,
-        function=function,
-    )
-    with _Making(logical) as making:
-        handle = making.buffer(nbytes, _usage(nbytes, usage), kind)
-        needs, _ = _requirements(logical, handle)
-        if needs.size > nbytes:
-            raise InvalidDescriptorError(
-                f"a Vulkan buffer of {nbytes} bytes needs {needs.size} bytes of memory here"
-            )
-        chosen = _memory_type(logical, needs.type_bits & said.memoryTypeBits, 0)
-        given = vk.VkImportMemoryHostPointerInfoEXT(handleType=kind, pHostPointer=pointer)
-        allocated = making.memory(given, nbytes, chosen)
-        return VulkanBuffer(logical, handle, allocated, nbytes, nbytes, False, owner=view)
-
-
-def pointer_alignment(logical: LogicalDevice) -> int:
-    """Return what addresses and sizes of the host's memory have to be multiples of."""
-    vk = library()
-    limits = vk.VkPhysicalDeviceExternalMemoryHostPropertiesEXT()
-    call(
-        "vkGetPhysicalDeviceProperties2",
-        logical.physical_device,
-        vk.VkPhysicalDeviceProperties2(pNext=limits),
-    )
-    return int(limits.minImportedHostPointerAlignment) or 4096
-
-
-def _writable_bytes(memory: Any) -> tuple[int, int, memoryview]:
-    """Return address and size of an object's bytes, and the view that keeps them there."""
-    from numpy import frombuffer
-
-    try:
-        view = memoryview(memory)
-    except TypeError:
-        raise InvalidDescriptorError(f"{memory!r} has no buffer") from None
-    if view.readonly:
-        raise InvalidDescriptorError("the memory is read-only: Vulkan could write it")
-    if not view.c_contiguous or not view.nbytes:
-        raise InvalidDescriptorError("the memory's bytes are not contiguous, or there are none")
-    return frombuffer(view.cast("B"), "uint8").ctypes.data, view.nbytes, view
 
 
 def _require_pages(address: int, nbytes: int, alignment: int) -> None:
@@ -239,83 +313,28 @@ def _require_pages(address: int, nbytes: int, alignment: int) -> None:
             )
 
 
-# ---- images --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ImageLayout:
-    """Where the texels of a linear image lie, in bytes; see `VulkanDevice.image_layout`.
-
-    A tensor of height x width x channels has strides ``(row_pitch, texel, channel)``.
-    """
-
-    offset: int
-    nbytes: int
-    row_pitch: int
-    array_pitch: int
-    depth_pitch: int
-
-
-def image_layout(
-    logical: LogicalDevice, image: Any, tiling: int, aspect: int | None, mip: int, layer: int
-) -> ImageLayout:
-    """Ask where a linear image's texels lie; see `VulkanDevice.image_layout`."""
+def _make_buffer(
+    device: LogicalDevice, undo: ExitStack, nbytes: int, usage: int, handle_type: int
+) -> Any:
     vk = library()
-    if tiling != vk.VK_IMAGE_TILING_LINEAR:
-        raise InvalidDescriptorError(
-            f"tiling {tiling} is not VK_IMAGE_TILING_LINEAR (1): only the driver knows where the "
-            "texels of another lie; copy the image into a buffer"
-        )
-    part = vk.VkImageSubresource(
-        aspectMask=vk.VK_IMAGE_ASPECT_COLOR_BIT if aspect is None else aspect,
-        mipLevel=mip,
-        arrayLayer=layer,
+    external = vk.VkExternalMemoryBufferCreateInfo(handleTypes=handle_type)
+    asked = vk.VkBufferCreateInfo(
+        pNext=external, size=nbytes, usage=usage, sharingMode=vk.VK_SHARING_MODE_EXCLUSIVE
     )
-    said = call("vkGetImageSubresourceLayout", logical.logical_device, image, part)
-    return ImageLayout(said.offset, said.size, said.rowPitch, said.arrayPitch, said.depthPitch)
+    handle = call("vkCreateBuffer", device.logical_device, asked, None)
+    undo.callback(call, "vkDestroyBuffer", device.logical_device, handle, None)
+    return handle
 
 
-# ---- what they share -----------------------------------------------------------------------------
-
-
-class _Making:
-    """Makes a buffer and its memory; destroys what there is of them if a step fails."""
-
-    def __init__(self, logical: LogicalDevice) -> None:
-        self.logical = logical
-        self.made: list[tuple[str, Any]] = []
-
-    def buffer(self, nbytes: int, usage: int, handle_type: int) -> Any:
-        vk = library()
-        external = vk.VkExternalMemoryBufferCreateInfo(handleTypes=handle_type)
-        asked = vk.VkBufferCreateInfo(
-            pNext=external, size=nbytes, usage=usage, sharingMode=vk.VK_SHARING_MODE_EXCLUSIVE
-        )
-        handle = call("vkCreateBuffer", self.logical.logical_device, asked, None)
-        self.made.append(("vkDestroyBuffer", handle))
-        return handle
-
-    def memory(self, more: Any, nbytes: int, kind: int) -> Any:
-        """Allocate memory and bind the buffer to it."""
-        device = self.logical.logical_device
-        asked = library().VkMemoryAllocateInfo(
-            pNext=more, allocationSize=nbytes, memoryTypeIndex=kind
-        )
-        memory = call("vkAllocateMemory", device, asked, None)
-        self.made.append(("vkFreeMemory", memory))
-        call("vkBindBufferMemory", device, self.made[0][1], memory, 0)
-        return memory
-
-    def __enter__(self) -> Self:
-        self.logical.adopt_child()
-        return self
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None:
-            return
-        for name, handle in self.made:
-            call(name, self.logical.logical_device, handle, None)
-        self.logical.retire_child(lambda: None)
+def _make_memory(
+    device: LogicalDevice, undo: ExitStack, buffer: Any, more: Any, nbytes: int, kind: int
+) -> Any:
+    """Allocate memory and bind the buffer to it."""
+    asked = library().VkMemoryAllocateInfo(pNext=more, allocationSize=nbytes, memoryTypeIndex=kind)
+    memory = call("vkAllocateMemory", device.logical_device, asked, None)
+    undo.callback(call, "vkFreeMemory", device.logical_device, memory, None)
+    call("vkBindBufferMemory", device.logical_device, buffer, memory, 0)
+    return memory
 
 
 def _usage(nbytes: int, usage: int | None) -> int:
@@ -326,27 +345,21 @@ def _usage(nbytes: int, usage: int | None) -> int:
     return int(copies | (vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT if usage is None else usage))
 
 
-def _requirements(logical: LogicalDevice, buffer: Any) -> tuple[_Needs, bool]:
-    """Return a buffer's memory requirements and whether the memory has to be its alone."""
+def _requirements(device: LogicalDevice, buffer: Any) -> tuple[int, int, bool]:
+    """Return a buffer's bytes of memory, its memory types, and whether the memory is its alone."""
     vk = library()
     alone = vk.VkMemoryDedicatedRequirements()
     asked = vk.VkMemoryRequirements2(pNext=alone)
     info = vk.VkBufferMemoryRequirementsInfo2(buffer=buffer)
-    call("vkGetBufferMemoryRequirements2", logical.logical_device, info, asked)
+    call("vkGetBufferMemoryRequirements2", device.logical_device, info, asked)
     needs = asked.memoryRequirements
     dedicated = alone.requiresDedicatedAllocation or alone.prefersDedicatedAllocation
-    return _Needs(int(needs.size), int(needs.memoryTypeBits)), bool(dedicated)
+    return int(needs.size), int(needs.memoryTypeBits), bool(dedicated)
 
 
-@dataclass(frozen=True)
-class _Needs:
-    size: int
-    type_bits: int
-
-
-def _memory_type(logical: LogicalDevice, allowed: int, preferred: int) -> int:
+def _memory_type(device: LogicalDevice, allowed: int, preferred: int) -> int:
     """Return the first allowed memory type with the preferred properties, else the first."""
-    types = call("vkGetPhysicalDeviceMemoryProperties", logical.physical_device)
+    types = call("vkGetPhysicalDeviceMemoryProperties", device.physical_device)
     numbers = [each for each in range(types.memoryTypeCount) if allowed >> each & 1]
     if not numbers:
         raise ConfigError(f"the Vulkan device has no memory type among {allowed:#b} for a buffer")

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from operator import index
 from typing import Any, Self
 
 from gpumem.device import Capability
@@ -18,13 +17,20 @@ from gpumem.errors import (
     UnsupportedHandleTypeError,
 )
 from gpumem.interop.descriptors import SemaphoreDescriptor, SemaphoreType
-from gpumem.interop.vulkan.calls import call, device_function, library, owned_descriptor
+from gpumem.interop.timelines._timeline import value_of
+from gpumem.interop.vulkan.calls import (
+    call,
+    device_function,
+    library,
+    owned_descriptor,
+    typed_handle,
+)
 from gpumem.interop.vulkan.children import Child
 from gpumem.interop.vulkan.logical import LogicalDevice, SemaphoreOperation, make_timeline, wait_for
 
-__all__ = ["Bridge", "VulkanTimeline", "export_semaphore", "timeline_export"]
+__all__ = ["Bridge", "TimelineDevice", "VulkanTimeline"]
 
-_EXTENSION = "VK_KHR_external_semaphore_fd"
+_EXTENSION, _EXPORT = "VK_KHR_external_semaphore_fd", "vkGetSemaphoreFdKHR"
 _LARGEST = (1 << 63) - 1
 _FOREVER = (1 << 64) - 1
 _TIMEOUT, _DEVICE_LOST = 2, -4  # VkResult
@@ -32,41 +38,70 @@ _QUEUED = 64  # how many values are kept before one looks which were reached
 _LOOK = 0.05  # seconds until a bridge looks whether it is to stop
 
 
-def timeline_export(logical: LogicalDevice) -> Capability:
-    """Tell whether timelines of this device can be exported and, if not, why."""
-    vk = library()
-    opaque = vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT
-    kind = vk.VkSemaphoreTypeCreateInfo(semaphoreType=vk.VK_SEMAPHORE_TYPE_TIMELINE)
-    asked = vk.VkPhysicalDeviceExternalSemaphoreInfo(pNext=kind, handleType=opaque)
-    said = call("vkGetPhysicalDeviceExternalSemaphoreProperties", logical.physical_device, asked)
-    if not said.externalSemaphoreFeatures & vk.VK_EXTERNAL_SEMAPHORE_FEATURE_EXPORTABLE_BIT:
-        return Capability(False, f"{logical.physical.name} exports no timeline as a descriptor")
-    try:
-        device_function(logical.logical_device, "vkGetSemaphoreFdKHR", _EXTENSION)
-    except UnsupportedHandleTypeError as error:
-        return Capability(False, str(error))
-    return Capability(True)
+class TimelineDevice(LogicalDevice):
+    """What a `VulkanDevice` does with timelines."""
+
+    @property
+    def can_export_timelines(self) -> Capability:
+        """Whether `VulkanTimeline.descriptor` works here and, if not, why."""
+        vk = library()
+        opaque = vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT
+        kind = vk.VkSemaphoreTypeCreateInfo(semaphoreType=vk.VK_SEMAPHORE_TYPE_TIMELINE)
+        asked = vk.VkPhysicalDeviceExternalSemaphoreInfo(pNext=kind, handleType=opaque)
+        said = call("vkGetPhysicalDeviceExternalSemaphoreProperties", self.physical_device, asked)
+        if not said.externalSemaphoreFeatures & vk.VK_EXTERNAL_SEMAPHORE_FEATURE_EXPORTABLE_BIT:
+            return Capability(False, f"{self.physical.name} exports no timeline as a descriptor")
+        try:
+            device_function(self.logical_device, _EXPORT, _EXTENSION)
+        except UnsupportedHandleTypeError as error:
+            return Capability(False, str(error))
+        return Capability(True)
+
+    def timeline(self, initial: int = 0) -> VulkanTimeline:
+        """Make a timeline semaphore, which can be exported where the device exports any.
+
+        Parameters
+        ----------
+        initial : int
+            Its first value, from 0.
+        """
+        if initial != 0:
+            initial = value_of(initial)
+        return VulkanTimeline(self, initial, bool(self.can_export_timelines))
+
+    def export_semaphore(self, semaphore: Any) -> SemaphoreDescriptor:
+        """Export a timeline semaphore of the application's.
+
+        Parameters
+        ----------
+        semaphore : VkSemaphore
+            Made with ``VkExportSemaphoreCreateInfo`` for an opaque descriptor.
+
+        Raises
+        ------
+        UnsupportedHandleTypeError
+            The device exports none.
+        BadHandleError
+            It was not made for export.
+        DriverError
+            Vulkan refused.
+        """
+        vk = library()
+        able = self.can_export_timelines
+        if not able:
+            raise UnsupportedHandleTypeError(able.reason)
+        kind = SemaphoreType.TIMELINE_OPAQUE_FD
+        asked = vk.VkSemaphoreGetFdInfoKHR(
+            semaphore=typed_handle("VkSemaphore", semaphore),
+            handleType=vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT,
+        )
+        function = device_function(self.logical_device, _EXPORT, _EXTENSION)
+        number = call(_EXPORT, self.logical_device, asked, function=function)
+        handle = owned_descriptor(number, kind, "the semaphore")
+        return SemaphoreDescriptor(handle, kind, device_uuid=self.device.uuid)
 
 
-def export_semaphore(logical: LogicalDevice, semaphore: Any) -> SemaphoreDescriptor:
-    """Return a descriptor of a VkSemaphore; see `VulkanDevice.export_semaphore`."""
-    vk = library()
-    able = timeline_export(logical)
-    if not able:
-        raise UnsupportedHandleTypeError(able.reason)
-    asked = vk.VkSemaphoreGetFdInfoKHR(
-        semaphore=semaphore, handleType=vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT
-    )
-    function = device_function(logical.logical_device, "vkGetSemaphoreFdKHR", _EXTENSION)
-    number = call("vkGetSemaphoreFdKHR", logical.logical_device, asked, function=function)
-    return SemaphoreDescriptor(
-        owned_descriptor(number, SemaphoreType.TIMELINE_OPAQUE_FD, "the semaphore"),
-        SemaphoreType.TIMELINE_OPAQUE_FD,
-        device_uuid=logical.device.uuid,
-    )
-
-
-class VulkanTimeline(Child):
+class VulkanTimeline(Child[TimelineDevice]):
     """A timeline semaphore of Vulkan; made by `VulkanDevice.timeline`.
 
     Attributes
@@ -77,18 +112,14 @@ class VulkanTimeline(Child):
         Whether `descriptor` gives one.
     """
 
-    def __init__(self, logical: LogicalDevice, initial: int, exportable: bool) -> None:
+    def __init__(self, device: TimelineDevice, initial: int, exportable: bool) -> None:
         self._known = initial
         self._queued: deque[int] = deque()  # what submissions will signal, rising
         self.exportable = exportable
-        logical.adopt_child()
-        device = logical.logical_device
-        try:
-            self.handle = handle = make_timeline(device, initial, exportable=exportable)
-        except BaseException:
-            logical.retire_child(lambda: None)
-            raise
-        self._live_on(logical, lambda: call("vkDestroySemaphore", device, handle, None))
+        logical = device.logical_device
+        with device.making_child():
+            self.handle = handle = make_timeline(logical, initial, exportable=exportable)
+        self._live_on(device, lambda: call("vkDestroySemaphore", logical, handle, None))
 
     def descriptor(self) -> SemaphoreDescriptor:
         """Export it: a descriptor of its own at each call, owned by the result's handle.
@@ -98,7 +129,7 @@ class VulkanTimeline(Child):
         UnsupportedHandleTypeError
             The device cannot; lavapipe is one that cannot.
         """
-        return export_semaphore(self._open(), self.handle)
+        return self._open().export_semaphore(self.handle)
 
     @property
     def pending(self) -> int:
@@ -269,13 +300,3 @@ class Bridge:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def value_of(value: int) -> int:
-    """Return a timeline's value as a number."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"a timeline's value is an integer, not {value!r}")
-    number = index(value)
-    if not 1 <= number <= _LARGEST:
-        raise NonMonotonicError(f"value {number} is not from 1 to 2**63 - 1", value=number)
-    return number

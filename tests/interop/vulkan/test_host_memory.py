@@ -101,7 +101,7 @@ def test_unaligned_or_non_contiguous_host_memory_is_refused(device):
         device.import_host(array[:4160])
     with pytest.raises(InvalidDescriptorError, match="contiguous"):
         device.import_host(array[::2])
-    with pytest.raises(InvalidDescriptorError, match="contiguous, or there are none"):
+    with pytest.raises(InvalidDescriptorError, match="empty"):
         device.import_host(array[:0])
     array.flags.writeable = False
     with pytest.raises(InvalidDescriptorError, match="read-only"):
