@@ -19,8 +19,8 @@ from typing import Any, Literal
 from uuid import UUID
 
 from gpumem._resource.handle import Handle
-from gpumem.device import Capability
-from gpumem.errors import BadHandleError, InvalidDescriptorError
+from gpumem.device import Capability, Device
+from gpumem.errors import BadHandleError, DeviceMismatchError, InvalidDescriptorError
 
 __all__ = [
     "InteropCapability",
@@ -196,8 +196,8 @@ class MemoryDescriptor:
     def __post_init__(self) -> None:
         if not isinstance(self.handle_type, MemoryHandleType):
             raise TypeError(f"handle_type must be a MemoryHandleType, not {self.handle_type!r}")
-        size = _count(self.size, "size", 1)
-        offset = _count(self.offset, "offset", 0)
+        size = number_of(self.size, "size", 1)
+        offset = number_of(self.offset, "offset")
         if offset > size:
             raise InvalidDescriptorError(f"offset {offset} is beyond the allocation's {size} bytes")
         object.__setattr__(self, "size", size)
@@ -253,8 +253,8 @@ class SemaphoreDescriptor:
         _check_handle(self.handle, self.type)
 
 
-def _count(value: object, name: str, lowest: int) -> int:
-    """Return a number of bytes as an integer."""
+def number_of(value: object, name: str, lowest: int = 0) -> int:
+    """Return a number of bytes or elements as an integer."""
     try:
         number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -325,6 +325,15 @@ def _uuid(value: object) -> str | None:
     except ValueError:
         pass
     raise InvalidDescriptorError(f"device_uuid {value!r} is not 16 bytes or 32 hexadecimal digits")
+
+
+def require_device(descriptor: MemoryDescriptor | SemaphoreDescriptor, device: Device) -> None:
+    """Raise DeviceMismatchError for a descriptor that names another device."""
+    if descriptor.device_uuid not in (None, device.uuid):
+        raise DeviceMismatchError(
+            f"the descriptor is of device {descriptor.device_uuid!r}, and {device} is "
+            f"{device.uuid!r}"
+        )
 
 
 # ---- handles, and objects with bytes -------------------------------------------------------------

@@ -177,6 +177,13 @@ cdef class ExternalMemory:
     (48, 1)
     """
 
+    cdef Mapping* mapping               # with one reference of this object; NULL: closed
+    cdef MemoryResource home            # of the buffers over it
+    cdef readonly object descriptor
+    cdef readonly object memory
+    cdef readonly object ready
+    cdef object __weakref__
+
     def __init__(self):
         raise TypeError("an ExternalMemory is made by Importer.import_memory()")
 
@@ -376,7 +383,7 @@ cdef class ExternalMemory:
             A release failed. The memory is closed nevertheless.
         """
         cdef CUresult code = CUDA_SUCCESS
-        cdef const char* call = NULL
+        cdef const char* call = "cuCtxPushCurrent"
         cdef Mapping* mapping = self.mapping
         if mapping == NULL:
             return
@@ -410,16 +417,17 @@ cdef class ExternalMemory:
                 f"{self.nbytes} bytes in {self.memory}{state}>")
 
 
-cdef ExternalMemory external_memory(object descriptor, object memory, Mapping* mapping):
+cdef ExternalMemory external_memory(object wanted, object memory, Mapping* mapping):
+    # Takes over the one reference to the mapping.
     cdef ExternalMemory made
     try:
         made = ExternalMemory.__new__(ExternalMemory)
-        made.home = home_of(memory, descriptor.read_only)
+        made.home = home_of(memory, wanted.descriptor.read_only)
     except BaseException:
         mapping_drop(mapping)
         raise
     mapping.was_used = True         # from now on
-    made.descriptor = descriptor
+    made.descriptor = wanted.descriptor
     made.memory = made.home.memory
     made.mapping = mapping
     return made
@@ -480,17 +488,15 @@ def import_external(wanted, int driver_type, Handle file, start=0):
 
     `start` is how many bytes of the file come before the allocation.
     """
-    cdef DriverDevice driver_device = wanted.device._open()
     cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC handle
     memset(&handle, 0, sizeof(handle))
     handle.type = <CUexternalMemoryHandleType>driver_type
     handle.handle.fd = file.fileno()
-    return map_external(wanted, driver_device, &handle, file, start)
+    return map_external(wanted, &handle, file, start)
 
 
 def import_windows(wanted, int driver_type, Handle handle):
     """The same by an NT handle, or by a name where `handle` is None; the handle stays ours."""
-    cdef DriverDevice driver_device = wanted.device._open()
     cdef CUDA_EXTERNAL_MEMORY_HANDLE_DESC given
     cdef bytes name
     memset(&given, 0, sizeof(given))
@@ -500,12 +506,13 @@ def import_windows(wanted, int driver_type, Handle handle):
         given.handle.win32.name = <const char*>name
     else:
         given.handle.win32.handle = <void*><uintptr_t><int>handle.fileno()
-    return map_external(wanted, driver_device, &given, None, 0)
+    return map_external(wanted, &given, None, 0)
 
 
-cdef object map_external(object wanted, DriverDevice driver_device,
-                         CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle, Handle file, uint64_t start):
-    cdef Mapping* mapping = new_mapping(driver_device, wanted.descriptor.size)
+cdef object map_external(object wanted, CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle, Handle file,
+                         uint64_t start):
+    cdef Mapping* mapping = new_mapping(wanted, 0, None)
+    cdef DeviceContext* context = mapping.context
     cdef CUDA_EXTERNAL_MEMORY_BUFFER_DESC all_of_it
     cdef CUstreamCaptureMode before
     cdef CUresult code
@@ -517,47 +524,46 @@ cdef object map_external(object wanted, DriverDevice driver_device,
     if wanted.dedicated:
         handle.flags = CUDA_EXTERNAL_MEMORY_DEDICATED
     with nogil:
-        code = context_enter(&driver_device.context)
+        code = context_enter(context)
         if code == CUDA_SUCCESS:
-            before = context_relax(&driver_device.context)
-            code = driver_device.context.table.cuImportExternalMemory(&mapping.external, handle)
+            before = context_relax(context)
+            code = context.table.cuImportExternalMemory(&mapping.external, handle)
             if code == CUDA_SUCCESS:
                 call = "cuExternalMemoryGetMappedBuffer"
-                code = driver_device.context.table.cuExternalMemoryGetMappedBuffer(
+                code = context.table.cuExternalMemoryGetMappedBuffer(
                     &mapping.buffer, mapping.external, &all_of_it)
-            context_restore(&driver_device.context, before)
-            context_leave(&driver_device.context)
+            context_restore(context, before)
+            context_leave(context)
     if mapping.external != NULL and file is not None:
         file.fd = -1                # the driver owns it now
-    finish(mapping, driver_device, code, call)
+    require_success(mapping, code, call)
     mapping.address = mapping.buffer
-    return external_memory(wanted.descriptor, wanted.memory, mapping)
+    return external_memory(wanted, wanted.memory, mapping)
 
 
 # ---- Physical memory of the driver's virtual memory management -----------------------------------
 
 def import_physical(wanted, Handle file):
     """Import a physical allocation and map it whole."""
-    cdef DriverDevice driver_device = wanted.device._open()
-    cdef Mapping* mapping = new_mapping(driver_device, wanted.descriptor.size)
+    cdef Mapping* mapping = new_mapping(wanted, 0, None)
     cdef CUmemAllocationProp prop
     cdef CUresult code
-    cdef const char* call = NULL
+    cdef const char* call = "cuCtxPushCurrent"
     cdef int fd = file.fileno()
     cdef bint read_only = wanted.descriptor.read_only
     memset(&prop, 0, sizeof(prop))
     with nogil:
         code = import_physical_here(mapping, fd, read_only, &prop, &call)
     if mapping.physical and prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE and (
-            prop.location.id != driver_device.context.device):
+            prop.location.id != mapping.context.device):
         mapping_free(mapping)
         raise DeviceMismatchError(f"this memory lies on device {prop.location.id}, not on "
                                   f"{wanted.device}")
-    finish(mapping, driver_device, code, call)
+    require_success(mapping, code, call)
     memory = wanted.memory
     if prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE:
         memory = MemoryInfo(wanted.device, MemoryKind.HOST_ACCESSIBLE)
-    return external_memory(wanted.descriptor, memory, mapping)
+    return external_memory(wanted, memory, mapping)
 
 
 cdef CUresult import_physical_here(Mapping* mapping, int fd, bint read_only,
@@ -610,13 +616,12 @@ cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
 
 def import_file(wanted, Handle file):
     """Map a file in memory, shared, and make its pages known to the driver."""
-    cdef DriverDevice driver_device = wanted.device._open()
     cdef Mapping* mapping
     cdef bint read_only = wanted.descriptor.read_only
     cdef void* pages
     cdef int number
     require_bytes(file, wanted.descriptor.size)
-    mapping = new_mapping(driver_device, wanted.descriptor.size)
+    mapping = new_mapping(wanted, 0, None)
     pages = mmap(NULL, mapping.nbytes, PROT_READ if read_only else PROT_READ | PROT_WRITE,
                  MAP_SHARED, file.fileno(), 0)
     if pages == MAP_FAILED:
@@ -627,25 +632,19 @@ def import_file(wanted, Handle file):
                              f"{strerror(number).decode()}")
     mapping.address = <uintptr_t>pages
     mapping.file_bytes = mapping.nbytes
-    return register(wanted, driver_device, mapping)
+    return register(wanted, mapping)
 
 
 def import_host(wanted, address, owner):
     """Make pages of this process known to the driver."""
-    cdef DriverDevice driver_device = wanted.device._open()
-    cdef Mapping* mapping
     if address % PAGE:
         raise AlignmentError(f"address {address:#x} of a HOST_ALLOCATION is not a multiple of a "
                              f"page's {PAGE} bytes")
-    mapping = new_mapping(driver_device, wanted.descriptor.size)
-    mapping.address = address
-    if owner is not None:
-        Py_INCREF(owner)
-        mapping.owner = <PyObject*>owner
-    return register(wanted, driver_device, mapping)
+    return register(wanted, new_mapping(wanted, address, owner))
 
 
-cdef object register(object wanted, DriverDevice driver_device, Mapping* mapping):
+cdef object register(object wanted, Mapping* mapping):
+    cdef DeviceContext* context = mapping.context
     cdef unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
     cdef CUdeviceptr seen = 0
     cdef CUstreamCaptureMode before
@@ -654,43 +653,42 @@ cdef object register(object wanted, DriverDevice driver_device, Mapping* mapping
     if wanted.descriptor.read_only:
         flags |= CU_MEMHOSTREGISTER_READ_ONLY
     with nogil:
-        code = context_enter(&driver_device.context)
+        code = context_enter(context)
         if code == CUDA_SUCCESS:
-            before = context_relax(&driver_device.context)
-            code = driver_device.context.table.cuMemHostRegister(<void*>mapping.address,
-                                                                 mapping.nbytes, flags)
+            before = context_relax(context)
+            code = context.table.cuMemHostRegister(<void*>mapping.address, mapping.nbytes, flags)
             mapping.is_registered = code == CUDA_SUCCESS
             if code == CUDA_SUCCESS:
                 call = "cuMemHostGetDevicePointer"
-                code = driver_device.context.table.cuMemHostGetDevicePointer(
-                    &seen, <void*>mapping.address, 0)
-            context_restore(&driver_device.context, before)
-            context_leave(&driver_device.context)
-    finish(mapping, driver_device, code, call)
+                code = context.table.cuMemHostGetDevicePointer(&seen, <void*>mapping.address, 0)
+            context_restore(context, before)
+            context_leave(context)
+    require_success(mapping, code, call)
     if seen != mapping.address:
         mapping_free(mapping)
         raise DeviceMismatchError(f"{wanted.device} sees these pages at another address than the "
                                   "CPU")
-    return external_memory(wanted.descriptor, wanted.memory, mapping)
+    return external_memory(wanted, wanted.memory, mapping)
 
 
 # ---- Memory of another resource ------------------------------------------------------------------
 
 def import_buffer(wanted, buffer):
     """Take a Buffer for the memory; it is kept until the last view is gone."""
-    cdef Mapping* mapping = new_mapping(wanted.device._open(), wanted.descriptor.size)
-    mapping.address = buffer.ptr
-    Py_INCREF(buffer)
-    mapping.owner = <PyObject*>buffer
-    return external_memory(wanted.descriptor, wanted.memory, mapping)
+    return external_memory(wanted, wanted.memory, new_mapping(wanted, buffer.ptr, buffer))
 
 
 # ---- Steps of every import -----------------------------------------------------------------------
 
-cdef Mapping* new_mapping(DriverDevice driver_device, uint64_t nbytes) except NULL:
-    cdef Mapping* mapping = mapping_new(&driver_device.context, nbytes)
+cdef Mapping* new_mapping(object wanted, uint64_t address, object owner) except NULL:
+    cdef DriverDevice driver_device = wanted.device._open()
+    cdef Mapping* mapping = mapping_new(&driver_device.context, wanted.descriptor.size)
     if mapping == NULL:
         raise MemoryError("out of host memory while importing memory")
+    mapping.address = address
+    if owner is not None:
+        Py_INCREF(owner)
+        mapping.owner = <PyObject*>owner
     return mapping
 
 
@@ -700,13 +698,12 @@ cdef void mapping_free(Mapping* mapping) noexcept:
         mapping_end(mapping, &call)
 
 
-cdef int finish(Mapping* mapping, DriverDevice driver_device, CUresult code,
-                const char* call) except -1:
-    """Undo an import that failed, and raise."""
+cdef int require_success(Mapping* mapping, CUresult code, const char* call) except -1:
+    # Undo an import that failed, and raise.
+    cdef DeviceContext* context = mapping.context
     if code != CUDA_SUCCESS:
         mapping_free(mapping)
-        check(driver_device.context.table, code, call.decode())
-    return 0
+    return check(context.table, code, call.decode())
 
 
 def require_bytes(Handle file, size):

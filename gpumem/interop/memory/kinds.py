@@ -18,7 +18,6 @@ from gpumem._resource.pool import DriverPool
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import (
     BadHandleError,
-    DeviceMismatchError,
     InvalidDescriptorError,
     UnsupportedHandleTypeError,
 )
@@ -29,6 +28,7 @@ from gpumem.interop.descriptors import (
     bytes_of,
     duplicate,
     require_consumable,
+    require_device,
 )
 from gpumem.interop.descriptors import consume as consume_handle
 from gpumem.interop.memory import _memory as _maps
@@ -36,6 +36,7 @@ from gpumem.interop.memory._memory import ExternalMemory, release_retired
 
 __all__ = ["import_memory", "memory_capability"]
 
+NOT_ON_LINUX = "NT handles exist on Windows, and gpumem runs on Linux"
 # CUexternalMemoryHandleType
 _OPAQUE_FD, _OPAQUE_WIN32, _D3D12_HEAP, _D3D12_RESOURCE, _DMABUF_FD = 1, 2, 4, 5, 9
 _INTEGRATED = "CU_DEVICE_ATTRIBUTE_INTEGRATED"
@@ -66,7 +67,7 @@ class Kind:
     """How one kind of handle is imported."""
 
     capability: Callable[[Device], InteropCapability]
-    open: Callable[[Wanted], ExternalMemory]
+    open: Callable[[Wanted], ExternalMemory] | None  # None: never capable
     host_pages: bool = False
 
 
@@ -93,31 +94,22 @@ def import_memory(
         is_address=descriptor.handle_type is MemoryHandleType.HOST_ALLOCATION,
     )
     capability = memory_capability(device, descriptor.handle_type)
-    if not capability:
+    if not capability or kind.open is None:
         raise UnsupportedHandleTypeError(
             f"{device} cannot import {descriptor.handle_type.name}: {capability.reason}"
         )
     _check_against(descriptor, capability, device)
     release_retired()
-    wanted = Wanted(
-        descriptor, device, _memory_of(kind, device), _dedicated(descriptor, capability)
-    )
-    made = kind.open(wanted)
+    memory = MemoryInfo.parse(device)
+    if kind.host_pages and device.type == "cuda":
+        memory = MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
+    dedicated = descriptor.dedicated
+    if dedicated is None:
+        dedicated = capability.dedicated == "required"
+    made = kind.open(Wanted(descriptor, device, memory, dedicated))
     if consume:
         consume_handle(descriptor.handle)
     return made
-
-
-def _memory_of(kind: Kind, device: Device) -> MemoryInfo:
-    if kind.host_pages and device.type == "cuda":
-        return MemoryInfo(device, MemoryKind.HOST_ACCESSIBLE)
-    return MemoryInfo.parse(device)
-
-
-def _dedicated(descriptor: MemoryDescriptor, capability: InteropCapability) -> bool:
-    if descriptor.dedicated is None:
-        return capability.dedicated == "required"
-    return descriptor.dedicated
 
 
 def _check_against(
@@ -134,10 +126,7 @@ def _check_against(
             f"offset {descriptor.offset} of {name} is not a multiple of "
             f"{capability.offset_alignment}"
         )
-    if descriptor.device_uuid is not None and descriptor.device_uuid != device.uuid:
-        raise DeviceMismatchError(
-            f"the memory is on device {descriptor.device_uuid!r}, and {device} is {device.uuid!r}"
-        )
+    require_device(descriptor, device)
 
 
 # ---- capabilities --------------------------------------------------------------------------------
@@ -160,7 +149,7 @@ def _by(feature: str, **details: Any) -> Callable[[Device], InteropCapability]:
 def _on_windows(dedicated: Any) -> Callable[[Device], InteropCapability]:
     def answer(device: Device) -> InteropCapability:
         if not speaks_windows(device):
-            return _no("NT handles exist on Windows, and gpumem runs on Linux")
+            return _no(NOT_ON_LINUX)
         return InteropCapability(True, dedicated=dedicated)
 
     return answer
@@ -205,28 +194,34 @@ def _pool(device: Device) -> InteropCapability:
 # ---- imports -------------------------------------------------------------------------------------
 
 
-def _open_opaque(wanted: Wanted) -> ExternalMemory:
-    with duplicate(wanted.descriptor.handle) as file:
-        if wanted.device.type == "host" and _header(file) is not None:
-            return _map_lavapipe(wanted, file)
-        return _maps.import_external(wanted, _OPAQUE_FD, file)
+def _by_file(
+    open_file: Callable[[Wanted, Handle], ExternalMemory],
+) -> Callable[[Wanted], ExternalMemory]:
+    """Import by a duplicate of the caller's descriptor."""
+
+    def opened(wanted: Wanted) -> ExternalMemory:
+        with duplicate(wanted.descriptor.handle) as file:
+            return open_file(wanted, file)
+
+    return opened
 
 
-def _open_lavapipe(wanted: Wanted) -> ExternalMemory:
-    with duplicate(wanted.descriptor.handle) as file:
-        return _map_lavapipe(wanted, file)
+def _open_opaque(wanted: Wanted, file: Handle) -> ExternalMemory:
+    if wanted.device.type == "host" and _header(file) is not None:
+        return _open_lavapipe(wanted, file)
+    return _maps.import_external(wanted, _OPAQUE_FD, file)
 
 
-def _map_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
+def _open_lavapipe(wanted: Wanted, file: Handle) -> ExternalMemory:
     header = _header(file)
     if header is None:
         raise BadHandleError(errno.EINVAL, "the descriptor's file is not one of lavapipe's memory")
-    said, start = header
-    _maps.require_bytes(file, said)
-    if start % _PAGE or start + wanted.descriptor.size > said:
+    size, start = header
+    _maps.require_bytes(file, size)
+    if start % _PAGE or start + wanted.descriptor.size > size:
         raise BadHandleError(
             errno.EINVAL,
-            f"lavapipe's memory of {said} bytes with its first at {start} holds no "
+            f"lavapipe's memory of {size} bytes with its first at {start} holds no "
             f"{wanted.descriptor.size}",
         )
     return _maps.import_external(wanted, _OPAQUE_FD, file, start)
@@ -244,28 +239,17 @@ def _header(file: Handle) -> tuple[int, int] | None:
     return (size, start) if mark == _LAVAPIPE_MARK else None
 
 
-def _open_dmabuf(wanted: Wanted) -> ExternalMemory:
-    with duplicate(wanted.descriptor.handle) as file:
-        try:
-            for flag in (_SYNC_BEGIN_READ, _SYNC_END_READ):
-                fcntl.ioctl(file.fileno(), _DMA_BUF_SYNC, struct.pack("Q", flag))
-        except OSError as error:
-            raise BadHandleError(
-                error.errno, f"the descriptor is not a dma-buf: {error.strerror}"
-            ) from None
-        if wanted.device.type == "host":
-            return _maps.import_file(wanted, file)
-        return _maps.import_external(wanted, _DMABUF_FD, file)
-
-
-def _open_physical(wanted: Wanted) -> ExternalMemory:
-    with duplicate(wanted.descriptor.handle) as file:
-        return _maps.import_physical(wanted, file)
-
-
-def _open_file(wanted: Wanted) -> ExternalMemory:
-    with duplicate(wanted.descriptor.handle) as file:
+def _open_dmabuf(wanted: Wanted, file: Handle) -> ExternalMemory:
+    try:
+        for flag in (_SYNC_BEGIN_READ, _SYNC_END_READ):
+            fcntl.ioctl(file.fileno(), _DMA_BUF_SYNC, struct.pack("Q", flag))
+    except OSError as error:
+        raise BadHandleError(
+            error.errno, f"the descriptor is not a dma-buf: {error.strerror}"
+        ) from None
+    if wanted.device.type == "host":
         return _maps.import_file(wanted, file)
+    return _maps.import_external(wanted, _DMABUF_FD, file)
 
 
 def _open_name(wanted: Wanted) -> ExternalMemory:
@@ -296,13 +280,12 @@ def _open_address(wanted: Wanted) -> ExternalMemory:
     return _maps.import_host(wanted, address, (kept, owner))
 
 
-def _open_pool(wanted: Wanted) -> ExternalMemory:
-    with duplicate(wanted.descriptor.handle) as file:
-        pool = DriverPool.import_handle(wanted.device, file)
-        try:
-            buffer = pool.import_buffer(wanted.descriptor.pool_pointer)
-        except ValueError as error:
-            raise InvalidDescriptorError(f"pool_pointer: {error}") from None
+def _open_pool(wanted: Wanted, file: Handle) -> ExternalMemory:
+    pool = DriverPool.import_handle(wanted.device, file)
+    try:
+        buffer = pool.import_buffer(wanted.descriptor.pool_pointer)
+    except ValueError as error:
+        raise InvalidDescriptorError(f"pool_pointer: {error}") from None
     if buffer.nbytes < wanted.descriptor.size:
         raise BadHandleError(
             errno.EINVAL, f"the block has {buffer.nbytes} bytes, not {wanted.descriptor.size}"
@@ -314,30 +297,26 @@ def _open_windows(driver_type: int) -> Callable[[Wanted], ExternalMemory]:
     def opened(wanted: Wanted) -> ExternalMemory:
         if isinstance(wanted.descriptor.handle, str):
             return _maps.import_windows(wanted, driver_type, None)
-        # The driver holds a reference of its own to what an NT handle names: ours is closed.
+        # The driver makes its own reference to the object of an NT handle; the duplicate is closed.
         with duplicate(wanted.descriptor.handle) as handle:
             return _maps.import_windows(wanted, driver_type, handle)
 
     return opened
 
 
-def _never(wanted: Wanted) -> ExternalMemory:
-    raise UnsupportedHandleTypeError(f"{wanted.descriptor.handle_type.name} is not imported here")
-
-
 KINDS = {
     MemoryHandleType.D3D12_RESOURCE: Kind(_on_windows("required"), _open_windows(_D3D12_RESOURCE)),
     MemoryHandleType.D3D12_HEAP: Kind(_on_windows("forbidden"), _open_windows(_D3D12_HEAP)),
     MemoryHandleType.OPAQUE_WIN32: Kind(_on_windows("as_exporter"), _open_windows(_OPAQUE_WIN32)),
-    MemoryHandleType.OPAQUE_FD: Kind(_by("external_memory", dedicated="as_exporter"), _open_opaque),
-    MemoryHandleType.HOST_ALLOCATION: Kind(_host_pages, _open_address, host_pages=True),
-    MemoryHandleType.DMABUF_FD: Kind(_dmabuf, _open_dmabuf),
-    MemoryHandleType.CUDA_VMM_FD: Kind(_by("posix_fd_handles"), _open_physical),
-    MemoryHandleType.CUDA_VMM_WIN32: Kind(
-        lambda _: _no("NT handles exist on Windows, and gpumem runs on Linux"), _never
+    MemoryHandleType.OPAQUE_FD: Kind(
+        _by("external_memory", dedicated="as_exporter"), _by_file(_open_opaque)
     ),
-    MemoryHandleType.CUDA_POOL_FD: Kind(_pool, _open_pool),
-    MemoryHandleType.MEMFD: Kind(_host_pages, _open_file, host_pages=True),
+    MemoryHandleType.HOST_ALLOCATION: Kind(_host_pages, _open_address, host_pages=True),
+    MemoryHandleType.DMABUF_FD: Kind(_dmabuf, _by_file(_open_dmabuf)),
+    MemoryHandleType.CUDA_VMM_FD: Kind(_by("posix_fd_handles"), _by_file(_maps.import_physical)),
+    MemoryHandleType.CUDA_VMM_WIN32: Kind(lambda _: _no(NOT_ON_LINUX), None),
+    MemoryHandleType.CUDA_POOL_FD: Kind(_pool, _by_file(_open_pool)),
+    MemoryHandleType.MEMFD: Kind(_host_pages, _by_file(_maps.import_file), host_pages=True),
     MemoryHandleType.SHM_NAME: Kind(_host_pages, _open_name, host_pages=True),
-    MemoryHandleType.LAVAPIPE_OPAQUE_FD: Kind(_lavapipe, _open_lavapipe),
+    MemoryHandleType.LAVAPIPE_OPAQUE_FD: Kind(_lavapipe, _by_file(_open_lavapipe)),
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any
 
 from gpumem.config import ArenaConfig
@@ -19,7 +18,7 @@ from gpumem.errors import (
     InvalidDescriptorError,
     OutOfBoundsError,
 )
-from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor
+from gpumem.interop.descriptors import MAX_BYTES, MemoryDescriptor, number_of
 
 __all__ = ["PlacedTensor", "Slices", "place_tensor", "point_of"]
 
@@ -57,7 +56,7 @@ def place_tensor(
         As `ExternalMemory.tensor`.
     """
     lengths = _shape(shape, most_dimensions)
-    start = _number(offset, "offset")
+    start = number_of(offset, "offset")
     if strides is not None and row_pitch is not None:
         raise InvalidDescriptorError("strides and row_pitch cannot be combined")
     if strides is not None:
@@ -91,7 +90,7 @@ def _shape(shape: Any, most: int) -> tuple[int, ...]:
         raise InvalidDescriptorError(
             f"shape {shape!r} is neither an integer nor a sequence of them"
         )
-    lengths = tuple(_number(length, "a length of the shape") for length in given)
+    lengths = tuple(number_of(length, "a length of the shape") for length in given)
     if len(lengths) > most:
         raise InvalidDescriptorError(
             f"shape {shape!r} has {len(lengths)} dimensions; at most {most} are supported"
@@ -102,7 +101,7 @@ def _shape(shape: Any, most: int) -> tuple[int, ...]:
 def _strides(strides: Any, dimensions: int) -> tuple[int, ...]:
     if isinstance(strides, str) or not isinstance(strides, Iterable):
         raise InvalidDescriptorError(f"strides {strides!r} is not a sequence of integers")
-    steps = tuple(_number(step, "a stride") for step in strides)
+    steps = tuple(number_of(step, "a stride") for step in strides)
     if len(steps) != dimensions:
         raise InvalidDescriptorError(
             f"strides {steps} has {len(steps)} numbers for {dimensions} dimensions"
@@ -117,7 +116,7 @@ def _rows(lengths: tuple[int, ...], itemsize: int, pitch: int | None) -> tuple[i
     for dimension, length in enumerate(reversed(lengths)):
         if dimension == 1 and pitch is not None:
             row = step
-            step = _number(pitch, "row_pitch")
+            step = number_of(pitch, "row_pitch")
             if step < row:
                 raise InvalidDescriptorError(f"row_pitch {step} is less than a row's {row} bytes")
         steps.append(step)
@@ -152,16 +151,6 @@ def _access(memory_read_only: bool, asked: bool | None) -> bool:
     if memory_read_only and not asked:
         raise InvalidDescriptorError("invalid read_only = False: the memory is read-only")
     return asked
-
-
-def _number(value: Any, name: str) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number <= MAX_BYTES:
-        raise InvalidDescriptorError(f"{name} {value!r} is not an integer from 0 to 2**63 - 1")
-    return number
 
 
 # ---- what a tensor waits for ---------------------------------------------------------------------

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpumem.device import Device
-from gpumem.errors import DeviceMismatchError, UnsupportedHandleTypeError
-from gpumem.interop import descriptors
+from gpumem.errors import UnsupportedHandleTypeError
 from gpumem.interop.descriptors import (
     WINDOWS_TYPES,
     InteropCapability,
     SemaphoreDescriptor,
     SemaphoreType,
+    duplicate,
+    require_consumable,
+    require_device,
 )
-from gpumem.interop.memory.kinds import speaks_windows
+from gpumem.interop.descriptors import consume as consume_handle
+from gpumem.interop.memory.kinds import NOT_ON_LINUX, speaks_windows
 from gpumem.interop.timelines._kinds import HostTimeline, import_fd, import_windows
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ def semaphore_capability(device: Device | str, kind: SemaphoreType) -> InteropCa
         raise TypeError(f"kind must be a SemaphoreType, not {kind!r}")
     where = Device(device)
     if kind in WINDOWS_TYPES and not speaks_windows(where):
-        return InteropCapability(False, "NT handles exist on Windows, and gpumem runs on Linux")
+        return InteropCapability(False, NOT_ON_LINUX)
     name = "timeline_semaphores"
     if kind is SemaphoreType.HOST_TIMELINE and where.type != "host":
         name = "stream_memory_operations"
@@ -91,15 +94,14 @@ def import_semaphore(
     able = semaphore_capability(where, descriptor.type)
     if not able:
         raise UnsupportedHandleTypeError(able.reason)
-    _check_device(where, descriptor)
-    handle = descriptor.handle
-    descriptors.require_consumable(handle, consume)
-    if isinstance(handle, str):
-        return import_windows(where, _DRIVER_TYPES[descriptor.type], handle)
-    with descriptors.duplicate(handle) as own:
+    require_device(descriptor, where)
+    require_consumable(descriptor.handle, consume)
+    if isinstance(descriptor.handle, str):
+        return import_windows(where, _DRIVER_TYPES[descriptor.type], descriptor.handle)
+    with duplicate(descriptor.handle) as own:
         timeline = _import_number(where, descriptor.type, own.fileno())
     if consume:
-        descriptors.consume(handle)
+        consume_handle(descriptor.handle)
     return timeline
 
 
@@ -109,11 +111,3 @@ def _import_number(device: Device, kind: SemaphoreType, number: int) -> Timeline
     if kind is SemaphoreType.TIMELINE_OPAQUE_FD:
         return import_fd(device, number)
     return import_windows(device, _DRIVER_TYPES[kind], number)
-
-
-def _check_device(device: Device, descriptor: SemaphoreDescriptor) -> None:
-    theirs, ours = descriptor.device_uuid, device.uuid
-    if theirs is not None and theirs != ours:
-        raise DeviceMismatchError(
-            f"the timeline belongs to device {theirs!r}, and {device} is {ours!r}"
-        )
