@@ -65,8 +65,7 @@ cdef inline bint is_dense(int ndim, const int64_t* shape, const int64_t* strides
     cdef int64_t step = itemsize
     cdef bint dense = True
     cdef int axis = innermost
-    cdef int i
-    for i in range(ndim):
+    while 0 <= axis < ndim:
         if shape[axis] == 0:        # no elements: in every order, whatever the strides
             return True
         if shape[axis] != 1:

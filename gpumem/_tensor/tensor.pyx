@@ -15,7 +15,7 @@ from gpumem._buffer cimport (
     drop_share, exchange_capsule, Export, MemoryResource, order_host, order_stream, Origin,
     own_stream, require_open, same_device,
 )
-from gpumem._copy cimport copy_elements, fill_elements, Side
+from gpumem._copy cimport copy_elements, Side
 from gpumem._defaults cimport serving
 from gpumem._native.driver cimport CUstream
 from gpumem._support.instances cimport forbid_instantiation
@@ -404,7 +404,9 @@ cdef class Tensor:
         view.format = <char*>self.element.format if flags & PyBUF_FORMAT else NULL
         view.ndim = self.rank
         view.shape = <Py_ssize_t*>self.lengths if flags & PyBUF_ND and self.rank else NULL
-        view.strides = <Py_ssize_t*>self.steps if includes(flags, PyBUF_STRIDES) and self.rank else NULL
+        view.strides = NULL
+        if self.rank and includes(flags, PyBUF_STRIDES):
+            view.strides = <Py_ssize_t*>self.steps
         view.suboffsets = NULL
         view.obj = self
 
