@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import Stream, _native_handle
+from gpumem._copy.copy import retain_until_done
 from gpumem._defaults import get_default_resource
 from gpumem._factory import resource_from_config
 from gpumem._resource.external import ExternalAllocator
@@ -411,29 +412,50 @@ class Session:
         [[7, 7], [7, 7]]
         """
         stream, inputs, outputs, bound = self._begin()
+        used: list[Tensor] = []
         try:
-            ready = {name: self._fed(each, stream) for name, each in inputs.items()}
-
-            def call(allocator: MemoryResource) -> RunContext:
-                keep = self.options.enable_cuda_graph
-                context = RunContext(ready, outputs, stream, allocator, keep=keep)
-                fn(context)
-                _require_all(context, outputs)
-                return context
-
-            if self._captured_run is None or stream.capturing:
-                context = call(self._own_memory)
-            else:
-                context = self._captured_run.run((fn, bound), stream, call)
-            self._finish(context)
+            context = self._queue(fn, bound, stream, inputs, outputs, used)
             if synchronize and not stream.capturing:
                 stream.synchronize()
+                used.clear()
             with self._lock:
                 self._results = context._results
         finally:
-            with self._lock:
-                self._running -= 1
-                self._idle.append(stream)
+            try:
+                _retain(used, stream)
+            finally:
+                with self._lock:
+                    self._running -= 1
+                    self._idle.append(stream)
+
+    def _queue(
+        self,
+        fn: Callable[[RunContext], object],
+        bound: int,
+        stream: Stream,
+        inputs: Mapping[str, BoundInput],
+        outputs: Mapping[str, BoundOutput],
+        used: list[Tensor],
+    ) -> RunContext:
+        """Queue the copies and the work of one run; `used` gets what the work reads or writes."""
+        ready = {name: self._fed(each, stream, used) for name, each in inputs.items()}
+
+        def call(allocator: MemoryResource) -> RunContext:
+            keep = self.options.enable_cuda_graph
+            context = RunContext(ready, outputs, stream, allocator, keep=keep)
+            try:
+                fn(context)
+            finally:
+                used.extend(context._work.values())
+            _require_all(context, outputs)
+            return context
+
+        if self._captured_run is None or stream.capturing:
+            context = call(self._own_memory)
+        else:
+            context = self._captured_run.run((fn, bound), stream, call)
+        self._finish(context)
+        return context
 
     def _begin(self) -> tuple[Stream, dict[str, BoundInput], dict[str, BoundOutput], int]:
         with self._lock:
@@ -452,12 +474,13 @@ class Session:
             self._running += 1
             return stream, dict(self._inputs), dict(self._outputs), self._bound
 
-    def _fed(self, bound: BoundInput, stream: Stream) -> Tensor:
+    def _fed(self, bound: BoundInput, stream: Stream, used: list[Tensor]) -> Tensor:
         """Return an input where the device can use it, ready for work on the stream."""
         source = bound.tensor
         if bound.decision.action == "alias":
             if not stream.capturing:  # a captured stream cannot wait for one that is not
                 _order(source.buffer.stream, stream)
+            used.append(source)
             return source
         copies = self._copies_for(stream)
         staged = bound.staged
@@ -466,6 +489,7 @@ class Session:
             bound.staged = staged if self.options.enable_cuda_graph else None
         copy(staged, source, copies)
         _order(copies, stream)
+        used.append(staged)
         return staged
 
     def _finish(self, context: RunContext) -> None:
@@ -589,6 +613,17 @@ def _order(first: Stream, then: Stream) -> None:
     """Let what is queued on `then` from now on follow what is queued on `first` now."""
     if first != then and first.device == then.device:
         then.wait(first.record())
+
+
+def _retain(used: list[Tensor], stream: Stream) -> None:
+    """Retain the memory of a run until its stream has passed the run's work.
+
+    Bindings may be replaced, and the session closed or dropped, while that work is still queued.
+    Whoever launches a graph that is being captured keeps its memory.
+    """
+    if used and not stream.capturing:
+        for tensor in used:
+            retain_until_done(tensor.buffer, stream)
 
 
 def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> None:

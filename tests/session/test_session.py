@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
 from helpers import child
 from helpers.driver import HostDriver
 from helpers.resources import Plain
+from helpers.waiting import wait_until
 
 import gpumem
 from gpumem.device import decide_copy
@@ -262,6 +264,89 @@ def test_run_waits_for_its_work(session, host):
     session.run(work, synchronize=False)
     assert not session.compute_stream.query()
     session.compute_stream.synchronize()
+
+
+# ---- memory of runs that are not waited for ------------------------------------------------------
+
+
+def run_behind_a_gate(session, outputs=("y",), fails=False):
+    """Run without waiting; returns the gate that holds the run's work back."""
+    driver, gates = HostDriver(), []
+
+    def work(ctx):
+        gates.append(driver.block(ctx.stream))
+        for name in outputs:
+            driver.fill(ctx.output(name, 4096, "u1").buffer, 7, ctx.stream)
+        if fails:
+            raise KeyError("after work was queued")
+
+    try:
+        session.run(work, synchronize=False)
+    except KeyError:
+        assert fails
+    return gates[0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_unfinished_run_retains_its_inputs_and_outputs(host, fails):
+    arena, side = gpumem.Arena("host"), gpumem.Stream("host")
+    x, y = (gpumem.zeros(4096, "u1", resource=arena, stream=side) for _ in range(2))
+    side.synchronize()
+    used = {x.ptr, y.ptr}
+    session = gpumem.Session("host")
+    session.bind_input("x", x)
+    session.bind_output("y", y)
+    with run_behind_a_gate(session, fails=fails):
+        session.close()
+        del x, y, session
+        made = [arena.allocate(4096, side) for _ in range(4)]
+        assert not used & {block.ptr for block in made}
+    gpumem.Device("host").synchronize()
+    made.append(arena.allocate(arena.stats().reserved - 5 * 4096, side))  # all that is left
+
+
+def test_unfinished_run_retains_memory_of_other_libraries():
+    array = np.zeros(4096, "u1")
+    alive = weakref.ref(array)
+    with gpumem.Session("host") as session:
+        session.bind_input("x", array)
+        gate = run_behind_a_gate(session, outputs=())
+    del array, session
+    with gate:
+        gc.collect()
+        assert alive() is not None
+    gpumem.Device("host").synchronize()
+    wait_until(lambda: alive() is None)
+
+
+def test_unfinished_run_retains_blocks_of_a_users_resource():
+    resource = Plain("host")
+    x = gpumem.zeros(4096, "u1", resource=resource)
+    with gpumem.Session("host") as session:
+        session.bind_input("x", x)
+        gate = run_behind_a_gate(session, outputs=())
+    del x, session
+    with gate:
+        assert resource.stats().in_use == 4096
+    gpumem.Device("host").synchronize()
+    wait_until(lambda: resource.stats().in_use == 0)
+
+
+def test_unfinished_run_retains_copies_made_on_the_copy_stream(monkeypatch):
+    monkeypatch.setattr("gpumem.device.can_access", lambda reader, memory: False)
+    options = {"do_copy_in_default_stream": "0", "private_arena": True}
+    with gpumem.Session("host", options) as session:
+        session.bind_input("x", gpumem.full(4096, 3, "u1", memory="host"))
+        driver, seen, gates = HostDriver(), [], []
+
+        def work(ctx):
+            seen.append(ctx.inputs["x"].ptr)
+            gates.append(driver.block(ctx.stream))
+
+        session.run(work, synchronize=False)
+        with gates[0]:
+            session.copy_stream.synchronize()
+            assert session.allocator().allocate(4096, session.copy_stream).ptr not in seen
 
 
 def test_functions_exception_is_raised_without_a_change(session):
