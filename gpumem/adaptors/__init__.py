@@ -1,9 +1,11 @@
 """Adaptors: resources around other resources, in any nesting.
 
-Each hands out its upstream's blocks under its own name: a buffer's `resource` is the outermost
+Each allocates its upstream's blocks under its own name: a buffer's `resource` is the outermost
 adaptor, and its free goes through all of them, also when a view of it is dropped on a thread that
-does not run Python. An adaptor refers to its upstream and does not own it: closing the adaptor
-leaves the upstream open, and the upstream cannot be closed while blocks of the adaptor live.
+does not run Python. An adaptor does not own its upstream: closing the adaptor leaves the upstream
+open, and the upstream cannot be closed while blocks of the adaptor live.
+
+Each adaptor has a short name: `limit` is `LimitAdaptor`, `log` is `LogAdaptor`, and so on.
 
 >>> import gpumem
 >>> tracked = gpumem.adaptors.track(gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20))

@@ -1,9 +1,9 @@
-"""What every adaptor does: hand out an upstream's blocks under its own name, and count them.
+"""Base of adaptors: allocates an upstream's blocks under its own name, and counts them.
 
-A block of an adaptor holds the upstream's Buffer; once views share it, the upstream's lease
-instead, so that the last view may be dropped on a thread without the interpreter. What is counted
-changes then and there; what needs the interpreter (a sink, a stack, the reference to the adaptor)
-follows in _support/deferred. Its ledger has no streams: slots are the upstream's.
+A block of an adaptor owns the upstream's Buffer; once views share it, the upstream's lease
+instead, so that the last view may be dropped on a thread without the interpreter. Counters change
+at once; work that needs the interpreter (a sink, a stack, the reference to the adaptor) follows in
+_support/deferred. Its ledger has no streams: slots are the upstream's.
 """
 
 from cpython.ref cimport PyObject
@@ -15,9 +15,9 @@ from gpumem._support.lease cimport Lease
 cdef struct AdaptedBlock:
     LedgerBlock block           # first; its owner is the adaptor, once a lease has the block
     PyObject* inner             # the upstream's Buffer, owned; NULL once leased
-    PyObject* home              # the resource whose numbers name its streams; not owned
+    PyObject* home              # the resource of its stream slots; not owned
     Lease* lease                # the upstream's, once leased
-    PyObject* note              # kept with the block, owned; NULL: none
+    PyObject* note              # of `_note`, owned; NULL: none
     uint64_t stream             # handle it was freed on
     int64_t time                # of the free: nanoseconds since 1970
     uint64_t thread             # of the free
@@ -26,4 +26,4 @@ cdef class Adaptor(MemoryResource):
     cdef readonly tuple upstreams
     cdef bint tells             # _on_free is called for every block
 
-    cdef Buffer hand_out(self, object nbytes, object stream, dict options, bint persistent)
+    cdef Buffer allocate_from(self, object nbytes, object stream, dict options, bint persistent)

@@ -1,7 +1,7 @@
 """Adaptors below their Python classes: blocks, counters, leases."""
 
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 
 from gpumem._budget cimport account_of, Budget, limit_of
@@ -13,6 +13,7 @@ from gpumem._buffer cimport (
 )
 from gpumem._native.budget cimport budget_load
 from gpumem._native.driver cimport context_is_dead, CUstream
+from gpumem._support.clock cimport time_of_day_ns
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
 from gpumem._support.lease cimport Lease, lease_drop, Uses
 
@@ -20,35 +21,24 @@ from gpumem._support.out_of_memory import LimitInForce, OutOfMemoryReport
 from gpumem.errors import ClosedError, OutOfMemoryError
 
 
-cdef extern from *:
-    """
-    #include <pthread.h>
-    #include <time.h>
-    static inline int64_t gm_now(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    }
-    /* As threading.get_ident has it. */
-    static inline uint64_t gm_thread(void) { return (uint64_t)pthread_self(); }
-    """
-    int64_t gm_now() noexcept nogil
-    uint64_t gm_thread() noexcept nogil
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept nogil     # as threading.get_ident
+
 
 cdef class Adaptor(MemoryResource):
     """Base of adaptors: a resource that hands out other resources' blocks under its own name.
 
-    Made by `gpumem.adaptors`; what an adaptor lacks, its upstream answers.
+    Made by `gpumem.adaptors`. Attributes that an adaptor lacks are those of its upstream.
 
     Attributes
     ----------
     upstreams : tuple of MemoryResource
-        Where its blocks come from.
+        Sources of its blocks.
     """
 
     def __init__(self, upstreams, *, name=None, limit=None, tells=False):
         if self.memory is not None:
-            raise TypeError(f"this {type(self).__name__} was initialised before")
+            raise TypeError(f"__init__ of {type(self).__name__} called twice")
         for upstream in upstreams:
             if not isinstance(upstream, MemoryResource):
                 raise TypeError(f"{upstream!r} is not a MemoryResource")
@@ -68,18 +58,18 @@ cdef class Adaptor(MemoryResource):
 
     @property
     def upstream(self):
-        """Where its blocks come from; the first of several."""
+        """Source of its blocks; the first of several."""
         return self.upstreams[0]
 
     # ---- blocks ----------------------------------------------------------------------------------
 
     def allocate(self, nbytes, stream=None, *, alignment=None, **options):
-        """Hand out a block of the upstream's.
+        """Allocate a block from the upstream.
 
         Parameters
         ----------
         nbytes, stream, alignment, **options
-            As the upstream's ``allocate`` takes them.
+            As of the upstream's ``allocate``.
 
         Returns
         -------
@@ -91,17 +81,17 @@ cdef class Adaptor(MemoryResource):
         ClosedError
             This adaptor is closed.
         Exception
-            What the upstream raises, as it is.
+            The upstream's exceptions, unchanged.
         """
         if alignment is not None:
             options["alignment"] = alignment
-        return self.hand_out(nbytes, stream, options, False)
+        return self.allocate_from(nbytes, stream, options, False)
 
     def allocate_persistent(self, nbytes):
-        """Hand out a long-lived block of the upstream's; see its ``allocate_persistent``."""
-        return self.hand_out(nbytes, None, {}, True)
+        """Allocate a long-lived block from the upstream; see its ``allocate_persistent``."""
+        return self.allocate_from(nbytes, None, {}, True)
 
-    cdef Buffer hand_out(self, object nbytes, object stream, dict options, bint persistent):
+    cdef Buffer allocate_from(self, object nbytes, object stream, dict options, bint persistent):
         cdef uint64_t size = size_of(nbytes)
         cdef LedgerBlock* block
         self.require_open()
@@ -115,7 +105,7 @@ cdef class Adaptor(MemoryResource):
             raise
 
     cdef int make_room(self, uint64_t nbytes) except -1:
-        # A budget asks its callbacks next; what refuses without one is the adaptor's own limit.
+        # With a budget its callbacks run next. Without one the adaptor's own limit has refused.
         if self.budget is None:
             raise_over_limit(self, nbytes)
         return 0
@@ -124,13 +114,13 @@ cdef class Adaptor(MemoryResource):
         return serve_from(self.upstreams[0], nbytes, stream, options, persistent)
 
     def _note(self, buffer, persistent):
-        """Return what is kept with a new block, or None."""
+        """Return an object that is kept with a new block until it is freed, or None."""
         return None
 
     def _on_free(self, address, nbytes, stream, time, thread):
         """Called when a block is freed, if `tells` is true."""
 
-    # ---- the rest --------------------------------------------------------------------------------
+    # ---- the upstream's calls --------------------------------------------------------------------
 
     def shrink(self):
         """Shrink the upstream; see its ``shrink``."""
@@ -172,7 +162,7 @@ cdef class Adaptor(MemoryResource):
         ledger_reset_peaks(self.ledger)
 
     def _limit(self):
-        """Return (limit, bytes that may still be handed out) of one with a limit; None: any."""
+        """Return an adaptor's limit and the bytes left below it; None where a budget has none."""
         cdef uint64_t limit
         if self.budget is not None:
             return self.budget.limit, self.budget.free
@@ -196,7 +186,7 @@ cdef class Adaptor(MemoryResource):
         found = <AdaptedBlock*>ledger_copy_blocks(self.ledger, &count)
         if found == NULL:
             raise MemoryError("out of host memory while copying a list of blocks")
-        # Notes go with the interpreter lock only, which is held here: they stay.
+        # A note is only dropped under the interpreter lock, which is held here.
         try:
             return [(found[i].block.base, found[i].block.requested, found[i].block.number,
                      <object>found[i].note if found[i].note != NULL else None)
@@ -204,7 +194,7 @@ cdef class Adaptor(MemoryResource):
         finally:
             free(found)
 
-    # ---- what buffers ask ------------------------------------------------------------------------
+    # ---- calls of buffers ------------------------------------------------------------------------
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
         return (<MemoryResource>self.upstreams[0]).slot_of(stream, slot)
@@ -218,7 +208,7 @@ cdef class Adaptor(MemoryResource):
     cdef void give_back(self, Buffer buffer) noexcept:
         cdef AdaptedBlock* block = <AdaptedBlock*><uintptr_t>buffer.handle
         cdef Buffer inner = <Buffer>block.inner
-        Py_DECREF(inner)        # the variable holds it now
+        Py_DECREF(inner)        # the variable owns it now
         block.inner = NULL
         block.stream = buffer.home.stream_at(buffer.slot)
         inner.slot = buffer.slot
@@ -242,7 +232,7 @@ cdef class Adaptor(MemoryResource):
             raise
         block.inner = NULL
         block.stream = buffer.home.stream_at(buffer.slot)
-        Py_DECREF(inner)        # the variable holds it until here
+        Py_DECREF(inner)        # the variable owns it until here
         buffer_end(inner)
         Py_INCREF(self)
         block.block.owner = <PyObject*>self
@@ -255,19 +245,19 @@ cdef class Adaptor(MemoryResource):
 
 
 def serve_from(MemoryResource upstream, nbytes, stream, options, persistent):
-    """Ask one upstream as its adaptor was asked."""
+    """Allocate from one upstream with the arguments of the adaptor's call."""
     if persistent:
         return upstream.allocate_persistent(nbytes)
     return upstream.allocate(nbytes, stream, **options)
 
 
 def report(error, where):
-    """Tell ``sys.unraisablehook`` of an exception that nobody can be given."""
+    """Pass an exception that has no caller to ``sys.unraisablehook``."""
     report_unraisable(error, where)
 
 
 def handle_or_zero(MemoryResource resource, stream):
-    """Read a handle for the record of a failure, whose reason the stream may be."""
+    """Return a stream's handle for the event of a failure; 0 if the stream is the reason."""
     cdef CUstream handle = NULL
     try:
         stream_handle(stream, resource.driver_device, &handle)
@@ -285,15 +275,15 @@ cdef int raise_over_limit(Adaptor adaptor, uint64_t size) except -1:
         remedies=("free buffers of this adaptor, or raise its limit",)))
 
 
-# ---- a block's way -------------------------------------------------------------------------------
+# ---- a block from its allocation to its free -----------------------------------------------------
 
 cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
-    """Make a Buffer of the adaptor's of one that an upstream handed out."""
+    """Make a Buffer of the adaptor around a Buffer that an upstream allocated."""
     cdef Buffer buffer
     cdef uint64_t asked = block.block.requested
     if inner is None or inner.is_closed or inner.requested_bytes < asked:
-        raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: an adaptor takes an open "
-                        f"Buffer of at least {asked} bytes")
+        raise TypeError(f"{adaptor.upstreams!r} returned {inner!r}: expected an open Buffer of at "
+                        f"least {asked} bytes")
     buffer = buffer_of(adaptor, inner.address, inner.requested_bytes, 0, 0, inner.slot)
     buffer.home = inner.home
     if inner.block_bytes == 0:
@@ -315,7 +305,7 @@ cdef Buffer adopt(Adaptor adaptor, Buffer inner, AdaptedBlock* block):
 
 
 cdef void free_leased(LedgerBlock* freed) noexcept nogil:
-    """Free a block whose last view was dropped, perhaps on a thread without the interpreter."""
+    """Free a block whose last view was dropped, on any thread, without the interpreter lock."""
     cdef AdaptedBlock* block = <AdaptedBlock*>freed
     block.lease.stream_slot = freed.slot
     block.lease.uses = freed.uses
@@ -326,21 +316,21 @@ cdef void free_leased(LedgerBlock* freed) noexcept nogil:
 
 
 cdef void note_free(AdaptedBlock* block) noexcept nogil:
-    """Count the end of a block that the upstream has back."""
-    block.time = gm_now()
-    block.thread = gm_thread()
+    """Count a block that the upstream has freed."""
+    block.time = time_of_day_ns()
+    block.thread = PyThread_get_thread_ident()
     ledger_return(&block.block, False)
 
 
 cdef void finish_leased(Deferred* work) noexcept:
     cdef AdaptedBlock* block = <AdaptedBlock*>work
     cdef Adaptor adaptor = <Adaptor>block.block.owner
-    Py_DECREF(adaptor)      # the variable holds it now
+    Py_DECREF(adaptor)      # the variable owns it now
     finish(adaptor, block)
 
 
 cdef void finish(Adaptor adaptor, AdaptedBlock* block) noexcept:
-    """Do what the end of a block needs the interpreter for."""
+    """Drop a freed block's note and call `_on_free`, with the interpreter lock."""
     cdef AdaptedBlock gone = block[0]
     ledger_end(&block.block, True)
     Py_XDECREF(gone.note)

@@ -15,12 +15,35 @@ __all__ = ["AnnotateAdaptor", "annotate"]
 
 
 class AnnotateAdaptor(Adaptor):
-    """A resource whose calls a profiler shows; see `annotate`.
+    """A resource whose calls appear on a profiler's timeline, such as that of Nsight Systems.
+
+    Each ``allocate``, ``allocate_persistent`` and ``shrink`` is an NVTX range of its name on the
+    calling thread, with the requested bytes as payload; each free is a mark with the block's. A
+    range lasts as long as the call: a cached block makes a point, growth and waits for streams
+    make long ranges. Without a profiler nvtx does nothing.
+
+    Only calls through this adaptor appear; other users of the resource pay nothing.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        The upstream.
+    domain : str, optional
+        NVTX's domain, by which profilers group and filter.
+    name : str, optional
+        Name used in error messages and reports; the upstream's by default.
+
+    Raises
+    ------
+    MissingFrameworkError
+        The package nvtx is not installed.
+    TypeError
+        `resource` is not a MemoryResource, or `domain` not a str.
 
     Examples
     --------
     >>> import gpumem
-    >>> marked = AnnotateAdaptor(gpumem.Arena("host"), domain="loader")
+    >>> marked = gpumem.adaptors.annotate(gpumem.Arena("host"), domain="loader")
     >>> marked.allocate(1000).nbytes     # a range and a mark, if a profiler is attached
     1000
     """
@@ -54,42 +77,4 @@ class AnnotateAdaptor(Adaptor):
             return self.upstreams[0].shrink()
 
 
-def annotate(
-    resource: MemoryResource, *, domain: str = "gpumem", name: str | None = None
-) -> AnnotateAdaptor:
-    """Show a resource's calls on a profiler's timeline, such as that of Nsight Systems.
-
-    Each ``allocate``, ``allocate_persistent`` and ``shrink`` is an NVTX range of its name on the
-    calling thread, with the requested bytes as payload; each free is a mark with the block's. A
-    range lasts as long as the call: a cached block makes a point, growth and waits for streams
-    make long ranges. Without a profiler nvtx does nothing.
-
-    Only calls through this adaptor are shown; other users of the resource pay nothing.
-
-    Parameters
-    ----------
-    resource : MemoryResource
-        The upstream.
-    domain : str, optional
-        NVTX's domain, by which profilers group and filter.
-    name : str, optional
-        Name used in error messages and reports; the upstream's by default.
-
-    Returns
-    -------
-    AnnotateAdaptor
-
-    Raises
-    ------
-    MissingFrameworkError
-        The package nvtx is not installed.
-    TypeError
-        `resource` is not a MemoryResource, or `domain` not a str.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> arena = gpumem.adaptors.annotate(gpumem.Arena("host"), domain="loader")
-    >>> buffer = arena.allocate(1000)
-    """
-    return AnnotateAdaptor(resource, domain=domain, name=name)
+annotate = AnnotateAdaptor

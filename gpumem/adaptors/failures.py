@@ -13,22 +13,34 @@ __all__ = ["FailureAdaptor", "on_failure"]
 
 
 class FailureAdaptor(Adaptor):
-    """A resource that calls a callback before an allocation fails; see `on_failure`.
+    """A resource that calls a callback when an allocation fails, and may try again after it.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        The upstream.
+    callback : callable
+        ``callback(nbytes, attempt) -> bool``: the requested bytes, and the number of failed
+        attempts, from 1. It may free buffers, shrink, spill. True: another attempt. False: the
+        upstream's MemoryError is raised.
+    name : str, optional
+        Name used in error messages and reports; the upstream's by default.
+
+    Raises
+    ------
+    TypeError
+        `resource` is not a MemoryResource, or `callback` not callable. In ``allocate``: `callback`
+        returned something other than True or False; its own exceptions are not caught.
 
     Examples
     --------
     >>> import gpumem
-    >>> asked = []
     >>> small = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
-    >>> def again(nbytes, attempt):
-    ...     asked.append(attempt)
-    ...     return attempt < 3
-    >>> patient = FailureAdaptor(small, again)
-    >>> try:
-    ...     patient.allocate(2000)
-    ... except gpumem.OutOfMemoryError:
-    ...     asked
-    [1, 2, 3]
+    >>> cache = [small.allocate(600)]
+    >>> spill = lambda nbytes, attempt: bool(cache and [cache.pop()])
+    >>> spilling = gpumem.adaptors.on_failure(small, spill)
+    >>> spilling.allocate(600).nbytes
+    600
     """
 
     def __init__(
@@ -60,40 +72,4 @@ class FailureAdaptor(Adaptor):
                     raise
 
 
-def on_failure(
-    resource: MemoryResource, callback: Callable[[int, int], bool], *, name: str | None = None
-) -> FailureAdaptor:
-    """Call a callback when an allocation fails, which may free memory for another attempt.
-
-    Parameters
-    ----------
-    resource : MemoryResource
-        The upstream.
-    callback : callable
-        ``callback(nbytes, attempt) -> bool``: the requested bytes, and the number of failed
-        attempts, from 1. It may free buffers, shrink, spill. True: another attempt. False: the
-        upstream's MemoryError is raised.
-    name : str, optional
-        Name used in error messages and reports; the upstream's by default.
-
-    Returns
-    -------
-    FailureAdaptor
-
-    Raises
-    ------
-    TypeError
-        `resource` is not a MemoryResource, or `callback` not callable. In `allocate`: `callback`
-        returned something other than True or False; its own exceptions are not caught.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> small = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
-    >>> cache = [small.allocate(600)]
-    >>> spill = lambda nbytes, attempt: bool(cache and [cache.pop()])
-    >>> spilling = gpumem.adaptors.on_failure(small, spill)
-    >>> spilling.allocate(600).nbytes
-    600
-    """
-    return FailureAdaptor(resource, callback, name=name)
+on_failure = FailureAdaptor

@@ -15,22 +15,47 @@ __all__ = ["FallbackAdaptor", "fallback"]
 
 
 class FallbackAdaptor(Adaptor):
-    """Several resources of one device, tried one after another; see `fallback`.
+    """Several resources of one device, tried one after another until one has the memory.
+
+    For example a GPU's own memory, then pinned memory of the same GPU, then managed memory. The
+    `memory` of a buffer is that of the resource which served it, so a buffer in pinned memory has
+    NumPy views. The adaptor's own `memory` is the first resource's.
+
+    Parameters
+    ----------
+    first, second, *more : MemoryResource
+        Resources of one device, in the order in which they are tried. After a MemoryError the next
+        one is tried; every other exception is raised. If none has the memory, the last one's error
+        is raised, with the others' as notes.
+    name : str, optional
+        Name used in error messages and reports; the first resource's by default.
+
+    Raises
+    ------
+    TypeError
+        A resource is not a MemoryResource.
+    ValueError
+        The resources are not of one device, or one is given twice.
 
     Examples
     --------
     >>> import gpumem
     >>> fast = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
-    >>> large = gpumem.Arena("host/managed")
-    >>> either = FallbackAdaptor(fast, large)
-    >>> buffer = either.allocate(2000)
-    >>> either.served_by(buffer) is large, either.served
-    (True, (0, 1))
+    >>> pinned = gpumem.Arena("host/host_accessible")
+    >>> both = gpumem.adaptors.fallback(fast, pinned)
+    >>> buffer = both.allocate(2000)
+    >>> str(buffer.memory), both.served_by(buffer) is pinned, both.served
+    ('host:0/host_accessible', True, (0, 1))
     """
 
-    def __init__(self, *resources: MemoryResource, name: str | None = None) -> None:
-        if len(resources) < 2:
-            raise TypeError(f"fallback takes two or more resources, not {len(resources)}")
+    def __init__(
+        self,
+        first: MemoryResource,
+        second: MemoryResource,
+        *more: MemoryResource,
+        name: str | None = None,
+    ) -> None:
+        resources = (first, second, *more)
         super().__init__(resources, name=name)
         for number, resource in enumerate(resources):
             if resource.memory.device != self.memory.device:
@@ -111,45 +136,4 @@ class FallbackAdaptor(Adaptor):
         return Stats(**sums)
 
 
-def fallback(
-    first: MemoryResource,
-    second: MemoryResource,
-    *more: MemoryResource,
-    name: str | None = None,
-) -> FallbackAdaptor:
-    """Try one resource after another until one has the memory.
-
-    Such as a GPU's own memory, then pinned memory of the same GPU, then managed memory. A buffer's
-    `memory` is that of the resource which served it, so a buffer in pinned memory has NumPy views.
-
-    Parameters
-    ----------
-    first, second, *more : MemoryResource
-        Of one device, in the order in which they are tried. A MemoryError leads to the next one;
-        every other exception is raised.
-    name : str, optional
-        Name used in error messages and reports; the first resource's by default.
-
-    Returns
-    -------
-    FallbackAdaptor
-        Its `memory` is the first resource's; `served_by` and `served` say which one served. If
-        none has the memory, the last one's error is raised, the others' are its notes.
-
-    Raises
-    ------
-    TypeError
-        A resource is not a MemoryResource.
-    ValueError
-        The resources are not of one device, or one is given twice.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> device = gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20)
-    >>> pinned = gpumem.Arena("host/host_accessible")
-    >>> both = gpumem.adaptors.fallback(device, pinned)
-    >>> str(both.allocate(2 << 20).memory)
-    'host:0/host_accessible'
-    """
-    return FallbackAdaptor(first, second, *more, name=name)
+fallback = FallbackAdaptor

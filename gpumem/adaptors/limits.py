@@ -11,12 +11,31 @@ __all__ = ["LimitAdaptor", "limit"]
 
 
 class LimitAdaptor(Adaptor):
-    """A resource with its own limit; see `limit`.
+    """A resource with its own limit of the bytes that are allocated at a time.
+
+    Requested bytes are counted before the upstream is called: the limit holds for all threads
+    together, and a request that the upstream refuses is not counted. Beyond the limit ``allocate``
+    raises OutOfMemoryError, BudgetExceededError if the limit is a budget's.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        The upstream.
+    nbytes : int or Budget
+        The limit, 0 to 2**63 - 1; or a budget, which other resources may share. It is charged for
+        requested bytes, from before the upstream's call until the block is freed there.
+    name : str, optional
+        Name used in error messages and reports; the upstream's by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `resource` is not a MemoryResource, or `nbytes` not such a number.
 
     Examples
     --------
     >>> import gpumem
-    >>> small = LimitAdaptor(gpumem.Arena("host"), 1000)
+    >>> small = gpumem.adaptors.limit(gpumem.Arena("host"), 1000)
     >>> buffer = small.allocate(600)
     >>> small.used, small.free
     (600, 400)
@@ -45,41 +64,4 @@ class LimitAdaptor(Adaptor):
         return self._limit()[1]
 
 
-def limit(
-    resource: MemoryResource, nbytes: int | Budget, *, name: str | None = None
-) -> LimitAdaptor:
-    """Let a resource hand out so many bytes at a time, and no more.
-
-    Bytes count as they are asked for, before the upstream is: whatever threads do, the limit is
-    never passed, and a request that the upstream refuses counts for nothing.
-
-    Parameters
-    ----------
-    resource : MemoryResource
-        The upstream.
-    nbytes : int or Budget
-        The limit, 0 to 2**63 - 1; or a budget, which other resources may share. It is charged for
-        requested bytes, from before the upstream's call until the block is freed there.
-    name : str, optional
-        Name used in error messages and reports; the upstream's by default.
-
-    Returns
-    -------
-    LimitAdaptor
-        With `limit`, `used` and `free`. Beyond the limit its `allocate` raises OutOfMemoryError,
-        BudgetExceededError where the limit is a budget's.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `resource` is not a MemoryResource, or `nbytes` not such a number.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> small = gpumem.adaptors.limit(gpumem.Arena("host"), 1 << 20)
-    >>> with small.allocate(1 << 20):
-    ...     small.free
-    0
-    """
-    return LimitAdaptor(resource, nbytes, name=name)
+limit = LimitAdaptor

@@ -79,15 +79,39 @@ _CSV_ACTIONS = {"allocate": "allocate", "free": "free", "failure": "allocate fai
 
 
 class LogAdaptor(Adaptor):
-    """A resource that reports every allocation and free to a sink; see `log`.
+    """A resource that reports every allocation, free and failure to a sink.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        The upstream.
+    sink : callable, file or logging.Logger
+        A callable is called with each `MemoryEvent`. A text file receives comma-separated lines in
+        the format of RMM's ``LoggingResourceAdaptor``, which ``gpumem replay`` reads. A Logger
+        receives a record at INFO, for a failure at WARNING, with the attribute ``memory_event``.
+    name : str, optional
+        Name used in error messages and reports; the upstream's by default.
+
+    Raises
+    ------
+    TypeError
+        `resource` is not a MemoryResource, or `sink` is none of the three.
+
+    Notes
+    -----
+    A sink is called on the thread where the event happened, finalizers included; an event that
+    occurs inside the sink is reported right after. A view that is dropped on a thread without
+    Python is reported later, with the correct `time`. An exception of the sink goes to
+    ``sys.unraisablehook`` and does not affect the allocation.
 
     Examples
     --------
-    >>> import gpumem, io
-    >>> file = io.StringIO()
-    >>> LogAdaptor(gpumem.Arena("host"), file).allocate(1000).close()
-    >>> [line.split(",")[2] for line in file.getvalue().splitlines()]
-    ['Action', 'allocate', 'free']
+    >>> import gpumem
+    >>> events = []
+    >>> with gpumem.adaptors.log(gpumem.Arena("host"), events.append).allocate(1000):
+    ...     pass
+    >>> [(event.action, event.nbytes) for event in events]
+    [('allocate', 1000), ('free', 1000)]
     """
 
     def __init__(self, resource: MemoryResource, sink: Sink, *, name: str | None = None) -> None:
@@ -182,43 +206,4 @@ def _function_of(sink: Sink) -> Callable[[MemoryEvent], object]:
     raise TypeError(f"invalid sink {sink!r}: expected a callable, a file or a Logger")
 
 
-def log(resource: MemoryResource, sink: Sink, *, name: str | None = None) -> LogAdaptor:
-    """Report every allocation, free and failure to a sink.
-
-    Parameters
-    ----------
-    resource : MemoryResource
-        The upstream.
-    sink : callable, file or logging.Logger
-        A callable is called with each `MemoryEvent`. A text file receives comma-separated lines in
-        the format of RMM's ``LoggingResourceAdaptor``, which ``gpumem replay`` reads. A Logger
-        receives a record at INFO, for a failure at WARNING, with the attribute ``memory_event``.
-    name : str, optional
-        Name used in error messages and reports; the upstream's by default.
-
-    Returns
-    -------
-    LogAdaptor
-
-    Raises
-    ------
-    TypeError
-        `resource` is not a MemoryResource, or `sink` none of the three.
-
-    Notes
-    -----
-    A sink is called on the thread where the event happened, finalizers included; an event that
-    occurs inside the sink is reported right after. A view that is dropped on a thread without
-    Python is reported later, with the correct `time`. An exception of the sink goes to
-    ``sys.unraisablehook`` and does not affect the allocation.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> events = []
-    >>> with gpumem.adaptors.log(gpumem.Arena("host"), events.append).allocate(1000):
-    ...     pass
-    >>> [(event.action, event.nbytes) for event in events]
-    [('allocate', 1000), ('free', 1000)]
-    """
-    return LogAdaptor(resource, sink, name=name)
+log = LogAdaptor

@@ -47,15 +47,29 @@ class TrackCounts:
 
 
 class TrackAdaptor(Adaptor):
-    """A resource that records its live blocks; see `track`.
+    """A resource that records its live blocks, and where they were allocated.
+
+    Parameters
+    ----------
+    resource : MemoryResource
+        The upstream.
+    stacks : bool, optional
+        Record each block's call stack; a few microseconds per allocation.
+    name : str, optional
+        Name used in error messages and reports; the upstream's by default.
+
+    Raises
+    ------
+    TypeError
+        `resource` is not a MemoryResource.
 
     Examples
     --------
     >>> import gpumem
-    >>> tracked = TrackAdaptor(gpumem.Arena("host"))
-    >>> buffers = [tracked.allocate(nbytes) for nbytes in (100, 2000)]
-    >>> [line.split(" at ")[0] for line in tracked.report().splitlines()]
-    ['2000 bytes', '100 bytes']
+    >>> tracked = gpumem.adaptors.track(gpumem.Arena("host"), stacks=True)
+    >>> buffer = tracked.allocate(1000)
+    >>> [(block.nbytes, block.stack[-1].name) for block in tracked.outstanding()]
+    [(1000, '<module>')]
     """
 
     def __init__(
@@ -93,36 +107,4 @@ class TrackAdaptor(Adaptor):
         return "".join(lines)
 
 
-def track(
-    resource: MemoryResource, *, stacks: bool = False, name: str | None = None
-) -> TrackAdaptor:
-    """Record which blocks of a resource are live, and where they were allocated.
-
-    Parameters
-    ----------
-    resource : MemoryResource
-        The upstream.
-    stacks : bool, optional
-        Record each block's call stack; a few microseconds per allocation.
-    name : str, optional
-        Name used in error messages and reports; the upstream's by default.
-
-    Returns
-    -------
-    TrackAdaptor
-        With `counts`, `reset_peaks`, `outstanding` and `report`.
-
-    Raises
-    ------
-    TypeError
-        `resource` is not a MemoryResource.
-
-    Examples
-    --------
-    >>> import gpumem
-    >>> tracked = gpumem.adaptors.track(gpumem.Arena("host"), stacks=True)
-    >>> buffer = tracked.allocate(1000)
-    >>> [(block.nbytes, block.stack[-1].name) for block in tracked.outstanding()]
-    [(1000, '<module>')]
-    """
-    return TrackAdaptor(resource, stacks=stacks, name=name)
+track = TrackAdaptor

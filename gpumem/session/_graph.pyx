@@ -1,4 +1,4 @@
-"""Graphs of a stream's work: captured once, launched as often as one likes."""
+"""Graphs of a stream's work: captured once, launched any number of times."""
 
 cimport cython
 from libc.stddef cimport size_t
@@ -7,67 +7,67 @@ from libc.stdint cimport uintptr_t
 from gpumem._buffer cimport Buffer, buffer_share, drop_share, Stream
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_STREAM_CAPTURE_MODE_RELAXED,
-    CUDA_SUCCESS, CUgraph, CUgraphExec, CUresult, DriverDevice,
+    CUDA_SUCCESS, CUgraph, CUgraphExec, CUresult, DeviceContext, DriverDevice,
 )
 
 from gpumem.errors import ClosedError
 
 
 @cython.final
-@cython.no_gc_clear     # the end needs `driver_device`
+@cython.no_gc_clear     # __dealloc__ needs `driver_device`
 cdef class Graph:
-    """What is queued on a stream between `begin` and `end`, to be launched there.
+    """The work that is queued on a stream between `begin` and `end`, to be launched there.
 
     Parameters
     ----------
     stream : Stream
-        Where work is captured and launched; not the legacy default stream.
+        The stream of capture and launches; not the legacy default stream.
     """
 
     cdef Stream stream
     cdef DriverDevice driver_device
+    cdef DeviceContext* context     # of `driver_device`
     cdef CUgraph graph
     cdef CUgraphExec ready
 
     def __init__(self, Stream stream not None):
         if self.driver_device is not None:
-            raise TypeError("a Graph is initialised once")
+            raise TypeError("__init__ of Graph called twice")
         self.stream = stream
         self.driver_device = stream.driver_device
+        self.context = &self.driver_device.context
 
     def __dealloc__(self):
-        if self.driver_device is None or context_is_dead(&self.driver_device.context):
+        if self.driver_device is None or context_is_dead(self.context):
             return
-        if context_enter(&self.driver_device.context) != CUDA_SUCCESS:
+        if context_enter(self.context) != CUDA_SUCCESS:
             return
         if self.ready != NULL:
-            self.driver_device.context.table.cuGraphExecDestroy(self.ready)
+            self.context.table.cuGraphExecDestroy(self.ready)
         if self.graph != NULL:
-            self.driver_device.context.table.cuGraphDestroy(self.graph)
-        context_leave(&self.driver_device.context)
+            self.context.table.cuGraphDestroy(self.graph)
+        context_leave(self.context)
 
     def begin(self):
-        """Capture from now on; other threads and streams go on as they were."""
+        """Capture from now on; other threads and streams are not affected."""
         cdef CUresult code
         self.enter()
-        code = self.driver_device.context.table.cuStreamBeginCapture(self.stream.handle,
-                                                                     CU_STREAM_CAPTURE_MODE_RELAXED)
-        context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuStreamBeginCapture")
+        code = self.context.table.cuStreamBeginCapture(self.stream.handle,
+                                                       CU_STREAM_CAPTURE_MODE_RELAXED)
+        self.leave(code, "cuStreamBeginCapture")
 
     def end(self):
-        """End the capture; DriverError if something made it invalid."""
+        """End the capture; DriverError if it became invalid."""
         cdef CUresult code
         self.enter()
-        code = self.driver_device.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
-        context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuStreamEndCapture")
+        code = self.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        self.leave(code, "cuStreamEndCapture")
 
     def abandon(self):
-        """End the capture, if it has not ended, and forget what it captured."""
+        """End the capture, if it has not ended; what it captured is not used."""
         self.enter()
-        self.driver_device.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
-        context_leave(&self.driver_device.context)
+        self.context.table.cuStreamEndCapture(self.stream.handle, &self.graph)
+        context_leave(self.context)
 
     @property
     def handle(self):
@@ -76,13 +76,10 @@ cdef class Graph:
 
     @property
     def node_count(self):
-        """How many pieces of work were captured."""
+        """Number of captured operations."""
         cdef size_t count = 0
-        cdef CUresult code
         self.enter()
-        code = self.driver_device.context.table.cuGraphGetNodes(self.graph, NULL, &count)
-        context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuGraphGetNodes")
+        self.leave(self.context.table.cuGraphGetNodes(self.graph, NULL, &count), "cuGraphGetNodes")
         return count
 
     def instantiate(self):
@@ -90,25 +87,26 @@ cdef class Graph:
         cdef CUresult code
         self.enter()
         with nogil:
-            code = self.driver_device.context.table.cuGraphInstantiateWithFlags(&self.ready,
-                                                                                self.graph, 0)
-            context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuGraphInstantiateWithFlags")
+            code = self.context.table.cuGraphInstantiateWithFlags(&self.ready, self.graph, 0)
+        self.leave(code, "cuGraphInstantiateWithFlags")
 
     def launch(self):
         """Queue the captured work on the stream."""
         cdef CUresult code
         self.enter()
         with nogil:
-            code = self.driver_device.context.table.cuGraphLaunch(self.ready, self.stream.handle)
-            context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuGraphLaunch")
+            code = self.context.table.cuGraphLaunch(self.ready, self.stream.handle)
+        self.leave(code, "cuGraphLaunch")
 
     cdef int enter(self) except -1:
-        if context_is_dead(&self.driver_device.context):
+        if context_is_dead(self.context):
             raise ClosedError("this graph belongs to the parent process")
-        return check(self.driver_device.context.table, context_enter(&self.driver_device.context),
-                     "cuCtxPushCurrent")
+        return check(self.context.table, context_enter(self.context), "cuCtxPushCurrent")
+
+    cdef int leave(self, CUresult code, str call) except -1:
+        """Undo `enter` after a driver call; DriverError if the call failed."""
+        context_leave(self.context)
+        return check(self.context.table, code, call)
 
 
 @cython.final
@@ -116,18 +114,16 @@ cdef class Graph:
 cdef class Leases:
     """Claims on buffers' blocks: they live at least as long as this object."""
 
-    cdef list held
+    cdef list leases            # addresses
 
     def __cinit__(self):
-        self.held = []
+        self.leases = []
 
     def add(self, Buffer buffer not None):
-        """Keep a buffer's block, also when the buffer is closed."""
+        """Keep a buffer's block alive, also when the buffer is closed."""
         if buffer.block_bytes:
-            self.held.append(<uintptr_t>buffer_share(buffer))
+            self.leases.append(<uintptr_t>buffer_share(buffer))
 
     def __dealloc__(self):
-        cdef uintptr_t lease
-        for held in self.held:
-            lease = held
-            drop_share(<void*>lease)
+        for lease in self.leases:
+            drop_share(<void*><uintptr_t>lease)

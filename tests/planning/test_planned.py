@@ -474,7 +474,7 @@ def test_invalid_plan_or_missing_memory_is_refused_and_holds_nothing(make_arena)
         PlannedResource(THREE, arena)
     assert arena.stats().in_use == 0
     planned = PlannedResource(planned_as((1, 0, 0, 1)), arena)
-    with pytest.raises(TypeError, match="once"):
+    with pytest.raises(TypeError, match="twice"):
         planned.__init__(THREE, arena)
     for bad, error in ((-1, ValueError), ("1", TypeError), (1.0, TypeError)):
         with planned.iteration(), pytest.raises(error):

@@ -1,11 +1,11 @@
-"""PlannedResource: blocks at the places of a plan, while the program does what was recorded."""
+"""PlannedResource: blocks at planned offsets while a program repeats a recorded iteration."""
 
 from contextlib import contextmanager
 
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._buffer cimport alignment_of, Buffer, buffer_of, MemoryResource, resource_adapt, size_of
@@ -26,34 +26,35 @@ from gpumem.planning.iteration.recorded import IterationPlan, IterationReport
 # An allocation of the plan: bytes, number of its stream, and the edges between which it lies.
 cdef struct Planned:
     uint64_t nbytes
-    uint32_t stream
-    uint32_t begin
-    uint32_t end
+    uint64_t stream
+    uint64_t begin
+    uint64_t end
 
 
 @cython.final
 cdef class PlannedResource(MemoryResource):
-    """Follows the plan of an iteration over one block, and its upstream where that cannot be.
+    """Follows the plan of an iteration in one block; allocates from its upstream otherwise.
 
-    The block, `plan.peak_bytes` of the upstream's memory, is held from the beginning to `close`.
-    Inside ``with planned.iteration():`` the n-th allocation is compared with the plan, by size and
-    stream, and handed out at its planned place. At the first that differs the upstream serves what
-    follows in that iteration, and `report` says why. What is allocated outside of an iteration,
-    or persistently, or while a graph is captured, is the upstream's and not counted.
+    The block, `plan.peak_bytes` of the upstream's memory, is allocated when the resource is made
+    and freed by `close`. Inside ``with planned.iteration():`` the n-th allocation is compared with
+    the plan, by size and stream, and placed at its planned offset. After the first mismatch the
+    upstream serves the rest of that iteration, and `report` has the reason. Allocations outside of
+    an iteration, persistent ones, and those of a captured graph go to the upstream and are not
+    counted.
 
-    A place is handed out only if nothing lives there and the taker's stream may have it, by the
-    rules of an arena (`ArenaConfig.stream_reuse`): whatever a program does with its blocks, frees
-    them late, in another order, on other streams or threads, or keeps them beyond the iteration,
-    costs memory of the upstream and nothing else.
+    A planned offset is used only if no block lives there and the allocation's stream may have it,
+    by the rules of an arena (`ArenaConfig.stream_reuse`). A program may free its blocks late, in
+    another order, on other streams or threads, or keep them beyond the iteration: then the upstream
+    serves more blocks, and nothing else changes.
 
     Parameters
     ----------
     plan : IterationPlan
-        Of an iteration that allocates something.
+        A plan with at least one allocation.
     upstream : MemoryResource
         An `Arena`, for instance.
     stream_reuse : str, optional
-        As of `ArenaConfig`; None: the upstream's, where it is an arena, or ``"completed"``.
+        As of `ArenaConfig`; None: that of the upstream if it is an arena, else ``"completed"``.
     name : str, optional
         Name used in error messages and reports; the upstream's by default.
 
@@ -69,9 +70,9 @@ cdef class PlannedResource(MemoryResource):
     ConfigError
         A plan without an allocation, or an invalid `stream_reuse`.
     ModelGraphError
-        The plan does not hold: blocks lie on each other.
+        The plan is invalid: blocks overlap.
     OutOfMemoryError
-        The upstream has no room for the block.
+        The upstream has no memory for the block.
 
     Examples
     --------
@@ -93,32 +94,33 @@ cdef class PlannedResource(MemoryResource):
 
     Notes
     -----
-    Safe to use from several threads; but threads that allocate at the same time do so in no order
-    that a plan could know. A block's `Buffer.resource` is the upstream, or the arena inside of this
-    resource that keeps the places: buffers of either kind behave alike.
+    Safe to use from several threads; but threads that allocate at the same time do so in an order
+    that a plan cannot predict. A block's `Buffer.resource` is the upstream, or an arena inside of
+    this resource; buffers of both behave alike.
     """
 
     cdef readonly object plan
     cdef readonly MemoryResource upstream
-    cdef Arena inner            # whose one region is the block; never handed out
+    cdef Arena inner            # its one region is the block
     cdef Places places
-    cdef Planned* planned
+    cdef object rows            # the array of `planned`
+    cdef const Planned* planned
     cdef uint32_t count
     cdef uint32_t stream_count
-    cdef uint32_t* slots        # number of a stream -> its slot in `inner`, claimed; NIL: none yet
-    cdef uint32_t upcoming      # which allocation is next
+    cdef uint32_t* slots        # number of a stream -> its retained slot in `inner`; NIL: none yet
+    cdef uint32_t upcoming      # index of the next allocation
     cdef bint is_open           # inside of an iteration
-    cdef bint follows           # and no mismatch yet
+    cdef bint follows           # inside of an iteration, before a mismatch
     cdef uint64_t served[3]     # planned, displaced, online
     cdef object mismatch
 
     def __init__(self, plan, MemoryResource upstream not None, *, stream_reuse=None, name=None):
         if self.memory is not None:
-            raise TypeError("a PlannedResource is initialised once")
+            raise TypeError("__init__ of PlannedResource called twice")
         if not isinstance(plan, IterationPlan):
             raise TypeError(f"plan must be an IterationPlan, not {type(plan).__name__}")
         if len(plan) == 0:
-            raise ConfigError("the plan has no allocation, so there is nothing to follow")
+            raise ConfigError("the plan has no allocation: expected one or more")
         plan.verify()
         resource_adapt(self, upstream, name)
         self.plan = plan
@@ -128,31 +130,23 @@ cdef class PlannedResource(MemoryResource):
 
     def __dealloc__(self):
         places_free(&self.places)
-        free(self.planned)
         free(self.slots)
 
     cdef int read(self, plan) except -1:
-        """Turn the plan's columns into what an allocation looks at."""
+        """Turn the plan's columns into rows, one for each allocation."""
         ends = plan.offsets + (plan.sizes + 255) // 256 * 256
-        edges = np.unique(np.concatenate(([0], plan.offsets, ends))).astype(np.uint64)
-        rows = np.column_stack((plan.sizes, plan.streams,
-                                np.searchsorted(edges, plan.offsets.astype(np.uint64)),
-                                np.searchsorted(edges, ends.astype(np.uint64))))
-        cdef const int64_t* row = <const int64_t*>column_of(rows, 4 * len(rows), sizeof(int64_t))
+        edges = np.unique(np.concatenate(([0], plan.offsets, ends)))
+        self.rows = np.column_stack((plan.sizes, plan.streams, np.searchsorted(edges, plan.offsets),
+                                     np.searchsorted(edges, ends)))
         cdef const uint64_t* edge = <const uint64_t*>column_of(edges, len(edges), sizeof(uint64_t))
         cdef uint32_t i
         self.count = len(plan)
+        self.planned = <const Planned*>column_of(self.rows, 4 * self.count, sizeof(uint64_t))
         self.stream_count = plan.streams.max() + 1
-        self.planned = <Planned*>calloc(self.count, sizeof(Planned))
         self.slots = <uint32_t*>calloc(self.stream_count, sizeof(uint32_t))
-        if self.planned == NULL or self.slots == NULL or not arena_places_init(
-                self.inner.core, &self.places, edge, len(edges)):
+        if self.slots == NULL or not arena_places_init(self.inner.core, &self.places, edge,
+                                                       len(edges)):
             raise MemoryError("out of host memory while preparing a plan")
-        for i in range(self.count):
-            self.planned[i].nbytes = row[4 * i]
-            self.planned[i].stream = row[4 * i + 1]
-            self.planned[i].begin = row[4 * i + 2]
-            self.planned[i].end = row[4 * i + 3]
         for i in range(self.stream_count):
             self.slots[i] = NIL
         return 0
@@ -160,12 +154,12 @@ cdef class PlannedResource(MemoryResource):
     # ---- blocks ----------------------------------------------------------------------------------
 
     def allocate(self, nbytes, stream=None, *, alignment=None, shareable=False):
-        """Hand out a block: at its planned place inside of an iteration, or the upstream's.
+        """Allocate a block: at its planned offset inside of an iteration, or from the upstream.
 
         Parameters
         ----------
         nbytes, stream, alignment, shareable
-            As the upstream's ``allocate`` takes them.
+            As of the upstream's ``allocate``.
 
         Returns
         -------
@@ -176,7 +170,7 @@ cdef class PlannedResource(MemoryResource):
         ClosedError
             It is closed, or belongs to the parent of a fork.
         Exception
-            What the upstream raises, as it is.
+            The upstream's exceptions, unchanged.
         """
         cdef uint64_t size = size_of(nbytes)
         cdef uint64_t multiple = 1 if alignment is None else alignment_of(alignment)
@@ -193,20 +187,20 @@ cdef class PlannedResource(MemoryResource):
         return self.upstream.allocate(size, stream)
 
     def allocate_persistent(self, nbytes):
-        """Hand out a long-lived block of the upstream's; see its ``allocate_persistent``."""
+        """Allocate a long-lived block from the upstream; see its ``allocate_persistent``."""
         self.require_open()
         return self.upstream.allocate_persistent(nbytes)
 
     cdef Buffer place_next(self, uint64_t size, object stream, uint64_t multiple):
-        """Return the next block of the plan; None: the upstream has to serve it, and is counted.
+        """Return the next block of the plan; None: the upstream serves it. Both are counted.
 
-        `multiple` is the alignment that was asked for, 0 where no place will do.
+        `multiple` is the requested alignment; 0: no planned offset fits the request.
         """
         cdef uint32_t slot
-        cdef Planned* wanted
+        cdef const Planned* wanted
         cdef Block block
         self.inner.slot_of(stream, &slot)
-        # From here to the count nothing runs that could allocate, too: an order for all threads.
+        # Up to the count the interpreter lock is held: threads' allocations have one order.
         if not self.follows or not self.is_expected(size, slot):
             self.served[2] += 1
             return None
@@ -215,18 +209,18 @@ cdef class PlannedResource(MemoryResource):
         if multiple == 0 or (self.places.base + self.places.edges[wanted.begin]) % multiple:
             self.served[1] += 1
             return None
-        if not self.take(wanted, slot, &block):
+        if not self.allocate_at(wanted, slot, &block):
             self.served[1] += 1
             return None
         self.served[0] += 1
         return buffer_of(self.inner, block.address, size, block.size, block.handle, slot)
 
-    cdef bint take(self, const Planned* wanted, uint32_t slot, Block* block) noexcept:
-        # Whatever keeps the place from being had, the upstream serves, and raises if it cannot.
+    cdef bint allocate_at(self, const Planned* wanted, uint32_t slot, Block* block) noexcept:
+        # On any failure the upstream serves the request, and raises if it is out of memory.
         cdef int status = arena_place_fast(self.inner.core, &self.places, wanted.begin, wanted.end,
                                            wanted.nbytes, slot, block)
         if status == ARENA_MISS:
-            slot_retain(self.inner.core, slot)  # other threads run: it must keep its stream
+            slot_retain(self.inner.core, slot)  # other threads run: the slot keeps its stream
             with nogil:
                 status = arena_place_slow(self.inner.core, &self.places, wanted.begin, wanted.end,
                                           wanted.nbytes, slot, block)
@@ -234,7 +228,7 @@ cdef class PlannedResource(MemoryResource):
         return status == ARENA_OK
 
     cdef bint is_expected(self, uint64_t size, uint32_t slot) except -1:
-        """Compare an allocation with the plan; the first that differs ends the following."""
+        """Compare an allocation with the plan; after the first mismatch the plan is not used."""
         cdef uint32_t number
         n = self.upcoming
         if n == self.count:
@@ -253,20 +247,19 @@ cdef class PlannedResource(MemoryResource):
         return False
 
     cdef bint bind(self, uint32_t number, uint32_t slot) noexcept:
-        """Let a stream be the plan's of this number until the iteration ends, if neither is taken.
-        """
+        """Bind a stream to a number of the plan until the iteration ends; False if one is bound."""
         cdef uint32_t i
         if self.slots[number] != NIL:
             return False
         for i in range(self.stream_count):
             if self.slots[i] == slot:
                 return False
-        slot_retain(self.inner.core, slot)      # it keeps its stream
+        slot_retain(self.inner.core, slot)      # the slot keeps its stream
         self.slots[number] = slot
         return True
 
     cdef bint is_captured(self, object stream) except -1:
-        # What a graph may write to comes from the upstream's pool for it.
+        # A captured graph's blocks come from the upstream's graph pool.
         cdef Arena arena
         cdef uint32_t slot
         if not isinstance(self.upstream, Arena):
@@ -286,13 +279,13 @@ cdef class PlannedResource(MemoryResource):
         Raises
         ------
         ConcurrentRunError
-            On entering: an iteration is under way.
+            On entering: another iteration is running.
         ClosedError
             On entering: it is closed, or belongs to the parent of a fork.
         """
         self.require_open()
         if self.is_open:
-            raise ConcurrentRunError(f"{self!r} is in an iteration already")
+            raise ConcurrentRunError(f"{self!r} is already in an iteration")
         self.is_open = self.follows = True
         self.upcoming = 0
         self.served = [0, 0, 0]
@@ -315,10 +308,10 @@ cdef class PlannedResource(MemoryResource):
 
     @property
     def report(self):
-        """How the iteration that is under way goes, or how the last one went."""
+        """Report of the running iteration, or of the last one."""
         return IterationReport(self.served[0], self.served[1], self.served[2], self.mismatch)
 
-    # ---- the rest --------------------------------------------------------------------------------
+    # ---- the block and its upstream --------------------------------------------------------------
 
     @property
     def ptr(self):
@@ -330,12 +323,12 @@ cdef class PlannedResource(MemoryResource):
         return self.upstream.shrink()
 
     def reset_stream(self, stream):
-        """Declare a stream drained, here and to the upstream; see its ``reset_stream``."""
+        """Declare a stream drained, here and in the upstream; see its ``reset_stream``."""
         self.inner.reset_stream(stream)
         self.upstream.reset_stream(stream)
 
     def stats(self):
-        """Return the upstream's `Stats`, for which the block is one that is in use."""
+        """Return the upstream's `Stats`, in which the block is in use."""
         return self.upstream.stats()
 
     def check_invariants(self):
@@ -353,17 +346,17 @@ cdef class PlannedResource(MemoryResource):
         return self.inner is None or self.inner.closed
 
     def close(self):
-        """Give the block back to the upstream, which stays open. Idempotent.
+        """Free the block; the upstream stays open. Idempotent.
 
         Raises
         ------
         InUseError
             A buffer in the block, or a view of one, is still alive; nothing is changed.
         ConcurrentRunError
-            An iteration is under way.
+            An iteration is running.
         """
         if self.is_open and not context_is_dead(&self.driver_device.context):
-            raise ConcurrentRunError(f"{self!r} is in an iteration: close it after that")
+            raise ConcurrentRunError(f"{self!r} is in an iteration: close it after the iteration")
         if self.inner is not None:
             self.inner.close()
 
@@ -387,7 +380,7 @@ cdef class PlannedResource(MemoryResource):
 
 
 cdef Arena block_arena(MemoryResource upstream, plan, stream_reuse):
-    """Make an arena whose one region is a block of the upstream's for the whole plan."""
+    """Make an arena whose one region is a block of the upstream, of the size of the plan."""
     cdef uint32_t slot
     cdef Arena arena
     nbytes = plan.peak_bytes
