@@ -14,32 +14,25 @@ function make(tag, properties = {}, ...children) {
   return made;
 }
 
+function axis(app, more) {
+  const grid = { stroke: () => app.theme.color("grid"), width: 1 };
+  return { stroke: () => app.theme.color("quiet"), grid, ticks: { ...grid, size: 5 }, font: FONT, ...more };
+}
+
 // The horizontal axis: seconds, or numbers of events.
 function horizontal(app) {
-  return {
-    stroke: () => app.theme.color("quiet"),
-    grid: { stroke: () => app.theme.color("grid"), width: 1 },
-    ticks: { stroke: () => app.theme.color("grid"), width: 1, size: 5 },
-    font: FONT,
+  return axis(app, {
     space: 90,
     size: 34,
-    values: (_, splits) => splits.map((value, i) => {
+    values: (_, splits) => splits.map((value) => {
       if (app.view.axis === "event") return count(value);
       return seconds(value, splits.length > 1 ? splits[1] - splits[0] : undefined, app.view.x1);
     }),
-  };
+  });
 }
 
 function vertical(app, more) {
-  return {
-    stroke: () => app.theme.color("quiet"),
-    grid: { stroke: () => app.theme.color("grid"), width: 1 },
-    ticks: { show: false },
-    font: FONT,
-    size: AXIS_WIDTH,
-    gap: 8,
-    ...more,
-  };
+  return axis(app, { ticks: { show: false }, size: AXIS_WIDTH, gap: 8, ...more });
 }
 
 const byteAxis = {

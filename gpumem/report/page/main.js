@@ -3,7 +3,7 @@
 class App {
   constructor(run) {
     this.run = run;
-    this.view = { axis: "time", policy: 0, colour: "owner", measure: "count", owner: -1, stream: -1, least: 0, most: Infinity };
+    this.view = { axis: "time", policy: 0, colour: "owner", measure: "count", ...NO_FILTER };
     this.theme = new Theme(() => this.later());
     this.rankOwners();
     this.fillChoices();
@@ -77,27 +77,19 @@ class App {
     this.show(this.run.x(first, axis), this.run.x(stop, axis));
   }
 
-  chooseOwner(owner) { this.filter({ owner }); }
-
-  chooseSizes(least, most) { this.filter({ least, most }); }
-
-  choosePolicy(policy) {
-    this.view.policy = policy;
+  choose(change) {
+    Object.assign(this.view, change);
     this.later();
   }
 
   filter(change) {
-    Object.assign(this.view, change);
+    this.choose(change);
     this.run.select(this.view);
-    element("owner").value = this.view.owner;
-    element("stream").value = this.view.stream;
-    element("least").value = this.view.least;
-    element("most").value = this.view.most;
-    this.later();
+    for (const name in NO_FILTER) element(name).value = this.view[name];
   }
 
   reset() {
-    this.filter({ owner: -1, stream: -1, least: 0, most: Infinity });
+    this.filter(NO_FILTER);
     this.showAll();
   }
 
@@ -119,8 +111,6 @@ class App {
   }
 
   ownerName(owner) { return this.run.facts.owners[owner]; }
-
-  policyName() { return this.run.facts.policies[this.view.policy].name; }
 
   // -- words
 
@@ -150,23 +140,15 @@ class App {
   }
 
   listen() {
-    for (const name of ["owner", "stream", "least", "most"]) {
-      element(name).addEventListener("change", (event) => this.filter({ [name]: Number(event.target.value) }));
-    }
-    for (const name of ["colour", "measure"]) element(name).addEventListener("change", (event) => {
-      this.view[name] = event.target.value;
-      this.later();
-    });
-    for (const input of document.querySelectorAll("input[name=theme]")) {
-      input.addEventListener("change", () => this.theme.choose(input.value));
-    }
-    for (const input of document.querySelectorAll("input[name=axis]")) {
-      input.addEventListener("change", () => this.chooseAxis(input.value));
-    }
-    element("filters").addEventListener("submit", (event) => event.preventDefault());
-    element("reset").addEventListener("click", () => this.reset());
-    element("zoom-in").addEventListener("click", () => this.zoom(0.5));
-    element("zoom-out").addEventListener("click", () => this.zoom(2));
+    const on = (event, target, action) => target.addEventListener(event, action);
+    for (const name in NO_FILTER) on("change", element(name), ({ target }) => this.filter({ [name]: Number(target.value) }));
+    for (const name of ["colour", "measure"]) on("change", element(name), ({ target }) => this.choose({ [name]: target.value }));
+    for (const input of document.getElementsByName("theme")) on("change", input, () => this.theme.choose(input.value));
+    for (const input of document.getElementsByName("axis")) on("change", input, () => this.chooseAxis(input.value));
+    on("submit", element("filters"), (event) => event.preventDefault());
+    on("click", element("reset"), () => this.reset());
+    on("click", element("zoom-in"), () => this.zoom(0.5));
+    on("click", element("zoom-out"), () => this.zoom(2));
     new ResizeObserver(() => this.resize()).observe(element("timeline"));
   }
 

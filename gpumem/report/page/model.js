@@ -3,29 +3,27 @@
 
 const NEVER = 0xffffffff; // stands for the free of a block that was never freed
 
+const NO_FILTER = { owner: -1, stream: -1, least: 0, most: Infinity };
+
 class Run {
-  constructor(facts, columns, curves) {
+  constructor(facts, { back, ...columns }, curves) {
+    // Of each block: size, stream, owner, offset. Of each move: time in µs, rest.
+    Object.assign(this, columns);
     this.facts = facts;
-    this.moves = columns.back.length;
-    this.blocks = columns.size.length;
-    this.size = columns.size;
-    this.stream = columns.stream;
-    this.owner = columns.owner;
-    this.offset = columns.offset;
-    this.rest = columns.rest;
-    this.time = columns.time; // microseconds
+    this.moves = back.length;
+    this.blocks = this.size.length;
     this.block = new Uint32Array(this.moves);
     this.isAlloc = new Uint8Array(this.moves);
     this.begin = new Uint32Array(this.blocks); // the moves that begin and end each block
     this.end = new Uint32Array(this.blocks).fill(NEVER);
-    this.#link(columns.back);
+    this.#link(back);
     this.curves = curves;
     this.held = curves.map(() => null);
     this.streams = facts.streams.length;
     this.owners = facts.owners.length;
     this.top = 1; // end of the drawn addresses
     for (let b = 0; b < this.blocks; b++) this.top = Math.max(this.top, this.offset[b] + this.size[b]);
-    this.select({ owner: -1, stream: -1, least: 0, most: Infinity });
+    this.select(NO_FILTER);
     this.all = this.live;
   }
 

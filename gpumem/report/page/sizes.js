@@ -27,7 +27,7 @@ function sizesChart(app) {
   }, [[], []], place);
   chart.over.addEventListener("click", () => {
     const bin = chart.data[0][chart.cursor.idx];
-    if (bin != null) app.chooseSizes(2 ** bin, 2 ** (bin + 1));
+    if (bin != null) app.filter({ least: 2 ** bin, most: 2 ** (bin + 1) });
   });
 
   return {

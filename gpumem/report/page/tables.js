@@ -31,7 +31,7 @@ function policiesTable(app) {
   const most = Math.max(1, ...policies.map((each) => each.peak_reserved_bytes));
   const rows = policies.map((each, number) => {
     const chosen = make("input", { type: "radio", name: "policy", checked: number === app.view.policy });
-    chosen.addEventListener("change", () => app.choosePolicy(number));
+    chosen.addEventListener("change", () => app.choose({ policy: number }));
     const name = make("label", {}, chosen, " ", make("span", {}, each.name));
     const live = Math.min(figures.peak_live_bytes, each.peak_reserved_bytes);
     const row = make("tr", { className: number === app.view.policy ? "chosen" : "" },
@@ -55,7 +55,7 @@ function ownersTable(app) {
     const swatch = make("span", { className: "swatch" });
     swatch.style.background = app.theme.hue(app.ownerRanks[o] ?? -1);
     const pick = make("button", { type: "button", title: `Show only ${app.ownerName(o)}` }, app.ownerName(o));
-    pick.addEventListener("click", () => app.chooseOwner(o));
+    pick.addEventListener("click", () => app.filter({ owner: o }));
     return make("tr", {},
       make("th", { scope: "row" }, make("span", { className: "name" }, swatch, pick)),
       bar([[survey.atPeak[o], ""]], most),
@@ -65,10 +65,7 @@ function ownersTable(app) {
       cell(survey.kept[o] ? bytes(survey.kept[o]) : "–"));
   });
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(6, "Nothing lives here.");
-  if (owners.length > FEW) body.append(more(6, app.allOwners ? "Show fewer" : `Show all ${count(owners.length)}`, () => {
-    app.allOwners = !app.allOwners;
-    ownersTable(app);
-  }));
+  if (owners.length > FEW) body.append(more(app, 6, "allOwners", `Show all ${count(owners.length)}`, ownersTable));
   element("owners").replaceChildren(head(run.facts.ownersNamed ? "Owner" : "Blocks of", "", "At the peak", "At most", "Allocations", "Never freed"), body);
 }
 
@@ -77,9 +74,13 @@ function ownerCell(app, owner) {
   return make("td", { className: "words" }, make("span", { className: "name", title: name }, name));
 }
 
-function more(columns, text, action) {
-  const button = make("button", { type: "button" }, text);
-  button.addEventListener("click", action);
+// A row with the button that shows all rows of a table, or few again.
+function more(app, columns, flag, all, redraw) {
+  const button = make("button", { type: "button" }, app[flag] ? "Show fewer" : all);
+  button.addEventListener("click", () => {
+    app[flag] = !app[flag];
+    redraw(app);
+  });
   return make("tr", {}, make("td", { colSpan: columns, className: "words" }, button));
 }
 
@@ -100,10 +101,8 @@ function leaksTable(app) {
     cell(run.address(b)),
     cell(app.moveText(run.begin[b]))));
   const body = rows.length ? make("tbody", {}, ...rows) : nothing(5, "No block was left.");
-  if (found.length > FEW) body.append(more(5, app.allLeaks ? "Show fewer" : `Show ${found.length > 500 ? "the largest 500" : `all ${found.length}`}`, () => {
-    app.allLeaks = !app.allLeaks;
-    leaksTable(app);
-  }));
+  const all = found.length > 500 ? "Show the largest 500" : `Show all ${found.length}`;
+  if (found.length > FEW) body.append(more(app, 5, "allLeaks", all, leaksTable));
   const columns = head("Size", ...(named ? ["Owner"] : []), "Stream", "Address", "Allocated");
   element("leaks").replaceChildren(columns, body);
 }

@@ -46,7 +46,7 @@ function timelineChart(app) {
       let most = 0;
       for (const i of moves) most = Math.max(most, held[i]);
       element("timeline").setAttribute("aria-label", `Bytes over time, ${app.windowText()}: live at most `
-        + `${bytes(app.survey.peakBytes)}, reserved at most ${bytes(most)} by ${app.policyName()}`);
+        + `${bytes(app.survey.peakBytes)}, reserved at most ${bytes(most)} by ${run.facts.policies[view.policy].name}`);
     },
   };
 }
