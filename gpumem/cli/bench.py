@@ -139,11 +139,8 @@ def _torch_pairs(device: Device, nbytes: int) -> Pair:
 def _cupy_pairs(device: Device, nbytes: int) -> Pair:
     import cupy
 
-    def pair() -> object:
-        return cupy.empty(nbytes, dtype=cupy.uint8)
-
     cupy.cuda.Device(device.index).use()
-    return pair
+    return lambda: cupy.empty(nbytes, dtype=cupy.uint8)
 
 
 # --------------------------------------------------------------------------------------- telling

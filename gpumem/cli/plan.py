@@ -101,7 +101,7 @@ def plan(
     if as_json:
         print_json(facts)
     else:
-        _show(stdout(), placement, accountants, made)
+        _show(stdout(), facts, placement, made)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -216,22 +216,15 @@ def _write(output: Path, facts: dict[str, Any]) -> None:
         raise click.ClickException(f"{output}: {error.strerror or error}") from error
 
 
-def _show(
-    console: Console, placement: Placement, accountants: Accountants, made: MemoryPlan
-) -> None:
+def _show(console: Console, facts: dict[str, Any], placement: Placement, made: MemoryPlan) -> None:
     rows = table("device", "nodes", "committed", "budget", numbers=3)
-    for target in placement.targets:
-        facts = _device_facts(placement, accountants, target)
-        limit = facts["budget_bytes"]
-        rows.add_row(
-            facts["device"],
-            f"{facts['nodes']:,}",
-            format_size(facts["committed_bytes"]),
-            "" if limit is None else format_size(limit),
-        )
+    for device in facts["devices"]:
+        committed, limit = format_size(device["committed_bytes"]), device["budget_bytes"]
+        budget = "" if limit is None else format_size(limit)
+        rows.add_row(device["device"], f"{device['nodes']:,}", committed, budget)
     console.print(rows)
-    for device, gain in placement.gains.items():
-        console.print(f"{device}: {gain}")
+    for target, gain in placement.gains.items():
+        console.print(f"{target}: {gain}")
     _show_runs(console, placement)
     _show_copies(console, made)
     rows = table("memory", "peak", "lower bound", "strategy", numbers=3)

@@ -35,9 +35,8 @@ def view(page: LivePage, before: LivePage | None, width: int) -> RenderableType:
 
 
 def _title(page: LivePage) -> str:
-    title = f"process {page.process}, {state_of(page)}: {visible(command_of(page.process))}".rstrip(
-        ": "
-    )
+    command = visible(command_of(page.process))
+    title = f"process {page.process}, {state_of(page)}" + (f": {command}" if command else "")
     moment = datetime.fromtimestamp(page.time).strftime("%H:%M:%S")
     late = page.age > LATE_PERIODS * max(page.period, 0.1)
     return f"{title}\nat {moment}" + (f", {page.age:.0f} s ago" if late else "")

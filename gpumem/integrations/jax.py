@@ -166,10 +166,8 @@ def _setting(resource: Any, budget: float | None) -> Setting:
 
 
 def _require_own_pool(resource: Any) -> None:
-    if not isinstance(resource, DriverPool):
-        raise IntegrationError(f"invalid resource = {resource!r}: {_NO_HOOK}")
-    own = DriverPool.default(resource.memory.device)
-    if resource.handle != own.handle:
+    own = DriverPool.default(resource.memory.device) if isinstance(resource, DriverPool) else None
+    if own is None or resource.handle != own.handle:
         raise IntegrationError(f"invalid resource = {resource!r}: {_NO_HOOK}")
 
 

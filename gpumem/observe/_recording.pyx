@@ -212,18 +212,15 @@ cdef class RecorderHandle:
     cdef readonly bint running
     cdef set known              # what it was told to the file: (what, number)
 
-    def __cinit__(self, slots, file, sampling):
+    def __cinit__(self, uint64_t slots, int file, uint32_t sampling):
         cdef int code = 0
-        cdef int descriptor = file
-        cdef uint32_t threshold = sampling
-        cdef uint64_t count = slots
         self.known = set()
         with nogil:
-            if count:
-                self.recorder = recorder_ring(count, threshold)
+            if slots:
+                self.recorder = recorder_ring(slots, sampling)
             else:
-                self.recorder = recorder_file(descriptor, threshold, &code)
-        if self.recorder == NULL and count:
+                self.recorder = recorder_file(file, sampling, &code)
+        if self.recorder == NULL and slots:
             raise MemoryError(f"out of host memory for a ring of {slots} events")
         if self.recorder == NULL:
             raise OSError(code, (<bytes>strerror(code)).decode())

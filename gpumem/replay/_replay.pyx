@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int16_t, int32_t, int64_t, int8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
 
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
@@ -104,10 +105,7 @@ cdef void replay_pass(ArenaCore* arena, const uint32_t* slots, const Columns* co
     cdef int64_t now = 0
     cdef Block block
     cdef uint64_t begin = clock_ns()
-    counts.executed = 0
-    counts.failed = 0
-    counts.requested = 0
-    counts.peak_requested = 0
+    memset(counts, 0, sizeof(Pass))
     for event in range(columns.count):
         b = columns.block[event]
         if b < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -209,11 +210,11 @@ class ResourceSnapshot:
     def _by(self, owner_of: Any) -> dict[str, int]:
         used = self.records[self.records["state"] == USED]
         pairs = used["tag"].astype(np.int64) << 8 | used["framework"]
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for pair in np.unique(pairs).tolist():
             owner = owner_of(self.names.tags.get(pair >> 8), self.names.frameworks.get(pair & 255))
-            found[owner] = found.get(owner, 0) + int(used["allocated_nbytes"][pairs == pair].sum())
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            found[owner] += int(used["allocated_nbytes"][pairs == pair].sum())
+        return dict(found.most_common())
 
 
 def resource_of(plain: Mapping[str, Any], names: Names, taken: int) -> ResourceSnapshot:

@@ -6,12 +6,14 @@ import json
 import os
 import pickle
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from gpumem._support.arguments import require
@@ -231,29 +233,23 @@ class Snapshot:
         counts: dict[str, dict[str, int]] = {}
         added: list[tuple[str, Block]] = []
         removed: list[tuple[str, Block]] = []
-        for key in before | after:
-            old, new = before.get(key), after.get(key)
-            found = new or old
-            assert found is not None
-            changes = {
-                name: (new.counts.get(name, 0) if new else 0)
-                - (old.counts.get(name, 0) if old else 0)
-                for name in _COUNTS
-            }
+        for key, found in (before | after).items():
+            name, old, new = found.name, before.get(key), after.get(key)
+            was, now = (each.counts if each else {} for each in (old, new))
+            changes = {count: now.get(count, 0) - was.get(count, 0) for count in _COUNTS}
             if any(changes.values()):
-                counts[found.name] = {name: by for name, by in changes.items() if by}
-            added += [(found.name, block) for block in _only_in(new, old)]
-            removed += [(found.name, block) for block in _only_in(old, new)]
+                counts[name] = {count: by for count, by in changes.items() if by}
+            added += [(name, block) for block in _only_in(new, old)]
+            removed += [(name, block) for block in _only_in(old, new)]
         return SnapshotDiff(counts, tuple(added), tuple(removed))
 
     def by_owner(self) -> dict[str, int]:
         """Return bytes in use by tag, else by framework, of arenas and other sources of blocks."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for resource in self.resources:
             if not resource.upstreams:
-                for owner, nbytes in resource.by_owner().items():
-                    found[owner] = found.get(owner, 0) + nbytes
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                found.update(resource.by_owner())
+        return dict(found.most_common())
 
     def __repr__(self) -> str:
         blocks = sum(len(found.records) for found in self.resources)
@@ -351,8 +347,4 @@ def _only_in(one: ResourceSnapshot | None, other: ResourceSnapshot | None) -> It
 
 def _identities(records: NDArray[np.void]) -> NDArray[np.void]:
     """Return what tells each block from every other, also from one at its address before."""
-    kind = np.dtype([("address", "<u8"), ("generation", "<u8")])
-    found = np.empty(len(records), kind)
-    found["address"] = records["address"]
-    found["generation"] = records["generation"]
-    return found
+    return repack_fields(records[["address", "generation"]])
