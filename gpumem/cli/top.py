@@ -22,12 +22,11 @@ __all__ = ["top"]
 
 def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
     """Offer the processes that publish."""
-    facts = [
-        (str(page.process), visible(command_of(page.process)))
+    return [
+        CompletionItem(str(page.process), help=visible(command_of(page.process)))
         for page in _readable()[0]
-        if page.alive
+        if page.alive and str(page.process).startswith(begun)
     ]
-    return [CompletionItem(name, help=text) for name, text in facts if name.startswith(begun)]
 
 
 @click.command()

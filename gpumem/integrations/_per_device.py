@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from gpumem.device import MemoryInfo, devices
+from gpumem.device import devices
 from gpumem.errors import IntegrationError
 from gpumem.integrations._resources import Resources
 from gpumem.integrations._switch import Framework, Setting
 
-__all__ = ["PerDevice", "memory_of"]
+__all__ = ["PerDevice"]
 
 
 class PerDevice(Framework):
@@ -67,9 +67,3 @@ class PerDevice(Framework):
             for index, source in done.items():
                 self.put(index, source)
             raise
-
-
-def memory_of(resources: Resources, index: int) -> MemoryInfo:
-    """Return the memory that serves a device, without asking for a default resource."""
-    given = resources.given.get(index)
-    return resources.default_memory(index) if given is None else given.memory

@@ -73,12 +73,14 @@ class Resources:
             with self._lock:
                 found = self._found.get(index)
                 if found is None:
-                    found = get_default_resource(self.default_memory(index))
+                    found = get_default_resource(self.memory_of(index))
                     self._found[index] = found
         return found
 
-    def default_memory(self, index: int) -> MemoryInfo:
-        """Return the memory of the default resource that would serve a device."""
+    def memory_of(self, index: int) -> MemoryInfo:
+        """Return the memory that serves a device, without making its default resource."""
+        if index in self._given:
+            return self._given[index].memory
         return MemoryInfo(Device(f"{self._type}:{index}"), self._kinds[0])
 
     @property

@@ -32,7 +32,7 @@ from gpumem._buffer.stream import Stream
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, IntegrationError
 from gpumem.integrations._blocks import Blocks
-from gpumem.integrations._per_device import PerDevice, memory_of
+from gpumem.integrations._per_device import PerDevice
 from gpumem.integrations._resources import ResourceLike, Resources
 from gpumem.integrations._switch import Setting, Status, Switch, Using
 from gpumem.integrations._versions import import_framework
@@ -326,7 +326,7 @@ class _CudaCore(PerDevice):
         _core().Device(index).memory_resource = source
 
     def over(self, resources: Resources, index: int) -> Any:
-        return _classes()[0](memory_of(resources, index), lambda: resources.of(index))
+        return _classes()[0](resources.memory_of(index), lambda: resources.of(index))
 
 
 class _OfThread(threading.local):

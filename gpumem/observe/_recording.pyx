@@ -210,10 +210,12 @@ cdef class RecorderHandle:
 
     cdef Recorder* recorder
     cdef readonly bint running
+    cdef uint64_t slots         # of a ring; 0: a file
     cdef set known              # what it was told to the file: (what, number)
 
     def __cinit__(self, uint64_t slots, int file, uint32_t sampling):
         cdef int code = 0
+        self.slots = slots
         self.known = set()
         with nogil:
             if slots:
@@ -265,10 +267,11 @@ cdef class RecorderHandle:
                 recorder_end(self.recorder)
 
     def finish_file(self):
-        """Cut the file behind its last event."""
-        cdef int code
+        """Cut the file behind its last event. A fork's child leaves its parent's file alone."""
+        cdef int code = 0
         with nogil:
-            code = recorder_finish_file(self.recorder)
+            if self.recorder.generation == process.generation:
+                code = recorder_finish_file(self.recorder)
         if code != 0:
             raise OSError(code, (<bytes>strerror(code)).decode())
 
@@ -297,19 +300,16 @@ cdef class RecorderHandle:
         return count
 
     @property
-    def belongs_here(self):
-        """Whether it is this process's, not the parent's of a fork."""
-        return self.recorder.generation == process.generation
+    def writing(self):
+        """Whether events are being written: not ended, not failed, not the parent's of a fork."""
+        return (self.running and self.recorder.failed == 0
+                and self.recorder.generation == process.generation)
 
     @property
-    def written(self):
-        """Slots claimed so far, names included."""
-        return self.recorder.next
-
-    @property
-    def missed(self):
-        """Events that found no slot."""
-        return self.recorder.missed
+    def lost(self):
+        """Events that found no slot, and those that later ones of a ring have overwritten."""
+        cdef uint64_t written = self.recorder.next
+        return self.recorder.missed + written - min(written, self.slots or written)
 
     @property
     def failed(self):

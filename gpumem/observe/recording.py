@@ -70,13 +70,12 @@ class Recording:
     @property
     def running(self) -> bool:
         """Whether events are being written."""
-        return self._handle.running and self._handle.belongs_here and not self._handle.failed
+        return self._handle.writing
 
     @property
     def lost(self) -> int:
         """How many events found no room: a ring's oldest, and those that a full disk refused."""
-        overwritten = max(0, self._handle.written - self._slots) if self._slots else 0
-        return self._handle.missed + overwritten
+        return self._handle.lost
 
     @property
     def failed(self) -> OSError | None:
@@ -174,7 +173,7 @@ class Recording:
         if self._slots:
             self._taken = self.events()
         try:
-            if self._file >= 0 and self._handle.belongs_here:
+            if self._file >= 0:
                 self._handle.finish_file()
         finally:
             self._close_file()

@@ -21,6 +21,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -181,19 +182,15 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+@dataclass(slots=True, eq=False)
 class _Block:
     """A range of one segment, in use or free; `before` and `after` are its neighbours there."""
 
-    __slots__ = ("address", "after", "before", "is_free", "size")
-
-    def __init__(
-        self, address: int, size: int, before: _Block | None = None, after: _Block | None = None
-    ) -> None:
-        self.address = address
-        self.size = size
-        self.before = before
-        self.after = after
-        self.is_free = False
+    address: int
+    size: int
+    before: _Block | None = None
+    after: _Block | None = None
+    is_free: bool = False
 
 
 class _Heap:

@@ -1,4 +1,4 @@
-// ---- columns, as columns.py writes them --------------------------------------------------------
+// ---- columns, as data.py writes them -----------------------------------------------------------
 
 const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f8: Float64Array };
 

@@ -92,10 +92,9 @@ function blockColors(app) {
   const { run, theme } = app;
   const hues = Array.from({ length: HUES.light.length + 1 }, (_, rank) => pixel(theme.hue(rank)));
   const other = hues.length - 1;
-  const rankOf = (ranks, value) => hues[ranks[value] ?? other];
   if (app.view.colour === "stream") return (b) => hues[Math.min(run.stream[b], other)];
   if (app.view.colour === "size") return (b) => hues[sizeRank(run.size[b])];
-  return (b) => rankOf(app.ownerRanks, run.owner[b]);
+  return (b) => hues[app.ownerRanks[run.owner[b]] ?? other];
 }
 
 const SIZE_CLASSES = [[4096, "below 4 KiB"], [65536, "4 to 64 KiB"], [1 << 20, "64 KiB to 1 MiB"],
