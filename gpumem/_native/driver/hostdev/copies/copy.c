@@ -111,57 +111,49 @@ Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size) {
 /* ---- one dimension ---- */
 
 CUresult host_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t size) {
-    Context *context;
-    ENTER_CONTEXT(Memcpy, &context);
+    Context *context = ENTER_CONTEXT(Memcpy);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_sync(context, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
 }
 
 CUresult host_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemcpyAsync, stream, &context);
+    Context *context = ENTER_STREAM(MemcpyAsync, stream);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
 }
 
 CUresult host_cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t size) {
-    Context *context;
-    ENTER_CONTEXT(MemcpyHtoD, &context);
+    Context *context = ENTER_CONTEXT(MemcpyHtoD);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_sync(context, &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
 }
 
 CUresult host_cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t size) {
-    Context *context;
-    ENTER_CONTEXT(MemcpyDtoH, &context);
+    Context *context = ENTER_CONTEXT(MemcpyDtoH);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_sync(context, &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyDtoD(CUdeviceptr dst, CUdeviceptr src, size_t size) {
-    Context *context;
-    ENTER_CONTEXT(MemcpyDtoD, &context);
+    Context *context = ENTER_CONTEXT(MemcpyDtoD);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_sync(context, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t size, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemcpyHtoDAsync, stream, &context);
+    Context *context = ENTER_STREAM(MemcpyHtoDAsync, stream);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
 }
 
 CUresult host_cuMemcpyDtoHAsync(void *dst, CUdeviceptr src, size_t size, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemcpyDtoHAsync, stream, &context);
+    Context *context = ENTER_STREAM(MemcpyDtoHAsync, stream);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemcpyDtoDAsync, stream, &context);
+    Context *context = ENTER_STREAM(MemcpyDtoDAsync, stream);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }

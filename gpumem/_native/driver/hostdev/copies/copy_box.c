@@ -77,32 +77,27 @@ static CUresult box_3d(Context *context, const CUDA_MEMCPY3D *box, CUstream stre
 }
 
 CUresult host_cuMemcpy2D(const CUDA_MEMCPY2D *box) {
-    Context *context;
-    ENTER_CONTEXT(Memcpy2D, &context);
+    Context *context = ENTER_CONTEXT(Memcpy2D);
     return box_2d(context, box, CU_STREAM_LEGACY, true);
 }
 
 CUresult host_cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *box) {
-    Context *context;
-    ENTER_CONTEXT(Memcpy2DUnaligned, &context);
+    Context *context = ENTER_CONTEXT(Memcpy2DUnaligned);
     return box_2d(context, box, CU_STREAM_LEGACY, true);
 }
 
 CUresult host_cuMemcpy2DAsync(const CUDA_MEMCPY2D *box, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(Memcpy2DAsync, stream, &context);
+    Context *context = ENTER_STREAM(Memcpy2DAsync, stream);
     return box_2d(context, box, stream, false);
 }
 
 CUresult host_cuMemcpy3D(const CUDA_MEMCPY3D *box) {
-    Context *context;
-    ENTER_CONTEXT(Memcpy3D, &context);
+    Context *context = ENTER_CONTEXT(Memcpy3D);
     return box_3d(context, box, CU_STREAM_LEGACY, true);
 }
 
 CUresult host_cuMemcpy3DAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(Memcpy3DAsync, stream, &context);
+    Context *context = ENTER_STREAM(Memcpy3DAsync, stream);
     return box_3d(context, box, stream, false);
 }
 
@@ -147,8 +142,8 @@ static CUresult peer_contexts(CUcontext dst, CUcontext src, Context **to, Contex
 
 CUresult host_cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
                            CUcontext src_context, size_t size) {
-    Context *context, *to, *from;
-    ENTER_CONTEXT(MemcpyPeer, &context);
+    Context *context = ENTER_CONTEXT(MemcpyPeer);
+    Context *to, *from;
     HOST_TRY(peer_contexts(dst_context, src_context, &to, &from));
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     if (size == 0) return CUDA_SUCCESS;
@@ -158,8 +153,8 @@ CUresult host_cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr s
 
 CUresult host_cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
                                 CUcontext src_context, size_t size, CUstream stream) {
-    Context *context, *to, *from;
-    ENTER_STREAM(MemcpyPeerAsync, stream, &context);
+    Context *context = ENTER_STREAM(MemcpyPeerAsync, stream);
+    Context *to, *from;
     HOST_TRY(peer_contexts(dst_context, src_context, &to, &from));
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
     return host_copy_async(context, stream, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
@@ -182,8 +177,7 @@ static CUresult location_check(const CUmemLocation *location) {
 }
 
 CUresult host_cuMemAdvise(CUdeviceptr pointer, size_t size, CUmem_advise advice, CUmemLocation location) {
-    Context *context;
-    ENTER_CONTEXT(MemAdvise, &context);
+    ENTER_CONTEXT(MemAdvise);
     if (!is_managed(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
     if ((int)advice < CU_MEM_ADVISE_SET_READ_MOSTLY || (int)advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
         return CUDA_ERROR_INVALID_VALUE;
@@ -194,8 +188,7 @@ CUresult host_cuMemAdvise(CUdeviceptr pointer, size_t size, CUmem_advise advice,
 
 CUresult host_cuMemPrefetchAsync(CUdeviceptr pointer, size_t size, CUmemLocation location,
                                  unsigned int flags, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemPrefetchAsync, stream, &context);
+    Context *context = ENTER_STREAM(MemPrefetchAsync, stream);
     if (flags != 0 || !is_managed(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(location_check(&location));
     return host_stream_submit(context, stream, &(Op){.kind = OP_NOTHING}, NULL);

@@ -25,44 +25,38 @@ static Fill linear(CUdeviceptr dst, uint32_t value, uint32_t element, size_t cou
 }
 
 CUresult host_cuMemsetD8(CUdeviceptr dst, unsigned char value, size_t count) {
-    Context *context;
-    ENTER_CONTEXT(MemsetD8, &context);
+    Context *context = ENTER_CONTEXT(MemsetD8);
     Fill fill = linear(dst, value, 1, count);
     return submit(context, CU_STREAM_LEGACY, &fill, true);
 }
 
 CUresult host_cuMemsetD32(CUdeviceptr dst, unsigned int value, size_t count) {
-    Context *context;
-    ENTER_CONTEXT(MemsetD32, &context);
+    Context *context = ENTER_CONTEXT(MemsetD32);
     Fill fill = linear(dst, value, 4, count);
     return submit(context, CU_STREAM_LEGACY, &fill, true);
 }
 
 CUresult host_cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemsetD8Async, stream, &context);
+    Context *context = ENTER_STREAM(MemsetD8Async, stream);
     Fill fill = linear(dst, value, 1, count);
     return submit(context, stream, &fill, false);
 }
 
 CUresult host_cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t count, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemsetD16Async, stream, &context);
+    Context *context = ENTER_STREAM(MemsetD16Async, stream);
     Fill fill = linear(dst, value, 2, count);
     return submit(context, stream, &fill, false);
 }
 
 CUresult host_cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t count, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemsetD32Async, stream, &context);
+    Context *context = ENTER_STREAM(MemsetD32Async, stream);
     Fill fill = linear(dst, value, 4, count);
     return submit(context, stream, &fill, false);
 }
 
 CUresult host_cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
                                 size_t height, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemsetD2D8Async, stream, &context);
+    Context *context = ENTER_STREAM(MemsetD2D8Async, stream);
     if (height > 1 && pitch < width) return CUDA_ERROR_INVALID_VALUE;
     Fill fill = {(uintptr_t)dst, pitch, width, height, value, 1};
     return submit(context, stream, &fill, false);

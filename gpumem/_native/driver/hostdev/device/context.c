@@ -172,14 +172,12 @@ CUresult host_cuCtxGetDevice(CUdevice *device) {
 }
 
 CUresult host_cuCtxSynchronize(void) {
-    Context *context;
-    ENTER_CONTEXT(CtxSynchronize, &context);
+    Context *context = ENTER_CONTEXT(CtxSynchronize);
     return host_context_wait(context);
 }
 
 CUresult host_cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    Context *context;
-    ENTER_CONTEXT(CtxGetStreamPriorityRange, &context);
+    ENTER_CONTEXT(CtxGetStreamPriorityRange);
     if (least) *least = HOST_LEAST_PRIORITY;
     if (greatest) *greatest = HOST_GREATEST_PRIORITY;
     return CUDA_SUCCESS;
@@ -196,9 +194,8 @@ static CUresult peer_bit(CUcontext peer, const Context *context, uint64_t *bit) 
 }
 
 CUresult host_cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
-    Context *context;
+    Context *context = ENTER_CONTEXT(CtxEnablePeerAccess);
     uint64_t bit;
-    ENTER_CONTEXT(CtxEnablePeerAccess, &context);
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(peer_bit(peer, context, &bit));
     bool had = atomic_fetch_or(&context->peers, bit) & bit;
@@ -206,9 +203,8 @@ CUresult host_cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
 }
 
 CUresult host_cuCtxDisablePeerAccess(CUcontext peer) {
-    Context *context;
+    Context *context = ENTER_CONTEXT(CtxDisablePeerAccess);
     uint64_t bit;
-    ENTER_CONTEXT(CtxDisablePeerAccess, &context);
     HOST_TRY(peer_bit(peer, context, &bit));
     bool had = atomic_fetch_and(&context->peers, ~bit) & bit;
     return had ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;

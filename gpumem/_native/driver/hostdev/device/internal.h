@@ -75,9 +75,9 @@ typedef enum Call { GM_DRIVER_FUNCTIONS(HOST_CALL_NUMBER) HOST_CALL_COUNT } Call
 GM_DRIVER_FUNCTIONS(HOST_PROTOTYPE)
 #undef HOST_PROTOTYPE
 
-/* First line of every driver function: counts, injects faults, refuses before cuInit, after
- * shutdown and inside a host function. The second form also asks for a current context;
- * the others do without one, since a stream or an event belongs to a context already. */
+/* First line of every driver function: counts, injects faults, and refuses before cuInit, after
+ * shutdown and inside a host function. All but the first also give the context: the current one,
+ * or the one that the stream or event belongs to. A refusal returns from the function. */
 CUresult host_enter(Call call);
 CUresult host_enter_context(Call call, Context **context);
 CUresult host_enter_stream(Call call, CUstream stream, Context **context);
@@ -87,11 +87,23 @@ CUresult host_enter_event(Call call, CUevent event, Context **context);
         CUresult try_result = (expression);                                                       \
         if (try_result != CUDA_SUCCESS) return try_result;                                        \
     } while (0)
+#define HOST_ENTERED(call)   \
+    ({                       \
+        Context *entered;    \
+        HOST_TRY(call);      \
+        entered;             \
+    })
+/* The object of a handle, locked; the function returns `refusal` where there is none. */
+#define HOST_LOCKED(table, handle, refusal)                         \
+    ({                                                              \
+        void *locked = host_object_lock(&host.table, handle);       \
+        if (!locked) return refusal;                                \
+        locked;                                                     \
+    })
 #define ENTER(name) HOST_TRY(host_enter(HOST_CALL_##name))
-#define ENTER_CONTEXT(name, context) HOST_TRY(host_enter_context(HOST_CALL_##name, context))
-#define ENTER_STREAM(name, stream, context) \
-    HOST_TRY(host_enter_stream(HOST_CALL_##name, stream, context))
-#define ENTER_EVENT(name, event, context) HOST_TRY(host_enter_event(HOST_CALL_##name, event, context))
+#define ENTER_CONTEXT(name) HOST_ENTERED(host_enter_context(HOST_CALL_##name, &entered))
+#define ENTER_STREAM(name, stream) HOST_ENTERED(host_enter_stream(HOST_CALL_##name, stream, &entered))
+#define ENTER_EVENT(name, event) HOST_ENTERED(host_enter_event(HOST_CALL_##name, event, &entered))
 
 /* ---- objects by handle (object.c) ---- */
 typedef enum ObjectKind {
@@ -111,6 +123,7 @@ typedef struct Object { /* first member of whatever is looked up by handle */
     _Atomic uint64_t handle; /* 0: not published */
     uint32_t index;
     uint32_t generation;
+    pthread_mutex_t lock;    /* of what the object is made of; map_lock instead for Physical */
     struct Object *next_free;
 } Object;
 
@@ -118,7 +131,7 @@ enum { SEGMENT_SLOTS = 256, SEGMENT_COUNT = 4096 };
 typedef struct Table {
     ObjectKind kind;
     size_t size;           /* bytes of one object */
-    void (*build)(void *); /* once per slot: its locks */
+    void (*build)(void *); /* once per slot; NULL: nothing to do */
     pthread_mutex_t lock;
     _Atomic(char *) segments[SEGMENT_COUNT];
     _Atomic uint32_t high;         /* slots ever used */
@@ -132,6 +145,7 @@ uint64_t host_object_publish(Table *table, void *object);
 bool host_object_hide(Table *table, void *object, uint64_t handle); /* false: already hidden */
 void host_object_give(Table *table, void *object); /* hidden, and no longer in use */
 void *host_object_find(Table *table, uint64_t handle);
+void *host_object_lock(Table *table, const void *handle); /* found and locked; NULL: there is none */
 void host_object_each(Table *table, void (*visit)(void *object, void *data), void *data);
 uint64_t host_handle_make(ObjectKind kind, uint32_t index, uint32_t generation);
 uint32_t host_handle_index(uint64_t handle);
@@ -203,7 +217,6 @@ typedef enum StreamRole { ROLE_ORDINARY, ROLE_LEGACY, ROLE_PER_THREAD } StreamRo
 
 struct Stream {
     Object object;
-    pthread_mutex_t lock;
     pthread_cond_t work;     /* the worker waits here: for work, for its time */
     pthread_cond_t progress; /* everybody else waits here: `completed` moved */
     Context *context;
@@ -352,7 +365,6 @@ void host_op_drop(Op *op);
 /* ---- events (event.c) ---- */
 struct Event {
     Object object;
-    pthread_mutex_t lock;
     Context *context;
     unsigned flags;
     uint64_t record; /* how often recorded; 0: never */
@@ -361,10 +373,8 @@ struct Event {
     struct NodeSet *captured, *latest; /* recorded in a capture: as a stream's; owned */
     struct Known *known; /* of instruments/order.c; owned */
 };
-void host_event_build(void *event);
 void host_event_stamp(uint64_t handle, uint64_t record);
 void host_events_drop(Context *context); /* a context ends */
-CUresult host_event_lock(CUevent handle, Event **event);
 
 /* ---- memory (map.c, memory.c, pinned.c, pointer.c) ---- */
 typedef enum RangeKind {

@@ -29,14 +29,13 @@ static void build(void) {
     host.workers = 0;
     atomic_store(&host.value_waiters, 0);
     host_table_build(&host.streams, OBJECT_STREAM, sizeof(Stream), host_stream_build);
-    host_table_build(&host.events, OBJECT_EVENT, sizeof(Event), host_event_build);
+    host_table_build(&host.events, OBJECT_EVENT, sizeof(Event), NULL);
     host_table_build(&host.physicals, OBJECT_PHYSICAL, sizeof(Physical), NULL);
-    host_table_build(&host.pools, OBJECT_POOL, sizeof(Pool), host_pool_build);
-    host_table_build(&host.external_memories, OBJECT_EXTERNAL_MEMORY, sizeof(ExternalMemory),
-                     host_external_build);
-    host_table_build(&host.semaphores, OBJECT_SEMAPHORE, sizeof(Semaphore), host_semaphore_build);
-    host_table_build(&host.graphs, OBJECT_GRAPH, sizeof(Graph), host_graph_build);
-    host_table_build(&host.graph_execs, OBJECT_GRAPH_EXEC, sizeof(GraphExec), host_graph_exec_build);
+    host_table_build(&host.pools, OBJECT_POOL, sizeof(Pool), NULL);
+    host_table_build(&host.external_memories, OBJECT_EXTERNAL_MEMORY, sizeof(ExternalMemory), NULL);
+    host_table_build(&host.semaphores, OBJECT_SEMAPHORE, sizeof(Semaphore), NULL);
+    host_table_build(&host.graphs, OBJECT_GRAPH, sizeof(Graph), NULL);
+    host_table_build(&host.graph_execs, OBJECT_GRAPH_EXEC, sizeof(GraphExec), NULL);
     host_table_build(&host.user_objects, OBJECT_USER_OBJECT, sizeof(UserObject), NULL);
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++) host_context_build(device);
 }

@@ -54,6 +54,7 @@ static Object *slot_new(Table *table) {
     table->high++;
     Object *object = slot_at(table, index);
     object->index = index;
+    pthread_mutex_init(&object->lock, NULL);
     if (table->build) table->build(object);
     return object;
 }
@@ -103,6 +104,16 @@ void *host_object_find(Table *table, uint64_t handle) {
     Object *object = slot_at(table, host_handle_index(handle));
     if (!object || atomic_load_explicit(&object->handle, memory_order_acquire) != handle) return NULL;
     return object;
+}
+
+void *host_object_lock(Table *table, const void *handle) {
+    uint64_t number = (uint64_t)(uintptr_t)handle;
+    Object *object = host_object_find(table, number);
+    if (!object) return NULL;
+    pthread_mutex_lock(&object->lock);
+    if (atomic_load(&object->handle) == number) return object;
+    pthread_mutex_unlock(&object->lock); /* it ended before it was locked */
+    return NULL;
 }
 
 /* Every slot ever used, live or not: the visitor looks under the object's lock. */

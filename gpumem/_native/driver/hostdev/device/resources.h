@@ -52,7 +52,6 @@ struct Segment { /* pages of a pool: charged, mapped and given back together */
 
 struct Pool {
     Object object;
-    pthread_mutex_t lock;
     CUmemPoolProps props;
     bool is_default;         /* a device's own: never destroyed */
     bool imported;           /* another process allocates */
@@ -68,13 +67,12 @@ struct Pool {
     size_t file_high;        /* bytes of it ever handed out */
 };
 
-void host_pool_build(void *pool);
-CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *pool, bool is_default);
+/* `imported`: another process's file, which the pool owns even if it cannot be made; -1: none. */
+CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *pool, bool is_default, int imported);
 CUresult host_block_take(Pool *pool, Stream *stream, size_t size, Block **block); /* both locked */
 void host_block_give(Block *block, Point freed);                                  /* pool locked */
 void host_pool_shrink(Pool *pool, uint64_t keep);                                 /* locked */
 void host_pools_synchronized(void); /* after a host wait: pools above their threshold shrink */
-CUresult host_pool_lock(CUmemoryPool handle, Pool **pool);
 void host_pool_unlock(Pool *pool);
 CUresult host_pooled_free(uintptr_t address, Point freed); /* INVALID_VALUE: none starts there */
 bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
@@ -82,7 +80,6 @@ bool host_stream_has_seen(const Stream *stream, Point point); /* locked */
 /* ---- from outside (external.c: memory; semaphore.c: timelines) ---- */
 typedef struct ExternalMemory {
     Object object;
-    pthread_mutex_t lock;
     int fd;      /* ours from a successful import on */
     size_t size; /* bytes of the whole allocation */
 } ExternalMemory;
@@ -95,11 +92,8 @@ typedef struct Timeline { /* one import; operations in queues hold references */
 
 typedef struct Semaphore {
     Object object;
-    pthread_mutex_t lock;
     Timeline *timeline;
 } Semaphore;
-void host_external_build(void *memory);
-void host_semaphore_build(void *semaphore);
 /* The file is the import's from then on, unless it fails. */
 CUresult host_memory_import(CUexternalMemory *out, int file, size_t size);
 CUresult host_semaphore_import(CUexternalSemaphore *out, int file, bool binary);
@@ -153,7 +147,6 @@ typedef struct Program { /* what launches run; never changes, counted */
 
 typedef struct Graph {
     Object object;
-    pthread_mutex_t lock;
     Nodes nodes;
     struct UserObject **objects;
     size_t object_count;
@@ -161,7 +154,6 @@ typedef struct Graph {
 
 typedef struct GraphExec {
     Object object;
-    pthread_mutex_t lock;
     Program *program;
 } GraphExec;
 
@@ -171,8 +163,6 @@ typedef struct UserObject {
     void *data;
     CUhostFn destroy;
 } UserObject;
-void host_graph_build(void *graph);
-void host_graph_exec_build(void *exec);
 CUresult host_graph_new(uint64_t *handle);
 void host_graph_fill(uint64_t handle, Nodes *nodes); /* takes the nodes over */
 bool host_nodes_add(Nodes *nodes, const Op *op);

@@ -13,11 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-void host_external_build(void *pointer) {
-    ExternalMemory *memory = pointer;
-    pthread_mutex_init(&memory->lock, NULL);
-}
-
 static CUresult file_check(int file, size_t size) {
     struct stat status;
     if (file < 0 || fstat(file, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -39,36 +34,22 @@ CUresult host_memory_import(CUexternalMemory *out, int file, size_t size) {
     HOST_TRY(file_mappable(file));
     ExternalMemory *memory = host_object_take(&host.external_memories);
     if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&memory->lock);
+    pthread_mutex_lock(&memory->object.lock);
     memory->fd = file;
     memory->size = size;
     *out = (CUexternalMemory)(uintptr_t)host_object_publish(&host.external_memories, memory);
-    pthread_mutex_unlock(&memory->lock);
+    pthread_mutex_unlock(&memory->object.lock);
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
-    Context *context;
     if (desc) rehearse_note_memory(desc);
-    ENTER_CONTEXT(ImportExternalMemory, &context);
+    ENTER_CONTEXT(ImportExternalMemory);
     if (!out || !desc || desc->size == 0 || (desc->flags & ~(unsigned)CUDA_EXTERNAL_MEMORY_DEDICATED))
         return CUDA_ERROR_INVALID_VALUE;
     if (desc->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
         return host_memory_import(out, desc->handle.fd, desc->size);
     return rehearse_windows_memory(out, desc);
-}
-
-static CUresult external_lock(CUexternalMemory handle, ExternalMemory **out) {
-    uint64_t number = (uint64_t)(uintptr_t)handle;
-    ExternalMemory *memory = host_object_find(&host.external_memories, number);
-    if (!memory) return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&memory->lock);
-    if (atomic_load(&memory->object.handle) == number) {
-        *out = memory;
-        return CUDA_SUCCESS;
-    }
-    pthread_mutex_unlock(&memory->lock);
-    return CUDA_ERROR_INVALID_HANDLE;
 }
 
 /* Part of a file as device memory: from the page that the offset lies in. */
@@ -92,26 +73,22 @@ CUresult host_file_map(int file, size_t offset, size_t size, Context *context, C
 
 CUresult host_cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory handle,
                                               const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc) {
-    Context *context;
-    ExternalMemory *memory;
-    ENTER_CONTEXT(ExternalMemoryGetMappedBuffer, &context);
+    Context *context = ENTER_CONTEXT(ExternalMemoryGetMappedBuffer);
     if (!pointer || !desc || desc->flags != 0 || desc->size == 0) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(external_lock(handle, &memory));
+    ExternalMemory *memory = HOST_LOCKED(external_memories, handle, CUDA_ERROR_INVALID_HANDLE);
     bool inside = desc->offset <= memory->size && desc->size <= memory->size - desc->offset;
     CUresult result = inside ? host_file_map(memory->fd, desc->offset, desc->size, context, pointer)
                              : CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_unlock(&memory->lock);
+    pthread_mutex_unlock(&memory->object.lock);
     return result;
 }
 
 CUresult host_cuDestroyExternalMemory(CUexternalMemory handle) {
-    Context *context;
-    ExternalMemory *memory;
-    ENTER_CONTEXT(DestroyExternalMemory, &context);
-    HOST_TRY(external_lock(handle, &memory));
+    ENTER_CONTEXT(DestroyExternalMemory);
+    ExternalMemory *memory = HOST_LOCKED(external_memories, handle, CUDA_ERROR_INVALID_HANDLE);
     host_object_hide(&host.external_memories, memory, (uint64_t)(uintptr_t)handle);
     close(memory->fd);
-    pthread_mutex_unlock(&memory->lock);
+    pthread_mutex_unlock(&memory->object.lock);
     host_object_give(&host.external_memories, memory);
     return CUDA_SUCCESS;
 }

@@ -12,11 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-void host_semaphore_build(void *pointer) {
-    Semaphore *semaphore = pointer;
-    pthread_mutex_init(&semaphore->lock, NULL);
-}
-
 /* ---- the shared page ---- */
 
 static bool reached(Timeline *timeline, uint64_t value) {
@@ -52,10 +47,10 @@ static Timeline *timeline_map(int file, bool binary) {
 static CUresult semaphore_publish(CUexternalSemaphore *out, Timeline *timeline) {
     Semaphore *semaphore = host_object_take(&host.semaphores);
     if (!semaphore) return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&semaphore->lock);
+    pthread_mutex_lock(&semaphore->object.lock);
     semaphore->timeline = timeline;
     *out = (CUexternalSemaphore)(uintptr_t)host_object_publish(&host.semaphores, semaphore);
-    pthread_mutex_unlock(&semaphore->lock);
+    pthread_mutex_unlock(&semaphore->object.lock);
     return CUDA_SUCCESS;
 }
 
@@ -71,9 +66,8 @@ CUresult host_semaphore_import(CUexternalSemaphore *out, int file, bool binary) 
 
 CUresult host_cuImportExternalSemaphore(CUexternalSemaphore *out,
                                         const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc) {
-    Context *context;
     if (desc) rehearse_note_semaphore(desc);
-    ENTER_CONTEXT(ImportExternalSemaphore, &context);
+    ENTER_CONTEXT(ImportExternalSemaphore);
     if (!out || !desc || desc->flags != 0) return CUDA_ERROR_INVALID_VALUE;
     switch (desc->type) {
     case CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD: return host_semaphore_import(out, desc->handle.fd, true);
@@ -87,29 +81,21 @@ CUresult host_cuImportExternalSemaphore(CUexternalSemaphore *out,
 }
 
 static CUresult semaphore_timeline(CUexternalSemaphore handle, Timeline **out) {
-    uint64_t number = (uint64_t)(uintptr_t)handle;
-    Semaphore *semaphore = host_object_find(&host.semaphores, number);
-    if (!semaphore) return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&semaphore->lock);
-    bool mine = atomic_load(&semaphore->object.handle) == number;
-    if (mine) atomic_fetch_add(&semaphore->timeline->references, 1);
+    Semaphore *semaphore = HOST_LOCKED(semaphores, handle, CUDA_ERROR_INVALID_HANDLE);
+    atomic_fetch_add(&semaphore->timeline->references, 1);
     *out = semaphore->timeline;
-    pthread_mutex_unlock(&semaphore->lock);
-    return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_unlock(&semaphore->object.lock);
+    return CUDA_SUCCESS;
 }
 
 CUresult host_cuDestroyExternalSemaphore(CUexternalSemaphore handle) {
-    Context *context;
-    ENTER_CONTEXT(DestroyExternalSemaphore, &context);
-    uint64_t number = (uint64_t)(uintptr_t)handle;
-    Semaphore *semaphore = host_object_find(&host.semaphores, number);
-    if (!semaphore) return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&semaphore->lock);
-    bool mine = host_object_hide(&host.semaphores, semaphore, number);
-    if (mine) timeline_drop(semaphore->timeline);
-    pthread_mutex_unlock(&semaphore->lock);
-    if (mine) host_object_give(&host.semaphores, semaphore);
-    return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    ENTER_CONTEXT(DestroyExternalSemaphore);
+    Semaphore *semaphore = HOST_LOCKED(semaphores, handle, CUDA_ERROR_INVALID_HANDLE);
+    host_object_hide(&host.semaphores, semaphore, (uint64_t)(uintptr_t)handle);
+    timeline_drop(semaphore->timeline);
+    pthread_mutex_unlock(&semaphore->object.lock);
+    host_object_give(&host.semaphores, semaphore);
+    return CUDA_SUCCESS;
 }
 
 /* ---- signal and wait, in a worker ---- */
@@ -190,15 +176,13 @@ static CUresult steps_submit(Context *context, const CUexternalSemaphore *semaph
 CUresult host_cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *semaphores,
                                               const CUDA_EXTERNAL_SEMAPHORE_PARAMS *params,
                                               unsigned int count, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(SignalExternalSemaphoresAsync, stream, &context);
+    Context *context = ENTER_STREAM(SignalExternalSemaphoresAsync, stream);
     return steps_submit(context, semaphores, params, count, stream, signal_run);
 }
 
 CUresult host_cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *semaphores,
                                             const CUDA_EXTERNAL_SEMAPHORE_PARAMS *params,
                                             unsigned int count, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(WaitExternalSemaphoresAsync, stream, &context);
+    Context *context = ENTER_STREAM(WaitExternalSemaphoresAsync, stream);
     return steps_submit(context, semaphores, params, count, stream, wait_run);
 }

@@ -117,12 +117,12 @@ CUresult host_capture_touch(Stream *stream) {
 
 CUresult host_capture_ask(Stream *stream) {
     if (atomic_load(&host_captures) == 0) return CUDA_SUCCESS;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     Capture *capture = stream->capture;
     lock();
     if (capture) capture->invalidated = true;
     unlock();
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     return capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
@@ -218,9 +218,9 @@ bool host_stream_captures(Context *context, CUstream handle) {
     Stream *stream;
     if (atomic_load(&host_captures) == 0) return false;
     if (host_stream_resolve(context, handle, &stream) != CUDA_SUCCESS) return false;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     bool captures = stream->capture != NULL;
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     return captures;
 }
 
@@ -234,16 +234,15 @@ static void capture_unlink(Capture *capture) { /* capture_lock held */
 }
 
 CUresult host_cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamBeginCapture, handle);
     Stream *stream;
-    ENTER_STREAM(StreamBeginCapture, handle, &context);
     if ((unsigned)mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     if (stream->role == ROLE_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     Capture *capture = calloc(1, sizeof *capture);
     if (!capture) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = host_graph_new(&capture->graph);
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     if (result == CUDA_SUCCESS && stream->capture) result = CUDA_ERROR_ILLEGAL_STATE;
     if (result == CUDA_SUCCESS) {
         capture->id = host_next_id();
@@ -257,7 +256,7 @@ CUresult host_cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
         atomic_fetch_add(&host_captures, 1);
         unlock();
     }
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     if (result == CUDA_SUCCESS) return result;
     if (capture->graph) host_cuGraphDestroy((CUgraph)(uintptr_t)capture->graph);
     free(capture);
@@ -266,12 +265,12 @@ CUresult host_cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
 
 static void stream_leave(void *pointer, void *capture) {
     Stream *stream = pointer;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     if (stream->capture == capture) {
         stream->capture = NULL;
         host_captured_free(&stream->captured, &stream->latest);
     }
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
 }
 
 /* Why it may not be ended here and now, or how it ends. The stream is locked. */
@@ -298,20 +297,19 @@ static void capture_finish(Capture *capture, bool keep) { /* no lock held */
 }
 
 CUresult host_cuStreamEndCapture(CUstream handle, CUgraph *graph) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamEndCapture, handle);
     Stream *stream;
     bool ends = false;
-    ENTER_STREAM(StreamEndCapture, handle, &context);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     *graph = NULL;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     Capture *capture = stream->capture;
     lock();
     CUresult result = capture ? end_check(capture, stream, &ends) : CUDA_ERROR_ILLEGAL_STATE;
     if (capture && !ends) capture->invalidated = true;
     unlock();
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     if (!ends) return result;
     if (result == CUDA_SUCCESS) *graph = (CUgraph)(uintptr_t)capture->graph;
     capture_finish(capture, result == CUDA_SUCCESS);
@@ -329,9 +327,9 @@ void host_capture_abandon(Stream *stream) {
     bool origin = capture->origin == stream;
     unlock();
     if (!origin) return;
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     capture_finish(capture, false);
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
 }
 
 /* ---- questions ---- */
@@ -357,14 +355,13 @@ static size_t name_latest(Stream *stream, uint64_t graph) {
 
 CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
                                      CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamGetCaptureInfo, handle);
     Stream *stream;
-    ENTER_STREAM(StreamGetCaptureInfo, handle, &context);
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     if (stream->role == ROLE_LEGACY && host_capture_blocks_legacy(context, false))
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     lock();
     const Capture *capture = stream->capture;
     *status = status_of(capture);
@@ -374,23 +371,22 @@ CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *sta
     if (dependencies) *dependencies = named ? stream->named : NULL;
     if (count) *count = named;
     unlock();
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamIsCapturing, handle);
     Stream *stream;
-    ENTER_STREAM(StreamIsCapturing, handle, &context);
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     if (stream->role == ROLE_LEGACY && host_capture_blocks_legacy(context, false))
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     lock();
     *status = status_of(stream->capture);
     unlock();
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     return CUDA_SUCCESS;
 }
 

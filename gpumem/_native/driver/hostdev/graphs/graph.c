@@ -8,9 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void host_graph_build(void *pointer) { pthread_mutex_init(&((Graph *)pointer)->lock, NULL); }
-void host_graph_exec_build(void *pointer) { pthread_mutex_init(&((GraphExec *)pointer)->lock, NULL); }
-
 bool host_nodes_add(Nodes *nodes, const Op *op) {
     if (nodes->count == nodes->capacity) {
         size_t capacity = nodes->capacity ? 2 * nodes->capacity : 16;
@@ -72,27 +69,14 @@ CUresult host_graph_new(uint64_t *handle) {
     return CUDA_SUCCESS;
 }
 
-static CUresult graph_lock(CUgraph handle, Graph **out) {
-    uint64_t number = (uint64_t)(uintptr_t)handle;
-    Graph *graph = host_object_find(&host.graphs, number);
-    if (!graph) return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&graph->lock);
-    if (atomic_load(&graph->object.handle) == number) {
-        *out = graph;
-        return CUDA_SUCCESS;
-    }
-    pthread_mutex_unlock(&graph->lock);
-    return CUDA_ERROR_INVALID_VALUE;
-}
-
 void host_graph_fill(uint64_t handle, Nodes *nodes) {
-    Graph *graph;
-    if (graph_lock((CUgraph)(uintptr_t)handle, &graph) != CUDA_SUCCESS) {
+    Graph *graph = host_object_lock(&host.graphs, (CUgraph)(uintptr_t)handle);
+    if (!graph) {
         free(nodes->at);
         return;
     }
     graph->nodes = *nodes;
-    pthread_mutex_unlock(&graph->lock);
+    pthread_mutex_unlock(&graph->object.lock);
 }
 
 CUresult host_cuGraphCreate(CUgraph *graph, unsigned int flags) {
@@ -105,16 +89,15 @@ CUresult host_cuGraphCreate(CUgraph *graph, unsigned int flags) {
 }
 
 CUresult host_cuGraphDestroy(CUgraph handle) {
-    Graph *graph;
     ENTER(GraphDestroy);
-    HOST_TRY(graph_lock(handle, &graph));
+    Graph *graph = HOST_LOCKED(graphs, handle, CUDA_ERROR_INVALID_VALUE);
     host_object_hide(&host.graphs, graph, (uint64_t)(uintptr_t)handle);
     UserObject **objects = graph->objects;
     size_t count = graph->object_count;
     free(graph->nodes.at);
     graph->nodes = (Nodes){NULL, 0, 0};
     graph->objects = NULL;
-    pthread_mutex_unlock(&graph->lock);
+    pthread_mutex_unlock(&graph->object.lock);
     host_object_give(&host.graphs, graph);
     objects_release(objects, count);
     return CUDA_SUCCESS;
@@ -122,25 +105,23 @@ CUresult host_cuGraphDestroy(CUgraph handle) {
 
 /* A node's handle says which graph and which index; nothing can be done with it. */
 CUresult host_cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
-    Graph *graph;
     ENTER(GraphGetNodes);
     if (!count) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(graph_lock(handle, &graph));
+    Graph *graph = HOST_LOCKED(graphs, handle, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; nodes && i < *count; i++)
         nodes[i] = i < graph->nodes.count ? (CUgraphNode)((uintptr_t)handle + i + 1) : NULL;
     if (!nodes || *count > graph->nodes.count) *count = graph->nodes.count;
-    pthread_mutex_unlock(&graph->lock);
+    pthread_mutex_unlock(&graph->object.lock);
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuGraphRetainUserObject(CUgraph handle, CUuserObject object_handle, unsigned int count,
                                       unsigned int flags) {
     enum { MOVE = 1 }; /* the caller's references become the graph's */
-    Graph *graph;
     ENTER(GraphRetainUserObject);
     UserObject *object = host_object_find(&host.user_objects, (uint64_t)(uintptr_t)object_handle);
     if (!object || count == 0 || flags > MOVE) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(graph_lock(handle, &graph));
+    Graph *graph = HOST_LOCKED(graphs, handle, CUDA_ERROR_INVALID_VALUE);
     size_t total = graph->object_count + count;
     UserObject **grown = realloc(graph->objects, total * sizeof *grown);
     if (grown) {
@@ -148,7 +129,7 @@ CUresult host_cuGraphRetainUserObject(CUgraph handle, CUuserObject object_handle
         while (graph->object_count < total) grown[graph->object_count++] = object;
         if (!(flags & MOVE)) atomic_fetch_add(&object->references, count);
     }
-    pthread_mutex_unlock(&graph->lock);
+    pthread_mutex_unlock(&graph->object.lock);
     return grown ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -184,37 +165,31 @@ static Program *program_new(const Graph *graph) { /* graph locked */
 
 CUresult host_cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph handle, unsigned long long flags) {
     enum { AUTO_FREE_ON_LAUNCH = 1, USE_NODE_PRIORITY = 8 }; /* neither changes anything here */
-    Graph *graph;
-    Context *context;
-    ENTER_CONTEXT(GraphInstantiateWithFlags, &context);
+    ENTER_CONTEXT(GraphInstantiateWithFlags);
     if (!out || (flags & ~(unsigned long long)(AUTO_FREE_ON_LAUNCH | USE_NODE_PRIORITY)))
         return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(graph_lock(handle, &graph));
+    Graph *graph = HOST_LOCKED(graphs, handle, CUDA_ERROR_INVALID_VALUE);
     Program *program = program_new(graph);
-    pthread_mutex_unlock(&graph->lock);
+    pthread_mutex_unlock(&graph->object.lock);
     GraphExec *exec = program ? host_object_take(&host.graph_execs) : NULL;
     if (!exec) {
         if (program) program_drop(program);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    pthread_mutex_lock(&exec->lock);
+    pthread_mutex_lock(&exec->object.lock);
     exec->program = program;
     *out = (CUgraphExec)(uintptr_t)host_object_publish(&host.graph_execs, exec);
-    pthread_mutex_unlock(&exec->lock);
+    pthread_mutex_unlock(&exec->object.lock);
     return CUDA_SUCCESS;
 }
 
 static Program *exec_program(CUgraphExec handle, bool end) { /* with a reference, or NULL */
-    uint64_t number = (uint64_t)(uintptr_t)handle;
-    GraphExec *exec = host_object_find(&host.graph_execs, number);
-    if (!exec) return NULL;
-    pthread_mutex_lock(&exec->lock);
-    bool mine = atomic_load(&exec->object.handle) == number;
-    Program *program = mine ? exec->program : NULL;
-    if (mine && end) host_object_hide(&host.graph_execs, exec, number);
-    if (mine && !end) atomic_fetch_add(&program->references, 1);
-    pthread_mutex_unlock(&exec->lock);
-    if (mine && end) host_object_give(&host.graph_execs, exec);
+    GraphExec *exec = HOST_LOCKED(graph_execs, handle, NULL);
+    Program *program = exec->program;
+    if (end) host_object_hide(&host.graph_execs, exec, (uint64_t)(uintptr_t)handle);
+    else atomic_fetch_add(&program->references, 1);
+    pthread_mutex_unlock(&exec->object.lock);
+    if (end) host_object_give(&host.graph_execs, exec);
     return program;
 }
 
@@ -237,8 +212,7 @@ static CUresult program_run(Stream *stream, void *data) {
 }
 
 CUresult host_cuGraphLaunch(CUgraphExec handle, CUstream stream) {
-    Context *context;
-    ENTER_STREAM(GraphLaunch, stream, &context);
+    Context *context = ENTER_STREAM(GraphLaunch, stream);
     Stream *found;
     Program *program = exec_program(handle, false);
     if (!program) return CUDA_ERROR_INVALID_VALUE;

@@ -32,9 +32,9 @@ void hostdev_reset_counts(void) {
 
 static void count_stream(void *pointer, void *data) {
     Stream *stream = pointer;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     if (atomic_load(&stream->object.handle) && stream->role == ROLE_ORDINARY) ++*(uint64_t *)data;
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
 }
 
 static void count_ranges(const Range *range, HostdevLive *live) {

@@ -164,11 +164,11 @@ static void host_saw(const Known *known, Point point) {
 
 /* Unless it was recorded again meanwhile. */
 void host_order_event_seen(CUevent handle, Point point) {
-    Event *event;
-    if (host_event_lock(handle, &event) != CUDA_SUCCESS) return;
+    Event *event = host_object_lock(&host.events, handle);
+    if (!event) return;
     if (event->point.stream == point.stream && event->point.seq == point.seq)
         host_saw(event->known, point);
-    pthread_mutex_unlock(&event->lock);
+    pthread_mutex_unlock(&event->object.lock);
 }
 
 static void host_saw_all_of(Stream *stream) {

@@ -152,8 +152,7 @@ static CUresult blocks_take(Range *range, size_t unit) {
 }
 
 CUresult host_cuMemAlloc(CUdeviceptr *pointer, size_t size) {
-    Context *context;
-    ENTER_CONTEXT(MemAlloc, &context);
+    Context *context = ENTER_CONTEXT(MemAlloc);
     if (!pointer || size == 0) return CUDA_ERROR_INVALID_VALUE;
     Range *range = host_range_new(RANGE_DEVICE, 0, size, context);
     if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -171,8 +170,7 @@ CUresult host_cuMemAlloc(CUdeviceptr *pointer, size_t size) {
 }
 
 CUresult host_cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int flags) {
-    Context *context;
-    ENTER_CONTEXT(MemAllocManaged, &context);
+    Context *context = ENTER_CONTEXT(MemAllocManaged);
     bool attach = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST;
     if (!pointer || size == 0 || !attach) return CUDA_ERROR_INVALID_VALUE;
     if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -296,8 +294,7 @@ void host_memory_drop(uint64_t context) {
 /* ---- questions ---- */
 
 CUresult host_cuMemGetInfo(size_t *free_bytes, size_t *total) {
-    Context *context;
-    ENTER_CONTEXT(MemGetInfo, &context);
+    Context *context = ENTER_CONTEXT(MemGetInfo);
     if (!free_bytes || !total) return CUDA_ERROR_INVALID_VALUE;
     size_t capacity = hostdev_capacity(context->device);
     size_t used = hostdev_used(context->device);
@@ -307,8 +304,7 @@ CUresult host_cuMemGetInfo(size_t *free_bytes, size_t *total) {
 }
 
 CUresult host_cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
-    Context *context;
-    ENTER_CONTEXT(MemGetAddressRange, &context);
+    ENTER_CONTEXT(MemGetAddressRange);
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_range_at((uintptr_t)pointer);
     if (range && range->kind == RANGE_MAPPING && !range->readable) range = NULL;

@@ -16,8 +16,7 @@ enum {
 };
 
 CUresult host_cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
-    Context *context;
-    ENTER_CONTEXT(MemHostAlloc, &context);
+    Context *context = ENTER_CONTEXT(MemHostAlloc);
     if (!pointer || (flags & ~(unsigned)ALLOC_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
     *pointer = NULL;
     if (size == 0) return CUDA_SUCCESS;
@@ -45,8 +44,7 @@ static bool pages_exist(uintptr_t address, size_t size) {
 }
 
 CUresult host_cuMemHostRegister(void *pointer, size_t size, unsigned int flags) {
-    Context *context;
-    ENTER_CONTEXT(MemHostRegister, &context);
+    Context *context = ENTER_CONTEXT(MemHostRegister);
     uintptr_t address = (uintptr_t)pointer;
     if (!pointer || size == 0 || (flags & ~(unsigned)REGISTER_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
     if (size > UINTPTR_MAX - address || !pages_exist(address, size)) return CUDA_ERROR_INVALID_VALUE;
@@ -81,8 +79,7 @@ static bool is_host_range(const Range *range) {
 }
 
 CUresult host_cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsigned int flags) {
-    Context *context;
-    ENTER_CONTEXT(MemHostGetDevicePointer, &context);
+    ENTER_CONTEXT(MemHostGetDevicePointer);
     if (!device || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);
     bool known = is_host_range(host_map_find(&host.ranges, (uintptr_t)pointer));
@@ -95,8 +92,7 @@ CUresult host_cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsi
 /* With unified addressing every such range is mapped and portable, asked for or not; the
  * driver says the one and not the other. */
 CUresult host_cuMemHostGetFlags(unsigned int *flags, void *pointer) {
-    Context *context;
-    ENTER_CONTEXT(MemHostGetFlags, &context);
+    ENTER_CONTEXT(MemHostGetFlags);
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);

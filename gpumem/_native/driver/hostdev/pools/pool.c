@@ -8,19 +8,6 @@
 
 /* ---- pools by handle ---- */
 
-CUresult host_pool_lock(CUmemoryPool handle, Pool **out) {
-    uint64_t number = (uint64_t)(uintptr_t)handle;
-    Pool *pool = host_object_find(&host.pools, number);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&pool->lock);
-    if (atomic_load(&pool->object.handle) != number) {
-        pthread_mutex_unlock(&pool->lock);
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    *out = pool;
-    return CUDA_SUCCESS;
-}
-
 /* The slot goes back when the pool is destroyed and its last allocation freed. */
 void host_pool_unlock(Pool *pool) {
     bool gone = false;
@@ -33,7 +20,7 @@ void host_pool_unlock(Pool *pool) {
         pool->file = -1;
         pool->destroyed = false;
     }
-    pthread_mutex_unlock(&pool->lock);
+    pthread_mutex_unlock(&pool->object.lock);
     if (gone) host_object_give(&host.pools, pool);
 }
 
@@ -45,18 +32,19 @@ static int pool_file(const CUmemPoolProps *props) {
     return -2;
 }
 
-CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_default) {
-    int file = pool_file(props);
+CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_default, int imported) {
+    int file = imported >= 0 ? imported : pool_file(props);
     if (file == -2) return CUDA_ERROR_OPERATING_SYSTEM;
     Pool *pool = host_object_take(&host.pools);
     if (!pool) {
         if (file >= 0) close(file);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    pthread_mutex_lock(&pool->lock);
+    pthread_mutex_lock(&pool->object.lock);
     pool->props = *props;
     pool->is_default = is_default;
-    pool->imported = pool->exported = pool->destroyed = false;
+    pool->imported = imported >= 0;
+    pool->exported = pool->destroyed = false;
     pool->follow_events = pool->opportunistic = pool->internal_dependencies = true;
     pool->threshold = pool->reserved = pool->reserved_high = pool->used = pool->used_high = 0;
     pool->readers = pool->writers = 0;
@@ -65,7 +53,7 @@ CUresult host_pool_new(const CUmemPoolProps *props, CUmemoryPool *out, bool is_d
     pool->file = file;
     pool->file_high = 0;
     *out = (CUmemoryPool)(uintptr_t)host_object_publish(&host.pools, pool);
-    pthread_mutex_unlock(&pool->lock);
+    pthread_mutex_unlock(&pool->object.lock);
     return CUDA_SUCCESS;
 }
 
@@ -81,26 +69,24 @@ CUresult host_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
     ENTER(MemPoolCreate);
     if (!pool) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(props_check(props));
-    return host_pool_new(props, pool, false);
+    return host_pool_new(props, pool, false, -1);
 }
 
 CUresult host_cuMemPoolDestroy(CUmemoryPool handle) {
-    Pool *pool;
     ENTER(MemPoolDestroy);
-    HOST_TRY(host_pool_lock(handle, &pool));
-    bool allowed = !pool->is_default;
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
+    bool is_default = pool->is_default;
+    host_pool_unlock(pool); /* setup_lock comes first in the order */
+    if (is_default) return CUDA_ERROR_INVALID_VALUE;
     uint64_t number = (uint64_t)(uintptr_t)handle;
-    if (allowed) {
-        pthread_mutex_unlock(&pool->lock); /* setup_lock comes first in the order */
-        pthread_mutex_lock(&host.setup_lock);
-        for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++)
-            if (host.devices[device].current_pool == number) host.devices[device].current_pool = 0;
-        pthread_mutex_unlock(&host.setup_lock);
-        HOST_TRY(host_pool_lock(handle, &pool));
-        pool->destroyed = host_object_hide(&host.pools, pool, number);
-    }
+    pthread_mutex_lock(&host.setup_lock);
+    for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++)
+        if (host.devices[device].current_pool == number) host.devices[device].current_pool = 0;
+    pthread_mutex_unlock(&host.setup_lock);
+    pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
+    pool->destroyed = host_object_hide(&host.pools, pool, number);
     host_pool_unlock(pool);
-    return allowed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
 }
 
 /* ---- a device's pools ---- */
@@ -111,7 +97,7 @@ static CUresult default_pool(int device, uint64_t *handle) { /* setup_lock held 
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
         CUmemoryPool made;
-        HOST_TRY(host_pool_new(&props, &made, true));
+        HOST_TRY(host_pool_new(&props, &made, true, -1));
         *at = (uint64_t)(uintptr_t)made;
     }
     *handle = *at;
@@ -143,10 +129,9 @@ CUresult host_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
 }
 
 CUresult host_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
-    Pool *pool;
     ENTER(DeviceSetMemPool);
     HOST_TRY(host_device_check(device));
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     bool fits = !pool->imported && pool->props.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                 pool->props.location.id == device;
     host_pool_unlock(pool);
@@ -162,7 +147,6 @@ CUresult host_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
 static CUresult pool_alloc(Context *context, CUdeviceptr *pointer, size_t size, CUmemoryPool handle,
                            CUstream stream_handle) {
     Stream *stream;
-    Pool *pool;
     Block *block;
     if (!pointer) return CUDA_ERROR_INVALID_VALUE;
     *pointer = 0;
@@ -170,8 +154,9 @@ static CUresult pool_alloc(Context *context, CUdeviceptr *pointer, size_t size, 
     if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
     CUresult result = host_capture_forbids_pool(stream);
-    if (result == CUDA_SUCCESS) result = host_pool_lock(handle, &pool);
-    if (result == CUDA_SUCCESS) {
+    Pool *pool = result == CUDA_SUCCESS ? host_object_lock(&host.pools, handle) : NULL;
+    if (result == CUDA_SUCCESS && !pool) result = CUDA_ERROR_INVALID_VALUE;
+    if (pool) {
         if (pool->imported) result = CUDA_ERROR_INVALID_VALUE;
         else if (stream->capture) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         else result = host_block_take(pool, stream, size, &block);
@@ -184,10 +169,9 @@ static CUresult pool_alloc(Context *context, CUdeviceptr *pointer, size_t size, 
 }
 
 CUresult host_cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream) {
-    Context *context;
+    Context *context = ENTER_STREAM(MemAllocAsync, stream);
     Stream *found;
     CUmemoryPool pool;
-    ENTER_STREAM(MemAllocAsync, stream, &context);
     HOST_TRY(host_stream_resolve(context, stream, &found));
     HOST_TRY(device_pool(found->context->device, true, &pool));
     return pool_alloc(context, pointer, size, pool, stream);
@@ -195,8 +179,7 @@ CUresult host_cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream
 
 CUresult host_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool,
                                       CUstream stream) {
-    Context *context;
-    ENTER_STREAM(MemAllocFromPoolAsync, stream, &context);
+    Context *context = ENTER_STREAM(MemAllocFromPoolAsync, stream);
     return pool_alloc(context, pointer, size, pool, stream);
 }
 
@@ -208,7 +191,7 @@ CUresult host_pooled_free(uintptr_t address, Point freed) {
     Pool *pool = found ? ((Block *)range->owner)->segment->pool : NULL;
     pthread_rwlock_unlock(&host.map_lock);
     if (!found) return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&pool->lock);
+    pthread_mutex_lock(&pool->object.lock);
     pthread_rwlock_rdlock(&host.map_lock);
     range = host_map_find(&host.pooled, address);
     Block *block = range && range->base == address ? range->owner : NULL;
@@ -245,9 +228,8 @@ static RangeKind kind_at(uintptr_t address) { /* RANGE_RESERVATION: nothing star
 }
 
 CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
-    Context *context;
+    Context *context = ENTER_STREAM(MemFreeAsync, stream_handle);
     Stream *stream;
-    ENTER_STREAM(MemFreeAsync, stream_handle, &context);
     if (pointer == 0) return CUDA_SUCCESS;
     RangeKind kind = kind_at((uintptr_t)pointer);
     if (kind == RANGE_MANAGED) return CUDA_ERROR_NOT_SUPPORTED;
@@ -266,9 +248,8 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
 /* ---- give back ---- */
 
 CUresult host_cuMemPoolTrimTo(CUmemoryPool handle, size_t bytes_to_keep) {
-    Pool *pool;
     ENTER(MemPoolTrimTo);
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     host_pool_shrink(pool, bytes_to_keep);
     host_pool_unlock(pool);
     return CUDA_SUCCESS;
@@ -277,10 +258,10 @@ CUresult host_cuMemPoolTrimTo(CUmemoryPool handle, size_t bytes_to_keep) {
 static void pool_settle(void *pointer, void *data) {
     Pool *pool = pointer;
     (void)data;
-    pthread_mutex_lock(&pool->lock);
+    pthread_mutex_lock(&pool->object.lock);
     bool live = atomic_load(&pool->object.handle) != 0;
     if (live && pool->reserved > pool->threshold) host_pool_shrink(pool, pool->threshold);
-    if (live || !pool->destroyed) pthread_mutex_unlock(&pool->lock);
+    if (live || !pool->destroyed) pthread_mutex_unlock(&pool->object.lock);
     else host_pool_unlock(pool);
 }
 
@@ -311,10 +292,9 @@ static bool *switch_attribute(Pool *pool, int attribute) {
 }
 
 CUresult host_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    Pool *pool;
     ENTER(MemPoolGetAttribute);
     if (!value) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     uint64_t *wide = wide_attribute(pool, (int)attribute);
     bool *on = switch_attribute(pool, (int)attribute);
     if (wide) memcpy(value, wide, sizeof *wide);
@@ -350,10 +330,9 @@ static CUresult attribute_set(Pool *pool, int attribute, const void *value) {
 }
 
 CUresult host_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    Pool *pool;
     ENTER(MemPoolSetAttribute);
     if (!value) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     CUresult result = attribute_set(pool, (int)attribute, value);
     host_pool_unlock(pool);
     return result;
@@ -376,10 +355,9 @@ static CUresult pool_access(Pool *pool, const CUmemAccessDesc *access) {
 }
 
 CUresult host_cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t count) {
-    Pool *pool;
     ENTER(MemPoolSetAccess);
     if (!access && count > 0) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) result = pool_access(pool, &access[i]);
     host_pool_unlock(pool);
@@ -387,12 +365,11 @@ CUresult host_cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *acc
 }
 
 CUresult host_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, CUmemLocation *location) {
-    Pool *pool;
     ENTER(MemPoolGetAccess);
     if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
     if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_device_check(location->id));
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     uint64_t bit = (uint64_t)1 << location->id;
     bool home = is_home(pool, location);
     *flags = home || (pool->writers & bit) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE

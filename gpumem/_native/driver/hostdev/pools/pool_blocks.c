@@ -16,11 +16,6 @@
 
 static const size_t SEGMENT_BYTES = (size_t)32 << 20; /* what an H200 takes at a time */
 
-void host_pool_build(void *pointer) {
-    Pool *pool = pointer;
-    pthread_mutex_init(&pool->lock, NULL);
-}
-
 /* ---- blocks ---- */
 
 static void free_list_add(Pool *pool, Block *block) {

@@ -36,10 +36,9 @@ static bool is_pool_file(int file) {
 
 CUresult host_cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle,
                                                CUmemAllocationHandleType type, unsigned long long flags) {
-    Pool *pool;
     ENTER(MemPoolExportToShareableHandle);
     if (!shareable || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     bool offered = pool->file >= 0 && !pool->imported && type == pool->props.handleTypes;
     int file = offered ? fcntl(pool->file, F_DUPFD_CLOEXEC, 3) : -1;
     if (file >= 0) pool->exported = true;
@@ -53,7 +52,6 @@ CUresult host_cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool han
 /* The descriptor stays the caller's. */
 CUresult host_cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *shareable,
                                                  CUmemAllocationHandleType type, unsigned long long flags) {
-    Pool *pool;
     CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
     ENTER(MemPoolImportFromShareableHandle);
@@ -63,16 +61,7 @@ CUresult host_cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *sharea
     if (!is_pool_file(given)) return CUDA_ERROR_INVALID_VALUE;
     int file = fcntl(given, F_DUPFD_CLOEXEC, 3);
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-    CUresult result = host_pool_new(&props, out, false);
-    if (result == CUDA_SUCCESS) result = host_pool_lock(*out, &pool);
-    if (result != CUDA_SUCCESS) {
-        close(file);
-        return result;
-    }
-    pool->file = file;
-    pool->imported = true;
-    host_pool_unlock(pool);
-    return CUDA_SUCCESS;
+    return host_pool_new(&props, out, false, file);
 }
 
 /* As an H200: a pointer can be exported once its pool was. */
@@ -112,13 +101,11 @@ void host_import_forget(uintptr_t address) {
 /* The same pointer again is the same address, which one free ends: whoever shares it
  * counts for itself. */
 CUresult host_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool handle, CUmemPoolPtrExportData *data) {
-    Context *context;
-    Pool *pool;
+    Context *context = ENTER_CONTEXT(MemPoolImportPointer);
     PointerNote note;
-    ENTER_CONTEXT(MemPoolImportPointer, &context);
     if (!pointer || !data) return CUDA_ERROR_INVALID_VALUE;
     memcpy(&note, data->reserved, sizeof note);
-    HOST_TRY(host_pool_lock(handle, &pool));
+    Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     bool fits = pool->imported && note.magic == MAGIC && note.file == file_identity(pool->file);
     CUresult result = fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);

@@ -7,43 +7,24 @@
 
 #include <stdlib.h>
 
-void host_event_build(void *pointer) {
-    Event *event = pointer;
-    pthread_mutex_init(&event->lock, NULL);
-}
-
-CUresult host_event_lock(CUevent handle, Event **out) {
-    uint64_t number = (uint64_t)(uintptr_t)handle;
-    Event *event = host_object_find(&host.events, number);
-    if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&event->lock);
-    if (atomic_load(&event->object.handle) != number) {
-        pthread_mutex_unlock(&event->lock);
-        return CUDA_ERROR_INVALID_HANDLE;
-    }
-    *out = event;
-    return CUDA_SUCCESS;
-}
-
 static void forget(Event *event) { /* what the latest record was; locked */
     host_captured_free(&event->captured, &event->latest);
     watch_forget(event);
 }
 
-static void event_unlock(Event *event) { pthread_mutex_unlock(&event->lock); }
+static void event_unlock(Event *event) { pthread_mutex_unlock(&event->object.lock); }
 
 static bool is_timed(const Event *event) { return !(event->flags & CU_EVENT_DISABLE_TIMING); }
 
 CUresult host_cuEventCreate(CUevent *out, unsigned int flags) {
     enum { KNOWN = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS };
-    Context *context;
-    ENTER_CONTEXT(EventCreate, &context);
+    Context *context = ENTER_CONTEXT(EventCreate);
     bool shared = flags & CU_EVENT_INTERPROCESS;
     if (!out || (flags & ~(unsigned)KNOWN)) return CUDA_ERROR_INVALID_VALUE;
     if (shared && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
     Event *event = host_object_take(&host.events);
     if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&event->lock);
+    pthread_mutex_lock(&event->object.lock);
     event->context = context;
     event->flags = flags;
     event->record = event->time = 0;
@@ -57,10 +38,8 @@ CUresult host_cuEventCreate(CUevent *out, unsigned int flags) {
 
 /* A record still queued goes on as if nothing had happened: it is a number in a stream. */
 CUresult host_cuEventDestroy(CUevent handle) {
-    Context *context;
-    Event *event;
-    ENTER_EVENT(EventDestroy, handle, &context);
-    HOST_TRY(host_event_lock(handle, &event));
+    ENTER_EVENT(EventDestroy, handle);
+    Event *event = HOST_LOCKED(events, handle, CUDA_ERROR_INVALID_HANDLE);
     bool mine = host_object_hide(&host.events, event, (uint64_t)(uintptr_t)handle);
     if (mine) forget(event);
     event_unlock(event);
@@ -70,7 +49,7 @@ CUresult host_cuEventDestroy(CUevent handle) {
 
 static void event_drop(void *pointer, void *data) {
     Event *event = pointer;
-    pthread_mutex_lock(&event->lock);
+    pthread_mutex_lock(&event->object.lock);
     uint64_t handle = atomic_load(&event->object.handle);
     bool mine = handle && event->context == data && host_object_hide(&host.events, event, handle);
     if (mine) forget(event);
@@ -81,14 +60,14 @@ static void event_drop(void *pointer, void *data) {
 void host_events_drop(Context *context) { host_object_each(&host.events, event_drop, context); }
 
 /* Stream and event are both locked. */
-static CUresult record(Event *event, Stream *stream, uint64_t handle) {
+static CUresult record(Event *event, Stream *stream) {
     if (stream->capture) return host_capture_record(stream, event);
     Point point = host_stream_tail(stream);
     bool passed = atomic_load(&stream->completed) >= point.seq;
     uint64_t time = 0;
     if (passed && is_timed(event)) time = point.due ? point.due : host_now();
     if (!passed && is_timed(event)) {
-        Op stamp = {.kind = OP_STAMP, .stamp = {handle, event->record + 1}};
+        Op stamp = {.kind = OP_STAMP, .stamp = {atomic_load(&event->object.handle), event->record + 1}};
         HOST_TRY(host_stream_push(stream, &stamp));
         point.seq = atomic_load(&stream->submitted);
     }
@@ -102,16 +81,13 @@ static CUresult record(Event *event, Stream *stream, uint64_t handle) {
 }
 
 CUresult host_cuEventRecord(CUevent handle, CUstream stream_handle) {
-    Context *context;
+    Context *context = ENTER_STREAM(EventRecord, stream_handle);
     Stream *stream;
-    Event *event;
-    ENTER_STREAM(EventRecord, stream_handle, &context);
+    CUresult result = CUDA_ERROR_INVALID_HANDLE;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
-    CUresult result = host_event_lock(handle, &event);
-    if (result == CUDA_SUCCESS) {
-        bool together = event->context == stream->context;
-        result = together ? record(event, stream, (uint64_t)(uintptr_t)handle)
-                          : CUDA_ERROR_INVALID_HANDLE;
+    Event *event = host_object_lock(&host.events, handle);
+    if (event) {
+        if (event->context == stream->context) result = record(event, stream);
         event_unlock(event);
     }
     host_stream_end(stream);
@@ -120,22 +96,21 @@ CUresult host_cuEventRecord(CUevent handle, CUstream stream_handle) {
 
 /* The worker has come to a timed record. */
 void host_event_stamp(uint64_t handle, uint64_t record_number) {
-    Event *event;
-    if (host_event_lock((CUevent)(uintptr_t)handle, &event) != CUDA_SUCCESS) return;
+    Event *event = host_object_lock(&host.events, (CUevent)(uintptr_t)handle);
+    if (!event) return;
     if (event->record == record_number) event->time = host_now();
     event_unlock(event);
 }
 
 /* Waits for the event's latest record as it is now; recording it again changes nothing. */
 CUresult host_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned int flags) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamWaitEvent, stream_handle);
     Stream *stream;
-    Event *event;
-    ENTER_STREAM(StreamWaitEvent, stream_handle, &context);
+    CUresult result = CUDA_ERROR_INVALID_HANDLE;
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
-    CUresult result = host_event_lock(handle, &event);
-    if (result == CUDA_SUCCESS) {
+    Event *event = host_object_lock(&host.events, handle);
+    if (event) {
         bool done = false; /* an event or a stream in a capture: nothing to queue */
         result = host_capture_wait(stream, event, &done);
         if (result == CUDA_SUCCESS && !done) result = host_stream_wait_point(stream, event->point);
@@ -147,8 +122,7 @@ CUresult host_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned
 }
 
 static CUresult event_point(CUevent handle, Point *point) {
-    Event *event;
-    HOST_TRY(host_event_lock(handle, &event));
+    Event *event = HOST_LOCKED(events, handle, CUDA_ERROR_INVALID_HANDLE);
     *point = event->point;
     CUresult result = CUDA_SUCCESS;
     if (event->captured)
@@ -158,9 +132,8 @@ static CUresult event_point(CUevent handle, Point *point) {
 }
 
 CUresult host_cuEventQuery(CUevent handle) {
-    Context *context;
+    Context *context = ENTER_EVENT(EventQuery, handle);
     Point point;
-    ENTER_EVENT(EventQuery, handle, &context);
     HOST_TRY(event_point(handle, &point));
     host_point_settle(point);
     if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
@@ -169,9 +142,8 @@ CUresult host_cuEventQuery(CUevent handle) {
 }
 
 CUresult host_cuEventSynchronize(CUevent handle) {
-    Context *context;
+    Context *context = ENTER_EVENT(EventSynchronize, handle);
     Point point;
-    ENTER_EVENT(EventSynchronize, handle, &context);
     HOST_TRY(event_point(handle, &point));
     HOST_TRY(host_point_wait(point));
     watch_event_seen(handle, point);
@@ -180,24 +152,22 @@ CUresult host_cuEventSynchronize(CUevent handle) {
 }
 
 static CUresult event_time(CUevent handle, uint64_t *time) {
-    Event *event;
-    HOST_TRY(host_event_lock(handle, &event));
+    Event *event = HOST_LOCKED(events, handle, CUDA_ERROR_INVALID_HANDLE);
     bool timed = is_timed(event) && event->record > 0;
     Point point = event->point;
     event_unlock(event);
     if (!timed) return CUDA_ERROR_INVALID_HANDLE;
     host_point_settle(point);
     if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
-    HOST_TRY(host_event_lock(handle, &event));
+    event = HOST_LOCKED(events, handle, CUDA_ERROR_INVALID_HANDLE);
     *time = event->time;
     event_unlock(event);
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
-    Context *context;
     uint64_t from, to;
-    ENTER_EVENT(EventElapsedTime, start, &context);
+    ENTER_EVENT(EventElapsedTime, start);
     if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(event_time(start, &from));
     HOST_TRY(event_time(end, &to));

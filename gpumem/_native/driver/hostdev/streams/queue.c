@@ -15,7 +15,6 @@ enum { RING_START = 16, WORKER_STACK = 1 << 20, IDLE_NS = 1000000000, TIMER_SLAC
 
 void host_stream_build(void *pointer) {
     Stream *stream = pointer;
-    pthread_mutex_init(&stream->lock, NULL);
     host_cond_build(&stream->work);
     host_cond_build(&stream->progress);
 }
@@ -60,15 +59,15 @@ static void wait_due(Stream *stream, uint64_t due) {
             struct timespec deadline;
             host_deadline(&deadline, due - now);
             park(stream, PARK_TIME, (Point){NULL, 0, due});
-            pthread_cond_timedwait(&stream->work, &stream->lock, &deadline);
+            pthread_cond_timedwait(&stream->work, &stream->object.lock, &deadline);
         } else if (stream->pulled >= stream->running) {
-            pthread_mutex_unlock(&stream->lock);
+            pthread_mutex_unlock(&stream->object.lock);
             host_clock_advance_to(due);
-            pthread_mutex_lock(&stream->lock);
+            pthread_mutex_lock(&stream->object.lock);
         } else {
             park(stream, PARK_TIME, (Point){NULL, 0, due});
             pthread_cond_broadcast(&stream->progress); /* host_point_settle looks again: parked now */
-            pthread_cond_wait(&stream->work, &stream->lock);
+            pthread_cond_wait(&stream->work, &stream->object.lock);
         }
     }
     park(stream, PARK_NONE, (Point){NULL, 0, 0});
@@ -78,10 +77,10 @@ static void execute(Stream *stream, uint64_t number) { /* locked on entry and ex
     Op op = stream->ring[number & (stream->capacity - 1)];
     stream->running = number;
     if (op.due) wait_due(stream, op.due);
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     if (host_stop_requested(stream) || atomic_load(&stream->context->error)) host_op_drop(&op);
     else host_op_run(stream, &op);
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     if (host_is_down()) return; /* cut short: its waiters see the shutdown instead */
     atomic_store_explicit(&stream->completed, number, memory_order_release);
     pthread_cond_broadcast(&stream->progress);
@@ -95,7 +94,7 @@ static bool wait_for_work(Stream *stream) {
     stream->worker_asleep = true;
     while (waited != ETIMEDOUT && host_submitted(stream) == host_completed(stream) && !stream->dying &&
            !host_is_down())
-        waited = pthread_cond_timedwait(&stream->work, &stream->lock, &deadline);
+        waited = pthread_cond_timedwait(&stream->work, &stream->object.lock, &deadline);
     stream->worker_asleep = false;
     return host_submitted(stream) != host_completed(stream);
 }
@@ -108,14 +107,14 @@ static void stream_retire(Stream *stream) {
     else context->streams = stream->next;
     if (stream->next) stream->next->previous = stream->previous;
     pthread_mutex_unlock(&context->lock);
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     free(stream->ring);
     free(stream->named);
     stream->ring = NULL;
     stream->named = NULL;
     stream->capacity = 0;
     stream->dying = false;
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     host_object_give(&host.streams, stream);
 }
 
@@ -129,7 +128,7 @@ static void worker_leave(void) {
 static void *worker_main(void *argument) {
     Stream *stream = argument;
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     while (!host_is_down()) {
         uint64_t next = host_completed(stream) + 1;
         if (next <= host_submitted(stream)) execute(stream, next);
@@ -137,7 +136,7 @@ static void *worker_main(void *argument) {
     }
     bool retire = stream->dying && !host_is_down();
     stream->worker_alive = false;
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     if (retire) stream_retire(stream);
     worker_leave();
     return NULL;
@@ -165,11 +164,11 @@ static CUresult worker_start(Stream *stream) {
 }
 
 void host_park(Stream *stream, ParkKind kind, Point point) {
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     park(stream, kind, point);
     bool pulled = stream->pulled >= stream->running;
     pthread_cond_broadcast(&stream->progress);
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     if (kind == PARK_POINT && pulled && host_clock_is_virtual()) host_point_pull(point);
 }
 
@@ -178,22 +177,22 @@ void host_park(Stream *stream, ParkKind kind, Point point) {
 void host_stream_follow(Stream *stream, Point point) {
     Stream *other = point.stream;
     host_park(stream, PARK_POINT, point);
-    pthread_mutex_lock(&other->lock);
+    pthread_mutex_lock(&other->object.lock);
     while (!host_seq_done(point) && !host_stop_requested(stream))
-        pthread_cond_wait(&other->progress, &other->lock);
-    pthread_mutex_unlock(&other->lock);
-    pthread_mutex_lock(&stream->lock);
+        pthread_cond_wait(&other->progress, &other->object.lock);
+    pthread_mutex_unlock(&other->object.lock);
+    pthread_mutex_lock(&stream->object.lock);
     wait_due(stream, point.due); /* unparks */
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
 }
 
 static void stream_wake(void *pointer, void *data) {
     Stream *stream = pointer;
     (void)data;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     pthread_cond_broadcast(&stream->work);
     pthread_cond_broadcast(&stream->progress);
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
 }
 
 void host_streams_wake(void) {
@@ -233,7 +232,7 @@ CUresult host_stream_push(Stream *stream, const Op *op) {
 void host_stream_end(Stream *stream) {
     bool wake = stream->worker_asleep && host_submitted(stream) != host_completed(stream);
     if (wake) stream->worker_asleep = false; /* it is told once */
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     if (wake) pthread_cond_signal(&stream->work);
 }
 
@@ -274,7 +273,7 @@ static CUresult begin_legacy(Stream *stream) {
     host_points_start(&points);
     CUresult result = host_streams_points(stream->context, stream, false, &points);
     if (host_capture_blocks_legacy(stream->context, true)) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++)
         result = push_wait(stream, points.at[i]);
     host_points_end(&points);
@@ -283,7 +282,7 @@ static CUresult begin_legacy(Stream *stream) {
 
 static CUresult begin_ordinary(Stream *stream) {
     Point legacy = host_stream_is_blocking(stream) ? host_stream_point(stream->context->legacy) : (Point){NULL, 0, 0};
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     return push_wait(stream, legacy);
 }
 
@@ -314,7 +313,7 @@ CUresult host_stream_submit(Context *current, CUstream handle, const Op *op, Poi
 Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamRole role) {
     Stream *stream = host_object_take(&host.streams);
     if (!stream) return NULL;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     stream->context = context;
     stream->flags = flags;
     stream->priority = priority;
@@ -326,7 +325,7 @@ Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamR
     park(stream, PARK_NONE, (Point){NULL, 0, 0});
     atomic_store(&stream->last_due, 0);
     atomic_store(&stream->cancelled, false);
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     pthread_mutex_lock(&context->lock);
     stream->previous = NULL;
     stream->next = context->streams;
@@ -339,7 +338,7 @@ Stream *host_stream_make(Context *context, unsigned flags, int priority, StreamR
 
 /* The handle ends at once, the queue when it is worked off. */
 CUresult host_stream_close(Stream *stream, uint64_t handle) {
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     bool mine = host_object_hide(&host.streams, stream, handle);
     bool alive = stream->worker_alive;
     if (mine && stream->capture) host_capture_abandon(stream);
@@ -347,7 +346,7 @@ CUresult host_stream_close(Stream *stream, uint64_t handle) {
         stream->dying = true;
         pthread_cond_signal(&stream->work);
     }
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
     if (mine && !alive) stream_retire(stream);
     return mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }

@@ -69,21 +69,18 @@ static CUresult stream_create(Context *context, CUstream *out, unsigned flags, i
 }
 
 CUresult host_cuStreamCreate(CUstream *stream, unsigned int flags) {
-    Context *context;
-    ENTER_CONTEXT(StreamCreate, &context);
+    Context *context = ENTER_CONTEXT(StreamCreate);
     return stream_create(context, stream, flags, 0);
 }
 
 CUresult host_cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
-    Context *context;
-    ENTER_CONTEXT(StreamCreateWithPriority, &context);
+    Context *context = ENTER_CONTEXT(StreamCreateWithPriority);
     return stream_create(context, stream, flags, priority);
 }
 
 /* Returns at once; what is queued is still done. */
 CUresult host_cuStreamDestroy(CUstream handle) {
-    Context *context;
-    ENTER_STREAM(StreamDestroy, handle, &context);
+    ENTER_STREAM(StreamDestroy, handle);
     uint64_t number = (uint64_t)(uintptr_t)handle;
     Stream *stream = host_object_find(&host.streams, number);
     if (!stream || stream->role != ROLE_ORDINARY) return CUDA_ERROR_INVALID_HANDLE;
@@ -100,10 +97,9 @@ static CUresult stream_collect(Context *context, CUstream handle, Stream **strea
 }
 
 CUresult host_cuStreamQuery(CUstream handle) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamQuery, handle);
     Stream *stream;
     Points points;
-    ENTER_STREAM(StreamQuery, handle, &context);
     CUresult result = stream_collect(context, handle, &stream, &points);
     for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++) {
         host_point_settle(points.at[i]);
@@ -116,10 +112,9 @@ CUresult host_cuStreamQuery(CUstream handle) {
 }
 
 CUresult host_cuStreamSynchronize(CUstream handle) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamSynchronize, handle);
     Stream *stream;
     Points points;
-    ENTER_STREAM(StreamSynchronize, handle, &context);
     CUresult result = stream_collect(context, handle, &stream, &points);
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
@@ -130,9 +125,8 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
 }
 
 CUresult host_cuStreamGetPriority(CUstream handle, int *priority) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamGetPriority, handle);
     Stream *stream;
-    ENTER_STREAM(StreamGetPriority, handle, &context);
     if (!priority) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     *priority = stream->priority;
@@ -140,9 +134,8 @@ CUresult host_cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult host_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamGetFlags, handle);
     Stream *stream;
-    ENTER_STREAM(StreamGetFlags, handle, &context);
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     HOST_TRY(host_capture_ask(stream));
@@ -151,9 +144,8 @@ CUresult host_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
 }
 
 CUresult host_cuStreamGetCtx(CUstream handle, CUcontext *out) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamGetCtx, handle);
     Stream *stream;
-    ENTER_STREAM(StreamGetCtx, handle, &context);
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     *out = (CUcontext)(uintptr_t)atomic_load(&stream->context->handle);
@@ -161,9 +153,8 @@ CUresult host_cuStreamGetCtx(CUstream handle, CUcontext *out) {
 }
 
 CUresult host_cuStreamGetId(CUstream handle, unsigned long long *id) {
-    Context *context;
+    Context *context = ENTER_STREAM(StreamGetId, handle);
     Stream *stream;
-    ENTER_STREAM(StreamGetId, handle, &context);
     if (!id) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
     HOST_TRY(host_capture_ask(stream));
@@ -174,8 +165,7 @@ CUresult host_cuStreamGetId(CUstream handle, unsigned long long *id) {
 /* ---- work without memory traffic ---- */
 
 CUresult host_cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
-    Context *context;
-    ENTER_STREAM(LaunchHostFunc, handle, &context);
+    Context *context = ENTER_STREAM(LaunchHostFunc, handle);
     if (!function) return CUDA_ERROR_INVALID_VALUE;
     Op op = {.kind = OP_CALL, .call = {function, data}};
     return host_stream_submit(context, handle, &op, NULL);
@@ -194,28 +184,24 @@ static CUresult submit_value(Context *context, CUstream handle, OpKind kind, Val
 
 CUresult host_cuStreamWaitValue32(CUstream stream, CUdeviceptr address, uint32_t value,
                                   unsigned int flags) {
-    Context *context;
-    ENTER_STREAM(StreamWaitValue32, stream, &context);
+    Context *context = ENTER_STREAM(StreamWaitValue32, stream);
     return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, false});
 }
 
 CUresult host_cuStreamWaitValue64(CUstream stream, CUdeviceptr address, uint64_t value,
                                   unsigned int flags) {
-    Context *context;
-    ENTER_STREAM(StreamWaitValue64, stream, &context);
+    Context *context = ENTER_STREAM(StreamWaitValue64, stream);
     return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, true});
 }
 
 CUresult host_cuStreamWriteValue32(CUstream stream, CUdeviceptr address, uint32_t value,
                                    unsigned int flags) {
-    Context *context;
-    ENTER_STREAM(StreamWriteValue32, stream, &context);
+    Context *context = ENTER_STREAM(StreamWriteValue32, stream);
     return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, false});
 }
 
 CUresult host_cuStreamWriteValue64(CUstream stream, CUdeviceptr address, uint64_t value,
                                    unsigned int flags) {
-    Context *context;
-    ENTER_STREAM(StreamWriteValue64, stream, &context);
+    Context *context = ENTER_STREAM(StreamWriteValue64, stream);
     return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, true});
 }

@@ -79,12 +79,12 @@ CUresult host_context_wait(Context *context) {
 void host_point_pull(Point point) {
     while (!host_seq_done(point)) {
         Stream *stream = point.stream;
-        pthread_mutex_lock(&stream->lock);
+        pthread_mutex_lock(&stream->object.lock);
         if (point.seq > stream->pulled) stream->pulled = point.seq;
         pthread_cond_broadcast(&stream->work);
         bool blocked = stream->park == PARK_POINT && stream->running <= point.seq;
         point = blocked ? stream->park_point : (Point){NULL, 0, 0};
-        pthread_mutex_unlock(&stream->lock);
+        pthread_mutex_unlock(&stream->object.lock);
     }
 }
 
@@ -108,10 +108,10 @@ CUresult host_point_wait(Point point) {
     if (!stream) return CUDA_SUCCESS;
     if (host_clock_is_virtual()) host_point_pull(point);
     if (!host_seq_done(point)) {
-        pthread_mutex_lock(&stream->lock);
+        pthread_mutex_lock(&stream->object.lock);
         while (!host_seq_done(point) && !host_is_down())
-            pthread_cond_wait(&stream->progress, &stream->lock);
-        pthread_mutex_unlock(&stream->lock);
+            pthread_cond_wait(&stream->progress, &stream->object.lock);
+        pthread_mutex_unlock(&stream->object.lock);
     }
     if (!host_seq_done(point)) return CUDA_ERROR_DEINITIALIZED;
     return wait_age(point.due);
@@ -130,19 +130,19 @@ static bool gets_on(const Stream *stream) {
 void host_point_settle(Point point) {
     Stream *stream = point.stream;
     if (!stream || !host_clock_is_virtual()) return;
-    pthread_mutex_lock(&stream->lock);
+    pthread_mutex_lock(&stream->object.lock);
     while (!host_seq_done(point) && !host_is_down()) {
         if (gets_on(stream)) {
-            pthread_cond_wait(&stream->progress, &stream->lock);
+            pthread_cond_wait(&stream->progress, &stream->object.lock);
         } else if (stream->park == PARK_POINT && stream->running <= point.seq) {
             Point before = stream->park_point;
-            pthread_mutex_unlock(&stream->lock);
+            pthread_mutex_unlock(&stream->object.lock);
             host_point_settle(before);
-            pthread_mutex_lock(&stream->lock);
+            pthread_mutex_lock(&stream->object.lock);
             if (!host_point_done(before)) break;
         } else {
             break;
         }
     }
-    pthread_mutex_unlock(&stream->lock);
+    pthread_mutex_unlock(&stream->object.lock);
 }
