@@ -1,6 +1,6 @@
 """The operations of include/atomics.h, where the order that each one gives is said."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 cdef extern from "atomics.h" nogil:
     int32_t count_add(int32_t* count, int32_t by)
@@ -9,8 +9,6 @@ cdef extern from "atomics.h" nogil:
     uint64_t sum_add(uint64_t* total, uint64_t by)
     bint peak_try(uint64_t* peak, uint64_t* seen, uint64_t value)
 
-    uint8_t load8(const uint8_t* word)
-    void store8(uint8_t* word, uint8_t value)
     uint32_t load32(const uint32_t* word)
     void store32(uint32_t* word, uint32_t value)
     uint64_t load64(const uint64_t* word)

@@ -4,6 +4,8 @@ A resource has an `EventSource` in its C struct, which is opened when the resour
 closed before the struct is freed. An event is described only where `events.recorder` is not NULL:
 without a recorder that test is the whole cost. Everything here may be called from any thread,
 without the interpreter.
+
+The functions are variables: their module fills them in when it is imported.
 """
 
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
@@ -11,7 +13,6 @@ from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
 cdef extern from "recorder_types.h" nogil:
     const char* REC_MAGIC
     enum:
-        REC_VERSION
         REC_ALLOC
         REC_FREE
         REC_FREE_REQUESTED
@@ -22,15 +23,11 @@ cdef extern from "recorder_types.h" nogil:
         REC_MOVE
         REC_SHRINK
         REC_RESET
-        REC_DEFINE
-        REC_RESOURCES
         REC_TAGS
         REC_FRAMEWORKS
-        REC_THREADS
         REC_STACKS
         FRAMEWORK_TORCH
         FRAMEWORK_CUPY
-        FRAMEWORK_NUMBA
 
     ctypedef struct Recorder:
         uint64_t serial
@@ -82,47 +79,47 @@ cdef extern from "recorder_types.h" nogil:
 # ---- for resources -------------------------------------------------------------------------------
 
 # What the resource is called from now on; longer texts are cut.
-cdef void event_source_name(EventSource* source, const char* memory, const char* kind,
-                            const char* name) noexcept nogil
+cdef void (*event_source_name)(EventSource* source, const char* memory, const char* kind,
+                               const char* name) noexcept nogil
 # `owner` is the resource's struct, of the kind `owner_is`, for readers of the list of sources.
-cdef void event_source_open(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil
+cdef void (*event_source_open)(EventSource* source, void* owner, uint32_t owner_is) noexcept nogil
 # Idempotent; nothing to do for one that was never opened.
-cdef void event_source_close(EventSource* source) noexcept nogil
+cdef void (*event_source_close)(EventSource* source) noexcept nogil
 # Writes an event. Without `may_wait` (the caller holds a lock) it is given up where the file would
 # have to grow first. `noted` says what was written.
-cdef void event_source_note(EventSource* source, const RecEvent* event, bint may_wait,
-                            RecNoted* noted) noexcept nogil
+cdef void (*event_source_note)(EventSource* source, const RecEvent* event, bint may_wait,
+                               RecNoted* noted) noexcept nogil
 
 # ---- for the calling thread ----------------------------------------------------------------------
 
 # What the calling thread's events carry from now on; returns what it was before.
-cdef uint16_t thread_set_tag(uint16_t tag) noexcept nogil
-cdef uint8_t thread_set_framework(uint8_t framework) noexcept nogil
+cdef uint16_t (*thread_set_tag)(uint16_t tag) noexcept nogil
+cdef uint8_t (*thread_set_framework)(uint8_t framework) noexcept nogil
 
 # ---- for recordings ------------------------------------------------------------------------------
 
-cdef Recorder* recorder_ring(uint64_t slots, uint32_t sampling) noexcept nogil
-cdef Recorder* recorder_file(int file, uint32_t sampling, int* code) noexcept nogil
+cdef Recorder* (*recorder_ring)(uint64_t slots, uint32_t sampling) noexcept nogil
+cdef Recorder* (*recorder_file)(int file, uint32_t sampling, int* code) noexcept nogil
 # Attaches it to one source; NULL: to all, and to those that open later. An errno; EBUSY: one of
 # them has another recorder already, and nothing changed.
-cdef int recorder_begin(Recorder* recorder, EventSource* only) noexcept nogil
+cdef int (*recorder_begin)(Recorder* recorder, EventSource* only) noexcept nogil
 # When it returns, no thread writes with the recorder.
-cdef void recorder_end(Recorder* recorder) noexcept nogil
-cdef int recorder_finish_file(Recorder* recorder) noexcept nogil
-cdef void recorder_free(Recorder* recorder) noexcept nogil
+cdef void (*recorder_end)(Recorder* recorder) noexcept nogil
+cdef int (*recorder_finish_file)(Recorder* recorder) noexcept nogil
+cdef void (*recorder_free)(Recorder* recorder) noexcept nogil
 # Tells a file what a number means; nothing happens to a ring.
-cdef void recorder_define(Recorder* recorder, uint32_t what, uint32_t number, const char* text,
-                          size_t length) noexcept nogil
+cdef void (*recorder_define)(Recorder* recorder, uint32_t what, uint32_t number, const char* text,
+                             size_t length) noexcept nogil
 # Copies the event of a ring that has the number; False if it is not there any more.
-cdef bint recorder_read_ring(const Recorder* recorder, uint64_t number,
-                             uint64_t* words) noexcept nogil
+cdef bint (*recorder_read_ring)(const Recorder* recorder, uint64_t number,
+                                uint64_t* words) noexcept nogil
 # The function that numbers the calling thread's stack, called without a lock; NULL: none.
-cdef void recorder_set_stacks(uint16_t (*number)() noexcept nogil) noexcept nogil
+cdef void (*recorder_set_stacks)(uint16_t (*number)() noexcept nogil) noexcept nogil
 # The system's id of a thread by its number.
-cdef int32_t recorder_thread_id(uint16_t number) noexcept nogil
+cdef int32_t (*recorder_thread_id)(uint16_t number) noexcept nogil
 
 # ---- for readers of every resource ---------------------------------------------------------------
 
 # Calls `visit` for each open source, the newest first, while none can close.
-cdef void event_sources_visit(void (*visit)(EventSource* source, void* context) noexcept nogil,
-                              void* context) noexcept nogil
+cdef void (*event_sources_visit)(void (*visit)(EventSource* source, void* context) noexcept nogil,
+                                 void* context) noexcept nogil

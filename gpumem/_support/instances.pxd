@@ -2,9 +2,6 @@
 
 from cpython.object cimport PyObject, PyTypeObject
 
-cdef extern from "Python.h":
-    void PyType_Modified(PyTypeObject* type)
-
 cdef extern from *:
     """
     /* Cython calls its own constructor directly; Python loses both ways to it. An object that

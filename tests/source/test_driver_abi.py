@@ -124,6 +124,8 @@ ENUMERATORS = [
     for match in re.finditer(r"enum(?: \w+)? {", ABI)
     for name in re.findall(r"(\w+)\s*=", body_at(ABI, match.end() - 1)[0])
 ]
+ENUMERATORS += [f"CUDA_{name}" for name in re.findall(r"\bE\((\w+), \d+", ABI)]
+ENUMERATORS += [f"CU_DEVICE_ATTRIBUTE_{name}" for name in re.findall(r"\bA\((\w+), \d+", ABI)]
 SCALARS = re.findall(r"^typedef [^{}()]*?(\w+);", ABI, re.MULTILINE)
 MACROS = re.findall(r"#define (CU_\w+)", ABI)
 
@@ -159,7 +161,7 @@ int main(void) {{
 
 def test_abi_header_is_parsed_completely():
     assert len(STRUCTS) == len(re.findall(r"typedef struct \w+ {", ABI))
-    assert len(ENUMERATORS) == len(re.findall(r"\bCU(?:DA)?_\w+ = ", ABI))
+    assert len(ENUMERATORS) == len(re.findall(r"\bCU(?:DA)?_\w+ = |^ +[EA]\(", ABI, re.MULTILINE))
     assert {"CUdevice", "CUdeviceptr", "CUstream"} <= set(SCALARS)
     assert {"CUresult", "CUmemLocationType"} <= set(ENUMS)
     assert "allocFlags.usage" in STRUCTS["CUmemAllocationProp"]

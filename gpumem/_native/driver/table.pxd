@@ -23,7 +23,6 @@ cdef extern from "driver_table.h" nogil:
 
     ctypedef enum CUstreamCaptureStatus:
         CU_STREAM_CAPTURE_STATUS_NONE
-        CU_STREAM_CAPTURE_STATUS_ACTIVE
 
     ctypedef enum CUstreamCaptureMode:
         CU_STREAM_CAPTURE_MODE_RELAXED
@@ -32,11 +31,8 @@ cdef extern from "driver_table.h" nogil:
         CUDA_SUCCESS
         CUDA_ERROR_INVALID_VALUE
         CUDA_ERROR_OUT_OF_MEMORY
-        CUDA_ERROR_NOT_INITIALIZED
         CUDA_ERROR_DEINITIALIZED
         CUDA_ERROR_NO_DEVICE
-        CUDA_ERROR_INVALID_DEVICE
-        CUDA_ERROR_INVALID_CONTEXT
         CUDA_ERROR_INVALID_HANDLE
         CUDA_ERROR_NOT_READY
         CUDA_ERROR_NOT_SUPPORTED
@@ -44,21 +40,10 @@ cdef extern from "driver_table.h" nogil:
         CUDA_ERROR_UNKNOWN
 
     ctypedef enum CUdevice_attribute:
-        CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
-        CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
-        CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
         CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
         CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
-        CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
-        CU_DEVICE_ATTRIBUTE_INTEGRATED
-        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
-        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
         CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
-        CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-        CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 
     enum:
         CU_STREAM_NON_BLOCKING
@@ -92,7 +77,6 @@ cdef extern from "driver_table.h" nogil:
     ctypedef void* CUmemoryPool
 
     ctypedef enum CUmemorytype:
-        CU_MEMORYTYPE_HOST
         CU_MEMORYTYPE_DEVICE
         CU_MEMORYTYPE_UNIFIED
 
@@ -170,11 +154,7 @@ cdef extern from "driver_table.h" nogil:
     ctypedef void* CUexternalMemory
 
     ctypedef enum CUexternalMemoryHandleType:
-        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
-        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32
-        CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_HEAP
-        CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_RESOURCE
-        CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD
+        pass
 
     enum:
         CUDA_EXTERNAL_MEMORY_DEDICATED
@@ -201,9 +181,7 @@ cdef extern from "driver_table.h" nogil:
     ctypedef void* CUexternalSemaphore
 
     ctypedef enum CUexternalSemaphoreHandleType:
-        CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_D3D12_FENCE
         CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
-        CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_WIN32
 
     ctypedef struct CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC:
         CUexternalSemaphoreHandleType type
@@ -224,131 +202,122 @@ cdef extern from "driver_table.h" nogil:
         CU_STREAM_WAIT_VALUE_GEQ
 
     ctypedef struct DriverTable:
-        CUresult (*cuInit)(unsigned int) noexcept nogil
-        CUresult (*cuDriverGetVersion)(int*) noexcept nogil
-        CUresult (*cuGetErrorName)(CUresult, const char**) noexcept nogil
-        CUresult (*cuGetErrorString)(CUresult, const char**) noexcept nogil
-        CUresult (*cuDeviceGetCount)(int*) noexcept nogil
-        CUresult (*cuDeviceGet)(CUdevice*, int) noexcept nogil
-        CUresult (*cuDeviceGetName)(char*, int, CUdevice) noexcept nogil
-        CUresult (*cuDeviceGetUuid)(CUuuid*, CUdevice) noexcept nogil
-        CUresult (*cuDeviceTotalMem)(size_t*, CUdevice) noexcept nogil
-        CUresult (*cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) noexcept nogil
-        CUresult (*cuDevicePrimaryCtxRetain)(CUcontext*, CUdevice) noexcept nogil
-        CUresult (*cuCtxPushCurrent)(CUcontext) noexcept nogil
-        CUresult (*cuCtxPopCurrent)(CUcontext*) noexcept nogil
-        CUresult (*cuCtxSynchronize)() noexcept nogil
-        CUresult (*cuStreamCreate)(CUstream*, unsigned int) noexcept nogil
-        CUresult (*cuStreamDestroy)(CUstream) noexcept nogil
-        CUresult (*cuStreamQuery)(CUstream) noexcept nogil
-        CUresult (*cuStreamSynchronize)(CUstream) noexcept nogil
-        CUresult (*cuStreamWaitEvent)(CUstream, CUevent, unsigned int) noexcept nogil
-        CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) noexcept nogil
-        CUresult (*cuLaunchHostFunc)(CUstream, CUhostFn, void*) noexcept nogil
-        CUresult (*cuStreamWaitValue64)(CUstream, CUdeviceptr, uint64_t,
-                                        unsigned int) noexcept nogil
-        CUresult (*cuStreamWriteValue64)(CUstream, CUdeviceptr, uint64_t,
-                                         unsigned int) noexcept nogil
-        CUresult (*cuEventCreate)(CUevent*, unsigned int) noexcept nogil
-        CUresult (*cuEventDestroy)(CUevent) noexcept nogil
-        CUresult (*cuEventRecord)(CUevent, CUstream) noexcept nogil
-        CUresult (*cuEventQuery)(CUevent) noexcept nogil
-        CUresult (*cuEventSynchronize)(CUevent) noexcept nogil
-        CUresult (*cuMemGetInfo)(size_t*, size_t*) noexcept nogil
-        CUresult (*cuMemAlloc)(CUdeviceptr*, size_t) noexcept nogil
-        CUresult (*cuMemFree)(CUdeviceptr) noexcept nogil
-        CUresult (*cuMemHostAlloc)(void**, size_t, unsigned int) noexcept nogil
-        CUresult (*cuMemFreeHost)(void*) noexcept nogil
-        CUresult (*cuMemHostGetDevicePointer)(CUdeviceptr*, void*, unsigned int) noexcept nogil
-        CUresult (*cuMemHostRegister)(void*, size_t, unsigned int) noexcept nogil
-        CUresult (*cuMemHostUnregister)(void*) noexcept nogil
-        CUresult (*cuMemAllocManaged)(CUdeviceptr*, size_t, unsigned int) noexcept nogil
-        CUresult (*cuMemAdvise)(CUdeviceptr, size_t, CUmem_advise, CUmemLocation) noexcept nogil
+        CUresult (*cuInit)(unsigned int) nogil
+        CUresult (*cuDriverGetVersion)(int*) nogil
+        CUresult (*cuGetErrorName)(CUresult, const char**) nogil
+        CUresult (*cuGetErrorString)(CUresult, const char**) nogil
+        CUresult (*cuDeviceGetCount)(int*) nogil
+        CUresult (*cuDeviceGet)(CUdevice*, int) nogil
+        CUresult (*cuDeviceGetName)(char*, int, CUdevice) nogil
+        CUresult (*cuDeviceGetUuid)(CUuuid*, CUdevice) nogil
+        CUresult (*cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) nogil
+        CUresult (*cuDevicePrimaryCtxRetain)(CUcontext*, CUdevice) nogil
+        CUresult (*cuCtxPushCurrent)(CUcontext) nogil
+        CUresult (*cuCtxPopCurrent)(CUcontext*) nogil
+        CUresult (*cuCtxSynchronize)() nogil
+        CUresult (*cuStreamCreate)(CUstream*, unsigned int) nogil
+        CUresult (*cuStreamDestroy)(CUstream) nogil
+        CUresult (*cuStreamQuery)(CUstream) nogil
+        CUresult (*cuStreamSynchronize)(CUstream) nogil
+        CUresult (*cuStreamWaitEvent)(CUstream, CUevent, unsigned int) nogil
+        CUresult (*cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) nogil
+        CUresult (*cuLaunchHostFunc)(CUstream, CUhostFn, void*) nogil
+        CUresult (*cuStreamWaitValue64)(CUstream, CUdeviceptr, uint64_t, unsigned int) nogil
+        CUresult (*cuStreamWriteValue64)(CUstream, CUdeviceptr, uint64_t, unsigned int) nogil
+        CUresult (*cuEventCreate)(CUevent*, unsigned int) nogil
+        CUresult (*cuEventDestroy)(CUevent) nogil
+        CUresult (*cuEventRecord)(CUevent, CUstream) nogil
+        CUresult (*cuEventQuery)(CUevent) nogil
+        CUresult (*cuEventSynchronize)(CUevent) nogil
+        CUresult (*cuMemGetInfo)(size_t*, size_t*) nogil
+        CUresult (*cuMemAlloc)(CUdeviceptr*, size_t) nogil
+        CUresult (*cuMemFree)(CUdeviceptr) nogil
+        CUresult (*cuMemHostAlloc)(void**, size_t, unsigned int) nogil
+        CUresult (*cuMemFreeHost)(void*) nogil
+        CUresult (*cuMemHostGetDevicePointer)(CUdeviceptr*, void*, unsigned int) nogil
+        CUresult (*cuMemHostRegister)(void*, size_t, unsigned int) nogil
+        CUresult (*cuMemHostUnregister)(void*) nogil
+        CUresult (*cuMemAllocManaged)(CUdeviceptr*, size_t, unsigned int) nogil
+        CUresult (*cuMemAdvise)(CUdeviceptr, size_t, CUmem_advise, CUmemLocation) nogil
         CUresult (*cuMemPrefetchAsync)(CUdeviceptr, size_t, CUmemLocation, unsigned int,
-                                       CUstream) noexcept nogil
-        CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr, const void*, size_t, CUstream) noexcept nogil
-        CUresult (*cuMemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream) noexcept nogil
-        CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) noexcept nogil
-        CUresult (*cuMemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) noexcept nogil
+                                       CUstream) nogil
+        CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr, const void*, size_t, CUstream) nogil
+        CUresult (*cuMemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream) nogil
+        CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) nogil
+        CUresult (*cuMemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream) nogil
         CUresult (*cuMemcpyPeerAsync)(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t,
-                                      CUstream) noexcept nogil
-        CUresult (*cuMemcpy2DAsync)(const CUDA_MEMCPY2D*, CUstream) noexcept nogil
-        CUresult (*cuMemcpy3DAsync)(const CUDA_MEMCPY3D*, CUstream) noexcept nogil
-        CUresult (*cuPointerGetAttribute)(void*, CUpointer_attribute, CUdeviceptr) noexcept nogil
-        CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) noexcept nogil
+                                      CUstream) nogil
+        CUresult (*cuMemcpy2DAsync)(const CUDA_MEMCPY2D*, CUstream) nogil
+        CUresult (*cuMemcpy3DAsync)(const CUDA_MEMCPY3D*, CUstream) nogil
+        CUresult (*cuPointerGetAttribute)(void*, CUpointer_attribute, CUdeviceptr) nogil
+        CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) nogil
 
         CUresult (*cuMemAddressReserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr,
-                                        unsigned long long) noexcept nogil
-        CUresult (*cuMemAddressFree)(CUdeviceptr, size_t) noexcept nogil
+                                        unsigned long long) nogil
+        CUresult (*cuMemAddressFree)(CUdeviceptr, size_t) nogil
         CUresult (*cuMemCreate)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*,
-                                unsigned long long) noexcept nogil
-        CUresult (*cuMemRelease)(CUmemGenericAllocationHandle) noexcept nogil
+                                unsigned long long) nogil
+        CUresult (*cuMemRelease)(CUmemGenericAllocationHandle) nogil
         CUresult (*cuMemMap)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
-                             unsigned long long) noexcept nogil
-        CUresult (*cuMemUnmap)(CUdeviceptr, size_t) noexcept nogil
-        CUresult (*cuMemSetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc*,
-                                   size_t) noexcept nogil
+                             unsigned long long) nogil
+        CUresult (*cuMemUnmap)(CUdeviceptr, size_t) nogil
+        CUresult (*cuMemSetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) nogil
 
-        CUresult (*cuMemAllocFromPoolAsync)(CUdeviceptr*, size_t, CUmemoryPool,
-                                            CUstream) noexcept nogil
-        CUresult (*cuMemFreeAsync)(CUdeviceptr, CUstream) noexcept nogil
-        CUresult (*cuMemPoolCreate)(CUmemoryPool*, const CUmemPoolProps*) noexcept nogil
-        CUresult (*cuMemPoolDestroy)(CUmemoryPool) noexcept nogil
-        CUresult (*cuMemPoolTrimTo)(CUmemoryPool, size_t) noexcept nogil
-        CUresult (*cuMemPoolSetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
-        CUresult (*cuMemPoolGetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) noexcept nogil
+        CUresult (*cuMemAllocFromPoolAsync)(CUdeviceptr*, size_t, CUmemoryPool, CUstream) nogil
+        CUresult (*cuMemFreeAsync)(CUdeviceptr, CUstream) nogil
+        CUresult (*cuMemPoolCreate)(CUmemoryPool*, const CUmemPoolProps*) nogil
+        CUresult (*cuMemPoolDestroy)(CUmemoryPool) nogil
+        CUresult (*cuMemPoolTrimTo)(CUmemoryPool, size_t) nogil
+        CUresult (*cuMemPoolSetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) nogil
+        CUresult (*cuMemPoolGetAttribute)(CUmemoryPool, CUmemPool_attribute, void*) nogil
         CUresult (*cuMemPoolExportToShareableHandle)(void*, CUmemoryPool, CUmemAllocationHandleType,
-                                                     unsigned long long) noexcept nogil
-        CUresult (*cuMemPoolImportFromShareableHandle)(CUmemoryPool*, void*,
-                                                       CUmemAllocationHandleType,
-                                                       unsigned long long) noexcept nogil
-        CUresult (*cuMemPoolExportPointer)(CUmemPoolPtrExportData*, CUdeviceptr) noexcept nogil
+                                                     unsigned long long) nogil
+        CUresult (*cuMemPoolImportFromShareableHandle)(
+            CUmemoryPool*, void*, CUmemAllocationHandleType, unsigned long long) nogil
+        CUresult (*cuMemPoolExportPointer)(CUmemPoolPtrExportData*, CUdeviceptr) nogil
         CUresult (*cuMemPoolImportPointer)(CUdeviceptr*, CUmemoryPool,
-                                           CUmemPoolPtrExportData*) noexcept nogil
+                                           CUmemPoolPtrExportData*) nogil
         CUresult (*cuMemExportToShareableHandle)(void*, CUmemGenericAllocationHandle,
                                                  CUmemAllocationHandleType,
-                                                 unsigned long long) noexcept nogil
+                                                 unsigned long long) nogil
         CUresult (*cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle*, void*,
-                                                   CUmemAllocationHandleType) noexcept nogil
-        CUresult (*cuMemGetAllocationPropertiesFromHandle)(
-            CUmemAllocationProp*, CUmemGenericAllocationHandle) noexcept nogil
+                                                   CUmemAllocationHandleType) nogil
+        CUresult (*cuMemGetAllocationPropertiesFromHandle)(CUmemAllocationProp*,
+                                                           CUmemGenericAllocationHandle) nogil
         CUresult (*cuImportExternalMemory)(CUexternalMemory*,
-                                           const CUDA_EXTERNAL_MEMORY_HANDLE_DESC*) noexcept nogil
-        CUresult (*cuExternalMemoryGetMappedBuffer)(
-            CUdeviceptr*, CUexternalMemory,
-            const CUDA_EXTERNAL_MEMORY_BUFFER_DESC*) noexcept nogil
-        CUresult (*cuDestroyExternalMemory)(CUexternalMemory) noexcept nogil
-        CUresult (*cuImportExternalSemaphore)(
-            CUexternalSemaphore*, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC*) noexcept nogil
-        CUresult (*cuSignalExternalSemaphoresAsync)(
-            const CUexternalSemaphore*, const CUDA_EXTERNAL_SEMAPHORE_PARAMS*, unsigned int,
-            CUstream) noexcept nogil
-        CUresult (*cuWaitExternalSemaphoresAsync)(
-            const CUexternalSemaphore*, const CUDA_EXTERNAL_SEMAPHORE_PARAMS*, unsigned int,
-            CUstream) noexcept nogil
-        CUresult (*cuDestroyExternalSemaphore)(CUexternalSemaphore) noexcept nogil
-        CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
-        CUresult (*cuDeviceGetMemPool)(CUmemoryPool*, CUdevice) noexcept nogil
+                                           const CUDA_EXTERNAL_MEMORY_HANDLE_DESC*) nogil
+        CUresult (*cuExternalMemoryGetMappedBuffer)(CUdeviceptr*, CUexternalMemory,
+                                                    const CUDA_EXTERNAL_MEMORY_BUFFER_DESC*) nogil
+        CUresult (*cuDestroyExternalMemory)(CUexternalMemory) nogil
+        CUresult (*cuImportExternalSemaphore)(CUexternalSemaphore*,
+                                              const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC*) nogil
+        CUresult (*cuSignalExternalSemaphoresAsync)(const CUexternalSemaphore*,
+                                                    const CUDA_EXTERNAL_SEMAPHORE_PARAMS*,
+                                                    unsigned int, CUstream) nogil
+        CUresult (*cuWaitExternalSemaphoresAsync)(const CUexternalSemaphore*,
+                                                  const CUDA_EXTERNAL_SEMAPHORE_PARAMS*,
+                                                  unsigned int, CUstream) nogil
+        CUresult (*cuDestroyExternalSemaphore)(CUexternalSemaphore) nogil
+        CUresult (*cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) nogil
+        CUresult (*cuDeviceGetMemPool)(CUmemoryPool*, CUdevice) nogil
 
-        CUresult (*cuMemAdvise_v1)(CUdeviceptr, size_t, CUmem_advise, CUdevice) noexcept nogil
-        CUresult (*cuMemPrefetchAsync_v1)(CUdeviceptr, size_t, CUdevice, CUstream) noexcept nogil
+        CUresult (*cuMemAdvise_v1)(CUdeviceptr, size_t, CUmem_advise, CUdevice) nogil
+        CUresult (*cuMemPrefetchAsync_v1)(CUdeviceptr, size_t, CUdevice, CUstream) nogil
 
         CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus*, uint64_t*, CUgraph*,
-                                           const CUgraphNode**, size_t*) noexcept nogil
-        CUresult (*cuStreamBeginCapture)(CUstream, CUstreamCaptureMode) noexcept nogil
-        CUresult (*cuStreamEndCapture)(CUstream, CUgraph*) noexcept nogil
-        CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) noexcept nogil
-        CUresult (*cuGraphDestroy)(CUgraph) noexcept nogil
-        CUresult (*cuGraphGetNodes)(CUgraph, CUgraphNode*, size_t*) noexcept nogil
-        CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec*, CUgraph,
-                                                unsigned long long) noexcept nogil
-        CUresult (*cuGraphExecDestroy)(CUgraphExec) noexcept nogil
-        CUresult (*cuGraphLaunch)(CUgraphExec, CUstream) noexcept nogil
+                                           const CUgraphNode**, size_t*) nogil
+        CUresult (*cuStreamBeginCapture)(CUstream, CUstreamCaptureMode) nogil
+        CUresult (*cuStreamEndCapture)(CUstream, CUgraph*) nogil
+        CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) nogil
+        CUresult (*cuGraphDestroy)(CUgraph) nogil
+        CUresult (*cuGraphGetNodes)(CUgraph, CUgraphNode*, size_t*) nogil
+        CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec*, CUgraph, unsigned long long) nogil
+        CUresult (*cuGraphExecDestroy)(CUgraphExec) nogil
+        CUresult (*cuGraphLaunch)(CUgraphExec, CUstream) nogil
         CUresult (*cuUserObjectCreate)(CUuserObject*, void*, CUhostFn, unsigned int,
-                                       unsigned int) noexcept nogil
-        CUresult (*cuUserObjectRelease)(CUuserObject, unsigned int) noexcept nogil
-        CUresult (*cuGraphRetainUserObject)(CUgraph, CUuserObject, unsigned int,
-                                            unsigned int) noexcept nogil
+                                       unsigned int) nogil
+        CUresult (*cuUserObjectRelease)(CUuserObject, unsigned int) nogil
+        CUresult (*cuGraphRetainUserObject)(CUgraph, CUuserObject, unsigned int, unsigned int) nogil
 
     ctypedef struct DriverEntry:
         const char* name
@@ -366,6 +335,13 @@ cdef extern from "driver_table.h" nogil:
 
     const OlderEntry* older_entries
     int OLDER_ENTRY_COUNT
+
+    ctypedef struct DeviceAttribute:
+        const char* name
+        int number
+
+    const DeviceAttribute* device_attributes
+    int DEVICE_ATTRIBUTE_COUNT
 
 # One device as C code without the interpreter sees it. Lives as long as the process.
 cdef struct DeviceContext:

@@ -34,10 +34,6 @@ static inline int peak_try(uint64_t *peak, uint64_t *seen, uint64_t value) {
 }
 
 /* Words that one side changes under a lock and another looks at without it: never torn, no order. */
-static inline uint8_t load8(const uint8_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
-static inline void store8(uint8_t *word, uint8_t value) {
-    __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
 static inline uint32_t load32(const uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }

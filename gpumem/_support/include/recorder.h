@@ -114,10 +114,9 @@ static void rec_thread_ends(void *thread) {
 }
 
 static RecThread *rec_thread_make(void) {
-    RecThread *thread;
     rec_lock_acquire();
-    for (thread = rec_threads; thread != NULL; thread = thread->next)
-        if (__atomic_load_n(&thread->ended, __ATOMIC_ACQUIRE)) break;
+    RecThread *thread = rec_threads; /* the state of one that has ended, if there is any */
+    while (thread != NULL && !__atomic_load_n(&thread->ended, __ATOMIC_ACQUIRE)) thread = thread->next;
     if (thread == NULL && (thread = calloc(1, sizeof(RecThread))) != NULL) {
         owner_lock_init(&thread->lock, rec_biased);
         thread->next = rec_threads;
@@ -143,6 +142,25 @@ static RecThread *rec_thread_make(void) {
 }
 
 static inline RecThread *rec_thread(void) { return rec_own != NULL ? rec_own : rec_thread_make(); }
+
+static uint16_t rec_set_tag(uint16_t tag) {
+    RecThread *thread = rec_thread();
+    if (thread == NULL) return 0;
+    uint16_t before = thread->tag;
+    thread->tag = tag;
+    return before;
+}
+
+static uint8_t rec_set_framework(uint8_t framework) {
+    RecThread *thread = rec_thread();
+    if (thread == NULL) return 0;
+    uint8_t before = thread->framework;
+    thread->framework = framework;
+    return before;
+}
+
+static int32_t rec_thread_id(uint16_t number) { return rec_thread_ids[number]; }
+static void rec_set_stacks(uint16_t (*number)(void)) { rec_stack = number; }
 
 static int rec_init(const uint32_t *generation) {
     rec_process = generation;
@@ -184,12 +202,10 @@ static int rec_reach(Recorder *recorder, uint64_t end) {
 /* The next slot of a file; NULL: there is none. A window is opened half a window before it is
  * needed, by a thread that may wait, so that one that holds a lock hardly ever finds none. */
 static inline uint64_t *rec_claim_file(Recorder *recorder, int may_wait) {
-    uint64_t begin, ahead, mapped;
     if (__atomic_load_n(&recorder->failed, __ATOMIC_RELAXED) != 0) return NULL;
-    begin = HEADER_BYTES +
-            SLOT_BYTES * __atomic_fetch_add(&recorder->next, 1, __ATOMIC_RELAXED);
-    ahead = begin + WINDOW_BYTES / 2;
-    mapped = __atomic_load_n(&recorder->mapped, __ATOMIC_ACQUIRE);
+    uint64_t number = __atomic_fetch_add(&recorder->next, 1, __ATOMIC_RELAXED);
+    uint64_t begin = HEADER_BYTES + SLOT_BYTES * number, ahead = begin + WINDOW_BYTES / 2;
+    uint64_t mapped = __atomic_load_n(&recorder->mapped, __ATOMIC_ACQUIRE);
     if (__builtin_expect(ahead > mapped, 0) && may_wait) {
         rec_reach(recorder, ahead);
         mapped = __atomic_load_n(&recorder->mapped, __ATOMIC_ACQUIRE);
@@ -198,9 +214,8 @@ static inline uint64_t *rec_claim_file(Recorder *recorder, int may_wait) {
 }
 
 static inline void rec_put(Recorder *recorder, const uint64_t *words, int may_wait) {
-    uint64_t *slot;
     if (recorder->base != NULL) {
-        slot = rec_claim_file(recorder, may_wait);
+        uint64_t *slot = rec_claim_file(recorder, may_wait);
         if (slot != NULL) {
             memcpy(slot, words, 5 * sizeof(uint64_t));
             __atomic_store_n(&slot[5], words[5], __ATOMIC_RELEASE);
@@ -215,7 +230,7 @@ static inline void rec_put(Recorder *recorder, const uint64_t *words, int may_wa
             __atomic_compare_exchange_n(&recorder->turns[at], &seen, turn + 1, 0, __ATOMIC_ACQUIRE,
                                         __ATOMIC_RELAXED)) {
             __atomic_thread_fence(__ATOMIC_RELEASE);
-            slot = recorder->ring + 6 * at;
+            uint64_t *slot = recorder->ring + 6 * at;
             for (int i = 0; i < 6; i++) __atomic_store_n(&slot[i], words[i], __ATOMIC_RELAXED);
             __atomic_store_n(&recorder->turns[at], turn + 2, __ATOMIC_RELEASE);
             return;
@@ -257,25 +272,20 @@ static inline Recorder *rec_of(const EventSource *source) {
 
 /* The number of the calling thread's stack, where chance wants it; 0: none. Without a lock. */
 static __attribute__((noinline)) uint16_t rec_sample(const EventSource *source, RecThread *thread) {
-    Recorder *recorder;
-    uint32_t threshold = 0;
-    uint16_t stack;
     owner_enter(&thread->lock);
-    recorder = rec_of(source);
-    if (recorder != NULL) threshold = recorder->sampling;
+    const Recorder *recorder = rec_of(source);
+    uint32_t threshold = recorder != NULL ? recorder->sampling : 0;
     owner_leave(&thread->lock);
     if (threshold == 0 || thread->capturing || rec_stack == NULL ||
         !rec_sampled(thread, threshold))
         return 0;
     thread->capturing = 1;
-    stack = rec_stack();
+    uint16_t stack = rec_stack();
     thread->capturing = 0;
     return stack;
 }
 
 static void rec_note(EventSource *source, const RecEvent *event, int may_wait, RecNoted *noted) {
-    uint64_t words[6];
-    Recorder *recorder;
     RecThread *thread = rec_thread();
     unsigned stack = 0;
     noted->seal = 0;
@@ -283,7 +293,7 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
     if (rec_stack != NULL && may_wait && event->kind == REC_ALLOC)
         stack = rec_sample(source, thread);
     owner_enter(&thread->lock);
-    recorder = rec_of(source);
+    Recorder *recorder = rec_of(source);
     if (recorder != NULL) {
         if (thread->known_to != recorder->serial && may_wait) {
             char text[24];
@@ -292,15 +302,11 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
             rec_define(recorder, REC_THREADS, thread->number, text, (size_t)length);
         }
         noted->time = rec_now(CLOCK_MONOTONIC);
-        words[0] = noted->time - recorder->began;
-        words[1] = event->address;
-        words[2] = event->nbytes;
-        words[3] = (event->block < BLOCK_MASK ? event->block : BLOCK_MASK) |
-                   (uint64_t)source->number << 48;
-        words[4] = event->stream;
-        words[5] = rec_seal(event->kind, thread->framework, thread->number, thread->tag, stack);
+        noted->seal = rec_seal(event->kind, thread->framework, thread->number, thread->tag, stack);
+        uint64_t block = event->block < BLOCK_MASK ? event->block : BLOCK_MASK;
+        uint64_t words[6] = {noted->time - recorder->began, event->address, event->nbytes,
+                             block | (uint64_t)source->number << 48, event->stream, noted->seal};
         rec_put(recorder, words, may_wait);
-        noted->seal = words[5];
         noted->recorder = recorder->serial;
         if (event->kind == REC_ALLOC)
             noted->number = __atomic_fetch_add(&recorder->allocations, 1, __ATOMIC_RELAXED);
@@ -313,13 +319,11 @@ static void rec_note(EventSource *source, const RecEvent *event, int may_wait, R
 /* With the lock. The name goes first, so that every event of the source finds it. */
 static int rec_attach(Recorder *recorder, EventSource *source) {
     char text[sizeof(source->memory) + sizeof(source->kind) + sizeof(source->name)];
-    char **names;
-    int length;
     if (recorder->resources >= 65535) return EOVERFLOW;
-    names = realloc(recorder->names, (recorder->resources + 1) * sizeof(char *));
+    char **names = realloc(recorder->names, (recorder->resources + 1) * sizeof(char *));
     if (names == NULL) return ENOMEM;
     recorder->names = names;
-    length = snprintf(text, sizeof(text), "%s\t%s\t%s", source->memory, source->kind, source->name);
+    int length = snprintf(text, sizeof(text), "%s\t%s\t%s", source->memory, source->kind, source->name);
     names[recorder->resources] = strdup(text);
     if (names[recorder->resources] == NULL) return ENOMEM;
     source->number = (uint16_t)recorder->resources++;
@@ -335,7 +339,9 @@ static void rec_source_name(EventSource *source, const char *memory, const char 
     snprintf(source->name, sizeof(source->name), "%s", name);
 }
 
-static void rec_source_open(EventSource *source) {
+static void rec_source_open(EventSource *source, void *owner, uint32_t owner_is) {
+    source->owner = owner;
+    source->owner_is = owner_is;
     rec_lock_acquire();
     source->generation = *rec_process;
     source->serial = ++rec_sources_opened;
@@ -370,6 +376,12 @@ static void rec_visit(void (*visit)(EventSource *source, void *context), void *c
     lock_release(&rec_lock);
 }
 
+static void rec_detach(const Recorder *recorder) { /* with the lock */
+    for (EventSource *source = rec_sources; source != NULL; source = source->older)
+        if (source->recorder == recorder)
+            __atomic_store_n(&source->recorder, NULL, __ATOMIC_RELEASE);
+}
+
 /* Attaches a recorder to one source, or to all and to those that open later. EBUSY: one has
  * another. */
 static int rec_begin(Recorder *recorder, EventSource *only) {
@@ -383,10 +395,7 @@ static int rec_begin(Recorder *recorder, EventSource *only) {
          source = only ? NULL : source->older)
         code = rec_attach(recorder, source);
     if (code == 0 && only == NULL) rec_for_all = recorder;
-    if (code != 0 && code != EBUSY)
-        for (EventSource *source = rec_sources; source != NULL; source = source->older)
-            if (source->recorder == recorder)
-                __atomic_store_n(&source->recorder, NULL, __ATOMIC_RELEASE);
+    if (code != 0 && code != EBUSY) rec_detach(recorder);
     lock_release(&rec_lock);
     return code;
 }
@@ -396,9 +405,7 @@ static void rec_end(Recorder *recorder) {
     RecThread *own = rec_thread();
     rec_lock_acquire();
     if (rec_for_all == recorder) rec_for_all = NULL;
-    for (EventSource *source = rec_sources; source != NULL; source = source->older)
-        if (source->recorder == recorder)
-            __atomic_store_n(&source->recorder, NULL, __ATOMIC_RELEASE);
+    rec_detach(recorder);
     for (RecThread *thread = rec_threads; thread != NULL; thread = thread->next) {
         if (thread == own) continue;
         visitor_enter(&thread->lock);
@@ -446,19 +453,17 @@ static Recorder *rec_make_ring(uint64_t slots, uint32_t sampling) {
 /* Into an empty file that is open to read and write. NULL, and *code says why. */
 static Recorder *rec_make_file(int file, uint32_t sampling, int *code) {
     Recorder *recorder = rec_make(sampling);
-    RecHeader *header;
-    void *base;
     *code = ENOMEM;
     if (recorder == NULL) return NULL;
     recorder->file = file;
-    base = mmap(NULL, FILE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *base = mmap(NULL, FILE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     recorder->base = base == MAP_FAILED ? NULL : base;
     if (recorder->base == NULL || !rec_reach(recorder, WINDOW_BYTES)) {
         if (recorder->failed != 0) *code = recorder->failed;
         rec_free(recorder);
         return NULL;
     }
-    header = (RecHeader *)recorder->base;
+    RecHeader *header = (RecHeader *)recorder->base;
     header->version = REC_VERSION;
     header->slot_bytes = SLOT_BYTES;
     header->began = recorder->began_at;

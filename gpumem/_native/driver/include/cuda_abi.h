@@ -37,86 +37,98 @@ typedef struct CUuuid_st {
     char bytes[16];
 } CUuuid;
 
-/* ---- status codes ---- */
-typedef enum cudaError_enum {
-    CUDA_SUCCESS = 0,
-    CUDA_ERROR_INVALID_VALUE = 1,
-    CUDA_ERROR_OUT_OF_MEMORY = 2,
-    CUDA_ERROR_NOT_INITIALIZED = 3,
-    CUDA_ERROR_DEINITIALIZED = 4,
-    CUDA_ERROR_STUB_LIBRARY = 34,
-    CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER = 36,
-    CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
-    CUDA_ERROR_NO_DEVICE = 100,
-    CUDA_ERROR_INVALID_DEVICE = 101,
-    CUDA_ERROR_INVALID_CONTEXT = 201,
-    CUDA_ERROR_MAP_FAILED = 205,
-    CUDA_ERROR_UNMAP_FAILED = 206,
-    CUDA_ERROR_ALREADY_MAPPED = 208,
-    CUDA_ERROR_NOT_MAPPED = 211,
-    CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
-    CUDA_ERROR_OPERATING_SYSTEM = 304,
-    CUDA_ERROR_INVALID_HANDLE = 400,
-    CUDA_ERROR_ILLEGAL_STATE = 401,
-    CUDA_ERROR_NOT_FOUND = 500,
-    CUDA_ERROR_NOT_READY = 600,
-    CUDA_ERROR_ILLEGAL_ADDRESS = 700,
-    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
-    CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
-    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
-    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
-    CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
-    CUDA_ERROR_LAUNCH_FAILED = 719,
-    CUDA_ERROR_NOT_PERMITTED = 800,
-    CUDA_ERROR_NOT_SUPPORTED = 801,
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
-    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
-    CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
-    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
-    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
-    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
-    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
-    CUDA_ERROR_CAPTURED_EVENT = 907,
-    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
-    CUDA_ERROR_TIMEOUT = 909,
-    CUDA_ERROR_UNKNOWN = 999
-} CUresult;
+/* ---- status codes: E(name, number, what a driver says of it) ---- */
+#define GM_ERRORS(E)                                                                              \
+    E(SUCCESS, 0, "no error")                                                                     \
+    E(ERROR_INVALID_VALUE, 1, "invalid argument")                                                 \
+    E(ERROR_OUT_OF_MEMORY, 2, "out of memory")                                                    \
+    E(ERROR_NOT_INITIALIZED, 3, "initialization error")                                           \
+    E(ERROR_DEINITIALIZED, 4, "driver shutting down")                                             \
+    E(ERROR_STUB_LIBRARY, 34, "CUDA driver is a stub library")                                    \
+    E(ERROR_CALL_REQUIRES_NEWER_DRIVER, 36, "this call requires a newer CUDA driver")             \
+    E(ERROR_DEVICE_UNAVAILABLE, 46, "CUDA-capable device(s) is/are busy or unavailable")          \
+    E(ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected")                                 \
+    E(ERROR_INVALID_DEVICE, 101, "invalid device ordinal")                                        \
+    E(ERROR_INVALID_CONTEXT, 201, "invalid device context")                                       \
+    E(ERROR_MAP_FAILED, 205, "mapping of buffer object failed")                                   \
+    E(ERROR_UNMAP_FAILED, 206, "unmapping of buffer object failed")                               \
+    E(ERROR_ALREADY_MAPPED, 208, "resource already mapped")                                       \
+    E(ERROR_NOT_MAPPED, 211, "resource not mapped")                                               \
+    E(ERROR_PEER_ACCESS_UNSUPPORTED, 217,                                                         \
+      "peer access is not supported between these two devices")                                   \
+    E(ERROR_OPERATING_SYSTEM, 304, "OS call failed or operation not supported on this OS")        \
+    E(ERROR_INVALID_HANDLE, 400, "invalid resource handle")                                       \
+    E(ERROR_ILLEGAL_STATE, 401, "the operation cannot be performed in the present state")         \
+    E(ERROR_NOT_FOUND, 500, "named symbol not found")                                             \
+    E(ERROR_NOT_READY, 600, "device not ready")                                                   \
+    E(ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")                     \
+    E(ERROR_PEER_ACCESS_ALREADY_ENABLED, 704, "peer access is already enabled")                   \
+    E(ERROR_PEER_ACCESS_NOT_ENABLED, 705, "peer access has not been enabled")                     \
+    E(ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed")                                    \
+    E(ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712,                                                  \
+      "part or all of the requested memory range is already mapped")                              \
+    E(ERROR_HOST_MEMORY_NOT_REGISTERED, 713,                                                      \
+      "pointer does not correspond to a registered memory region")                                \
+    E(ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                                     \
+    E(ERROR_NOT_PERMITTED, 800, "operation not permitted")                                        \
+    E(ERROR_NOT_SUPPORTED, 801, "operation not supported")                                        \
+    E(ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing")  \
+    E(ERROR_STREAM_CAPTURE_INVALIDATED, 901,                                                      \
+      "operation failed due to a previous error during capture")                                  \
+    E(ERROR_STREAM_CAPTURE_MERGE, 902,                                                            \
+      "operation would result in a merge of separate capture sequences")                          \
+    E(ERROR_STREAM_CAPTURE_UNMATCHED, 903,                                                        \
+      "capture was not ended in the same stream as it began")                                     \
+    E(ERROR_STREAM_CAPTURE_UNJOINED, 904, "capturing stream has unjoined work")                   \
+    E(ERROR_STREAM_CAPTURE_ISOLATION, 905,                                                        \
+      "dependency created on uncaptured work in another stream")                                  \
+    E(ERROR_STREAM_CAPTURE_IMPLICIT, 906,                                                         \
+      "operation would make the legacy stream depend on a capturing blocking stream")             \
+    E(ERROR_CAPTURED_EVENT, 907,                                                                  \
+      "operation not permitted on an event last recorded in a capturing stream")                  \
+    E(ERROR_STREAM_CAPTURE_WRONG_THREAD, 908,                                                     \
+      "attempt to terminate a thread-local capture sequence from another thread")                 \
+    E(ERROR_TIMEOUT, 909, "wait operation timed out")                                             \
+    E(ERROR_UNKNOWN, 999, "unknown error")
+
+#define GM_ERROR_VALUE(name, number, text) CUDA_##name = number,
+typedef enum cudaError_enum { GM_ERRORS(GM_ERROR_VALUE) } CUresult;
+#undef GM_ERROR_VALUE
 
 /* ---- devices and contexts ---- */
-typedef enum CUdevice_attribute_enum {
-    CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13,
-    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-    CU_DEVICE_ATTRIBUTE_INTEGRATED = 18,
-    CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY = 19,
-    CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT = 40,
-    CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
-    CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
-    CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID = 34,
-    CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID = 50,
-    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
-    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
-    CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED = 78,
-    CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
-    CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS = 88,
-    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
-    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
-    CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED = 99,
-    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
-    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
-    CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED = 113,
-    CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED = 114,
-    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
-    CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES = 119,
-    CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122,
-    CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
-    CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134
-} CUdevice_attribute;
+/* A(name without CU_DEVICE_ATTRIBUTE_, number) */
+#define GM_DEVICE_ATTRIBUTES(A)                                                                   \
+    A(CLOCK_RATE, 13)                                                                             \
+    A(MULTIPROCESSOR_COUNT, 16)                                                                   \
+    A(INTEGRATED, 18)                                                                             \
+    A(CAN_MAP_HOST_MEMORY, 19)                                                                    \
+    A(PCI_BUS_ID, 33)                                                                             \
+    A(ASYNC_ENGINE_COUNT, 40)                                                                     \
+    A(UNIFIED_ADDRESSING, 41)                                                                     \
+    A(COMPUTE_CAPABILITY_MAJOR, 75)                                                               \
+    A(STREAM_PRIORITIES_SUPPORTED, 78)                                                            \
+    A(MANAGED_MEMORY, 83)                                                                         \
+    A(CONCURRENT_MANAGED_ACCESS, 89)                                                              \
+    A(CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91)                                                \
+    A(HOST_REGISTER_SUPPORTED, 99)                                                                \
+    A(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                                                   \
+    A(HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                                           \
+    A(READ_ONLY_HOST_REGISTER_SUPPORTED, 113)                                                     \
+    A(TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, 114)                                                  \
+    A(MEMORY_POOLS_SUPPORTED, 115)                                                                \
+    A(MEMPOOL_SUPPORTED_HANDLE_TYPES, 119)                                                        \
+    A(CAN_USE_64_BIT_STREAM_MEM_OPS, 122)                                                         \
+    A(DMA_BUF_SUPPORTED, 124)                                                                     \
+    A(HOST_NUMA_ID, 134)
+
+#define GM_ATTRIBUTE_VALUE(name, number) CU_DEVICE_ATTRIBUTE_##name = number,
+typedef enum CUdevice_attribute_enum { GM_DEVICE_ATTRIBUTES(GM_ATTRIBUTE_VALUE) } CUdevice_attribute;
+#undef GM_ATTRIBUTE_VALUE
 
 /* ---- streams and events ---- */
 enum {
     CU_STREAM_DEFAULT = 0,
     CU_STREAM_NON_BLOCKING = 1,
-    CU_EVENT_DEFAULT = 0,
     CU_EVENT_BLOCKING_SYNC = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_EVENT_INTERPROCESS = 4,
@@ -125,7 +137,6 @@ enum {
     CU_STREAM_WAIT_VALUE_AND = 2,
     CU_STREAM_WAIT_VALUE_NOR = 3,
     CU_STREAM_WAIT_VALUE_FLUSH = 1 << 30,
-    CU_STREAM_WRITE_VALUE_DEFAULT = 0,
     CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1
 };
 
@@ -151,14 +162,12 @@ enum {
     CU_MEMHOSTREGISTER_IOMEMORY = 4,
     CU_MEMHOSTREGISTER_READ_ONLY = 8,
     CU_MEM_ATTACH_GLOBAL = 1,
-    CU_MEM_ATTACH_HOST = 2,
-    CU_MEM_ATTACH_SINGLE = 4
+    CU_MEM_ATTACH_HOST = 2
 };
 
 typedef enum CUmemorytype_enum {
     CU_MEMORYTYPE_HOST = 1,
     CU_MEMORYTYPE_DEVICE = 2,
-    CU_MEMORYTYPE_ARRAY = 3,
     CU_MEMORYTYPE_UNIFIED = 4
 } CUmemorytype;
 
@@ -235,7 +244,6 @@ typedef struct CUDA_MEMCPY3D_st {
 
 /* ---- virtual memory ---- */
 typedef enum CUmemLocationType_enum {
-    CU_MEM_LOCATION_TYPE_INVALID = 0,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_LOCATION_TYPE_HOST = 2,
     CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
@@ -243,7 +251,6 @@ typedef enum CUmemLocationType_enum {
 } CUmemLocationType;
 
 typedef enum CUmemAllocationType_enum {
-    CU_MEM_ALLOCATION_TYPE_INVALID = 0,
     CU_MEM_ALLOCATION_TYPE_PINNED = 1
 } CUmemAllocationType;
 
@@ -251,7 +258,6 @@ typedef enum CUmemAllocationHandleType_enum {
     CU_MEM_HANDLE_TYPE_NONE = 0,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
     CU_MEM_HANDLE_TYPE_WIN32 = 2,
-    CU_MEM_HANDLE_TYPE_WIN32_KMT = 4,
     CU_MEM_HANDLE_TYPE_FABRIC = 8
 } CUmemAllocationHandleType;
 
@@ -262,7 +268,6 @@ typedef enum CUmemAccess_flags_enum {
 } CUmemAccess_flags;
 
 typedef enum CUmemAllocationGranularity_flags_enum {
-    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
     CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1
 } CUmemAllocationGranularity_flags;
 
@@ -323,7 +328,6 @@ typedef struct CUmemPoolPtrExportData_st {
 typedef enum CUexternalMemoryHandleType_enum {
     CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1,
     CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32 = 2,
-    CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32_KMT = 3,
     CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_HEAP = 4,
     CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_RESOURCE = 5,
     CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD = 9

@@ -265,4 +265,16 @@ static const OlderEntry older_entries[] = {GM_OLDER_FUNCTIONS(GM_OLDER_ROW)};
 #undef GM_OLDER_ROW
 enum { OLDER_ENTRY_COUNT = (int)(sizeof older_entries / sizeof older_entries[0]) };
 
+#ifdef GM_DEVICE_ATTRIBUTES /* a test has cuda.h in place of cuda_abi.h */
+typedef struct DeviceAttribute {
+    const char *name; /* "CU_DEVICE_ATTRIBUTE_INTEGRATED" */
+    int number;
+} DeviceAttribute;
+
+#define GM_ATTRIBUTE_ROW(name, number) {"CU_DEVICE_ATTRIBUTE_" #name, number},
+static const DeviceAttribute device_attributes[] = {GM_DEVICE_ATTRIBUTES(GM_ATTRIBUTE_ROW)};
+#undef GM_ATTRIBUTE_ROW
+enum { DEVICE_ATTRIBUTE_COUNT = (int)(sizeof device_attributes / sizeof device_attributes[0]) };
+#endif
+
 #endif

@@ -67,7 +67,7 @@ static CUresult submit(Context *context, CUstream stream, const Copy *copy, bool
     if (result != CUDA_SUCCESS) free(copy->staged);
     if (result != CUDA_SUCCESS || !wait) return result;
     HOST_TRY(host_point_wait(end));
-    watch_host_waited(end.stream);
+    WATCH(host_order_host_after(end.stream));
     return (CUresult)atomic_load(&context->error);
 }
 
@@ -90,7 +90,8 @@ static CUresult copy_here(Context *context, const Copy *copy) {
     host_points_end(&points);
     if (result == CUDA_SUCCESS) result = (CUresult)atomic_load(&context->error);
     if (result != CUDA_SUCCESS) return result;
-    watch_host_copy(context, copy);
+    WATCH(host_order_host_after(context->legacy));
+    WATCH(host_order_copy(NULL, 0, copy));
     return host_copy_run(NULL, copy);
 }
 
@@ -111,33 +112,28 @@ Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size) {
 /* ---- one dimension ---- */
 
 CUresult host_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t size) {
-    Context *context = ENTER_CONTEXT(Memcpy);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(context, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
+    return host_copy_sync(ENTER_CONTEXT(Memcpy), &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
 }
 
 CUresult host_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream) {
-    Context *context = ENTER_STREAM(MemcpyAsync, stream);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_async(context, stream, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
+    return host_copy_async(ENTER_STREAM(MemcpyAsync, stream), stream, &copy, COPY_ANY_SIDE, COPY_ANY_SIDE);
 }
 
 CUresult host_cuMemcpyHtoD(CUdeviceptr dst, const void *src, size_t size) {
-    Context *context = ENTER_CONTEXT(MemcpyHtoD);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(context, &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
+    return host_copy_sync(ENTER_CONTEXT(MemcpyHtoD), &copy, COPY_DEVICE_SIDE, COPY_HOST_SIDE);
 }
 
 CUresult host_cuMemcpyDtoH(void *dst, CUdeviceptr src, size_t size) {
-    Context *context = ENTER_CONTEXT(MemcpyDtoH);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(context, &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
+    return host_copy_sync(ENTER_CONTEXT(MemcpyDtoH), &copy, COPY_HOST_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyDtoD(CUdeviceptr dst, CUdeviceptr src, size_t size) {
-    Context *context = ENTER_CONTEXT(MemcpyDtoD);
     Copy copy = host_copy_linear((uintptr_t)dst, (uintptr_t)src, size);
-    return host_copy_sync(context, &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
+    return host_copy_sync(ENTER_CONTEXT(MemcpyDtoD), &copy, COPY_DEVICE_SIDE, COPY_DEVICE_SIDE);
 }
 
 CUresult host_cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t size, CUstream stream) {

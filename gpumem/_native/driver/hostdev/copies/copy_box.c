@@ -9,96 +9,71 @@ typedef struct Side { /* one end of a box, whatever the driver calls its fields 
     size_t x, y, z, pitch, height;
 } Side;
 
-static CUresult side_address(const Side *side, size_t slice, uintptr_t *address, int *expect) {
-    uintptr_t base;
+#define SIDE(box, end, z, height)                                                          \
+    {(box)->end##MemoryType, (uintptr_t)(box)->end##Host, (box)->end##Device,              \
+     (box)->end##XInBytes, (box)->end##Y, z, (box)->end##Pitch, height}
+
+/* Where one end begins, the steps from row to row and slice to slice, and what must lie there. A
+ * pitch or height of 0 is that of the box. */
+static CUresult side_resolve(const Side *side, const Copy *copy, uintptr_t *address, size_t *pitch,
+                             size_t *slice, int *expect) {
+    uintptr_t base = side->type == CU_MEMORYTYPE_HOST ? side->host : side->device;
+    size_t height = side->height ? side->height : copy->height;
+    bool has_rows = copy->height > 1 || copy->depth > 1;
+    *pitch = side->pitch ? side->pitch : copy->width;
+    *slice = height * *pitch;
+    if (has_rows && *pitch < side->x + copy->width) return CUDA_ERROR_INVALID_VALUE;
+    if (copy->depth > 1 && height < copy->height) return CUDA_ERROR_INVALID_VALUE;
     switch (side->type) {
-    case CU_MEMORYTYPE_HOST:
-        base = side->host;
-        *expect = COPY_HOST_SIDE;
-        break;
-    case CU_MEMORYTYPE_DEVICE:
-        base = side->device;
-        *expect = COPY_DEVICE_SIDE;
-        break;
-    case CU_MEMORYTYPE_UNIFIED:
-        base = side->device;
-        *expect = COPY_ANY_SIDE;
-        break;
+    case CU_MEMORYTYPE_HOST: *expect = COPY_HOST_SIDE; break;
+    case CU_MEMORYTYPE_DEVICE: *expect = COPY_DEVICE_SIDE; break;
+    case CU_MEMORYTYPE_UNIFIED: *expect = COPY_ANY_SIDE; break;
     default: return CUDA_ERROR_NOT_SUPPORTED; /* the host device has no arrays */
     }
-    if (!base) return CUDA_ERROR_INVALID_VALUE;
-    *address = base + side->x + side->y * side->pitch + side->z * slice;
-    return CUDA_SUCCESS;
+    *address = base + side->x + side->y * *pitch + side->z * *slice;
+    return base ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult box_fill(Copy *copy, const Side *dst, const Side *src, int *expect_dst, int *expect_src) {
-    copy->dst_pitch = dst->pitch ? dst->pitch : copy->width;
-    copy->src_pitch = src->pitch ? src->pitch : copy->width;
-    if (copy->height > 1 || copy->depth > 1)
-        if (copy->dst_pitch < dst->x + copy->width || copy->src_pitch < src->x + copy->width)
-            return CUDA_ERROR_INVALID_VALUE;
-    size_t dst_height = dst->height ? dst->height : copy->height;
-    size_t src_height = src->height ? src->height : copy->height;
-    if (copy->depth > 1 && (dst_height < copy->height || src_height < copy->height))
-        return CUDA_ERROR_INVALID_VALUE;
-    copy->dst_slice = dst_height * copy->dst_pitch;
-    copy->src_slice = src_height * copy->src_pitch;
-    Side to = *dst, from = *src;
-    to.pitch = copy->dst_pitch;
-    from.pitch = copy->src_pitch;
-    HOST_TRY(side_address(&to, copy->dst_slice, &copy->dst, expect_dst));
-    return side_address(&from, copy->src_slice, &copy->src, expect_src);
+static CUresult box_copy(Context *context, CUstream stream, Copy copy, Side dst, Side src, bool synchronous) {
+    int to, from;
+    HOST_TRY(side_resolve(&dst, &copy, &copy.dst, &copy.dst_pitch, &copy.dst_slice, &to));
+    HOST_TRY(side_resolve(&src, &copy, &copy.src, &copy.src_pitch, &copy.src_slice, &from));
+    return synchronous ? host_copy_sync(context, &copy, to, from)
+                       : host_copy_async(context, stream, &copy, to, from);
 }
 
 static CUresult box_2d(Context *context, const CUDA_MEMCPY2D *box, CUstream stream, bool synchronous) {
-    int to, from;
     if (!box) return CUDA_ERROR_INVALID_VALUE;
     Copy copy = {.width = box->WidthInBytes, .height = box->Height, .depth = 1};
-    Side dst = {box->dstMemoryType, (uintptr_t)box->dstHost, (uintptr_t)box->dstDevice,
-                box->dstXInBytes, box->dstY, 0, box->dstPitch, 0};
-    Side src = {box->srcMemoryType, (uintptr_t)box->srcHost, (uintptr_t)box->srcDevice,
-                box->srcXInBytes, box->srcY, 0, box->srcPitch, 0};
-    HOST_TRY(box_fill(&copy, &dst, &src, &to, &from));
-    return synchronous ? host_copy_sync(context, &copy, to, from)
-                       : host_copy_async(context, stream, &copy, to, from);
+    Side dst = SIDE(box, dst, 0, 0), src = SIDE(box, src, 0, 0);
+    return box_copy(context, stream, copy, dst, src, synchronous);
 }
 
 static CUresult box_3d(Context *context, const CUDA_MEMCPY3D *box, CUstream stream, bool synchronous) {
-    int to, from;
     if (!box) return CUDA_ERROR_INVALID_VALUE;
     Copy copy = {.width = box->WidthInBytes, .height = box->Height, .depth = box->Depth};
-    Side dst = {box->dstMemoryType, (uintptr_t)box->dstHost, (uintptr_t)box->dstDevice,
-                box->dstXInBytes, box->dstY, box->dstZ, box->dstPitch, box->dstHeight};
-    Side src = {box->srcMemoryType, (uintptr_t)box->srcHost, (uintptr_t)box->srcDevice,
-                box->srcXInBytes, box->srcY, box->srcZ, box->srcPitch, box->srcHeight};
-    HOST_TRY(box_fill(&copy, &dst, &src, &to, &from));
-    return synchronous ? host_copy_sync(context, &copy, to, from)
-                       : host_copy_async(context, stream, &copy, to, from);
+    Side dst = SIDE(box, dst, box->dstZ, box->dstHeight), src = SIDE(box, src, box->srcZ, box->srcHeight);
+    return box_copy(context, stream, copy, dst, src, synchronous);
 }
 
 CUresult host_cuMemcpy2D(const CUDA_MEMCPY2D *box) {
-    Context *context = ENTER_CONTEXT(Memcpy2D);
-    return box_2d(context, box, CU_STREAM_LEGACY, true);
+    return box_2d(ENTER_CONTEXT(Memcpy2D), box, CU_STREAM_LEGACY, true);
 }
 
 CUresult host_cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *box) {
-    Context *context = ENTER_CONTEXT(Memcpy2DUnaligned);
-    return box_2d(context, box, CU_STREAM_LEGACY, true);
+    return box_2d(ENTER_CONTEXT(Memcpy2DUnaligned), box, CU_STREAM_LEGACY, true);
 }
 
 CUresult host_cuMemcpy2DAsync(const CUDA_MEMCPY2D *box, CUstream stream) {
-    Context *context = ENTER_STREAM(Memcpy2DAsync, stream);
-    return box_2d(context, box, stream, false);
+    return box_2d(ENTER_STREAM(Memcpy2DAsync, stream), box, stream, false);
 }
 
 CUresult host_cuMemcpy3D(const CUDA_MEMCPY3D *box) {
-    Context *context = ENTER_CONTEXT(Memcpy3D);
-    return box_3d(context, box, CU_STREAM_LEGACY, true);
+    return box_3d(ENTER_CONTEXT(Memcpy3D), box, CU_STREAM_LEGACY, true);
 }
 
 CUresult host_cuMemcpy3DAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
-    Context *context = ENTER_STREAM(Memcpy3DAsync, stream);
-    return box_3d(context, box, stream, false);
+    return box_3d(ENTER_STREAM(Memcpy3DAsync, stream), box, stream, false);
 }
 
 /* ---- between devices ---- */
@@ -115,7 +90,7 @@ static CUresult peer_ordered(Context *context, Context *dst_context, Context *sr
     if (result == CUDA_SUCCESS) {
         for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++) {
             result = host_stream_wait_point(stream, points.at[i]);
-            watch_wait_point(stream, points.at[i]);
+            WATCH(host_order_stream_after(stream, points.at[i]));
         }
         if (result == CUDA_SUCCESS)
             result = host_stream_push(stream, &(Op){.kind = OP_COPY, .copy = *copy});
@@ -128,7 +103,7 @@ static CUresult peer_ordered(Context *context, Context *dst_context, Context *sr
         result = host_stream_begin(others[i], CU_STREAM_LEGACY, &stream);
         if (result != CUDA_SUCCESS) break;
         result = host_stream_wait_point(stream, end);
-        watch_wait_point(stream, end);
+        WATCH(host_order_stream_after(stream, end));
         host_stream_end(stream);
     }
     host_points_end(&points);

@@ -16,7 +16,7 @@ static CUresult submit(Context *context, CUstream stream, const Fill *fill, bool
      * that the host could look at. */
     if (!synchronous || kind == MEMORY_DEVICE) return CUDA_SUCCESS;
     HOST_TRY(host_point_wait(end));
-    watch_host_waited(end.stream);
+    WATCH(host_order_host_after(end.stream));
     return (CUresult)atomic_load(&context->error);
 }
 
@@ -25,33 +25,28 @@ static Fill linear(CUdeviceptr dst, uint32_t value, uint32_t element, size_t cou
 }
 
 CUresult host_cuMemsetD8(CUdeviceptr dst, unsigned char value, size_t count) {
-    Context *context = ENTER_CONTEXT(MemsetD8);
     Fill fill = linear(dst, value, 1, count);
-    return submit(context, CU_STREAM_LEGACY, &fill, true);
+    return submit(ENTER_CONTEXT(MemsetD8), CU_STREAM_LEGACY, &fill, true);
 }
 
 CUresult host_cuMemsetD32(CUdeviceptr dst, unsigned int value, size_t count) {
-    Context *context = ENTER_CONTEXT(MemsetD32);
     Fill fill = linear(dst, value, 4, count);
-    return submit(context, CU_STREAM_LEGACY, &fill, true);
+    return submit(ENTER_CONTEXT(MemsetD32), CU_STREAM_LEGACY, &fill, true);
 }
 
 CUresult host_cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {
-    Context *context = ENTER_STREAM(MemsetD8Async, stream);
     Fill fill = linear(dst, value, 1, count);
-    return submit(context, stream, &fill, false);
+    return submit(ENTER_STREAM(MemsetD8Async, stream), stream, &fill, false);
 }
 
 CUresult host_cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t count, CUstream stream) {
-    Context *context = ENTER_STREAM(MemsetD16Async, stream);
     Fill fill = linear(dst, value, 2, count);
-    return submit(context, stream, &fill, false);
+    return submit(ENTER_STREAM(MemsetD16Async, stream), stream, &fill, false);
 }
 
 CUresult host_cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t count, CUstream stream) {
-    Context *context = ENTER_STREAM(MemsetD32Async, stream);
     Fill fill = linear(dst, value, 4, count);
-    return submit(context, stream, &fill, false);
+    return submit(ENTER_STREAM(MemsetD32Async, stream), stream, &fill, false);
 }
 
 CUresult host_cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,

@@ -28,7 +28,7 @@ CUresult host_enter_stream(Call call, CUstream handle, Context **context) {
     Stream *stream = host_object_find(&host.streams, (uint64_t)(uintptr_t)handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     *context = stream->context;
-    watch_context(*context, handle);
+    WATCH(host_misuse_context(*context, handle));
     return (CUresult)atomic_load_explicit(&(*context)->error, memory_order_relaxed);
 }
 

@@ -62,7 +62,7 @@ static void context_end(Context *context) {
     pthread_mutex_unlock(&context->lock);
     host_streams_wake();
     host_points_start(&points);
-    if (host_context_points(context, &points) == CUDA_SUCCESS) host_points_wait(&points);
+    if (host_streams_points(context, NULL, true, &points) == CUDA_SUCCESS) host_points_wait(&points);
     host_points_end(&points);
     for (;;) { /* closing unlinks, sooner or later: always take the first still open */
         Stream *open = NULL;

@@ -293,7 +293,6 @@ void host_point_settle(Point point);   /* virtual clock: let the workers do what
  * every blocking stream. */
 CUresult host_stream_points(Stream *stream, Points *points);
 CUresult host_streams_points(Context *context, const Stream *except, bool all, Points *points);
-CUresult host_context_points(Context *context, Points *points);
 CUresult host_points_wait(Points *points);
 CUresult host_context_wait(Context *context); /* everything queued in the context */
 void host_streams_wake(void);  /* everyone looks again: shutdown, cancel, clock */
@@ -435,6 +434,8 @@ MemoryKind host_memory_kind(uintptr_t address, size_t size, bool write); /* take
 MemoryKind host_memory_kind_locked(uintptr_t address, size_t size, bool write);
 void *host_pages_map(size_t bytes, size_t alignment); /* private, zero, costs nothing untouched */
 void host_range_release(Range *range); /* out of the map already: pages, charge, struct */
+CUresult host_memory_take(Context *context, RangeKind kind, size_t size, unsigned flags,
+                          CUdeviceptr *pointer);
 CUresult host_memory_free(uintptr_t address, RangeKind kind, RangeKind other);
 CUresult host_memory_wait(uintptr_t address, RangeKind *kind); /* before a free */
 void host_memory_drop(uint64_t context); /* a context ends: all that it allocated */
@@ -483,6 +484,17 @@ static inline bool host_is_down(void) {
 }
 static inline uint64_t host_next_id(void) {
     return atomic_fetch_add_explicit(&host.next_id, 1, memory_order_relaxed) + 1;
+}
+
+static inline CUmemAccess_flags host_access_flags(bool reads, bool writes) {
+    if (writes) return CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return reads ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+/* Who may read and who may write, a bit per device, after `bit` was given `flags`. */
+static inline void host_access_set(uint64_t *readers, uint64_t *writers, uint64_t bit,
+                                   CUmemAccess_flags flags) {
+    *readers = flags != CU_MEM_ACCESS_FLAGS_PROT_NONE ? *readers | bit : *readers & ~bit;
+    *writers = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? *writers | bit : *writers & ~bit;
 }
 
 #include "resources.h"

@@ -92,5 +92,5 @@ void hostdev_shutdown(void) {
            pthread_cond_timedwait(&host.worker_gone, &host.worker_lock, &deadline) != ETIMEDOUT) {
     }
     pthread_mutex_unlock(&host.worker_lock);
-    if (first) watch_leaks();
+    if (first) WATCH(host_misuse_leaks());
 }

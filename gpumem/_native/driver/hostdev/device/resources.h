@@ -18,9 +18,10 @@ typedef struct Physical { /* memory without an address; every field under map_lo
     uintptr_t shadow;  /* key of its bytes' marks in instruments/; beyond all addresses, never reused */
 } Physical;
 Physical *host_physical_new(const CUmemAllocationProp *prop, size_t size, bool exportable);
-Physical *host_physical_find(CUmemGenericAllocationHandle handle); /* map_lock held */
 void host_physical_drop(Physical *physical);                      /* map_lock held for writing */
 int host_physical_file(const Physical *physical);
+enum { HOST_FILE_NAME = 128 };
+bool host_file_name(int file, char name[HOST_FILE_NAME]); /* as the kernel shows it */
 CUresult host_prop_check(const CUmemAllocationProp *prop);
 void host_physicals_reborn(void); /* forked child: the parent's file is not ours */
 void host_mappings_freeze(Range *range); /* forked child: what is shared may only be read */

@@ -153,7 +153,7 @@ static CUresult step_push(Stream *stream, CUexternalSemaphore semaphore,
     step->value = value;
     result = host_stream_push(stream, &(Op){.kind = OP_RUN, .run = {run, step_drop, step}});
     if (result != CUDA_SUCCESS) step_drop(step);
-    else watch_semaphore(stream, run == wait_run);
+    else WATCH((run == wait_run ? host_order_loosen : host_order_publish)(stream));
     return result;
 }
 

@@ -353,9 +353,8 @@ static size_t name_latest(Stream *stream, uint64_t graph) {
     return named;
 }
 
-CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
-                                     CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
-    Context *context = ENTER_STREAM(StreamGetCaptureInfo, handle);
+static CUresult capture_info(Context *context, CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
+                             CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
     Stream *stream;
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_stream_resolve(context, handle, &stream));
@@ -367,7 +366,7 @@ CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *sta
     *status = status_of(capture);
     if (id) *id = capture ? capture->id : 0;
     if (graph) *graph = capture ? (CUgraph)(uintptr_t)capture->graph : NULL;
-    size_t named = capture ? name_latest(stream, capture->graph) : 0;
+    size_t named = capture && (dependencies || count) ? name_latest(stream, capture->graph) : 0;
     if (dependencies) *dependencies = named ? stream->named : NULL;
     if (count) *count = named;
     unlock();
@@ -375,19 +374,15 @@ CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *sta
     return CUDA_SUCCESS;
 }
 
+CUresult host_cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
+                                     CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
+    Context *context = ENTER_STREAM(StreamGetCaptureInfo, handle);
+    return capture_info(context, handle, status, id, graph, dependencies, count);
+}
+
 CUresult host_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
     Context *context = ENTER_STREAM(StreamIsCapturing, handle);
-    Stream *stream;
-    if (!status) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_stream_resolve(context, handle, &stream));
-    if (stream->role == ROLE_LEGACY && host_capture_blocks_legacy(context, false))
-        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    pthread_mutex_lock(&stream->object.lock);
-    lock();
-    *status = status_of(stream->capture);
-    unlock();
-    pthread_mutex_unlock(&stream->object.lock);
-    return CUDA_SUCCESS;
+    return capture_info(context, handle, status, NULL, NULL, NULL, NULL);
 }
 
 CUresult host_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {

@@ -220,7 +220,7 @@ CUresult host_cuGraphLaunch(CUgraphExec handle, CUstream stream) {
     CUresult result = host_stream_begin(context, stream, &found);
     if (result == CUDA_SUCCESS) {
         result = host_stream_push(found, &op);
-        if (result == CUDA_SUCCESS) watch_program(found, program);
+        if (result == CUDA_SUCCESS) WATCH(host_order_program(found, program));
         host_stream_end(found);
     }
     if (result != CUDA_SUCCESS) program_drop(program);

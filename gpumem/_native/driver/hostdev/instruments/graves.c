@@ -14,7 +14,7 @@ void host_grave_add(Range *range) {
     pthread_rwlock_unlock(&host.map_lock);
 }
 
-bool host_grave_named(uintptr_t address, size_t size) {
+bool watch_names_freed(uintptr_t address, size_t size) {
     if (host_map_free(&graves, address, size)) return false;
     host_misuse_use_after_free(address, size);
     return true;

@@ -1,7 +1,7 @@
 /* The hooks of the instruments: all that the device's own code calls of this folder.
  *
- * A reader of the device may skip every line that begins with count_, inject_, spend_,
- * delay_, watch_ or rehearse_. While its instrument is off a hook does nothing, at the price
+ * A reader of the device may skip every call of count_, inject_, spend_, delay_, watch_ or
+ * rehearse_, and every WATCH. While its instrument is off a hook does nothing, at the price
  * of one relaxed load. controls.h is what switches the instruments on.
  *
  * Third part of internal.h, which includes it at its end; no other file does.
@@ -59,19 +59,30 @@ typedef struct Bytes {
 } Bytes;
 typedef bool (*Ordered)(const Access *access, const void *data);
 
-Known *host_order_record(Stream *stream, Point point); /* for an event to keep */
+/* An event was recorded: what it keeps. Event and stream are locked. */
+Known *host_order_record(Stream *stream, Point point);
+/* Before a stream is locked: what the default stream's rules order before its next operation. */
 void host_order_begin(Stream *stream);
+/* The stream waits for an event's latest record, with the event locked; or for a point. */
 void host_order_stream_saw(Stream *stream, const Known *known, Point point);
 void host_order_stream_after(Stream *stream, Point point);
+/* The host found that this record of an event has been passed. Nothing is locked. */
 void host_order_event_seen(CUevent handle, Point point);
+/* The host has waited for the stream; for the legacy stream: for all blocking ones. */
 void host_order_host_after(Stream *stream);
 void host_order_host_after_all(Context *context);
+/* Operation `number` was queued. The stream is locked. */
 void host_order_op(Stream *stream, uint64_t number, const Op *op);
+/* A graph was queued as one operation. The stream is locked, so its worker cannot have begun,
+ * nor dropped the program. */
 void host_order_program(Stream *stream, const Program *program);
 void host_order_copy(Stream *stream, uint64_t number, const Copy *copy); /* NULL: the host copies */
-void host_order_fresh(uintptr_t address, size_t size); /* new memory: no access yet */
+/* Memory was allocated: it has not been accessed. map_lock is held for writing. */
+void host_order_fresh(uintptr_t address, size_t size);
+/* A pool's block was handed out, or is being freed; NULL: by the host. The stream is locked. */
 void host_order_block_begins(Stream *stream, uintptr_t base, size_t size);
 void host_order_block_ends(Stream *stream, uintptr_t address);
+/* The operation just queued waits for a semaphore, or signals one. The stream is locked. */
 void host_order_loosen(Stream *stream);
 void host_order_publish(Stream *stream);
 void host_order_start(void);
@@ -82,13 +93,14 @@ void host_shadow_forget(uintptr_t address, size_t size);
 void host_shadow_reborn(void);
 
 void host_grave_add(Range *range);
-bool host_grave_named(uintptr_t address, size_t size);
+/* Whether bytes that no range holds were freed while looking for misuse. map_lock held. */
+bool watch_names_freed(uintptr_t address, size_t size);
 bool host_free_block_named(uintptr_t address, size_t size);
 void host_graves_reborn(void);
 
 extern _Atomic bool host_misuse_on;
 void host_misuse_unordered(Access access, bool writes, Access before, bool wrote, Bytes bytes);
-void host_misuse_context(Context *context, CUstream stream);
+void host_misuse_context(Context *context, CUstream stream); /* is it the current one? */
 void host_misuse_use_after_free(uintptr_t address, size_t size);
 void host_misuse_leaks(void);
 
@@ -96,72 +108,11 @@ static inline bool host_misuse(void) {
     return atomic_load_explicit(&host_misuse_on, memory_order_relaxed);
 }
 
-/* A stream of `context` was named: is that the current one? */
-static inline void watch_context(Context *context, CUstream stream) {
-    if (host_misuse()) host_misuse_context(context, stream);
-}
-/* Before a stream is locked: what the default stream's rules order before its next operation. */
-static inline void watch_begin(Stream *stream) {
-    if (host_misuse()) host_order_begin(stream);
-}
-/* Operation `number` was queued. The stream is locked. */
-static inline void watch_op(Stream *stream, uint64_t number, const Op *op) {
-    if (host_misuse()) host_order_op(stream, number, op);
-}
-/* A graph was queued as one operation. The stream is locked, so its worker cannot have begun,
- * nor dropped the program. */
-static inline void watch_program(Stream *stream, const Program *program) {
-    if (host_misuse()) host_order_program(stream, program);
-}
-/* The operation just queued waits for, or signals, a semaphore. The stream is locked. */
-static inline void watch_semaphore(Stream *stream, bool waits) {
-    if (host_misuse()) (waits ? host_order_loosen : host_order_publish)(stream);
-}
-/* The stream waits for a point of another one. */
-static inline void watch_wait_point(Stream *stream, Point point) {
-    if (host_misuse()) host_order_stream_after(stream, point);
-}
-/* The stream waits for an event's latest record. The event is locked. */
-static inline void watch_wait_event(Stream *stream, const Event *event) {
-    if (host_misuse()) host_order_stream_saw(stream, event->known, event->point);
-}
-/* An event was recorded. Both are locked. */
-static inline void watch_record(Event *event, Stream *stream) {
-    if (host_misuse()) event->known = host_order_record(stream, event->point);
-}
-/* The event's latest record counts no more. It is locked. */
-static inline void watch_forget(Event *event) {
-    free(event->known);
-    event->known = NULL;
-}
-/* The host knows that this record of an event has been passed. Nothing is locked. */
-static inline void watch_event_seen(CUevent event, Point point) {
-    if (host_misuse()) host_order_event_seen(event, point);
-}
-/* The host has waited for the stream; for the legacy stream: for all blocking ones. */
-static inline void watch_host_waited(Stream *stream) {
-    if (host_misuse()) host_order_host_after(stream);
-}
-static inline void watch_host_waited_for_all(Context *context) {
-    if (host_misuse()) host_order_host_after_all(context);
-}
-/* The host copies in the caller's thread, after waiting for the legacy stream. */
-static inline void watch_host_copy(Context *context, const Copy *copy) {
-    if (!host_misuse()) return;
-    host_order_host_after(context->legacy);
-    host_order_copy(NULL, 0, copy);
-}
-/* Memory was allocated. map_lock is held for writing. */
-static inline void watch_fresh(uintptr_t address, size_t size) {
-    if (host_misuse()) host_order_fresh(address, size);
-}
-/* A pool's block was handed out, or is being freed; NULL: by the host. The stream is locked. */
-static inline void watch_block_begins(Stream *stream, uintptr_t base, size_t size) {
-    if (host_misuse()) host_order_block_begins(stream, base, size);
-}
-static inline void watch_block_ends(Stream *stream, uintptr_t address) {
-    if (host_misuse()) host_order_block_ends(stream, address);
-}
+/* What only the search for misuse does. */
+#define WATCH(action)              \
+    do {                           \
+        if (host_misuse()) action; \
+    } while (0)
 /* Whether even a small allocation gets pages of its own, to lose their access when freed. */
 static inline bool watch_needs_own_pages(void) { return host_misuse(); }
 /* Device memory was freed. True: its addresses stay reserved for ever, and the range with them. */
@@ -170,17 +121,9 @@ static inline bool watch_bury(Range *range) {
     if (buries) host_grave_add(range);
     return buries;
 }
-/* Whether bytes that no range holds were freed while looking for misuse. map_lock held. */
-static inline bool watch_names_freed(uintptr_t address, size_t size) {
-    return host_grave_named(address, size);
-}
 /* Whether bytes are of a segment, but of none of its used blocks. map_lock held. */
 static inline bool watch_names_free_block(uintptr_t address, size_t size) {
     return host_misuse() && host_free_block_named(address, size);
-}
-/* At shutdown. */
-static inline void watch_leaks(void) {
-    if (host_misuse()) host_misuse_leaks();
 }
 /* In a forked child, which begins with nothing. */
 static inline void watch_reborn(void) {

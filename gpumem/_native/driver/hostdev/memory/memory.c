@@ -54,7 +54,7 @@ Range *host_range_new(RangeKind kind, uintptr_t base, size_t size, Context *cont
 void host_range_add(Range *range) {
     pthread_rwlock_wrlock(&host.map_lock);
     host_map_insert(&host.ranges, range);
-    watch_fresh(range->base, range->size);
+    WATCH(host_order_fresh(range->base, range->size));
     pthread_rwlock_unlock(&host.map_lock);
 }
 
@@ -162,7 +162,7 @@ CUresult host_cuMemAlloc(CUdeviceptr *pointer, size_t size) {
     pthread_rwlock_wrlock(&host.map_lock);
     if (!own_pages) result = slab_take(range);
     if (result == CUDA_SUCCESS) host_map_insert(&host.ranges, range);
-    if (result == CUDA_SUCCESS) watch_fresh(range->base, size);
+    if (result == CUDA_SUCCESS) WATCH(host_order_fresh(range->base, size));
     pthread_rwlock_unlock(&host.map_lock);
     if (result != CUDA_SUCCESS) free(range);
     else *pointer = range->base;
@@ -173,13 +173,18 @@ CUresult host_cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int 
     Context *context = ENTER_CONTEXT(MemAllocManaged);
     bool attach = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST;
     if (!pointer || size == 0 || !attach) return CUDA_ERROR_INVALID_VALUE;
+    return host_memory_take(context, RANGE_MANAGED, size, flags, pointer);
+}
+
+/* Pages that host and device both use: charged to no device. */
+CUresult host_memory_take(Context *context, RangeKind kind, size_t size, unsigned flags,
+                          CUdeviceptr *pointer) {
     if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
     size_t mapped = host_round_up(size, 4 * KIB);
     void *pages = host_pages_map(mapped, size >= HOST_BLOCK ? HOST_BLOCK : 4 * KIB);
-    if (!pages) return CUDA_ERROR_OUT_OF_MEMORY;
-    Range *range = host_range_new(RANGE_MANAGED, (uintptr_t)pages, size, context);
+    Range *range = pages ? host_range_new(kind, (uintptr_t)pages, size, context) : NULL;
     if (!range) {
-        munmap(pages, mapped);
+        if (pages) munmap(pages, mapped);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     range->mapped = mapped;
@@ -253,7 +258,7 @@ CUresult host_cuMemFree(CUdeviceptr pointer) {
     if (pointer == 0) return CUDA_SUCCESS;
     HOST_TRY(host_memory_wait((uintptr_t)pointer, &kind));
     if (kind == RANGE_POOLED) {
-        watch_block_ends(NULL, (uintptr_t)pointer);
+        WATCH(host_order_block_ends(NULL, (uintptr_t)pointer));
         return host_pooled_free((uintptr_t)pointer, (Point){NULL, 0, 0});
     }
     if (kind == RANGE_IMPORTED)

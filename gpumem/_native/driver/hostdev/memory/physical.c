@@ -169,10 +169,6 @@ int host_physical_file(const Physical *physical) {
     return physical->fd >= 0 ? physical->fd : shared_file;
 }
 
-Physical *host_physical_find(CUmemGenericAllocationHandle handle) {
-    return host_object_find(&host.physicals, (uint64_t)handle);
-}
-
 /* One reference less was just counted: the memory goes with the last. */
 void host_physical_drop(Physical *physical) {
     if (physical->handles > 0 || physical->mappings > 0) return;
@@ -211,7 +207,7 @@ CUresult host_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 CUresult host_cuMemRelease(CUmemGenericAllocationHandle handle) {
     ENTER(MemRelease);
     pthread_rwlock_wrlock(&host.map_lock);
-    Physical *physical = host_physical_find(handle);
+    Physical *physical = host_object_find(&host.physicals, handle);
     if (physical && --physical->handles == 0) {
         host_object_hide(&host.physicals, physical, handle);
         host_physical_drop(physical);
@@ -243,7 +239,7 @@ CUresult host_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
     ENTER(MemGetAllocationPropertiesFromHandle);
     if (!prop) return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);
-    Physical *physical = host_physical_find(handle);
+    Physical *physical = host_object_find(&host.physicals, handle);
     if (physical) *prop = physical->prop;
     pthread_rwlock_unlock(&host.map_lock);
     return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -271,7 +267,7 @@ CUresult host_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocati
     int file = -1;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&host.map_lock);
-    Physical *physical = host_physical_find(handle);
+    Physical *physical = host_object_find(&host.physicals, handle);
     bool offered = physical && physical->fd >= 0 && type == physical->prop.requestedHandleTypes;
     if (offered) {
         file = fcntl(physical->fd, F_DUPFD_CLOEXEC, 3);
@@ -282,16 +278,21 @@ CUresult host_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocati
     return result;
 }
 
+bool host_file_name(int file, char name[HOST_FILE_NAME]) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(path, name, HOST_FILE_NAME - 1);
+    if (length >= 0) name[length] = 0;
+    return length >= 0;
+}
+
 /* What a descriptor is: one of ours has its location in its name. */
 static bool file_describe(int file, CUmemAllocationProp *prop, size_t *size) {
-    char path[64], link[128];
+    char name[HOST_FILE_NAME];
     struct stat status;
     int type, id;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    ssize_t length = readlink(path, link, sizeof link - 1);
-    if (length < 0 || fstat(file, &status) != 0) return false;
-    link[length] = 0;
-    if (sscanf(link, "/memfd:gpumem-handle-%d-%d", &type, &id) != 2) return false;
+    if (!host_file_name(file, name) || fstat(file, &status) != 0) return false;
+    if (sscanf(name, "/memfd:gpumem-handle-%d-%d", &type, &id) != 2) return false;
     *prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                   .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
     prop->location.type = (CUmemLocationType)type;

@@ -20,20 +20,10 @@ CUresult host_cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
     if (!pointer || (flags & ~(unsigned)ALLOC_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
     *pointer = NULL;
     if (size == 0) return CUDA_SUCCESS;
-    if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
-    size_t mapped = host_round_up(size, 4 * KIB);
-    void *pages = host_pages_map(mapped, size >= HOST_BLOCK ? HOST_BLOCK : 4 * KIB);
-    if (!pages) return CUDA_ERROR_OUT_OF_MEMORY;
-    Range *range = host_range_new(RANGE_PINNED, (uintptr_t)pages, size, context);
-    if (!range) {
-        munmap(pages, mapped);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    range->mapped = mapped;
-    range->flags = flags;
-    host_range_add(range);
-    *pointer = pages;
-    return CUDA_SUCCESS;
+    CUdeviceptr address = 0;
+    CUresult result = host_memory_take(context, RANGE_PINNED, size, flags, &address);
+    *pointer = (void *)(uintptr_t)address;
+    return result;
 }
 
 /* Every page of the range exists; the kernel looks at its list of mappings, not at pages. */

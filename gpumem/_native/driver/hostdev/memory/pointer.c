@@ -135,9 +135,7 @@ static uint64_t attribute_value(const Range *range, int attribute, uintptr_t add
     case ATTRIBUTE_MAPPING_SIZE: return range->size;
     case CU_POINTER_ATTRIBUTE_MAPPED: return 1;
     case ATTRIBUTE_ACCESS_FLAGS:
-        return range->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-               : range->readable ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        return host_access_flags(range->readable, range->writable);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return range->kind == RANGE_POOLED ? pool_of(range) : 0;
     default: return 0;

@@ -114,7 +114,7 @@ CUresult host_cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
     if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = CUDA_SUCCESS;
     pthread_rwlock_wrlock(&host.map_lock);
-    Physical *physical = host_physical_find(handle);
+    Physical *physical = host_object_find(&host.physicals, handle);
     if (!physical) result = CUDA_ERROR_INVALID_VALUE;
     else if (size != physical->size) result = CUDA_ERROR_NOT_SUPPORTED;
     else if (!reserved_and_empty(range->base, size)) result = CUDA_ERROR_INVALID_VALUE;
@@ -233,10 +233,7 @@ static CUresult access_check(uintptr_t base, size_t size, const CUmemAccessDesc 
 static void access_note(Range *range, const CUmemAccessDesc *access) {
     uint64_t bit = 0;
     (void)location_bit(&access->location, range, &bit);
-    bool reads = access->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    bool writes = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    range->readers = reads ? range->readers | bit : range->readers & ~bit;
-    range->writers = writes ? range->writers | bit : range->writers & ~bit;
+    host_access_set(&range->readers, &range->writers, bit, access->flags);
 }
 
 /* Pages of a NUMA node come from that node; a kernel without NUMA has node 0 alone. */
@@ -317,9 +314,7 @@ CUresult host_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *loc
     Range *range = host_map_find(&host.ranges, (uintptr_t)pointer);
     if (range && range->kind == RANGE_MAPPING) result = location_bit(location, range, &bit);
     if (result == CUDA_SUCCESS)
-        *flags = range->writers & bit   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                 : range->readers & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                        : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        *flags = host_access_flags(range->readers & bit, range->writers & bit);
     pthread_rwlock_unlock(&host.map_lock);
     return result;
 }

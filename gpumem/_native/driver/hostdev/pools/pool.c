@@ -106,6 +106,8 @@ static CUresult default_pool(int device, uint64_t *handle) { /* setup_lock held 
 
 static CUresult device_pool(int device, bool current, CUmemoryPool *pool) {
     uint64_t handle = 0;
+    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    HOST_TRY(host_device_check(device));
     pthread_mutex_lock(&host.setup_lock);
     CUresult result = default_pool(device, &handle);
     if (current && host.devices[device].current_pool) handle = host.devices[device].current_pool;
@@ -116,15 +118,11 @@ static CUresult device_pool(int device, bool current, CUmemoryPool *pool) {
 
 CUresult host_cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
     ENTER(DeviceGetDefaultMemPool);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_device_check(device));
     return device_pool(device, false, pool);
 }
 
 CUresult host_cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
     ENTER(DeviceGetMemPool);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_device_check(device));
     return device_pool(device, true, pool);
 }
 
@@ -161,7 +159,7 @@ static CUresult pool_alloc(Context *context, CUdeviceptr *pointer, size_t size, 
         else if (stream->capture) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         else result = host_block_take(pool, stream, size, &block);
         if (result == CUDA_SUCCESS) *pointer = block->base;
-        if (result == CUDA_SUCCESS) watch_block_begins(stream, block->base, size);
+        if (result == CUDA_SUCCESS) WATCH(host_order_block_begins(stream, block->base, size));
         host_pool_unlock(pool);
     }
     host_stream_end(stream);
@@ -179,8 +177,7 @@ CUresult host_cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream
 
 CUresult host_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool,
                                       CUstream stream) {
-    Context *context = ENTER_STREAM(MemAllocFromPoolAsync, stream);
-    return pool_alloc(context, pointer, size, pool, stream);
+    return pool_alloc(ENTER_STREAM(MemAllocFromPoolAsync, stream), pointer, size, pool, stream);
 }
 
 /* Several threads may free it; the first one does: the block is looked up again under its pool's lock. */
@@ -235,7 +232,7 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     if (kind == RANGE_MANAGED) return CUDA_ERROR_NOT_SUPPORTED;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
     CUresult result = stream->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : host_capture_forbids_pool(stream);
-    if (result == CUDA_SUCCESS) watch_block_ends(stream, (uintptr_t)pointer);
+    if (result == CUDA_SUCCESS) WATCH(host_order_block_ends(stream, (uintptr_t)pointer));
     if (result == CUDA_SUCCESS && kind == RANGE_IMPORTED) host_import_forget((uintptr_t)pointer);
     if (result == CUDA_SUCCESS)
         result = kind == RANGE_IMPORTED || kind == RANGE_DEVICE
@@ -343,14 +340,11 @@ static bool is_home(const Pool *pool, const CUmemLocation *location) {
 }
 
 static CUresult pool_access(Pool *pool, const CUmemAccessDesc *access) {
-    bool reads = access->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     bool writes = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_device_check(access->location.id));
     if (is_home(pool, &access->location)) return writes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    uint64_t bit = (uint64_t)1 << access->location.id;
-    pool->readers = reads ? pool->readers | bit : pool->readers & ~bit;
-    pool->writers = writes ? pool->writers | bit : pool->writers & ~bit;
+    host_access_set(&pool->readers, &pool->writers, (uint64_t)1 << access->location.id, access->flags);
     return CUDA_SUCCESS;
 }
 
@@ -372,9 +366,7 @@ CUresult host_cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool handle, 
     Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     uint64_t bit = (uint64_t)1 << location->id;
     bool home = is_home(pool, location);
-    *flags = home || (pool->writers & bit) ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-             : pool->readers & bit         ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                           : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    *flags = host_access_flags(pool->readers & bit, home || (pool->writers & bit));
     host_pool_unlock(pool);
     return CUDA_SUCCESS;
 }

@@ -26,12 +26,8 @@ static uint64_t file_identity(int file) {
 }
 
 static bool is_pool_file(int file) {
-    char path[64], link[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    ssize_t length = readlink(path, link, sizeof link - 1);
-    if (length < 0) return false;
-    link[length] = 0;
-    return strncmp(link, "/memfd:gpumem-pool", 18) == 0;
+    char name[HOST_FILE_NAME];
+    return host_file_name(file, name) && strncmp(name, "/memfd:gpumem-pool", 18) == 0;
 }
 
 CUresult host_cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle,

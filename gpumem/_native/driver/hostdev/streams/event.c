@@ -9,7 +9,8 @@
 
 static void forget(Event *event) { /* what the latest record was; locked */
     host_captured_free(&event->captured, &event->latest);
-    watch_forget(event);
+    free(event->known);
+    event->known = NULL;
 }
 
 static void event_unlock(Event *event) { pthread_mutex_unlock(&event->object.lock); }
@@ -76,7 +77,7 @@ static CUresult record(Event *event, Stream *stream) {
     event->point = point;
     event->time = time;
     forget(event);
-    watch_record(event, stream);
+    WATCH(event->known = host_order_record(stream, event->point));
     return CUDA_SUCCESS;
 }
 
@@ -114,7 +115,7 @@ CUresult host_cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned
         bool done = false; /* an event or a stream in a capture: nothing to queue */
         result = host_capture_wait(stream, event, &done);
         if (result == CUDA_SUCCESS && !done) result = host_stream_wait_point(stream, event->point);
-        if (result == CUDA_SUCCESS && !done) watch_wait_event(stream, event);
+        if (result == CUDA_SUCCESS && !done) WATCH(host_order_stream_saw(stream, event->known, event->point));
         event_unlock(event);
     }
     host_stream_end(stream);
@@ -137,7 +138,7 @@ CUresult host_cuEventQuery(CUevent handle) {
     HOST_TRY(event_point(handle, &point));
     host_point_settle(point);
     if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
-    watch_event_seen(handle, point);
+    WATCH(host_order_event_seen(handle, point));
     return (CUresult)atomic_load(&context->error);
 }
 
@@ -146,7 +147,7 @@ CUresult host_cuEventSynchronize(CUevent handle) {
     Point point;
     HOST_TRY(event_point(handle, &point));
     HOST_TRY(host_point_wait(point));
-    watch_event_seen(handle, point);
+    WATCH(host_order_event_seen(handle, point));
     host_pools_synchronized();
     return (CUresult)atomic_load(&context->error);
 }

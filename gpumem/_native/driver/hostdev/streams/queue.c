@@ -225,7 +225,7 @@ CUresult host_stream_push(Stream *stream, const Op *op) {
     *slot = *op;
     slot->due = due_next(stream);
     atomic_store_explicit(&stream->submitted, number, memory_order_release);
-    watch_op(stream, number, op);
+    WATCH(host_order_op(stream, number, op));
     return CUDA_SUCCESS;
 }
 
@@ -254,7 +254,7 @@ bool host_stream_has_seen(const Stream *stream, Point point) {
 
 /* What must finish first goes in as waits. What only has to come of age (its work is
  * done, its lag is not over) moves the stream's own clock instead. */
-static CUresult push_wait(Stream *stream, Point point) {
+CUresult host_stream_wait_point(Stream *stream, Point point) {
     if (point.stream == stream || host_point_done(point) || stream->capture) return CUDA_SUCCESS;
     if (host_seq_done(point)) {
         if (point.due > atomic_load(&stream->last_due)) atomic_store(&stream->last_due, point.due);
@@ -265,8 +265,6 @@ static CUresult push_wait(Stream *stream, Point point) {
     return CUDA_SUCCESS;
 }
 
-CUresult host_stream_wait_point(Stream *stream, Point point) { return push_wait(stream, point); }
-
 /* The legacy stream starts after every blocking stream, and they after it. */
 static CUresult begin_legacy(Stream *stream) {
     Points points;
@@ -275,7 +273,7 @@ static CUresult begin_legacy(Stream *stream) {
     if (host_capture_blocks_legacy(stream->context, true)) result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     pthread_mutex_lock(&stream->object.lock);
     for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++)
-        result = push_wait(stream, points.at[i]);
+        result = host_stream_wait_point(stream, points.at[i]);
     host_points_end(&points);
     return result;
 }
@@ -283,14 +281,14 @@ static CUresult begin_legacy(Stream *stream) {
 static CUresult begin_ordinary(Stream *stream) {
     Point legacy = host_stream_is_blocking(stream) ? host_stream_point(stream->context->legacy) : (Point){NULL, 0, 0};
     pthread_mutex_lock(&stream->object.lock);
-    return push_wait(stream, legacy);
+    return host_stream_wait_point(stream, legacy);
 }
 
 CUresult host_stream_begin(Context *current, CUstream handle, Stream **out) {
     Stream *stream;
     HOST_TRY(host_stream_resolve(current, handle, &stream));
     uint64_t number = atomic_load(&stream->object.handle);
-    watch_begin(stream);
+    WATCH(host_order_begin(stream));
     CUresult result = stream->role == ROLE_LEGACY ? begin_legacy(stream) : begin_ordinary(stream);
     bool gone = number == 0 || atomic_load(&stream->object.handle) != number;
     if (gone) result = CUDA_ERROR_INVALID_HANDLE;

@@ -69,13 +69,11 @@ static CUresult stream_create(Context *context, CUstream *out, unsigned flags, i
 }
 
 CUresult host_cuStreamCreate(CUstream *stream, unsigned int flags) {
-    Context *context = ENTER_CONTEXT(StreamCreate);
-    return stream_create(context, stream, flags, 0);
+    return stream_create(ENTER_CONTEXT(StreamCreate), stream, flags, 0);
 }
 
 CUresult host_cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
-    Context *context = ENTER_CONTEXT(StreamCreateWithPriority);
-    return stream_create(context, stream, flags, priority);
+    return stream_create(ENTER_CONTEXT(StreamCreateWithPriority), stream, flags, priority);
 }
 
 /* Returns at once; what is queued is still done. */
@@ -106,7 +104,7 @@ CUresult host_cuStreamQuery(CUstream handle) {
         if (!host_point_done(points.at[i])) result = CUDA_ERROR_NOT_READY;
     }
     host_points_end(&points);
-    if (result == CUDA_SUCCESS) watch_host_waited(stream);
+    if (result == CUDA_SUCCESS) WATCH(host_order_host_after(stream));
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }
@@ -118,45 +116,42 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
     CUresult result = stream_collect(context, handle, &stream, &points);
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
-    if (result == CUDA_SUCCESS) watch_host_waited(stream);
+    if (result == CUDA_SUCCESS) WATCH(host_order_host_after(stream));
     host_pools_synchronized();
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }
 
+/* Which stream is asked about; the answer goes to `out`. */
+static CUresult stream_asked(Context *context, CUstream handle, const void *out, Stream **stream) {
+    return out ? host_stream_resolve(context, handle, stream) : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult host_cuStreamGetPriority(CUstream handle, int *priority) {
-    Context *context = ENTER_STREAM(StreamGetPriority, handle);
     Stream *stream;
-    if (!priority) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetPriority, handle), handle, priority, &stream));
     *priority = stream->priority;
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuStreamGetFlags(CUstream handle, unsigned int *flags) {
-    Context *context = ENTER_STREAM(StreamGetFlags, handle);
     Stream *stream;
-    if (!flags) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetFlags, handle), handle, flags, &stream));
     HOST_TRY(host_capture_ask(stream));
     *flags = stream->flags;
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuStreamGetCtx(CUstream handle, CUcontext *out) {
-    Context *context = ENTER_STREAM(StreamGetCtx, handle);
     Stream *stream;
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetCtx, handle), handle, out, &stream));
     *out = (CUcontext)(uintptr_t)atomic_load(&stream->context->handle);
     return CUDA_SUCCESS;
 }
 
 CUresult host_cuStreamGetId(CUstream handle, unsigned long long *id) {
-    Context *context = ENTER_STREAM(StreamGetId, handle);
     Stream *stream;
-    if (!id) return CUDA_ERROR_INVALID_VALUE;
-    HOST_TRY(host_stream_resolve(context, handle, &stream));
+    HOST_TRY(stream_asked(ENTER_STREAM(StreamGetId, handle), handle, id, &stream));
     HOST_TRY(host_capture_ask(stream));
     *id = stream->id;
     return CUDA_SUCCESS;
@@ -184,24 +179,24 @@ static CUresult submit_value(Context *context, CUstream handle, OpKind kind, Val
 
 CUresult host_cuStreamWaitValue32(CUstream stream, CUdeviceptr address, uint32_t value,
                                   unsigned int flags) {
-    Context *context = ENTER_STREAM(StreamWaitValue32, stream);
-    return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, false});
+    Value wanted = {address, value, flags, false};
+    return submit_value(ENTER_STREAM(StreamWaitValue32, stream), stream, OP_WAIT_VALUE, wanted);
 }
 
 CUresult host_cuStreamWaitValue64(CUstream stream, CUdeviceptr address, uint64_t value,
                                   unsigned int flags) {
-    Context *context = ENTER_STREAM(StreamWaitValue64, stream);
-    return submit_value(context, stream, OP_WAIT_VALUE, (Value){(uintptr_t)address, value, flags, true});
+    Value wanted = {address, value, flags, true};
+    return submit_value(ENTER_STREAM(StreamWaitValue64, stream), stream, OP_WAIT_VALUE, wanted);
 }
 
 CUresult host_cuStreamWriteValue32(CUstream stream, CUdeviceptr address, uint32_t value,
                                    unsigned int flags) {
-    Context *context = ENTER_STREAM(StreamWriteValue32, stream);
-    return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, false});
+    Value written = {address, value, flags, false};
+    return submit_value(ENTER_STREAM(StreamWriteValue32, stream), stream, OP_WRITE_VALUE, written);
 }
 
 CUresult host_cuStreamWriteValue64(CUstream stream, CUdeviceptr address, uint64_t value,
                                    unsigned int flags) {
-    Context *context = ENTER_STREAM(StreamWriteValue64, stream);
-    return submit_value(context, stream, OP_WRITE_VALUE, (Value){(uintptr_t)address, value, flags, true});
+    Value written = {address, value, flags, true};
+    return submit_value(ENTER_STREAM(StreamWriteValue64, stream), stream, OP_WRITE_VALUE, written);
 }

@@ -53,10 +53,6 @@ CUresult host_stream_points(Stream *stream, Points *points) {
     return host_streams_points(stream->context, stream, false, points);
 }
 
-CUresult host_context_points(Context *context, Points *points) {
-    return host_streams_points(context, NULL, true, points);
-}
-
 CUresult host_points_wait(Points *points) {
     for (size_t i = 0; i < points->count; i++) HOST_TRY(host_point_wait(points->at[i]));
     return CUDA_SUCCESS;
@@ -65,10 +61,10 @@ CUresult host_points_wait(Points *points) {
 CUresult host_context_wait(Context *context) {
     Points points;
     host_points_start(&points);
-    CUresult result = host_context_points(context, &points);
+    CUresult result = host_streams_points(context, NULL, true, &points);
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
-    if (result == CUDA_SUCCESS) watch_host_waited_for_all(context);
+    if (result == CUDA_SUCCESS) WATCH(host_order_host_after_all(context));
     host_pools_synchronized();
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
