@@ -103,6 +103,15 @@ def _bad(key: str, value: object, accepted: str) -> ConfigError:
     return ConfigError(f"invalid {key} = {value!r}: expected {accepted}")
 
 
+def _enter_once(
+    values: dict[str, Any], given: dict[str, str], name: str, value: object, text: str
+) -> None:
+    """Enter a value under its name, and the text that gives it; refuse a second, other value."""
+    if values.setdefault(name, value) != value:
+        raise ConfigError(f"{name} is given twice with different values: {given[name]} and {text}")
+    given[name] = text
+
+
 def _setting(default: Any, parse: Parser) -> Any:
     """Describe a field of `_Settings`: its default, and what reads and checks a value."""
     return field(default=default, metadata={"parse": parse})
@@ -182,12 +191,7 @@ class _Settings:
         for key, text in items:
             field = cls._field_of(key, name)
             value = parsers[field](str(key), text)
-            if values.setdefault(field, value) != value:
-                raise ConfigError(
-                    f"{field} is given twice with different values: "
-                    f"{given[field]} and {key} = {text!r}"
-                )
-            given[field] = f"{key} = {text!r}"
+            _enter_once(values, given, field, value, f"{key} = {text!r}")
         return {field: value for field, value in values.items() if field not in cls._IMPLIED}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a session's inputs and outputs are bound to, and what the function of a run is given."""
+"""Bindings of a session's inputs and outputs, and the context that a run's function gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BoundInput", "BoundOutput", "RunContext"]
 
 @dataclass
 class BoundInput:
-    """An input, and what a run does with it."""
+    """An input, and the decision whether it is copied."""
 
     tensor: Tensor
     decision: CopyDecision
@@ -28,7 +28,7 @@ class BoundInput:
 
 @dataclass
 class BoundOutput:
-    """An output, where it is to live, and what a run does for that."""
+    """An output, its memory, and the decision whether it is copied."""
 
     memory: MemoryInfo
     decision: CopyDecision
@@ -39,16 +39,16 @@ class BoundOutput:
 
 
 class RunContext:
-    """What the function of a run works with.
+    """Inputs, outputs, stream and allocator of a run, passed to its function.
 
     Attributes
     ----------
     inputs : Mapping[str, Tensor]
-        The bound inputs, where the device can use them.
+        The bound inputs, in memory that the device can use.
     stream : Stream
-        Where work is queued; inputs are ready for work on it.
+        The stream of the work; inputs are ready for work on it.
     allocator : MemoryResource
-        Serves the device's memory, for scratch space.
+        Allocator of the device's memory, for scratch space.
 
     Examples
     --------
@@ -83,27 +83,26 @@ class RunContext:
         self._results: dict[str, Tensor] = {}
 
     def output(self, name: str, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
-        """Return the tensor that the work writes an output to, placed where its binding wants it.
+        """Return the tensor that the work writes an output to, in the memory of its binding.
 
         Parameters
         ----------
         name : str
             A bound output.
         shape, dtype
-            Of the output in this run. An array that was bound must have both.
+            Of the output in this run. A bound array must have both.
 
         Returns
         -------
         Tensor
-            The same one, if the output is asked for again.
+            The same one in every call of a run.
 
         Raises
         ------
         KeyError
             No such output is bound.
         ValueError
-            The bound array has another shape or dtype, or the output was asked for before with
-            others.
+            The bound array, or the tensor of an earlier call, has another shape or dtype.
 
         Examples
         --------
@@ -139,7 +138,7 @@ class RunContext:
         return bound.made
 
     def _reuse(self, before: Tensor | None, shape: Any, dtype: Any, of: MemoryResource) -> Tensor:
-        """Make a tensor, or take the last run's where graphs need the address to stay."""
+        """Make a tensor, or return the last run's if a graph requires the same address."""
         if self._keep and before is not None and _is_like(before, shape, dtype):
             return before
         stream = self.stream if of.memory.device == self.stream.device else None

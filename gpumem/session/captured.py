@@ -1,4 +1,4 @@
-"""Runs as graphs: what a session's function queues is captured once, and launched from then on."""
+"""Runs as graphs: the work of a session's function is captured once, and launched by later runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Call = Callable[[MemoryResource], RunContext]
 
 
 class CapturedRun:
-    """The graph of one session, of what was run and bound last.
+    """The graph of one session, for the last function and bindings.
 
-    The first run of anything is an ordinary one: it loads code, makes the outputs and warms caches,
-    none of which a graph can hold. The second is captured and launched, later ones are launched
-    only. Another function or binding begins anew, and so does a run that failed.
+    The first run is an ordinary one: it loads code, makes the outputs and warms caches, which a
+    graph cannot do. The second is captured and launched, later ones are only launched. Another
+    function or binding starts again with a first run, and so does a failed run.
     """
 
     def __init__(self, allocator: MemoryResource) -> None:
@@ -33,11 +33,11 @@ class CapturedRun:
         self._key: object = None
         self._graph: Graph | None = None
         self._context: RunContext | None = None
-        self._kept: object = None  # memory that the graph writes to
+        self._kept: object = None  # owner of memory that the graph writes to
         self._is_captured = False
 
     def run(self, key: object, stream: Stream, call: Call) -> RunContext:
-        """Do what `call` does, by calling it or by launching what it queued before."""
+        """Do the work of `call`, by calling it or by launching its captured work."""
         if key != self._key:
             self._forget()
             context = call(self._allocator)
@@ -46,7 +46,7 @@ class CapturedRun:
         try:
             if not self._is_captured:
                 context = self._capture(stream, call)
-            elif self._graph is None:  # nothing was queued: only the function itself can do it
+            elif self._graph is None:  # the capture is empty: the work is in the function itself
                 context = call(self._allocator)
             if self._graph is not None:
                 self._graph.launch()
@@ -63,7 +63,7 @@ class CapturedRun:
                 context = call(allocator)
                 graph.end()
             except BaseException:
-                graph.abandon()  # else the stream would capture what others queue
+                graph.abandon()  # else the stream would capture later work of the caller
                 raise
         self._is_captured = True
         if graph.node_count:
@@ -75,7 +75,7 @@ class CapturedRun:
 
 @contextlib.contextmanager
 def serving(resource: MemoryResource, stream: Stream) -> Any:
-    """Give what serves a capture, and what then keeps its memory as long as the graph needs it."""
+    """Yield the allocator of a capture, and a function that returns the owner of its memory."""
     if not hasattr(resource, "capture"):
         keeping = Keeping(resource)
         yield keeping, lambda handle: keeping.leases
@@ -91,7 +91,7 @@ def serving(resource: MemoryResource, stream: Stream) -> Any:
 
 
 class Keeping(MemoryResource):
-    """Hands out another resource's blocks, none of which goes back as long as its leases are."""
+    """Allocates another resource's blocks, which live as long as `leases`."""
 
     def __init__(self, resource: MemoryResource) -> None:
         super().__init__(resource.memory)
@@ -106,15 +106,15 @@ class Keeping(MemoryResource):
         alignment: int | None = None,
         shareable: bool = False,
     ) -> Buffer:
-        """Hand out a block of the resource's."""
-        # Not every resource that users write knows of blocks to share.
+        """Allocate a block of the resource."""
+        # Users' resources may lack the parameter `shareable`.
         more = {"shareable": True} if shareable else {}
         buffer = self._resource.allocate(nbytes, stream, alignment=alignment, **more)
         self.leases.add(buffer)
         return buffer
 
     def allocate_persistent(self, nbytes: SupportsIndex) -> Buffer:
-        """Hand out a long-lived block of the resource's."""
+        """Allocate a long-lived block of the resource."""
         buffer = self._resource.allocate_persistent(nbytes)
         self.leases.add(buffer)
         return buffer

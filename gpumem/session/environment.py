@@ -43,7 +43,7 @@ class _Entry:
 
 
 class Environment:
-    """Allocators by memory, shared by all sessions that use the environment.
+    """Allocators by memory, shared by all sessions of the environment.
 
     A memory is a device, its ordinal included, and a kind: ``cuda:0``, ``cuda:1`` and
     ``cuda:0/host_accessible`` are three. Safe to use from many threads.
@@ -64,10 +64,9 @@ class Environment:
 
     Notes
     -----
-    Each registered allocator counts references: `register` and `acquire` take one, `release`
-    gives one back, and with the last it is unregistered. One that was made here is then closed;
-    if buffers of it still live, with the last of those. One that was given is the giver's to
-    close.
+    Each registered allocator counts references: `register` and `acquire` add one, `release`
+    removes one, and with the last it is unregistered. An allocator that the environment made is
+    closed then, or with the last of its buffers. A resource that the caller registered stays open.
 
     Warns
     -----
@@ -97,26 +96,25 @@ class Environment:
     def register(
         self, memory: Memory, config: ArenaConfig | Settings | MemoryResource | None = None
     ) -> MemoryResource:
-        """Make or take the allocator of a memory, in place of the one that it has.
+        """Register the allocator of a memory, in place of the one that it has.
 
         Parameters
         ----------
         memory : MemoryInfo, Device or str
         config : ArenaConfig, Mapping or MemoryResource, optional
             Settings of the arena, or of the driver's pool (``use_cuda_mempool``), that is made; a
-            mapping is read over the environment's own settings. A resource is used as it is, never
-            wrapped or closed. None: the environment's settings.
+            mapping overrides the environment's own settings. A resource is used as it is, and not
+            closed. None: the environment's settings.
 
         Returns
         -------
         MemoryResource
-            The new allocator. The one before it serves those that hold a reference to it until they
-            release it.
+            The new allocator. The previous one is usable until its last reference is released.
 
         Raises
         ------
         ConfigError, TypeError, ValueError, DriverError
-            The allocator cannot be made, or is of another memory; what was registered stays.
+            The allocator cannot be made, or is of another memory; the previous one stays.
         ClosedError
             The environment is closed.
 
@@ -179,7 +177,7 @@ class Environment:
         Raises
         ------
         NoAllocatorError
-            None is registered.
+            No allocator is registered.
 
         Examples
         --------
@@ -192,20 +190,18 @@ class Environment:
         """
         info = MemoryInfo.parse(memory)
         with self._lock:
-            entry = self._entries.get(_key(info))
-            if entry is None:
-                raise NoAllocatorError(f"the environment has no allocator for {info}: register one")
+            entry = self._entry_of(info)
             entry.references += 1
             return entry.resource
 
     def release(self, allocator: Memory | MemoryResource) -> None:
-        """Give back one reference.
+        """Release one reference.
 
         Parameters
         ----------
         allocator : MemoryResource, MemoryInfo, Device or str
-            What `register` or `acquire` returned, which may have been replaced since; or its
-            memory, for the one that is registered now.
+            The result of `register` or `acquire`, even if it was replaced since; or its memory, for
+            the allocator that is registered now.
 
         Raises
         ------
@@ -225,7 +221,7 @@ class Environment:
             self._drop(self._entry_of(allocator))
 
     def references(self, allocator: Memory | MemoryResource) -> int:
-        """Return how many references an allocator has.
+        """Return the number of references of an allocator.
 
         Raises
         ------
@@ -237,17 +233,14 @@ class Environment:
 
     def _entry_of(self, allocator: Memory | MemoryResource) -> _Entry:
         if isinstance(allocator, MemoryResource):
-            found = [
-                entry
-                for entry in (*self._entries.values(), *self._replaced)
-                if entry.resource is allocator
-            ]
+            entries = (*self._entries.values(), *self._replaced)
+            found = next((entry for entry in entries if entry.resource is allocator), None)
         else:
-            entry = self._entries.get(_key(MemoryInfo.parse(allocator)))
-            found = [] if entry is None else [entry]
-        if not found:
-            raise NoAllocatorError(f"{allocator!r} is not registered in this environment")
-        return found[0]
+            found = self._entries.get(_key(MemoryInfo.parse(allocator)))
+        if found is None:
+            why = "not registered in this environment: register one"
+            raise NoAllocatorError(f"{allocator} is {why}")
+        return found
 
     def _drop(self, entry: _Entry) -> None:
         entry.references -= 1
@@ -267,15 +260,15 @@ class Environment:
     def settings_for(
         self, memory: Memory, prefix: str, more: ArenaConfig | Settings | None = None
     ) -> ArenaConfig:
-        """Return the settings of an arena of this memory: the environment's, and `more` over them.
+        """Return the settings of an arena of this memory: the environment's, overridden by `more`.
 
         Parameters
         ----------
         memory : MemoryInfo, Device or str
         prefix : {"ep_factory", "ep"}
-            For a shared allocator, or for a session's own.
+            For a shared allocator, or for a session's private arena.
         more : ArenaConfig or Mapping, optional
-            An ArenaConfig stands alone.
+            A mapping overrides the environment's settings; an ArenaConfig replaces them.
 
         Raises
         ------
@@ -310,12 +303,12 @@ class Environment:
         return self._closed
 
     def close(self) -> None:
-        """Give back what `register` holds. Idempotent.
+        """Release the references of `register`. Idempotent.
 
         Raises
         ------
         InUseError
-            A session still holds an allocator; nothing is changed.
+            A session still has a reference to an allocator; nothing is changed.
 
         Examples
         --------
@@ -340,7 +333,7 @@ class Environment:
                 if entry.references > (entry in self._entries.values())
             ]
             if held:
-                raise InUseError(f"{self!r} cannot be closed: others hold {held}")
+                raise InUseError(f"{self!r} cannot be closed: still in use are {held}")
             self._closed = True
             for entry in list(self._entries.values()):
                 self._drop(entry)
@@ -379,7 +372,7 @@ def read_prefixes(config: Any) -> Prefixed:
 
 
 def explicit_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str, Any]:
-    """Return the fields that keys set for a memory; those that name it go over bare ones."""
+    """Return the fields that keys set for a memory; keys that name it override bare ones."""
     names = names_of(memory)
     warn_of_other_prefix(given, prefix, names)
     named = [given.get((prefix, name), []) for name in sorted(names)]
@@ -401,7 +394,7 @@ def named_settings(given: Prefixed, memory: MemoryInfo, prefix: str) -> dict[str
 
 
 def names_of(memory: MemoryInfo) -> set[str]:
-    """Return the names, in lower case, by which keys may mean a memory."""
+    """Return the names of a memory in keys, in lower case."""
     names = {str(memory)}
     if str(memory) == str(memory.device):
         names.add(memory.device.type)
@@ -428,7 +421,7 @@ def warn_of_other_prefix(given: Prefixed, prefix: str, names: set[str]) -> None:
 
 
 def close_if_idle(resource: MemoryResource) -> None:
-    """Close a resource; if buffers of it still live, the last of them ends it."""
+    """Close a resource, unless it is in use: then the last of its buffers closes it."""
     with contextlib.suppress(InUseError):
         resource.close()
 

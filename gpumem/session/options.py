@@ -1,4 +1,4 @@
-"""Options of a session: typed fields, the string keys that name them, and which go together."""
+"""Options of a session: typed fields, their string keys, and the valid combinations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _native_handle
-from gpumem.config import ArenaConfig, _bad, _boolean
+from gpumem.config import ArenaConfig, _bad, _boolean, _enter_once
 from gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,33 +24,33 @@ _CALLBACKS = ("alloc", "free", "empty_cache")
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a session uses streams and memory. Fields that do not go together are refused at once.
+    """How a session uses streams and memory. Fields that contradict each other are refused.
 
     Attributes
     ----------
     user_compute_stream : stream, optional
-        The caller's stream, on which everything runs; never destroyed here. As text its handle,
-        decimal or ``0x...``. Forces the unified stream.
+        The caller's stream, on which everything runs; the session does not destroy it. As text
+        its handle, decimal or ``0x...``. Forces the unified stream.
     has_user_compute_stream : bool
         Whether there is one; None: if `user_compute_stream` is not None. The handle 0, the legacy
-        default stream, counts only where this is True.
+        default stream, requires True.
     do_copy_in_default_stream : bool
-        Copies are queued on the compute stream; False: on a stream of their own.
+        Queue copies on the compute stream; False: on a separate stream.
     use_ep_level_unified_stream : bool
-        One stream for everything, so that two runs at a time are refused. Forced by a user's
-        stream and by an external allocator; then True here, too.
+        One stream for everything, so that two runs at a time are refused. A user's stream and an
+        external allocator force it: then this is True.
     external_allocator : MemoryResource, tuple or Mapping, optional
         Serves the device's memory of this session alone: an `ExternalAllocator`; or its arguments
         ``(alloc, free)`` or ``(alloc, free, empty_cache)``; or a mapping of those names. Forces the
         unified stream.
     enable_cuda_graph : bool
-        Runs are captured and replayed, see `Session.run`: tensors that the session makes keep
+        Capture runs and replay them, see `Session.run`: tensors that the session makes keep
         their addresses from run to run, runs do not overlap, and one on a stream that the caller
-        captures does not wait. Not with the driver's pool, whose blocks no graph can keep.
+        captures does not wait. Not with the driver's pool: a graph cannot retain its blocks.
     arena : ArenaConfig or Mapping, optional
-        What the arena of the device's memory must be like.
+        Required settings of the arena of the device's memory.
     private_arena : bool
-        The session makes an arena of its own, by `arena`.
+        Make an arena for this session alone, with the settings in `arena`.
 
     Raises
     ------
@@ -85,9 +85,8 @@ class SessionOptions:
         object.__setattr__(self, "external_allocator", _allocator(self.external_allocator))
         if self.arena is not None and not isinstance(self.arena, ArenaConfig | Mapping):
             raise _bad("arena", self.arena, "an ArenaConfig or a mapping")
-        self._require_that_they_go_together()
-        if self.has_user_compute_stream or self.external_allocator is not None:
-            object.__setattr__(self, "use_ep_level_unified_stream", True)
+        self._require_no_conflict()
+        object.__setattr__(self, "use_ep_level_unified_stream", self.unified_stream)
 
     def _settle_stream(self) -> None:
         stream, flag = self.user_compute_stream, self.has_user_compute_stream
@@ -98,10 +97,10 @@ class SessionOptions:
             raise _bad("user_compute_stream", stream, "a stream, or a handle from 0 to 2**64 - 1")
         given = stream is not None
         if flag is None:
-            if given and isinstance(stream, int) and stream == 0:
+            if isinstance(stream, int) and stream == 0:
                 raise ConfigError(
-                    "invalid user_compute_stream = 0 without has_user_compute_stream = "
-                    "True: it is the legacy default stream"
+                    "invalid user_compute_stream = 0 without has_user_compute_stream = True: "
+                    "it is the legacy default stream"
                 )
             flag = given
         flag = _boolean("has_user_compute_stream", flag)
@@ -117,7 +116,7 @@ class SessionOptions:
             )
         object.__setattr__(self, "has_user_compute_stream", flag)
 
-    def _require_that_they_go_together(self) -> None:
+    def _require_no_conflict(self) -> None:
         if self.external_allocator is not None:
             if self.has_user_compute_stream:
                 raise ConfigError(
@@ -147,19 +146,16 @@ class SessionOptions:
 
     @property
     def unified_stream(self) -> bool:
-        """Whether one stream serves everything, asked for or forced."""
-        return bool(
-            self.use_ep_level_unified_stream
-            or self.has_user_compute_stream
-            or self.external_allocator is not None
-        )
+        """Whether one stream serves everything, by an option or forced by another one."""
+        return bool(self._why_unified())
 
     def _why_unified(self) -> str:
+        """Return the reason for the unified stream; empty without one."""
         if self.has_user_compute_stream:
             return "forced by user_compute_stream"
         if self.external_allocator is not None:
             return "forced by external_allocator"
-        return "use_ep_level_unified_stream = True"
+        return "use_ep_level_unified_stream = True" if self.use_ep_level_unified_stream else ""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object], name: str | None = None) -> Self:
@@ -179,30 +175,22 @@ class SessionOptions:
         TypeError
             `mapping` is not a mapping.
         ConfigError
-            Unknown key, bad value, one option given twice with different values, or options that
-            do not go together.
+            Unknown key, invalid value, one option given twice with different values, or options
+            that contradict each other.
         """
         if not isinstance(mapping, Mapping):
             kind = type(mapping).__name__
             raise TypeError(f"a session takes SessionOptions or a mapping, not {kind}")
         values: dict[str, Any] = {}
-        callbacks: dict[str, Any] = {}
         arena_keys: dict[str, object] = {}
         given: dict[str, str] = {}
         for key, value in mapping.items():
-            option, into = _option_of(key, name, values, callbacks)
-            if into is None:
+            option = _option_of(key, name)
+            if option is None:
                 arena_keys[key] = value
-                continue
-            parsed = _parse(key, option, value)
-            if option in into and into[option] != parsed:
-                raise ConfigError(
-                    f"{option} is given twice with different values: {given[option]} and "
-                    f"{key} = {value!r}"
-                )
-            into[option] = parsed
-            given[option] = f"{key} = {value!r}"
-        if callbacks:
+            else:
+                _enter_once(values, given, option, _parse(key, option, value), f"{key} = {value!r}")
+        if callbacks := {part: values.pop(part) for part in _CALLBACKS if part in values}:
             if "external_allocator" in values:
                 raise ConfigError("external_allocator is given twice: as itself and in parts")
             values["external_allocator"] = callbacks
@@ -221,19 +209,15 @@ _BOOLEANS = (
 )
 
 
-def _option_of(
-    key: object, name: str | None, values: dict[str, Any], callbacks: dict[str, Any]
-) -> tuple[str, dict[str, Any] | None]:
-    """Return a key's option and where its value goes; None: it is a setting of an arena."""
+def _option_of(key: object, name: str | None) -> str | None:
+    """Return the option or the callback of a key; None for a setting of an arena."""
     match = _KEY.match(key) if isinstance(key, str) else None
     if match is not None and name is not None and match[1] and match[1].lower() != name.lower():
         raise ConfigError(f"key {key!r} is for {match[1]!r}, not for {name!r}")
-    if match is not None and match[2] and match[3] in _CALLBACKS:
-        return match[3], callbacks
-    if match is not None and not match[2] and match[3] in _FIELDS:
-        return match[3], values
+    if match is not None and match[3] in (_CALLBACKS if match[2] else _FIELDS):
+        return match[3]
     if isinstance(key, str) and re.search(r"(?:^|\.)arena\.", key):
-        return "", None
+        return None
     accepted = ", ".join((*_FIELDS, *(f"gpu_external_{part}" for part in _CALLBACKS)))
     raise ConfigError(f"unknown key {key!r}; a session takes: {accepted}, arena.<field>")
 
@@ -247,13 +231,12 @@ def _parse(key: str, option: str, value: object) -> Any:
 
 
 def _handle(key: str, text: str) -> int:
-    """Read a handle or an address, of which the whole text must be a number."""
-    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}", text):
-        raise _bad(key, text, "a whole number, decimal or 0x..., from 0 to 2**64 - 1")
-    number = int(text, 16 if text[:2] in ("0x", "0X") else 10)
-    if number >= 1 << 64:
-        raise _bad(key, text, "a whole number, decimal or 0x..., from 0 to 2**64 - 1")
-    return number
+    """Read a handle or an address: the whole text is one number."""
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}", text):
+        number = int(text, 16 if text[:2] in ("0x", "0X") else 10)
+        if number < 1 << 64:
+            return number
+    raise _bad(key, text, "a whole number, decimal or 0x..., from 0 to 2**64 - 1")
 
 
 def _allocator(given: Any) -> MemoryResource | tuple[Any, Any, Any] | None:

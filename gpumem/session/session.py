@@ -1,8 +1,8 @@
 """Sessions: inputs and outputs bound to memory, and runs that use them without needless copies.
 
-A session knows on which device work runs and where each input and output lives. Where the device
-can use that memory as it is, the work gets it as it is; else a copy is queued, before or after.
-`Session.copy_plan` says which, and why.
+A session runs work on one device, with inputs and outputs in memory that the caller chooses. If the
+device can use that memory, the work uses it; else a copy is queued, before or after the work.
+`Session.copy_plan` returns which, and why.
 
 >>> import gpumem, numpy as np
 >>> with gpumem.Session("host") as session:
@@ -36,7 +36,7 @@ from gpumem._tensor.create import _seen
 from gpumem.adaptors._adaptor import Adaptor
 from gpumem.config import ArenaConfig
 from gpumem.device import CopyDecision, Device, MemoryInfo, decide_copy
-from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError, NoAllocatorError
+from gpumem.errors import ClosedError, ConcurrentRunError, ConfigError
 from gpumem.session.bindings import BoundInput, BoundOutput, RunContext
 from gpumem.session.captured import CapturedRun
 from gpumem.session.environment import (
@@ -61,11 +61,11 @@ class Session:
     Parameters
     ----------
     device : Device or str
-        Where the work runs.
+        The device of the work.
     options : SessionOptions or Mapping, optional
         A mapping is read by `SessionOptions.from_mapping`.
     environment : Environment, optional
-        Whose allocators serve; None: the default resources (see `get_default_resource`).
+        Source of the allocators; None: the default resources (see `get_default_resource`).
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Session:
     NoAllocatorError
         The environment has no allocator for the device's memory.
     ValueError
-        The device does not exist here.
+        The device does not exist.
 
     Notes
     -----
@@ -161,7 +161,7 @@ class Session:
         while isinstance(resource, Adaptor):
             resource = resource.upstream
         if isinstance(resource, DriverPool):
-            self._give_back()
+            self._release()
             raise ConfigError(
                 f"invalid enable_cuda_graph = True with {resource!r}, whose blocks a graph "
                 "cannot retain: expected an arena"
@@ -180,12 +180,13 @@ class Session:
     # ---- allocators ------------------------------------------------------------------------------
 
     def _choose_allocator(self) -> MemoryResource:
-        """Return what serves the device's memory in this session."""
+        """Return the allocator of the device's memory in this session."""
         options = self.options
         if options.external_allocator is not None:
             self._external = self._take_external(options.external_allocator)
             return self._external
-        wanted = {**_mapping(options.arena), **options._arena_keys}
+        settings = options.arena if isinstance(options.arena, Mapping) else {}
+        wanted = {**settings, **options._arena_keys}
         if options.private_arena or (self.environment is None and (options.arena or wanted)):
             self._private = self._make_private(wanted)
             return self._private
@@ -241,12 +242,12 @@ class Session:
                 )
 
     def allocator(self, memory: MemoryInfo | Device | str | None = None) -> MemoryResource:
-        """Return what serves a memory in this session; None is the device's own.
+        """Return the allocator of a memory in this session; None is the device's own memory.
 
         Raises
         ------
         NoAllocatorError
-            The environment has none.
+            The environment has no allocator for it.
 
         Examples
         --------
@@ -260,22 +261,19 @@ class Session:
             return self._own_memory
         if self.environment is None:
             return get_default_resource(info)
-        shared = self.environment.shared_allocator(info)
-        if shared is None:
-            raise NoAllocatorError(f"the environment has no allocator for {info}: register one")
-        return shared
+        return self.environment._entry_of(info).resource
 
     # ---- bindings --------------------------------------------------------------------------------
 
     def bind_input(self, name: str, x: Any) -> None:
-        """Bind an input, in place of what the name was bound to.
+        """Bind an input, in place of the name's previous binding.
 
         Parameters
         ----------
         name : str
         x : Tensor, ndarray, or anything with DLPack or an array interface
-            Used as it is, or copied to the device in each run; its memory is kept alive. What it
-            holds when a run begins is what the run sees.
+            Used as it is, or copied to the device in each run; its memory is kept alive. A run
+            uses its values at the beginning of the run.
 
         Raises
         ------
@@ -303,7 +301,7 @@ class Session:
             self._bound += 1
 
     def bind_output(self, name: str, memory: Any = None) -> None:
-        """Bind an output, in place of what the name was bound to.
+        """Bind an output, in place of the name's previous binding.
 
         Parameters
         ----------
@@ -316,7 +314,7 @@ class Session:
         Raises
         ------
         TypeError, ValueError, BufferError
-            `memory` is none of these, or an array that cannot be written; `name` is an input.
+            `memory` is not one of these, or a read-only array; `name` is an input.
         NoAllocatorError
             The environment has no allocator for the memory.
 
@@ -348,7 +346,7 @@ class Session:
         return BoundOutput(given.memory, decide_copy(self.device, given.memory), None, given)
 
     def copy_plan(self) -> dict[str, CopyDecision]:
-        """Return what a run does with every input and output: "alias" or "copy", and why.
+        """Return the decision for every input and output: "alias" or "copy", and the reason.
 
         Examples
         --------
@@ -359,9 +357,8 @@ class Session:
         {'x': 'alias'}
         """
         with self._lock:
-            return {name: bound.decision for name, bound in self._inputs.items()} | {
-                name: bound.decision for name, bound in self._outputs.items()
-            }
+            bindings = self._inputs | self._outputs
+            return {name: bound.decision for name, bound in bindings.items()}
 
     # ---- runs ------------------------------------------------------------------------------------
 
@@ -371,34 +368,34 @@ class Session:
         Parameters
         ----------
         fn : callable
-            ``fn(ctx)`` queues the work on ``ctx.stream`` and asks for its outputs by
-            ``ctx.output``. Whatever it raises is raised here, and `outputs` stays as it was.
+            ``fn(ctx)`` queues the work on ``ctx.stream`` and gets its outputs from
+            ``ctx.output``. Its exceptions are raised here; then `outputs` stays as it was.
         synchronize : bool, optional
-            Wait until the work is done. False: the caller does, with `compute_stream`. A stream
-            that is being captured is never waited for.
+            Wait until the work is done. False: the caller waits, with `compute_stream`. There is
+            no wait for a stream that is being captured.
 
         Raises
         ------
         ConcurrentRunError
-            Another run is going on, and the stream is unified or runs are captured; nothing is
+            Another run is active, and the stream is unified or runs are captured; nothing is
             changed.
         ValueError
-            `fn` did not ask for a bound output.
+            `fn` did not get a bound output from ``ctx.output``.
         DriverError
-            With `enable_cuda_graph`: `fn` did what cannot be captured, such as waiting for the
-            stream.
+            With `enable_cuda_graph`: `fn` made a call that cannot be captured, such as a wait for
+            the stream.
         ClosedError
             The session is closed.
 
         Notes
         -----
-        With `enable_cuda_graph` the first run calls `fn` as always; the second calls it once more,
-        while the stream captures what it queues; from then on `fn` is not called, and what was
-        captured is launched, between the copies of inputs and outputs. Another `fn`, or a
-        binding that was made anew, starts again with a first run. The outputs stay the tensors
-        that they were; what `fn` allocated while it was captured lives as long as the graph. A
-        function that queues nothing on the stream is called every time. Where the caller
-        captures the user's stream, `fn` is called and becomes a part of the caller's graph.
+        With `enable_cuda_graph` the first run calls `fn` as usual; the second calls it once more,
+        while the stream captures its work; later runs do not call `fn`: they launch the captured
+        work, between the copies of inputs and outputs. Another `fn`, or a new binding, starts
+        again with a first run. The outputs stay the same tensors; memory that `fn` allocated
+        during the capture lives as long as the graph. A function that queues nothing on the stream
+        is called every time. If the caller captures the user's stream, `fn` is called and becomes
+        a part of the caller's graph.
 
         Examples
         --------
@@ -462,13 +459,13 @@ class Session:
             self._require_open()
             if self._running and self.options.unified_stream:
                 raise ConcurrentRunError(
-                    "a run of this session is going on: with a unified stream "
-                    f"({self.options._why_unified()}) runs go one after another"
+                    "a run of this session is active: with a unified stream "
+                    f"({self.options._why_unified()}) runs cannot overlap"
                 )
             if self._running and self.options.enable_cuda_graph:
                 raise ConcurrentRunError(
-                    "a run of this session is going on: with enable_cuda_graph runs share their "
-                    "memory and go one after another"
+                    "a run of this session is active: with enable_cuda_graph runs share their "
+                    "memory and cannot overlap"
                 )
             stream = self._idle.pop(0) if self._idle else Stream(self.device)
             self._running += 1
@@ -497,7 +494,7 @@ class Session:
         for name, result in context._results.items():
             work = context._work[name]
             if work is not result:
-                # Its buffer is of the run's stream, which the copy comes after and before.
+                # The buffer belongs to the run's stream, on which the copy is ordered too.
                 copy(result, work, self._copies_for(context.stream))
 
     def _copies_for(self, stream: Stream) -> Stream:
@@ -524,7 +521,7 @@ class Session:
     def device_for_outputs(self) -> list[Device | None]:
         """Return the device whose memory each output lives in, in the order of binding.
 
-        None: an output in ordinary host memory, which is no accelerator's, of a session on a GPU.
+        None: an output in ordinary host memory, of a session on a GPU.
 
         Examples
         --------
@@ -547,14 +544,14 @@ class Session:
         return self._closed
 
     def close(self) -> None:
-        """Let go of bindings, results and allocators. Idempotent.
+        """Release bindings, results and allocators. Idempotent.
 
-        A private arena ends with the last of its buffers. The user's stream is left alone.
+        A private arena is closed with the last of its buffers. The user's stream is not destroyed.
 
         Raises
         ------
         ConcurrentRunError
-            A run is going on; nothing is changed.
+            A run is active; nothing is changed.
 
         Examples
         --------
@@ -569,14 +566,14 @@ class Session:
             if self._closed:
                 return
             if self._running:
-                raise ConcurrentRunError("a run of this session is going on: close it afterwards")
+                raise ConcurrentRunError("a run of this session is active: close it afterwards")
             self._closed = True
         self._inputs, self._outputs, self._results = {}, {}, {}
         self._idle = []
         self._captured_run = None
-        self._give_back()
+        self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         for shared in self._acquired:
             assert self.environment is not None
             self.environment.release(shared)
@@ -605,12 +602,8 @@ def _options(options: Any) -> SessionOptions:
     return options if isinstance(options, SessionOptions) else SessionOptions.from_mapping(options)
 
 
-def _mapping(arena: Any) -> Mapping[str, object]:
-    return arena if isinstance(arena, Mapping) else {}
-
-
 def _order(first: Stream, then: Stream) -> None:
-    """Let what is queued on `then` from now on follow what is queued on `first` now."""
+    """Order later work of `then` after the work that is queued on `first` now."""
     if first != then and first.device == then.device:
         then.wait(first.record())
 
@@ -619,7 +612,7 @@ def _retain(used: list[Tensor], stream: Stream) -> None:
     """Retain the memory of a run until its stream has passed the run's work.
 
     Bindings may be replaced, and the session closed or dropped, while that work is still queued.
-    Whoever launches a graph that is being captured keeps its memory.
+    The memory of a graph that is being captured is the caller's to keep.
     """
     if used and not stream.capturing:
         for tensor in used:
