@@ -36,6 +36,7 @@ from gpumem._tensor import Tensor, asarray, copy, empty, from_dlpack, full, zero
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import (
     Capability,
+    CopyDecision,
     Device,
     DriverStatus,
     MemoryInfo,
@@ -134,18 +135,12 @@ if TYPE_CHECKING:
     from gpumem import stats as stats
     from gpumem.session.environment import Environment
     from gpumem.session.options import SessionOptions
-    from gpumem.session.session import CopyDecision, RunContext, Session
+    from gpumem.session.session import RunContext, Session
     from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 else:
     # What is imported when it is first named: the names, by their modules.
     _LATER = {
-        "gpumem.session": (
-            "CopyDecision",
-            "Environment",
-            "RunContext",
-            "Session",
-            "SessionOptions",
-        ),
+        "gpumem.session": ("Environment", "RunContext", "Session", "SessionOptions"),
         "gpumem.stats": ("BlockInfo", "PoolStats", "ShrinkReport", "Stats"),
     }
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumem._core import Arena
 from gpumem._resource.pool import DriverPool
 from gpumem.config import ArenaConfig, PoolConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
 from gpumem.errors import ConfigError, DriverError, PoolFallbackWarning
-
-if TYPE_CHECKING:
-    from gpumem._budget import Budget, _Count
-    from gpumem._buffer.stream import _StreamLike
 
 __all__ = ["resource_from_config"]
 
@@ -24,23 +20,13 @@ _NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
 def resource_from_config(
     memory: MemoryInfo | Device | str,
     config: ArenaConfig | Mapping[str, object] | None = None,
-    *,
-    budget: Budget | None = None,
-    count: _Count = "reserved",
-    default_stream: _StreamLike = None,
-    name: str | None = None,
+    **options: Any,
 ) -> Arena | DriverPool:
-    """Make the resource that `MemoryResource.from_config` describes."""
-    common: dict[str, Any] = {
-        "budget": budget,
-        "count": count,
-        "default_stream": default_stream,
-        "name": name,
-    }
+    """Make the resource that `MemoryResource.from_config` describes, which has the `options`."""
     settings = config if isinstance(config, ArenaConfig) else ArenaConfig.from_mapping(config or {})
     where = MemoryInfo.parse(memory)
     if not settings.use_cuda_mempool:
-        return Arena(where, settings, **common)
+        return Arena(where, settings, **options)
     pool_settings = PoolConfig.from_arena(settings)
     if where.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
         raise ConfigError(
@@ -51,7 +37,7 @@ def resource_from_config(
     why = capability.reason
     if capability:
         try:
-            return DriverPool(where, pool_settings, **common)
+            return DriverPool(where, pool_settings, **options)
         except DriverError as error:
             if error.name != _NOT_SUPPORTED:
                 raise
@@ -61,4 +47,4 @@ def resource_from_config(
         PoolFallbackWarning,
         stacklevel=2,
     )
-    return Arena(where, settings._without_pool(), **common)
+    return Arena(where, settings._without_pool(), **options)

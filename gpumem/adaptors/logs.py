@@ -126,32 +126,17 @@ class LogAdaptor(Adaptor):
         try:
             buffer = serve_from(self.upstreams[0], nbytes, stream, options, persistent)
         except BaseException as error:
-            handle = handle_or_zero(self, stream)
-            self._record(
-                "failure", 0, nbytes, handle, persistent, f"{type(error).__name__}: {error}"
-            )
+            handle, memory = handle_or_zero(self, stream), str(self.memory)
+            why = f"{type(error).__name__}: {error}"
+            self._put(MemoryEvent("failure", 0, nbytes, handle, *_now(), memory, persistent, why))
             raise
-        memory = str(buffer.memory)
-        self._record("allocate", buffer.ptr, nbytes, buffer.stream.ptr, persistent, memory=memory)
+        ptr, handle, memory = buffer.ptr, buffer.stream.ptr, str(buffer.memory)
+        self._put(MemoryEvent("allocate", ptr, nbytes, handle, *_now(), memory, persistent))
         return buffer
 
     def _on_free(self, address: int, nbytes: int, stream: int, time: int, thread: int) -> None:
         memory = str(self.memory)
         self._put(MemoryEvent("free", address, nbytes, stream, time, thread, memory))
-
-    def _record(
-        self,
-        action: str,
-        ptr: int,
-        nbytes: int,
-        stream: int,
-        persistent: bool,
-        error: str = "",
-        memory: str | None = None,
-    ) -> None:
-        now, thread = time.time_ns(), threading.get_ident()
-        where = str(self.memory) if memory is None else memory
-        self._put(MemoryEvent(action, ptr, nbytes, stream, now, thread, where, persistent, error))
 
     def _put(self, event: MemoryEvent) -> None:
         """Pass events to the sink, oldest first; events of the sink's own calls come after it."""
@@ -172,6 +157,10 @@ class LogAdaptor(Adaptor):
                     report(error, self._sink)
         finally:
             self._in_sink.discard(thread)
+
+
+def _now() -> tuple[int, int]:
+    return time.time_ns(), threading.get_ident()
 
 
 def _is_file(sink: Sink) -> TypeGuard[_TextFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -265,25 +266,20 @@ def _needs(
 
 
 def _sorted(waits: Mapping[Hashable, set[Hashable]]) -> Iterator[Hashable]:
+    """Yield each unit after those that it waits for; of several that are ready the first."""
     order = {unit: number for number, unit in enumerate(waits)}
-    units = list(waits)
-    readers: dict[Hashable, list[Hashable]] = {unit: [] for unit in waits}
-    missing = {unit: len(needs) for unit, needs in waits.items()}
-    for unit, needs in waits.items():
-        for need in needs:
-            readers[need].append(unit)
-    ready = [order[unit] for unit in units if not missing[unit]]
-    done = 0
-    while ready:
-        unit = units[heapq.heappop(ready)]
-        done += 1
-        yield unit
-        for reader in readers[unit]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, order[reader])
-    if done < len(units):
-        stuck = [unit for unit in units if missing[unit] and isinstance(unit, int)]
+    sorter = graphlib.TopologicalSorter(waits)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        groups = sorted({unit for unit in error.args[1] if isinstance(unit, int)})
         raise ModelGraphError(
-            f"groups {stuck} cannot run as one: they need what they make themselves"
-        )
+            f"groups {groups} cannot run as one: they read values made from their own results"
+        ) from None
+    ready: list[tuple[int, Hashable]] = []
+    while sorter.is_active():
+        for unit in sorter.get_ready():
+            heapq.heappush(ready, (order[unit], unit))
+        _, unit = heapq.heappop(ready)
+        yield unit
+        sorter.done(unit)
