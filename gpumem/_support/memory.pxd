@@ -1,5 +1,7 @@
 """Memory of the host that is not malloc's: cache lines, reserved addresses, mapped pages."""
 
+from libc.stdint cimport uint32_t
+
 cdef extern from "lines.h" nogil:
     void* lines_alloc(size_t nbytes)
 
@@ -8,6 +10,20 @@ cdef extern from "reserved.h" nogil:
     void* reserved_open(size_t nbytes)
     int reserved_commit(void* base, size_t nbytes)
     void reserved_close(void* base, size_t nbytes)
+
+# Doubles an array that never moves: reserves `most` items at first, commits `capacity` of them.
+# False: `most` is reached, or the host has no memory; nothing has changed.
+cdef inline bint reserved_grow(void** array, uint32_t* capacity, uint32_t most,
+                               size_t item) noexcept nogil:
+    cdef uint32_t larger = capacity[0] * 2 if capacity[0] else 64
+    if larger > most:
+        return False
+    if array[0] == NULL:
+        array[0] = reserved_open(most * item)
+    if array[0] == NULL or reserved_commit(array[0], larger * item) != 0:
+        return False
+    capacity[0] = larger
+    return True
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t nbytes, int protection, int flags, int fd, long offset)

@@ -37,7 +37,7 @@ from gpumem._native.bfc cimport (
 )
 from gpumem._native.budget cimport budget_drop
 from gpumem._native.driver cimport (
-    context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode, DeviceContext,
+    context_is_dead, context_relax, context_restore, CUstream, CUstreamCaptureMode,
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
 from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
@@ -291,24 +291,29 @@ cdef ArenaCore* arena_create(const ArenaSettings* settings, Backing backing) noe
         return NULL
     if settings.paged:
         arena.table.packs = True
-        space_create(&arena.spaces[LARGE_SPACE], &arena.table, LARGE_RANGE, True)
-        space_create(&arena.spaces[SMALL_SPACE], &arena.small, SMALL_RANGE, False)
-        space_create(&arena.spaces[PERSISTENT_SPACE], &arena.persistent, LARGE_RANGE, True)
+        create_space(arena, LARGE_SPACE, &arena.table, LARGE_RANGE)
+        create_space(arena, SMALL_SPACE, &arena.small, SMALL_RANGE)
+        create_space(arena, PERSISTENT_SPACE, &arena.persistent, LARGE_RANGE)
         budget_init(&arena.move_budget, settings.move_budget)
     slot_retain(arena, stream_slot)
     return arena
 
 
+cdef void create_space(ArenaCore* arena, int number, Bfc* table,
+                       uint64_t first_bytes) noexcept nogil:
+    space_create(&arena.spaces[number], table, arena.context, &arena.backing.calls, first_bytes,
+                 number != SMALL_SPACE)
+
+
 cdef void forget(ArenaCore* arena) noexcept nogil:
-    cdef DeviceContext* context = NULL if context_is_dead(arena.context) else arena.context
-    cdef uint32_t i
+    cdef int i
     event_source_close(&arena.events)
     notes_free(arena)
     if arena.heap != NULL:
         heap_detach(arena)
     forget_backing(arena)
     for i in range(SPACES):
-        space_destroy(&arena.spaces[i], context)
+        space_destroy(&arena.spaces[i])
     if arena.parent != NULL:
         sum_add(&arena.parent.lent, -arena.charged)
         arena_drop(arena.parent)
@@ -400,9 +405,7 @@ cdef void release_memory(ArenaCore* arena) noexcept nogil:
     caches_flush(arena)
     if arena.settings.paged:
         drain_streams(arena)
-    lock_acquire(&arena.lock)
     free_all_pending(arena)
-    lock_release(&arena.lock)
     while release_one(arena, False) or release_one(arena, True):
         pass
     context_restore(arena.context, mode)

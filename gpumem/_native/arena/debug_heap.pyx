@@ -1,6 +1,6 @@
 """Blocks of a debug heap, from their allocation out of the quarantine."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 from gpumem._native.arena.bookkeeping cimport count_out, counted_bytes
@@ -21,8 +21,8 @@ from gpumem._native.arena.streams cimport (
 )
 from gpumem._native.arena.suspend cimport arena_suspend
 from gpumem._native.arena.types cimport (
-    ALLOCATE_SHAREABLE, ARENA_DRIVER_REFUSED, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore, Block, stamp_free, STATE_OPEN, STATE_SUSPENDED,
+    ALLOCATE_SHAREABLE, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT,
+    ARENA_STALE, ArenaCore, Block, driver_refused, stamp_free, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.driver cimport (
@@ -198,9 +198,7 @@ cdef int hand_out_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexc
     if code != CUDA_SUCCESS:
         count_out(arena, counted_bytes(arena, block.handle))
         arena.heap.free_block(arena, block.handle, made.slot)
-        arena.last_code = <int32_t>code
-        arena.last_call = "cuMemsetD8Async"
-        return ARENA_DRIVER_REFUSED
+        return driver_refused(arena, code, "cuMemsetD8Async")
     enter(arena.heap, made, block, made.address)
     block.address = made.address
     return ARENA_OK

@@ -1,10 +1,10 @@
 """Graph pools below the interpreter."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from gpumem._native.arena.arena cimport arena_create, arena_drop, arena_retain
 from gpumem._native.arena.bookkeeping cimport arena_join_as
-from gpumem._native.arena.streams cimport complete_all
+from gpumem._native.arena.streams cimport complete_streams
 from gpumem._native.arena.types cimport ArenaCore, ArenaSettings, REUSE_NEVER
 from gpumem._native.backing cimport Backing, backing_init
 from gpumem._native.driver cimport (
@@ -54,9 +54,7 @@ cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil:
 
 
 cdef void pool_begin(ArenaCore* pool) noexcept nogil:
-    cdef uint32_t stream_slot
-    for stream_slot in range(1, pool.table.stream_slot_count):
-        complete_all(pool, stream_slot)
+    complete_streams(pool)
 
 
 cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:

@@ -6,8 +6,6 @@ from gpumem._native.arena.types cimport ArenaCore, Block
 
 # A new region, or pages, and the block from them in one step.
 cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, Block* block) noexcept nogil
-# Bytes that max_mem still allows to reserve, in quanta.
-cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil
 # Gives back what holds no used block; returns the bytes.
 cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.
@@ -26,14 +24,7 @@ cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
 # ---- More and less memory for a paged arena: with the grow lock held, the arena lock not ---------
 
 
-# A block from new or moved pages.
-cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                    Block* block) noexcept nogil
 # Makes pages for so many bytes more, free for everyone.
 cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # Gives back every page that is idle and has no queued work; returns the bytes.
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil
-# Memory for a persistent region, in pages that hold nothing else.
-cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) noexcept nogil
-# The same back; waits for the device, whose work may still use it. False: refused, not given back.
-cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil

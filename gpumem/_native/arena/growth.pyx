@@ -1,6 +1,6 @@
 """Growing and shrinking an arena, by regions or by pages; with the grow lock held."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport (
     arena_budget_allows, arena_budget_bound, arena_charge, arena_charge_region, arena_reconcile,
@@ -8,27 +8,30 @@ from gpumem._native.arena.bookkeeping cimport (
 )
 from gpumem._native.arena.cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.events cimport note_memory, note_plan
-from gpumem._native.arena.streams cimport forget_waits, release_completed, wait_for_others
+from gpumem._native.arena.streams cimport (
+    forget_waits, release_completed, wait_for_device, wait_for_others,
+)
 from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_BEYOND_DEVICE, ARENA_CLOSED,
     ARENA_DRIVER_REFUSED, arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, ArenaCore, Block, EXTEND_SAME_AS_REQUESTED, LARGE_SPACE,
-    PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_BLOCK, SMALL_SPACE, SPACES, table_for,
+    ARENA_OVER_LIMIT, arena_reserved, ArenaCore, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
+    LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_BLOCK, SMALL_SPACE, SPACES,
+    table_for,
 )
-from gpumem._native.backing cimport Backing, mapped_find
+from gpumem._native.backing cimport Backing, backing_release, backing_reserve, mapped_find
 from gpumem._native.bfc cimport (
     Bfc, bfc_add_region, bfc_allocate, bfc_allocate_from, bfc_allocate_persistent, bfc_free, BFC_OK,
     bfc_region_is_idle, bfc_remove_region, CHUNK_USED, NIL, QUANTUM, round_to_quantum,
     SLOT_RELEASED,
 )
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult, DeviceContext,
+    context_enter, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult,
 )
 from gpumem._native.pages cimport (
-    ACTION_CREATE, address_free, budget_allows, budget_spend, Demand, GRANULE, GRANULE_BITS,
-    MAX_PAGE_GRANULES, orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK,
-    PlanResult, Range, range_reserve, Space, space_add_range, space_execute, space_finish,
-    space_plan, space_plan_trim, space_undo,
+    ACTION_CREATE, budget_allows, budget_spend, bytes_of, Demand, GRANULE, MAX_PAGE_GRANULES,
+    orphans_release, Plan, plan_free, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range,
+    range_reserve, Space, space_add_range, space_execute, space_finish, space_plan, space_plan_trim,
+    space_undo,
 )
 from gpumem._support.atomics cimport load32, load64, store32
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
@@ -70,7 +73,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     lock_acquire(&arena.lock)
     if bfc_add_region(&arena.table, address, wanted, False, &region) != BFC_OK:
         lock_release(&arena.lock)
-        arena.backing.release(&arena.backing, address, wanted)
+        backing_release(&arena.backing, address, wanted)
         return ARENA_NO_METADATA
     arena.stats.num_extensions += 1
     note_reserved(arena)
@@ -115,11 +118,10 @@ cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t siz
     cdef uint64_t less
     cdef CUresult code
     while True:
-        code = arena.backing.reserve(&arena.backing, wanted[0], address)
+        code = backing_reserve(&arena.backing, wanted[0], address)
         if code == CUDA_SUCCESS:
             return True
-        arena.last_code = <int32_t>code
-        arena.last_call = NULL
+        driver_refused(arena, code, NULL)
         if code != CUDA_ERROR_OUT_OF_MEMORY or wanted[0] == size:
             return False
         less = whole_granules(&arena.backing, wanted[0] // 10 * 9)
@@ -211,10 +213,10 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil:
 
 cdef bint release_memory_of(ArenaCore* arena, uint64_t address, uint64_t size) noexcept nogil:
     if mapped_find(&arena.shareable, address) != NULL:
-        return arena.shareable.release(&arena.shareable, address, size) == CUDA_SUCCESS
+        return backing_release(&arena.shareable, address, size) == CUDA_SUCCESS
     if arena.settings.paged:
         return persistent_release(arena, address)
-    return arena.backing.release(&arena.backing, address, size) == CUDA_SUCCESS
+    return backing_release(&arena.backing, address, size) == CUDA_SUCCESS
 
 
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
@@ -279,12 +281,10 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
         return ARENA_OVER_LIMIT
     if not arena_charge(arena, size):
         return ARENA_OVER_BUDGET
-    code = backing.reserve(backing, size, address)
+    code = backing_reserve(backing, size, address)
     if code == CUDA_SUCCESS:
         return ARENA_OK
-    arena.last_code = <int32_t>code
-    arena.last_call = NULL if backing == &arena.backing else backing.call
-    return ARENA_DRIVER_REFUSED
+    return driver_refused(arena, code, NULL if backing == &arena.backing else backing.call)
 
 
 # ---- A paged arena grows, gives back and keeps what persists; see _native/pages/types.pxd for the
@@ -432,7 +432,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         lock_release(&arena.lock)
         plan_free(&plan)
         return ARENA_OVER_BUDGET
-    code = space_execute(space, &plan, arena.context, &arena.backing.calls)
+    code = space_execute(space, &plan)
     lock_acquire(&arena.lock)
     budget_spend(&arena.move_budget, plan.move_ns)
     if code == CUDA_SUCCESS:
@@ -443,7 +443,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         arena.stats.num_extensions += 1 if plan.creates else 0
         index[0] = plan.chunk
     else:
-        note_refusal(arena, code, plan.refused)
+        driver_refused(arena, code, plan.refused)
         take_plan_back(arena, space, &plan, demand)
     lock_release(&arena.lock)
     plan_free(&plan)
@@ -456,7 +456,7 @@ cdef uint64_t created_bytes(const Space* space, const Plan* plan) noexcept nogil
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_CREATE:
-            created += <uint64_t>space.page[plan.actions[i].page].granules << GRANULE_BITS
+            created += bytes_of(&space.page[plan.actions[i].page])
     return created
 
 
@@ -512,16 +512,13 @@ cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil
 
 
 cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexcept nogil:
-    cdef uint64_t live = arena_in_use(arena) + demand.size
-    demand.live_peak = live if live > arena.stats.max_in_use else arena.stats.max_in_use
+    demand.live_peak = max(arena_in_use(arena) + demand.size, arena.stats.max_in_use)
     demand.reserved = arena_reserved(arena)
     if space == &arena.spaces[PERSISTENT_SPACE]:
         demand.share_limit = demand.hard_limit      # nothing in it is idle for long
         return
-    demand.share_limit = demand.live_peak + <uint64_t>(
-        <double>demand.live_peak * arena.settings.move_share)
-    if demand.share_limit > demand.hard_limit:
-        demand.share_limit = demand.hard_limit
+    demand.share_limit = min(demand.hard_limit, demand.live_peak + <uint64_t>(
+        <double>demand.live_peak * arena.settings.move_share))
     # The clock is read only where something might move.
     demand.spare_moves = (demand.reserved + demand.claim > demand.share_limit
                           and not budget_allows(&arena.move_budget, arena.context.now()))
@@ -537,29 +534,23 @@ cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
 cdef int add_range(ArenaCore* arena, Space* space, uint64_t size) noexcept nogil:
     cdef Range fresh
     cdef bint added
-    cdef CUresult code = range_reserve(space, arena.context, size, &fresh)
+    cdef CUresult code = range_reserve(space, size, &fresh)
     arena.backing.calls += 1
     if code != CUDA_SUCCESS:
-        note_refusal(arena, code, "cuMemAddressReserve")
-        return ARENA_DRIVER_REFUSED
+        return driver_refused(arena, code, "cuMemAddressReserve")
     lock_acquire(&arena.lock)
     added = space_add_range(space, &fresh)
     lock_release(&arena.lock)
     if not added:
-        address_free(arena.context, fresh.base, fresh.bytes + GRANULE)
+        arena.context.table.cuMemAddressFree(fresh.base, fresh.bytes + GRANULE)
     return ARENA_OK if added else ARENA_NO_METADATA
-
-
-cdef inline void note_refusal(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
-    arena.last_code = <int32_t>code
-    arena.last_call = call
 
 
 # ---- giving back ---------------------------------------------------------------------------------
 
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil:
     cdef uint64_t before = arena_reserved(arena)
-    cdef uint32_t i
+    cdef int i
     if not arena.settings.paged:
         return 0
     for i in range(SPACES):
@@ -572,13 +563,14 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
     # Addresses stay. What the driver refuses to unmap or take back stays too, for the next time.
     cdef Plan plan
     cdef CUresult code
+    cdef bint any_idle
     lock_acquire(&arena.lock)
-    if not space_plan_trim(space, &plan):
-        lock_release(&arena.lock)
+    any_idle = space_plan_trim(space, &plan)
+    lock_release(&arena.lock)
+    if not any_idle:
         plan_free(&plan)
         return
-    lock_release(&arena.lock)
-    code = space_execute(space, &plan, arena.context, &arena.backing.calls)
+    code = space_execute(space, &plan)
     lock_acquire(&arena.lock)
     if code == CUDA_SUCCESS:
         if arena.events.recorder != NULL:
@@ -589,8 +581,9 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
         space_undo(space, &plan, NULL, 0)
     lock_release(&arena.lock)
     plan_free(&plan)
+    # The driver is tried again with memory that it refused to take back earlier.
     if space.orphan_count and context_enter(arena.context) == CUDA_SUCCESS:
-        orphans_release(space, arena.context)
+        orphans_release(space)
         context_leave(arena.context)
 
 
@@ -619,7 +612,7 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
 cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef Bfc* table = &arena.persistent
     cdef uint32_t index
-    if not wait_for_device(arena.context):
+    if wait_for_device(arena) != CUDA_SUCCESS:
         return False
     lock_acquire(&arena.lock)
     for index in range(table.count):
@@ -629,11 +622,3 @@ cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     lock_release(&arena.lock)
     trim_space(arena, &arena.spaces[PERSISTENT_SPACE])
     return True
-
-
-cdef bint wait_for_device(DeviceContext* context) noexcept nogil:
-    cdef CUresult code = context_enter(context)
-    if code == CUDA_SUCCESS:
-        code = context.table.cuCtxSynchronize()
-        context_leave(context)
-    return code == CUDA_SUCCESS

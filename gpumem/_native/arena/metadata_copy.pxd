@@ -8,7 +8,6 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, ArenaStats
 from gpumem._native.bfc cimport Chunk, Region
-from gpumem._native.pages cimport Page
 
 cdef struct TableCopy:
     Chunk* chunks           # slots as in the table, unused ones too

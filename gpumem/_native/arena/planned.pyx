@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.bookkeeping cimport finish_allocate
 from gpumem._native.arena.cache cimport caches_flush
 from gpumem._native.arena.streams cimport (
-    complete_all, order_behind, release_completed, switch_needs_event, switch_stream,
+    complete_streams, order_behind, release_completed, switch_needs_event, switch_stream,
 )
 from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ArenaCore, Block, REUSE_WAIT,
@@ -20,11 +20,9 @@ from gpumem._support.lock cimport lock_acquire, lock_release
 cdef bint arena_places_init(ArenaCore* arena, Places* places, const uint64_t* edges,
                             uint32_t edge_count) noexcept nogil:
     # All of it is free for every stream: the region is new, and has not been used.
-    cdef uint32_t stream_slot
     cdef uint32_t first
     caches_flush(arena)
-    for stream_slot in range(1, arena.table.stream_slot_count):
-        complete_all(arena, stream_slot)
+    complete_streams(arena)
     first = arena.table.regions[0].first
     return places_init(places, arena.table.chunks[first].address, edges, edge_count, first)
 

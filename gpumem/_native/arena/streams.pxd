@@ -14,14 +14,18 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, ThreadMark
 from gpumem._native.bfc cimport Bfc
-from gpumem._native.driver cimport CUstream
+from gpumem._native.driver cimport CUresult, CUstream
+from gpumem._support.atomics cimport load32
 from gpumem._support.lease cimport Uses
 
 # Everything freed on the stream up to now is free for everyone, every use of it has ended.
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
-# Waits until everything queued on the device has finished; then all that was freed is free for
-# everyone. No block is handed out.
+# The same of every stream.
+cdef void complete_streams(ArenaCore* arena) noexcept nogil
+# The same, after a wait for the device if any stream has work that is not known to be done.
 cdef void drain_streams(ArenaCore* arena) noexcept nogil
+# Waits until everything queued on the device has finished.
+cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil
 
 # With the lock: was anything freed on the stream served last that no outstanding event covers?
 cdef bint switch_needs_event(const ArenaCore* arena) noexcept nogil
@@ -30,9 +34,9 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Polls the event of every other stream once; what has completed becomes free for every stream,
 # pending-free blocks for their own.
 cdef bint release_completed(ArenaCore* arena, uint32_t taker) noexcept nogil
-# With the lock: does memory wait for the stream that the taker could have?
-cdef bint is_worth_polling(const ArenaCore* arena, uint32_t stream_slot,
-                           uint32_t taker) noexcept nogil
+# With the lock: may work be left on the stream that no completed event covers?
+cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
+    return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0
 # With the lock, released meanwhile: polls a stream's event, records one if there is none.
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # With the lock: takes another stream's unfinished block and makes the taker's stream wait for
@@ -81,7 +85,7 @@ cdef void streams_free(ArenaCore* arena) noexcept nogil
 # its stream was reset. When all are done the block becomes free in the slot of the stream it was
 # freed on.
 #
-# Every function with the arena lock held, except `uses_let_go`.
+# With the arena lock held, if nothing else is said.
 
 # Begins the pending free of a live block on `stream_slot` and takes `uses` over. False, with `uses`
 # released, if there is nothing to wait for or the handle is stale: free it as any other.
@@ -91,14 +95,8 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
 cdef void uses_let_go(ArenaCore* arena, Uses* uses) noexcept nogil
 # Frees the blocks whose uses are all done; was there any?
 cdef bint free_completed(ArenaCore* arena) noexcept nogil
-# Frees everything, done or not: no block is in use any more.
+# Without the lock: frees everything, done or not; no block is in use any more.
 cdef void free_all_pending(ArenaCore* arena) noexcept nogil
-# The smallest pending-free block of the table that holds `size` bytes; NULL: none.
-cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) noexcept nogil
-# Is it still pending free? Called after the lock was released meanwhile.
-cdef bint is_pending_free(const ArenaCore* arena, const Uses* uses, uint64_t handle) noexcept nogil
-# Frees it for a stream that waits on the device for everything that uses it.
-cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noexcept nogil
 
 # ---- Out of memory: waiting on the host for the work of other streams ----------------------------
 #

@@ -10,8 +10,8 @@ from gpumem._native.arena.cache cimport (
 )
 from gpumem._native.arena.events cimport note_pending_free, note_pending_free_end, note_reset
 from gpumem._native.arena.types cimport (
-    ARENA_NO_METADATA, ARENA_OK, ArenaCore, IN_SMALL, LARGE_SPACE, MAX_STREAMS, REUSE_NEVER,
-    SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,
+    ARENA_NO_METADATA, ARENA_OK, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS,
+    REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,
 )
 from gpumem._native.bfc cimport (
     ANY_EPOCH, Bfc, bfc_add_stream_slot, bfc_allocate_from, bfc_begin_pending_free,
@@ -27,7 +27,7 @@ from gpumem._support.atomics cimport count_add, load32, load64, publish64, store
 from gpumem._support.clock cimport clock_ns
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
-from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
+from gpumem._support.memory cimport reserved_close, reserved_grow
 from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 
 
@@ -50,33 +50,33 @@ cdef void switch_stream(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 cdef void close_epoch(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # With the lock, released for the driver. Records an event behind everything that was queued
     # on the stream when its blocks were freed; later frees belong to the next epoch.
-    cdef uint64_t epoch = arena.streams[stream_slot].epoch
-    cdef CUstream handle = arena.streams[stream_slot].handle
-    cdef CUevent event = arena.streams[stream_slot].event
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    cdef uint64_t epoch = stream.epoch
+    cdef CUstream handle = stream.handle
+    cdef CUevent event = stream.event
     cdef CUresult code
-    if arena.streams[stream_slot].silent:
+    if stream.silent:
         return
-    if (arena.streams[stream_slot].thread != NULL
-            and arena.streams[stream_slot].thread != thread_now()):
+    if stream.thread != NULL and stream.thread != thread_now():
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         handle = <CUstream><uint64_t>LEGACY_STREAM
     # `dirty` before the epoch, the opposite of a free, which reads the epoch and then sets `dirty`:
     # no free of the new epoch goes unnoticed.
-    store32(&arena.streams[stream_slot].dirty, False)
-    publish64(&arena.streams[stream_slot].epoch, arena.streams[stream_slot].epoch + 1)
-    arena.streams[stream_slot].polling = True
+    store32(&stream.dirty, False)
+    publish64(&stream.epoch, epoch + 1)
+    stream.polling = True
     lock_release(&arena.lock)
     # The driver is called without the lock: it may block behind another thread's call.
     code = record_event(arena.context, handle, &event)
     lock_acquire(&arena.lock)
-    arena.streams[stream_slot].polling = False
-    arena.streams[stream_slot].event = event
+    stream.polling = False
+    stream.event = event
     if code == CUDA_SUCCESS:
-        arena.streams[stream_slot].event_epoch = epoch
+        stream.event_epoch = epoch
         arena.stats.events_recorded += 1
     else:
-        # still unknown: the next event covers it too
-        store32(&arena.streams[stream_slot].dirty, True)
+        # The work is still not covered: the next event will cover it too.
+        store32(&stream.dirty, True)
 
 
 cdef CUresult record_event(DeviceContext* context, CUstream stream, CUevent* event) noexcept nogil:
@@ -130,30 +130,31 @@ cdef inline bint has_free(const ArenaCore* arena, uint32_t stream_slot) noexcept
 cdef inline bint dormant_views_wait(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # All that was freed on the stream is in use again; views from before a move may wait for it.
     return (arena.spaces[LARGE_SPACE].moved + arena.spaces[SMALL_SPACE].moved != 0
-            and (load32(&arena.streams[stream_slot].dirty)
-                 or arena.streams[stream_slot].event_epoch != 0))
+            and has_unknown_work(arena, stream_slot))
 
 
 cdef bint end_epochs(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # An event from the last switch first; then one behind what was freed since.
-    if arena.streams[stream_slot].polling or arena.streams[stream_slot].silent:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    if stream.polling or stream.silent:
         return False
-    if arena.streams[stream_slot].event_epoch and not poll_event(arena, stream_slot):
+    if stream.event_epoch and not poll_event(arena, stream_slot):
         return False
-    if load32(&arena.streams[stream_slot].dirty) and not arena.streams[stream_slot].polling:
+    if load32(&stream.dirty) and not stream.polling:
         close_epoch(arena, stream_slot)
-        if arena.streams[stream_slot].event_epoch:
+        if stream.event_epoch:
             poll_event(arena, stream_slot)
     return True
 
 
 cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # With the lock, released for the driver; `polling` keeps other threads off the slot meanwhile.
-    cdef uint64_t epoch = arena.streams[stream_slot].event_epoch
-    cdef CUevent event = arena.streams[stream_slot].event
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    cdef uint64_t epoch = stream.event_epoch
+    cdef CUevent event = stream.event
     cdef CUstreamCaptureMode mode
     cdef CUresult code
-    arena.streams[stream_slot].polling = True
+    stream.polling = True
     lock_release(&arena.lock)
     code = context_enter(arena.context)
     if code == CUDA_SUCCESS:
@@ -162,15 +163,15 @@ cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
         context_restore(arena.context, mode)
         context_leave(arena.context)
     lock_acquire(&arena.lock)
-    arena.streams[stream_slot].polling = False
+    stream.polling = False
     arena.stats.events_asked += 1
     if code != CUDA_SUCCESS:
         return False
-    if arena.streams[stream_slot].event_epoch == epoch:
-        arena.streams[stream_slot].event_epoch = 0
+    if stream.event_epoch == epoch:
+        stream.event_epoch = 0
     # Another thread may have polled a later event while the lock was released.
-    if epoch > arena.streams[stream_slot].done:
-        arena.streams[stream_slot].done = epoch
+    if epoch > stream.done:
+        stream.done = epoch
         store64(&arena.completions, arena.completions + 1)
     if epoch > arena.table.bins[stream_slot].completed and arena.settings.reuse != REUSE_NEVER:
         release_epochs(arena, stream_slot, epoch)
@@ -192,13 +193,7 @@ cdef uint32_t allocate_behind(ArenaCore* arena, Bfc* table, uint64_t nbytes,
     cdef uint32_t stream_slot
     cdef int status = BFC_OK
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if stream_slot == taker or arena.streams[stream_slot].polling or not bfc_has(table, size,
-                                                                                     stream_slot):
-            continue
-        # An event must lie behind the frees before anything can wait for it.
-        if load32(&arena.streams[stream_slot].dirty):
-            close_epoch(arena, stream_slot)
-        if arena.streams[stream_slot].event_epoch and enqueue_wait(arena, stream_slot, taker):
+        if bfc_has(table, size, stream_slot) and wait_for_frees(arena, stream_slot, taker):
             index = bfc_allocate_from(table, size, nbytes, stream_slot,
                                       arena.streams[stream_slot].event_epoch, taker, &status)
             if index != NIL:
@@ -233,27 +228,33 @@ cdef bint free_best_behind(ArenaCore* arena, Bfc* table, uint64_t size,
 
 cdef bint order_behind(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch,
                        uint32_t taker) noexcept nogil:
-    if stream_slot == taker or arena.streams[stream_slot].done >= epoch:
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    if stream_slot == taker or stream.done >= epoch:
         return True
-    if arena.streams[stream_slot].polling:
+    if stream.polling:
         return False
-    if arena.streams[stream_slot].epoch == epoch:
+    # The epoch still runs: no event lies behind it yet.
+    if stream.epoch == epoch:
         close_epoch(arena, stream_slot)
-    return arena.streams[stream_slot].event_epoch >= epoch and enqueue_wait(arena, stream_slot,
-                                                                            taker)
+    return stream.event_epoch >= epoch and enqueue_wait(arena, stream_slot, taker)
 
 
 cdef void wait_for_others(ArenaCore* arena, uint32_t taker) noexcept nogil:
     cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if stream_slot == taker or arena.streams[stream_slot].polling or not has_free(arena,
-                                                                                      stream_slot):
-            continue
-        if load32(&arena.streams[stream_slot].dirty):
-            close_epoch(arena, stream_slot)
-        if arena.streams[stream_slot].event_epoch and enqueue_wait(arena, stream_slot, taker):
+        if has_free(arena, stream_slot) and wait_for_frees(arena, stream_slot, taker):
             arena.table.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
             arena.small.bins[stream_slot].waited = arena.streams[stream_slot].event_epoch
+
+
+cdef bint wait_for_frees(ArenaCore* arena, uint32_t stream_slot, uint32_t taker) noexcept nogil:
+    # An event must lie behind the frees on another stream before anything can wait for it.
+    cdef StreamSlot* stream = &arena.streams[stream_slot]
+    if stream_slot == taker or stream.polling:
+        return False
+    if load32(&stream.dirty):
+        close_epoch(arena, stream_slot)
+    return stream.event_epoch and enqueue_wait(arena, stream_slot, taker)
 
 
 cdef void forget_waits(ArenaCore* arena) noexcept nogil:
@@ -362,7 +363,7 @@ cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
                        uint64_t epoch) noexcept nogil:
     # It is out of the list. If its epoch has completed meanwhile it is free for every stream.
     cdef Bfc* table = table_of(arena, uses.handle)
-    cdef uint32_t index = index_of(uses)
+    cdef uint32_t index = index_of(uses.handle)
     cdef uint32_t i
     if epoch <= table.bins[stream_slot].completed:
         stream_slot = SLOT_RELEASED
@@ -379,10 +380,12 @@ cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
 
 cdef void free_all_pending(ArenaCore* arena) noexcept nogil:
     cdef Uses* uses
+    lock_acquire(&arena.lock)
     while arena.pending_free != NULL:
         uses = arena.pending_free
         arena.pending_free = uses.next
         free_pending(arena, uses, uses.stream_slot, uses.epoch)
+    lock_release(&arena.lock)
 
 
 cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) noexcept nogil:
@@ -391,7 +394,7 @@ cdef Uses* pending_free_best(ArenaCore* arena, const Bfc* table, uint64_t size) 
     cdef Uses* uses = arena.pending_free
     cdef const Chunk* chunk
     while uses != NULL:
-        chunk = &table.chunks[index_of(uses)]
+        chunk = &table.chunks[index_of(uses.handle)]
         # A linear search: pending frees are few, and this is the path after every other has failed.
         if (table_of(arena, uses.handle) == table and size <= chunk.size < best_size
                 and not table.regions[chunk.region].persistent):
@@ -418,10 +421,6 @@ cdef void free_pending_behind(ArenaCore* arena, Uses* uses, uint32_t taker) noex
         link = &link[0].next
     link[0] = uses.next
     free_pending(arena, uses, taker, stamp_free(&arena.streams[taker]))
-
-
-cdef inline uint32_t index_of(const Uses* uses) noexcept nogil:
-    return <uint32_t>uses.handle & ~<uint32_t>IN_SMALL
 
 
 # ---- Out of memory: the host waits ---------------------------------------------------------------
@@ -492,13 +491,24 @@ cdef void drain_streams(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if (load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch
-                or arena.streams[stream_slot].polling):
+        if has_unknown_work(arena, stream_slot) or arena.streams[stream_slot].polling:
             pending = True
     lock_release(&arena.lock)
-    if pending and context_enter(arena.context) == CUDA_SUCCESS:
-        arena.context.table.cuCtxSynchronize()
+    if pending:
+        wait_for_device(arena)
+    complete_streams(arena)
+
+
+cdef CUresult wait_for_device(ArenaCore* arena) noexcept nogil:
+    cdef CUresult code = context_enter(arena.context)
+    if code == CUDA_SUCCESS:
+        code = arena.context.table.cuCtxSynchronize()
         context_leave(arena.context)
+    return code
+
+
+cdef void complete_streams(ArenaCore* arena) noexcept nogil:
+    cdef uint32_t stream_slot
     for stream_slot in range(1, arena.table.stream_slot_count):
         complete_all(arena, stream_slot)
 
@@ -519,14 +529,16 @@ cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 
 cdef void destroy_events(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
+    cdef StreamSlot* stream
     if context_enter(arena.context) != CUDA_SUCCESS:
         return
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if arena.streams[stream_slot].event != NULL:
-            if arena.context.table.cuEventDestroy(arena.streams[stream_slot].event) != CUDA_SUCCESS:
-                continue
-            arena.streams[stream_slot].event = NULL
-            arena.streams[stream_slot].event_epoch = 0
+        stream = &arena.streams[stream_slot]
+        # An event that the driver does not destroy stays, for another try.
+        if (stream.event != NULL
+                and arena.context.table.cuEventDestroy(stream.event) == CUDA_SUCCESS):
+            stream.event = NULL
+            stream.event_epoch = 0
     context_leave(arena.context)
 
 
@@ -606,7 +618,10 @@ cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
 
 cdef bint add_slot(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
-    if arena.table.stream_slot_count >= arena.stream_capacity and not streams_grow(arena):
+    # The array never moves, so that it is read without the lock.
+    if (arena.table.stream_slot_count >= arena.stream_capacity
+            and not reserved_grow(<void**>&arena.streams, &arena.stream_capacity, MAX_STREAMS,
+                                  sizeof(StreamSlot))):
         return False
     # A slot that only one table got is found again by the next try; loops follow the other table.
     if (arena.small.stream_slot_count <= arena.table.stream_slot_count
@@ -619,20 +634,6 @@ cdef bint add_slot(ArenaCore* arena) noexcept nogil:
     arena.streams[stream_slot].epoch = 1
     arena.streams[stream_slot].vacant = True
     arena.vacant_slots += 1
-    return True
-
-
-cdef bint streams_grow(ArenaCore* arena) noexcept nogil:
-    cdef uint32_t capacity = arena.stream_capacity * 2 if arena.stream_capacity else 64
-    if capacity > MAX_STREAMS:
-        return False
-    if arena.streams == NULL:
-        # Addresses for all slots at once: the array never moves, so it is read without the lock.
-        arena.streams = <StreamSlot*>reserved_open(MAX_STREAMS * sizeof(StreamSlot))
-    if (arena.streams == NULL
-            or reserved_commit(arena.streams, capacity * sizeof(StreamSlot)) != 0):
-        return False
-    arena.stream_capacity = capacity
     return True
 
 
@@ -726,10 +727,6 @@ cdef void mark_stream_slots(const Bfc* table, uint8_t* marked) noexcept nogil:
         state = state_of(table, index)
         if state != CHUNK_UNUSED and state != CHUNK_HOLE:
             marked[table.chunks[index].stream_slot] = True
-
-
-cdef inline bint has_unknown_work(const ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    return load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch != 0
 
 
 cdef inline bint is_idle(const ArenaCore* arena, uint32_t stream_slot,

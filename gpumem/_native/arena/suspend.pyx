@@ -1,15 +1,15 @@
 """Suspend and resume."""
 
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from gpumem._native.arena.bookkeeping cimport arena_charge_pages_anew, arena_reconcile
 from gpumem._native.arena.cache cimport caches_flush
 from gpumem._native.arena.growth cimport trim_pages
-from gpumem._native.arena.streams cimport drain_streams, free_all_pending
+from gpumem._native.arena.streams cimport drain_streams, free_all_pending, wait_for_device
 from gpumem._native.arena.types cimport (
-    ARENA_CLOSED, ARENA_DRIVER_REFUSED, ARENA_HALF_SUSPENDED, ARENA_NO_COPY, ARENA_OK,
-    ARENA_OVER_BUDGET, ArenaCore, SavedBlock, SPACES, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
+    ARENA_CLOSED, ARENA_HALF_SUSPENDED, ARENA_NO_COPY, ARENA_OK, ARENA_OVER_BUDGET, ArenaCore,
+    driver_refused, SavedBlock, SPACES, STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport mapped_find
 from gpumem._native.bfc cimport Bfc, CHUNK_USED, NIL
@@ -38,105 +38,117 @@ cdef extern from *:
     void gm_copy_unmap(void* bytes, size_t nbytes) noexcept nogil
 
 
-# ---- suspend -------------------------------------------------------------------------------------
-
 cdef int arena_suspend(ArenaCore* arena) noexcept nogil:
+    return change_from(arena, STATE_OPEN, suspend)
+
+
+cdef int arena_resume(ArenaCore* arena) noexcept nogil:
+    return change_from(arena, STATE_SUSPENDED, resume)
+
+
+cdef int change_from(ArenaCore* arena, uint32_t state,
+                     int (*change)(ArenaCore*) noexcept nogil) noexcept nogil:
+    # Changes an arena that is in this state; in the other one it is already.
     cdef int status = ARENA_OK
     lock_acquire(&arena.grow_lock)
     if arena.closed == STATE_CLOSED:
         status = ARENA_CLOSED
-    elif arena.closed == STATE_OPEN:
-        set_state(arena, STATE_SUSPENDED)
-        status = suspend(arena)
-        if status != ARENA_OK and status != ARENA_HALF_SUSPENDED:
-            copy_forget(arena)
-            set_state(arena, STATE_OPEN)
+    elif arena.closed == state:
+        status = change(arena)
         arena_reconcile(arena)
     lock_release(&arena.grow_lock)
     return status
 
 
+cdef void set_state(ArenaCore* arena, int state) noexcept nogil:
+    lock_acquire(&arena.lock)
+    arena.closed = state
+    lock_release(&arena.lock)
+
+
+# ---- suspend -------------------------------------------------------------------------------------
+
 cdef int suspend(ArenaCore* arena) noexcept nogil:
+    cdef int status
+    # First of all: from here on no thread is given a block that the copy would miss.
+    set_state(arena, STATE_SUSPENDED)
+    status = move_to_host(arena)
+    if status != ARENA_OK and status != ARENA_HALF_SUSPENDED:
+        copy_forget(arena)
+        set_state(arena, STATE_OPEN)
+    return status
+
+
+cdef int move_to_host(ArenaCore* arena) noexcept nogil:
     cdef const char* call = NULL
     cdef CUresult code = drain(arena)
     if code != CUDA_SUCCESS:
-        return refused(arena, code, "cuCtxSynchronize")
+        return driver_refused(arena, code, "cuCtxSynchronize")
     caches_flush(arena)
     trim_pages(arena)
     if not copy_make(arena):
         return ARENA_NO_COPY
     code = copy_blocks(arena, True, &call)
     if code != CUDA_SUCCESS:
-        return refused(arena, code, call)
-    return give_pages_up(arena)
-
-
-cdef int give_pages_up(ArenaCore* arena) noexcept nogil:
-    # If the driver refuses to unmap a page, the others come back. Should that be refused too, the
-    # arena stays suspended, with its copy, and resume can be tried.
-    cdef CUresult code = CUDA_SUCCESS
-    cdef uint32_t i
-    for i in range(SPACES):
-        if code == CUDA_SUCCESS:
-            code = space_give_up(&arena.spaces[i], &arena.lock, arena.context, &arena.backing.calls)
-    if code == CUDA_SUCCESS:
-        return ARENA_OK
-    if restore(arena) == ARENA_OK:
-        return refused(arena, code, "cuMemUnmap")
-    return ARENA_HALF_SUSPENDED
+        return driver_refused(arena, code, call)
+    return release_pages(arena)
 
 
 cdef CUresult drain(ArenaCore* arena) noexcept nogil:
-    # Everything queued on the device, whoever queued it: a used block may be in any stream's work.
-    cdef CUresult code = context_enter(arena.context)
-    if code == CUDA_SUCCESS:
-        code = arena.context.table.cuCtxSynchronize()
-        context_leave(arena.context)
+    # Everything queued on the device, on whatever stream: any of it may use a live block.
+    cdef CUresult code = wait_for_device(arena)
     if code == CUDA_SUCCESS:
         drain_streams(arena)
-        lock_acquire(&arena.lock)
         free_all_pending(arena)
-        lock_release(&arena.lock)
     return code
+
+
+cdef int release_pages(ArenaCore* arena) noexcept nogil:
+    # If the driver refuses to unmap a page, the others come back. Should that be refused too, the
+    # arena stays suspended, with its copy, and resume can be tried.
+    cdef CUresult code = CUDA_SUCCESS
+    cdef int i
+    for i in range(SPACES):
+        if code == CUDA_SUCCESS:
+            code = space_give_up(&arena.spaces[i], &arena.lock)
+    if code == CUDA_SUCCESS:
+        return ARENA_OK
+    if restore(arena) == ARENA_OK:
+        return driver_refused(arena, code, "cuMemUnmap")
+    return ARENA_HALF_SUSPENDED
 
 
 # ---- resume --------------------------------------------------------------------------------------
 
-cdef int arena_resume(ArenaCore* arena) noexcept nogil:
-    cdef int status = ARENA_OK
-    lock_acquire(&arena.grow_lock)
-    if arena.closed == STATE_CLOSED:
-        status = ARENA_CLOSED
-    elif arena.closed == STATE_SUSPENDED:
-        # What was freed meanwhile has no work queued on it, and the driver has nothing of it.
-        caches_flush(arena)
-        drain_streams(arena)
-        trim_pages(arena)
-        status = ARENA_OVER_BUDGET
-        if arena_charge_pages_anew(arena):
-            status = restore(arena)
-        if status == ARENA_OK:
-            copy_forget(arena)
-            set_state(arena, STATE_OPEN)
-        arena_reconcile(arena)
-    lock_release(&arena.grow_lock)
+cdef int resume(ArenaCore* arena) noexcept nogil:
+    cdef int status = ARENA_OVER_BUDGET
+    # What was freed meanwhile has no work queued on it, and the driver has nothing of it.
+    caches_flush(arena)
+    drain_streams(arena)
+    trim_pages(arena)
+    # The budget before the driver: a refusal then leaves the arena suspended, as it was.
+    if arena_charge_pages_anew(arena):
+        status = restore(arena)
+    if status == ARENA_OK:
+        copy_forget(arena)
+        set_state(arena, STATE_OPEN)
     return status
 
 
 cdef int restore(ArenaCore* arena) noexcept nogil:
     cdef CUresult code = CUDA_SUCCESS
     cdef const char* call = "cuMemCreate"
-    cdef uint32_t i
+    cdef int i
     for i in range(SPACES):
         if code == CUDA_SUCCESS:
-            code = space_restore(&arena.spaces[i], arena.context, &arena.backing.calls, &call)
+            code = space_restore(&arena.spaces[i], &call)
     if code == CUDA_SUCCESS:
         code = copy_blocks(arena, False, &call)
     if code == CUDA_SUCCESS:
         return ARENA_OK
     for i in range(SPACES):
-        space_give_up(&arena.spaces[i], &arena.lock, arena.context, &arena.backing.calls)
-    return refused(arena, code, call)
+        space_give_up(&arena.spaces[i], &arena.lock)
+    return driver_refused(arena, code, call)
 
 
 # ---- the copy ------------------------------------------------------------------------------------
@@ -256,17 +268,3 @@ cdef void copy_forget(ArenaCore* arena) noexcept nogil:
     arena.saved = NULL
     arena.saved_bytes = 0
     arena.saved_count = 0
-
-
-# ---- pieces --------------------------------------------------------------------------------------
-
-cdef inline void set_state(ArenaCore* arena, int state) noexcept nogil:
-    lock_acquire(&arena.lock)
-    arena.closed = state
-    lock_release(&arena.lock)
-
-
-cdef inline int refused(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
-    arena.last_code = <int32_t>code
-    arena.last_call = call
-    return ARENA_DRIVER_REFUSED

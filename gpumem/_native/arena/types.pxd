@@ -27,7 +27,7 @@ from gpumem._native.arena.debug_heap_types cimport DebugHeap
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport Bfc
 from gpumem._native.budget cimport BudgetCore
-from gpumem._native.driver cimport CUevent, CUstream, DeviceContext
+from gpumem._native.driver cimport CUevent, CUresult, CUstream, DeviceContext
 from gpumem._native.pages cimport MoveBudget, Space
 from gpumem._support.atomics cimport load32, published64, store32
 from gpumem._support.events cimport EventSource
@@ -248,6 +248,16 @@ cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     if not load32(&stream.dirty):
         store32(&stream.dirty, True)
     return epoch
+
+cdef inline uint32_t index_of(uint64_t handle) noexcept nogil:
+    # Of a block's chunk, in the table that table_of names.
+    return <uint32_t>handle & ~<uint32_t>IN_SMALL
+
+cdef inline int driver_refused(ArenaCore* arena, CUresult code, const char* call) noexcept nogil:
+    # Keeps what an error will name; NULL: the call of the arena's backing.
+    arena.last_code = <int32_t>code
+    arena.last_call = call
+    return ARENA_DRIVER_REFUSED
 
 cdef struct Block:
     uint64_t address

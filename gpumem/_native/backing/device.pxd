@@ -1,7 +1,8 @@
 """Where an arena's bytes come from: one struct of functions and what they need.
 
-A backing reserves and releases whole regions. It is called with the arena's grow lock held and
-the arena lock not held, without the interpreter lock; it may call the driver and may block.
+A backing reserves and releases whole regions, by `backing_reserve` and `backing_release`. They are
+called with the arena's grow lock held and the arena lock not held, without the interpreter lock;
+they may call the driver and may block.
 Addresses are multiples of 256. A refusal leaves nothing behind. A release waits, as the
 driver's own free does, for what is queued on the device: the memory may have another owner next.
 
@@ -22,6 +23,7 @@ cdef struct Mapped:
     uint64_t memory         # the physical handle, or the file's descriptor
 
 cdef struct Backing:
+    # With the device's context current, except for a source.
     CUresult (*reserve)(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
     CUresult (*release)(Backing* self, uint64_t address, uint64_t size) noexcept nogil
     # With the arena's last reference: gives up what the backing itself holds. May be NULL.
@@ -36,6 +38,9 @@ cdef struct Backing:
     Mapped* mapped
     uint64_t mapped_bytes   # of these mappings together
     void* source            # what a source is called with
+
+cdef CUresult backing_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil
+cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil
 
 # Plain blocks by cuMemAlloc: a GPU's own memory, or ordinary memory on the host device. The
 # others of the family begin with it.

@@ -28,46 +28,51 @@ cdef void backing_init(Backing* backing, DeviceContext* context) noexcept nogil:
 
 cdef CUresult device_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef CUdeviceptr pointer = 0
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuMemAlloc", self.context.table.cuMemAlloc(&pointer, size))
-    context_leave(self.context)
+    cdef CUresult code = self.context.table.cuMemAlloc(&pointer, size)
     address[0] = pointer
-    return code
+    return backing_note(self, "cuMemAlloc", code)
 
 
 cdef CUresult device_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuMemFree", self.context.table.cuMemFree(address))
-    context_leave(self.context)
-    return code
+    return backing_note(self, "cuMemFree", self.context.table.cuMemFree(address))
 
 
 cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef void* pointer = NULL
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuMemHostAlloc", self.context.table.cuMemHostAlloc(
-        &pointer, size, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP))
-    context_leave(self.context)
+    cdef CUresult code = self.context.table.cuMemHostAlloc(
+        &pointer, size, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP)
     address[0] = <uint64_t>pointer
-    return code
+    return backing_note(self, "cuMemHostAlloc", code)
 
 
 cdef CUresult host_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuMemFreeHost", self.context.table.cuMemFreeHost(<void*>address))
-    context_leave(self.context)
-    return code
+    return backing_note(self, "cuMemFreeHost", self.context.table.cuMemFreeHost(<void*>address))
 
 
 # ---- what the family shares ----------------------------------------------------------------------
+
+cdef CUresult backing_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    # A source is Python code, which chooses its device itself.
+    cdef CUresult code
+    if self.source != NULL:
+        return self.reserve(self, size, address)
+    code = context_enter(self.context)
+    if code == CUDA_SUCCESS:
+        code = self.reserve(self, size, address)
+        context_leave(self.context)
+    return code
+
+
+cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
+    cdef CUresult code
+    if self.source != NULL:
+        return self.release(self, address, size)
+    code = context_enter(self.context)
+    if code == CUDA_SUCCESS:
+        code = self.release(self, address, size)
+        context_leave(self.context)
+    return code
+
 
 cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil:
     self.calls += 1
@@ -98,16 +103,15 @@ cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil:
 
 
 cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil:
-    cdef Mapped** hook = &self.mapped
+    cdef Mapped** link = &self.mapped
     cdef Mapped* found
-    while hook[0] != NULL:
-        found = hook[0]
-        if found.address == address:
-            hook[0] = found.next
-            self.mapped_bytes -= found.nbytes
-            return found
-        hook = &found.next
-    return NULL
+    while link[0] != NULL and link[0].address != address:
+        link = &link[0].next
+    found = link[0]
+    if found != NULL:
+        link[0] = found.next
+        self.mapped_bytes -= found.nbytes
+    return found
 
 
 # ---- Managed memory ------------------------------------------------------------------------------
@@ -124,14 +128,9 @@ cdef void managed_init(Backing* backing, DeviceContext* context) noexcept nogil:
 
 cdef CUresult managed_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef CUdeviceptr pointer = 0
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuMemAllocManaged", self.context.table.cuMemAllocManaged(
-        &pointer, size, CU_MEM_ATTACH_GLOBAL))
-    context_leave(self.context)
+    cdef CUresult code = self.context.table.cuMemAllocManaged(&pointer, size, CU_MEM_ATTACH_GLOBAL)
     address[0] = pointer
-    return code
+    return backing_note(self, "cuMemAllocManaged", code)
 
 
 cdef CUmemLocation location_of(int where) noexcept nogil:

@@ -8,7 +8,8 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from gpumem._native.backing.device cimport (
-    Backing, backing_init, backing_note, Mapped, mapped_add, mapped_find, mapped_take,
+    Backing, backing_init, backing_note, backing_release, backing_reserve, Mapped, mapped_add,
+    mapped_find, mapped_take,
 )
 from gpumem._native.backing.pinned cimport pages_pin
 from gpumem._native.driver cimport (
@@ -44,9 +45,9 @@ cdef CUresult numa_try(DeviceContext* context, int node, const char** call) noex
     cdef uint64_t address = 0
     cdef CUresult code
     numa_init(&backing, context, node)
-    code = physical_reserve(&backing, GRANULE, &address)
+    code = backing_reserve(&backing, GRANULE, &address)
     if code == CUDA_SUCCESS:
-        code = physical_release(&backing, address, GRANULE)
+        code = backing_release(&backing, address, GRANULE)
     call[0] = backing.call
     return code
 
@@ -71,16 +72,13 @@ cdef CUresult create(const Backing* self, uint64_t nbytes,
 cdef CUresult physical_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
     cdef uint64_t nbytes = (size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)
     cdef CUdeviceptr base = 0
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuMemAddressReserve", self.context.table.cuMemAddressReserve(
-        &base, nbytes, 0, 0, 0))
+    cdef CUresult code = backing_note(
+        self, "cuMemAddressReserve", self.context.table.cuMemAddressReserve(
+            &base, nbytes, 0, 0, 0))
     if code == CUDA_SUCCESS:
         code = fill(self, base, nbytes)
         if code != CUDA_SUCCESS:
             self.context.table.cuMemAddressFree(base, nbytes)
-    context_leave(self.context)
     address[0] = base
     return code
 
@@ -116,30 +114,19 @@ cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcep
 
 
 cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
-    # Unmapping does not wait for the device, so it is waited for here.
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
+    # Unmapping does not wait for the device, so it is waited for here. Where the driver refuses to
+    # unmap, memory, addresses and their record stay, to be tried again. Once unmapped the addresses
+    # are not used again, even where a later call is refused.
+    cdef Mapped* mapped = mapped_find(self, address)
+    cdef CUresult code = backing_note(self, "cuCtxSynchronize",
+                                      self.context.table.cuCtxSynchronize())
+    if code != CUDA_SUCCESS or mapped == NULL:
         return code
-    code = backing_note(self, "cuCtxSynchronize", self.context.table.cuCtxSynchronize())
-    if code == CUDA_SUCCESS:
-        code = unmap(self, address)
-    context_leave(self.context)
-    return code
-
-
-cdef CUresult unmap(Backing* self, uint64_t address) noexcept nogil:
-    # Where the driver refuses to unmap, memory, addresses and their record stay, to be tried again.
-    # Once unmapped the addresses are not used again, even where a later call is refused.
-    cdef const Mapped* found = mapped_find(self, address)
-    cdef Mapped* mapped
-    cdef CUresult code
-    if found == NULL:
-        return CUDA_SUCCESS
     code = backing_note(self, "cuMemUnmap",
-                        self.context.table.cuMemUnmap(address, found.nbytes))
+                        self.context.table.cuMemUnmap(address, mapped.nbytes))
     if code != CUDA_SUCCESS:
         return code
-    mapped = mapped_take(self, address)
+    mapped_take(self, address)
     backing_note(self, "cuMemRelease", self.context.table.cuMemRelease(mapped.memory))
     self.context.table.cuMemAddressFree(address, mapped.nbytes)
     free(mapped)
@@ -152,10 +139,7 @@ cdef CUresult shared_reserve(Backing* self, uint64_t size, uint64_t* address) no
     cdef CUresult code = physical_reserve(self, size, address)
     if code != CUDA_SUCCESS:
         return code
-    code = context_enter(self.context)
-    if code == CUDA_SUCCESS:
-        code = clear(self, address[0], size)
-        context_leave(self.context)
+    code = clear(self, address[0], size)
     if code != CUDA_SUCCESS:
         physical_release(self, address[0], size)
     return code
@@ -239,10 +223,7 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
     if fd < 0:
         self.call = "memfd_create"
         return CUDA_ERROR_OUT_OF_MEMORY
-    code = context_enter(self.context)
-    if code == CUDA_SUCCESS:
-        code = pages_pin(self, <uintptr_t>pages, size, fd)
-        context_leave(self.context)
+    code = pages_pin(self, <uintptr_t>pages, size, fd)
     if code != CUDA_SUCCESS:
         gm_file_end(fd, pages, size)
     address[0] = <uintptr_t>pages
@@ -252,14 +233,11 @@ cdef CUresult file_reserve(Backing* self, uint64_t size, uint64_t* address) noex
 cdef CUresult file_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # Pages that the device may still use are not unmapped.
     cdef Mapped* mapped
-    cdef CUresult code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
-    code = backing_note(self, "cuCtxSynchronize", self.context.table.cuCtxSynchronize())
+    cdef CUresult code = backing_note(self, "cuCtxSynchronize",
+                                      self.context.table.cuCtxSynchronize())
     if code == CUDA_SUCCESS:
         code = backing_note(self, "cuMemHostUnregister",
                             self.context.table.cuMemHostUnregister(<void*><uintptr_t>address))
-    context_leave(self.context)
     if code != CUDA_SUCCESS:
         return code
     mapped = mapped_take(self, address)

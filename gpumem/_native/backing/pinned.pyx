@@ -14,11 +14,10 @@ from gpumem._native.backing.device cimport (
     mapped_find, mapped_take,
 )
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
-    CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
-    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice_attribute, CUdeviceptr, CUresult,
-    DeviceContext,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
+    CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
+    CUdevice_attribute, CUdeviceptr, CUresult, DeviceContext,
 )
 from gpumem._support.atomics cimport store32, sum_add
 from gpumem._support.memory cimport (
@@ -27,7 +26,8 @@ from gpumem._support.memory cimport (
 
 
 cdef enum:
-    FLOOR = HUGE_PAGE           # bytes; a smaller region is cuMemHostAlloc's
+    HUGE_PAGE = 2097152         # bytes; mappings begin at a multiple of it
+    FLOOR = HUGE_PAGE           # a smaller region is cuMemHostAlloc's
 
 
 cdef void pinned_init(Backing* backing, DeviceContext* context) noexcept nogil:
@@ -71,15 +71,11 @@ cdef CUresult registered_reserve(Backing* self, uint64_t size, uint64_t* address
     cdef CUresult code
     if pages == 0:
         return CUDA_ERROR_OUT_OF_MEMORY
-    code = context_enter(self.context)
-    if code == CUDA_SUCCESS:
-        code = pages_pin(self, pages, nbytes, 0)
-        context_leave(self.context)
+    code = pages_pin(self, pages, nbytes, 0)
     if code != CUDA_SUCCESS:
-        pages_unmap(pages, nbytes)
-        return code
+        munmap(<void*>pages, nbytes)
     address[0] = pages
-    return CUDA_SUCCESS
+    return code
 
 
 cdef CUresult pages_pin(Backing* self, uint64_t pages, uint64_t nbytes,
@@ -103,19 +99,15 @@ cdef CUresult pages_pin(Backing* self, uint64_t pages, uint64_t nbytes,
 
 cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noexcept nogil:
     # While the driver refuses, the device may still write there: pages and their record stay.
-    cdef CUresult code = CUDA_SUCCESS
+    cdef CUresult code
     cdef Mapped* mapped
     if mapped_find(self, address) == NULL:
         return host_release(self, address, size)
-    code = context_enter(self.context)
-    if code != CUDA_SUCCESS:
-        return code
     code = backing_note(self, "cuMemHostUnregister",
                         self.context.table.cuMemHostUnregister(<void*>address))
-    context_leave(self.context)
     if code == CUDA_SUCCESS:
         mapped = mapped_take(self, address)
-        pages_unmap(address, mapped.nbytes)
+        munmap(<void*>address, mapped.nbytes)
         free(mapped)
     return code
 
@@ -220,11 +212,14 @@ cdef struct Fill:
 
 
 cdef uint64_t pages_round(uint64_t nbytes) noexcept nogil:
+    # The bytes that a mapping of so many takes: whole pages, no more.
     cdef uint64_t page = getpagesize()
     return (nbytes + page - 1) // page * page
 
 
 cdef uint64_t pages_map(uint64_t nbytes, int node) noexcept nogil:
+    # Maps pages and makes all of them now. `node`: where they are wanted; -1: anywhere. Returns
+    # their address; 0: no memory.
     cdef Fill fill
     cdef uint64_t available = gm_available()
     if available and nbytes > available:
@@ -248,10 +243,6 @@ cdef uint64_t pages_map(uint64_t nbytes, int node) noexcept nogil:
     return <uint64_t>fill.base
 
 
-cdef void pages_unmap(uint64_t address, uint64_t nbytes) noexcept nogil:
-    munmap(<void*>address, nbytes)
-
-
 cdef bint pages_exist(uint64_t address, uint64_t nbytes) noexcept nogil:
     # The kernel looks at its list of mappings, not at pages.
     cdef uint64_t page = getpagesize()
@@ -263,10 +254,10 @@ cdef char* map_aligned(uint64_t nbytes) noexcept nogil:
     # Takes more addresses than needed and gives the ends back.
     cdef uint64_t whole = nbytes + HUGE_PAGE
     cdef void* raw = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-    cdef uint64_t start, base
+    cdef uint64_t start = <uint64_t>raw
+    cdef uint64_t base
     if raw == MAP_FAILED:
         return NULL
-    start = <uint64_t>raw
     base = (start + HUGE_PAGE - 1) & ~<uint64_t>(HUGE_PAGE - 1)
     if base > start:
         munmap(raw, base - start)
@@ -277,13 +268,12 @@ cdef char* map_aligned(uint64_t nbytes) noexcept nogil:
 cdef void run_threads(Fill* fill) noexcept nogil:
     # Where no further thread can be started, those that run do the work.
     cdef pthread_t[MAX_THREADS] threads
-    cdef uint64_t wanted = fill.nbytes // BYTES_PER_THREAD + 1
+    cdef uint64_t wanted = min(fill.nbytes // BYTES_PER_THREAD + 1, <uint64_t>MAX_THREADS,
+                               <uint64_t>gm_cpu_count())
     cdef int count = 0
     cdef int i
-    wanted = min(wanted, <uint64_t>MAX_THREADS, <uint64_t>gm_cpu_count())
-    while count < <int>wanted - 1:
-        if gm_thread_start(&threads[count], make_pages, fill) != 0:
-            break
+    while (count < <int>wanted - 1
+           and gm_thread_start(&threads[count], make_pages, fill) == 0):
         count += 1
     make_pages(fill)
     for i in range(count):

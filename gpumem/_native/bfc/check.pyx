@@ -174,50 +174,39 @@ cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noe
     return 0
 
 
+cdef extern from *:
+    """
+    static const char *gm_bfc_invariant(unsigned number) {
+        static const char *const texts[] = {
+            [1] = "the list of unused slots holds only unused slots",
+            [2] = "every slot is in one region or in the list of unused slots",
+            [3] = "in_use and requested_in_use are the sums over used chunks",
+            [4] = "used_chunks and reserved are the sums over chunks and regions",
+            [5] = "regions_live counts the regions",
+            [6] = "every chunk that is not used hangs in exactly one bin or list of holes",
+            [7] = "the list of holes is linked both ways and holds only holes",
+            [8] = "pending_free_chunks counts the pending-free chunks",
+            [10] = "chunks of a region are linked both ways and belong to it",
+            [11] = "chunks follow each other without gap or overlap, in quanta",
+            [12] = "no more is requested than the chunk holds, and nothing of a free one",
+            [13] = "no two neighbours are free in the same stream slot",
+            [14] = "the chunks of a region cover it exactly",
+            [15] = "a region counts its used and pending-free chunks; a persistent one holds one",
+            [16] = "only a range has holes",
+            [20] = "a level's bit is set iff one of its steps is",
+            [21] = "a step's bit is set iff its bin holds a chunk",
+            [22] = "a free chunk hangs in the bin of its size",
+            [23] = "a bin is linked both ways and holds free chunks of its slot",
+            [24] = "a slot's free_bytes and free_chunks are the sums over its bins",
+            [25] = "bins_filled counts the slots, but slot 0, that have free chunks",
+            [30] = "a cache's stack holds cached chunks of its size and stream, and counts them",
+        };
+        const char *text = number < sizeof texts / sizeof *texts ? texts[number] : 0;
+        return text ? text : "unknown invariant";
+    }
+    """
+    const char* gm_bfc_invariant(unsigned number) noexcept nogil
+
+
 cdef const char* bfc_invariant(int number) noexcept nogil:
-    if number == 1:
-        return "the list of unused slots holds only unused slots"
-    if number == 2:
-        return "every slot is in one region or in the list of unused slots"
-    if number == 3:
-        return "in_use and requested_in_use are the sums over used chunks"
-    if number == 4:
-        return "used_chunks and reserved are the sums over chunks and regions"
-    if number == 5:
-        return "regions_live counts the regions"
-    if number == 6:
-        return "every chunk that is not used hangs in exactly one bin or list of holes"
-    if number == 7:
-        return "the list of holes is linked both ways and holds only holes"
-    if number == 8:
-        return "pending_free_chunks counts the pending-free chunks"
-    if number == 10:
-        return "chunks of a region are linked both ways and belong to it"
-    if number == 11:
-        return "chunks follow each other without gap or overlap, in quanta"
-    if number == 12:
-        return "no more is requested than the chunk holds, and nothing of a free one"
-    if number == 13:
-        return "no two neighbours are free in the same stream slot"
-    if number == 14:
-        return "the chunks of a region cover it exactly"
-    if number == 15:
-        return ("a region counts its used and pending-free chunks, and a persistent one holds one "
-                "chunk")
-    if number == 16:
-        return "only a range has holes"
-    if number == 20:
-        return "a level's bit is set iff one of its steps is"
-    if number == 21:
-        return "a step's bit is set iff its bin holds a chunk"
-    if number == 22:
-        return "a free chunk hangs in the bin of its size"
-    if number == 23:
-        return "a bin is linked both ways and holds free chunks of its slot"
-    if number == 24:
-        return "a slot's free_bytes and free_chunks are the sums over its bins"
-    if number == 25:
-        return "bins_filled counts the slots, but slot 0, that have free chunks"
-    if number == 30:
-        return "a cache's stack holds cached chunks of its size and stream, and counts them"
-    return "unknown invariant"
+    return gm_bfc_invariant(number)

@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from gpumem._support.atomics cimport store32
-from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
+from gpumem._support.memory cimport reserved_close, reserved_grow
 
 
 # ---- the fast path -----------------------------------------------------------------------------
@@ -269,13 +269,17 @@ cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
     bin_insert(table, rest_index)
 
 
-cdef inline bint can_merge(const Bfc* table, const Chunk* a, const Chunk* b) noexcept nogil:
-    # A mark may spread over memory that is free for everyone, never over another stream's.
+cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) noexcept nogil:
+    # A free chunk with its neighbour: a mark may spread over memory that is free for everyone,
+    # never over another stream's.
+    cdef const Chunk* a = &table.chunks[index]
+    cdef const Chunk* b
+    if beside == NIL or state_of(table, beside) != CHUNK_FREE:
+        return False
+    b = &table.chunks[beside]
     if a.stream_slot == b.stream_slot:
         return True
-    if not table.merge_released:
-        return False
-    return is_completed(table, a) or is_completed(table, b)
+    return table.merge_released and (is_completed(table, a) or is_completed(table, b))
 
 
 cdef inline bint is_completed(const Bfc* table, const Chunk* chunk) noexcept nogil:
@@ -285,20 +289,18 @@ cdef inline bint is_completed(const Bfc* table, const Chunk* chunk) noexcept nog
 
 cdef inline uint32_t chunk_merge_next(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint32_t other = table.chunks[index].next
-    if other != NIL and state_of(table, other) == CHUNK_FREE:
-        if can_merge(table, &table.chunks[index], &table.chunks[other]):
-            bin_remove(table, other)
-            chunk_absorb(table, index, other)
+    if can_merge(table, index, other):
+        bin_remove(table, other)
+        chunk_absorb(table, index, other)
     return index
 
 
 cdef inline uint32_t chunk_merge_prev(Bfc* table, uint32_t index) noexcept nogil:
     cdef uint32_t other = table.chunks[index].prev
-    if other != NIL and state_of(table, other) == CHUNK_FREE:
-        if can_merge(table, &table.chunks[index], &table.chunks[other]):
-            bin_remove(table, other)
-            chunk_absorb(table, other, index)
-            return other
+    if can_merge(table, index, other):
+        bin_remove(table, other)
+        chunk_absorb(table, other, index)
+        return other
     return index
 
 
@@ -335,16 +337,7 @@ cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil:
 
 
 cdef bint chunks_grow(Bfc* table) noexcept nogil:
-    cdef uint32_t capacity = table.capacity * 2 if table.capacity else 64
-    if capacity > MAX_CHUNKS:
-        return False
-    if table.chunks == NULL:
-        table.chunks = <Chunk*>reserved_open(<size_t>MAX_CHUNKS * sizeof(Chunk))
-    if (table.chunks == NULL
-            or reserved_commit(table.chunks, <size_t>capacity * sizeof(Chunk)) != 0):
-        return False
-    table.capacity = capacity
-    return True
+    return reserved_grow(<void**>&table.chunks, &table.capacity, MAX_CHUNKS, sizeof(Chunk))
 
 
 cdef uint32_t slot_take(Bfc* table) noexcept nogil:

@@ -5,10 +5,11 @@ from gpumem._native.pages.execute cimport (
 )
 from gpumem._native.pages.plan cimport plan_free, space_plan, space_plan_trim
 from gpumem._native.pages.space cimport (
-    address_free, budget_allows, budget_init, budget_spend, MoveBudget, orphans_release,
-    pages_check, pages_invariant, range_reserve, space_add_range, space_create, space_destroy,
+    budget_allows, budget_init, budget_spend, MoveBudget, orphans_release, pages_check,
+    pages_invariant, range_reserve, space_add_range, space_create, space_destroy,
 )
 from gpumem._native.pages.types cimport (
-    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, Demand, GRANULE, GRANULE_BITS,
-    MAX_PAGE_GRANULES, Page, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult, Range, Space,
+    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand, GRANULE,
+    GRANULE_BITS, MAX_PAGE_GRANULES, Page, Plan, PLAN_NO_MEMORY, PLAN_NO_PLACE, PLAN_OK, PlanResult,
+    Range, Space,
 )

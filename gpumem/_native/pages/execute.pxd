@@ -1,15 +1,14 @@
 """Carrying a plan out, finishing it, undoing it; giving all pages up and restoring them."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
-from gpumem._native.driver cimport CUresult, DeviceContext
+from gpumem._native.driver cimport CUresult
 from gpumem._native.pages.types cimport Demand, Plan, Space
 from gpumem._support.lock cimport Lock
 
 # Without the arena lock. If it fails, plan.refused names the driver's call: undo; else finish. Both
 # with the lock, and without a driver call.
-cdef CUresult space_execute(Space* space, Plan* plan, DeviceContext* context,
-                            uint64_t* calls) noexcept nogil
+cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil
 cdef void space_finish(Space* space, Plan* plan, const Demand* demand,
                        uint64_t epoch) noexcept nogil
 cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t epoch) noexcept nogil
@@ -22,8 +21,6 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
 
 # Unmaps and releases every page that has memory; stops where the driver refuses. `lock` is held
 # while the space changes.
-cdef CUresult space_give_up(Space* space, Lock* lock, DeviceContext* context,
-                            uint64_t* calls) noexcept nogil
+cdef CUresult space_give_up(Space* space, Lock* lock) noexcept nogil
 # Makes and maps every page that has none; `call` names what was refused. What was made stays.
-cdef CUresult space_restore(Space* space, DeviceContext* context, uint64_t* calls,
-                            const char** call) noexcept nogil
+cdef CUresult space_restore(Space* space, const char** call) noexcept nogil

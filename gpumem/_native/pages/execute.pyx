@@ -12,88 +12,87 @@ from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_SUCCESS, CUresult, DeviceContext,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, hole_at, orphan_add, page_allow, page_create, page_map, page_release, page_unmap,
-    view_set,
+    fill_granules, hole_at, orphan_add, page_allow, page_create, view_set, view_unmap,
 )
 from gpumem._native.pages.types cimport (
-    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, Demand,
-    GRANULE_BITS, granule_of, is_backed, Page, page_mapped_at, Plan, Space,
+    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Demand,
+    granule_of, is_backed, Page, page_over, Plan, Space,
 )
 from gpumem._support.lock cimport Lock, lock_acquire, lock_release
 
 
-cdef CUresult space_execute(Space* space, Plan* plan, DeviceContext* context,
-                            uint64_t* calls) noexcept nogil:
+cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
     # First what can run out: memory. Where that fails, nothing else has been done. Then unmaps,
     # then maps, since a page may go where another one was. Memory goes back last. After a refusal
     # the driver's side is cleared away here, so that `space_undo` has only the tables to put right.
+    cdef DeviceContext* context = space.context
     cdef uint64_t begin
     cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         plan.refused = "cuCtxPushCurrent"
         return code
-    code = create_memory(space, plan, context, calls)
+    code = create_memory(space, plan)
     begin = context.now() if plan.moves else 0
     if code == CUDA_SUCCESS:
-        code = unmap_views(space, plan, context, calls)
+        code = unmap_views(space, plan)
     if code == CUDA_SUCCESS:
-        code = map_views(space, plan, context, calls)
+        code = map_views(space, plan)
     if plan.moves:      # their share of the time: mapping new pages is not charged to the budget
         plan.move_ns = (context.now() - begin) * plan.moves // (plan.moves + plan.creates)
     if code == CUDA_SUCCESS:
-        release_memory(space, plan, context, calls)
+        release_memory(space, plan)
     else:
-        abandon(space, plan, context, calls)
+        abandon(space, plan)
     context_leave(context)
     return code
 
 
-cdef inline uint64_t size_of(const Space* space, uint32_t page) noexcept nogil:
-    return <uint64_t>space.page[page].granules << GRANULE_BITS
+cdef CUresult note_call(const Space* space, const char** refused, const char* call,
+                        CUresult code) noexcept nogil:
+    # Counts a driver call and, if it failed, says which one it was.
+    space.calls[0] += 1
+    if code != CUDA_SUCCESS:
+        refused[0] = call
+    return code
 
 
-cdef CUresult create_memory(Space* space, Plan* plan, DeviceContext* context,
-                            uint64_t* calls) noexcept nogil:
+cdef CUresult create_memory(Space* space, Plan* plan) noexcept nogil:
     cdef CUresult code
     cdef uint32_t i
+    cdef Page* page
     for i in range(plan.count):
-        if plan.actions[i].kind != ACTION_CREATE:
-            continue
-        code = page_create(context, size_of(space, plan.actions[i].page),
-                           &space.page[plan.actions[i].page].memory)
-        calls[0] += 1
-        if code != CUDA_SUCCESS:
-            plan.refused = "cuMemCreate"
-            return code
-        plan.actions[i].created = True
+        if plan.actions[i].kind == ACTION_CREATE:
+            page = &space.page[plan.actions[i].page]
+            code = note_call(space, &plan.refused, "cuMemCreate",
+                             page_create(space.context, bytes_of(page), &page.memory))
+            if code != CUDA_SUCCESS:
+                return code
+            plan.actions[i].created = True
     return CUDA_SUCCESS
 
 
-cdef CUresult unmap_views(Space* space, Plan* plan, DeviceContext* context,
-                          uint64_t* calls) noexcept nogil:
+cdef CUresult unmap_views(Space* space, Plan* plan) noexcept nogil:
     cdef CUresult code
     cdef uint32_t i, view
     cdef Action* action
+    cdef const Page* page
     for i in range(plan.count):
         action = &plan.actions[i]
+        page = &space.page[action.page]
         for view in range(2):
             if action.unmap[view] == NIL:
                 continue
-            if space.page[action.page].memory == 0:
-                action.unmapped[view] = True        # suspended: the driver has nothing of it
-                continue
-            code = page_unmap(context, address_of(space, action.unmap[view]),
-                              size_of(space, action.page))
-            calls[0] += 1
-            if code != CUDA_SUCCESS:
-                plan.refused = "cuMemUnmap"
-                return code
+            # A page without memory is suspended: the driver has no view of it.
+            if page.memory:
+                code = note_call(space, &plan.refused, "cuMemUnmap",
+                                 view_unmap(space, action.unmap[view], page.granules))
+                if code != CUDA_SUCCESS:
+                    return code
             action.unmapped[view] = True
     return CUDA_SUCCESS
 
 
-cdef CUresult map_views(Space* space, Plan* plan, DeviceContext* context,
-                        uint64_t* calls) noexcept nogil:
+cdef CUresult map_views(Space* space, Plan* plan) noexcept nogil:
     # Access is given to neighbouring views at once: that saves a call for each, 7 % of the time
     # on an H200. Views mapped without access are taken back where it is refused.
     cdef CUresult code = CUDA_SUCCESS
@@ -104,11 +103,8 @@ cdef CUresult map_views(Space* space, Plan* plan, DeviceContext* context,
             first += 1
             continue
         last = first
-        code = map_run(space, plan, &last, context, calls)
-        if code != CUDA_SUCCESS:    # none of the run counts as done
-            unmap_run(space, plan, first, last, context, calls)
-        else:
-            count_mapped(space, plan, first, last)
+        code = map_run(space, plan, &last)
+        end_run(space, plan, first, last, code == CUDA_SUCCESS)
         first = last
     return code
 
@@ -117,88 +113,75 @@ cdef inline bint maps(const Action* action) noexcept nogil:
     return action.kind == ACTION_CREATE or action.kind == ACTION_MOVE
 
 
-cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last, DeviceContext* context,
-                      uint64_t* calls) noexcept nogil:
+cdef CUresult map_run(Space* space, Plan* plan, uint32_t* last) noexcept nogil:
     # Maps the action `last` and those that follow it in addresses; `last` ends behind them.
     cdef uint64_t begin = address_of(space, plan.actions[last[0]].to)
     cdef uint64_t end = begin
-    cdef uint64_t nbytes
+    cdef const Page* page
     cdef CUresult code
     while last[0] < plan.count:
-        if not maps(&plan.actions[last[0]]):
-            last[0] += 1
-            continue
-        if address_of(space, plan.actions[last[0]].to) != end:
-            break
-        nbytes = size_of(space, plan.actions[last[0]].page)
-        code = page_map(context, end, nbytes, space.page[plan.actions[last[0]].page].memory)
-        calls[0] += 1
-        if code != CUDA_SUCCESS:
-            plan.refused = "cuMemMap"
-            return code
-        end += nbytes
+        if maps(&plan.actions[last[0]]):
+            if address_of(space, plan.actions[last[0]].to) != end:
+                break
+            page = &space.page[plan.actions[last[0]].page]
+            code = note_call(space, &plan.refused, "cuMemMap", space.context.table.cuMemMap(
+                end, bytes_of(page), 0, page.memory, 0))
+            if code != CUDA_SUCCESS:
+                return code
+            end += bytes_of(page)
         last[0] += 1
-    code = page_allow(context, begin, end - begin)
-    calls[0] += 1
-    if code != CUDA_SUCCESS:
-        plan.refused = "cuMemSetAccess"
-    return code
+    return note_call(space, &plan.refused, "cuMemSetAccess",
+                     page_allow(space.context, begin, end - begin))
 
 
-cdef void unmap_run(Space* space, Plan* plan, uint32_t first, uint32_t last, DeviceContext* context,
-                    uint64_t* calls) noexcept nogil:
+cdef void end_run(Space* space, Plan* plan, uint32_t first, uint32_t last,
+                  bint mapped) noexcept nogil:
+    # All of a run counts as done, or none: after a refusal its views are unmapped again.
+    cdef Action* action
     cdef uint32_t i
     for i in range(first, last):
-        if not maps(&plan.actions[i]):
+        action = &plan.actions[i]
+        if not maps(action):
             continue
-        page_unmap(context, address_of(space, plan.actions[i].to),
-                   size_of(space, plan.actions[i].page))
-        calls[0] += 1
-
-
-cdef void count_mapped(Space* space, Plan* plan, uint32_t first, uint32_t last) noexcept nogil:
-    cdef uint32_t i
-    for i in range(first, last):
-        if not maps(&plan.actions[i]):
+        if not mapped:
+            view_unmap(space, action.to, space.page[action.page].granules)
+            space.calls[0] += 1
             continue
-        plan.actions[i].done = True
-        if plan.actions[i].kind == ACTION_CREATE:
+        action.done = True
+        if action.kind == ACTION_CREATE:
             space.created += 1
         else:
             space.moved += 1
 
 
-cdef void release_memory(Space* space, Plan* plan, DeviceContext* context,
-                         uint64_t* calls) noexcept nogil:
+cdef void release_memory(Space* space, Plan* plan) noexcept nogil:
     cdef uint32_t i
     for i in range(plan.count):
         if plan.actions[i].kind == ACTION_RELEASE:
-            release_page(space, &space.page[plan.actions[i].page], context, calls)
+            release_page(space, &space.page[plan.actions[i].page])
             space.released += 1
 
 
-cdef void release_page(Space* space, Page* page, DeviceContext* context,
-                       uint64_t* calls) noexcept nogil:
+cdef void release_page(Space* space, Page* page) noexcept nogil:
     # Memory without a view goes back; where that is refused, it is tried again later.
     if page.memory == 0:
         return                          # suspended
-    calls[0] += 1
-    if page_release(context, page.memory) != CUDA_SUCCESS:
+    space.calls[0] += 1
+    if space.context.table.cuMemRelease(page.memory) != CUDA_SUCCESS:
         orphan_add(space, page.memory)
     page.memory = 0
 
 
-cdef void abandon(Space* space, Plan* plan, DeviceContext* context, uint64_t* calls) noexcept nogil:
+cdef void abandon(Space* space, Plan* plan) noexcept nogil:
     # Memory without any view left: new and not mapped, or of a page whose views are all unmapped.
     cdef uint32_t i
     cdef const Action* action
     for i in range(plan.count):
         action = &plan.actions[i]
-        if action.created and not action.done:
-            release_page(space, &space.page[action.page], context, calls)
-        elif (action.kind == ACTION_MOVE or action.kind == ACTION_RELEASE) and (
-                not action.done and view_left(space, action) == NIL):
-            release_page(space, &space.page[action.page], context, calls)
+        if not action.done and (action.created or (
+                (action.kind == ACTION_MOVE or action.kind == ACTION_RELEASE)
+                and view_left(space, action) == NIL)):
+            release_page(space, &space.page[action.page])
 
 
 cdef uint32_t view_left(const Space* space, const Action* action) noexcept nogil:
@@ -225,7 +208,8 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
     # Puts the tables back to what the driver has mapped now. The claimed block becomes a hole, the
     # actions are undone, then what is mapped in the hole becomes free again.
     cdef uint32_t i
-    cdef uint64_t begin, end
+    cdef uint64_t begin = 0
+    cdef uint64_t end = 0
     if plan.chunk != NIL:
         begin = space.table.chunks[plan.chunk].address
         end = begin + space.table.chunks[plan.chunk].size
@@ -244,7 +228,7 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
         return                      # it is where the plan wanted it: keep it there
     if action.kind == ACTION_CREATE:
         view_set(space, action.to, page.granules, NIL)
-        space.physical -= <uint64_t>page.granules << GRANULE_BITS
+        space.physical -= bytes_of(page)
         page.granules = 0
         return
     if action.kind == ACTION_DROP:
@@ -255,7 +239,7 @@ cdef void undo_action(Space* space, const Action* action) noexcept nogil:
     if action.kind == ACTION_MOVE:
         view_set(space, action.to, page.granules, NIL)
     else:
-        space.physical += <uint64_t>page.granules << GRANULE_BITS
+        space.physical += bytes_of(page)
     put_back(space, action, page)
 
 
@@ -266,7 +250,7 @@ cdef void put_back(Space* space, const Action* action, Page* page) noexcept nogi
     page.dormant = NIL
     # The driver unmapped every view before it refused a later step: the page is gone.
     if left == NIL:
-        space.physical -= <uint64_t>page.granules << GRANULE_BITS
+        space.physical -= bytes_of(page)
         page.granules = 0
         return
     page.active = left
@@ -289,8 +273,7 @@ cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slo
     cdef uint64_t address = begin
     cdef uint64_t stop
     while address < end:
-        stop = address_of(space, granule_of(space, address) + 1)
-        stop = stop if stop < end else end
+        stop = min(address_of(space, granule_of(space, address) + 1), end)
         if is_backed(space, granule_of(space, address)):
             holes_fill(space.table, hole_at(space, address), address, stop, stream_slot, epoch)
         address = stop
@@ -299,93 +282,83 @@ cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slo
 # ---- Giving pages up and restoring them ----------------------------------------------------------
 
 
-cdef CUresult space_give_up(Space* space, Lock* lock, DeviceContext* context,
-                            uint64_t* calls) noexcept nogil:
-    cdef CUresult code = context_enter(context)
+cdef CUresult space_give_up(Space* space, Lock* lock) noexcept nogil:
+    cdef CUresult code = context_enter(space.context)
     cdef uint32_t i
     if code != CUDA_SUCCESS:
         return code
     for i in range(space.page_count):
         if code == CUDA_SUCCESS and space.page[i].granules and space.page[i].memory:
-            code = give_up(space, &space.page[i], lock, context, calls)
-    context_leave(context)
+            code = give_up(space, &space.page[i], lock)
+    context_leave(space.context)
     return code
 
 
-cdef CUresult give_up(Space* space, Page* page, Lock* lock, DeviceContext* context,
-                      uint64_t* calls) noexcept nogil:
-    cdef uint64_t nbytes = <uint64_t>page.granules << GRANULE_BITS
+cdef CUresult give_up(Space* space, Page* page, Lock* lock) noexcept nogil:
+    # The dormant view first: a refusal then leaves a page that still has its memory and place.
     cdef CUresult code
     if page.dormant != NIL:
-        code = page_unmap(context, address_of(space, page.dormant), nbytes)
-        calls[0] += 1
+        code = view_unmap(space, page.dormant, page.granules)
+        space.calls[0] += 1
         if code != CUDA_SUCCESS:
             return code
         lock_acquire(lock)
         view_set(space, page.dormant, page.granules, NIL)
         page.dormant = NIL
         lock_release(lock)
-    code = page_unmap(context, address_of(space, page.active), nbytes)
-    calls[0] += 1
+    code = view_unmap(space, page.active, page.granules)
+    space.calls[0] += 1
     if code == CUDA_SUCCESS:
-        release_page(space, page, context, calls)
+        release_page(space, page)
     return code
 
 
-cdef CUresult space_restore(Space* space, DeviceContext* context, uint64_t* calls,
-                            const char** call) noexcept nogil:
+cdef CUresult space_restore(Space* space, const char** call) noexcept nogil:
     # Page by page, so that a page with memory is a mapped one; access run by run.
-    cdef CUresult code = context_enter(context)
+    cdef CUresult code = context_enter(space.context)
     cdef uint32_t g = 0
     if code != CUDA_SUCCESS:
         call[0] = "cuCtxPushCurrent"
         return code
     while g < space.granules and code == CUDA_SUCCESS:
         if begins_page(space, g):
-            code = restore_run(space, &g, context, calls, call)
+            code = restore_run(space, &g, call)
         else:
             g += 1
-    context_leave(context)
+    context_leave(space.context)
     return code
 
 
 cdef inline bint begins_page(const Space* space, uint32_t g) noexcept nogil:
-    cdef uint32_t mapped = page_mapped_at(space, g)
-    return mapped != NIL and space.page[mapped].active == g and space.page[mapped].memory == 0
+    # A page without memory that counts here.
+    cdef const Page* page = page_over(space, g)
+    return page != NULL and page.active == g and page.memory == 0
 
 
-cdef CUresult restore_run(Space* space, uint32_t* g, DeviceContext* context, uint64_t* calls,
-                          const char** call) noexcept nogil:
+cdef CUresult restore_run(Space* space, uint32_t* g, const char** call) noexcept nogil:
     # The pages without memory from one granule on, as long as they lie side by side.
     cdef uint64_t begin = address_of(space, g[0])
     cdef uint64_t end = begin
-    cdef CUresult code = CUDA_SUCCESS
+    cdef CUresult code
     cdef Page* page
-    while code == CUDA_SUCCESS and g[0] < space.granules and begins_page(space, g[0]):
-        page = &space.page[page_mapped_at(space, g[0])]
-        code = restore_page(space, page, context, calls, call)
-        if code == CUDA_SUCCESS:
-            end += <uint64_t>page.granules << GRANULE_BITS
-            g[0] += page.granules
-    if code == CUDA_SUCCESS:
-        call[0] = "cuMemSetAccess"
-        calls[0] += 1
-        code = page_allow(context, begin, end - begin)
-    return code
+    while g[0] < space.granules and begins_page(space, g[0]):
+        page = page_over(space, g[0])
+        code = restore_page(space, page, call)
+        if code != CUDA_SUCCESS:
+            return code
+        end += bytes_of(page)
+        g[0] += page.granules
+    return note_call(space, call, "cuMemSetAccess", page_allow(space.context, begin, end - begin))
 
 
-cdef CUresult restore_page(Space* space, Page* page, DeviceContext* context, uint64_t* calls,
-                           const char** call) noexcept nogil:
-    cdef uint64_t nbytes = <uint64_t>page.granules << GRANULE_BITS
-    cdef CUresult code = page_create(context, nbytes, &page.memory)
-    call[0] = "cuMemCreate"
-    calls[0] += 1
+cdef CUresult restore_page(Space* space, Page* page, const char** call) noexcept nogil:
+    cdef CUresult code = note_call(space, call, "cuMemCreate", page_create(
+        space.context, bytes_of(page), &page.memory))
     if code != CUDA_SUCCESS:
-        page.memory = 0
+        page.memory = 0         # what the driver left there is not a handle
         return code
-    call[0] = "cuMemMap"
-    calls[0] += 1
-    code = page_map(context, address_of(space, page.active), nbytes, page.memory)
+    code = note_call(space, call, "cuMemMap", space.context.table.cuMemMap(
+        address_of(space, page.active), bytes_of(page), 0, page.memory, 0))
     if code != CUDA_SUCCESS:
-        release_page(space, page, context, calls)
+        release_page(space, page)
     return code

@@ -18,12 +18,20 @@ from gpumem._native.pages.space cimport (
     see_idle_pages, take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
-    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of, Demand,
-    end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet, KEEP_VIEW_PERCENT,
-    MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, PEAK_PAGES, Plan, PLAN_NO_MEMORY,
-    PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult, Space,
+    Action, ACTION_CREATE, ACTION_DROP, ACTION_MOVE, ACTION_RELEASE, ActionKind, address_of,
+    bytes_of, Demand, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet,
+    KEEP_VIEW_PERCENT, MAX_PAGE_GRANULES, overlaps, Page, page_mapped_at, page_over, PEAK_PAGES,
+    Plan, PLAN_NO_MEMORY, PLAN_NO_METADATA, PLAN_NO_PLACE, PLAN_OK, PLANNED_SLOTS, PlanResult,
+    Space,
 )
 from gpumem._support.atomics cimport load32
+
+
+# The cheapest place found so far.
+cdef struct Site:
+    uint32_t anchor             # chunk at or below `begin` that swapping pages leaves in place
+    uint64_t begin
+    uint32_t missing            # granules that need a mapping
 
 
 cdef PlanResult space_plan(Space* space, const Demand* demand, Plan* plan) noexcept nogil:
@@ -79,7 +87,7 @@ cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t mis
         return True
     for i in range(space.page_count):
         page = &space.page[i]
-        if page.granules and is_movable(space, page, begin, end):
+        if is_movable(space, page, begin, end):
             room += page.granules
     return room >= missing
 
@@ -88,18 +96,16 @@ cdef bint supply_suffices(const Space* space, const Demand* demand, uint32_t mis
 cdef void swap_views(Space* space, uint64_t begin, uint64_t end) noexcept nogil:
     cdef uint32_t g = granule_of(space, begin)
     cdef uint32_t last = granule_of(space, end + GRANULE - 1)
-    cdef uint32_t mapped
     cdef Page* page
     while g < last:
-        mapped = page_mapped_at(space, g)
-        if mapped != NIL:
-            page = &space.page[mapped]
-            if page.dormant != NIL and page.dormant <= g < page.dormant + page.granules:
-                if can_swap(space, page, begin, end):
-                    swap_page(space, page)
-                    g = page.active + page.granules
-                    continue
-        g += 1
+        page = page_over(space, g)
+        if (page != NULL and page.dormant != NIL
+                and page.dormant <= g < page.dormant + page.granules
+                and can_swap(space, page, begin, end)):
+            swap_page(space, page)
+            g = page.active + page.granules
+        else:
+            g += 1
 
 
 cdef void swap_page(Space* space, Page* page) noexcept nogil:
@@ -148,10 +154,13 @@ cdef void forget_idle_inside(Space* space, uint64_t begin, uint64_t end) noexcep
 
 cdef void drop_dormant(Space* space, Plan* plan, uint32_t index) noexcept nogil:
     # The view is in the way of something else: unmap it. It was seen to be quiet.
-    cdef Page* page = &space.page[index]
-    cdef Action* action = action_add(plan, ACTION_DROP, index)
+    unmap_dormant(space, action_add(plan, ACTION_DROP, index), &space.page[index])
+
+
+cdef void unmap_dormant(Space* space, Action* action, Page* page) noexcept nogil:
     action.unmap[0] = page.dormant
-    view_set(space, page.dormant, page.granules, NIL)
+    if page.dormant != NIL:
+        view_set(space, page.dormant, page.granules, NIL)
     page.dormant = NIL
 
 
@@ -214,9 +223,7 @@ cdef uint32_t longest_idle(const Space* space, uint32_t wanted, uint64_t begin,
     cdef const Page* page
     for i in range(space.page_count):
         page = &space.page[i]
-        if page.granules == 0 or page.granules > wanted:
-            continue
-        if not is_movable(space, page, begin, end):
+        if page.granules > wanted or not is_movable(space, page, begin, end):
             continue
         if (best == NIL or page.granules > space.page[best].granules
                 or (page.granules == space.page[best].granules
@@ -233,12 +240,10 @@ cdef uint32_t smallest_releasable(const Space* space, uint64_t begin,
     cdef const Page* page
     for i in range(space.page_count):
         page = &space.page[i]
-        if page.granules == 0 or not is_movable(space, page, begin, end):
-            continue
-        if not is_quiet(space, space.table.chunks[page.chunk].stream_slot,
-                        space.table.chunks[page.chunk].epoch):
-            continue
-        if best == NIL or page.granules < space.page[best].granules:
+        if (is_movable(space, page, begin, end)
+                and is_quiet(space, space.table.chunks[page.chunk].stream_slot,
+                             space.table.chunks[page.chunk].epoch)
+                and (best == NIL or page.granules < space.page[best].granules)):
             best = i
     return best
 
@@ -256,8 +261,8 @@ cdef uint32_t plan_create(Space* space, Plan* plan, uint32_t at, uint32_t granul
     page.busy = True
     action.to = at
     view_set(space, at, granules, index)
-    space.physical += <uint64_t>granules << GRANULE_BITS
-    demand.reserved += <uint64_t>granules << GRANULE_BITS
+    space.physical += bytes_of(page)
+    demand.reserved += bytes_of(page)
     return granules
 
 
@@ -269,9 +274,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
     plan.moves += 1
     action.to = at
     action.origin = page.active
-    action.unmap[0] = page.dormant
-    if page.dormant != NIL:
-        view_set(space, page.dormant, page.granules, NIL)
+    unmap_dormant(space, action, page)
     # The old view stays mapped while work that was queued before may still use it.
     take_out(space, page, &action.stream_slot, &action.epoch)
     page.dormant = page.active
@@ -295,16 +298,13 @@ cdef void plan_release(Space* space, Plan* plan, uint32_t index, Demand* demand)
     cdef Action* action = action_add(plan, ACTION_RELEASE, index)
     plan.moves += 1         # with the page that is made instead it costs as much
     action.origin = page.active
-    action.unmap[0] = page.dormant
     action.unmap[1] = page.active
-    if page.dormant != NIL:
-        view_set(space, page.dormant, page.granules, NIL)
+    unmap_dormant(space, action, page)
     take_out(space, page, &action.stream_slot, &action.epoch)
     view_set(space, page.active, page.granules, NIL)
     page.active = NIL
-    page.dormant = NIL
-    space.physical -= <uint64_t>page.granules << GRANULE_BITS
-    demand.reserved -= <uint64_t>page.granules << GRANULE_BITS
+    space.physical -= bytes_of(page)
+    demand.reserved -= bytes_of(page)
 
 
 cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
@@ -321,7 +321,7 @@ cdef bint space_plan_trim(Space* space, Plan* plan) noexcept nogil:
         return False
     for i in range(space.page_count):
         page = &space.page[i]
-        if page.granules and is_movable(space, page, 0, 0):
+        if is_movable(space, page, 0, 0):
             plan_release(space, plan, i, &demand)
     return plan.count != 0
 
@@ -337,10 +337,7 @@ cdef Action* action_add(Plan* plan, ActionKind kind, uint32_t page) noexcept nog
     plan.count += 1
     action.kind = kind
     action.page = page
-    action.to = NIL
-    action.origin = NIL
-    action.unmap[0] = NIL
-    action.unmap[1] = NIL
+    action.to = action.origin = action.unmap[0] = action.unmap[1] = NIL
     return action
 
 
@@ -370,9 +367,9 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
     cdef Gap gap
     best.missing = IMPOSSIBLE
     while hole != NIL:
-        if gap_from_first_hole(space, hole, demand.stream_slot, &gap):
-            if gap.end - gap.begin >= demand.claim:
-                try_gap(space, &gap, demand, best)
+        if (gap_from_first_hole(space, hole, demand.stream_slot, &gap)
+                and gap.end - gap.begin >= demand.claim):
+            try_gap(space, &gap, demand, best)
         hole = space.table.chunks[hole].bin_next
     return best.missing != IMPOSSIBLE
 
@@ -426,15 +423,12 @@ cdef void try_behind_views(Space* space, const Gap* gap, const Chunk* hole, cons
     # A place may not cover a view with queued work, but it may begin where one ends.
     cdef uint32_t g = granule_of(space, hole.address)
     cdef uint32_t last = granule_of(space, end_of(hole))
-    cdef uint32_t mapped
     cdef const Page* page
     while g < last and g < space.granules:
-        mapped = page_mapped_at(space, g)
+        page = page_over(space, g)
         g += 1
-        if mapped == NIL:
-            continue
-        page = &space.page[mapped]
-        if page.dormant == NIL or not page.dormant < g <= page.dormant + page.granules:
+        if (page == NULL or page.dormant == NIL
+                or not page.dormant < g <= page.dormant + page.granules):
             continue
         g = page.dormant + page.granules
         if (not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)
@@ -493,27 +487,21 @@ cdef uint32_t missing_in_hole(const Space* space, const Chunk* hole, uint64_t be
                               uint64_t end) noexcept nogil:
     # Granules of a hole inside [begin, end) that no idle page's dormant view can fill; IMPOSSIBLE
     # if work is still queued through a view there, which an unmap would not wait for.
-    cdef uint64_t low = begin if begin > hole.address else hole.address
-    cdef uint64_t high = end if end < end_of(hole) else end_of(hole)
-    cdef uint32_t g = granule_of(space, low)
-    cdef uint32_t last = granule_of(space, high + GRANULE - 1)
+    cdef uint32_t g = granule_of(space, max(begin, hole.address))
+    cdef uint32_t last = granule_of(space, min(end, end_of(hole)) + GRANULE - 1)
     cdef uint32_t missing = 0
-    cdef uint32_t mapped
     cdef const Page* page
     while g < last:
-        mapped = page_mapped_at(space, g)
-        if mapped == NIL:
-            missing += last - g if g >= space.granules else 1
-            g = last if g >= space.granules else g + 1
-            continue
-        page = &space.page[mapped]
-        if can_swap(space, page, begin, end):
+        if g >= space.granules:         # nothing was ever mapped from here on
+            return missing + last - g
+        page = page_over(space, g)
+        if page != NULL and can_swap(space, page, begin, end):
             g = page.dormant + page.granules
-        elif not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch):
+            continue
+        if page != NULL and not is_quiet(space, page.dormant_stream_slot, page.dormant_epoch):
             return IMPOSSIBLE
-        else:
-            missing += 1
-            g += 1
+        missing += 1
+        g += 1
     return missing
 
 

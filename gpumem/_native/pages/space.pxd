@@ -22,16 +22,17 @@ cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil
 cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
                      uint64_t end) noexcept nogil
 # An empty space; no driver call. `first_bytes` of addresses are reserved at the first need.
-cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil
+cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_t* calls,
+                       uint64_t first_bytes, bint large) noexcept nogil
 # Reserves addresses that hold a block of `size` bytes; less than planned if they are scarce.
-cdef CUresult range_reserve(const Space* space, DeviceContext* context, uint64_t size,
-                            Range* fresh) noexcept nogil
+cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil
 # Adds what was reserved. False: no host memory, the reservation is still the caller's.
 cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil
-cdef void space_destroy(Space* space, DeviceContext* context) noexcept nogil
+# The arena is not used any more.
+cdef void space_destroy(Space* space) noexcept nogil
 # Keeps memory that the driver refused to take back, to try again; with the grow lock.
 cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil
-cdef void orphans_release(Space* space, DeviceContext* context) noexcept nogil
+cdef void orphans_release(Space* space) noexcept nogil
 # Room in the arrays, so that what follows cannot fail.
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil
 cdef bint pages_ready(Space* space, uint32_t count) noexcept nogil
@@ -55,19 +56,14 @@ cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil
 cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil
 
 
-# ---- The driver calls behind pages, one function each; the device's context is current -----------
+# ---- Driver calls behind pages, with the device's context current --------------------------------
 
 
-cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
-                              uint64_t* address) noexcept nogil
-cdef CUresult address_free(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil
-cdef CUresult page_map(DeviceContext* context, uint64_t address, uint64_t nbytes,
-                       uint64_t memory) noexcept nogil
 # Gives the device access to mappings that lie side by side, all of them.
 cdef CUresult page_allow(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil
-cdef CUresult page_unmap(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil
-cdef CUresult page_release(DeviceContext* context, uint64_t memory) noexcept nogil
+# Unmaps one view of a page.
+cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil
 
 
 # ---- What must hold of pages and the chunks over them; never on a fast path ----------------------

@@ -9,13 +9,14 @@ from gpumem._native.bfc cimport (
     LEVELS, NIL, SLOT_RELEASED, state_of, STEPS, StreamBins,
 )
 from gpumem._native.driver cimport (
-    context_enter, context_leave, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CU_MEM_ALLOCATION_TYPE_PINNED,
-    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
-    CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult, DeviceContext,
+    context_enter, context_is_dead, context_leave, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUresult, DeviceContext,
 )
 from gpumem._native.pages.types cimport (
-    address_of, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet, MAX_RANGES,
-    overlaps, Page, page_mapped_at, Range, Space,
+    address_of, bytes_of, end_of, GRANULE, GRANULE_BITS, granule_of, is_backed, is_idle, is_quiet,
+    MAX_RANGES, overlaps, Page, page_mapped_at, page_over, Range, Space,
 )
 from gpumem._support.atomics cimport load32
 
@@ -70,14 +71,12 @@ cdef void see_chunk(Space* space, uint32_t index) noexcept nogil:
     cdef const Chunk* chunk = &space.table.chunks[index]
     cdef uint32_t g = granule_of(space, chunk.address + GRANULE - 1)
     cdef uint32_t last = granule_of(space, end_of(chunk))       # first granule not wholly inside
-    cdef uint32_t mapped
     cdef Page* page
     while g < last:
-        mapped = page_mapped_at(space, g)
-        if mapped == NIL:
+        page = page_over(space, g)
+        if page == NULL:
             g += 1
             continue
-        page = &space.page[mapped]
         if page.active == g and g + page.granules <= last:
             if page.busy:       # it had live bytes at the last plan: its idle time begins now
                 page.idle_since = space.plans
@@ -99,26 +98,24 @@ cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* ep
 
 cdef void see_beside(Space* space, uint32_t index) noexcept nogil:
     # What was cut off on either side of a chunk has a number of its own now.
-    cdef uint32_t beside = space.table.chunks[index].prev
-    if beside != NIL and state_of(space.table, beside) == CHUNK_FREE:
-        see_again(space, beside)
-    beside = space.table.chunks[index].next
-    if beside != NIL and state_of(space.table, beside) == CHUNK_FREE:
-        see_again(space, beside)
+    see_again(space, space.table.chunks[index].prev)
+    see_again(space, space.table.chunks[index].next)
 
 
 cdef void see_again(Space* space, uint32_t index) noexcept nogil:
-    # The pages of a free chunk that were seen idle know their chunk by a number that has changed.
-    cdef const Chunk* chunk = &space.table.chunks[index]
-    cdef uint32_t g = granule_of(space, chunk.address + GRANULE - 1)
-    cdef uint32_t last = granule_of(space, end_of(chunk))
-    cdef uint32_t mapped
-    while g < last:
-        mapped = page_mapped_at(space, g)
-        if mapped != NIL and space.page[mapped].active == g and is_idle(
-                space, &space.page[mapped]):
-            space.page[mapped].chunk = index
-        g += 1
+    # Idle pages name their free chunk by its index, which has changed; NIL and chunks that are not
+    # free have no such pages.
+    cdef const Chunk* chunk
+    cdef uint32_t g
+    cdef Page* page
+    if index == NIL or state_of(space.table, index) != CHUNK_FREE:
+        return
+    chunk = &space.table.chunks[index]
+    for g in range(granule_of(space, chunk.address + GRANULE - 1),
+                   granule_of(space, end_of(chunk))):
+        page = page_over(space, g)
+        if page != NULL and page.active == g and is_idle(space, page):
+            page.chunk = index
 
 
 cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,
@@ -141,20 +138,22 @@ cdef uint32_t hole_at(const Space* space, uint64_t address) noexcept nogil:
 
 cdef bint is_movable(const Space* space, const Page* page, uint64_t begin,
                      uint64_t end) noexcept nogil:
-    return (is_idle(space, page) and not overlaps(space, page, begin, end)
+    return (page.granules and is_idle(space, page) and not overlaps(space, page, begin, end)
             and (page.dormant == NIL
                  or is_quiet(space, page.dormant_stream_slot, page.dormant_epoch)))
 
 
-cdef void space_create(Space* space, Bfc* table, uint64_t first_bytes, bint large) noexcept nogil:
+cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_t* calls,
+                       uint64_t first_bytes, bint large) noexcept nogil:
     memset(space, 0, sizeof(Space))
     space.table = table
+    space.context = context
+    space.calls = calls
     space.large = large
     space.first_bytes = first_bytes
 
 
-cdef CUresult range_reserve(const Space* space, DeviceContext* context, uint64_t size,
-                            Range* fresh) noexcept nogil:
+cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil:
     # As much as all ranges together have; half as much, again and again, where that is refused.
     cdef uint64_t least = ((size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1)) + GRANULE
     cdef uint64_t wanted = space.first_bytes
@@ -165,9 +164,8 @@ cdef CUresult range_reserve(const Space* space, DeviceContext* context, uint64_t
     for i in range(space.range_count):
         wanted += space.ranges[i].bytes + GRANULE
     while True:
-        if wanted < least:
-            wanted = least
-        code = address_reserve(context, wanted, &fresh.base)
+        wanted = max(wanted, least)
+        code = address_reserve(space.context, wanted, &fresh.base)
         if code == CUDA_SUCCESS or wanted == least:
             break
         wanted = (wanted >> 1) & ~<uint64_t>(GRANULE - 1)
@@ -187,48 +185,47 @@ cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
     return True
 
 
-cdef void space_destroy(Space* space, DeviceContext* context) noexcept nogil:
-    # The arena is not used any more: every view and page goes, then the addresses. A refusal cannot
-    # be reported from here: a call that the driver refused is tried once more.
+cdef void space_destroy(Space* space) noexcept nogil:
+    # Every view and page goes, then the addresses. A refusal cannot be reported from here: a call
+    # that the driver refused is tried once more.
     cdef int _attempt
     for _attempt in range(2):
-        if context != NULL and context_enter(context) == CUDA_SUCCESS:
-            pages_forget(space, context)
-            ranges_forget(space, context)
-            context_leave(context)
+        if (space.context != NULL and not context_is_dead(space.context)
+                and context_enter(space.context) == CUDA_SUCCESS):
+            pages_forget(space)
+            ranges_forget(space)
+            context_leave(space.context)
     free(space.page)
     free(space.page_at)
     free(space.orphans)
     memset(space, 0, sizeof(Space))
 
 
-cdef void pages_forget(Space* space, DeviceContext* context) noexcept nogil:
+cdef void pages_forget(Space* space) noexcept nogil:
     cdef uint32_t i
     cdef Page* page
     for i in range(space.page_count):
         page = &space.page[i]
         if page.granules == 0:
             continue
-        if page.dormant != NIL and view_forget(space, page.dormant, page.granules, context):
+        # Memory goes last: while the driver still has a view of it, its handle is needed.
+        if (page.dormant != NIL
+                and view_unmap(space, page.dormant, page.granules) == CUDA_SUCCESS):
             page.dormant = NIL
-        if page.memory and view_forget(space, page.active, page.granules, context):
+        if page.memory and view_unmap(space, page.active, page.granules) == CUDA_SUCCESS:
             orphan_add(space, page.memory)
             page.granules = 0
-    orphans_release(space, context)
+    orphans_release(space)
 
 
-cdef bint view_forget(Space* space, uint32_t first, uint32_t granules,
-                      DeviceContext* context) noexcept nogil:
-    return page_unmap(context, address_of(space, first),
-                      <uint64_t>granules << GRANULE_BITS) == CUDA_SUCCESS
-
-
-cdef void ranges_forget(Space* space, DeviceContext* context) noexcept nogil:
+cdef void ranges_forget(Space* space) noexcept nogil:
+    cdef Range* range_
     cdef uint32_t i
     for i in range(space.range_count):
-        if space.ranges[i].base and address_free(
-                context, space.ranges[i].base, space.ranges[i].bytes + GRANULE) == CUDA_SUCCESS:
-            space.ranges[i].base = 0
+        range_ = &space.ranges[i]
+        if range_.base and space.context.table.cuMemAddressFree(
+                range_.base, range_.bytes + GRANULE) == CUDA_SUCCESS:
+            range_.base = 0
 
 
 cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil:
@@ -242,11 +239,11 @@ cdef void orphan_add(Space* space, uint64_t memory) noexcept nogil:
     space.orphan_count += 1
 
 
-cdef void orphans_release(Space* space, DeviceContext* context) noexcept nogil:
+cdef void orphans_release(Space* space) noexcept nogil:
     cdef uint32_t kept = 0
     cdef uint32_t i
     for i in range(space.orphan_count):
-        if page_release(context, space.orphans[i]) != CUDA_SUCCESS:
+        if space.context.table.cuMemRelease(space.orphans[i]) != CUDA_SUCCESS:
             space.orphans[kept] = space.orphans[i]
             kept += 1
     space.orphan_count = kept
@@ -341,11 +338,6 @@ cdef CUresult address_reserve(DeviceContext* context, uint64_t nbytes,
     return code
 
 
-cdef CUresult address_free(DeviceContext* context, uint64_t address,
-                           uint64_t nbytes) noexcept nogil:
-    return context.table.cuMemAddressFree(address, nbytes)
-
-
 cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* memory) noexcept nogil:
     cdef CUmemAllocationProp prop
     cdef CUmemGenericAllocationHandle handle = 0
@@ -358,11 +350,6 @@ cdef CUresult page_create(DeviceContext* context, uint64_t nbytes, uint64_t* mem
     return code
 
 
-cdef CUresult page_map(DeviceContext* context, uint64_t address, uint64_t nbytes,
-                       uint64_t memory) noexcept nogil:
-    return context.table.cuMemMap(address, nbytes, 0, memory, 0)
-
-
 cdef CUresult page_allow(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil:
     cdef CUmemAccessDesc access
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE
@@ -371,12 +358,9 @@ cdef CUresult page_allow(DeviceContext* context, uint64_t address, uint64_t nbyt
     return context.table.cuMemSetAccess(address, nbytes, &access, 1)
 
 
-cdef CUresult page_unmap(DeviceContext* context, uint64_t address, uint64_t nbytes) noexcept nogil:
-    return context.table.cuMemUnmap(address, nbytes)
-
-
-cdef CUresult page_release(DeviceContext* context, uint64_t memory) noexcept nogil:
-    return context.table.cuMemRelease(memory)
+cdef CUresult view_unmap(const Space* space, uint32_t first, uint32_t granules) noexcept nogil:
+    return space.context.table.cuMemUnmap(address_of(space, first),
+                                          <uint64_t>granules << GRANULE_BITS)
 
 
 # ---- Validation ----------------------------------------------------------------------------------
@@ -392,14 +376,11 @@ cdef int pages_check(const Space* space) noexcept nogil:
         page = &space.page[i]
         if page.granules == 0 or page.active == NIL:
             continue
-        physical += <uint64_t>page.granules << GRANULE_BITS
-        if not view_holds(space, page.active, page.granules, i):
+        physical += bytes_of(page)
+        mapped += page.granules if page.dormant == NIL else 2 * page.granules
+        if not (view_holds(space, page.active, page.granules, i)
+                and (page.dormant == NIL or view_holds(space, page.dormant, page.granules, i))):
             return 40
-        mapped += page.granules
-        if page.dormant != NIL:
-            if not view_holds(space, page.dormant, page.granules, i):
-                return 40
-            mapped += page.granules
     if physical != space.physical:
         return 41
     for i in range(space.granules):
@@ -430,29 +411,33 @@ cdef int check_range(const Space* space, uint32_t region, uint64_t* physical) no
     cdef uint32_t g, last
     while index != NIL:
         chunk = &space.table.chunks[index]
-        g = granule_of(space, chunk.address)
-        last = granule_of(space, end_of(chunk) + GRANULE - 1)
-        if last > space.granules:
-            last = space.granules
-        while g < last:
+        last = min(granule_of(space, end_of(chunk) + GRANULE - 1), space.granules)
+        for g in range(granule_of(space, chunk.address), last):
             if is_backed(space, g) == (chunk.state == CHUNK_HOLE):
                 return 43
-            g += 1
         if chunk.state != CHUNK_HOLE:
             physical[0] += chunk.size
         index = chunk.next
     return 0
 
 
+cdef extern from *:
+    """
+    /* From number 40 on: those below are of bfc/check. */
+    static const char *gm_pages_invariant(unsigned number) {
+        static const char *const texts[] = {
+            "every granule of a page's views names the page",
+            "physical is the sum over pages",
+            "a granule without a view names no page",
+            "chunks have memory and holes have none",
+            "chunks and pages of a space have the same bytes",
+        };
+        return number - 40 < sizeof texts / sizeof *texts ? texts[number - 40]
+                                                          : "unknown invariant";
+    }
+    """
+    const char* gm_pages_invariant(unsigned number) noexcept nogil
+
+
 cdef const char* pages_invariant(int number) noexcept nogil:
-    if number == 40:
-        return "every granule of a page's views names the page"
-    if number == 41:
-        return "physical is the sum over pages"
-    if number == 42:
-        return "a granule without a view names no page"
-    if number == 43:
-        return "chunks have memory and holes have none"
-    if number == 44:
-        return "chunks and pages of a space have the same bytes"
-    return "unknown invariant"
+    return gm_pages_invariant(number)

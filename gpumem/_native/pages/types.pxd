@@ -27,6 +27,7 @@ lock again, the plan is finished, or undone where the driver refused a call.
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.bfc cimport Bfc, Chunk, NIL, SLOT_RELEASED
+from gpumem._native.driver cimport DeviceContext
 
 cdef enum:
     GRANULE_BITS = 21
@@ -59,6 +60,8 @@ cdef struct Range:
 
 cdef struct Space:
     Bfc* table
+    DeviceContext* context      # of the arena, as the two others; NULL: nothing was reserved yet
+    uint64_t* calls             # where calls of the driver are counted
     Range ranges[MAX_RANGES]
     uint32_t range_count
     uint64_t first_bytes        # of addresses, for the first range
@@ -142,6 +145,14 @@ cdef inline uint64_t address_of(const Space* space, uint32_t granule) noexcept n
 cdef inline uint32_t page_mapped_at(const Space* space, uint32_t granule) noexcept nogil:
     return space.page_at[granule] if granule < space.granules else NIL
 
+cdef inline Page* page_over(const Space* space, uint32_t granule) noexcept nogil:
+    # The page that has a view of the granule, the active one or not; NULL: none has.
+    cdef uint32_t mapped = page_mapped_at(space, granule)
+    return NULL if mapped == NIL else &space.page[mapped]
+
+cdef inline uint64_t bytes_of(const Page* page) noexcept nogil:
+    return <uint64_t>page.granules << GRANULE_BITS
+
 cdef inline uint64_t end_of(const Chunk* chunk) noexcept nogil:
     return chunk.address + chunk.size
 
@@ -158,8 +169,5 @@ cdef inline bint overlaps(const Space* space, const Page* page, uint64_t begin,
             and address_of(space, page.active + page.granules) > begin)
 
 cdef inline bint is_backed(const Space* space, uint32_t granule) noexcept nogil:
-    cdef uint32_t mapped = page_mapped_at(space, granule)
-    if mapped == NIL:
-        return False
-    return space.page[mapped].active <= granule < (
-        space.page[mapped].active + space.page[mapped].granules)
+    cdef const Page* page = page_over(space, granule)
+    return page != NULL and page.active <= granule < page.active + page.granules
