@@ -21,9 +21,8 @@ from gpumem._native.arena.guards cimport (
     heap_copy, heap_counts, heap_findings, heap_note_stack, heap_wants_stack, HeapCounts,
 )
 from gpumem._native.arena.hooks cimport (
-    AllocatorHook, hook_allocate, hook_allocate_alone, hook_counts, hook_create, hook_drop,
-    hook_free, hook_record, hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts,
-    hooks_blocks, hooks_bytes,
+    AllocatorHook, hook_allocate, hook_counts, hook_create, hook_drop, hook_free, hook_record,
+    hook_reset_peak, hook_retain, hook_size, hook_slot, HookCounts, hooks_blocks, hooks_bytes,
 )
 from gpumem._native.arena.metadata_copy cimport (
     arena_copy, arena_copy_free, ArenaCopy, PageCopy, TableCopy,

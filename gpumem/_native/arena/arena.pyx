@@ -12,10 +12,10 @@ from gpumem._native.arena.cache cimport (
     cache_publish, caches_flush, caches_free, caches_freeze, caches_thaw,
 )
 from gpumem._native.arena.debug_heap cimport (
-    heap_attach, heap_detach, heap_drain, heap_flush, heap_free,
+    heap_attach, heap_detach, heap_drain, heap_free, heap_release,
 )
 from gpumem._native.arena.debug_heap_types cimport DebugHeap
-from gpumem._native.arena.events cimport note_allocate, note_free, note_shrink, notes_free
+from gpumem._native.arena.events cimport note_allocate, note_event, note_free, notes_free
 from gpumem._native.arena.growth cimport (
     prepare_pages, release_idle, release_one, release_retired, trim_pages,
 )
@@ -41,7 +41,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._native.pages cimport budget_init, space_create, space_destroy
 from gpumem._support.atomics cimport count_add, count_retain_live, load32, store64, sum_add
-from gpumem._support.events cimport event_source_close
+from gpumem._support.events cimport event_source_close, REC_SHRINK
 from gpumem._support.lease cimport Lease, lease_create, Uses, uses_free
 from gpumem._support.lock cimport (
     lock_acquire, lock_init, lock_release, lock_try, owner_enter, owner_leave,
@@ -217,7 +217,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     if context_is_dead(arena.context):
         return ARENA_DEAD
     if arena.heap != NULL:
-        heap_flush(arena)
+        heap_release(arena, 0)
     mode = context_relax(arena.context)
     arena_reap()
     caches_flush(arena)
@@ -228,7 +228,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
     if arena.events.recorder != NULL:
-        note_shrink(arena, released[0])
+        note_event(arena, REC_SHRINK, 0, released[0], released[0], SLOT_RELEASED, True)
     return ARENA_OK
 
 

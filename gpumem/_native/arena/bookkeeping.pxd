@@ -75,8 +75,8 @@ cdef const char* invariant_text(int number) noexcept nogil
 #
 # Held bytes are charged with the grow lock, before the driver is asked, and given back when the
 # driver has them, by one function that compares with the metadata (`arena_reconcile`). So whatever
-# fails
-# half-way, at rest the account's `used` is what the arena holds. The fast path knows nothing of it.
+# fails half-way, at rest the account's `used` is what the arena holds. The fast path does not touch
+# it.
 #
 # Bytes handed out are charged around taking a block and given back with its free, whatever the
 # thread's cache then does with it: a cached block is not in use.
@@ -92,11 +92,6 @@ cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted)
 cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil
 # With the grow lock, nothing under way: gives back what is charged beyond what it holds.
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
-# Bytes up to which it may hold memory now; all ones without a budget.
-cdef uint64_t arena_budget_bound(const ArenaCore* arena) noexcept nogil
-# Could a block of this size ever be held?
-cdef bint arena_budget_allows(const ArenaCore* arena, uint64_t nbytes) noexcept nogil
-cdef void note_over_budget(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 
 # Charges a block in use: what is asked for before it is looked for, the rest of its size once it is
 # found, because only then it is known. False: the budget refuses; nothing more is charged.

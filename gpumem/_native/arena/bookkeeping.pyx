@@ -9,10 +9,10 @@ from gpumem._native.bfc cimport (
     Bfc, bfc_check, bfc_free, bfc_invariant, BFC_OK, bfc_resolve, round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport (
-    budget_admit, budget_ceiling, budget_load, budget_make, budget_room, budget_uncharge,
-    BUDGET_UNLIMITED, BudgetCore,
+    budget_admit, budget_load, budget_make, budget_room, budget_uncharge, BUDGET_UNLIMITED,
+    BudgetCore,
 )
-from gpumem._native.pages cimport GRANULE_BITS, pages_check, pages_invariant, Space
+from gpumem._native.pages cimport bytes_of, pages_check, pages_invariant, Space
 from gpumem._support.atomics cimport store32, store64, sum_add
 
 
@@ -56,7 +56,7 @@ cdef void persistent_block_free(ArenaCore* arena, uint32_t index) noexcept nogil
 
 cdef int check_tables(const ArenaCore* arena, bint folded) noexcept nogil:
     cdef int broken = bfc_check(&arena.table, folded)
-    cdef uint32_t i
+    cdef int i
     if broken == 0:
         broken = bfc_check(&arena.small, folded)
     if broken == 0:
@@ -93,11 +93,16 @@ cdef BudgetCore* account_beside(const BudgetCore* account) noexcept nogil:
 # ---- bytes held ----------------------------------------------------------------------------------
 
 cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    if arena.held_account == NULL or nbytes == 0:
+    return (arena.held_account == NULL or nbytes == 0
+            or admit(arena, arena.held_account, nbytes, nbytes))
+
+
+cdef bint admit(ArenaCore* arena, BudgetCore* account, uint64_t nbytes,
+                uint64_t wanted) noexcept nogil:
+    # `wanted`: the bytes that an error names if the budget refuses.
+    if budget_admit(account, nbytes):
         return True
-    if budget_admit(arena.held_account, nbytes):
-        return True
-    note_over_budget(arena, nbytes)
+    store64(&arena.over_budget, wanted)
     return False
 
 
@@ -128,64 +133,38 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint64_t arena_held(const ArenaCore* arena) noexcept nogil:
-    # A suspended arena's metadata tells what it will hold again; its pages, what it holds now.
+    # The tables of a suspended arena say what it will hold again; its pages, what it holds now.
     cdef uint64_t held = arena.shareable.mapped_bytes
-    cdef uint32_t i
+    cdef const Space* space
+    cdef uint32_t page
+    cdef int i
     if arena.closed != STATE_SUSPENDED:
         return arena_reserved(arena)
     for i in range(SPACES):
-        held += pages_held(&arena.spaces[i])
+        space = &arena.spaces[i]
+        for page in range(space.page_count):
+            held += bytes_of(&space.page[page]) if space.page[page].memory else 0
     return held
-
-
-cdef uint64_t pages_held(const Space* space) noexcept nogil:
-    cdef uint64_t held = 0
-    cdef uint32_t i
-    for i in range(space.page_count):
-        if space.page[i].memory:
-            held += <uint64_t>space.page[i].granules << GRANULE_BITS
-    return held
-
-
-cdef uint64_t arena_budget_bound(const ArenaCore* arena) noexcept nogil:
-    if arena.held_account == NULL:
-        return <uint64_t>-1
-    return arena_reserved(arena) + budget_room(arena.held_account)
-
-
-cdef bint arena_budget_allows(const ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    return nbytes <= budget_ceiling(arena.held_account)
-
-
-cdef void note_over_budget(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
-    store64(&arena.over_budget, nbytes)
 
 
 # ---- bytes in use --------------------------------------------------------------------------------
 
 cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
     cdef uint64_t size = round_to_quantum(nbytes)
-    if budget_admit(arena.in_use_account, size):
-        return True
-    note_over_budget(arena, size)
-    return False
+    return admit(arena, arena.in_use_account, size, size)
 
 
 cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil:
     # A chunk that is larger than the request by less than is worth splitting off comes whole.
     cdef uint64_t size = round_to_quantum(nbytes)
-    if block.size <= size or budget_admit(arena.in_use_account, block.size - size):
-        return True
-    note_over_budget(arena, block.size)
-    return False
+    return block.size <= size or admit(arena, arena.in_use_account, block.size - size, block.size)
 
 
 cdef uint64_t counted_bytes(ArenaCore* arena, uint64_t handle) noexcept nogil:
     cdef Bfc* table = table_of(arena, handle)
     cdef uint32_t index
-    if arena.in_use_account == NULL:
-        return 0
-    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK:
+    if (arena.in_use_account == NULL
+            or bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK):
         return 0
     return table.chunks[index].size
 

@@ -8,9 +8,7 @@ until `heap_findings` of arena/guards takes them.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.debug_heap_types cimport (
-    DebugHeap, HEAP_FREED, HEAP_QUARANTINED, HeapBlock, HeapHooks, HeapSettings,
-)
+from gpumem._native.arena.debug_heap_types cimport DebugHeap, HeapHooks, HeapSettings
 from gpumem._native.arena.types cimport ArenaCore, Block
 from gpumem._native.driver cimport CUresult
 from gpumem._support.lease cimport Uses
@@ -45,29 +43,11 @@ cdef void heap_bad_free(uint64_t address) noexcept nogil
 
 # Examines what its streams have finished with, and gives back what is beyond the quarantine.
 cdef void heap_pump(ArenaCore* arena) noexcept nogil
-# The same without a quarantine. Returns bytes given back.
-cdef uint64_t heap_flush(ArenaCore* arena) noexcept nogil
+# The same with at most so many bytes in quarantine. Returns the bytes given back.
+cdef uint64_t heap_release(ArenaCore* arena, uint64_t most) noexcept nogil
 # Waits for the device, and leaves nothing freed in the heap.
 cdef void heap_drain(ArenaCore* arena) noexcept nogil
 # Examines every block now; waits for nothing. The driver's code if it refused.
 cdef CUresult heap_check(ArenaCore* arena) noexcept nogil
 # Drains, then suspends the arena; an ArenaStatus.
 cdef int heap_suspend(ArenaCore* arena) noexcept nogil
-
-
-# ---- The quarantine of a debug heap: from a free to the arena. With `turn` held ------------------
-#
-# The arena's epochs say how far each stream has come: a free here is stamped like every other, and
-# the events behind epochs are recorded and polled here, where the driver may be called.
-
-
-cdef inline bint holds_any(const DebugHeap* heap) noexcept nogil:
-    return heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED] != 0
-
-# Examines what its streams have finished with, and gives back what is beyond `most` bytes, which it
-# counts. `forced`: all streams are done, and what the driver does not let be seen goes back unseen.
-cdef uint64_t turn_over(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil
-# Waits for the device, and gives everything back.
-cdef void drain(ArenaCore* arena) noexcept nogil
-# Notes what is wrong with a block. The driver's code if it refused.
-cdef CUresult look_at(ArenaCore* arena, const HeapBlock* block) noexcept nogil

@@ -6,10 +6,10 @@ from libc.stdlib cimport calloc, free, malloc
 from gpumem._native.arena.bookkeeping cimport count_out, counted_bytes
 from gpumem._native.arena.debug_heap_types cimport (
     DebugHeap, HEAP_DOUBLE_FREE, HEAP_FREED, HEAP_INVALID_FREE, HEAP_LIVE, HEAP_QUARANTINED,
-    HEAP_STATES, HEAP_STREAM_GONE, HeapBlock, HeapFinding, HeapHooks, HeapSettings, HeapSite,
-    HeapState,
+    HEAP_STATES, HEAP_STREAM_GONE, HeapBlock, HeapFault, HeapFinding, HeapHooks, HeapSettings,
+    HeapSite, HeapState,
 )
-from gpumem._native.arena.events cimport note_free_at
+from gpumem._native.arena.events cimport note_event
 from gpumem._native.arena.growth cimport memory_is_out
 from gpumem._native.arena.guards cimport (
     block_examine, block_fill_freed, block_prepare, finding_of, guards_end, list_add, list_after,
@@ -17,7 +17,8 @@ from gpumem._native.arena.guards cimport (
     table_remove,
 )
 from gpumem._native.arena.streams cimport (
-    drain_streams, end_epochs, sleep, slot_drop, slot_retain, uses_let_go, wait_for_streams,
+    drain_streams, end_epochs, has_unknown_work, sleep, slot_drop, slot_retain, uses_let_go,
+    wait_for_streams,
 )
 from gpumem._native.arena.suspend cimport arena_suspend
 from gpumem._native.arena.types cimport (
@@ -30,8 +31,9 @@ from gpumem._native.driver cimport (
     CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS, CUresult,
     CUstreamCaptureMode, CUstreamCaptureStatus,
 )
-from gpumem._support.atomics cimport count_add, load32, load64, store64
+from gpumem._support.atomics cimport count_add, load64, store64
 from gpumem._support.clock cimport clock_ns
+from gpumem._support.events cimport REC_FREE
 from gpumem._support.lease cimport Uses
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
 from gpumem._support.process cimport on_fork
@@ -101,7 +103,7 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
     if link[0] != NULL:
         link[0] = heap.next
     lock_release(&heaps_lock)
-    for state in range(HEAP_STATES):
+    for state in range(<int>HEAP_STATES):
         while heap.first[state] != NULL:
             block = heap.first[state]
             list_remove(heap, block)
@@ -145,7 +147,8 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, 
         enter(arena.heap, made, block, block.address)
     lock_release(&arena.heap.turn)
     if status != ARENA_OK:
-        unmake(arena, made)
+        slot_drop(arena, stream_slot)
+        free(made)
     return status
 
 
@@ -161,11 +164,6 @@ cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     made.stream = <uint64_t>arena.streams[stream_slot].handle
     slot_retain(arena, stream_slot)
     return made
-
-
-cdef void unmake(ArenaCore* arena, HeapBlock* made) noexcept nogil:
-    slot_drop(arena, made.slot)
-    free(made)
 
 
 cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
@@ -186,7 +184,7 @@ cdef bint wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint64_t* until)
     found = wait_for_streams(arena, stream_slot, until)
     while not found and holds_any(arena.heap) and clock_ns() < until[0]:
         sleep(LOOK_AGAIN)
-        found = heap_flush(arena) != 0
+        found = heap_release(arena, 0) != 0
     lock_acquire(&arena.heap.turn)
     return found
 
@@ -282,18 +280,17 @@ cdef void quarantine_now(ArenaCore* arena) noexcept nogil:
 
 
 cdef void record_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    cdef DebugHeap* heap = arena.heap
+    # The event is written without the lock, because its file may have to grow first.
     cdef HeapBlock* block
     cdef uint64_t address, nbytes, held
-    cdef bint live
-    lock_acquire(&heap.lock)
-    block = table_find(heap, handle)
-    live = block != NULL and block.state == HEAP_LIVE
-    if live:
-        address, nbytes, held = block.event_address, block.event_bytes, block.size
-    lock_release(&heap.lock)
-    if live:
-        note_free_at(arena, address, nbytes, held, stream_slot)
+    lock_acquire(&arena.heap.lock)
+    block = table_find(arena.heap, handle)
+    if block == NULL or block.state != HEAP_LIVE:
+        lock_release(&arena.heap.lock)
+        return
+    address, nbytes, held = block.event_address, block.event_bytes, block.size
+    lock_release(&arena.heap.lock)
+    note_event(arena, REC_FREE, address, nbytes, held, stream_slot, True)
 
 
 cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
@@ -317,6 +314,8 @@ cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
 cdef void heap_bad_free(uint64_t address) noexcept nogil:
     cdef HeapSite site
     cdef DebugHeap* heap
+    cdef HeapBlock* block
+    cdef HeapFault fault = HEAP_INVALID_FREE
     if heaps == NULL:
         return
     lock_acquire(&heaps_lock)
@@ -330,7 +329,12 @@ cdef void heap_bad_free(uint64_t address) noexcept nogil:
         return
     site_here(heap, &site)
     lock_acquire(&heap.lock)
-    note_bad_free(heap, address, &site)
+    # It may have left the heap meanwhile.
+    block = block_around(heap, address)
+    if block != NULL:
+        if block.state != HEAP_LIVE and block.address == address:
+            fault = HEAP_DOUBLE_FREE
+        note_finding(heap, finding_of(block, fault, address, &site))
     lock_release(&heap.lock)
     heap.hooks.found()
     heap_drop(heap)
@@ -347,7 +351,7 @@ cdef bint knows(DebugHeap* heap, uint64_t address) noexcept nogil:
 cdef HeapBlock* block_around(DebugHeap* heap, uint64_t address) noexcept nogil:
     cdef HeapBlock* block
     cdef int state
-    for state in range(HEAP_STATES):
+    for state in range(<int>HEAP_STATES):
         block = heap.first[state]
         while block != NULL:
             if block.address <= address < block.address + block.asked:
@@ -356,32 +360,18 @@ cdef HeapBlock* block_around(DebugHeap* heap, uint64_t address) noexcept nogil:
     return NULL
 
 
-cdef void note_bad_free(DebugHeap* heap, uint64_t address, const HeapSite* site) noexcept nogil:
-    cdef HeapBlock* block = block_around(heap, address)
-    if block == NULL:
-        return
-    if block.state != HEAP_LIVE and block.address == address:
-        note_finding(heap, finding_of(block, HEAP_DOUBLE_FREE, address, site))
-    else:
-        note_finding(heap, finding_of(block, HEAP_INVALID_FREE, address, site))
-
-
 # ---- looking at everything -----------------------------------------------------------------------
 
 cdef void heap_pump(ArenaCore* arena) noexcept nogil:
-    if context_is_dead(arena.context):
-        return
-    lock_acquire(&arena.heap.turn)
-    turn_over(arena, arena.heap.settings.quarantine, False)
-    lock_release(&arena.heap.turn)
+    heap_release(arena, arena.heap.settings.quarantine)
 
 
-cdef uint64_t heap_flush(ArenaCore* arena) noexcept nogil:
+cdef uint64_t heap_release(ArenaCore* arena, uint64_t most) noexcept nogil:
     cdef uint64_t released
     if context_is_dead(arena.context):
         return 0
     lock_acquire(&arena.heap.turn)
-    released = turn_over(arena, 0, False)
+    released = turn_over(arena, most, False)
     lock_release(&arena.heap.turn)
     return released
 
@@ -444,8 +434,14 @@ cdef CUresult look_at_all(ArenaCore* arena, HeapState state) noexcept nogil:
 
 # ---- through the quarantine to the arena ---------------------------------------------------------
 
+cdef inline bint holds_any(const DebugHeap* heap) noexcept nogil:
+    return heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED] != 0
+
+
 cdef uint64_t turn_over(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
-    # `most` bytes may stay in quarantine. `forced`: also blocks that cannot be examined.
+    # With the turn: examines what its streams have finished with, and frees what is beyond `most`
+    # bytes, which it counts. `forced`: all streams are done, and blocks that the driver does not
+    # let be examined are freed unexamined.
     if arena.closed != STATE_OPEN or not holds_any(arena.heap):
         return 0
     poll_streams(arena)
@@ -490,7 +486,7 @@ cdef void poll_streams(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):
-        if load32(&arena.streams[stream_slot].dirty) or arena.streams[stream_slot].event_epoch:
+        if has_unknown_work(arena, stream_slot):
             end_epochs(arena, stream_slot)
     lock_release(&arena.lock)
     context_restore(arena.context, mode)

@@ -2,15 +2,14 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote, IN_SMALL, table_of
-from gpumem._native.bfc cimport Bfc, BFC_OK, bfc_resolve, MAX_CHUNKS, NIL
+from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote, IN_SMALL, index_of, table_of
+from gpumem._native.bfc cimport BFC_OK, bfc_resolve, Chunk, MAX_CHUNKS, NIL, SLOT_RELEASED
 from gpumem._native.pages cimport (
     Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, GRANULE_BITS, Plan, Space,
 )
 from gpumem._support.atomics cimport pointer_try, publish32, version_begin, version_of
 from gpumem._support.events cimport (
-    event_source_note, REC_ALLOC, REC_FAILURE, REC_FREE, REC_FREE_COMPLETED, REC_FREE_REQUESTED,
-    REC_MOVE, REC_RELEASE, REC_RESERVE, REC_RESET, REC_SHRINK, RecEvent, RecNoted,
+    event_source_note, REC_ALLOC, REC_FREE, REC_MOVE, REC_RELEASE, REC_RESERVE, RecEvent, RecNoted,
 )
 from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_open
 
@@ -19,72 +18,40 @@ from gpumem._support.memory cimport reserved_close, reserved_commit, reserved_op
 
 cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                         const Block* block) noexcept nogil:
-    cdef RecEvent event
-    cdef RecNoted noted
-    event.kind = REC_ALLOC
-    event.address = block.address
-    event.nbytes = nbytes
-    event.block = block.size
-    event.stream = <uint64_t>arena.streams[stream_slot].handle
-    event_source_note(&arena.events, &event, True, &noted)
+    cdef RecNoted noted = note_event(arena, REC_ALLOC, block.address, nbytes, block.size,
+                                     stream_slot, True)
+    # No seal: sampling has left the allocation out, and no snapshot can refer to it.
     if noted.seal:
         remember(arena, block.handle, &noted)
 
 
 cdef void note_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    note_end(arena, REC_FREE, handle, stream_slot, True)
-
-
-cdef void note_free_at(ArenaCore* arena, uint64_t address, uint64_t nbytes, uint64_t block,
-                       uint32_t stream_slot) noexcept nogil:
-    note(arena, REC_FREE, address, nbytes, block, stream_slot, True)
-
-
-cdef void note_pending_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
-    note_chunk(arena, REC_FREE_REQUESTED, table_of(arena, handle), index_of(handle), stream_slot,
-               False)
-
-
-cdef void note_pending_free_end(ArenaCore* arena, uint64_t handle,
-                                uint32_t stream_slot) noexcept nogil:
-    note_chunk(arena, REC_FREE_COMPLETED, table_of(arena, handle), index_of(handle), stream_slot,
-               False)
-
-
-cdef inline uint32_t index_of(uint64_t handle) noexcept nogil:
-    return <uint32_t>handle & ~<uint32_t>IN_SMALL
-
-
-cdef void note_end(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
-                   bint may_wait) noexcept nogil:
-    cdef Bfc* table = table_of(arena, handle)
     cdef uint32_t index
-    if bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
-        note_chunk(arena, kind, table, index, stream_slot, may_wait)
+    if bfc_resolve(table_of(arena, handle), handle & ~<uint64_t>IN_SMALL, &index) == BFC_OK:
+        note_chunk(arena, REC_FREE, handle, stream_slot, True)
 
 
-cdef void note_chunk(ArenaCore* arena, uint32_t kind, const Bfc* table, uint32_t index,
-                     uint32_t stream_slot, bint may_wait) noexcept nogil:
-    cdef RecEvent event
+cdef void note_chunk(ArenaCore* arena, uint32_t kind, uint64_t handle, uint32_t stream_slot,
+                     bint may_wait) noexcept nogil:
+    cdef const Chunk* chunk = &table_of(arena, handle).chunks[index_of(handle)]
+    note_event(arena, kind, chunk.address, chunk.requested, chunk.size, stream_slot, may_wait)
+
+
+cdef RecNoted note_event(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes,
+                         uint64_t block, uint32_t stream_slot, bint may_wait) noexcept nogil:
+    cdef RecEvent event = RecEvent(kind, address, nbytes, block,
+                                   <uint64_t>arena.streams[stream_slot].handle)
     cdef RecNoted noted
-    event.kind = kind
-    event.address = table.chunks[index].address
-    event.nbytes = table.chunks[index].requested
-    event.block = table.chunks[index].size
-    event.stream = <uint64_t>arena.streams[stream_slot].handle
     event_source_note(&arena.events, &event, may_wait, &noted)
+    return noted
 
 
-cdef void note_failed(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
-                      int status) noexcept nogil:
-    note(arena, REC_FAILURE, 0, nbytes, status, stream_slot, True)
-
-
-# ---- memory and streams --------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
                       uint64_t nbytes) noexcept nogil:
-    note(arena, kind, address, nbytes, nbytes, 0, False)
+    # Slot 0: memory is no stream's. Not waiting: a lock is held.
+    note_event(arena, kind, address, nbytes, nbytes, SLOT_RELEASED, False)
 
 
 cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noexcept nogil:
@@ -100,26 +67,6 @@ cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noex
             note_memory(arena, REC_MOVE, address_of(space, action.to), nbytes)
         elif action.kind == ACTION_RELEASE and action.origin != NIL:
             note_memory(arena, REC_RELEASE, address_of(space, action.origin), nbytes)
-
-
-cdef void note_shrink(ArenaCore* arena, uint64_t released) noexcept nogil:
-    note(arena, REC_SHRINK, 0, released, released, 0, True)
-
-
-cdef void note_reset(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    note(arena, REC_RESET, 0, 0, 0, stream_slot, True)
-
-
-cdef void note(ArenaCore* arena, uint32_t kind, uint64_t address, uint64_t nbytes, uint64_t block,
-               uint32_t stream_slot, bint may_wait) noexcept nogil:
-    cdef RecEvent event
-    cdef RecNoted noted
-    event.kind = kind
-    event.address = address
-    event.nbytes = nbytes
-    event.block = block
-    event.stream = <uint64_t>arena.streams[stream_slot].handle
-    event_source_note(&arena.events, &event, may_wait, &noted)
 
 
 # ---- by chunk ------------------------------------------------------------------------------------

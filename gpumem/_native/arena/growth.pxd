@@ -4,8 +4,10 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.types cimport ArenaCore, Block
 
-# A new region, or pages, and the block from them in one step.
-cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, Block* block) noexcept nogil
+# A new region, or pages, and the block from them in one step. `own_region`: a region of exactly
+# this block; `flags` are AllocateFlags.
+cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_region,
+              uint32_t flags, Block* block) noexcept nogil
 # Gives back what holds no used block; returns the bytes.
 cdef uint64_t release_idle(ArenaCore* arena) noexcept nogil
 # Gives back the regions of persistent blocks that were freed.
@@ -16,9 +18,6 @@ cdef uint64_t release_one(ArenaCore* arena, bint persistent) noexcept nogil
 cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
 # Is memory out, so that others' memory, once it is free, may serve the block?
 cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noexcept nogil
-# A region of exactly this block; `flags` are AllocateFlags.
-cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
-                        Block* block) noexcept nogil
 
 
 # ---- More and less memory for a paged arena: with the grow lock held, the arena lock not ---------

@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._native.arena.bookkeeping cimport (
-    arena_budget_allows, arena_budget_bound, arena_charge, arena_charge_region, arena_reconcile,
-    charge_parent, finish_allocate, note_over_budget, note_reserved,
+    arena_charge, arena_charge_region, arena_reconcile, charge_parent, finish_allocate,
+    note_reserved,
 )
 from gpumem._native.arena.cache cimport cache_find, cache_publish, caches_freeze, caches_thaw
 from gpumem._native.arena.events cimport note_memory, note_plan
@@ -24,6 +24,7 @@ from gpumem._native.bfc cimport (
     bfc_region_is_idle, bfc_remove_region, CHUNK_USED, NIL, QUANTUM, round_to_quantum,
     SLOT_RELEASED,
 )
+from gpumem._native.budget cimport budget_ceiling, budget_room
 from gpumem._native.driver cimport (
     context_enter, context_leave, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUresult,
 )
@@ -33,7 +34,7 @@ from gpumem._native.pages cimport (
     range_reserve, Space, space_add_range, space_execute, space_finish, space_plan, space_plan_trim,
     space_undo,
 )
-from gpumem._support.atomics cimport load32, load64, store32
+from gpumem._support.atomics cimport load32, load64, store32, store64
 from gpumem._support.events cimport REC_RELEASE, REC_RESERVE
 from gpumem._support.lock cimport lock_acquire, lock_release
 
@@ -42,9 +43,12 @@ cdef enum:
     BACK_OFF_FLOOR = 8192       # bytes; a smaller region is not worth polling for
 
 
-cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, Block* block) noexcept nogil:
+cdef int grow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_region,
+              uint32_t flags, Block* block) noexcept nogil:
     cdef int status
-    if arena.settings.paged:
+    if own_region:
+        status = add_own_region(arena, nbytes, stream_slot, flags, block)
+    elif arena.settings.paged:
         status = grow_pages(arena, nbytes, stream_slot, block)
     else:
         status = grow_region(arena, nbytes, stream_slot, block)
@@ -142,9 +146,12 @@ cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noex
 
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
     # Bytes that max_mem still allows to reserve, in quanta; an arena's graph pools count with it.
-    cdef const ArenaCore* root = arena.parent if arena.parent != NULL else arena
-    cdef uint64_t held = arena_reserved(root) + root.lent
-    cdef uint64_t limit = load64(&root.settings.max_mem)
+    cdef const ArenaCore* root = arena
+    cdef uint64_t held, limit
+    if arena.parent != NULL:
+        root = arena.parent
+    held = arena_reserved(root) + root.lent
+    limit = load64(&root.settings.max_mem)
     if limit == 0:
         return <uint64_t>1 << 63
     if held >= limit:
@@ -225,7 +232,7 @@ cdef bint shrink_may_help(const ArenaCore* arena, uint64_t nbytes,
     if status == ARENA_OVER_LIMIT:
         return round_to_quantum(nbytes) <= arena.settings.max_mem
     if status == ARENA_OVER_BUDGET:
-        return arena_budget_allows(arena, round_to_quantum(nbytes))
+        return round_to_quantum(nbytes) <= budget_ceiling(arena.held_account)
     return status == ARENA_DRIVER_REFUSED
 
 
@@ -237,14 +244,7 @@ cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noe
 
 cdef int add_own_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                         Block* block) noexcept nogil:
-    # With the grow lock: a region of exactly this block, as far as the backing can.
-    cdef int status = reserve_block(arena, nbytes, stream_slot, flags, block)
-    arena_reconcile(arena)
-    return status
-
-
-cdef int reserve_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
-                       Block* block) noexcept nogil:
+    # A region of exactly this block, as far as the backing can.
     cdef bint shareable = flags & ALLOCATE_SHAREABLE
     cdef Backing* backing = &arena.shareable if shareable else &arena.backing
     cdef uint64_t size = whole_granules(backing, nbytes)
@@ -284,7 +284,9 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
     code = backing_reserve(backing, size, address)
     if code == CUDA_SUCCESS:
         return ARENA_OK
-    return driver_refused(arena, code, NULL if backing == &arena.backing else backing.call)
+    # A shareable backing is not the arena's own, so that its call is kept by name.
+    return driver_refused(arena, code, backing.call if backing != &arena.backing
+                          else <const char*>NULL)
 
 
 # ---- A paged arena grows, gives back and keeps what persists; see _native/pages/types.pxd for the
@@ -409,8 +411,8 @@ cdef int build_within(ArenaCore* arena, Space* space, Demand* demand,
                       uint32_t* index) noexcept nogil:
     # Idle pages may all be larger than what is missing. Then a place that is larger by some
     # granules takes them; what the block leaves of it is free right after.
-    cdef int status
-    cdef uint32_t wider
+    cdef int status = ARENA_OVER_LIMIT
+    cdef int wider
     for wider in range(MAX_PAGE_GRANULES):
         demand.claim = demand.size + <uint64_t>wider * GRANULE
         status = build_claim(arena, space, demand, index)
@@ -478,7 +480,7 @@ cdef int plan_in_ranges(ArenaCore* arena, Space* space, Demand* demand,
         return ARENA_NO_METADATA
     if not demand.by_budget:
         return ARENA_OVER_LIMIT
-    note_over_budget(arena, (demand.size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1))
+    store64(&arena.over_budget, (demand.size + GRANULE - 1) & ~<uint64_t>(GRANULE - 1))
     return ARENA_OVER_BUDGET
 
 
@@ -505,8 +507,8 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
 
 cdef void bound_by_budget(const ArenaCore* arena, Demand* demand) noexcept nogil:
     # So that idle pages move instead of new ones being refused.
-    cdef uint64_t bound = arena_budget_bound(arena)
-    if bound < demand.hard_limit:
+    cdef uint64_t bound = arena_reserved(arena) + budget_room(arena.held_account)
+    if arena.held_account != NULL and bound < demand.hard_limit:
         demand.hard_limit = bound
         demand.by_budget = True
 

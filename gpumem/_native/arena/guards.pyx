@@ -294,10 +294,13 @@ cdef HeapBlock* table_find(DebugHeap* heap, uint64_t handle) noexcept nogil:
 
 
 cdef void table_add(DebugHeap* heap, HeapBlock* block) noexcept nogil:
-    cdef HeapBlock** bucket
     if heap.count[<int>HEAP_LIVE] > heap.table_mask:
         enlarge(heap)
-    bucket = bucket_of(heap, block.handle)
+    chain(heap, block)
+
+
+cdef void chain(DebugHeap* heap, HeapBlock* block) noexcept nogil:
+    cdef HeapBlock** bucket = bucket_of(heap, block.handle)
     block.chained = bucket[0]
     bucket[0] = block
 
@@ -314,7 +317,6 @@ cdef void enlarge(DebugHeap* heap) noexcept nogil:
     cdef uint64_t buckets = heap.table_mask + 1
     cdef HeapBlock** before = heap.table
     cdef HeapBlock** larger = <HeapBlock**>calloc(4 * buckets, sizeof(HeapBlock*))
-    cdef HeapBlock** bucket
     cdef HeapBlock* block
     cdef HeapBlock* following
     cdef uint64_t i
@@ -326,9 +328,7 @@ cdef void enlarge(DebugHeap* heap) noexcept nogil:
         block = before[i]
         while block != NULL:
             following = block.chained
-            bucket = bucket_of(heap, block.handle)
-            block.chained = bucket[0]
-            bucket[0] = block
+            chain(heap, block)
             block = following
     free(before)
 

@@ -47,13 +47,10 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
 cdef void hook_retain(AllocatorHook* hook) noexcept nogil
 cdef void hook_drop(AllocatorHook* hook) noexcept nogil
 
-# A block of at least one byte for work on the stream; an ArenaStatus.
-cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+# A block of at least one byte for work on the stream; an ArenaStatus. `flags` are AllocateFlags: a
+# persistent block is also given to a stream that captures.
+cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, uint32_t flags,
                        uint64_t* address) noexcept nogil
-# The same in a region of its own, as a persistent block; also for a stream that captures.
-cdef int hook_allocate_alone(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
-                             uint64_t* address) noexcept nogil
-
 # ARENA_STALE: no live block of a hook begins there. Frees it on the stream it was taken for.
 cdef int hook_free(uint64_t address) noexcept nogil
 # Another stream uses the block too: it is handed out again only behind that use.

@@ -9,8 +9,8 @@ from gpumem._native.arena.debug_heap cimport heap_bad_free
 from gpumem._native.arena.slow cimport arena_allocate, arena_allocate_slow
 from gpumem._native.arena.streams cimport arena_record, arena_retain_stream, slot_drop
 from gpumem._native.arena.types cimport (
-    ALLOCATE_PERSISTENT, ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT,
-    ARENA_STALE, ArenaCore, Block,
+    ARENA_CLOSED, ARENA_DEAD, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_LIMIT, ARENA_STALE, ArenaCore,
+    Block,
 )
 from gpumem._native.bfc cimport ABSURD
 from gpumem._native.driver cimport context_is_dead, CUstream
@@ -161,18 +161,8 @@ cdef bint remember(AllocatorHook* hook, uint64_t handle, uint32_t stream_slot) n
 
 # ---- blocks --------------------------------------------------------------------------------------
 
-cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
+cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, uint32_t flags,
                        uint64_t* address) noexcept nogil:
-    return finish_allocate(hook, nbytes, stream, False, address)
-
-
-cdef int hook_allocate_alone(AllocatorHook* hook, uint64_t nbytes, CUstream stream,
-                             uint64_t* address) noexcept nogil:
-    return finish_allocate(hook, nbytes, stream, True, address)
-
-
-cdef int finish_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, bint alone,
-                         uint64_t* address) noexcept nogil:
     cdef Entry entry
     cdef Block block
     cdef bint retained
@@ -188,10 +178,10 @@ cdef int finish_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, 
     if status != ARENA_OK:
         return status
     if hook.arena.events.recorder == NULL:
-        status = take_block(hook.arena, nbytes, entry.slot, alone, &block)
+        status = take_block(hook.arena, nbytes, entry.slot, flags, &block)
     else:
         before = thread_set_framework(hook.framework)
-        status = take_block(hook.arena, nbytes, entry.slot, alone, &block)
+        status = take_block(hook.arena, nbytes, entry.slot, flags, &block)
         thread_set_framework(before)
     if status == ARENA_OK:
         entry.address = block.address
@@ -210,10 +200,11 @@ cdef int finish_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, 
     return status
 
 
-cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint alone,
+cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                            Block* block) noexcept nogil:
-    if alone:
-        return arena_allocate_slow(arena, nbytes, stream_slot, ALLOCATE_PERSISTENT, block)
+    # What has flags has no fast path.
+    if flags:
+        return arena_allocate_slow(arena, nbytes, stream_slot, flags, block)
     return arena_allocate(arena, nbytes, stream_slot, block)
 
 
@@ -224,7 +215,10 @@ cdef int hook_free(uint64_t address) noexcept nogil:
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        take_out(shard, found, &entry)
+        # Out of the table before the block is freed: its address may be handed out again at once.
+        entry = found[0]
+        close_gap(shard, found - shard.entries)
+        shard.count -= 1
     lock_release(&shard.lock)
     if found == NULL:
         heap_bad_free(address)
@@ -299,7 +293,7 @@ cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept n
 cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
     # One shard at a time: each block is seen as it was at some moment of the call.
     cdef uint64_t i
-    cdef uint32_t number
+    cdef int number
     cdef Shard* shard
     for number in range(SHARDS):
         shard = &shards[number]
@@ -391,12 +385,6 @@ cdef bint enlarge(Shard* shard) noexcept nogil:
             put(shard, &before[i])
     free(before)
     return True
-
-
-cdef void take_out(Shard* shard, Entry* found, Entry* entry) noexcept nogil:
-    entry[0] = found[0]
-    close_gap(shard, found - shard.entries)
-    shard.count -= 1
 
 
 cdef void close_gap(Shard* shard, uint64_t gap) noexcept nogil:

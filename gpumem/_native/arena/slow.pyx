@@ -6,9 +6,9 @@ from gpumem._native.arena.arena cimport arena_charge_block, arena_reap
 from gpumem._native.arena.bookkeeping cimport charge_request, finish_allocate
 from gpumem._native.arena.cache cimport cache_find, cache_publish, caches_flush
 from gpumem._native.arena.debug_heap cimport heap_allocate
-from gpumem._native.arena.events cimport note_allocate, note_failed
+from gpumem._native.arena.events cimport note_allocate, note_event
 from gpumem._native.arena.growth cimport (
-    add_own_region, grow, memory_is_out, release_idle, release_retired, shrink_may_help,
+    grow, memory_is_out, release_idle, release_retired, shrink_may_help,
 )
 from gpumem._native.arena.streams cimport (
     allocate_behind, release_completed, switch_stream, wait_for_streams,
@@ -22,6 +22,7 @@ from gpumem._native.bfc cimport Bfc, bfc_allocate, BFC_NO_METADATA, BFC_OK, NIL,
 from gpumem._native.driver cimport (
     context_is_dead, context_relax, context_restore, CUgraph, CUstreamCaptureMode, stream_captures,
 )
+from gpumem._support.events cimport REC_FAILURE
 from gpumem._support.lock cimport lock_acquire, lock_release
 
 
@@ -90,12 +91,12 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
         if not own_region:
             status = allocate_from_table(arena, nbytes, stream_slot, False, block)
         if status != ARENA_OK and status != ARENA_CLOSED:
-            status = get_memory(arena, nbytes, stream_slot, own_region, flags, block)
+            status = grow(arena, nbytes, stream_slot, own_region, flags, block)
 
         # 8. Give back regions and pages that hold no block, then grow once more. Not earlier:
         #    idle memory is there to be used again, and its return may wait for the device.
         if shrink_may_help(arena, nbytes, status) and release_idle(arena) != 0:
-            status = get_memory(arena, nbytes, stream_slot, own_region, flags, block)
+            status = grow(arena, nbytes, stream_slot, own_region, flags, block)
         lock_release(&arena.grow_lock)
         context_restore(arena.context, mode)
 
@@ -133,13 +134,6 @@ cdef int allocate_from_table(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     return ARENA_NO_METADATA if status == BFC_NO_METADATA else ARENA_OVER_LIMIT
 
 
-cdef int get_memory(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, bint own_region,
-                    uint32_t flags, Block* block) noexcept nogil:
-    if own_region:
-        return add_own_region(arena, nbytes, stream_slot, flags, block)
-    return grow(arena, nbytes, stream_slot, block)
-
-
 cdef bint stream_slot_captures(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
     # Streams of a graph pool always capture, and the pool serves them.
     cdef uint64_t capture
@@ -167,7 +161,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
     if status == ARENA_OK:
         note_allocate(arena, nbytes, stream_slot, block)
     elif status != ARENA_CAPTURING:     # another arena serves that
-        note_failed(arena, nbytes, stream_slot, status)
+        note_event(arena, REC_FAILURE, 0, nbytes, status, stream_slot, True)
     return status
 
 

@@ -8,7 +8,7 @@ from posix.time cimport nanosleep, timespec
 from gpumem._native.arena.cache cimport (
     cache_find, cache_publish, caches_flush, thread_drop, thread_now, thread_retain,
 )
-from gpumem._native.arena.events cimport note_pending_free, note_pending_free_end, note_reset
+from gpumem._native.arena.events cimport note_chunk, note_event
 from gpumem._native.arena.types cimport (
     ARENA_NO_METADATA, ARENA_OK, ArenaCore, IN_SMALL, index_of, LARGE_SPACE, MAX_STREAMS,
     REUSE_NEVER, SMALL_SPACE, stamp_free, StreamSlot, table_of, ThreadMark,
@@ -25,6 +25,7 @@ from gpumem._native.driver cimport (
 )
 from gpumem._support.atomics cimport count_add, load32, load64, publish64, store32, store64
 from gpumem._support.clock cimport clock_ns
+from gpumem._support.events cimport REC_FREE_COMPLETED, REC_FREE_REQUESTED, REC_RESET
 from gpumem._support.lease cimport Uses, uses_add, uses_free
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.memory cimport reserved_close, reserved_grow
@@ -301,7 +302,7 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     uses.stream_slot = stream_slot
     uses.epoch = stamp_free(&arena.streams[stream_slot])
     if arena.events.recorder != NULL:
-        note_pending_free(arena, handle, stream_slot)
+        note_chunk(arena, REC_FREE_REQUESTED, handle, stream_slot, False)
     bfc_begin_pending_free(table, index, stream_slot, uses.epoch)
     uses.next = arena.pending_free
     arena.pending_free = uses
@@ -370,7 +371,7 @@ cdef void free_pending(ArenaCore* arena, Uses* uses, uint32_t stream_slot,
     for i in range(uses.count):
         arena.streams[uses.at[i].slot].pending_frees -= 1
     if arena.events.recorder != NULL:
-        note_pending_free_end(arena, uses.handle, uses.stream_slot)
+        note_chunk(arena, REC_FREE_COMPLETED, uses.handle, uses.stream_slot, False)
     bfc_end_pending_free(table, index, stream_slot, epoch)
     # A persistent region goes back to the driver at the next growth or shrink, not under the lock.
     if table.regions[table.chunks[index].region].persistent:
@@ -670,7 +671,7 @@ cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent
     cdef uint8_t* marked
     cdef bint vacated = False
     if arena.events.recorder != NULL:
-        note_reset(arena, stream_slot)
+        note_event(arena, REC_RESET, 0, 0, 0, stream_slot, True)
     complete_all(arena, stream_slot)
     lock_acquire(&arena.lock)
     # Blocks in use may still be marked with the slot; then it stays, silent if its handle may end.

@@ -90,36 +90,16 @@ cdef int holes_add_range(Bfc* table, uint64_t address, uint64_t size,
 
 
 cdef uint32_t holes_carve(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
-    cdef uint32_t lower = NIL
-    cdef uint32_t upper
-    # The upper end first: a cut leaves the lower part at `index`.
-    bin_remove(table, index)
-    if end < end_of(table, index):
-        upper = cut(table, index, end)
-        bin_insert(table, upper)
-    if begin > table.chunks[index].address:
-        lower = index
-        index = cut(table, index, begin)
-        bin_insert(table, lower)
+    index = detach(table, index, begin, end)
     table.reserved -= end - begin
     return hole_link(table, index)
 
 
 cdef uint32_t holes_fill(Bfc* table, uint32_t index, uint64_t begin, uint64_t end,
                          uint32_t stream_slot, uint64_t epoch) noexcept nogil:
-    cdef uint32_t lower
-    hole_unlink(table, index)
-    table.chunks[index].state = CHUNK_USED      # for now: its cut-off ends must not merge with it
-    if end < end_of(table, index):
-        hole_link(table, cut(table, index, end))
-    if begin > table.chunks[index].address:
-        lower = index
-        index = cut(table, index, begin)
-        hole_link(table, lower)
-    table.chunks[index].state = CHUNK_FREE
+    index = detach(table, index, begin, end)
     table.chunks[index].stream_slot = stream_slot
     table.chunks[index].epoch = epoch if stream_slot != SLOT_RELEASED else 0
-    table.reserved += end - begin
     return chunk_coalesce(table, index)
 
 
@@ -127,10 +107,10 @@ cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_
                              uint64_t requested, uint32_t stream_slot) noexcept nogil:
     cdef uint32_t allocated, following
     # Piece by piece upward, free chunks and holes alike; each joins those below it.
-    allocated = allocate_piece(table, index, begin, end)
+    allocated = detach(table, index, begin, end)
     while end_of(table, allocated) < end:
         following = table.chunks[allocated].next
-        following = allocate_piece(table, following, end_of(table, allocated), end)
+        following = detach(table, following, end_of(table, allocated), end)
         chunk_absorb(table, allocated, following)
     table.chunks[allocated].stream_slot = SLOT_RELEASED
     table.chunks[allocated].epoch = 0
@@ -138,9 +118,9 @@ cdef uint32_t holes_allocate(Bfc* table, uint32_t index, uint64_t begin, uint64_
     return allocated
 
 
-cdef uint32_t allocate_piece(Bfc* table, uint32_t index, uint64_t begin,
-                             uint64_t end) noexcept nogil:
-    # Takes one free chunk or hole out of its list, cuts off what lies outside [begin, end).
+cdef uint32_t detach(Bfc* table, uint32_t index, uint64_t begin, uint64_t end) noexcept nogil:
+    # Takes a free chunk or a hole out of its list, and cuts off what lies outside [begin, end):
+    # that hangs where the whole did. What is returned is free in slot 0, and hangs nowhere.
     cdef uint32_t lower
     cdef bint hole = table.chunks[index].state == CHUNK_HOLE
     if hole:
@@ -148,13 +128,14 @@ cdef uint32_t allocate_piece(Bfc* table, uint32_t index, uint64_t begin,
     else:
         bin_remove(table, index)
     table.chunks[index].state = CHUNK_USED      # for now: its cut-off ends must not merge with it
+    # The upper end first: a cut leaves the lower part at `index`.
     if end < end_of(table, index):
         hang(table, cut(table, index, end), hole)
     if begin > table.chunks[index].address:
         lower = index
         index = cut(table, index, begin)
         hang(table, lower, hole)
-    # The piece of a hole will have memory: the caller maps it, or calls holes_undo_allocate.
+    # The piece of a hole will have memory: its caller provides that, or undoes the change.
     if hole:
         table.reserved += table.chunks[index].size
     table.chunks[index].state = CHUNK_FREE

@@ -50,7 +50,6 @@ cdef enum:
     PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
     PACK_BYTES = 65536      # up to so many a block's place does not matter enough to look for it
     SLOT_RELEASED = 0       # free for everyone
-    REPORTED_BINS = 21      # the power-of-two bins of the reported view, 256 B to 256 MiB
     MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
 
 cdef enum:
@@ -75,7 +74,7 @@ cdef enum BfcStatus:
     BFC_STALE = 2           # the handle names a block that is no longer handed out
 
 cdef enum:
-    ANY_EPOCH = -1
+    ANY_EPOCH = -1          # as unsigned, later than every epoch
 
 # 64 bytes, one cache line.
 cdef struct Chunk:
@@ -229,15 +228,14 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot, uint64_t compl
 cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil
 
 
-# ---- Parked chunks: freed by their owner, not yet free for anybody -------------------------------
+# ---- Pending-free chunks: freed by their owner, and still used by other streams ------------------
 #
-# Other streams still have work on such a block. It is not handed out any more, hangs in no bin and
-# merges with nothing; it holds its region as a used one does.
-
+# Such a chunk is not handed out, hangs in no bin and merges with nothing; it holds its region as a
+# used one does.
 
 # Used to pending free.
 cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                  uint64_t epoch) noexcept nogil
-# Parked to free in a stream slot; merges. A persistent block hangs in no bin.
+# Pending free to free in a stream slot; merges. A persistent block hangs in no bin.
 cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                uint64_t epoch) noexcept nogil

@@ -407,10 +407,8 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
     cdef Chunk* chunk = &table.chunks[index]
     chunk.address = address
     chunk.size = size
-    chunk.requested = 0
-    chunk.epoch = 0
-    chunk.prev = NIL
-    chunk.next = NIL
+    chunk.requested = chunk.epoch = 0
+    chunk.prev = chunk.next = NIL
     chunk.region = slot
     chunk.stream_slot = SLOT_RELEASED
     chunk.state = CHUNK_FREE
@@ -426,8 +424,7 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
     table.regions_live += 1
     table.reserved += size
     if persistent:
-        chunk.bin_prev = NIL
-        chunk.bin_next = NIL
+        chunk.bin_prev = chunk.bin_next = NIL
     else:
         bin_insert(table, index)
     region[0] = slot
@@ -518,8 +515,7 @@ cdef uint64_t bfc_largest_free(const Bfc* table) noexcept nogil:
     return largest
 
 
-# ---- Parking chunks and taking them out again ----------------------------------------------------
-
+# ---- Pending free --------------------------------------------------------------------------------
 
 cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                  uint64_t epoch) noexcept nogil:
@@ -531,7 +527,8 @@ cdef void bfc_begin_pending_free(Bfc* table, uint32_t index, uint32_t stream_slo
 
 cdef void bfc_end_pending_free(Bfc* table, uint32_t index, uint32_t stream_slot,
                                uint64_t epoch) noexcept nogil:
-    # A persistent block hangs in no bin, so it has no mark: what settles is taken out of its bin.
+    # A persistent block hangs in no bin, so it has no mark: completing an epoch would look for it
+    # in the bin of its slot.
     cdef Chunk* chunk = &table.chunks[index]
     cdef bint persistent = table.regions[chunk.region].persistent
     table.pending_free_chunks -= 1

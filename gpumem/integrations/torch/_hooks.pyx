@@ -8,8 +8,8 @@ from libc.string cimport memcpy, memset
 from gpumem._budget cimport Relief
 from gpumem._core cimport Arena
 from gpumem._native.arena cimport (
-    AllocatorHook, ARENA_CAPTURING, ARENA_DEAD, arena_drop, ARENA_OK, ARENA_OVER_BUDGET,
-    arena_set_limit, arena_shrink, ARENA_STALE, ArenaCore, hook_allocate, hook_allocate_alone,
+    ALLOCATE_PERSISTENT, AllocatorHook, ARENA_CAPTURING, ARENA_DEAD, arena_drop, ARENA_OK,
+    ARENA_OVER_BUDGET, arena_set_limit, arena_shrink, ARENA_STALE, ArenaCore, hook_allocate,
     hook_counts, hook_create, hook_drop, hook_free, hook_record, hook_reset_peak, hook_retain,
     hook_size, hook_slot, HookCounts, pool_begin, pool_create,
 )
@@ -66,7 +66,7 @@ cdef uint64_t configured[64]
 # ---- what the hooks call -------------------------------------------------------------------------
 
 cdef int allocate(void* hook, size_t nbytes, void* stream, void** address) noexcept nogil:
-    cdef int status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream,
+    cdef int status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, 0,
                                     <uint64_t*>address)
     if status == ARENA_OVER_BUDGET:
         status = allocate_under_pressure(<AllocatorHook*>hook, nbytes, <CUstream>stream,
@@ -80,7 +80,7 @@ cdef int allocate_under_pressure(AllocatorHook* hook, size_t nbytes, CUstream st
     cdef int status = ARENA_OVER_BUDGET
     memset(&relief, 0, sizeof(relief))
     while status == ARENA_OVER_BUDGET and arena_relieve(hook.arena, &relief):
-        status = hook_allocate(hook, nbytes, stream, address)
+        status = hook_allocate(hook, nbytes, stream, 0, address)
     return status
 
 
@@ -90,8 +90,8 @@ cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
     # stays with the caching allocator, which has rules of its own for that.
     cdef int status = allocate(hook, nbytes, stream, address)
     if status == ARENA_CAPTURING:
-        status = hook_allocate_alone(<AllocatorHook*>hook, nbytes, <CUstream>stream,
-                                     <uint64_t*>address)
+        status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
+                               <uint64_t*>address)
     return status
 
 
