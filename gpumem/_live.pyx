@@ -514,7 +514,7 @@ cdef void subtract_quarantine(const DebugHeap* heap, LiveCounters* counters) noe
     cdef uint64_t held = (load64(&heap.held[<int>HEAP_FREED])
                           + load64(&heap.held[<int>HEAP_QUARANTINED]))
     counters.in_use -= min(held, counters.in_use)
-    counters.requested_in_use = min(load64(&heap.asked[<int>HEAP_LIVE]), counters.in_use)
+    counters.requested_in_use = min(load64(&heap.requested[<int>HEAP_LIVE]), counters.in_use)
     counters.num_frees += (load64(&heap.count[<int>HEAP_FREED])
                            + load64(&heap.count[<int>HEAP_QUARANTINED]))
 

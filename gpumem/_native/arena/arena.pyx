@@ -68,6 +68,7 @@ cdef uint64_t serials = 0
 cdef int arena_allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                              Block* block) noexcept nogil:
     cdef int status
+    # In a fork's child: metadata may be as a thread of the parent's was changing it.
     if context_is_dead(arena.context):
         return ARENA_DEAD
     if not arena.detour:
@@ -102,8 +103,11 @@ cdef inline int allocate_fast(ArenaCore* arena, uint64_t nbytes, uint32_t stream
         return ARENA_OK
     owner_enter(&cache.lock)
     lock_acquire(&arena.lock)
+    # Again, with the lock. An event that is due needs the driver: that is the slow path's.
     if not (arena.closed or (arena.last_stream != stream_slot and switch_needs_event(arena))):
         arena.last_stream = stream_slot
+        # Published before the table changes, so that the peak is exact. The block freed last goes
+        # to the table under the same lock, so that this search may use it.
         cache_publish(arena, cache)
         cache_free_last(arena, cache)
         table = table_for(arena, nbytes)
@@ -124,6 +128,7 @@ cdef int arena_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noe
         return block_free(arena, handle, stream_slot)
     if arena.heap != NULL:
         return heap_free(arena, handle, stream_slot, NULL)
+    # Read before the free, after which the handle is stale.
     counted = counted_bytes(arena, handle)
     status = block_free_uncharged(arena, handle, stream_slot)
     if status == ARENA_OK:
@@ -157,6 +162,7 @@ cdef int arena_free_used(ArenaCore* arena, uint64_t handle, uint32_t stream_slot
     lock_acquire(&arena.lock)
     pending = free_later(arena, handle, stream_slot, uses)
     lock_release(&arena.lock)
+    # Every recorded use is on the stream of the free, or drained: an ordinary free.
     if not pending:
         return arena_free(arena, handle, stream_slot)
     count_out(arena, counted)
@@ -190,8 +196,8 @@ cdef int block_free_through(ArenaCore* arena, uint64_t handle, uint32_t stream_s
     lock_release(&arena.lock)
     if status != ARENA_OK or context_is_dead(arena.context):
         return status
-    # Who holds the grow lock may be a source that waits for the interpreter lock, which a finalizer
-    # holds: then the region goes back with the next call.
+    # A source that has the grow lock may wait for the interpreter lock, which a finalizer holds:
+    # then the region goes back with the next call.
     if lock_try(&arena.grow_lock):
         mode = context_relax(arena.context)
         release_retired(arena)
@@ -216,6 +222,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     cdef CUstreamCaptureMode mode
     if context_is_dead(arena.context):
         return ARENA_DEAD
+    # Outside in: quarantine, caches and completed epochs first, so that their regions become idle.
     if arena.heap != NULL:
         heap_release(arena, 0)
     mode = context_relax(arena.context)
@@ -224,6 +231,7 @@ cdef int arena_shrink(ArenaCore* arena, uint64_t* released) noexcept nogil:
     release_completed(arena, SLOT_RELEASED)
     lock_acquire(&arena.grow_lock)
     released[0] = release_retired(arena) + release_idle(arena)
+    # Growth begins anew: the sizes of before belong to a peak that is over.
     arena.next_region = arena.settings.initial_growth_chunk
     lock_release(&arena.grow_lock)
     context_restore(arena.context, mode)
@@ -253,6 +261,7 @@ cdef void arena_set_limit(ArenaCore* arena, uint64_t nbytes) noexcept nogil:
 cdef void arena_reset_peaks(ArenaCore* arena) noexcept nogil:
     caches_flush(arena)
     lock_acquire(&arena.lock)
+    # Flushed above: cached bytes count as used until then.
     arena.stats.max_in_use = arena_in_use(arena)
     arena.stats.max_reserved = arena_reserved(arena)
     lock_release(&arena.lock)
@@ -306,6 +315,7 @@ cdef void create_space(ArenaCore* arena, int number, Bfc* table,
 
 
 cdef void forget(ArenaCore* arena) noexcept nogil:
+    # Recorders first, because they read the arena from other threads.
     cdef int i
     event_source_close(&arena.events)
     notes_free(arena)
@@ -380,6 +390,7 @@ cdef int arena_close(ArenaCore* arena) noexcept nogil:
     if arena.heap != NULL and heap_counts(arena.heap).live == 0:
         heap_drain(arena)
     lock_acquire(&arena.grow_lock)
+    # Cached blocks count as used.
     caches_flush(arena)
     lock_acquire(&arena.lock)
     if arena.table.used_chunks or arena.small.used_chunks or arena.graphs:
@@ -426,6 +437,7 @@ cdef Chunk* arena_copy_chunks(ArenaCore* arena, uint32_t* count) noexcept nogil:
     count[0] = 0
     caches_freeze(arena)
     lock_acquire(&arena.lock)
+    # With the lock, under which the counts do not change: the copy is as large as the tables.
     copy = <Chunk*>malloc((arena.table.count + arena.small.count + 1) * sizeof(Chunk))
     if copy != NULL:
         copy_chunks(&arena.table, 0, copy, count)
@@ -455,6 +467,7 @@ cdef void copy_chunks(const Bfc* table, uint32_t first_region, Chunk* copy,
 
 cdef Lease* arena_lease(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) noexcept nogil:
     cdef Lease* lease = lease_create(handle, 0, 0, stream_slot, arena, release_lease)
+    # A lease may outlive the Arena object: its reference keeps the tables that its free needs.
     if lease != NULL:
         lease.owner_views = &arena.views
         arena_retain(arena)

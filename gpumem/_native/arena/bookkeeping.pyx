@@ -36,6 +36,8 @@ cdef void note_reserved(ArenaCore* arena) noexcept nogil:
 
 
 cdef void charge_parent(ArenaCore* arena) noexcept nogil:
+    # A graph pool's memory counts in its parent's limit. The difference to what is counted already,
+    # modulo 2**64: it is negative where memory has gone back.
     if arena.parent != NULL:
         sum_add(&arena.parent.lent, arena_reserved(arena) - arena.charged)
         arena.charged = arena_reserved(arena)
@@ -107,6 +109,7 @@ cdef bint admit(ArenaCore* arena, BudgetCore* account, uint64_t nbytes,
 
 
 cdef bint arena_charge_region(ArenaCore* arena, uint64_t size, uint64_t* wanted) noexcept nogil:
+    # The room may shrink between the look and the charge: other arenas charge the same budget.
     cdef uint64_t less
     while not arena_charge(arena, wanted[0]):
         if wanted[0] == size:
@@ -126,6 +129,7 @@ cdef void arena_reconcile(ArenaCore* arena) noexcept nogil:
     cdef uint64_t charged, held
     if arena.held_account == NULL:
         return
+    # The account's `used` is this arena's alone, and the grow lock keeps it from rising.
     charged = budget_load(&arena.held_account.used)
     held = arena_held(arena)
     if charged > held:

@@ -20,7 +20,7 @@ ctypedef int (*HeapSource)(ArenaCore* arena, uint64_t nbytes, uint32_t stream_sl
 # NULL: no host memory. The caller has one reference, ended by heap_drop.
 cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil
 cdef void heap_drop(DebugHeap* heap) noexcept nogil
-# Of an arena that has handed nothing out; takes a reference of its own. `give` gives back one of
+# Of an arena that has handed nothing out; takes a reference of its own. `free_block` frees one of
 # its blocks; its first argument is the arena.
 cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
                       int (*free_block)(void*, uint64_t, uint32_t) noexcept nogil) noexcept nogil
@@ -34,18 +34,19 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, 
 # Of a live block only this part is the user's; the rest becomes guard.
 cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
                           uint64_t nbytes) noexcept nogil
-# Takes `uses` over; NULL: none. Where its streams are done the block is quarantined at once, and
-# the driver may be called for that; nothing is waited for that a thread may hold up.
+# Takes `uses` over; NULL: none. If its streams are done the block is quarantined at once, which may
+# call the driver, but waits for no lock that a thread may hold for long.
 cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
                    Uses* uses) noexcept nogil
-# An address was freed where no block of a hook begins: finds the heap that knows it.
+# An address was freed where no block of a hook begins: reports it to the heap that has it.
 cdef void heap_bad_free(uint64_t address) noexcept nogil
 
-# Examines what its streams have finished with, and gives back what is beyond the quarantine.
+# Examines the blocks that their streams have finished with, and frees to the arena what is beyond
+# the quarantine.
 cdef void heap_pump(ArenaCore* arena) noexcept nogil
-# The same with at most so many bytes in quarantine. Returns the bytes given back.
+# The same with at most so many bytes in quarantine. Returns the bytes freed to the arena.
 cdef uint64_t heap_release(ArenaCore* arena, uint64_t most) noexcept nogil
-# Waits for the device, and leaves nothing freed in the heap.
+# Waits for the device, and frees every block that its user has freed.
 cdef void heap_drain(ArenaCore* arena) noexcept nogil
 # Examines every block now; waits for nothing. The driver's code if it refused.
 cdef CUresult heap_check(ArenaCore* arena) noexcept nogil

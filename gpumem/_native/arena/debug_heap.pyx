@@ -17,7 +17,7 @@ from gpumem._native.arena.guards cimport (
     table_remove,
 )
 from gpumem._native.arena.streams cimport (
-    drain_streams, end_epochs, has_unknown_work, sleep, slot_drop, slot_retain, uses_let_go,
+    drain_streams, end_epochs, has_unknown_work, sleep, slot_drop, slot_retain, uses_release,
     wait_for_streams,
 )
 from gpumem._native.arena.suspend cimport arena_suspend
@@ -40,7 +40,7 @@ from gpumem._support.process cimport on_fork
 
 
 cdef enum:
-    LOOK_AGAIN = 100000         # ns between two looks at blocks whose streams are not done
+    POLL_INTERVAL = 100000      # ns between two examinations while streams are not done
 
 # Heaps whose arena lives, for frees of unknown addresses. `heaps_lock` comes before a heap's.
 cdef DebugHeap* heaps = NULL
@@ -59,6 +59,7 @@ cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks
         return NULL
     heap.settings = settings[0]
     heap.hooks = hooks[0]
+    # The caller's; heap_attach adds the arena's.
     heap.references = 1
     lock_init(&heap.turn)
     lock_init(&heap.lock)
@@ -69,6 +70,7 @@ cdef void heap_drop(DebugHeap* heap) noexcept nogil:
     cdef HeapFinding* finding
     if count_add(&heap.references, -1) != 0:
         return
+    # Its blocks ended with the arena; findings outlive that, until Python has read them.
     while heap.findings != NULL:
         finding = heap.findings
         heap.findings = finding.next
@@ -83,6 +85,7 @@ cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
     count_add(&heap.references, 1)
     heap.free_block = free_block
     arena.heap = heap
+    # Allocations and frees leave the fast path, whose caches would hand a freed block out at once.
     arena.detour = True
     lock_acquire(&heaps_lock)
     heap.next = heaps
@@ -91,12 +94,13 @@ cdef void heap_attach(ArenaCore* arena, DebugHeap* heap,
 
 
 cdef void heap_detach(ArenaCore* arena) noexcept nogil:
-    # Blocks that are left are those that a dead context keeps.
+    # Only with a dead context are there blocks left: their memory is the parent process's.
     global heaps
     cdef DebugHeap* heap = arena.heap
     cdef DebugHeap** link = &heaps
     cdef HeapBlock* block
     cdef int state
+    # Out of the list first, so that no bad free finds a heap whose blocks end.
     lock_acquire(&heaps_lock)
     while link[0] != NULL and link[0] != heap:
         link = &link[0].next
@@ -112,12 +116,12 @@ cdef void heap_detach(ArenaCore* arena) noexcept nogil:
         guards_end(heap, arena.context)
     heap.gone = True
     if heap.findings != NULL:
-        heap.hooks.found()      # no call of the arena comes any more that might raise them
+        heap.hooks.found()      # no later call of the arena can report them
     heap_drop(heap)
 
 
 cdef void forget_after_fork() noexcept nogil:
-    # The heaps are the parent's.
+    # The heaps are the parent's; a thread that the child does not have may have held the lock.
     global heaps
     heaps = NULL
     lock_init(&heaps_lock)
@@ -136,13 +140,16 @@ cdef int heap_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, 
     cdef int status
     if nbytes > ABSURD - QUANTUM - guards:
         return ARENA_OVER_LIMIT
+    # Before the turn: storing the caller's stack may wait for the interpreter lock.
     made = make(arena, nbytes, stream_slot, guarded)
     if made == NULL:
         return ARENA_NO_METADATA
+    # With the turn until the block is listed: no other thread examines memory between its guards
+    # being written and its being known.
     lock_acquire(&arena.heap.turn)
     status = find_room(arena, nbytes + guards, stream_slot, flags, source, block)
     if status == ARENA_OK and guarded:
-        status = hand_out_guarded(arena, made, block)
+        status = finish_guarded(arena, made, block)
     elif status == ARENA_OK:
         enter(arena.heap, made, block, block.address)
     lock_release(&arena.heap.turn)
@@ -158,7 +165,7 @@ cdef HeapBlock* make(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     if made == NULL:
         return NULL
     site_here(arena.heap, &made.taken)
-    made.asked = nbytes
+    made.requested = nbytes
     made.guarded = guarded
     made.slot = stream_slot
     made.stream = <uint64_t>arena.streams[stream_slot].handle
@@ -172,28 +179,29 @@ cdef int find_room(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint
     cdef uint64_t until = 0
     cdef int status = source(arena, nbytes, stream_slot, flags, block)
     while (memory_is_out(arena, nbytes, status) or status == ARENA_OVER_BUDGET) and (
-            turn_over(arena, 0, False) or wait_for_room(arena, stream_slot, &until)):
+            examine_and_release(arena, 0, False) or wait_for_room(arena, stream_slot, &until)):
         status = source(arena, nbytes, stream_slot, flags, block)
     return status
 
 
 cdef bint wait_for_room(ArenaCore* arena, uint32_t stream_slot, uint64_t* until) noexcept nogil:
-    # Others have their turn meanwhile.
+    # Without the turn, so that other threads free and examine meanwhile.
     cdef bint found
     lock_release(&arena.heap.turn)
     found = wait_for_streams(arena, stream_slot, until)
     while not found and holds_any(arena.heap) and clock_ns() < until[0]:
-        sleep(LOOK_AGAIN)
+        sleep(POLL_INTERVAL)
         found = heap_release(arena, 0) != 0
     lock_acquire(&arena.heap.turn)
     return found
 
 
-cdef int hand_out_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexcept nogil:
+cdef int finish_guarded(ArenaCore* arena, HeapBlock* made, Block* block) noexcept nogil:
     cdef CUresult code
     made.address = block.address + arena.heap.settings.guard
     code = block_prepare(arena.heap, arena.context, made)
     if code != CUDA_SUCCESS:
+        # Without guards a block is not handed out. Its charge was complete: it ends here.
         count_out(arena, counted_bytes(arena, block.handle))
         arena.heap.free_block(arena, block.handle, made.slot)
         return driver_refused(arena, code, "cuMemsetD8Async")
@@ -208,7 +216,8 @@ cdef void enter(DebugHeap* heap, HeapBlock* made, const Block* block,
     made.base = block.address
     made.size = block.size
     made.address = made.event_address = address
-    made.event_bytes = made.asked
+    made.event_bytes = made.requested
+    # Numbered under the lock, so that numbers follow the order of the list.
     lock_acquire(&heap.lock)
     heap.numbers += 1
     made.number = heap.numbers
@@ -225,10 +234,12 @@ cdef CUresult heap_narrow(ArenaCore* arena, uint64_t handle, uint64_t address,
     lock_acquire(&heap.turn)
     lock_acquire(&heap.lock)
     block = table_find(heap, handle)
+    # An aligned buffer begins behind the block's first byte: what it leaves becomes guard.
     if block != NULL:
-        store64(&heap.asked[<int>block.state], heap.asked[<int>block.state] - block.asked + nbytes)
+        store64(&heap.requested[<int>block.state],
+                heap.requested[<int>block.state] - block.requested + nbytes)
         block.address = address
-        block.asked = nbytes
+        block.requested = nbytes
     lock_release(&heap.lock)
     if block != NULL and block.guarded:
         code = block_prepare(heap, arena.context, block)
@@ -252,6 +263,7 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     block = table_find(heap, handle)
     live = block != NULL and block.state == HEAP_LIVE
     if live:
+        # Counted while the handle is valid; given back below, without the lock.
         counted = counted_bytes(arena, handle)
         note_freed(arena, block, stream_slot, uses)
         block.freed = site
@@ -261,11 +273,12 @@ cdef int heap_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
         note_finding(heap, finding_of(block, HEAP_DOUBLE_FREE, block.address, &site))
     lock_release(&heap.lock)
     if live:
-        count_out(arena, counted)       # a freed block is not in use
+        count_out(arena, counted)
         quarantine_now(arena)
         return ARENA_OK
+    # A double or invalid free changes nothing but the list of findings.
     if uses != NULL:
-        uses_let_go(arena, uses)
+        uses_release(arena, uses)
     heap.hooks.found()
     return ARENA_STALE
 
@@ -275,7 +288,7 @@ cdef void quarantine_now(ArenaCore* arena) noexcept nogil:
     # waits for this thread; then the block is quarantined with the next call of the arena.
     if context_is_dead(arena.context) or not lock_try(&arena.heap.turn):
         return
-    turn_over(arena, arena.heap.settings.quarantine, False)
+    examine_and_release(arena, arena.heap.settings.quarantine, False)
     lock_release(&arena.heap.turn)
 
 
@@ -295,7 +308,8 @@ cdef void record_free(ArenaCore* arena, uint64_t handle, uint32_t stream_slot) n
 
 cdef void note_freed(ArenaCore* arena, HeapBlock* block, uint32_t stream_slot,
                      Uses* uses) noexcept nogil:
-    # What is queued on its streams now may still use it.
+    # Work queued on its streams until now may still use it. Strayed: freed on a stream that nothing
+    # orders behind its own.
     cdef uint32_t i
     cdef bint recorded = stream_slot == block.slot
     slot_retain(arena, stream_slot)
@@ -316,12 +330,14 @@ cdef void heap_bad_free(uint64_t address) noexcept nogil:
     cdef DebugHeap* heap
     cdef HeapBlock* block
     cdef HeapFault fault = HEAP_INVALID_FREE
+    # Without the lock: a program without debug heaps pays nothing for its invalid frees.
     if heaps == NULL:
         return
     lock_acquire(&heaps_lock)
     heap = heaps
-    while heap != NULL and not knows(heap, address):
+    while heap != NULL and not covers(heap, address):
         heap = heap.next
+    # A reference keeps it: its arena may end once the lock is released.
     if heap != NULL:
         count_add(&heap.references, 1)
     lock_release(&heaps_lock)
@@ -329,7 +345,7 @@ cdef void heap_bad_free(uint64_t address) noexcept nogil:
         return
     site_here(heap, &site)
     lock_acquire(&heap.lock)
-    # It may have left the heap meanwhile.
+    # The block may have left the heap since `covers`.
     block = block_around(heap, address)
     if block != NULL:
         if block.state != HEAP_LIVE and block.address == address:
@@ -340,7 +356,7 @@ cdef void heap_bad_free(uint64_t address) noexcept nogil:
     heap_drop(heap)
 
 
-cdef bint knows(DebugHeap* heap, uint64_t address) noexcept nogil:
+cdef bint covers(DebugHeap* heap, uint64_t address) noexcept nogil:
     cdef bint known
     lock_acquire(&heap.lock)
     known = block_around(heap, address) != NULL
@@ -354,13 +370,13 @@ cdef HeapBlock* block_around(DebugHeap* heap, uint64_t address) noexcept nogil:
     for state in range(<int>HEAP_STATES):
         block = heap.first[state]
         while block != NULL:
-            if block.address <= address < block.address + block.asked:
+            if block.address <= address < block.address + block.requested:
                 return block
             block = block.after
     return NULL
 
 
-# ---- looking at everything -----------------------------------------------------------------------
+# ---- examining everything ------------------------------------------------------------------------
 
 cdef void heap_pump(ArenaCore* arena) noexcept nogil:
     heap_release(arena, arena.heap.settings.quarantine)
@@ -371,7 +387,7 @@ cdef uint64_t heap_release(ArenaCore* arena, uint64_t most) noexcept nogil:
     if context_is_dead(arena.context):
         return 0
     lock_acquire(&arena.heap.turn)
-    released = turn_over(arena, most, False)
+    released = examine_and_release(arena, most, False)
     lock_release(&arena.heap.turn)
     return released
 
@@ -386,6 +402,7 @@ cdef void heap_drain(ArenaCore* arena) noexcept nogil:
 
 cdef int heap_suspend(ArenaCore* arena) noexcept nogil:
     cdef int status
+    # The turn is held throughout: nothing is examined while the memory moves to the host.
     lock_acquire(&arena.heap.turn)
     if arena.closed == STATE_OPEN:
         drain(arena)
@@ -400,17 +417,18 @@ cdef CUresult heap_check(ArenaCore* arena) noexcept nogil:
     if context_is_dead(arena.context):
         return code
     lock_acquire(&heap.turn)
-    turn_over(arena, heap.settings.quarantine, False)
+    examine_and_release(arena, heap.settings.quarantine, False)
     if arena.closed == STATE_OPEN:
-        code = look_at_all(arena, HEAP_QUARANTINED)
+        code = check_all(arena, HEAP_QUARANTINED)
     if arena.closed == STATE_OPEN and code == CUDA_SUCCESS:
-        code = look_at_all(arena, HEAP_LIVE)
+        code = check_all(arena, HEAP_LIVE)
     lock_release(&heap.turn)
     return code
 
 
-cdef CUresult look_at_all(ArenaCore* arena, HeapState state) noexcept nogil:
-    # A block that is freed meanwhile moves to another list, but stays a block.
+cdef CUresult check_all(ArenaCore* arena, HeapState state) noexcept nogil:
+    # A copy of the list, because memory is read without the lock. A block that is freed meanwhile
+    # moves to another list, but ends only with the turn, which is held here.
     cdef DebugHeap* heap = arena.heap
     cdef CUresult code = CUDA_SUCCESS
     cdef HeapBlock* block
@@ -427,7 +445,7 @@ cdef CUresult look_at_all(ArenaCore* arena, HeapState state) noexcept nogil:
     lock_release(&heap.lock)
     for i in range(count):
         if code == CUDA_SUCCESS:
-            code = look_at(arena, found[i])
+            code = block_check(arena, found[i])
     free(found)
     return code
 
@@ -438,47 +456,51 @@ cdef inline bint holds_any(const DebugHeap* heap) noexcept nogil:
     return heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED] != 0
 
 
-cdef uint64_t turn_over(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
+cdef uint64_t examine_and_release(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
     # With the turn: examines what its streams have finished with, and frees what is beyond `most`
     # bytes, which it counts. `forced`: all streams are done, and blocks that the driver does not
     # let be examined are freed unexamined.
     if arena.closed != STATE_OPEN or not holds_any(arena.heap):
         return 0
+    # Polled first: an event that has completed lets blocks of either list go on.
     poll_streams(arena)
     return quarantine_freed(arena, most, forced) + release_oldest(arena, most, forced)
 
 
 cdef uint64_t quarantine_freed(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
-    # A block larger than the quarantine is neither filled, nor does it push others out.
+    # A block larger than the quarantine is freed at once: it is not filled, nor are others released
+    # to make room for it.
     cdef HeapBlock* block = list_first(arena.heap, HEAP_FREED)
     cdef HeapBlock* following
-    cdef uint64_t given = 0
+    cdef uint64_t released = 0
     while block != NULL:
         following = list_after(arena.heap, block)
         if not is_quiet(arena, block):
-            look_for_streams(arena, block)
+            report_gone_streams(arena, block)
         elif not (forced or is_done(arena, block.slot, block.epoch)):
-            if block.guarded:       # the pattern then shows a write of its own stream
+            # Its own stream may still write: the pattern shows whether it does.
+            if block.guarded:
                 move_to_quarantine(arena, block, forced)
         elif block.guarded and block.size <= most:
             move_to_quarantine(arena, block, forced)
         elif examine(arena, block, forced):
-            given += release_block(arena, block)
+            released += release_block(arena, block)
         block = following
-    return given
+    return released
 
 
 cdef uint64_t release_oldest(ArenaCore* arena, uint64_t most, bint forced) noexcept nogil:
     cdef DebugHeap* heap = arena.heap
     cdef HeapBlock* block = list_first(heap, HEAP_QUARANTINED)
     cdef HeapBlock* following
-    cdef uint64_t given = 0
+    cdef uint64_t released = 0
+    # The oldest first: a late write has had the most time to happen.
     while block != NULL and heap.held[<int>HEAP_QUARANTINED] > most:
         following = list_after(heap, block)
         if (forced or is_done(arena, block.slot, block.epoch)) and examine(arena, block, forced):
-            given += release_block(arena, block)
+            released += release_block(arena, block)
         block = following
-    return given
+    return released
 
 
 cdef void poll_streams(ArenaCore* arena) noexcept nogil:
@@ -521,11 +543,12 @@ cdef void move_to_quarantine(ArenaCore* arena, HeapBlock* block, bint forced) no
 
 
 cdef bint examine(ArenaCore* arena, const HeapBlock* block, bint forced) noexcept nogil:
-    """Note what is wrong with it; False: the driver does not let it be seen."""
-    return look_at(arena, block) == CUDA_SUCCESS or forced
+    # False: the driver did not copy its bytes, so that the block has to wait.
+    return block_check(arena, block) == CUDA_SUCCESS or forced
 
 
-cdef CUresult look_at(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
+cdef CUresult block_check(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
+    # Stores a finding for each wrong run of bytes. The driver's code if it refused.
     cdef DebugHeap* heap = arena.heap
     cdef HeapFinding* findings = NULL
     cdef HeapFinding* following
@@ -534,7 +557,7 @@ cdef CUresult look_at(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
     if not block.guarded:
         return CUDA_SUCCESS
     lock_acquire(&heap.lock)
-    seen = block[0]             # a free may change it while it is looked at
+    seen = block[0]             # a free may change it while its memory is read
     lock_release(&heap.lock)
     code = block_examine(heap, arena.context, &seen, &findings)
     if findings == NULL:
@@ -550,7 +573,8 @@ cdef CUresult look_at(ArenaCore* arena, const HeapBlock* block) noexcept nogil:
 
 
 cdef uint64_t release_block(ArenaCore* arena, HeapBlock* block) noexcept nogil:
-    # Everything that was queued on its streams is done: recorded uses have ended.
+    # All work queued on its streams is done: recorded uses have ended. Out of the table before the
+    # arena's free, because the handle may be valid again right after.
     cdef DebugHeap* heap = arena.heap
     cdef uint64_t nbytes = block.size
     lock_acquire(&heap.lock)
@@ -558,7 +582,7 @@ cdef uint64_t release_block(ArenaCore* arena, HeapBlock* block) noexcept nogil:
     table_remove(heap, block)
     lock_release(&heap.lock)
     if block.uses != NULL:
-        uses_let_go(arena, block.uses)
+        uses_release(arena, block.uses)
     heap.free_block(arena, block.handle, block.freed_slot)
     slot_drop(arena, block.freed_slot)
     slot_drop(arena, block.slot)
@@ -571,14 +595,14 @@ cdef void drain(ArenaCore* arena) noexcept nogil:
     if not holds_any(arena.heap):
         return
     if arena.closed == STATE_SUSPENDED:
-        # The device was drained, and there is no memory to look at.
+        # The device was drained, and there is no memory to examine.
         release_all(arena, HEAP_FREED)
         release_all(arena, HEAP_QUARANTINED)
         return
     mode = context_relax(arena.context)
     drain_streams(arena)
     context_restore(arena.context, mode)
-    turn_over(arena, 0, True)
+    examine_and_release(arena, 0, True)
 
 
 cdef void release_all(ArenaCore* arena, HeapState state) noexcept nogil:
@@ -590,8 +614,8 @@ cdef void release_all(ArenaCore* arena, HeapState state) noexcept nogil:
 
 # ---- streams that are gone -----------------------------------------------------------------------
 
-cdef void look_for_streams(ArenaCore* arena, HeapBlock* block) noexcept nogil:
-    # A polled stream without an event may be one that the driver does not know any more.
+cdef void report_gone_streams(ArenaCore* arena, HeapBlock* block) noexcept nogil:
+    # A stream that got no event although it was polled may be destroyed.
     cdef uint32_t i
     if block.orphaned:
         return
@@ -606,7 +630,7 @@ cdef void report_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t stream_slo
     cdef HeapFinding* finding
     if block.orphaned or arena.streams[stream_slot].event_epoch or not is_gone(arena, stream_slot):
         return
-    block.orphaned = True
+    block.orphaned = True       # reported once
     lock_acquire(&heap.lock)
     finding = finding_of(block, HEAP_STREAM_GONE, <uint64_t>arena.streams[stream_slot].handle,
                          &block.freed)
@@ -616,7 +640,7 @@ cdef void report_if_gone(ArenaCore* arena, HeapBlock* block, uint32_t stream_slo
 
 
 cdef bint is_gone(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
-    # Asking whether it captures is legal at any time.
+    # The query for a capture is legal at any time, and refuses a handle that is not a stream.
     cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
     cdef CUresult code = context_enter(arena.context)
     if code == CUDA_SUCCESS and arena.context.table.cuStreamIsCapturing != NULL:

@@ -1,8 +1,8 @@
-"""The debug heap of an arena: what it knows of each block, and what it found.
+"""The debug heap of an arena: its record of each block, and its findings.
 
 A block of a debugged arena lies between two guards:
 
-    base                   address              address + asked
+    base                   address              address + requested
      | ... | front guard    | the user's bytes   | rear guard, from the first byte behind them |
 
 Its states, each change of which is one function of arena/debug_heap:
@@ -11,13 +11,14 @@ Its states, each change of which is one function of arena/debug_heap:
             or another thread had the turn
   quarantined  the stream of the free and recorded ones have reached the free; guards were
             examined, and the user's bytes hold the freed pattern
-A quarantined block goes to the arena once its own stream, too, has reached the free, and its bytes
-and guards were examined again. So memory that the arena has free is known to be idle, and a write
-to a quarantined block is a write after free.
+A quarantined block is freed to the arena once its own stream, too, has reached the free, and its
+bytes and guards were examined again. So free memory of the arena is idle, and a write to a
+quarantined block is a write after free.
 
 Locks: `turn` comes before every lock of the arena, and is waited for without the interpreter lock;
-its holder touches memory, and moves blocks into the quarantine and out of the heap. `lock`, the
-last, is for the lists and the table: a free takes only that one, and the turn if it is free.
+its holder reads and writes the memory of blocks, and moves blocks into the quarantine and out of
+the heap. `lock` comes last and protects the lists and the table: a free takes only that one, and
+the turn if no thread has it.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
@@ -50,12 +51,12 @@ cdef struct HeapBlock:
     uint64_t base           # of the arena's block, and its bytes: guards and padding included
     uint64_t size
     uint64_t address        # of the user's first byte
-    uint64_t asked          # bytes
-    uint64_t event_address  # the same as recorders know them: before the user's alignment
+    uint64_t requested      # bytes
+    uint64_t event_address  # the same in recordings: before the user's alignment
     uint64_t event_bytes
     uint64_t number         # of the allocation in its heap, from 1
     HeapState state
-    bint guarded            # else only known, not examined: other processes may have it
+    bint guarded            # else only counted, not examined: other processes may map it
     bint strayed            # freed on a stream that was neither its own nor recorded
     bint orphaned           # a stream that it waits for is gone, which was reported
     uint32_t slot           # of the stream that it was allocated for; retained
@@ -88,35 +89,35 @@ cdef struct HeapFinding:
     uint8_t expected
     uint8_t seen[HEAP_SEEN]     # from the first wrong one on
     uint32_t seen_count
-    uint64_t address        # of a bad free, or the handle of a stream that is gone
-    HeapSite again          # of a bad free
+    uint64_t address        # passed to a bad free, or the handle of a stream that is gone
+    HeapSite again          # where the bad free was called
     HeapFinding* next
 
 cdef struct HeapSettings:
     uint64_t guard          # bytes before and behind each block, a multiple of 256
     uint64_t quarantine     # bytes in quarantine at most, guards and padding included
     int guard_byte
-    int fresh_byte          # what a new block holds; -1: whatever was there
-    int freed_byte          # what a quarantined block holds; -1: whatever was there, unexamined
+    int fresh_byte          # in a new block; -1: not written
+    int freed_byte          # in a quarantined block; -1: neither written nor examined
     uint32_t stack_depth    # calls of the interpreter's stack that are stored; 0: none
     uint32_t stack_every    # of so many allocations and frees one stores its stack
     bint by_cpu             # the CPU touches the memory; else the driver's copies
 
-# What lies above the arena: called without a lock, except that `found` may be under `turn`.
+# Functions of the layer above: called without a lock, except that `found` may be under `turn`.
 cdef struct HeapHooks:
-    # Number of the calling thread's stack of so many calls; 0: it has none to show now.
+    # Stores the calling thread's stack of so many calls and returns its number; 0: it has none.
     uint32_t (*stack)(uint32_t depth) noexcept nogil
-    void (*found)() noexcept nogil      # there is a finding; it may only leave a note
+    void (*found)() noexcept nogil      # there is a finding; may only schedule its report
 
 cdef struct DebugHeap:
-    int32_t references      # the arena's and Python's (atomic)
+    int32_t references      # of the arena and of Python (atomic)
     HeapSettings settings
     HeapHooks hooks
-    # Frees a block that is not charged any more to its arena: an `ArenaCore*`, handle, slot.
+    # Frees a block, whose charge has ended, to its arena: an `ArenaCore*`, handle, slot.
     int (*free_block)(void* arena, uint64_t handle, uint32_t slot) noexcept nogil
     Lock turn
     Lock lock
-    bint gone               # its arena is
+    bint gone               # its arena has ended
     uint64_t numbers        # blocks handed out so far
     uint64_t sites          # calls so far that might have stored a stack (atomic)
     HeapBlock** table       # by handle, chained
@@ -124,12 +125,12 @@ cdef struct DebugHeap:
     HeapBlock* first[HEAP_STATES]       # the oldest
     HeapBlock* last[HEAP_STATES]
     uint64_t count[HEAP_STATES]
-    uint64_t asked[HEAP_STATES]         # bytes of users
+    uint64_t requested[HEAP_STATES]     # bytes of users
     uint64_t held[HEAP_STATES]          # bytes of the arena's blocks
     HeapFinding* findings   # the oldest first
     HeapFinding* last_finding
     uint32_t finding_count
-    uint64_t lost_findings  # for want of room or of host memory
-    CUstream stream         # the heap's own, ordered with no other; NULL: none yet
+    uint64_t lost_findings  # beyond HEAP_FINDINGS, or out of host memory
+    CUstream stream         # the heap's own, non-blocking; NULL: none yet
     uint8_t* staging        # for copies from the device; NULL: none yet
     DebugHeap* next         # list of all heaps

@@ -1,7 +1,7 @@
 """The events of an arena, for the recorder attached to its `events`.
 
-Each function is called only where `arena.events.recorder` is not NULL. What is marked *locked* is
-called with the arena lock and waits for nothing.
+Each function is called only where `arena.events.recorder` is not NULL. Those marked *locked* are
+called with the arena lock and do not wait.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -10,7 +10,7 @@ from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote
 from gpumem._native.pages cimport Plan, Space
 from gpumem._support.events cimport RecNoted
 
-# A block was handed out. Also remembers it by its chunk, for snapshots.
+# A block was handed out. Also notes it beside its chunk, for snapshots.
 cdef void note_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
                         const Block* block) noexcept nogil
 # A block is about to be freed on a stream; a stale handle makes no event.
@@ -28,7 +28,7 @@ cdef void note_memory(ArenaCore* arena, uint32_t kind, uint64_t address,
 # Locked: what a plan for pages did.
 cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noexcept nogil
 
-# What is known of a chunk of the second table (`small`) or the first; False: nothing.
+# Copies what was recorded of a chunk of the second table (`small`) or the first; False: nothing.
 cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_t generation,
                      BlockNote* note) noexcept nogil
 cdef void notes_free(ArenaCore* arena) noexcept nogil

@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.arena.types cimport ArenaCore, Block, BlockNote, IN_SMALL, index_of, table_of
 from gpumem._native.bfc cimport BFC_OK, bfc_resolve, Chunk, MAX_CHUNKS, NIL, SLOT_RELEASED
 from gpumem._native.pages cimport (
-    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, GRANULE_BITS, Plan, Space,
+    Action, ACTION_CREATE, ACTION_MOVE, ACTION_RELEASE, address_of, bytes_of, Plan, Space,
 )
 from gpumem._support.atomics cimport pointer_try, publish32, version_begin, version_of
 from gpumem._support.events cimport (
@@ -59,8 +59,9 @@ cdef void note_plan(ArenaCore* arena, const Space* space, const Plan* plan) noex
     cdef uint64_t nbytes
     cdef uint32_t i
     for i in range(plan.count):
+        # A dropped view is no event: its page keeps its memory.
         action = &plan.actions[i]
-        nbytes = <uint64_t>space.page[action.page].granules << GRANULE_BITS
+        nbytes = bytes_of(&space.page[action.page])
         if action.kind == ACTION_CREATE:
             note_memory(arena, REC_RESERVE, address_of(space, action.to), nbytes)
         elif action.kind == ACTION_MOVE:
@@ -78,6 +79,7 @@ cdef void remember(ArenaCore* arena, uint64_t handle, const RecNoted* noted) noe
     if notes == NULL:
         return
     at = &notes[index_of(handle)]
+    # Generation 0 while the rest is written: a reader without the lock then takes none of it.
     version_begin(&at.generation)
     at.number = noted.number
     at.time = noted.time
@@ -97,6 +99,7 @@ cdef BlockNote* notes_of(ArenaCore* arena, bint small) noexcept nogil:
         return NULL
     if (reserved_commit(notes, nbytes) != 0
             or not pointer_try(<void**>&arena.notes[small], NULL, notes)):
+        # Another thread was first, or the kernel refused: the array of before counts.
         reserved_close(notes, nbytes)
     return arena.notes[small]
 
@@ -109,6 +112,7 @@ cdef bint block_note(const ArenaCore* arena, bint small, uint32_t index, uint32_
     at = &arena.notes[small][index]
     if version_of(&at.generation) != generation or generation == 0:
         return False
+    # Compared again after the copy: the chunk may have been handed out anew meanwhile.
     note[0] = at[0]
     return version_of(&at.generation) == generation
 

@@ -27,10 +27,12 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     cdef Backing backing
     cdef ArenaCore* pool
     backing_init(&backing, parent.context)
+    # Another kind of memory, or a source, cannot be had a second time; pools are not nested.
     if parent.backing.reserve != backing.reserve or parent.parent != NULL:
         return NULL
     settings.max_mem = 0            # the parent's holds for both
     settings.max_extend = min(settings.max_extend, <uint64_t>POOL_REGION)
+    # Streams of a capture may run at the same time at every launch, whatever has completed now.
     settings.reuse = REUSE_NEVER
     settings.ort_split = False
     settings.paged = False
@@ -40,6 +42,7 @@ cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil:
     if pool == NULL:
         return NULL
     pool_adopt(pool, parent)
+    # Opened as an event source only when it is complete: readers may then look at it.
     if not arena_join_as(pool, parent):
         arena_drop(pool)
         return NULL
@@ -65,12 +68,14 @@ cdef CUresult pool_retain_with(ArenaCore* pool, CUgraph graph) noexcept nogil:
     code = context_enter(pool.context)
     if code != CUDA_SUCCESS:
         return code
+    # Counted before the driver may call graph_ended, which it does on another thread.
     retain_for_graph(pool)
     code = pool.context.table.cuUserObjectCreate(&counted, pool, graph_ended, 1, NO_DESTRUCTOR_SYNC)
     if code != CUDA_SUCCESS:
         graph_ended(pool)
     else:
         code = pool.context.table.cuGraphRetainUserObject(graph, counted, 1, MOVE_REFERENCE)
+        # Releasing the last reference calls graph_ended.
         if code != CUDA_SUCCESS:
             pool.context.table.cuUserObjectRelease(counted, 1)
     context_leave(pool.context)
@@ -84,7 +89,7 @@ cdef void retain_for_graph(ArenaCore* pool) noexcept nogil:
 
 
 cdef void graph_ended(void* retained) noexcept nogil:
-    # On a thread of the driver's, which must not call it.
+    # On a thread of the driver's, which must not call the driver: dropping only retires the pool.
     cdef ArenaCore* pool = <ArenaCore*>retained
     count_add(&pool.parent.graphs, -1)
     count_add(&pool.graphs, -1)

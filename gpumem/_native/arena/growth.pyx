@@ -15,8 +15,8 @@ from gpumem._native.arena.types cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, ARENA_BEYOND_DEVICE, ARENA_CLOSED,
     ARENA_DRIVER_REFUSED, arena_in_use, ARENA_NO_METADATA, ARENA_OK, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, arena_reserved, ArenaCore, Block, driver_refused, EXTEND_SAME_AS_REQUESTED,
-    LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, SMALL_BLOCK, SMALL_SPACE, SPACES,
-    table_for,
+    LARGE_SPACE, PERSISTENT_SPACE, REUSE_NEVER, REUSE_WAIT, root_of, SMALL_BLOCK, SMALL_SPACE,
+    SPACES, table_for,
 )
 from gpumem._native.backing cimport Backing, backing_release, backing_reserve, mapped_find
 from gpumem._native.bfc cimport (
@@ -70,6 +70,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
         return ARENA_OVER_LIMIT
     running = next_region_size(arena, size, &forced)
     wanted = max(size, part_granules(arena, min(running, room)))
+    # Charged before the driver is called: a budget's refusal must not cost a driver call.
     if not arena_charge_region(arena, size, &wanted):
         return ARENA_OVER_BUDGET
     if not reserve_with_back_off(arena, &wanted, size, &address):
@@ -79,6 +80,7 @@ cdef int grow_region(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
         lock_release(&arena.lock)
         backing_release(&arena.backing, address, wanted)
         return ARENA_NO_METADATA
+    # Only now: a growth that failed steers neither the statistics nor the size of the next one.
     arena.stats.num_extensions += 1
     note_reserved(arena)
     note_region(arena, REC_RESERVE, address, wanted)
@@ -118,7 +120,7 @@ cdef void advance_growth(ArenaCore* arena, uint64_t running, bint forced) noexce
 
 cdef bint reserve_with_back_off(ArenaCore* arena, uint64_t* wanted, uint64_t size,
                                 uint64_t* address) noexcept nogil:
-    # A driver that refuses a region is asked for nine tenths of it, until that is less than needed.
+    # After a refusal a region of nine tenths is tried, until that is less than needed.
     cdef uint64_t less
     cdef CUresult code
     while True:
@@ -146,12 +148,9 @@ cdef inline uint64_t part_granules(const ArenaCore* arena, uint64_t nbytes) noex
 
 cdef uint64_t arena_room(const ArenaCore* arena) noexcept nogil:
     # Bytes that max_mem still allows to reserve, in quanta; an arena's graph pools count with it.
-    cdef const ArenaCore* root = arena
-    cdef uint64_t held, limit
-    if arena.parent != NULL:
-        root = arena.parent
-    held = arena_reserved(root) + root.lent
-    limit = load64(&root.settings.max_mem)
+    cdef const ArenaCore* root = root_of(arena)
+    cdef uint64_t held = arena_reserved(root) + root.lent
+    cdef uint64_t limit = load64(&root.settings.max_mem)
     if limit == 0:
         return <uint64_t>1 << 63
     if held >= limit:
@@ -289,12 +288,11 @@ cdef int reserve_own(ArenaCore* arena, Backing* backing, uint64_t size,
                           else <const char*>NULL)
 
 
-# ---- A paged arena grows, gives back and keeps what persists; see _native/pages/types.pxd for the
-
+# ---- A paged arena: grows, gives back, keeps persistent regions; see _native/pages/types.pxd -----
 
 cdef enum:
     SMALL_RANGE_FROM = 67108864     # bytes in use from which small blocks have their own range
-    ASK_FREE = 268435456        # bytes; for a block from here on the device is asked what it has
+    ASK_FREE = 268435456        # bytes; for blocks from here on the device's free memory is read
 
 
 # ---- growing -------------------------------------------------------------------------------------
@@ -310,8 +308,8 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
     demand_of(arena, nbytes, stream_slot, &demand)
     if not device_may_have(arena, demand.size):
         return ARENA_BEYOND_DEVICE
-    # All streams are asked, the taker's too: views left by earlier moves retire when it is known
-    # that their work is done.
+    # All streams are polled, the taker's too: views left by earlier moves can be unmapped once
+    # their work is known to be done.
     if arena.settings.reuse != REUSE_NEVER:
         release_completed(arena, SLOT_RELEASED)
     status = build(arena, space_for(arena, table), &demand, &index)
@@ -326,7 +324,7 @@ cdef int grow_pages(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
 
 cdef inline void open_small_range(ArenaCore* arena, uint64_t size) noexcept nogil:
     # An arena of a few megabytes has one range only: a page more for its small blocks would show.
-    # The caches know their blocks by number in one table: they are empty when it changes.
+    # Caches name blocks by index in one table: they are empty when it changes.
     cdef uint64_t in_use
     if arena.small_below:
         return
@@ -377,7 +375,7 @@ cdef inline Space* space_for(ArenaCore* arena, const Bfc* table) noexcept nogil:
 
 
 cdef bint device_may_have(ArenaCore* arena, uint64_t size) noexcept nogil:
-    # What the device has free and the arena has idle, together: polling for more would make and
+    # The device's free memory and the arena's idle memory together: a plan for more would make and
     # give back every page before it failed.
     cdef size_t free_bytes = 0
     cdef size_t total = 0
@@ -430,7 +428,7 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         return status
     if not arena_charge(arena, created_bytes(space, &plan)):
         lock_acquire(&arena.lock)
-        take_plan_back(arena, space, &plan, demand)
+        undo_plan(arena, space, &plan, demand)
         lock_release(&arena.lock)
         plan_free(&plan)
         return ARENA_OVER_BUDGET
@@ -446,14 +444,14 @@ cdef int build_claim(ArenaCore* arena, Space* space, Demand* demand,
         index[0] = plan.chunk
     else:
         driver_refused(arena, code, plan.refused)
-        take_plan_back(arena, space, &plan, demand)
+        undo_plan(arena, space, &plan, demand)
     lock_release(&arena.lock)
     plan_free(&plan)
     return ARENA_OK if code == CUDA_SUCCESS else ARENA_DRIVER_REFUSED
 
 
 cdef uint64_t created_bytes(const Space* space, const Plan* plan) noexcept nogil:
-    # What the driver will be asked for; pages that go back are still held until then.
+    # Pages that go back do not count: they are held until the driver has them.
     cdef uint64_t created = 0
     cdef uint32_t i
     for i in range(plan.count):
@@ -497,7 +495,7 @@ cdef PlanResult plan_place(ArenaCore* arena, Space* space, Demand* demand,
         result = space_plan(space, demand, plan)
         forget_waits(arena)
     if result == PLAN_OK and plan.over_limit:
-        take_plan_back(arena, space, plan, demand)
+        undo_plan(arena, space, plan, demand)
         result = PLAN_NO_MEMORY
     lock_release(&arena.lock)
     if result != PLAN_OK:
@@ -526,7 +524,7 @@ cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexc
                           and not budget_allows(&arena.move_budget, arena.context.now()))
 
 
-cdef void take_plan_back(ArenaCore* arena, Space* space, Plan* plan,
+cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan,
                          const Demand* demand) noexcept nogil:
     # What was claimed becomes free in the taker's running epoch; it must be seen to end.
     space_undo(space, plan, demand, arena.streams[demand.stream_slot].epoch)
@@ -592,7 +590,7 @@ cdef void trim_space(ArenaCore* arena, Space* space) noexcept nogil:
 # ---- what persists -------------------------------------------------------------------------------
 
 cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) noexcept nogil:
-    # Small ones share pages; their own table knows where they lie.
+    # Small ones share pages, which a table of their own divides.
     cdef Demand demand
     cdef uint32_t index
     cdef int status = BFC_OK
@@ -614,6 +612,7 @@ cdef int persistent_reserve(ArenaCore* arena, uint64_t size, uint64_t* address) 
 cdef bint persistent_release(ArenaCore* arena, uint64_t address) noexcept nogil:
     cdef Bfc* table = &arena.persistent
     cdef uint32_t index
+    # An unmap does not wait for work that may still use the region.
     if wait_for_device(arena) != CUDA_SUCCESS:
         return False
     lock_acquire(&arena.lock)

@@ -1,9 +1,9 @@
-"""What a debug heap writes into memory and knows of its blocks: guards, patterns, lists, findings.
+"""Guards and patterns of a debug heap in memory, and its lists, table and findings.
 
-Guards and patterns are written and examined with `turn` held. The CPU does it where it may; else
-the driver's copies, on a stream of the heap's own that waits for no other, so that nothing here
-waits for work of the user's. Every function returns the driver's code, and has done its work when
-it returns.
+Guards and patterns are written and examined with `turn` held: by the CPU where the memory allows
+it, else by the driver's copies, on a stream of the heap's own that waits for no other, so that
+nothing here waits for the user's work. Every function returns the driver's code, and has done its
+work when it returns.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -30,9 +30,9 @@ cdef void guards_end(DebugHeap* heap, DeviceContext* context) noexcept nogil
 # ---- metadata: lists, the table of handles, findings, sites of calls -----------------------------
 
 cdef struct HeapCounts:
-    uint64_t live           # blocks, and the bytes that were asked for them
+    uint64_t live           # blocks, and the bytes requested for them
     uint64_t live_bytes
-    uint64_t held           # freed, and not yet the arena's again
+    uint64_t held           # freed by their users, but not yet to the arena
     uint64_t held_bytes     # guards and padding included
 
 # With `lock` held: a block's list is that of its state, in which it is the last at first.
@@ -55,16 +55,16 @@ cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept
 
 # With `lock` held; takes the finding over. NULL: the host had no memory for it.
 cdef void note_finding(DebugHeap* heap, HeapFinding* finding) noexcept nogil
-# A finding about a block that nothing was read of.
+# A finding about a call, with no byte of the block examined.
 cdef HeapFinding* finding_of(const HeapBlock* block, HeapFault fault, uint64_t address,
                              const HeapSite* again) noexcept nogil
 # Takes all findings, the oldest first, which the caller frees; `lost`: how many more there were.
 cdef HeapFinding* heap_findings(DebugHeap* heap, uint64_t* lost) noexcept nogil
 
-# Without a lock: it may take the interpreter's, of a thread that holds it.
+# Called without a lock, because it may take the interpreter lock.
 cdef void site_here(DebugHeap* heap, HeapSite* site) noexcept nogil
-# Is the stack of the next call to be stored? Counts the call.
+# Should the stack of the next call be stored? Counts the call.
 cdef bint heap_wants_stack(DebugHeap* heap) noexcept nogil
-# The interpreter's stack for this thread's next site, noted where the thread still has its lock;
-# 0 takes a note back.
+# Sets the number of the interpreter's stack for this thread's next site, while the thread still has
+# the interpreter lock; 0 clears it.
 cdef void heap_note_stack(uint32_t stack) noexcept nogil

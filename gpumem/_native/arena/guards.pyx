@@ -45,8 +45,8 @@ cdef enum:
 cdef struct Pattern:
     int64_t offset
     uint64_t nbytes
-    int value               # -1: whatever
-    HeapFault fault         # that another value means
+    int value               # -1: neither written nor examined
+    HeapFault fault         # of a byte that has another value
 
 
 cdef Pattern front_guard(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
@@ -55,12 +55,15 @@ cdef Pattern front_guard(const DebugHeap* heap, const HeapBlock* block) noexcept
 
 
 cdef Pattern body_pattern(const HeapBlock* block, int value) noexcept nogil:
-    return Pattern(0, block.asked, value, HEAP_STRAY_WRITE if block.strayed else HEAP_LATE_WRITE)
+    # After a free on a stream without order, a write may be legal work of the other stream.
+    return Pattern(0, block.requested, value,
+                   HEAP_STRAY_WRITE if block.strayed else HEAP_LATE_WRITE)
 
 
 cdef Pattern rear_guard(const DebugHeap* heap, const HeapBlock* block) noexcept nogil:
-    cdef uint64_t end = round_to_quantum(block.asked) + heap.settings.guard
-    return Pattern(block.asked, end - block.asked, heap.settings.guard_byte, HEAP_OVERRUN)
+    # From the first byte behind the user's, so that an overrun by one byte is found, too.
+    cdef uint64_t end = round_to_quantum(block.requested) + heap.settings.guard
+    return Pattern(block.requested, end - block.requested, heap.settings.guard_byte, HEAP_OVERRUN)
 
 
 # ---- what happens to a block ---------------------------------------------------------------------
@@ -85,6 +88,7 @@ cdef CUresult block_examine(DebugHeap* heap, DeviceContext* context, const HeapB
     cdef Pattern patterns[3]
     cdef CUresult code = CUDA_SUCCESS
     cdef int i
+    # The bytes of a live or freed block are the user's: only its guards can be wrong.
     patterns[0] = front_guard(heap, block)
     patterns[1] = rear_guard(heap, block)
     patterns[2] = body_pattern(block,
@@ -108,10 +112,12 @@ cdef CUresult examine(DebugHeap* heap, DeviceContext* context, const HeapBlock* 
     found.block = block[0]
     found.expected = <uint8_t>pattern.value
     add_finding(&found, findings)
+    # Restored, so that the next examination finds new writes alone.
     return fill(heap, context, block.address, pattern, 1)
 
 
 cdef void add_finding(const HeapFinding* found, HeapFinding** findings) noexcept nogil:
+    # Out of host memory the finding is lost: the examination itself must not fail.
     cdef HeapFinding* copy = <HeapFinding*>malloc(sizeof(HeapFinding))
     if copy != NULL:
         copy[0] = found[0]
@@ -142,7 +148,7 @@ cdef CUresult fill(DebugHeap* heap, DeviceContext* context, uint64_t address,
     return end(heap, context, mode, code)
 
 
-# ---- looking -------------------------------------------------------------------------------------
+# ---- examining -----------------------------------------------------------------------------------
 
 cdef CUresult scan(DebugHeap* heap, DeviceContext* context, uint64_t address,
                    const Pattern* pattern, HeapFinding* found) noexcept nogil:
@@ -157,6 +163,7 @@ cdef CUresult scan(DebugHeap* heap, DeviceContext* context, uint64_t address,
     code = begin(heap, context, &mode)
     if code != CUDA_SUCCESS:
         return code
+    # In parts, so that a block of any size needs one small buffer on the host.
     while code == CUDA_SUCCESS and done < pattern.nbytes:
         part = min(<uint64_t>STAGED, pattern.nbytes - done)
         code = context.table.cuMemcpyDtoHAsync(heap.staging, address + pattern.offset + done, part,
@@ -178,6 +185,7 @@ cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
     for i in range(nbytes):
         if at[i] == value:
             continue
+        # The first wrong byte is shown with those behind it; of the others only the number.
         if found.wrong == 0:
             found.offset = offset + <int64_t>i
             found.seen_count = <uint32_t>min(<uint64_t>HEAP_SEEN, nbytes - i)
@@ -189,7 +197,8 @@ cdef void compare(const uint8_t* at, uint64_t nbytes, int value, int64_t offset,
 
 cdef CUresult begin(DebugHeap* heap, DeviceContext* context,
                     CUstreamCaptureMode* mode) noexcept nogil:
-    # Enters the context and makes staging memory and stream; `end` leaves the context.
+    # Enters the context and makes staging memory and stream; `end` leaves the context. Relaxed,
+    # because a capture on another stream of this thread must not be broken by the heap's calls.
     cdef CUresult code = context_enter(context)
     if code != CUDA_SUCCESS:
         return code
@@ -208,6 +217,7 @@ cdef CUresult begin(DebugHeap* heap, DeviceContext* context,
 
 cdef CUresult end(DebugHeap* heap, DeviceContext* context, CUstreamCaptureMode mode,
                   CUresult code) noexcept nogil:
+    # Waited for also after a failure: no copy may be under way when the caller goes on.
     cdef CUresult last = context.table.cuStreamSynchronize(heap.stream)
     context_restore(context, mode)
     context_leave(context)
@@ -250,10 +260,10 @@ cdef void list_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil:
 
 
 cdef void change_counts(DebugHeap* heap, const HeapBlock* block, int64_t by) noexcept nogil:
-    # Read without the lock by reports.
+    # Atomic stores, because reports read the sums without the lock.
     cdef int state = block.state
     store64(&heap.count[state], heap.count[state] + <uint64_t>by)
-    store64(&heap.asked[state], heap.asked[state] + <uint64_t>by * block.asked)
+    store64(&heap.requested[state], heap.requested[state] + <uint64_t>by * block.requested)
     store64(&heap.held[state], heap.held[state] + <uint64_t>by * block.size)
 
 
@@ -294,6 +304,7 @@ cdef HeapBlock* table_find(DebugHeap* heap, uint64_t handle) noexcept nogil:
 
 
 cdef void table_add(DebugHeap* heap, HeapBlock* block) noexcept nogil:
+    # At most one live block for each bucket on average; those in quarantine hang here, too.
     if heap.count[<int>HEAP_LIVE] > heap.table_mask:
         enlarge(heap)
     chain(heap, block)
@@ -313,7 +324,7 @@ cdef void table_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil:
 
 
 cdef void enlarge(DebugHeap* heap) noexcept nogil:
-    # Where the host has no memory for it, chains grow instead.
+    # Out of host memory the chains grow instead: searches become slower, nothing fails.
     cdef uint64_t buckets = heap.table_mask + 1
     cdef HeapBlock** before = heap.table
     cdef HeapBlock** larger = <HeapBlock**>calloc(4 * buckets, sizeof(HeapBlock*))
@@ -339,7 +350,7 @@ cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil:
     cdef HeapCounts counts
     lock_acquire(&heap.lock)
     counts.live = heap.count[<int>HEAP_LIVE]
-    counts.live_bytes = heap.asked[<int>HEAP_LIVE]
+    counts.live_bytes = heap.requested[<int>HEAP_LIVE]
     counts.held = heap.count[<int>HEAP_FREED] + heap.count[<int>HEAP_QUARANTINED]
     counts.held_bytes = heap.held[<int>HEAP_FREED] + heap.held[<int>HEAP_QUARANTINED]
     lock_release(&heap.lock)
@@ -353,6 +364,7 @@ cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept
     cdef HeapBlock* block
     cdef int state
     count[0] = 0
+    # Counted and copied under one lock, so that both agree.
     lock_acquire(&heap.lock)
     for state in range(last + 1):
         most += heap.count[state]
@@ -370,6 +382,7 @@ cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept
 # ---- findings and where calls came from ----------------------------------------------------------
 
 cdef void note_finding(DebugHeap* heap, HeapFinding* finding) noexcept nogil:
+    # The first findings are the useful ones: beyond the limit new ones are only counted.
     if finding == NULL or heap.finding_count == HEAP_FINDINGS:
         heap.lost_findings += 1
         free(finding)
@@ -416,6 +429,8 @@ cdef void heap_note_stack(uint32_t stack) noexcept nogil:
 
 
 cdef void site_here(DebugHeap* heap, HeapSite* site) noexcept nogil:
+    # The stack that Python noted comes first, then the interpreter's, if this call is sampled. A
+    # thread without one stores the return addresses of its C functions.
     memset(site, 0, sizeof(HeapSite))
     site.thread = gm_thread_now()
     site.stack = gm_take_stack()

@@ -1,4 +1,4 @@
-"""Arenas as other libraries' C hooks see them: streams by native handle, blocks by address.
+"""Arenas behind other libraries' C hooks: streams by native handle, blocks by address.
 
 An `AllocatorHook` is one arena for such callers. The blocks of all hooks are in one table, by
 address, because a hook's free may name nothing else of a block. None of it needs the interpreter,
@@ -21,27 +21,26 @@ cdef struct StreamName:
     uint64_t handle
     uint32_t slot           # of the arena; retained by the hook
 
-# What was allocated through a hook, whatever else its arena serves. Exact while no call runs; all
-# atomic.
+# Counts of one hook, of all that its arena serves. Exact while no call runs; all atomic.
 cdef struct HookCounts:
     uint64_t allocs
     uint64_t frees
-    uint64_t allocated      # bytes as asked for, ever
+    uint64_t allocated      # bytes requested so far
     uint64_t freed
     uint64_t peak           # the highest of their difference
 
 cdef struct AllocatorHook:
     ArenaCore* arena        # a reference
     int32_t references      # the owner's and each live block's (atomic)
-    uint8_t framework       # who calls, by its number in _support/events
+    uint8_t framework       # that calls it, by its number in _support/events
     AllocatorHook* counted  # where its blocks are counted, a reference; NULL: here
     HookCounts counts
     uint32_t count          # of `names`; only rises, read without the lock
     Lock lock               # of adding one
     StreamName names[HOOK_STREAMS]
 
-# NULL: no host memory. `hook_drop` ends the owner's reference. `counted`: what counts its blocks
-# besides its own; NULL: itself.
+# NULL: out of host memory. `hook_drop` ends the owner's reference. `counted`: the hook that counts
+# its blocks; NULL: itself.
 cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
                                 uint8_t framework) noexcept nogil
 cdef void hook_retain(AllocatorHook* hook) noexcept nogil
@@ -51,19 +50,20 @@ cdef void hook_drop(AllocatorHook* hook) noexcept nogil
 # persistent block is also given to a stream that captures.
 cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, uint32_t flags,
                        uint64_t* address) noexcept nogil
-# ARENA_STALE: no live block of a hook begins there. Frees it on the stream it was taken for.
+# Frees a block on the stream it was allocated for. ARENA_STALE: no live block of a hook begins
+# there.
 cdef int hook_free(uint64_t address) noexcept nogil
 # Another stream uses the block too: it is handed out again only behind that use.
 cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil
-# Bytes that were asked for at the address; 0: no live block of a hook begins there.
+# Bytes requested for the block at the address; 0: no live block of a hook begins there.
 cdef uint64_t hook_size(uint64_t address) noexcept nogil
 # Copies address and framework of up to `most` live blocks of an arena; returns how many there are.
 cdef uint64_t hooks_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
                            uint64_t most) noexcept nogil
-# Adds the bytes asked for of an arena's live blocks to the sums of their callers' frameworks.
+# Adds the requested bytes of an arena's live blocks to the sums of their callers' frameworks.
 cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil
 # The arena's slot of a stream, for reports.
 cdef int hook_slot(AllocatorHook* hook, CUstream stream, uint32_t* stream_slot) noexcept nogil
 cdef HookCounts hook_counts(const AllocatorHook* hook) noexcept nogil
-# The peak is what is handed out now.
+# Sets the peak to the bytes in use now.
 cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil

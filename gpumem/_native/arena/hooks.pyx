@@ -31,10 +31,10 @@ cdef enum:
 cdef struct Entry:
     uint64_t address            # 0: free
     uint64_t handle             # of the block
-    uint64_t nbytes             # as asked for
+    uint64_t nbytes             # as requested
     AllocatorHook* hook
     Uses* uses                  # streams recorded for the block; NULL: none
-    uint32_t slot               # it was taken for
+    uint32_t slot               # of the stream it was allocated for
 
 cdef struct Shard:
     Lock lock
@@ -57,7 +57,7 @@ cdef AllocatorHook* hook_create(ArenaCore* arena, AllocatorHook* counted,
     lock_init(&hook.lock)
     arena_retain(arena)
     hook.arena = arena
-    hook.references = 1
+    hook.references = 1         # the owner's; each live block adds one
     hook.counted = counted
     hook.framework = framework
     if counted != NULL:
@@ -73,6 +73,7 @@ cdef void hook_drop(AllocatorHook* hook) noexcept nogil:
     cdef uint32_t i
     if count_add(&hook.references, -1) != 0:
         return
+    # In a fork's child the slots are those of the parent's arena, which stays as it is.
     if not context_is_dead(hook.arena.context):
         for i in range(hook.count):
             slot_drop(hook.arena, hook.names[i].slot)
@@ -89,6 +90,7 @@ cdef inline HookCounts* counts_of(AllocatorHook* hook) noexcept nogil:
 
 
 cdef void count_allocate(HookCounts* counts, uint64_t nbytes) noexcept nogil:
+    # Two rising sums instead of one of live bytes: each is written by one atomic addition.
     cdef uint64_t now = sum_add(&counts.allocated, nbytes) - load64(&counts.freed)
     cdef uint64_t peak = load64(&counts.peak)
     sum_add(&counts.allocs, 1)
@@ -113,6 +115,7 @@ cdef void hook_reset_peak(AllocatorHook* hook) noexcept nogil:
 
 cdef bint remembered(const AllocatorHook* hook, uint64_t handle,
                      uint32_t* stream_slot) noexcept nogil:
+    # Without the lock: entries never change, and the count rises after its entry is written.
     cdef uint32_t i
     for i in range(published32(&hook.count)):
         if hook.names[i].handle == handle:
@@ -147,8 +150,10 @@ cdef bint remember(AllocatorHook* hook, uint64_t handle, uint32_t stream_slot) n
     # Takes over the caller's reference. False: another thread was first, or there is no room.
     cdef uint32_t known
     cdef bint done = False
+    # That handle names another stream in each thread.
     if handle == PER_THREAD_STREAM:
         return False
+    # Looked up again with the lock: another thread may have added the handle.
     lock_acquire(&hook.lock)
     if hook.count < HOOK_STREAMS and not remembered(hook, handle, &known):
         hook.names[hook.count].handle = handle
@@ -178,10 +183,11 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
     if status != ARENA_OK:
         return status
     if hook.arena.events.recorder == NULL:
-        status = take_block(hook.arena, nbytes, entry.slot, flags, &block)
+        status = block_allocate(hook.arena, nbytes, entry.slot, flags, &block)
     else:
+        # The recorder reads the caller from the thread, whichever call writes the event.
         before = thread_set_framework(hook.framework)
-        status = take_block(hook.arena, nbytes, entry.slot, flags, &block)
+        status = block_allocate(hook.arena, nbytes, entry.slot, flags, &block)
         thread_set_framework(before)
     if status == ARENA_OK:
         entry.address = block.address
@@ -193,16 +199,18 @@ cdef int hook_allocate(AllocatorHook* hook, uint64_t nbytes, CUstream stream, ui
             count_allocate(counts_of(hook), nbytes)
             address[0] = block.address
         else:
+            # A block that no table has could not be freed by its address.
             arena_free(hook.arena, block.handle, entry.slot)
             status = ARENA_NO_METADATA
+    # The block's chunk keeps the slot from here on.
     if retained:
         slot_drop(hook.arena, entry.slot)
     return status
 
 
-cdef inline int take_block(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
-                           Block* block) noexcept nogil:
-    # What has flags has no fast path.
+cdef inline int block_allocate(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot,
+                               uint32_t flags, Block* block) noexcept nogil:
+    # A block with flags has no fast path.
     if flags:
         return arena_allocate_slow(arena, nbytes, stream_slot, flags, block)
     return arena_allocate(arena, nbytes, stream_slot, block)
@@ -215,7 +223,8 @@ cdef int hook_free(uint64_t address) noexcept nogil:
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
-        # Out of the table before the block is freed: its address may be handed out again at once.
+        # Out of the table before the block is freed: its address may be handed out again at once,
+        # and the new entry must not meet the old one.
         entry = found[0]
         close_gap(shard, found - shard.entries)
         shard.count -= 1
@@ -246,6 +255,7 @@ cdef int hook_record(uint64_t address, CUstream stream) noexcept nogil:
     cdef uint32_t stream_slot
     cdef bint retained
     cdef int status = ARENA_STALE
+    # Under the shard's lock, so that the block is not freed while its list of uses changes.
     lock_acquire(&shard.lock)
     found = find(shard, address)
     if found != NULL:
@@ -269,28 +279,28 @@ cdef uint64_t hook_size(uint64_t address) noexcept nogil:
     return nbytes
 
 
-# Where what is seen of an arena's live blocks goes.
-cdef struct Seen:
-    uint64_t* addresses         # of the first `most`, with their frameworks; NULL: not wanted
+# Where a visit of an arena's live blocks stores its results.
+cdef struct Visit:
+    uint64_t* addresses         # of the first `most`, with their frameworks; NULL: none
     uint8_t* frameworks
     uint64_t most
     uint64_t count
-    uint64_t* by_framework      # sums of bytes; NULL: not wanted
+    uint64_t* by_framework      # sums of bytes; NULL: none
 
 
 cdef uint64_t hooks_blocks(const ArenaCore* arena, uint64_t* addresses, uint8_t* frameworks,
                            uint64_t most) noexcept nogil:
-    cdef Seen seen = Seen(addresses, frameworks, most, 0, NULL)
-    see_blocks(arena, &seen)
-    return seen.count
+    cdef Visit visit = Visit(addresses, frameworks, most, 0, NULL)
+    visit_blocks(arena, &visit)
+    return visit.count
 
 
 cdef void hooks_bytes(const ArenaCore* arena, uint64_t* by_framework) noexcept nogil:
-    cdef Seen seen = Seen(NULL, NULL, 0, 0, by_framework)
-    see_blocks(arena, &seen)
+    cdef Visit visit = Visit(NULL, NULL, 0, 0, by_framework)
+    visit_blocks(arena, &visit)
 
 
-cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
+cdef void visit_blocks(const ArenaCore* arena, Visit* visit) noexcept nogil:
     # One shard at a time: each block is seen as it was at some moment of the call.
     cdef uint64_t i
     cdef int number
@@ -300,17 +310,17 @@ cdef void see_blocks(const ArenaCore* arena, Seen* seen) noexcept nogil:
         lock_acquire(&shard.lock)
         for i in range(shard.mask + 1 if shard.entries != NULL else 0):
             if shard.entries[i].address != 0 and shard.entries[i].hook.arena == arena:
-                see(&shard.entries[i], seen)
+                visit_one(&shard.entries[i], visit)
         lock_release(&shard.lock)
 
 
-cdef inline void see(const Entry* entry, Seen* seen) noexcept nogil:
-    if seen.count < seen.most:
-        seen.addresses[seen.count] = entry.address
-        seen.frameworks[seen.count] = entry.hook.framework
-    if seen.by_framework != NULL:
-        seen.by_framework[entry.hook.framework] += entry.nbytes
-    seen.count += 1
+cdef inline void visit_one(const Entry* entry, Visit* visit) noexcept nogil:
+    if visit.count < visit.most:
+        visit.addresses[visit.count] = entry.address
+        visit.frameworks[visit.count] = entry.hook.framework
+    if visit.by_framework != NULL:
+        visit.by_framework[entry.hook.framework] += entry.nbytes
+    visit.count += 1
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -349,10 +359,11 @@ cdef Entry* find(Shard* shard, uint64_t address) noexcept nogil:
 
 
 cdef bint enter(const Entry* entry) noexcept nogil:
-    # False: no host memory for a larger table.
+    # False: out of host memory for a larger table.
     cdef Shard* shard = shard_of(entry.address)
     cdef bint entered = False
     lock_acquire(&shard.lock)
+    # At most three quarters full, so that linear probing stays short.
     if shard.entries != NULL and 4 * shard.count <= 3 * shard.mask or enlarge(shard):
         put(shard, entry)
         hook_retain(entry.hook)

@@ -1,7 +1,7 @@
 """An arena's metadata as it is at one moment, copied while no thread changes it.
 
-Only the copy is made with the locks: memory for it is made and touched before, and whatever is
-looked at later is looked at there.
+Only the copy is made with the locks: its memory is made and touched before, and readers use the
+copy alone.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -25,13 +25,13 @@ cdef struct ArenaCopy:
     uint32_t page_count
     uint64_t* streams       # handle by slot
     uint32_t stream_count
-    ArenaStats stats        # of now, with what the caches had not published yet
+    ArenaStats stats        # of that moment, with counts that caches had not published
     uint64_t reserved
     uint64_t persistent_free    # bytes of pages that only persistent blocks may have
     uint64_t limit
     uint32_t closed
     uint64_t held           # ns for which other threads could not allocate here
 
-# False: no host memory, and nothing to free; else arena_copy_free ends it.
+# False: out of host memory, and nothing to free; else arena_copy_free ends it.
 cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil
 cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil

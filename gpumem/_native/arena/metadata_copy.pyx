@@ -26,13 +26,16 @@ cdef bint arena_copy(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
         if not make_room(arena, copy):
             arena_copy_free(copy)
             return False
+        # Copying overwrites the counts of the room with those of the arena.
         room = copy[0]
         begin = clock_ns()
+        # Held, not flushed: a copy shows which blocks are cached.
         caches_hold(arena)
         lock_acquire(&arena.lock)
         enough = fits(arena, &room)
+        # Else the arena grew beyond the room meanwhile: begin anew with its new counts.
         if enough:
-            copy_books(arena, copy)
+            copy_metadata(arena, copy)
         lock_release(&arena.lock)
         caches_thaw(arena)
         copy.held = clock_ns() - begin
@@ -52,7 +55,7 @@ cdef void arena_copy_free(ArenaCopy* copy) noexcept nogil:
 # ---- room ----------------------------------------------------------------------------------------
 
 cdef bint make_room(ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
-    # Without a lock: the counts are those of a moment ago. They say what there is room for.
+    # Without a lock: the counts are those of a moment ago, and bound what can be copied.
     return (room_for_table(&arena.table, &copy.tables[0])
             and room_for_table(&arena.small, &copy.tables[1])
             and room_for_rest(arena, copy))
@@ -75,6 +78,7 @@ cdef bint room_for_rest(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
 
 
 cdef void* touched(size_t nbytes) noexcept nogil:
+    # Written once here, so that no page fault happens while the locks are held.
     cdef void* memory = malloc(nbytes)
     if memory != NULL:
         memset(memory, 0, nbytes)
@@ -83,7 +87,7 @@ cdef void* touched(size_t nbytes) noexcept nogil:
 
 cdef uint32_t page_slots(const ArenaCore* arena) noexcept nogil:
     cdef uint32_t slots = 0
-    cdef uint32_t i
+    cdef int i
     for i in range(SPACES):
         slots += arena.spaces[i].page_count
     return slots
@@ -100,18 +104,19 @@ cdef bint fits(const ArenaCore* arena, const ArenaCopy* room) noexcept nogil:
 
 # ---- with every lock -----------------------------------------------------------------------------
 
-cdef void copy_books(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+cdef void copy_metadata(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
     cdef uint32_t i
+    cdef int space
     copy_table(&arena.table, &copy.tables[0])
     copy_table(&arena.small, &copy.tables[1])
     copy.page_count = 0
-    for i in range(SPACES):
-        copy_pages(&arena.spaces[i], copy)
+    for space in range(SPACES):
+        copy_pages(&arena.spaces[space], copy)
     copy.stream_count = arena.table.stream_slot_count
     for i in range(copy.stream_count):
         copy.streams[i] = <uint64_t>arena.streams[i].handle
     copy.stats = arena.stats
-    add_untold(arena, copy)
+    add_unpublished(arena, copy)
     copy.reserved = arena_reserved(arena)
     copy.persistent_free = arena.persistent.reserved - arena.persistent.in_use
     copy.limit = arena.settings.max_mem
@@ -121,6 +126,7 @@ cdef void copy_books(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
 cdef void copy_table(const Bfc* table, TableCopy* copy) noexcept nogil:
     copy.count = table.count
     copy.region_count = table.region_count
+    # An empty table has no arrays: memcpy must not be given NULL.
     if table.count:
         memcpy(copy.chunks, table.chunks, <size_t>table.count * sizeof(Chunk))
     if table.region_count:
@@ -132,6 +138,7 @@ cdef void copy_pages(const Space* space, ArenaCopy* copy) noexcept nogil:
     cdef uint32_t i
     for i in range(space.page_count):
         page = &space.page[i]
+        # An unused slot, or a page that is being released.
         if page.granules == 0 or page.active == NIL:
             continue
         copy.pages[copy.page_count].address = address_of(space, page.active)
@@ -139,7 +146,8 @@ cdef void copy_pages(const Space* space, ArenaCopy* copy) noexcept nogil:
         copy.page_count += 1
 
 
-cdef void add_untold(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+cdef void add_unpublished(const ArenaCore* arena, ArenaCopy* copy) noexcept nogil:
+    # Caches are held, so their counts stand still.
     cdef const ThreadCache* cache = arena.caches
     while cache != NULL:
         copy.stats.num_allocs += cache.allocs

@@ -11,7 +11,7 @@ from gpumem._native.arena.types cimport (
     ARENA_CLOSED, ARENA_DEAD, ARENA_MISS, ARENA_NO_METADATA, ARENA_OK, ArenaCore, Block, REUSE_WAIT,
 )
 from gpumem._native.bfc cimport (
-    Chunk, NIL, Places, places_find, places_init, places_take, SLOT_RELEASED,
+    Chunk, NIL, Places, places_find, places_init, places_allocate, SLOT_RELEASED,
 )
 from gpumem._native.driver cimport context_is_dead
 from gpumem._support.lock cimport lock_acquire, lock_release
@@ -33,6 +33,7 @@ cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint
     if context_is_dead(arena.context):
         return ARENA_DEAD
     lock_acquire(&arena.lock)
+    # A switch that needs an event is left to the slow path, which may call the driver.
     if not (arena.last_stream != stream_slot and switch_needs_event(arena)):
         arena.last_stream = stream_slot
         status = allocate_now(arena, places, begin, end, requested, stream_slot, block)
@@ -42,6 +43,8 @@ cdef int arena_place_fast(ArenaCore* arena, Places* places, uint32_t begin, uint
 
 cdef int arena_place_slow(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
                           uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
+    # In the order of arena_allocate_slow: event, poll, wait on the device. Nothing is flushed or
+    # grown, because no cache and no other region may have the place.
     cdef int status
     switch_stream(arena, stream_slot)
     status = arena_place_fast(arena, places, begin, end, requested, stream_slot, block)
@@ -74,9 +77,9 @@ cdef inline bint may_have(const ArenaCore* arena, uint32_t index,
 
 
 cdef int allocate_chunk(ArenaCore* arena, Places* places, uint32_t index, uint32_t begin,
-                        uint32_t end,
-                        uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
-    index = places_take(places, &arena.table, index, begin, end, requested, stream_slot)
+                        uint32_t end, uint64_t requested, uint32_t stream_slot,
+                        Block* block) noexcept nogil:
+    index = places_allocate(places, &arena.table, index, begin, end, requested, stream_slot)
     if index == NIL:
         return ARENA_NO_METADATA
     # No cache: a cached block would block its offset for the next one planned there.
@@ -86,7 +89,7 @@ cdef int allocate_chunk(ArenaCore* arena, Places* places, uint32_t index, uint32
 
 cdef int allocate_behind(ArenaCore* arena, Places* places, uint32_t begin, uint32_t end,
                          uint64_t requested, uint32_t stream_slot, Block* block) noexcept nogil:
-    """Take what one other stream freed, and let the taker's wait for it; with the lock."""
+    # With the lock: allocates memory that one other stream freed, behind a wait on the device.
     cdef uint32_t index = places_find(places, &arena.table, begin, end)
     cdef uint32_t other
     cdef uint64_t epoch
@@ -99,6 +102,7 @@ cdef int allocate_behind(ArenaCore* arena, Places* places, uint32_t begin, uint3
     index = places_find(places, &arena.table, begin, end)   # the lock was released meanwhile
     if index == NIL or arena.closed:
         return ARENA_MISS
+    # Still the memory that the wait covers? Else it may be free for another reason.
     if arena.table.chunks[index].stream_slot == other and arena.table.chunks[index].epoch <= epoch:
         return allocate_chunk(arena, places, index, begin, end, requested, stream_slot, block)
     return allocate_now(arena, places, begin, end, requested, stream_slot, block)

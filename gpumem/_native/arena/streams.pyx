@@ -290,7 +290,7 @@ cdef bint free_later(ArenaCore* arena, uint64_t handle, uint32_t stream_slot,
     cdef uint32_t index
     if (arena.settings.passthrough      # the driver's free waits for every stream
             or bfc_resolve(table, handle & ~<uint64_t>IN_SMALL, &index) != BFC_OK):
-        uses_let_go(arena, uses)
+        uses_release(arena, uses)
         return False
     # Only the stream of the free, or drained ones: a stamp of that stream covers all.
     if not stamp_uses(arena, stream_slot, uses):
@@ -329,7 +329,7 @@ cdef bint stamp_uses(ArenaCore* arena, uint32_t stream_slot, Uses* uses) noexcep
     return left != 0
 
 
-cdef void uses_let_go(ArenaCore* arena, Uses* uses) noexcept nogil:
+cdef void uses_release(ArenaCore* arena, Uses* uses) noexcept nogil:
     cdef uint32_t i
     for i in range(uses.count):
         count_add(&arena.streams[uses.at[i].slot].references, -1)
@@ -443,7 +443,7 @@ cdef bint wait_for_streams(ArenaCore* arena, uint32_t taker, uint64_t* until) no
             return True
         # Out of time: these events are not waited for again until they have completed.
         if now >= until[0]:
-            note_futile_waits(arena)
+            note_waits_in_vain(arena)
             return False
         if not is_worth_waiting(arena, taker):
             return False
@@ -469,7 +469,7 @@ cdef bint is_worth_waiting(ArenaCore* arena, uint32_t taker) noexcept nogil:
     return hope
 
 
-cdef void note_futile_waits(ArenaCore* arena) noexcept nogil:
+cdef void note_waits_in_vain(ArenaCore* arena) noexcept nogil:
     cdef uint32_t stream_slot
     lock_acquire(&arena.lock)
     for stream_slot in range(1, arena.table.stream_slot_count):

@@ -14,7 +14,7 @@ from gpumem._native.arena.types cimport (
 from gpumem._native.backing cimport mapped_find
 from gpumem._native.bfc cimport Bfc, CHUNK_USED, NIL
 from gpumem._native.driver cimport context_enter, context_leave, CUDA_SUCCESS, CUresult, CUstream
-from gpumem._native.pages cimport space_give_up, space_restore
+from gpumem._native.pages cimport space_release_pages, space_restore
 from gpumem._support.lock cimport lock_acquire, lock_release
 from gpumem._support.streams cimport LEGACY_STREAM
 
@@ -110,7 +110,7 @@ cdef int release_pages(ArenaCore* arena) noexcept nogil:
     cdef int i
     for i in range(SPACES):
         if code == CUDA_SUCCESS:
-            code = space_give_up(&arena.spaces[i], &arena.lock)
+            code = space_release_pages(&arena.spaces[i], &arena.lock)
     if code == CUDA_SUCCESS:
         return ARENA_OK
     if restore(arena) == ARENA_OK:
@@ -147,7 +147,7 @@ cdef int restore(ArenaCore* arena) noexcept nogil:
     if code == CUDA_SUCCESS:
         return ARENA_OK
     for i in range(SPACES):
-        space_give_up(&arena.spaces[i], &arena.lock)
+        space_release_pages(&arena.spaces[i], &arena.lock)
     return driver_refused(arena, code, call)
 
 
@@ -155,6 +155,8 @@ cdef int restore(ArenaCore* arena) noexcept nogil:
 
 cdef bint copy_make(ArenaCore* arena) noexcept nogil:
     # A list of the live blocks, and host memory for their bytes.
+    # Under the lock the list is made; its blocks can only be freed afterwards, which a generation
+    # shows.
     cdef uint64_t blocks
     lock_acquire(&arena.lock)
     blocks = arena.table.used_chunks + arena.small.used_chunks
@@ -219,7 +221,7 @@ cdef CUresult copy_blocks(ArenaCore* arena, bint down, const char** call) noexce
 
 
 cdef CUresult wait_for_copies(ArenaCore* arena) noexcept nogil:
-    # Memory must not go away under a copy: a wait that is refused is asked for in another way.
+    # Memory must not go away under a copy: if this wait is refused, the whole device is waited for.
     cdef CUresult code = arena.context.table.cuStreamSynchronize(<CUstream><uint64_t>LEGACY_STREAM)
     if code != CUDA_SUCCESS:
         code = arena.context.table.cuCtxSynchronize()
@@ -237,6 +239,7 @@ cdef CUresult queue_copies(ArenaCore* arena, bint down) noexcept nogil:
     for i in range(arena.saved_count):
         block = &arena.saved[i]
         if still_live(arena, block):
+            # Not a neighbour, on the device or in the copy: the piece before it is complete.
             if begin + length != block.address or start + length != offset:
                 code = copy_piece(arena, begin, start, length, down)
                 if code != CUDA_SUCCESS:

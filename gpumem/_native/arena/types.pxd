@@ -240,6 +240,10 @@ cdef inline uint64_t arena_reserved(const ArenaCore* arena) noexcept nogil:
     return (arena.table.reserved + arena.small.reserved
             + arena.persistent.reserved - arena.persistent.in_use)
 
+cdef inline const ArenaCore* root_of(const ArenaCore* arena) noexcept nogil:
+    # The arena whose limit holds: a graph pool keeps to its parent's, and counts in it.
+    return <const ArenaCore*>arena.parent if arena.parent != NULL else arena
+
 cdef inline uint64_t stamp_free(StreamSlot* stream) noexcept nogil:
     # The epoch of a free on the stream; the stream has work now that an event must be put behind.
     # A free reads the epoch, then sees whether the stream is dirty; closing an epoch does both in

@@ -54,7 +54,7 @@ cdef Mapped* mapped_add(Backing* self, uint64_t address, uint64_t nbytes,
                         uint64_t memory) noexcept nogil
 cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil
 # Out of the list, the caller's to free; NULL: not there.
-cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil
+cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil
 
 
 # ---- Managed memory: regions that migrate, and calls that steer them -----------------------------

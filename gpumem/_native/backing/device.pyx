@@ -38,6 +38,7 @@ cdef CUresult device_release(Backing* self, uint64_t address, uint64_t size) noe
 
 
 cdef CUresult host_reserve(Backing* self, uint64_t size, uint64_t* address) noexcept nogil:
+    # Portable: pinned in every device's context. Mapped: the device may use it as well.
     cdef void* pointer = NULL
     cdef CUresult code = self.context.table.cuMemHostAlloc(
         &pointer, size, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP)
@@ -67,6 +68,7 @@ cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) no
     cdef CUresult code
     if self.source != NULL:
         return self.release(self, address, size)
+    # Refused in a fork's child: the memory is the parent's.
     code = context_enter(self.context)
     if code == CUDA_SUCCESS:
         code = self.release(self, address, size)
@@ -75,6 +77,7 @@ cdef CUresult backing_release(Backing* self, uint64_t address, uint64_t size) no
 
 
 cdef CUresult backing_note(Backing* self, const char* call, CUresult code) noexcept nogil:
+    # The name of the latest refusal, for the error; a success keeps the one before.
     self.calls += 1
     if code != CUDA_SUCCESS:
         self.call = call
@@ -102,7 +105,8 @@ cdef Mapped* mapped_find(const Backing* self, uint64_t address) noexcept nogil:
     return mapped
 
 
-cdef Mapped* mapped_take(Backing* self, uint64_t address) noexcept nogil:
+cdef Mapped* mapped_remove(Backing* self, uint64_t address) noexcept nogil:
+    # Released only by the caller, after the driver has unmapped it.
     cdef Mapped** link = &self.mapped
     cdef Mapped* found
     while link[0] != NULL and link[0].address != address:

@@ -9,7 +9,7 @@ from libc.string cimport memset
 
 from gpumem._native.backing.device cimport (
     Backing, backing_init, backing_note, backing_release, backing_reserve, Mapped, mapped_add,
-    mapped_find, mapped_take,
+    mapped_find, mapped_remove,
 )
 from gpumem._native.backing.pinned cimport pages_pin
 from gpumem._native.driver cimport (
@@ -59,6 +59,7 @@ cdef CUresult create(const Backing* self, uint64_t nbytes,
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA
     prop.location.id = self.node
+    # Memory that is exported may also be the device's own.
     if self.node == THE_DEVICE:
         prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE
         prop.location.id = self.context.device
@@ -84,7 +85,7 @@ cdef CUresult physical_reserve(Backing* self, uint64_t size, uint64_t* address) 
 
 
 cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
-    # Memory under reserved addresses.
+    # Memory under reserved addresses. After a refusal each step is taken back, the last one first.
     cdef CUmemGenericAllocationHandle memory = 0
     cdef CUresult code = backing_note(self, "cuMemCreate", create(self, nbytes, &memory))
     if code != CUDA_SUCCESS:
@@ -102,6 +103,7 @@ cdef CUresult fill(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil
 
 
 cdef CUresult open_access(Backing* self, uint64_t base, uint64_t nbytes) noexcept nogil:
+    # The second one is the CPU's, for memory of a node alone.
     cdef CUmemAccessDesc[2] access
     access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
     access[0].location.id = self.context.device
@@ -126,7 +128,7 @@ cdef CUresult physical_release(Backing* self, uint64_t address, uint64_t size) n
                         self.context.table.cuMemUnmap(address, mapped.nbytes))
     if code != CUDA_SUCCESS:
         return code
-    mapped_take(self, address)
+    mapped_remove(self, address)
     backing_note(self, "cuMemRelease", self.context.table.cuMemRelease(mapped.memory))
     self.context.table.cuMemAddressFree(address, mapped.nbytes)
     free(mapped)
@@ -240,7 +242,8 @@ cdef CUresult file_release(Backing* self, uint64_t address, uint64_t size) noexc
                             self.context.table.cuMemHostUnregister(<void*><uintptr_t>address))
     if code != CUDA_SUCCESS:
         return code
-    mapped = mapped_take(self, address)
+    # The descriptor goes with the mapping; other processes keep theirs.
+    mapped = mapped_remove(self, address)
     if mapped != NULL:
         gm_file_end(<int>mapped.memory, <void*><uintptr_t>address, mapped.nbytes)
         free(mapped)

@@ -11,7 +11,7 @@ from libc.stdlib cimport free
 
 from gpumem._native.backing.device cimport (
     Backing, backing_init, backing_note, host_release, host_reserve, Mapped, mapped_add,
-    mapped_find, mapped_take,
+    mapped_find, mapped_remove,
 )
 from gpumem._native.driver cimport (
     CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
@@ -106,7 +106,7 @@ cdef CUresult pinned_release(Backing* self, uint64_t address, uint64_t size) noe
     code = backing_note(self, "cuMemHostUnregister",
                         self.context.table.cuMemHostUnregister(<void*>address))
     if code == CUDA_SUCCESS:
-        mapped = mapped_take(self, address)
+        mapped = mapped_remove(self, address)
         munmap(<void*>address, mapped.nbytes)
         free(mapped)
     return code

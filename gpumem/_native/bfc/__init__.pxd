@@ -5,7 +5,9 @@ from gpumem._native.bfc.holes cimport (
     holes_add_range, holes_allocate, holes_carve, holes_fill, holes_prepare, holes_trim,
     holes_undo_allocate,
 )
-from gpumem._native.bfc.places cimport Places, places_find, places_free, places_init, places_take
+from gpumem._native.bfc.places cimport (
+    Places, places_allocate, places_find, places_free, places_init,
+)
 from gpumem._native.bfc.table cimport (
     ABSURD, ANY_EPOCH, Bfc, bfc_add_region, bfc_add_stream_slot, bfc_allocate, bfc_allocate_from,
     bfc_allocate_persistent, bfc_begin_pending_free, bfc_end_pending_free, bfc_free, bfc_free_all,

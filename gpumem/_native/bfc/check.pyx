@@ -10,7 +10,7 @@ from gpumem._native.bfc.table cimport (
 )
 
 
-# Everything that bfc_check counts anew and compares with what the table believes.
+# Sums that bfc_check computes from the chunks and compares with those of the table.
 cdef struct Recount:
     uint64_t in_use
     uint64_t requested
@@ -29,6 +29,8 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
     cdef uint64_t unused = 0
     cdef uint32_t filled = 0
     cdef uint32_t index = table.unused
+    # Regions first: the lists of bins and holes are followed only once each chunk is known to be
+    # linked soundly, so that a check of a broken table ends.
     memset(&sum, 0, sizeof(sum))
     for region in range(table.region_count):
         if table.regions[region].size != 0:
@@ -39,6 +41,7 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
         broken = check_bins(table, stream_slot, &binned)
         if broken:
             return broken
+        # Slot 0 is not counted: its memory hinders no packing.
         filled += stream_slot != SLOT_RELEASED and table.bins[stream_slot].levels != 0
     if filled != table.bins_filled:
         return 25
@@ -46,12 +49,14 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
     if broken:
         return broken
     while index != NIL:
+        # More entries than slots: the list is a circle.
         if table.chunks[index].state != CHUNK_UNUSED or unused > table.count:
             return 1
         unused += 1
         index = table.chunks[index].next
     if unused + sum.chunks != table.count:
         return 2
+    # Threads' caches change the requested bytes, and fold the change in when they are flushed.
     if sum.in_use != table.in_use or (folded and sum.requested != table.requested_in_use):
         return 3
     if sum.used != table.used_chunks or sum.reserved != table.reserved:
@@ -60,6 +65,7 @@ cdef int bfc_check(const Bfc* table, bint folded) noexcept nogil:
         return 5
     if sum.pending_free != table.pending_free_chunks:
         return 8
+    # Each chunk hangs in one bin or list, or is used, pending free or a free persistent one.
     if binned + sum.used + sum.pending_free + count_persistent_free(table) != sum.chunks:
         return 6
     return 0
@@ -81,6 +87,7 @@ cdef int check_holes(const Bfc* table, uint64_t* binned) noexcept nogil:
 
 
 cdef uint64_t count_persistent_free(const Bfc* table) noexcept nogil:
+    # They hang in no bin, because they are never searched.
     cdef uint64_t count = 0
     cdef uint32_t region
     for region in range(table.region_count):
@@ -109,9 +116,11 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         if (chunk.requested > chunk.size
                 or (state != CHUNK_USED and state != CHUNK_CACHED and chunk.requested)):
             return 12
+        # Neighbours of different slots may both be free: their marks keep them apart.
         if (prev != NIL and state == CHUNK_FREE and state_of(table, prev) == CHUNK_FREE
                 and table.chunks[prev].stream_slot == chunk.stream_slot):
             return 13
+        # A cached chunk is used to the table.
         if state == CHUNK_USED or state == CHUNK_CACHED:
             used += 1
             sum.in_use += chunk.size
@@ -123,6 +132,7 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         elif not region.is_range:
             return 16
         sum.chunks += 1
+        # More chunks than slots: the links form a circle.
         if sum.chunks > table.count:
             return 10
         address += chunk.size
@@ -130,8 +140,10 @@ cdef int check_region(const Bfc* table, uint32_t slot, Recount* sum) noexcept no
         index = chunk.next
     if address != region.address + region.size:
         return 14
+    # Pending-free chunks keep their region as used ones do.
     if used + pending_free != region.used:
         return 15
+    # Allocated and released whole, so that its chunk is never cut.
     if region.persistent and table.chunks[region.first].next != NIL:
         return 15
     sum.used += used
@@ -144,7 +156,8 @@ cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noe
     cdef const StreamBins* bins = table.bins[slot_index]
     cdef uint64_t bytes_found = 0
     cdef uint64_t chunks_found = 0
-    cdef uint32_t level, step, index, prev, home_level, home_step
+    cdef uint32_t index, prev, home_level, home_step
+    cdef int level, step
     cdef const Chunk* chunk
     for level in range(LEVELS):
         if (bins.steps[level] != 0) != ((bins.levels >> level) & 1):
@@ -157,13 +170,15 @@ cdef int check_bins(const Bfc* table, uint32_t slot_index, uint64_t* binned) noe
             while index != NIL:
                 chunk = &table.chunks[index]
                 bin_of(chunk.size, &home_level, &home_step)
-                if home_level != level or home_step != step:
+                # The bin follows from the size alone.
+                if home_level != <uint32_t>level or home_step != <uint32_t>step:
                     return 22
                 if (chunk.state != CHUNK_FREE or chunk.stream_slot != slot_index
                         or chunk.bin_prev != prev):
                     return 23
                 bytes_found += chunk.size
                 chunks_found += 1
+                # Again a circle.
                 if chunks_found > table.count:
                     return 23
                 prev = index

@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._native.bfc.table cimport (
     Bfc, bfc_add_region, BFC_NO_METADATA, BFC_OK, bin_insert, bin_remove, Chunk, chunk_absorb,
     chunk_allocate, chunk_coalesce, CHUNK_FREE, chunk_free, CHUNK_HOLE, CHUNK_USED, NIL,
-    SLOT_RELEASED, slot_take, slots_ready, state_of,
+    SLOT_RELEASED, slot_allocate, slots_ready, state_of,
 )
 
 
@@ -51,7 +51,7 @@ cdef inline void hole_unlink(Bfc* table, uint32_t index) noexcept nogil:
 cdef uint32_t cut(Bfc* table, uint32_t index, uint64_t address) noexcept nogil:
     # Cuts a chunk that hangs nowhere at an address inside it; returns the upper part, which hangs
     # nowhere either. A slot is ready.
-    cdef uint32_t rest_index = slot_take(table)
+    cdef uint32_t rest_index = slot_allocate(table)
     cdef Chunk* chunk = &table.chunks[index]
     cdef Chunk* rest = &table.chunks[rest_index]
     cdef uint32_t generation = rest.generation

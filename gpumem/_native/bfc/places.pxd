@@ -1,7 +1,7 @@
 """Blocks at places that a plan has chosen, in one region of a table.
 
 All chunks of the region begin at *edges*: the places at which planned blocks begin or end, known
-beforehand. `starts` remembers which chunk began at an edge last. A merge does not tell it: an entry
+beforehand. `starts` has the chunk that began at an edge last. A merge does not update it: an entry
 holds only if its chunk still begins there, and one that does not is cleared when a search meets it.
 So the chunk that covers a place is found from the edge below by looking back over the edges at
 which chunks begin, in words of 64.
@@ -29,5 +29,6 @@ cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
                           uint32_t end) noexcept nogil
 # Takes those bytes out of that chunk and marks them used for `stream_slot`; NIL: the array of
 # chunks could not grow, nothing changed.
-cdef uint32_t places_take(Places* places, Bfc* table, uint32_t index, uint32_t begin, uint32_t end,
-                          uint64_t requested, uint32_t stream_slot) noexcept nogil
+cdef uint32_t places_allocate(Places* places, Bfc* table, uint32_t index, uint32_t begin,
+                              uint32_t end, uint64_t requested,
+                              uint32_t stream_slot) noexcept nogil

@@ -25,6 +25,7 @@ cdef bint places_init(Places* places, uint64_t base, const uint64_t* edges, uint
     if places.edges == NULL or places.starts == NULL or places.begun == NULL:
         places_free(places)
         return False
+    # Copied, because the caller's array may be a temporary one.
     memcpy(places.edges, edges, edge_count * sizeof(uint64_t))
     note_start(places, 0, first)
     return True
@@ -39,6 +40,7 @@ cdef void places_free(Places* places) noexcept nogil:
 
 cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
                           uint32_t end) noexcept nogil:
+    # The chunk from below covers the bytes or none does: a search would find no other.
     cdef uint32_t index = chunk_below(places, table, begin)
     if state_of(table, index) != CHUNK_FREE:
         return NIL
@@ -47,15 +49,18 @@ cdef uint32_t places_find(Places* places, const Bfc* table, uint32_t begin,
     return index
 
 
-cdef uint32_t places_take(Places* places, Bfc* table, uint32_t index, uint32_t begin, uint32_t end,
-                          uint64_t requested, uint32_t stream_slot) noexcept nogil:
+cdef uint32_t places_allocate(Places* places, Bfc* table, uint32_t index, uint32_t begin,
+                              uint32_t end, uint64_t requested,
+                              uint32_t stream_slot) noexcept nogil:
     cdef uint64_t before = places.base + places.edges[begin] - table.chunks[index].address
     cdef uint64_t size = places.edges[end] - places.edges[begin]
     cdef uint32_t taken = index
+    # Two, for what is left below and above: nothing can fail after the chunk has left its bin.
     if not slots_ready(table, 2):
         return NIL
     bin_remove(table, index)
     if before:
+        # A split bins the upper part: the two change places.
         chunk_split(table, index, before)
         taken = table.chunks[index].next
         bin_insert(table, index)

@@ -1,10 +1,10 @@
 """Best fit with coalescing over address ranges: the data structure and its invariants.
 
-Knows addresses and sizes; knows no Python object, no driver and no lock. The caller locks.
+It deals with addresses and sizes, without Python objects, driver calls or locks. The caller locks.
 
 A *region* is one range of addresses from the backing. It is cut without gap or overlap into
 *chunks*, each wholly free or wholly used, linked in address order. Free chunks hang in the
-*bins* of a *stream slot*. Each stream has a slot; slot 0 is for memory that everyone may take:
+*bins* of a *stream slot*. Each stream has a slot; slot 0 is for memory that any stream may take:
 
     never used by a stream, or released      slot 0
     owned by stream s (used)                 in no bin
@@ -12,7 +12,7 @@ A *region* is one range of addresses from the backing. It is cut without gap or 
 
 An *epoch* of a stream ends when an event is recorded on it. `completed` of a slot is the last
 epoch whose event is known to have completed: a free chunk with `epoch <= completed` is safe for
-everyone although it still hangs in its slot. Marks are slot numbers, never pointers to streams.
+any stream although it still hangs in its slot. Marks are slot numbers, never pointers to streams.
 
 Search (after TLSF: M. Masmano, I. Ripoll, A. Crespo, J. Real, ECRTS 2004, with a bounded best
 fit in front): sizes fall into two-level bins, 32 linear steps per power of two, so every
@@ -49,7 +49,7 @@ cdef enum:
     SCAN_LIMIT = 8          # chunks looked at in one bin
     PACK_LIMIT = 16         # chunks that fit among which a table that packs takes the lowest
     PACK_BYTES = 65536      # up to so many a block's place does not matter enough to look for it
-    SLOT_RELEASED = 0       # free for everyone
+    SLOT_RELEASED = 0       # free for any stream
     MAX_CHUNKS = 33554432   # of one table; 2 GiB of reserved addresses
 
 cdef enum:
@@ -96,7 +96,7 @@ cdef struct Region:
     uint64_t size           # bytes; == sum of its chunks, holes too; 0: this slot is unused
     uint32_t first          # chunk at `address`
     uint32_t used           # chunks allocated or pending free; 0: the region can be released
-    uint32_t id             # ordinal of its reservation, for people
+    uint32_t id             # ordinal of its reservation, for reports
     bint persistent         # holds exactly one block of its own, never searched, never shrunk
     bint is_range           # reserved address space of chunks and holes, backed by pages
 
@@ -162,7 +162,7 @@ cdef inline bint packs_low(const Bfc* table, uint64_t size, uint32_t stream_slot
 
 # Changes of state that the slow paths over address ranges share (bfc/holes, bfc/places).
 cdef bint slots_ready(Bfc* table, uint32_t count) noexcept nogil
-cdef uint32_t slot_take(Bfc* table) noexcept nogil
+cdef uint32_t slot_allocate(Bfc* table) noexcept nogil
 cdef void bin_insert(Bfc* table, uint32_t index) noexcept nogil
 cdef void bin_remove(Bfc* table, uint32_t index) noexcept nogil
 cdef void chunk_allocate(Bfc* table, uint32_t index, uint64_t requested,

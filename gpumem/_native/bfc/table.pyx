@@ -250,7 +250,7 @@ cdef inline bint split_leaves(const Bfc* table, uint64_t have, uint64_t want) no
 cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
     # Cuts a detached free chunk after `size` bytes; the rest keeps slot and epoch and is binned.
     # The slot was made ready by the caller, so nothing here can fail or move the array.
-    cdef uint32_t rest_index = slot_take(table)
+    cdef uint32_t rest_index = slot_allocate(table)
     cdef Chunk* chunk = &table.chunks[index]
     cdef Chunk* rest = &table.chunks[rest_index]
     rest.address = chunk.address + size
@@ -319,7 +319,7 @@ cdef void chunk_absorb(Bfc* table, uint32_t index, uint32_t other) noexcept nogi
     low.next = high.next
     if high.next != NIL:
         table.chunks[high.next].prev = index
-    slot_give(table, other)
+    slot_free(table, other)
 
 
 # ---- slots of the chunk array ------------------------------------------------------------------
@@ -340,7 +340,7 @@ cdef bint chunks_grow(Bfc* table) noexcept nogil:
     return reserved_grow(<void**>&table.chunks, &table.capacity, MAX_CHUNKS, sizeof(Chunk))
 
 
-cdef uint32_t slot_take(Bfc* table) noexcept nogil:
+cdef uint32_t slot_allocate(Bfc* table) noexcept nogil:
     cdef uint32_t index = table.unused
     if index != NIL:
         table.unused = table.chunks[index].next
@@ -350,7 +350,7 @@ cdef uint32_t slot_take(Bfc* table) noexcept nogil:
     return index
 
 
-cdef inline void slot_give(Bfc* table, uint32_t index) noexcept nogil:
+cdef inline void slot_free(Bfc* table, uint32_t index) noexcept nogil:
     # The generation stays: a handle to the old tenant must not fit the next one.
     table.chunks[index].state = CHUNK_UNUSED
     table.chunks[index].next = table.unused
@@ -391,7 +391,7 @@ cdef int bfc_add_stream_slot(Bfc* table, uint32_t* stream_slot) noexcept nogil:
     cdef StreamBins* fresh = <StreamBins*>calloc(1, sizeof(StreamBins))
     if fresh == NULL:
         return BFC_NO_METADATA
-    memset(fresh.head, 0xFF, sizeof(fresh.head))
+    memset(fresh.head, 0xFF, sizeof(fresh.head))     # NIL in every head
     bins[table.stream_slot_count] = fresh
     stream_slot[0] = table.stream_slot_count
     table.stream_slot_count += 1
@@ -403,7 +403,7 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
     cdef uint32_t slot, index
     if not region_slot_ready(table, &slot) or not slot_ready(table):
         return BFC_NO_METADATA
-    index = slot_take(table)
+    index = slot_allocate(table)
     cdef Chunk* chunk = &table.chunks[index]
     chunk.address = address
     chunk.size = size
@@ -434,6 +434,7 @@ cdef int bfc_add_region(Bfc* table, uint64_t address, uint64_t size, bint persis
 cdef bint region_slot_ready(Bfc* table, uint32_t* slot) noexcept nogil:
     cdef uint32_t i, capacity
     cdef Region* regions
+    # A slot of a region that was removed comes first: numbers of regions stay small.
     for i in range(table.region_count):
         if table.regions[i].size == 0:
             slot[0] = i
@@ -472,7 +473,7 @@ cdef void bfc_remove_region(Bfc* table, uint32_t region) noexcept nogil:
         next_index = table.chunks[index].next
         if not gone.persistent:
             bin_remove(table, index)
-        slot_give(table, index)
+        slot_free(table, index)
         index = next_index
     table.reserved -= gone.size
     table.regions_live -= 1
@@ -483,6 +484,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
                                 uint64_t completed) noexcept nogil:
     cdef uint32_t index
     cdef Chunk* chunk
+    # Also if nothing is free now: a block that is freed later may carry an older stamp.
     table.bins[stream_slot].completed = completed
     if table.bins[stream_slot].free_chunks == 0:
         return
@@ -490,6 +492,7 @@ cdef void bfc_release_completed(Bfc* table, uint32_t stream_slot,
         chunk = &table.chunks[index]
         if (state_of(table, index) == CHUNK_FREE and chunk.stream_slot == stream_slot
                 and chunk.epoch <= completed):
+            # Out of the bins of its slot before the slot changes: both are found by it.
             bin_remove(table, index)
             chunk.stream_slot = SLOT_RELEASED
             chunk.epoch = 0

@@ -93,7 +93,7 @@ static inline uint64_t budget_add(BudgetCore *level, uint64_t bytes) {
 }
 
 /* Gives back at every level from here up to `end`, which is not touched; NULL: the root too. */
-static inline void budget_take_back(BudgetCore *level, const BudgetCore *end, uint64_t bytes) {
+static inline void budget_release(BudgetCore *level, const BudgetCore *end, uint64_t bytes) {
     for (; level != end; level = level->parent)
         __atomic_fetch_sub(&level->used, bytes, __ATOMIC_RELEASE);
 }
@@ -110,7 +110,7 @@ static inline BudgetCharge budget_charge(BudgetCore *from, uint64_t bytes) {
     for (BudgetCore *level = from; level; level = level->parent, bit <<= 1) {
         uint64_t used = budget_add(level, bytes), soft = budget_load(&level->soft);
         if (used == 0) {
-            budget_take_back(from, level, bytes);
+            budget_release(from, level, bytes);
             return BUDGET_REFUSED;
         }
         if (used > soft && used - bytes <= soft) over |= bit;
@@ -121,7 +121,7 @@ static inline BudgetCharge budget_charge(BudgetCore *from, uint64_t bytes) {
 }
 
 static inline void budget_uncharge(BudgetCore *from, uint64_t bytes) {
-    budget_take_back(from, 0, bytes);
+    budget_release(from, 0, bytes);
 }
 
 #endif

@@ -1,9 +1,9 @@
-"""Budgets below the interpreter: the tree, its accounts, and what a charge tells.
+"""Budgets below the interpreter: the tree, its accounts, and the notice of a passed soft limit.
 
-`budget.h` has a level and its arithmetic, which needs no lock. Here is what changes the
-shape of the tree, under one lock for all trees, which is held for a few words at a time and under
-which nothing is called. Whoever charges a budget makes an *account* of it, a level without a limit
-of its own: what it holds is known by name, and goes back once, with the account.
+`budget.h` has a level and its arithmetic, which needs no lock. Changes of the tree's shape are
+here, under one lock for all trees, which is held for a few words at a time and under which nothing
+is called. A resource that charges a budget makes an *account* of it, a level without a limit of its
+own: its charges have a name, and go back once, with the account.
 
 In a fork's child every budget is empty: what was charged is the parent process's.
 """
@@ -44,7 +44,7 @@ cdef extern from "budget.h" nogil:
     BudgetCharge budget_charge(BudgetCore* level, uint64_t nbytes)
     void budget_uncharge(BudgetCore* level, uint64_t nbytes)
 
-# Who holds how much of a budget.
+# The bytes that one child holds of a budget.
 cdef struct Holding:
     char* name
     uint64_t used
@@ -53,7 +53,7 @@ cdef struct Holding:
 cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limit, uint64_t soft,
                              bint is_account) noexcept nogil
 cdef void budget_retain(BudgetCore* level) noexcept nogil
-# With the last reference what is still charged goes back to the levels above. NULL is nobody's.
+# With the last reference the remaining charge goes back to the levels above. NULL: nothing to do.
 cdef void budget_drop(BudgetCore* level) noexcept nogil
 
 # Of a whole path: the lowest limit, and the level that leaves the least room.
@@ -72,10 +72,11 @@ cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) no
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil
 cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil
 
-# A level that has passed its soft limit unheard, with a reference for the caller, or NULL.
+# A level that has passed its soft limit since the last call, with a reference for the caller; NULL:
+# none.
 cdef BudgetCore* budget_next_crossed() noexcept nogil
 cdef bint budget_has_crossed() noexcept nogil
-# Sees to it that `tell_crossed` is called, with the interpreter lock, by the main thread at latest.
+# Schedules a call of `tell_crossed`, with the interpreter lock, by the main thread at the latest.
 cdef void budget_note_crossed() noexcept nogil
 cdef void (*tell_crossed)() noexcept
 

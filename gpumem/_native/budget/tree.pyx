@@ -33,6 +33,7 @@ cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limi
         return NULL
     level.limit = limit
     level.soft = soft
+    # The caller's; each child adds one, so that a parent outlives its children.
     level.references = 1
     level.is_account = is_account
     if parent != NULL:
@@ -53,6 +54,7 @@ cdef void budget_drop(BudgetCore* level) noexcept nogil:
     cdef BudgetCore* parent
     while level != NULL and count_add(&level.references, -1) == 0:
         parent = level.parent
+        # The remaining charge counts in every level above, too.
         if parent != NULL and level.used:
             budget_uncharge(parent, level.used)
         lock_acquire(&trees)
@@ -143,6 +145,7 @@ cdef BudgetCore* budget_tightest(BudgetCore* level) noexcept nogil:
 cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) noexcept nogil,
                         void* context) noexcept nogil:
     cdef const BudgetCore* level
+    # The lock keeps every level from ending during its visit.
     lock_acquire(&trees)
     level = all_levels
     while level != NULL:
@@ -153,7 +156,7 @@ cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) no
 
 
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil:
-    # Names are copied under the lock: their owners may go right after.
+    # Names are copied under the lock: their owners may end right after.
     cdef Holding* holdings
     cdef const BudgetCore* child
     cdef uint32_t children = 0
@@ -165,6 +168,7 @@ cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept
         child = child.older
     holdings = <Holding*>calloc(children + 1, sizeof(Holding))
     child = level.child
+    # Stops where a name cannot be copied: the count then differs, and nothing is returned.
     while child != NULL and holdings != NULL:
         holdings[count[0]].name = strdup(child.name)
         holdings[count[0]].used = budget_load(&child.used)
@@ -189,14 +193,14 @@ cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil:
 # ---- soft limits ---------------------------------------------------------------------------------
 
 cdef BudgetCore* budget_next_crossed() noexcept nogil:
-    # The word is cleared before the look: whoever crosses during it sets it again.
+    # The word is cleared before the search: a charge that crosses meanwhile sets it again.
     cdef BudgetCore* level
     if not load32(&crossings):
         return NULL
     lock_acquire(&trees)
     flag_take(&crossings)
     level = all_levels
-    # One whose last reference is going has nobody to tell any more.
+    # A level whose last reference is going is passed over: it has no callback any more.
     while level != NULL and not (flag_take(&level.crossed) and revive(level)):
         level = level.next
     if level != NULL:
@@ -218,6 +222,7 @@ cdef bint budget_has_crossed() noexcept nogil:
 
 
 cdef void budget_note_crossed() noexcept nogil:
+    # Before the call is scheduled, so that it finds the word set.
     store32(&crossings, 1)
     if tell_crossed != NULL:
         call_soon(tell_crossed)

@@ -1,7 +1,7 @@
 """Physical pages that move under reserved addresses."""
 
 from gpumem._native.pages.execute cimport (
-    space_execute, space_finish, space_give_up, space_restore, space_undo,
+    space_execute, space_finish, space_release_pages, space_restore, space_undo,
 )
 from gpumem._native.pages.plan cimport plan_free, space_plan, space_plan_trim
 from gpumem._native.pages.space cimport (

@@ -21,6 +21,6 @@ cdef void space_undo(Space* space, Plan* plan, const Demand* demand, uint64_t ep
 
 # Unmaps and releases every page that has memory; stops where the driver refuses. `lock` is held
 # while the space changes.
-cdef CUresult space_give_up(Space* space, Lock* lock) noexcept nogil
+cdef CUresult space_release_pages(Space* space, Lock* lock) noexcept nogil
 # Makes and maps every page that has none; `call` names what was refused. What was made stays.
 cdef CUresult space_restore(Space* space, const char** call) noexcept nogil

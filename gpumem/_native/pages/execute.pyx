@@ -282,19 +282,19 @@ cdef void refill(Space* space, uint64_t begin, uint64_t end, uint32_t stream_slo
 # ---- Giving pages up and restoring them ----------------------------------------------------------
 
 
-cdef CUresult space_give_up(Space* space, Lock* lock) noexcept nogil:
+cdef CUresult space_release_pages(Space* space, Lock* lock) noexcept nogil:
     cdef CUresult code = context_enter(space.context)
     cdef uint32_t i
     if code != CUDA_SUCCESS:
         return code
     for i in range(space.page_count):
         if code == CUDA_SUCCESS and space.page[i].granules and space.page[i].memory:
-            code = give_up(space, &space.page[i], lock)
+            code = page_give_up(space, &space.page[i], lock)
     context_leave(space.context)
     return code
 
 
-cdef CUresult give_up(Space* space, Page* page, Lock* lock) noexcept nogil:
+cdef CUresult page_give_up(Space* space, Page* page, Lock* lock) noexcept nogil:
     # The dormant view first: a refusal then leaves a page that still has its memory and place.
     cdef CUresult code
     if page.dormant != NIL:

@@ -14,7 +14,7 @@ from gpumem._native.bfc cimport (
     Chunk, CHUNK_HOLE, CHUNK_USED, holes_allocate, holes_prepare, NIL, SLOT_RELEASED, state_of,
 )
 from gpumem._native.pages.space cimport (
-    fill_granules, granules_ready, is_movable, may_take, page_slot, pages_ready, see_beside,
+    fill_granules, granules_ready, is_movable, may_use, page_slot, pages_ready, see_beside,
     see_idle_pages, take_out, view_set,
 )
 from gpumem._native.pages.types cimport (
@@ -376,7 +376,7 @@ cdef bint find_site(Space* space, const Demand* demand, Site* best) noexcept nog
 
 cdef inline bint in_gap(const Space* space, uint32_t index, uint32_t stream_slot) noexcept nogil:
     cdef const Chunk* chunk = &space.table.chunks[index]
-    return load32(&chunk.state) == CHUNK_HOLE or may_take(space, chunk, stream_slot)
+    return load32(&chunk.state) == CHUNK_HOLE or may_use(space, chunk, stream_slot)
 
 
 cdef bint gap_from_first_hole(const Space* space, uint32_t hole, uint32_t stream_slot,

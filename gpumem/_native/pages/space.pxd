@@ -7,12 +7,12 @@ from gpumem._native.driver cimport CUresult, DeviceContext
 from gpumem._native.pages.types cimport Page, Range, Space
 
 cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t page) noexcept nogil
-cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil
+cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil
 # Begins a plan: marks every page inside a free chunk that `stream_slot` may take.
 cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil
 # Makes the active place of an idle page a hole; returns the mark of the chunk it lay in.
 cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* epoch) noexcept nogil
-# Looks again at what was cut off on either side of a chunk.
+# Updates the idle pages of the chunks on either side of one that was cut.
 cdef void see_beside(Space* space, uint32_t index) noexcept nogil
 # Turns granules that are a hole into free memory.
 cdef void fill_granules(Space* space, uint32_t first, uint32_t granules, uint32_t stream_slot,

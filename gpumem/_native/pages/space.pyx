@@ -27,7 +27,7 @@ cdef void view_set(Space* space, uint32_t first, uint32_t granules, uint32_t pag
         space.page_at[g] = page
 
 
-cdef bint may_take(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
+cdef bint may_use(const Space* space, const Chunk* chunk, uint32_t stream_slot) noexcept nogil:
     # Free for work of `stream_slot` now: freed on it, or behind work known to have completed or to
     # be waited for. No event is polled here.
     return load32(&chunk.state) == CHUNK_FREE and (
@@ -43,6 +43,7 @@ cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
     space.plans += 1
     for i in range(space.table.stream_slot_count):
         see_stream_slot(space, space.table.bins[i], stream_slot)
+    # After all chunks: a page that none of them holds whole has a live byte, and is not idle.
     for i in range(space.page_count):
         page = &space.page[i]
         page.busy = not is_idle(space, page)
@@ -51,17 +52,18 @@ cdef void see_idle_pages(Space* space, uint32_t stream_slot) noexcept nogil:
 cdef void see_stream_slot(Space* space, const StreamBins* bins,
                           uint32_t stream_slot) noexcept nogil:
     # A free chunk below one granule holds no whole page: those bins are left out.
-    cdef uint32_t level, step, first_level, first_step, index
+    cdef uint32_t first_level, first_step, index
+    cdef int level, step
     if bins.levels == 0:
         return
     bin_of(GRANULE, &first_level, &first_step)
-    for level in range(first_level, LEVELS):
+    for level in range(<int>first_level, LEVELS):
         if bins.steps[level] == 0:
             continue
         for step in range(STEPS):
             index = bins.head[level][step]
             while index != NIL:
-                if may_take(space, &space.table.chunks[index], stream_slot):
+                if may_use(space, &space.table.chunks[index], stream_slot):
                     see_chunk(space, index)
                 index = space.table.chunks[index].bin_next
 
@@ -90,6 +92,7 @@ cdef void take_out(Space* space, Page* page, uint32_t* stream_slot, uint64_t* ep
     # Makes the active place of an idle page a hole, and looks again at what is left around it.
     cdef uint64_t begin = address_of(space, page.active)
     cdef uint64_t end = address_of(space, page.active + page.granules)
+    # The mark is read before the chunk is cut, which may change its index.
     stream_slot[0] = space.table.chunks[page.chunk].stream_slot
     epoch[0] = space.table.chunks[page.chunk].epoch
     page.seen_idle = 0
@@ -159,6 +162,7 @@ cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noe
     cdef uint64_t wanted = space.first_bytes
     cdef CUresult code
     cdef uint32_t i
+    # One granule more than is used separates ranges that the driver places side by side.
     if space.range_count == MAX_RANGES:
         return CUDA_ERROR_OUT_OF_MEMORY
     for i in range(space.range_count):
@@ -176,6 +180,7 @@ cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noe
 cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil:
     cdef Range* added = &space.ranges[space.range_count]
     added[0] = fresh[0]
+    # Granules are numbered on, with one number between two ranges.
     added.first = 0
     if space.range_count:
         added.first = (added - 1).first + <uint32_t>((added - 1).bytes >> GRANULE_BITS) + 1
@@ -250,6 +255,7 @@ cdef void orphans_release(Space* space) noexcept nogil:
 
 
 cdef bint granules_ready(Space* space, uint32_t count) noexcept nogil:
+    # Doubled, so that growing costs little for each granule.
     cdef uint32_t capacity = space.granules if space.granules else 256
     cdef uint32_t* page_at
     if count <= space.granules:
@@ -307,6 +313,7 @@ cdef void budget_init(MoveBudget* budget, double share) noexcept nogil:
 cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil:
     if budget.share >= 1:
         return True
+    # The share of the time since the last look, up to the size of the bucket.
     if budget.filled_at and now > budget.filled_at:
         budget.saved += <double>(now - budget.filled_at) * budget.share
     if budget.saved > SAVED_NS:
@@ -316,7 +323,7 @@ cdef bint budget_allows(MoveBudget* budget, uint64_t now) noexcept nogil:
 
 
 cdef void budget_spend(MoveBudget* budget, uint64_t nanoseconds) noexcept nogil:
-    budget.saved -= <double>nanoseconds
+    budget.saved -= <double>nanoseconds     # below zero: nothing moves until it has filled
 
 
 # ---- Driver calls: reserve, create, map, unmap, release ------------------------------------------
@@ -383,10 +390,12 @@ cdef int pages_check(const Space* space) noexcept nogil:
             return 40
     if physical != space.physical:
         return 41
+    # No granule may name a page beyond those that their pages' views account for.
     for i in range(space.granules):
         mapped -= space.page_at[i] != NIL
     if mapped != 0:
         return 42
+    # Counted a second time from the chunks, which must agree with the pages.
     physical = 0
     for i in range(space.range_count):
         broken = check_range(space, space.ranges[i].region, &physical)

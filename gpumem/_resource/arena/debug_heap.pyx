@@ -188,7 +188,7 @@ cdef class Heap:
         if found == NULL:
             raise MemoryError("no host memory for a list of blocks")
         try:
-            return [debugging.OutstandingBlock(found[i].address, found[i].asked, found[i].number,
+            return [debugging.OutstandingBlock(found[i].address, found[i].requested, found[i].number,
                                                site_of(&found[i].taken, found[i].stream))
                     for i in range(count)]
         finally:
@@ -314,7 +314,7 @@ cdef object report_of(Heap heap, const HeapFinding* finding):
     kind = KINDS[<int>finding.fault]
     seen = bytes([finding.seen[i] for i in range(finding.seen_count)])
     return debugging.HeapReport(
-        kind=kind, arena=heap.arena, memory=heap.memory, ptr=block.address, nbytes=block.asked,
+        kind=kind, arena=heap.arena, memory=heap.memory, ptr=block.address, nbytes=block.requested,
         number=block.number, allocated=site_of(&block.taken, block.stream),
         freed=None if block.state == HEAP_LIVE else site_of(&block.freed, block.freed_stream),
         again=site_of(&finding.again, 0) if kind in BAD_FREES else None,

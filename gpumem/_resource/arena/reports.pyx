@@ -13,7 +13,7 @@ from gpumem._native.arena cimport (
     ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET,
     ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note, BlockNote, caches_flush,
     DebugHeap, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, LARGE_SPACE,
-    PageCopy, SMALL_SPACE, STATE_SUSPENDED,
+    PageCopy, root_of, SMALL_SPACE, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
@@ -121,7 +121,7 @@ cdef list as_users_have_them(DebugHeap* heap, list blocks):
     if known == NULL:
         raise MemoryError("no host memory for a copy of a debug heap's books")
     try:
-        at = {known[i].base: (known[i].asked, known[i].state == HEAP_LIVE) for i in range(count)}
+        at = {known[i].base: (known[i].requested, known[i].state == HEAP_LIVE) for i in range(count)}
     finally:
         free(known)
     return [as_its_user_has_it(block, at.get(block.address)) if block.used else block
@@ -275,12 +275,11 @@ cdef object report_of(MemoryResource resource, ArenaCore* arena, uint64_t asked,
 
 
 cdef inline uint64_t limit_of(const ArenaCore* arena) noexcept:
-    # A graph pool keeps to its arena's.
-    return arena.parent.settings.max_mem if arena.parent != NULL else arena.settings.max_mem
+    return root_of(arena).settings.max_mem
 
 
 cdef inline uint64_t arena_held(const ArenaCore* arena) noexcept:
-    cdef const ArenaCore* root = arena.parent if arena.parent != NULL else arena
+    cdef const ArenaCore* root = root_of(arena)
     return arena_reserved(root) + root.lent
 
 

@@ -299,7 +299,7 @@ cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
         raise MemoryError("out of host memory while copying debug heap metadata")
     try:
         rows = np.array([(known[i].base, known[i].address, heap_state(known[i].state),
-                          known[i].asked if known[i].state == HEAP_LIVE else 0)
+                          known[i].requested if known[i].state == HEAP_LIVE else 0)
                          for i in range(count)], np.uint64).reshape(-1, 4)
     finally:
         free(known)
