@@ -377,7 +377,7 @@ cdef void arena_reap() noexcept nogil:
                 heap_drain(arena)
             release_memory(arena)
             destroy_events(arena)
-            destroy_events(arena)       # what the driver refused is asked once more
+            destroy_events(arena)       # once more what the driver refused
         forget(arena)
 
 

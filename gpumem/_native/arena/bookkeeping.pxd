@@ -73,7 +73,7 @@ cdef const char* invariant_text(int number) noexcept nogil
 
 # ---- What an arena charges its budget: bytes that it holds, or bytes that it has handed out
 #
-# Held bytes are charged with the grow lock, before the driver is asked, and given back when the
+# Held bytes are charged with the grow lock, before the driver is called, and given back when the
 # driver has them, by one function that compares with the metadata (`arena_reconcile`). So whatever
 # fails half-way, at rest the account's `used` is what the arena holds. The fast path does not touch
 # it.
@@ -82,7 +82,7 @@ cdef const char* invariant_text(int number) noexcept nogil
 # thread's cache then does with it: a cached block is not in use.
 
 
-# A graph pool charges what its arena charges, to an account of its own. False: no host memory.
+# A graph pool charges what its arena charges, to an account of its own. False: out of host memory.
 cdef bint arena_join_as(ArenaCore* pool, const ArenaCore* arena) noexcept nogil
 # With the grow lock: charges bytes that the driver will be asked for. False: the budget refuses.
 cdef bint arena_charge(ArenaCore* arena, uint64_t nbytes) noexcept nogil
@@ -93,8 +93,8 @@ cdef bint arena_charge_pages_anew(ArenaCore* arena) noexcept nogil
 # With the grow lock, nothing under way: gives back what is charged beyond what it holds.
 cdef void arena_reconcile(ArenaCore* arena) noexcept nogil
 
-# Charges a block in use: what is asked for before it is looked for, the rest of its size once it is
-# found, because only then it is known. False: the budget refuses; nothing more is charged.
+# Charges a block in use: the request before a block is searched for, the rest of its size once it
+# is found, because only then it is known. False: the budget refuses; nothing more is charged.
 cdef bint charge_request(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 cdef bint charge_padding(ArenaCore* arena, uint64_t nbytes, const Block* block) noexcept nogil
 # Bytes that a block counts for; 0: it is not counted, or the handle names no live block.

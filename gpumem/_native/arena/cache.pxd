@@ -13,8 +13,8 @@ A block that another thread frees is pushed onto its cache's `remote` list witho
 Treiber stack that is only ever emptied whole, so that no entry can come back unnoticed: R. K.
 Treiber, 1986). The owner collects it when a stack runs dry.
 
-A cache's lock (owner_lock.h) costs its owner nothing. Whoever needs to see all free memory, before
-growth, a shrink or statistics, flushes every cache. Order of locks: grow lock, caches lock, a
+A cache's lock (owner_lock.h) costs its owner nothing. Growth, a shrink and statistics, which need
+to see all free memory, flush every cache first. Order of locks: grow lock, caches lock, a
 cache's lock, arena lock.
 
 Sums stay exact although the table does not change: it counts cached chunks as used, `cached_bytes`
@@ -54,7 +54,7 @@ cdef enum:
 
 # The calling thread's cache; NULL if it has none yet.
 cdef ThreadCache* cache_find(const ArenaCore* arena) noexcept nogil
-# The same, made or taken over from a thread that has ended; NULL if the host has no memory.
+# The same, made or adopted from a thread that has ended; NULL: out of host memory.
 cdef ThreadCache* cache_make(ArenaCore* arena) noexcept nogil
 
 # A look without the lock: only its owner puts blocks in.
@@ -106,7 +106,8 @@ cdef inline void cache_publish(ArenaCore* arena, ThreadCache* cache) noexcept no
 # With the arena lock, inside the owner's: what it freed last goes to the table.
 cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil
 
-# The calling thread's mark, which outlives the thread while it is retained; NULL: no host memory.
+# The calling thread's mark, which outlives the thread while it is retained; NULL: out of host
+# memory.
 cdef ThreadMark* thread_now() noexcept nogil
 cdef void thread_retain(ThreadMark* thread) noexcept nogil
 cdef void thread_drop(ThreadMark* thread) noexcept nogil

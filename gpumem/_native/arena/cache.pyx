@@ -109,7 +109,7 @@ cdef inline void allocate_last(ArenaCore* arena, ThreadCache* cache, uint64_t re
 
 cdef inline void reuse(ArenaCore* arena, ThreadCache* cache, Bfc* table, uint64_t requested,
                        Block* block) noexcept nogil:
-    # Kept to used: the chunk whose index is in block.handle.
+    # Cached to used: the chunk whose index is in block.handle.
     cdef uint32_t index = <uint32_t>block.handle
     cdef Chunk* chunk = &table.chunks[index]
     cache.cached_bytes -= chunk.size
@@ -190,7 +190,7 @@ cdef void cache_free_last(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 cdef bint cache_free_remote(ArenaCore* arena, ThreadCache* home_cache, Bfc* table,
                             uint32_t index) noexcept nogil:
     # Used to cached, by a thread that does not own the cache and takes no lock. The word counts the
-    # list in its upper half; the lower half is the first index + 1, and IN_SMALL tells its table.
+    # list in its upper half; the lower half is the first index + 1, and IN_SMALL its table.
     cdef uint64_t seen = load64(&home_cache.remote)
     cdef uint32_t entry = (index + 1) | (IN_SMALL if table == &arena.small else 0)
     cdef Chunk* chunk = &table.chunks[index]
@@ -227,7 +227,7 @@ cdef void collect(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline void release(Bfc* table, uint32_t index) noexcept nogil:
-    # Kept to free, with both locks. What has completed since the free has no mark any more.
+    # Cached to free, with both locks. If its epoch has completed since, it needs no mark.
     cdef uint32_t stream_slot = table.chunks[index].stream_slot
     cdef uint64_t epoch = table.chunks[index].epoch
     if epoch <= table.bins[stream_slot].completed:
@@ -339,7 +339,7 @@ cdef void flush(ArenaCore* arena, ThreadCache* cache) noexcept nogil:
 
 
 cdef inline void move_count(uint64_t* part, uint64_t* whole) noexcept nogil:
-    # Gone first: who adds them up without a lock, the whole first, counts nothing twice.
+    # Cleared first: a reader that adds them up without a lock, the whole first, counts none twice.
     cdef uint64_t count = part[0]
     store64(part, 0)
     publish64(whole, whole[0] + count)
@@ -406,7 +406,7 @@ cdef ThreadCache* add_cache(ArenaCore* arena, ThreadMark* mark) noexcept nogil:
 
 
 cdef void caches_free(ArenaCore* arena) noexcept nogil:
-    # Nobody uses the arena any more; threads forget its serial by themselves.
+    # No thread uses the arena any more, and none looks its serial up again.
     cdef ThreadCache* cache = arena.caches
     cdef ThreadCache* following
     cdef uint32_t stream_slot

@@ -17,7 +17,7 @@ from gpumem._support.lease cimport Uses
 ctypedef int (*HeapSource)(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                            Block* block) noexcept nogil
 
-# NULL: no host memory. The caller has one reference, ended by heap_drop.
+# NULL: out of host memory. The caller has one reference, ended by heap_drop.
 cdef DebugHeap* heap_create(const HeapSettings* settings, const HeapHooks* hooks) noexcept nogil
 cdef void heap_drop(DebugHeap* heap) noexcept nogil
 # Of an arena that has handed nothing out; takes a reference of its own. `free_block` frees one of

@@ -1,16 +1,17 @@
 """Graph capture: memory that a graph may write whenever it is launched.
 
-A *graph pool* is an arena of its own, a child of the one that is asked: plain regions, a slot per
-captured stream and no reuse between them, so that it neither records nor asks an event, and memory
-freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. Each graph
-that retains it counts as a reference, dropped by the driver with the graph and its last instance.
+A *graph pool* is an arena of its own, a child of the one whose stream is captured: plain regions, a
+slot per captured stream and no reuse between them, so that it neither records nor polls events, and
+memory freed inside a capture stays in the pool. `max_mem` of the parent bounds both together. Each
+graph that retains it counts as a reference, dropped by the driver with the graph and its last
+instance.
 """
 
 from gpumem._native.arena.types cimport ArenaCore
 from gpumem._native.driver cimport CUgraph, CUresult
 
-# A graph pool beside an arena, with its reference; NULL: no host memory, or the arena's memory is
-# not plain memory of the device.
+# A graph pool beside an arena, with its reference; NULL: out of host memory, or the arena's memory
+# is not plain memory of the device.
 cdef ArenaCore* pool_create(ArenaCore* parent) noexcept nogil
 # Makes a fresh arena the pool of another.
 cdef void pool_adopt(ArenaCore* pool, ArenaCore* parent) noexcept nogil

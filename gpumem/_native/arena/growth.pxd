@@ -23,7 +23,7 @@ cdef bint memory_is_out(const ArenaCore* arena, uint64_t nbytes, int status) noe
 # ---- More and less memory for a paged arena: with the grow lock held, the arena lock not ---------
 
 
-# Makes pages for so many bytes more, free for everyone.
+# Makes pages for so many bytes more, free for every stream.
 cdef int prepare_pages(ArenaCore* arena, uint64_t nbytes) noexcept nogil
 # Gives back every page that is idle and has no queued work; returns the bytes.
 cdef uint64_t trim_pages(ArenaCore* arena) noexcept nogil

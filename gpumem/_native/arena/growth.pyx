@@ -525,7 +525,7 @@ cdef void set_limits(ArenaCore* arena, const Space* space, Demand* demand) noexc
 
 
 cdef void undo_plan(ArenaCore* arena, Space* space, Plan* plan,
-                         const Demand* demand) noexcept nogil:
+                    const Demand* demand) noexcept nogil:
     # What was claimed becomes free in the taker's running epoch; it must be seen to end.
     space_undo(space, plan, demand, arena.streams[demand.stream_slot].epoch)
     arena.streams[demand.stream_slot].dirty = demand.stream_slot != SLOT_RELEASED

@@ -50,7 +50,7 @@ cdef void table_remove(DebugHeap* heap, HeapBlock* block) noexcept nogil
 
 cdef HeapCounts heap_counts(DebugHeap* heap) noexcept nogil
 # Copies of the live blocks, the oldest first, and with `freed` of the others behind them; the
-# caller frees them. NULL: no host memory.
+# caller frees them. NULL: out of host memory.
 cdef HeapBlock* heap_copy(DebugHeap* heap, bint freed, uint64_t* count) noexcept nogil
 
 # With `lock` held; takes the finding over. NULL: the host had no memory for it.

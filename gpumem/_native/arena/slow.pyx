@@ -66,7 +66,7 @@ cdef int allocate_step_by_step(ArenaCore* arena, uint64_t nbytes, uint32_t strea
             if stream_slot_captures(arena, stream_slot):
                 return ARENA_CAPTURING
 
-            # 4. Poll the events of the other streams: what has completed is free for everyone.
+            # 4. Poll the events of the other streams: what has completed is free for every stream.
             #    After the flush, so that blocks that were cached are released, too.
             if (release_completed(arena, stream_slot)
                     and allocate_from_table(arena, nbytes, stream_slot, False, block) == ARENA_OK):
@@ -167,7 +167,7 @@ cdef int arena_allocate_slow(ArenaCore* arena, uint64_t nbytes, uint32_t stream_
 
 cdef int allocate_charged(ArenaCore* arena, uint64_t nbytes, uint32_t stream_slot, uint32_t flags,
                           Block* block) noexcept nogil:
-    # A budget of bytes in use is charged first: a refusal must not cost anybody memory.
+    # A budget of bytes in use is charged first: a refusal must not cost any arena memory.
     cdef int status
     if arena.in_use_account == NULL:
         return allocate_step_by_step(arena, nbytes, stream_slot, flags, block)

@@ -18,7 +18,7 @@ from gpumem._native.driver cimport CUresult, CUstream
 from gpumem._support.atomics cimport load32
 from gpumem._support.lease cimport Uses
 
-# Everything freed on the stream up to now is free for everyone, every use of it has ended.
+# Everything freed on the stream up to now is free for every stream, every use of it has ended.
 cdef void complete_all(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # The same of every stream.
 cdef void complete_streams(ArenaCore* arena) noexcept nogil
@@ -64,7 +64,7 @@ cdef int arena_stream(ArenaCore* arena, CUstream handle, uint32_t* stream_slot,
 # The same, and retains the slot before another thread could vacate it.
 cdef int arena_retain_stream(ArenaCore* arena, CUstream handle,
                              uint32_t* stream_slot) noexcept nogil
-# With the lock, or before another thread knows the arena. Retains the thread.
+# With the lock, or before another thread has the arena. Retains the thread.
 cdef int add_stream(ArenaCore* arena, CUstream handle, ThreadMark* thread,
                     uint32_t* stream_slot) noexcept nogil
 # While retained a slot keeps its stream.
@@ -72,7 +72,7 @@ cdef void slot_retain(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 cdef void slot_drop(ArenaCore* arena, uint32_t stream_slot) noexcept nogil
 # Another stream uses a live block, too. ARENA_NO_METADATA: nothing changed.
 cdef int arena_record(ArenaCore* arena, Uses** uses, uint32_t stream_slot) noexcept nogil
-# The caller has drained the stream: everything freed on it up to now is free for everyone.
+# The caller has drained the stream: everything freed on it up to now is free for every stream.
 # `silent`: from here on its handle may name nothing, and is not passed to the driver until a caller
 # names it again. True: the slot names no stream any more.
 cdef bint arena_reset_stream(ArenaCore* arena, uint32_t stream_slot, bint silent) noexcept nogil

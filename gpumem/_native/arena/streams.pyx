@@ -180,7 +180,7 @@ cdef bint poll_event(ArenaCore* arena, uint32_t stream_slot) noexcept nogil:
 
 
 cdef void release_epochs(ArenaCore* arena, uint32_t stream_slot, uint64_t epoch) noexcept nogil:
-    # What was freed on the stream up to this epoch becomes free for everyone.
+    # What was freed on the stream up to this epoch becomes free for every stream.
     bfc_release_completed(&arena.table, stream_slot, epoch)
     bfc_release_completed(&arena.small, stream_slot, epoch)
 
@@ -582,7 +582,7 @@ cdef int name_stream(ArenaCore* arena, CUstream handle, bint retain, uint32_t* s
             status = add_stream(arena, handle, thread, stream_slot)
             fresh[0] = status == ARENA_OK
     if status == ARENA_OK:
-        # A caller names the handle, so the driver knows it.
+        # A caller names the handle, so that it is a stream's.
         arena.streams[stream_slot[0]].silent = False
         if retain:
             slot_retain(arena, stream_slot[0])
@@ -714,7 +714,7 @@ cdef void reclaim(ArenaCore* arena) noexcept nogil:
 
 
 cdef uint8_t* marked_stream_slots(const ArenaCore* arena) noexcept nogil:
-    # One byte per stream slot: a chunk is marked with it. NULL: no host memory.
+    # One byte per stream slot: a chunk is marked with it. NULL: out of host memory.
     cdef uint8_t* marked = <uint8_t*>calloc(arena.table.stream_slot_count + 1, 1)
     if marked != NULL:
         mark_stream_slots(&arena.table, marked)

@@ -49,7 +49,7 @@ static void thread_ends(void *mark) {
 
 static void make_mark_key(void) { pthread_key_create(&mark_key, thread_ends); }
 
-/* The calling thread's mark; NULL if the host has no memory for it. */
+/* The calling thread's mark; NULL: out of host memory. */
 static inline ThreadMark *thread_mark(void) {
     if (own_mark != NULL) return own_mark;
     ThreadMark *mark = calloc(1, sizeof(ThreadMark));

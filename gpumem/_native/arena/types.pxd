@@ -60,7 +60,7 @@ cdef enum ArenaStatus:
     ARENA_MISS = 7              # the fast path cannot serve it; nothing changed
     ARENA_CLOSED = 8            # closed, or suspended: `closed` says which
     ARENA_BEYOND_DEVICE = 9     # the device does not have that much memory
-    ARENA_NO_COPY = 10          # the host has no memory for a copy of the live bytes
+    ARENA_NO_COPY = 10          # out of host memory for a copy of the live bytes
     ARENA_CAPTURING = 11        # the stream captures a graph: a graph pool has to serve it
     ARENA_HALF_SUSPENDED = 12   # a page could not be released, nor the others restored
     ARENA_OVER_BUDGET = 13      # its budget refused `over_budget` bytes

@@ -15,7 +15,7 @@ from libc.stdint cimport uint64_t
 
 from gpumem._native.driver cimport CUmem_advise, CUresult, CUstream, DeviceContext
 
-# A region whose release needs to know more than its address.
+# A region whose release needs more than its address.
 cdef struct Mapped:
     Mapped* next
     uint64_t address

@@ -6,7 +6,7 @@ hang in one list, merge with each other only and count nothing: `reserved` of a 
 of all chunks that are not holes.
 
 All of it belongs to the slow path; every function may grow the chunk array first and fails
-with NIL, nothing changed, if the host has no memory for that.
+with NIL, nothing changed, if it is out of host memory.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

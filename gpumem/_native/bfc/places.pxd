@@ -19,7 +19,7 @@ cdef struct Places:
     uint32_t* starts        # edge -> chunk that began there last
     uint64_t* begun         # a bit for each edge: `starts` has an entry
 
-# False: the host has no memory, nothing is held. `edges` are copied; `first` begins at `base`.
+# False: out of host memory, and nothing is held. `edges` are copied; `first` begins at `base`.
 cdef bint places_init(Places* places, uint64_t base, const uint64_t* edges, uint32_t edge_count,
                       uint32_t first) noexcept nogil
 cdef void places_free(Places* places) noexcept nogil

@@ -23,7 +23,7 @@ with both neighbours at once.
 
 A table that *packs* takes for blocks above PACK_BYTES the lowest of the PACK_LIMIT smallest that
 fit: long lives gather at low addresses, and what is free above them stays in one piece (serving
-with caches that grow, nothing moved: 1.05 of what is asked for instead of 1.19). While other
+with caches that grow, nothing moved: 1.05 of the requested bytes instead of 1.19). While other
 streams hold unfinished memory it takes the smallest: low places are theirs as much as ours, and to
 mix them keeps both from merging.
 

@@ -270,7 +270,7 @@ cdef void chunk_split(Bfc* table, uint32_t index, uint64_t size) noexcept nogil:
 
 
 cdef inline bint can_merge(const Bfc* table, uint32_t index, uint32_t beside) noexcept nogil:
-    # A free chunk with its neighbour: a mark may spread over memory that is free for everyone,
+    # A free chunk with its neighbour: a mark may spread over memory that is free for every stream,
     # never over another stream's.
     cdef const Chunk* a = &table.chunks[index]
     cdef const Chunk* b

@@ -2,10 +2,10 @@
  *
  * A charge goes from the level where it is made up to the root. Each level adds it to `used` by a
  * compare-and-swap that refuses what would pass `limit`, so `used` is never above a limit, not even
- * for a moment; where a level refuses, the levels below it are taken back. A request that does
+ * for a moment; where a level refuses, the levels below it are rolled back. A request that does
  * not fit is mostly seen before anything is added. Between that look and the swaps, two requests
- * may both be turned away although either would fit once the other has taken its part back: whoever
- * gets BUDGET_REFUSED asks budget_refusing again before giving up.
+ * may both be refused although either would fit once the other is rolled back: a caller that gets
+ * BUDGET_REFUSED calls budget_refusing before it gives up.
  *
  * Plain C on words: no lock, no driver, no interpreter; any thread, any hook.
  */
@@ -33,7 +33,7 @@ typedef struct BudgetCore {
     uint64_t soft;  /* (atomic) */
     uint64_t peak;  /* highest `used` (atomic) */
     struct BudgetCore *parent; /* a reference; NULL: a root */
-    uint32_t crossed; /* `used` has passed `soft`, and nobody was told yet (atomic) */
+    uint32_t crossed; /* `used` has passed `soft`, which is not reported yet (atomic) */
     uint32_t depth;   /* levels above it */
     uint64_t serial;  /* of the level in its process, from 1; never used again */
     uint64_t padding;

@@ -49,7 +49,7 @@ cdef struct Holding:
     char* name
     uint64_t used
 
-# A new level with one reference; it holds one on its parent. NULL: no host memory.
+# A new level with one reference; it holds one on its parent. NULL: out of host memory.
 cdef BudgetCore* budget_make(BudgetCore* parent, const char* name, uint64_t limit, uint64_t soft,
                              bint is_account) noexcept nogil
 cdef void budget_retain(BudgetCore* level) noexcept nogil
@@ -64,11 +64,11 @@ cdef BudgetCore* budget_tightest(BudgetCore* level) noexcept nogil
 cdef inline uint64_t budget_charged(const BudgetCore* account) noexcept nogil:
     return 0 if account == NULL else account.parent.serial
 
-# Calls `visit` for each level that is no account, the newest first, while none can go.
+# Calls `visit` for each level but accounts, the newest first, while none can go.
 cdef void budgets_visit(void (*visit)(const BudgetCore* level, void* context) noexcept nogil,
                         void* context) noexcept nogil
 
-# What the children hold, the youngest first; holdings_free ends it. NULL: no host memory.
+# What the children hold, the youngest first; holdings_free ends it. NULL: out of host memory.
 cdef Holding* budget_holdings(const BudgetCore* level, uint32_t* count) noexcept nogil
 cdef void holdings_free(Holding* holdings, uint32_t count) noexcept nogil
 

@@ -49,7 +49,7 @@ cdef CUresult space_execute(Space* space, Plan* plan) noexcept nogil:
 
 cdef CUresult note_call(const Space* space, const char** refused, const char* call,
                         CUresult code) noexcept nogil:
-    # Counts a driver call and, if it failed, says which one it was.
+    # Counts a driver call and, if it failed, keeps its name.
     space.calls[0] += 1
     if code != CUDA_SUCCESS:
         refused[0] = call

@@ -280,7 +280,7 @@ cdef uint32_t plan_move(Space* space, Plan* plan, uint32_t index, uint32_t at,
     page.dormant = page.active
     page.dormant_stream_slot = action.stream_slot
     page.dormant_epoch = action.epoch
-    # A view that nothing uses is only kept for large demands, where the same place is soon wanted
+    # A view that nothing uses only stays for large demands, where the same place is soon wanted
     # again and a swap saves the map and unmap.
     if not keep and is_quiet(space, action.stream_slot, action.epoch):
         action.unmap[1] = page.active

@@ -26,7 +26,7 @@ cdef void space_create(Space* space, Bfc* table, DeviceContext* context, uint64_
                        uint64_t first_bytes, bint large) noexcept nogil
 # Reserves addresses that hold a block of `size` bytes; less than planned if they are scarce.
 cdef CUresult range_reserve(const Space* space, uint64_t size, Range* fresh) noexcept nogil
-# Adds what was reserved. False: no host memory, the reservation is still the caller's.
+# Adds what was reserved. False: out of host memory, the reservation is still the caller's.
 cdef bint space_add_range(Space* space, const Range* fresh) noexcept nogil
 # The arena is not used any more.
 cdef void space_destroy(Space* space) noexcept nogil

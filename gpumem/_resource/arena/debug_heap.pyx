@@ -188,7 +188,8 @@ cdef class Heap:
         if found == NULL:
             raise MemoryError("no host memory for a list of blocks")
         try:
-            return [debugging.OutstandingBlock(found[i].address, found[i].requested, found[i].number,
+            return [debugging.OutstandingBlock(found[i].address, found[i].requested,
+                                               found[i].number,
                                                site_of(&found[i].taken, found[i].stream))
                     for i in range(count)]
         finally:

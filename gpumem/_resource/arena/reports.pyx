@@ -121,7 +121,8 @@ cdef list as_users_have_them(DebugHeap* heap, list blocks):
     if known == NULL:
         raise MemoryError("no host memory for a copy of a debug heap's books")
     try:
-        at = {known[i].base: (known[i].requested, known[i].state == HEAP_LIVE) for i in range(count)}
+        at = {known[i].base: (known[i].requested, known[i].state == HEAP_LIVE)
+              for i in range(count)}
     finally:
         free(known)
     return [as_its_user_has_it(block, at.get(block.address)) if block.used else block
