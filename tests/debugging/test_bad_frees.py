@@ -90,18 +90,18 @@ def test_hook_reports_reach_callbacks_without_an_arena_call(caller):
 def test_invalid_free_by_address_reports_both_stacks(make_arena):
     arena = make_arena(debug_heap=True)
     blocks, stream = Blocks(lambda: arena), gpumem.Stream("host")
-    address = blocks.take(100, stream)  # taken by address
-    blocks.give(address, stream)  # given once
-    (report,) = found_by(lambda: blocks.give(address, stream), InvalidFreeError)  # given twice
-    assert report.allocated.where == line_of("taken by address")
-    assert report.freed.where == line_of("given once")
-    assert report.again.where == line_of("given twice")
+    address = blocks.allocate(100, stream)  # allocated by address
+    blocks.free(address, stream)  # freed once
+    (report,) = found_by(lambda: blocks.free(address, stream), InvalidFreeError)  # freed twice
+    assert report.allocated.where == line_of("allocated by address")
+    assert report.freed.where == line_of("freed once")
+    assert report.again.where == line_of("freed twice")
 
 
 def test_unknown_address_is_refused_without_a_report(make_arena):
     arena = make_arena(debug_heap=True)
     with pytest.raises(InvalidFreeError) as caught:
-        Blocks(lambda: arena).give(4096, gpumem.Stream("host"))
+        Blocks(lambda: arena).free(4096, gpumem.Stream("host"))
     assert caught.value.reports == ()
 
 
