@@ -1,8 +1,8 @@
 """One memory layer beneath every Python GPU library.
 
-Importing it needs no driver, no GPU and no framework: the host is a device too. What only some
-programs use, and the packages in it (`gpumem.observe`, `gpumem.planning` and their like), is
-imported when it is first named.
+Importing it requires no driver, no GPU and no framework: the host is a device too. Names that few
+programs use, and the packages in it (`gpumem.observe`, `gpumem.planning`, ...), are imported on
+their first use.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ except ModuleNotFoundError as _missing:
         f"{__path__[0]} is source that was not compiled: run `pip install -e .` beside it, or "
         "start Python in another folder to import the installed gpumem"
     ) from None
-from gpumem import _live as _live  # publishes, if GPUMEM_TOP=1 asks for it
+from gpumem import _live as _live  # publishes counters if GPUMEM_TOP=1
 from gpumem import config as config
 from gpumem import device as device
 from gpumem import errors as errors
@@ -115,7 +115,7 @@ __all__ = [
 
 
 def _snapshot(resource: object) -> object:
-    """Make a resource's snapshot; what that needs is imported with the first one."""
+    """Make a resource's snapshot; the first call imports its modules."""
     from gpumem.observe.snapshots.snapshot import snapshot
 
     return snapshot(resource)
@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     from gpumem.session.session import RunContext, Session
     from gpumem.stats import BlockInfo, PoolStats, ShrinkReport, Stats
 else:
-    # What is imported when it is first named: the names, by their modules.
+    # Names that are imported on their first use, by module.
     _LATER = {
         "gpumem.session": ("Environment", "RunContext", "Session", "SessionOptions"),
         "gpumem.stats": ("BlockInfo", "PoolStats", "ShrinkReport", "Stats"),

@@ -1,4 +1,4 @@
-"""The registry of default resources, one per memory, and what `using_resource` puts before it."""
+"""The registry of default resources, one per memory, and `using_resource`, which overrides it."""
 
 import os
 from contextlib import contextmanager
@@ -17,25 +17,25 @@ cdef extern from "Python.h":
     int PyContextVar_Get(object variable, PyObject* default, PyObject** value) except -1
 
 cdef enum:
-    MOST_ANSWERS = 256
+    MOST_LOOKUPS = 256
 
 # In this context: the resources of the using_resource blocks that are open, the innermost last.
 cdef tuple nothing_used = ()
 _using = ContextVar("gpumem_using_resource", default=nothing_used)
 
-# (device, kind) -> resource; which of them are arenas that nobody asked for; and the answers to
-# what callers wrote for a memory, None included.
+# (device, kind) -> resource; the keys of arenas that were made here; and the resource for each
+# object that callers have passed as a memory, None included.
 cdef dict registered = {}
 cdef set made_here = set()
-cdef dict answers = {}
+cdef dict lookups = {}
 
-# The answer given last, found by identity: most callers write the same memory each time.
-cdef object last_asked = None
-cdef MemoryResource last_answer = None
+# The last lookup, compared by identity: most callers pass the same object each time.
+cdef object last_memory = None
+cdef MemoryResource last_resource = None
 
 
 cdef MemoryResource serving(object memory):
-    """Return the resource that serves a memory now; None is the default device's."""
+    """Return the default resource of a memory; None is the default device's memory."""
     cdef PyObject* value = NULL
     PyContextVar_Get(_using, NULL, &value)
     used = <object>value
@@ -44,30 +44,30 @@ cdef MemoryResource serving(object memory):
         found = _used_for(used, memory)
         if found is not None:
             return <MemoryResource>found
-    if memory is last_asked and last_answer is not None:
-        return last_answer
+    if memory is last_memory and last_resource is not None:
+        return last_resource
     return look_up(memory)
 
 
 cdef MemoryResource look_up(object memory):
-    global last_asked, last_answer
+    global last_memory, last_resource
     try:
-        found = answers.get(memory)
-    except TypeError:       # not hashable: no memory either, which parsing says
+        found = lookups.get(memory)
+    except TypeError:       # not hashable: parsing refuses it below
         found = None
     if found is None:
         found = _registered_for(memory)
-        if len(answers) >= MOST_ANSWERS:
-            answers.clear()
-        answers[memory] = found
-    last_asked, last_answer = memory, found
-    return last_answer
+        if len(lookups) >= MOST_LOOKUPS:
+            lookups.clear()
+        lookups[memory] = found
+    last_memory, last_resource = memory, found
+    return last_resource
 
 
-cdef void forget_answers():
-    global last_asked, last_answer
-    answers.clear()
-    last_asked, last_answer = None, None
+cdef void forget_lookups():
+    global last_memory, last_resource
+    lookups.clear()
+    last_memory, last_resource = None, None
 
 
 def _used_for(used, memory):
@@ -95,10 +95,10 @@ def _key_of(memory):
 
 
 def get_default_resource(memory=None):
-    """Return the resource that serves allocations on `memory` that name none.
+    """Return the resource for allocations on `memory` without a resource of their own.
 
-    That of the innermost `using_resource` for this memory; else what `set_default_resource`
-    registered; else an `Arena` with default settings, made at the first use and kept.
+    It is the one of the innermost `using_resource` for this memory; else the one registered by
+    `set_default_resource`; else an `Arena` with default settings, made at the first use and kept.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def get_default_resource(memory=None):
     Raises
     ------
     ValueError, TypeError
-        `memory` names none, or none that is here.
+        `memory` is not the name of a memory, or its device does not exist.
 
     Examples
     --------
@@ -124,23 +124,23 @@ def get_default_resource(memory=None):
 
 
 def set_default_resource(memory, resource):
-    """Let a resource serve what names none on a memory, in every thread and from now on.
+    """Set the default resource of a memory, in every thread and from now on.
 
-    Buffers that another resource handed out stay its own.
+    Buffers of the previous resource stay valid.
 
     Parameters
     ----------
     memory : MemoryInfo, Device or str
         The memory served; its alignment and name play no part.
     resource : MemoryResource or None
-        Of that memory. None: an `Arena` of gpumem's own again, made at the next use.
+        A resource of that memory. None: an `Arena` with default settings, made at the next use.
 
     Raises
     ------
     ValueError
         The resource is of another memory.
     TypeError
-        It is not a resource.
+        `resource` is not a MemoryResource.
 
     Examples
     --------
@@ -159,15 +159,15 @@ def set_default_resource(memory, resource):
         registered.pop(key, None)
     else:
         registered[key] = resource
-    forget_answers()
+    forget_lookups()
 
 
 @contextmanager
 def using_resource(resource):
-    """Let a resource serve what names none on its memory, inside a ``with`` block.
+    """Make a resource the default of its memory, inside a ``with`` block.
 
-    Holds for the context of this thread or asynchronous task alone. The innermost block of a
-    memory counts; where no memory is named either, the innermost block of all.
+    It applies only to the context of this thread or asynchronous task. The innermost block of a
+    memory counts; for allocations without a memory, the innermost block of all.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def using_resource(resource):
     Raises
     ------
     TypeError
-        It is not a resource.
+        `resource` is not a MemoryResource.
 
     Examples
     --------
@@ -199,12 +199,12 @@ def _require_resource(resource):
 
 
 def _forget_the_parents():
-    # Arenas are dead in a fork's child. What was made here is made anew; what somebody
-    # registered stays, and says that it belongs to the parent.
+    # Arenas are dead in a fork's child. Those made here are made again on demand; registered ones
+    # stay, and raise ClosedError.
     for key in made_here:
         registered.pop(key, None)
     made_here.clear()
-    forget_answers()
+    forget_lookups()
 
 
 os.register_at_fork(after_in_child=_forget_the_parents)

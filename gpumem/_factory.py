@@ -1,4 +1,4 @@
-"""Which resource serves a memory, by its settings."""
+"""The resource of a memory, made from its settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resource_from_config(
                 raise
             why = str(error)
     warnings.warn(
-        f"{where} has no driver's pools ({why}): an arena takes the place of the one asked for",
+        f"{where} has no driver's pools ({why}): an arena replaces the pool",
         PoolFallbackWarning,
         stacklevel=2,
     )

@@ -4,7 +4,7 @@ A mapping may name a field bare (``max_mem``), as ``arena.max_mem``, or under a 
 Runtime's style, ``ep.<name>.arena.max_mem`` (a session's) or ``ep_factory.<name>.arena.max_mem``
 (an environment's). Nothing is ignored: an unknown key, a malformed or out-of-range value, or one
 option given twice with different values is a ConfigError naming key, value and accepted range. A
-setting that is well-formed but has no effect where it is used is refused there.
+valid setting that has no effect on an object is refused when the object is made.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class ArenaConfig(_Settings):
     Attributes
     ----------
     extend_strategy : {"next_power_of_two", "same_as_requested"}
-        Size of the next region: doubling, or exactly what the block needs.
+        Size of the next region: doubled, or exactly the size of the block.
     initial_chunk_size_bytes : int
         Bytes of the first region, 1 to 2**31 - 1.
     max_dead_bytes_per_chunk : int
@@ -240,40 +240,40 @@ class ArenaConfig(_Settings):
     initial_growth_chunk_size_bytes : int
         Bytes of the next region after a shrink.
     max_power_of_two_extend_bytes : int
-        Where doubling stops.
+        Largest region of doubling.
     max_mem : int
         Bytes the arena may hold from the device; 0 is unlimited.
     use_cuda_mempool : bool
         True: the driver's stream-ordered pool serves the memory. `MemoryResource.from_config` makes
         a `DriverPool` then, with `max_mem` as its limit and `stream_reuse` as its reuse policies;
-        the other fields govern the arena that takes its place where the device has no pools. An
-        `Arena` refuses it.
+        the other fields apply to the arena that replaces it if the device has no pools. An `Arena`
+        refuses it.
     cuda_mempool_release_threshold, cuda_mempool_bytes_to_keep_on_shrink : int
         Bytes, 0 to 2**64 - 1; as `PoolConfig`. Only with use_cuda_mempool.
     backing : {"auto", "regions", "virtual"}
-        Where the bytes come from. "regions": one driver allocation per region. "virtual": reserved
-        address ranges under which physical pages are placed, and moved, as they are needed. "auto":
-        "virtual" for a device's own memory where the device can, unless `max_mem` is below 256 MiB
-        (pages have 2 MiB at least: above it their rounding is under 2 %) or something is asked for
-        that regions alone have: growth fields other than the defaults, or the "ort" split rule.
+        Source of the bytes. "regions": one driver allocation per region. "virtual": reserved
+        address ranges in which physical pages are mapped, and moved, on demand. "auto": "virtual"
+        for a device's own memory if the device supports it, unless `max_mem` is below 256 MiB
+        (pages have at least 2 MiB: above it their rounding is under 2 %) or a setting applies to
+        regions only: growth fields other than the defaults, or the "ort" split rule.
     split_rule : {"tight", "ort"}
-        "tight": always give the rest of a block back; the default. "ort": split only if the rest
-        is as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does; the
-        default where backing="regions" is asked for by name.
+        "tight": always split off the rest of a block; the default. "ort": split only if the rest is
+        as large as the block or above max_dead_bytes_per_chunk, as ONNX Runtime does; the default
+        with backing="regions".
     stream_reuse : {"completed", "wait", "never"}
-        When another stream's freed block may be taken: once its work is known to be done; at
-        once, the taker's stream waiting on the device; or only after ``reset_stream``.
+        When a block that another stream has freed is reusable: once that stream's work has
+        completed; at once, with a wait of the new stream on the device; or after ``reset_stream``.
     page_move_threshold : float
-        With "virtual": the share by which reserved memory may pass the live peak before idle pages
-        move instead of new ones being made. 0 moves always, a large number never.
+        With "virtual": the share by which reserved memory may exceed the live peak before idle
+        pages move instead of new ones being made. 0 moves always, a large number never.
     page_move_budget : float
-        With "virtual": share of the time, 0 to 1, that moving pages may take at the driver. Up to
-        20 ms of it are saved up. Where it is used up, new pages are made instead, up to
-        max_mem; there pages move regardless. 1 is no bound.
+        With "virtual": share of the time, 0 to 1, that moves of pages may spend in the driver. Up
+        to 20 ms of it accumulate. If it is used up, new pages are made instead, up to max_mem; at
+        that limit pages move regardless. 1 is no bound.
     oom_wait_ms : int
-        Milliseconds, up to an hour, that an allocation waits for other streams' work to end when
-        nothing else is left before `OutOfMemoryError`. Bounded, because that work may itself wait
-        for the calling thread. 0: never. What "never" keeps apart is not waited for.
+        Milliseconds, up to an hour, that an allocation waits for other streams' work as the last
+        step before `OutOfMemoryError`. Bounded, because that work may itself wait for the calling
+        thread. 0: no wait. With stream_reuse="never" there is no wait either.
     numa_node : int, optional
         Host memory of this NUMA node, for the CPU and the device: of "host" and HOST_ACCESSIBLE
         memory only. None (as text "nearest") leaves it to the driver; pinned memory prefers the
@@ -318,12 +318,12 @@ class ArenaConfig(_Settings):
 
     @property
     def suits_pages(self) -> bool:
-        """Whether "auto" may use pages: the limit leaves room, and no setting needs regions."""
-        asked = [self.extend_strategy, self.initial_chunk_size_bytes]
-        asked += [self.initial_growth_chunk_size_bytes, self.max_power_of_two_extend_bytes]
+        """Whether "auto" may use pages: the limit is large, and no setting requires regions."""
+        given = [self.extend_strategy, self.initial_chunk_size_bytes]
+        given += [self.initial_growth_chunk_size_bytes, self.max_power_of_two_extend_bytes]
         usual = ["next_power_of_two", MIB, 2 * MIB, GIB]
         large = self.max_mem == 0 or self.max_mem >= _PAGED_FROM
-        return large and asked == usual and self.split_rule == "tight"
+        return large and given == usual and self.split_rule == "tight"
 
     def _require_arena(self) -> None:
         """Raise ConfigError if these settings are for a driver's pool."""
@@ -357,8 +357,8 @@ class PoolConfig(_Settings):
     Attributes
     ----------
     release_threshold : int
-        Bytes the pool keeps when a stream synchronises, 0 to 2**64 - 1; beyond it the driver takes
-        memory back. As a key also ``arena.cuda_mempool_release_threshold``.
+        Bytes the pool keeps when a stream synchronises, 0 to 2**64 - 1; the driver releases memory
+        beyond it. As a key also ``arena.cuda_mempool_release_threshold``.
     bytes_to_keep_on_shrink : int
         Bytes that ``shrink`` leaves in the pool. As a key also
         ``arena.cuda_mempool_bytes_to_keep_on_shrink``.
@@ -369,7 +369,7 @@ class PoolConfig(_Settings):
     reuse_follow_event_dependencies : bool
         Reuse across streams that an event has ordered.
     reuse_allow_opportunistic : bool
-        Reuse across streams when a free is found to be done.
+        Reuse across streams when a free is found to be complete.
     reuse_allow_internal_dependencies : bool
         Reuse across streams by an order that the driver adds.
 
@@ -398,9 +398,9 @@ class PoolConfig(_Settings):
     def from_arena(cls, config: ArenaConfig) -> Self:
         """Return the settings of the pool that an arena's settings describe.
 
-        `max_mem` becomes `max_size`. `stream_reuse` becomes the reuse policies: "completed" takes
-        what an event has ordered or what is found to be done, "wait" also lets the driver add an
-        order, "never" takes nothing from another stream.
+        `max_mem` becomes `max_size`. `stream_reuse` becomes the reuse policies: "completed" reuses
+        blocks that an event has ordered or that are found to be free, "wait" also lets the driver
+        add an order, "never" reuses no block of another stream.
 
         Raises
         ------

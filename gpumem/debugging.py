@@ -4,7 +4,7 @@
 memory with patterns, and keeps freed blocks in a quarantine. A write outside of a live block
 is found when a block is freed, when its memory is used again, at `Arena.check_heap` and at
 the end. Set ``GPUMEM_DEBUG_HEAP=1``, or to settings such as ``"guard_bytes=512,on_error=warn"``,
-for every arena that does not say otherwise.
+for every arena without its own setting.
 """
 
 from __future__ import annotations
@@ -58,34 +58,34 @@ def _on_error(key: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class DebugHeapOptions(_Settings):
-    """What a debug heap does; see `gpumem.Arena`.
+    """Settings of a debug heap; see `gpumem.Arena`.
 
     Attributes
     ----------
     guard_bytes : int
         Guard bytes before and behind each block: a multiple of 256, up to 1 MiB.
     guard_byte : int
-        What they hold.
+        Value of the guard bytes.
     fresh_byte : int, optional
-        What every byte of a new block holds, so that memory that was never written shows: with the
-        default every floating point number there is NaN. None (as text "none") leaves it be.
+        Fill value of a new block, which makes unwritten memory visible: with the default every
+        floating point number there is NaN. None (as text "none"): new blocks are not filled.
     freed_byte : int, optional
-        What every byte of a block in quarantine holds. None: such blocks are not filled, and of a
-        late write only what hits the guards is found.
+        Fill value of a block in quarantine. None: such blocks are not filled, and late writes are
+        only found in their guards.
     quarantine_bytes : int
-        How much freed memory is kept back, guards and padding included; the oldest goes first, and
-        all of it before memory is out. More finds later writes. A block that is larger than this is
+        Bytes of freed memory in quarantine, guards and padding included; the oldest block leaves
+        first, and all of them before memory is out. More finds later writes. A larger block is
         watched until its streams are done and the arena is called again.
     stack_depth : int
-        Calls that are kept of the Python stack of each allocation and free; 0: no stack, and no
-        native one where there is no Python.
+        Recorded calls of the Python stack of each allocation and free; 0: no stack, and no native
+        one for threads without Python.
     stack_every : int
-        Of how many allocations and frees one keeps its stack: 1 is each.
+        Record the stack of one in so many allocations and frees; 1: of each.
     on_error : {"raise", "warn"} or callable
         "raise": the next call that may raise, an allocation, `Arena.check_heap`, `Arena.shrink` or
         `Arena.close`, raises `HeapCorruptionError`, or `InvalidFreeError` for a bad free; a free
         never does. "warn": a `HeapWarning` for each report. A function is called with each
-        `HeapReport`, without any lock, on a thread that runs Python.
+        `HeapReport`, without a lock, on a thread that runs Python.
     leaks : bool
         Whether blocks that are in use when the process ends are reported, on stderr or, where
         `on_error` is a function, to that.
@@ -111,7 +111,7 @@ class DebugHeapOptions(_Settings):
 
 
 def options_of(debug_heap: object) -> DebugHeapOptions | None:
-    """Return the options that an arena's ``debug_heap`` asks for; None asks the environment."""
+    """Return the options of an arena's ``debug_heap``; None: those of the environment variable."""
     if debug_heap is None:
         return _options_of_environment()
     if isinstance(debug_heap, bool):
@@ -143,21 +143,19 @@ Stack: TypeAlias = traceback.StackSummary
 
 @dataclass(frozen=True)
 class Site:
-    """Where and on what a block was allocated or freed.
+    """Thread, stream and stack of an allocation or a free.
 
     Attributes
     ----------
     thread : int
-        As ``threading.get_ident`` has it.
+        Of ``threading.get_ident``.
     stream : int
-        Native handle of the stream that the block was allocated for, or freed on; 0 where a call
-        names none.
+        Native handle of the stream of the allocation or free; 0 for a call without one.
     stack : traceback.StackSummary or None
-        Python's calls, the innermost last; None where the thread did not hold the interpreter
-        lock, or stacks are not kept.
+        Python's calls, the innermost last; None if the thread did not hold the interpreter lock,
+        or stacks are not recorded.
     native : tuple of str
-        Where there is no Python stack: the calling functions, the innermost first, as library and
-        symbol.
+        Without a Python stack: the calling functions, the innermost first, as library and symbol.
     """
 
     thread: int
@@ -195,7 +193,7 @@ class OutstandingBlock:
     number : int
         Number of the allocation in its resource, from 1.
     allocated : Site or None
-        Where it was allocated; None if the resource does not keep that.
+        Where it was allocated; None if the resource does not record that.
 
     Examples
     --------
@@ -214,13 +212,13 @@ class OutstandingBlock:
 
     @property
     def stack(self) -> Stack | None:
-        """Python's calls that allocated it, the innermost last; None if they were not kept."""
+        """Python's calls that allocated it, the innermost last; None if they were not recorded."""
         return None if self.allocated is None else self.allocated.stack
 
 
 @dataclass(frozen=True)
 class HeapReport:
-    """One thing that a debug heap found.
+    """One error that a debug heap found.
 
     Attributes
     ----------
@@ -228,30 +226,30 @@ class HeapReport:
         "overrun", "underrun": a byte behind or before a block was written. "use_after_free": a byte
         of a freed block. "wrong_stream": the same of a block that was freed on a stream that was
         neither its own nor recorded, so that nothing waited for the work of its own stream.
-        "double_free", "invalid_free": of a block that is free, of an address where none begins.
-        "stream_gone": a stream that a freed block has to wait for was destroyed. "leak": in use
-        at the end of the process.
+        "double_free", "invalid_free": a free of a free block, of an address that is not a block's.
+        "stream_gone": a stream that a freed block waits for was destroyed. "leak": in use at the
+        end of the process.
     arena, memory : str
         Names of the arena and its memory.
     ptr, nbytes : int
-        The block's address, and the bytes asked for.
+        The block's address, and the requested bytes.
     number : int
         Of its allocation in the arena, from 1.
     allocated, freed : Site
-        `freed` is None of a live block.
+        Where it was allocated and freed; `freed` is None for a live block.
     again : Site or None
-        Of a bad free: where that was.
+        For an invalid free: where it happened.
     address : int
-        Of a bad free: what was freed; of a stream that is gone, its handle; else of the first wrong
-        byte.
+        For an invalid free: the freed address; for a destroyed stream: its handle; else the address
+        of the first wrong byte.
     offset : int
-        Of the first wrong byte from the block's first; may be negative.
+        Offset of the first wrong byte from the block's first; may be negative.
     expected : int or None
-        The byte that should be there; None where none was read.
+        The value of a correct byte; None if no byte was compared.
     found : bytes
-        What is there instead, at most 16 bytes from the first wrong one on.
+        The wrong bytes, at most 16 from the first one on.
     wrong_bytes : int
-        How many bytes are wrong in the guard or block.
+        Number of wrong bytes in the guard or block.
 
     Examples
     --------
@@ -291,7 +289,7 @@ class HeapReport:
 
     @property
     def message(self) -> str:
-        """What was found, in one line."""
+        """The error in one line."""
         block = f"block {self.number} of arena {self.arena!r} on {self.memory} ({self.nbytes} "
         block += f"bytes at {self.ptr:#x}, allocated at {self.allocated.where}"
         block += f", freed at {self.freed.where})" if self.freed else ")"

@@ -1,8 +1,8 @@
-"""Devices and memories as values: what can be named, compared and asked.
+"""Devices and memories as values.
 
-A `Device` is constructible and comparable without a driver; only its questions (`name`,
-`free_bytes`, ...) open the device behind it. A `MemoryInfo` names one kind of memory of one
-device. CUDA devices come from the installed driver, host devices from the host device.
+A `Device` can be made and compared without a driver; only its properties (`name`, `free_bytes`,
+...) open the device. A `MemoryInfo` names one kind of memory of one device. CUDA devices come from
+the installed driver, host devices from the host device.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Capability:
 
 
 class MemoryKind(enum.Enum):
-    """Who can reach a memory, and how.
+    """Which processors can access a memory, and how.
 
     Examples
     --------
@@ -79,8 +79,8 @@ class MemoryKind(enum.Enum):
 class Device:
     """One device: ``Device("cuda:0")``, ``Device("cuda")``, ``Device("host")``.
 
-    A value: equal and hashable by type and index, picklable, constructible where neither driver
-    nor GPU exists. Its questions raise DriverError if the device does not answer.
+    A value: equal and hashable by type and index, picklable, and independent of a driver or GPU.
+    Its properties raise DriverError if the device does not respond.
 
     Parameters
     ----------
@@ -139,13 +139,13 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that nobody holds now, as the driver sees them."""
+        """Free bytes now, as the driver counts them."""
         release_retired()
         return self._open().memory_info()[0]
 
     @property
     def capabilities(self) -> Mapping[str, Capability]:
-        """What the device can do and, where it cannot, why. Never raises."""
+        """Capabilities of the device, each with the reason if it is missing. Never raises."""
         return _Capabilities(self)
 
     def shares_memory_with(self, other: MemoryInfo | Device | str) -> bool:
@@ -264,8 +264,8 @@ class MemoryInfo:
         """Tell whether two memories are one, so that no copy between them is needed.
 
         Equal memory; both CPU memory; CPU and HOST_ACCESSIBLE or MANAGED of any device;
-        HOST_ACCESSIBLE or MANAGED and DEVICE of the same device. Alignment plays no part. Says
-        nothing about who may dereference what: see `can_access`.
+        HOST_ACCESSIBLE or MANAGED and DEVICE of the same device. Alignment plays no part. Whether a
+        device can dereference the memory is another question: see `can_access`.
 
         Examples
         --------
@@ -302,7 +302,7 @@ def _kind_named(name: object) -> MemoryKind:
     raise ValueError(f"unknown memory kind {name!r}: expected {accepted}")
 
 
-# ---- who shares memory with whom -----------------------------------------------------------------
+# ---- access --------------------------------------------------------------------------------------
 
 
 def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
@@ -318,16 +318,14 @@ def can_access(reader: Device | str, memory: MemoryInfo | Device | str) -> bool:
     >>> can_access("cuda:0", "cuda:0/host_accessible"), can_access("cuda:0", "host")
     (True, False)
     """
-    who, what = Device(reader), MemoryInfo.parse(memory)
-    if who.type == "host":
-        return what.host_accessible
-    return what.device == who
+    device, info = Device(reader), MemoryInfo.parse(memory)
+    return info.host_accessible if device.type == "host" else info.device == device
 
 
-# ---- devices that are there ----------------------------------------------------------------------
+# ---- existing devices ----------------------------------------------------------------------------
 
 _opened: dict[Device, DriverDevice] = {}
-_of_parents: list[DriverDevice] = []  # after a fork: what the parent's arenas still point to
+_of_parents: list[DriverDevice] = []  # after a fork: devices that the parent's arenas still use
 
 
 def _open_device(device: Device) -> DriverDevice:
@@ -363,11 +361,11 @@ def _provider(device_type: str) -> Any:
 def devices() -> list[Device]:
     """Return the devices present: CUDA devices first, then host devices.
 
-    Never raises for want of a driver; `driver_status` says why CUDA is missing.
+    Does not raise without a driver; `driver_status` has the reason if CUDA is missing.
 
     Examples
     --------
-    >>> devices()[-1].type       # a host device is always there
+    >>> devices()[-1].type       # a host device always exists
     'host'
     """
     return [Device(f"{kind}:{i}") for kind in _TYPES for i in range(_count(kind))]
@@ -378,7 +376,7 @@ def _count(device_type: str) -> int:
 
 
 def default_device() -> Device:
-    """Return cuda:0 where a driver and a GPU answer, else host:0.
+    """Return cuda:0 if there are a driver and a GPU, else host:0.
 
     Examples
     --------
@@ -416,18 +414,18 @@ def set_host_device_count(n: int) -> None:
 
 @dataclass(frozen=True)
 class DriverStatus:
-    """Whether CUDA answers.
+    """Whether CUDA is available.
 
     Attributes
     ----------
     available : bool
-        A driver and at least one GPU answered.
+        A driver and at least one GPU were found.
     reason : str
-        Why not; empty if it did.
+        Why not; empty if it is available.
     version : int
-        The CUDA version that the driver speaks, such as 13000; 0 if it did not answer.
+        The driver's CUDA version, such as 13000; 0 if it is not available.
     missing : tuple of str
-        Driver functions that gpumem knows and this driver does not have.
+        Driver functions that gpumem can use and this driver does not have.
 
     Examples
     --------
@@ -443,14 +441,14 @@ class DriverStatus:
 
 
 def driver_status() -> DriverStatus:
-    """Ask for the CUDA driver, opening it on the first call. Never raises.
+    """Return whether CUDA is available; the first call opens the driver. Never raises.
 
     Examples
     --------
     >>> status = driver_status()
     >>> status.available == any(device.type == "cuda" for device in devices())
     True
-    >>> bool(status.reason) is not status.available      # why not, wherever it does not
+    >>> bool(status.reason) is not status.available      # the reason, if it is not
     True
     """
     from gpumem._native.driver import cuda as _cuda
@@ -463,7 +461,7 @@ def driver_status() -> DriverStatus:
 
 
 class CopyDecision(NamedTuple):
-    """What a run does with one input or output.
+    """Decision about one input or output of a run.
 
     Attributes
     ----------
@@ -488,7 +486,7 @@ class CopyDecision(NamedTuple):
 def decide_copy(device: Device, memory: MemoryInfo) -> CopyDecision:
     """Decide whether work on a device uses a memory as it is.
 
-    Both must hold: the device's memory and this one are one, and the device may dereference it.
+    It does if its own memory and this one are one, and it can dereference this one.
     """
     own = MemoryInfo(device)
     if not own.shares_memory_with(memory):
@@ -498,7 +496,7 @@ def decide_copy(device: Device, memory: MemoryInfo) -> CopyDecision:
     return CopyDecision("alias", f"{device} uses {memory} as it is")
 
 
-# What a device may be able to do: the driver functions and the attribute that it needs.
+# Capabilities: the driver functions and the device attribute that each requires.
 # Attributes are named as in CUdevice_attribute, without CU_DEVICE_ATTRIBUTE_.
 _CAPABILITIES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "allocate": (("cuMemAlloc", "cuMemFree"), None),
@@ -529,7 +527,7 @@ _CAPABILITIES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
 
 
 class _Capabilities(Mapping[str, Capability]):
-    """A device's answers, each asked for when it is looked up: imports ask for one or two."""
+    """A device's capabilities, each queried when it is looked up."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -1,8 +1,7 @@
 """Every exception that gpumem raises, in one place.
 
 ``GpumemError`` is the root. Each class has a second base that callers can catch without
-knowing gpumem (``MemoryError``, ``ValueError``, ...), and carries its numbers as attributes,
-so that a program can act on them and a person can read them.
+importing gpumem (``MemoryError``, ``ValueError``, ...), and has its numbers as attributes.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ class GpumemError(Exception):
 
     @classmethod
     def _of_args(cls, *args: object) -> Self:
-        """Make an error without `__init__`: for unpickling, where it takes more than `args`."""
+        """Make an error without `__init__`, whose parameters differ from `args`: for unpickling."""
         return Exception.__new__(cls, *args)
 
 
 class OutOfMemoryError(GpumemError, MemoryError):
-    """An allocation that could not be served; the allocator is as it was before the call.
+    """An allocation failed; the allocator's state is unchanged.
 
     Attributes
     ----------
     report : OutOfMemoryReport
-        All numbers of that moment, for programs: who holds what, what is cached, pending or
-        movable, what others hold on the device. Its `as_dict` can be written as JSON.
+        All numbers of that moment: bytes by user, cached, pending and movable bytes, bytes of
+        other programs on the device. Its `as_dict` can be written as JSON.
     requested_nbytes : int
         Requested bytes.
     allocated_nbytes : int
@@ -111,7 +110,7 @@ class OutOfMemoryError(GpumemError, MemoryError):
 
 
 class BudgetExceededError(OutOfMemoryError):
-    """A request that a hard limit has no room for; nothing is charged for it.
+    """A request exceeds a hard limit; nothing is charged for it.
 
     Attributes
     ----------
@@ -120,12 +119,12 @@ class BudgetExceededError(OutOfMemoryError):
     limit : int
         Its limit in bytes.
     missing : int
-        Bytes that have to go back to it before the request fits.
+        Bytes that must be freed in it before the request fits.
     path : tuple of BudgetLevel
-        Every limit that counts, from the budget that was asked up to the root.
+        Every limit that counts, from the charged budget up to the root.
     holders : tuple of (str, int)
-        Who holds how many bytes of the budget that refused, the most first: resources, budgets
-        under it, and what its own reservations hold.
+        Names and bytes of the users of the budget that refused, the largest first: resources,
+        budgets under it, and its own reservations.
     """
 
     def __init__(
@@ -148,54 +147,54 @@ class BudgetExceededError(OutOfMemoryError):
 
 
 class ReservationError(GpumemError, ValueError):
-    """A step that a reservation cannot take any more, or not yet."""
+    """An invalid step of a reservation: too late, or too early."""
 
 
 class SourceError(GpumemError, RuntimeError):
-    """A memory source of an arena that failed, or gave what cannot be used.
+    """A memory source of an arena failed, or returned invalid memory.
 
-    What the source raised, if it did, is its ``__cause__``.
+    An exception of the source is its ``__cause__``.
     """
 
 
 class ConfigError(GpumemError, ValueError):
-    """A setting that is unknown, malformed, out of range or contradicted by another."""
+    """A setting is unknown, malformed, out of range or contradicts another one."""
 
 
 class ConfigWarning(UserWarning):
-    """Settings that are well-formed and have no effect on what is made here."""
+    """Valid settings have no effect on this object."""
 
 
 class ModelGraphError(GpumemError, ValueError):
-    """A model or graph that contradicts itself, or a placement that its graph cannot have."""
+    """A model, graph or placement is malformed or contradicts itself."""
 
 
 class ConcurrentRunError(GpumemError, RuntimeError):
-    """A run of a session while another is going on and both would use one stream."""
+    """A run began while another one was active, and both would use one stream or memory."""
 
 
 class TraceError(GpumemError, ValueError):
-    """A trace that cannot be read, or that contradicts itself.
+    """A trace cannot be read, or contradicts itself.
 
-    The message is one line. For a bad event it names the event's index, the value found and
-    what is accepted.
+    The message is one line. For an invalid event it names the event's index, the value and the
+    accepted values.
     """
 
 
 class EventFileError(GpumemError, ValueError):
-    """A file without events, or of a version that cannot be read; the message is one line."""
+    """A file has no events, or an unsupported version; the message is one line."""
 
 
 class SnapshotError(GpumemError, ValueError):
-    """A file without a snapshot, or of a version that cannot be read; the message is one line."""
+    """A file has no snapshot, or an unsupported version; the message is one line."""
 
 
 class NotPublishedError(GpumemError, LookupError):
-    """A process whose counters cannot be read: it publishes none, or is another user's."""
+    """The counters of a process cannot be read: it publishes none, or is another user's."""
 
 
 class _ReportedError(GpumemError):
-    """What a debug heap found; `reports` is () where none says more."""
+    """An error with the reports of a debug heap; `reports` is () without one."""
 
     def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
         super().__init__(message)
@@ -203,47 +202,47 @@ class _ReportedError(GpumemError):
 
 
 class InvalidFreeError(_ReportedError, ValueError):
-    """A free of something that this allocator did not hand out, or already took back.
+    """A free of an address that is not a block of this allocator, or is already free.
 
     Attributes
     ----------
     reports : tuple of HeapReport
-        What a debug heap knows of it; empty without one.
+        Reports of a debug heap about it; empty without one.
     """
 
 
 class HeapCorruptionError(_ReportedError, RuntimeError):
-    """Memory of a debugged arena that was written where nobody may write it.
+    """Memory of a debugged arena was written outside of its live blocks.
 
     Attributes
     ----------
     reports : tuple of HeapReport
-        All that was found since the last error, the first one first.
+        All reports since the last error, the oldest first.
     """
 
 
 class HeapWarning(UserWarning):
-    """What a debug heap found, where its `on_error` is "warn", or where nobody can be raised at."""
+    """A report of a debug heap with `on_error` "warn", or where no caller can get an error."""
 
 
 class InUseError(GpumemError, BufferError):
-    """A close of something that others still use."""
+    """An object cannot be closed, because it is still in use."""
 
 
 class ClosedError(GpumemError, ValueError):
-    """A use of something that was closed, or that belongs to the parent process."""
+    """An object was used after it was closed, or it belongs to the parent process."""
 
 
 class SuspendedError(GpumemError, ValueError):
-    """A use of an arena's memory between `Arena.suspend` and `Arena.resume`."""
+    """An arena's memory was used between `Arena.suspend` and `Arena.resume`."""
 
 
 class NoAllocatorError(GpumemError, LookupError):
-    """A memory for which an environment has no allocator."""
+    """An environment has no allocator for a memory."""
 
 
 class DriverError(GpumemError, RuntimeError):
-    """A driver call that failed.
+    """A driver call failed.
 
     Attributes
     ----------
@@ -269,11 +268,11 @@ class DriverError(GpumemError, RuntimeError):
 
 
 class IntegrationError(GpumemError, RuntimeError):
-    """A framework that cannot be switched to gpumem's memory now, or not back; it says why."""
+    """A framework cannot be switched to gpumem's memory or back now; the message has the reason."""
 
 
 class MissingFrameworkError(IntegrationError, ImportError):
-    """A framework that is not installed, or cannot be imported; its `name` is the module."""
+    """A framework is not installed, or cannot be imported; `name` is the module."""
 
     def __init__(self, message: str, *, name: str | None = None) -> None:
         ImportError.__init__(self, message, name=name)
@@ -283,15 +282,15 @@ class MissingFrameworkError(IntegrationError, ImportError):
 
 
 class UnsupportedHandleTypeError(GpumemError, NotImplementedError):
-    """A kind of handle that the device cannot import; the message is its capability's reason."""
+    """The device cannot import a kind of handle; the message is its capability's reason."""
 
 
 class InvalidDescriptorError(GpumemError, ValueError):
-    """A description of memory, of a tensor in it or of a timeline that cannot be."""
+    """A description of memory, of a tensor in it or of a timeline is invalid."""
 
 
 class OutOfBoundsError(InvalidDescriptorError):
-    """A tensor that would reach beyond the memory it lies in.
+    """A tensor would extend beyond its memory.
 
     Attributes
     ----------
@@ -302,7 +301,7 @@ class OutOfBoundsError(InvalidDescriptorError):
     tensor_offset : int
         Bytes before the tensor begins in the memory.
     extent : int
-        Bytes from the tensor's first to behind its last, strides included.
+        Bytes from the tensor's first byte to its last, strides included.
     """
 
     def __init__(
@@ -319,27 +318,27 @@ class OutOfBoundsError(InvalidDescriptorError):
 
 
 class AlignmentError(InvalidDescriptorError):
-    """An address, offset or stride that is no multiple of what it has to be."""
+    """An address, offset or stride is not a multiple of the required alignment."""
 
 
 class BadHandleError(GpumemError, OSError):
-    """A descriptor that is not open, is of another kind, or is smaller than what it is said to be.
+    """A file descriptor is not open, is of another kind, or has less memory than described.
 
-    Its `errno` says which, where the system gave one.
+    Its `errno` is the system's, if there is one.
     """
 
 
 class DeviceMismatchError(GpumemError, ValueError):
-    """Memory, a timeline or a stream of one device given to another."""
+    """Memory, a timeline or a stream of one device was passed to another one."""
 
 
 class NonMonotonicError(GpumemError, ValueError):
-    """A timeline's value that is not above every value known to be signalled, or out of range.
+    """A timeline's value is not above every known signalled value, or out of range.
 
     Attributes
     ----------
     value : int
-        What was to be signalled.
+        The refused value.
     known : int
         The highest value signalled or enqueued before.
     """
@@ -351,12 +350,12 @@ class NonMonotonicError(GpumemError, ValueError):
 
 
 class TimelineTimeout(GpumemError, TimeoutError):
-    """A wait of the CPU for a timeline's value that took longer than it was allowed to."""
+    """A wait of the CPU for a timeline's value took longer than its timeout."""
 
 
 class TimelineLostError(GpumemError, RuntimeError):
-    """A timeline that will not go on: its device was removed, its page poisoned, a peer died."""
+    """A timeline is lost: its device was removed, its page poisoned, or a peer died."""
 
 
 class PoolFallbackWarning(UserWarning):
-    """A driver's pool was asked for where there is none, and an arena serves instead."""
+    """The device has no driver's pool, and an arena replaces it."""

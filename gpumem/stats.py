@@ -28,24 +28,24 @@ class Stats:
     limit : int
         Bytes the arena may hold; 0 is unlimited.
     in_use, max_in_use : int
-        Bytes handed out, padding included; the highest so far.
+        Bytes in use, padding included; the highest so far.
     requested_in_use : int
-        Bytes handed out as they were asked for.
+        Requested bytes in use.
     reserved, max_reserved : int
         Bytes held from the device; the highest so far.
     num_allocs, num_frees : int
-        Blocks handed out and taken back since the start.
+        Allocations and frees since the start.
     num_reserves : int
         Of those, persistent blocks.
     num_extensions : int
-        Regions ever added for ordinary blocks; with backing="virtual" growths by new pages.
+        Regions added for ordinary blocks so far; with backing="virtual" growths by new pages.
     num_regions : int
         Regions held now; with backing="virtual" all pages of ordinary blocks count as one.
     num_shrinkages : int
-        Regions given back while the arena was open; with "virtual" times that such a range gave
-        pages back.
+        Regions released while the arena was open; with "virtual" the number of times that such a
+        range released pages.
     max_alloc_size : int
-        The largest block ever handed out, padding included.
+        The largest block so far, padding included.
     largest_free : int
         The largest free block now.
     pages_moved : int
@@ -53,7 +53,7 @@ class Stats:
     driver_calls : int
         Driver calls made on behalf of this arena.
     moves_refused : int
-        Pages made without a look for idle ones that could move, because `page_move_budget` was
+        Pages made without a search for idle pages that could move, because `page_move_budget` was
         used up.
     suspended_bytes : int
         Bytes of live blocks that wait on the host while the arena is suspended.
@@ -95,9 +95,9 @@ class Stats:
     def as_ort(self) -> dict[str, str]:
         """Return ONNX Runtime's keys with decimal strings; always all of them.
 
-        Two mean something else there than here: ``Limit`` is 2**63 - 1 where there is none, and
-        ``NumArenaExtensions`` falls with every region that a shrink gives back, so that it is the
-        number of regions held for ordinary blocks, while `num_extensions` never falls.
+        Two have another meaning there: ``Limit`` is 2**63 - 1 without a limit, and
+        ``NumArenaExtensions`` falls with every region that a shrink releases, so that it is the
+        number of regions of ordinary blocks, while `num_extensions` never falls.
 
         Examples
         --------
@@ -124,17 +124,17 @@ class Stats:
 
 @dataclass(frozen=True)
 class PoolStats(Stats):
-    """Counters of one `DriverPool`; those of `Stats` count what this object handed out.
+    """Counters of one `DriverPool`; those of `Stats` count the blocks of this object.
 
     ``reserved`` and ``max_reserved`` are the driver's, of the whole pool; ``num_shrinkages``
-    counts calls of ``shrink``; regions, extensions and the largest free block are 0, because a
-    driver does not tell them.
+    counts calls of ``shrink``; regions, extensions and the largest free block are 0, because the
+    driver has no query for them.
 
     Attributes
     ----------
     pool_used, max_pool_used : int
-        Bytes in use in the whole pool as the driver counts them, whoever took them. A driver may
-        count a freed block until its stream has come to the free, and longer.
+        Bytes in use in the whole pool as the driver counts them, by all users of the pool. A driver
+        may count a freed block until its stream has reached the free, and longer.
 
     Examples
     --------
@@ -152,7 +152,7 @@ class PoolStats(Stats):
     def as_ort(self) -> dict[str, str]:
         """Return ONNX Runtime's keys as it fills them for a driver's pool.
 
-        ``Limit`` is 0 where the pool has none; ``NumReserves`` and ``NumArenaExtensions`` are
+        ``Limit`` is 0 if the pool has none; ``NumReserves`` and ``NumArenaExtensions`` are
         always 0.
         """
         return super().as_ort() | {
@@ -169,20 +169,20 @@ class BlockInfo:
     Attributes
     ----------
     address : int
-        Where it begins.
+        Address of its first byte.
     nbytes : int
         Requested bytes; 0 unless it is used.
     allocated_nbytes : int
         Bytes of the block, padding included.
     used : bool
-        Handed out, or free.
+        In use, or free.
     region : int
         Slot of the region it lies in.
     stream : int
-        Handle of the stream it belongs to or was last freed on; 0 if it is free for everyone.
+        Handle of the stream it belongs to or was last freed on; 0 if it is free for every stream.
     pending_free : bool
-        Freed, and held back until streams recorded by `Buffer.record_stream` are done with it,
-        or by a debug heap.
+        Freed, but not reusable until streams recorded by `Buffer.record_stream` have passed it, or
+        because a debug heap keeps it in quarantine.
 
     Examples
     --------
@@ -205,16 +205,16 @@ class BlockInfo:
 
 @dataclass(frozen=True)
 class RetainedRegion:
-    """A region that a shrink could not give back.
+    """A region that a shrink could not release.
 
     Attributes
     ----------
     address, allocated_nbytes : int
-        Where it begins and how many bytes it has.
+        Its first address and its size.
     reason : str
-        Why it stayed.
+        Why it was not released.
     blocks : tuple of BlockInfo
-        The live blocks that hold it, then those that other streams still use.
+        Its live blocks, then freed ones that other streams still use.
 
     Examples
     --------
@@ -222,7 +222,7 @@ class RetainedRegion:
     >>> arena = gpumem.Arena("host", {"backing": "regions"})
     >>> buffer = arena.allocate(1000)
     >>> (region,) = arena.shrink().retained
-    >>> [block.address == buffer.ptr for block in region.blocks]     # who holds it
+    >>> [block.address == buffer.ptr for block in region.blocks]     # in use
     [True]
     """
 
@@ -234,14 +234,14 @@ class RetainedRegion:
 
 @dataclass(frozen=True)
 class ShrinkReport:
-    """What a shrink gave back and what stayed.
+    """Released bytes and retained regions of a shrink.
 
     Attributes
     ----------
     released_bytes : int
-        Bytes given back to the driver.
+        Bytes released to the driver.
     retained : tuple of RetainedRegion
-        Every region that stayed, and why.
+        Every region that was not released, and why.
 
     Examples
     --------
@@ -266,9 +266,9 @@ class BudgetLevel(NamedTuple):
     name : str
         The budget's.
     used : int
-        What is charged to it and to those below it.
+        Bytes charged to it and to the budgets below it.
     limit : int or None
-        None: it has no limit of its own.
+        None: no limit of its own.
 
     Examples
     --------

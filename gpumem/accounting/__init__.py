@@ -1,4 +1,4 @@
-"""What nodes of a graph cost on a device, and how much of it fits.
+"""Costs of a graph's nodes on a device, and limits of their sum.
 
 An accountant prices nodes, keeps the sum and compares it with a limit; `gpumem.planning.partition`
 places the nodes by it. Of a graph it uses only the attributes of `CostedNode`.

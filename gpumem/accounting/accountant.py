@@ -1,4 +1,4 @@
-"""Accountants: what is pending in this pass, what is committed for good, and the limit.
+"""Accountants: pending costs of a pass, committed costs, and the limit.
 
 A pass prices nodes in order; the costs of accepted nodes are *pending*. A commit moves one node's
 cost to *consumed*. The bytes of a node itself are computed once and kept for later passes. A weight
@@ -166,7 +166,7 @@ class Accountant(abc.ABC):
     def commit(self, node: NodeOrGroup) -> ResourceCount:
         """Move the cost of a node to `consumed`; a second time adds nothing.
 
-        A node that is not pending, because a new pass began, is priced as `cost` says.
+        A node that is not pending, because a new pass began, is priced as by `cost`.
 
         Returns
         -------

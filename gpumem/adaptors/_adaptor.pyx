@@ -26,7 +26,7 @@ cdef extern from "Python.h":
 
 
 cdef class Adaptor(MemoryResource):
-    """Base of adaptors: a resource that hands out other resources' blocks under its own name.
+    """Base of adaptors: a resource that allocates other resources' blocks under its own name.
 
     Made by `gpumem.adaptors`. Attributes that an adaptor lacks are those of its upstream.
 

@@ -1,7 +1,7 @@
-"""Graphs of a model, where its nodes run, and where its tensors lie.
+"""Graphs of a model, devices of its nodes, and offsets of its tensors.
 
-`graph` holds what is planned, `assignment` decides where nodes run and what is copied, `memory`
-assigns an offset to every value, `iteration` does the same for a recorded iteration.
+`graph` has the graphs, `assignment` chooses the devices of nodes and plans copies, `memory` assigns
+an offset to every value, `iteration` does the same for a recorded iteration.
 
 >>> from gpumem.planning import GraphBuilder
 >>> builder = GraphBuilder()

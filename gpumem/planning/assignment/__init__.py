@@ -1,1 +1,1 @@
-"""Which device runs each node, and what is copied between memories for that."""
+"""The device of each node, and the copies between memories."""

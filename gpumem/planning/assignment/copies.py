@@ -1,4 +1,4 @@
-"""Which memory each value lives in, and what has to be copied for that.
+"""The memory of each value, and the copies for devices that cannot access it.
 
 A value has one home memory. Every device that can access the home uses the value there. A copy is
 made only for a device that cannot access it.
@@ -28,8 +28,8 @@ class PlannedCopy:
     value : Value
     source, destination : MemoryInfo
     step : int
-        The step of the placement before which it is made; the number of steps for what is copied
-        for the caller behind the last one; -1 for weights, which are copied once, before any run.
+        The step of the placement before which it is made; the number of steps for copies of outputs
+        after the last one; -1 for weights, which are copied once, before any run.
     why : str
         The reason.
 
@@ -59,13 +59,13 @@ class PlannedCopy:
 
 
 class CopyPlan:
-    """What `plan_copies` decided.
+    """Memories of values and copies between them, made by `plan_copies`.
 
     Attributes
     ----------
     placement : Placement
     homes : Mapping[Value, MemoryInfo]
-        Where each value is made, is given to the graph, or is given back.
+        The memory in which each value is made; of inputs and outputs, the caller's memory.
     copies : tuple of PlannedCopy
         In the order in which they are made.
 
@@ -98,7 +98,7 @@ class CopyPlan:
         return sum(copy.nbytes or 0 for copy in self.copies if copy.step >= 0)
 
     def memory_for(self, value: Value, device: Device) -> MemoryInfo:
-        """Return the memory in which a device finds a value: its home, or that of its copy."""
+        """Return the memory in which a device reads a value: its home, or that of its copy."""
         own = MemoryInfo(device)
         return own if (value, own) in self._copied else self.homes[value]
 
@@ -107,12 +107,13 @@ class CopyPlan:
 
 
 def plan_copies(placement: Placement) -> CopyPlan:
-    """Decide where values live and which are copied, for one run.
+    """Choose the memory of each value and the copies, for one run.
 
-    A value that only one device touches lives in that device's memory. One that the CPU and a GPU
-    touch, inputs and outputs of the graph included, lives in the GPU's HOST_ACCESSIBLE memory if
-    its target has that, where both use it as it is. Weights live in the memory of the first device
-    that reads them; other devices that cannot use them there get a copy, before the first run.
+    A value that only one device uses lives in that device's memory. One that the CPU and a GPU use,
+    inputs and outputs of the graph included, lives in the GPU's HOST_ACCESSIBLE memory if its
+    target has that, where both use it without a copy. Weights live in the memory of the first
+    device that reads them; other devices that cannot access them there get a copy, before the first
+    run.
 
     Parameters
     ----------
@@ -125,7 +126,7 @@ def plan_copies(placement: Placement) -> CopyPlan:
     Raises
     ------
     TypeError
-        `placement` is none.
+        `placement` is not a Placement.
 
     Examples
     --------
@@ -152,14 +153,14 @@ def plan_copies(placement: Placement) -> CopyPlan:
 
 @dataclass
 class Uses:
-    """Who makes a value, None for weights; and at which step each device reads it first."""
+    """The device that makes a value, None for weights; the first step of each that reads it."""
 
     maker: Device | None
     readers: dict[Device, int]
 
 
 def uses_of(placement: Placement) -> dict[Value, Uses]:
-    """Return who touches each value; the CPU gives the inputs and takes the outputs."""
+    """Return the uses of each value; the CPU makes the inputs and reads the outputs."""
     graph = placement.graph
     uses = {value: Uses(HOST, {}) for value in graph.inputs}
     for number, step in enumerate(placement.steps):

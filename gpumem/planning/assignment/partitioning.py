@@ -1,4 +1,4 @@
-"""Partition: each device in turn takes what it can run and what its budget allows.
+"""Partition: each device in turn gets the nodes that it supports and its budget allows.
 
 >>> from gpumem.accounting import AdHocAccountant
 >>> from gpumem.planning import GraphBuilder
@@ -42,11 +42,11 @@ def partition(
     accountants: Mapping[DeviceName, Accountant] | None = None,
     strategy: str = "greedy",
 ) -> Placement:
-    """Decide on which device each node runs.
+    """Choose the device of each node.
 
-    The devices are asked in the order given. Each is offered what no device before it took and
-    what it supports; it gets nodes, or groups that it fuses, as long as its accountant has room. A
-    sum of exactly the threshold fits. The rest goes to the next device.
+    The devices are tried in the given order. Each is offered the remaining nodes that it supports;
+    it gets nodes, or groups that it fuses, as long as its accountant allows. A sum of exactly the
+    threshold fits. The rest is offered to the next device.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ def partition(
     devices : iterable of Target, Device or str
         In order of preference.
     accountants : Mapping, optional
-        Accountants by device, under any of its names. A device without one has no limit. What they
-        committed before counts against their thresholds; what was pending is dropped.
+        Accountants by device, under any of its names. A device without one has no limit. Costs
+        committed before count against their thresholds; pending costs are dropped.
     strategy : {"greedy", "best"}
-        ``"greedy"`` gives a device nothing more once something did not fit, which keeps its part
-        of the graph in one piece. ``"best"`` searches for what fills its memory most, and
-        `Placement.gains` tells what that gained.
+        ``"greedy"`` stops at a device's first node that does not fit, which keeps its part of the
+        graph in one piece. ``"best"`` searches for the nodes that fill its memory most;
+        `Placement.gains` has the gain.
 
     Returns
     -------
@@ -144,7 +144,7 @@ class _Taken:
 
 @dataclass
 class _Partition:
-    """What the devices that were asked so far took and refused; nodes go by what they make."""
+    """Nodes that devices have taken and refused so far, by `key_of`."""
 
     graph: ModelGraph
     strategy: str
@@ -154,7 +154,7 @@ class _Partition:
     groups: int = 0
 
     def offer(self, target: Target, accountant: Accountant) -> None:
-        """Let a device take what it can, in one pass, or in two around a layout change."""
+        """Place nodes on a device, in one pass, or in two around a layout change."""
         outcome = STRATEGIES[self.strategy](self._proposals(target, self._open()), accountant)
         if outcome.gain:
             self.gains[target.device] = outcome.gain
@@ -179,7 +179,7 @@ class _Partition:
         return _in_order(supported, _checked_groups(target, supported))
 
     def _second_pass(self, target: Target, accountant: Accountant, first: Outcome) -> Outcome:
-        """Change layouts; what was accepted before comes first, at its price, then what is new."""
+        """Change layouts; price nodes accepted before first, at their old price, then new ones."""
         assert target.relayout is not None
         before = {key_of(node) for node in self.graph}
         tentative = [node for proposal in first.accepted for node in proposal]
@@ -266,7 +266,7 @@ def _listed(target: Target, what: str, given: object) -> list[Any]:
 
 
 def _in_order(nodes: Sequence[Node], groups: Sequence[Proposal]) -> list[Proposal]:
-    """Return proposals in the order of their first nodes; who is in no group is one alone."""
+    """Return proposals in the order of their first nodes; a node without a group is one."""
     group_of = {node: group for group in groups for node in group}
     position = {node: number for number, node in enumerate(nodes)}
     found = dict.fromkeys(group_of.get(node, (node,)) for node in nodes)

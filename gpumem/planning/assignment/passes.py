@@ -1,4 +1,4 @@
-"""One pass over the proposals of one device: which of them its accountant lets it have."""
+"""One pass over the proposals of one device: which of them its accountant accepts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["STRATEGIES", "Outcome", "best", "greedy"]
 
 Proposal: TypeAlias = tuple[Node, ...]
 
-EXACT_LIMIT = 16  # proposals of which every set is looked at, as long as branches allow
-BRANCHES = 20_000  # sets looked at, each a price of one proposal
+EXACT_LIMIT = 16  # proposals; up to so many, every set is tried as long as branches allow
+BRANCHES = 20_000  # sets tried, each a price of one proposal
 EXCHANGES = 2000  # attempts to improve a set of more proposals, each a price of one or two
 
 
 @dataclass
 class Outcome:
-    """What a pass accepted, and why not the rest."""
+    """Proposals that a pass accepted, and the reasons against the others."""
 
     accepted: list[Proposal] = field(default_factory=list)
     refused: dict[Proposal, str] = field(default_factory=dict)
@@ -46,11 +46,11 @@ def greedy(proposals: Sequence[Proposal], accountant: Accountant) -> Outcome:
 
 
 def best(proposals: Sequence[Proposal], accountant: Accountant) -> Outcome:
-    """Accept the set that leaves the least memory unused, of those that a bounded search meets.
+    """Accept the set that leaves the least memory unused, found by a bounded search.
 
-    It tries the graph's order without stopping, and the largest first and the smallest first. Of
-    few proposals it then looks at every set by branch and bound; of many it exchanges accepted ones
-    for refused ones as long as that fills more. What is filled equally goes to more nodes.
+    The search tries the graph's order without stopping, the largest first and the smallest first.
+    Of few proposals it then tries every set by branch and bound; of many it exchanges accepted ones
+    for refused ones as long as that fills more. Of equally good sets it takes the most nodes.
     """
     first = greedy(proposals, accountant)
     filled_first = accountant.pending.total_bytes
@@ -83,7 +83,7 @@ STRATEGIES: dict[str, Callable[[Sequence[Proposal], Accountant], Outcome]] = {
 
 
 def _fill(order: Sequence[Proposal], accountant: Accountant) -> list[Proposal]:
-    """Begin a pass and accept whatever fits, in this order."""
+    """Begin a pass and accept each proposal that fits, in this order."""
     accountant.reset_for_new_pass()
     return [proposal for proposal in order if accountant.account(proposal) is not None]
 
@@ -105,7 +105,7 @@ class _Sets:
     ) -> None:
         self._order = order
         self._accountant = accountant
-        # At most so much can still come from each place on: a shared weight makes it less.
+        # Upper bound of the cost of the proposals from each place on; a shared weight reduces it.
         costs = [prices[proposal] for proposal in order]
         self._left = [sum(costs[at:]) for at in range(len(order) + 1)]
         self._branches = BRANCHES
@@ -189,7 +189,7 @@ def _described(
 
 
 def too_large(proposal: Proposal, accountant: Accountant) -> str:
-    """Say what was needed and what is left."""
+    """Return the reason of a refusal: the cost and the bytes left."""
     held = accountant.consumed + accountant.pending
     limit = accountant.threshold
     left = (limit.total_bytes if limit is not None else 0) - held.total_bytes

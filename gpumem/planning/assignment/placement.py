@@ -1,4 +1,4 @@
-"""Devices that nodes may run on, where each node of a graph runs, and why."""
+"""Devices that nodes may run on, the device of each node of a graph, and the reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpumem.planning.graph import ModelGraph, Node
 __all__ = ["Assignment", "Placement", "Refusal", "Step", "Target", "in_steps"]
 
 
-# ---- what a device can run -----------------------------------------------------------------------
+# ---- devices -------------------------------------------------------------------------------------
 
 
 Supports: TypeAlias = Callable[[Node], bool]
@@ -34,18 +34,18 @@ class Target:
     Attributes
     ----------
     device : Device
-        Also given as its name.
+        Or its name.
     supports : callable, optional
-        Takes a node, tells whether the device can run it. None: it runs everything.
+        Called with a node; returns whether the device can run it. None: it runs every node.
     fuse : callable, optional
-        Takes the nodes that the device may get, in order, and gives groups of them that it would
-        run as one. A group is placed whole or not at all.
+        Called with the nodes that are offered to the device, in order; returns groups of them that
+        it would run as one. A group is placed whole or not at all.
     relayout : callable, optional
-        Takes the graph and the nodes that the device got in a first pass; returns the graph with
+        Called with the graph and the nodes placed here in a first pass; returns the graph with
         layouts changed for them. A node of it that makes the same values is the same node. Costs of
-        the first pass hold; what is new is priced in a second pass.
+        the first pass stay; new nodes are priced in a second pass.
     host_accessible : bool, optional
-        Whether the device has memory that the CPU reaches too. None: a CUDA device has.
+        Whether the device has memory that the CPU can access, too. None: only a CUDA device has.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Target:
 
     @property
     def shared_memory(self) -> MemoryInfo | None:
-        """What the device and the CPU both reach; None where there is no such memory."""
+        """Memory that the device and the CPU can access; None if there is none."""
         if self.device.type == "host":
             return self.memory
         if self.host_accessible is False:
@@ -93,7 +93,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A device that did not take a node, and why.
+    """A device that refused a node, and the reason.
 
     Examples
     --------
@@ -107,19 +107,19 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A node's place.
+    """The device of a node.
 
     Attributes
     ----------
     node : Node
     device : Device
-        Where it runs.
+        The device that runs it.
     cost : ResourceCount
-        What the device's accountant counts for it; none where the device has no accountant.
+        Its cost at the device's accountant; `ResourceCount.none` if the device has no accountant.
     group : int or None
         Nodes of one number run as one; None: it runs alone.
     refusals : tuple of Refusal
-        The devices before, in order of preference.
+        The devices that refused it, in order of preference.
 
     Examples
     --------
@@ -148,7 +148,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Step:
-    """Nodes that run as one, on one device; mostly it is one node.
+    """Nodes that run as one, on one device; mostly a single node.
 
     Examples
     --------
@@ -164,22 +164,22 @@ class Step:
 
 
 class Placement:
-    """What `partition` decided.
+    """The device of every node, chosen by `partition`.
 
     Attributes
     ----------
     graph : ModelGraph
-        What is to run: the graph that was given, or what layout changes made of it.
+        The graph to run: the given one, or the result of layout changes.
     targets : tuple of Target
         The devices, in order of preference.
     assignments : tuple of Assignment
         One per node, in order.
     steps : tuple of Step
-        What runs, in an order in which it can.
+        Steps in an order in which they can run.
     consumed : Mapping[Device, ResourceCount]
-        What was committed by this partition, of devices that have an accountant.
+        Costs that this partition committed, of devices that have an accountant.
     gains : Mapping[Device, str]
-        For ``strategy="best"``: what further search gained over the greedy order, in words.
+        For ``strategy="best"``: the gain of the search over the greedy order, in words.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class Placement:
         return self._by_node[node]
 
     def device_of(self, node: Node) -> Device:
-        """Return where a node runs; KeyError if it is not in the graph."""
+        """Return the device of a node; KeyError if it is not in the graph."""
         return self._by_node[node].device
 
     def nodes_on(self, device: Device | str) -> tuple[Node, ...]:
@@ -223,11 +223,11 @@ class Placement:
         return tuple(one.node for one in self.assignments if one.device == wanted)
 
     def target_of(self, device: Device) -> Target:
-        """Return the target that a device was given as."""
+        """Return the target of a device."""
         return next(target for target in self.targets if target.device == device)
 
     def report(self) -> str:
-        """Say in words why each node is where it is, one line per node."""
+        """Return the reason for the device of each node, one line per node."""
         lines = [f"{one.node!r}: {one.why}" for one in self.assignments]
         lines += [f"{device}: {gain}" for device, gain in self.gains.items()]
         return "\n".join(lines)
@@ -238,12 +238,12 @@ class Placement:
 
 
 def in_steps(graph: ModelGraph, assignments: Sequence[Assignment]) -> tuple[Step, ...]:
-    """Order what runs as one after what it reads; as near to the graph's order as that allows.
+    """Order steps after the steps whose values they read, and else as in the graph.
 
     Raises
     ------
     ModelGraphError
-        A group needs what is only made from its own results, so it cannot run as one.
+        A group reads a value that is made from its own results, so it cannot run as one.
     """
     members: dict[Hashable, list[Assignment]] = {}
     unit_of: dict[Node, Hashable] = {}

@@ -1,7 +1,7 @@
-"""Graphs of a model as memory sees them: values, and the nodes that make and read them.
+"""Graphs of a model: values, and the nodes that make and read them.
 
 A graph is checked when it is made and does not change. `ModelGraph.from_onnx` reads a model,
-`GraphBuilder` writes one by hand.
+`GraphBuilder` makes a graph by hand.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Value(_Immutable):
     name : str
         Not empty.
     dtype : dtype, optional
-        Of its elements; None if it is unknown or the value is not a tensor. 4-bit elements take
-        a byte each, as in NumPy.
+        Type of the elements; None if it is unknown or the value is not a tensor. 4-bit elements
+        occupy a byte each, as in NumPy.
     shape : sequence of int, str or None, optional
-        Lengths; a name or None for one that is only known when the graph runs. None: not even the
-        number of dimensions is known.
+        Lengths; a name or None for a length that is only known when the graph runs. None: the
+        number of dimensions is unknown.
     is_initializer : bool
-        Whether it is a weight: it exists before the graph runs.
+        Whether it is a weight, which exists before the graph runs.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class Value(_Immutable):
         is_initializer: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ModelGraphError(f"a value's name is a string that is not empty, not {name!r}")
+            raise ModelGraphError(f"invalid name of a value {name!r}: expected a string, not empty")
         self.name: Final = name
         self.dtype: Final[np.dtype[Any] | None] = None if dtype is None else np.dtype(dtype)
         if shape is not None and (isinstance(shape, str) or not isinstance(shape, Iterable)):
@@ -131,13 +131,13 @@ class Node(_Immutable):
     op_type : str
         The operator.
     inputs, outputs : sequence of Value or None
-        None where an optional one is left out.
+        None for an optional one that is left out.
     name : str
         May be empty.
     domain : str
-        Of the operator; empty for ONNX's own.
+        Domain of the operator; empty for ONNX's own operators.
     bodies : Mapping[str, ModelGraph], optional
-        Graphs that it holds, by attribute, such as the branches of an If.
+        Graphs in the node, by attribute, such as the branches of an If.
 
     Examples
     --------
@@ -161,7 +161,7 @@ class Node(_Immutable):
     ) -> None:
         if not isinstance(op_type, str) or not op_type:
             raise ModelGraphError(
-                f"a node's operator is a string that is not empty, not {op_type!r}"
+                f"invalid operator of a node {op_type!r}: expected a string, not empty"
             )
         self.op_type: Final = op_type
         self.inputs: Final = tuple(inputs)
@@ -172,23 +172,23 @@ class Node(_Immutable):
 
     @property
     def body_graphs(self) -> Mapping[str, ModelGraph]:
-        """Graphs that it holds, by attribute."""
+        """Graphs in the node, by attribute."""
         return dict(self._body_graphs)
 
     @property
     def bodies(self) -> tuple[tuple[Node, ...], ...]:
-        """The nodes of each graph that it holds."""
+        """The nodes of each graph in the node."""
         return tuple(graph.nodes for graph in self._body_graphs.values())
 
     @property
     def reads(self) -> tuple[Value, ...]:
-        """Its inputs, and what its bodies read of the graphs around it; each once."""
+        """Its inputs, and the outer values that its bodies read; each once."""
         outer = (value for graph in self._body_graphs.values() for value in graph.captures)
         return tuple(dict.fromkeys([*filter(None, self.inputs), *outer]))
 
     @property
     def makes(self) -> tuple[Value, ...]:
-        """Its outputs, without empty places."""
+        """Its outputs, without those left out."""
         return tuple(value for value in self.outputs if value is not None)
 
     def __repr__(self) -> str:
@@ -204,17 +204,17 @@ class ModelGraph(_Immutable):
     ----------
     nodes : iterable of Node
     inputs : iterable of Value
-        What a run is given; weights are not among them.
+        Inputs of a run, without weights.
     outputs : iterable of Value
-        What a run gives back.
+        Results of a run.
     name : str
     captures : iterable of Value
-        For the body of a node: what it reads of the graphs around it.
+        For the body of a node: the values of outer graphs that it reads.
 
     Raises
     ------
     ModelGraphError
-        A value is made twice, read before it is made, or given back and never made; two values
+        A value is made twice, or read before it is made, or an output is never made; two values
         have one name.
 
     Examples
@@ -257,9 +257,9 @@ class ModelGraph(_Immutable):
         for value in self.outputs:
             self._read(value, "it is an output of the graph")
 
-    def _enter(self, value: Value, who: str) -> None:
+    def _enter(self, value: Value, source: str) -> None:
         if value.name in self._values:
-            raise ModelGraphError(f"value {value.name!r} is already defined; {who} redefines it")
+            raise ModelGraphError(f"value {value.name!r} is already defined; {source} redefines it")
         self._values[value.name] = value
 
     def _read(self, value: Value, why: str) -> None:
@@ -274,12 +274,12 @@ class ModelGraph(_Immutable):
 
     @property
     def initializers(self) -> tuple[Value, ...]:
-        """The weights that are read."""
+        """The weights that nodes read."""
         return tuple(value for value in self._values.values() if value.is_initializer)
 
     @property
     def values(self) -> Mapping[str, Value]:
-        """All values by name; those inside bodies are not among them."""
+        """All values by name, without those inside bodies."""
         return dict(self._values)
 
     def producer(self, value: Value) -> Node | None:
@@ -322,15 +322,14 @@ class ModelGraph(_Immutable):
         dims : Mapping, optional
             Lengths for dimensions that the model names, such as ``{"batch": 8}``.
         strict : bool, optional
-            Refuse operators that ONNX does not know in its own domains, nodes without an attribute
-            that they need or with too many inputs, and shapes and types that disagree with what is
-            inferred. False: where they disagree the model is believed, and only what no graph can
-            be made of is refused.
+            Refuse unknown operators of ONNX's own domains, nodes without a required attribute or
+            with too many inputs, and shapes and types that contradict the inferred ones. False: the
+            model's shapes and types are used, and only models without a valid graph are refused.
 
         Raises
         ------
         ModelGraphError
-            No ONNX model, or a malformed one; `dims` has a name that the model's inputs lack.
+            Not an ONNX model, or a malformed one; `dims` has a name that the model's inputs lack.
         OSError
             The file cannot be read.
         ImportError
@@ -345,14 +344,14 @@ class ModelGraph(_Immutable):
 
 
 class GraphBuilder:
-    """Writes a graph by hand, node after node.
+    """Builds a graph by hand, node after node.
 
     Parameters
     ----------
     name : str
-        Of the graph.
+        Name of the graph.
     outer : GraphBuilder, optional
-        For the body of a node: the graph that the node is in. Its names can be read in the body.
+        For the body of a node: the graph of the node, whose values the body can read.
 
     Examples
     --------
@@ -371,13 +370,13 @@ class GraphBuilder:
         self._inputs: list[Value] = []
         self._nodes: list[Node] = []
         self._values: dict[str, Value] = {}
-        self._described: dict[str, Value] = {}  # what nodes are to make
+        self._described: dict[str, Value] = {}  # of outputs of later nodes
         self._captures: dict[str, Value] = {}
 
     def input(
         self, name: str, dtype: npt.DTypeLike | None, shape: Sequence[int | str | None] | None
     ) -> Value:
-        """Add something that a run is given."""
+        """Add an input of a run."""
         value = self._enter(Value(name, dtype, shape))
         self._inputs.append(value)
         return value
@@ -392,7 +391,7 @@ class GraphBuilder:
         dtype: npt.DTypeLike | None = None,
         shape: Sequence[int | str | None] | None = None,
     ) -> Value:
-        """Describe what a node will make."""
+        """Describe an output of a later node."""
         if name in self._described:
             raise ModelGraphError(f"value {name!r} is already described")
         value = self._described[name] = Value(name, dtype, shape)
@@ -408,29 +407,29 @@ class GraphBuilder:
         domain: str = "",
         bodies: Mapping[str, ModelGraph] | None = None,
     ) -> Node:
-        """Add a node behind those before.
+        """Append a node.
 
         Parameters
         ----------
         op_type : str
             The operator.
         inputs : sequence of Value, str or None
-            What it reads: values, or their names; None where an optional one is left out.
+            Values, or their names; None for an optional one that is left out.
         outputs : sequence of Value, str or None
-            What it makes. A name that `value` did not describe is a value of unknown size.
+            Values, or their names. A name that `value` did not describe has an unknown size.
         name, domain, bodies
             As of `Node`.
 
         Raises
         ------
         ModelGraphError
-            An input that nothing has made, or an output that is there already.
+            An input that no node has made, or an output that is already defined.
         """
-        who = f"node {name or op_type!r} reads it"
-        reads = [self._known(given, who) for given in inputs]
+        why = f"node {name or op_type!r} reads it"
+        reads = [self._known(given, why) for given in inputs]
         for body in (bodies or {}).values():
             for value in body.captures:
-                self._known(value.name, who)
+                self._known(value.name, why)
         makes = [self._made(given) for given in outputs]
         node = Node(op_type, reads, makes, name=name, domain=domain, bodies=bodies)
         for value in node.makes:
@@ -439,7 +438,7 @@ class GraphBuilder:
         return node
 
     def build(self, outputs: Sequence[Value | str]) -> ModelGraph:
-        """Return the graph; ModelGraphError as `ModelGraph`."""
+        """Return the graph; raises ModelGraphError as `ModelGraph` does."""
         results = [self._known(given, "it is an output of the graph") for given in outputs]
         return ModelGraph(
             self._nodes,

@@ -53,7 +53,7 @@ def _named(model: object) -> str:
 
 
 def _inlined(proto: Any) -> Any:
-    """Return the model without functions of its own."""
+    """Return the model with its functions inlined."""
     import onnx.inliner
 
     if not proto.functions:
@@ -65,7 +65,7 @@ def _inlined(proto: Any) -> Any:
 
 
 def _inferred(proto: Any) -> Any:
-    """Return the graph with what of its shapes can be inferred."""
+    """Return the graph with the shapes that can be inferred."""
     import onnx
 
     try:
@@ -74,11 +74,11 @@ def _inferred(proto: Any) -> Any:
         raise ModelGraphError(f"the model is malformed: {error}") from error
 
 
-# ---- what a strict reader asks -------------------------------------------------------------------
+# ---- checks of a strict reader -------------------------------------------------------------------
 
 
 def _trouble(proto: Any) -> str:
-    """Say what is wrong with nodes, or which shapes and types disagree."""
+    """Return the first error in nodes, shapes or types; empty without one."""
     import onnx
 
     versions = {one.domain: one.version for one in proto.opset_import}
@@ -93,8 +93,8 @@ def _trouble(proto: Any) -> str:
 def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
     """Check operators, attributes and numbers of inputs and outputs, in the bodies of nodes too.
 
-    Unlike ONNX's checker it asks neither for shapes of outputs nor for weights in files, which
-    models may leave out.
+    Unlike ONNX's checker it accepts models without shapes of outputs, and without the files of
+    weights.
     """
     import onnx
 
@@ -105,7 +105,7 @@ def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
         except onnx.defs.SchemaError:
             if domain in ("", "ai.onnx.ml"):
                 raise
-            continue  # others' operators are not known here
+            continue  # an operator of another domain has no schema
         given = {attribute.name for attribute in node.attribute}
         lacking = {name for name, found in schema.attributes.items() if found.required} - given
         problem = f"without {', '.join(sorted(lacking))}" if lacking else ""
@@ -123,7 +123,7 @@ def _check_nodes(graph: Any, versions: Mapping[str, int]) -> None:
 
 
 def _bind(graph: Any, dims: Mapping[str, int]) -> None:
-    """Give dimensions that the model names their lengths, wherever they are named."""
+    """Set the lengths of named dimensions, in inputs, outputs and inferred values."""
     for name, length in dims.items():
         if not is_integer(length, 0, (1 << 63) - 1):
             raise ModelGraphError(
@@ -198,11 +198,11 @@ def _dtype_of(element: int, name: str) -> Any:
 
 
 def _weights_of(graph: Any) -> Iterator[Described]:
-    """Give the weights of a graph, constants included."""
+    """Yield the weights of a graph, constants included."""
     for tensor in graph.initializer:
         yield _weight(tensor.name, tensor)
     for tensor in graph.sparse_initializer:
-        # Kernels see it dense.
+        # Its dense size counts: kernels read a dense tensor.
         yield _weight(tensor.values.name, tensor.values, tensor.dims)
     for node in graph.node:
         if _is_constant(node):

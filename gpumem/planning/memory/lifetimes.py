@@ -157,7 +157,7 @@ class Lifetimes:
         if not self._in_place or not 0 <= number < self._end:
             return None
         step = self._placement.steps[number]
-        # Nodes of a group may write before they have read, so they share no bytes.
+        # Nodes of a group may write before they have read: their values must not share bytes.
         if len(step.nodes) > 1 or tenant.memory != self._copies.homes.get(tenant.value):
             return None
         (node,) = step.nodes

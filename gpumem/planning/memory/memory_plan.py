@@ -24,7 +24,7 @@ MOST_ALIGNMENT = 1 << 30  # bytes
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies.
+    """Memory, offset and lifetime of a value.
 
     Attributes
     ----------

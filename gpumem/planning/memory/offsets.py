@@ -3,10 +3,10 @@
 Blocks that live at the same time must not overlap, and the highest end should be low. That is
 NP-hard, so there are fast orders, a search that improves one, and an exact search for few blocks:
 
-- by size, the largest first, each into the smallest hole that fits among what lives beside it
+- by size, the largest first, each into the smallest hole that fits among blocks alive with it
   (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020);
 - by lifetime, the longest first;
-- by time, as an allocator with the best hole would;
+- by time, as a best-fit allocator would;
 - by hill climbing over orders;
 - exactly, by branch and bound over the order of offsets.
 """
@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 EXACT_LIMIT = 16  # blocks
-EXACT_BRANCHES = 100_000  # looked at before the search gives what it has
-SEARCH_WORK = 4_000  # blocks placed anew while an order is improved
+EXACT_BRANCHES = 100_000  # tried before the search returns its best layout
+SEARCH_WORK = 4_000  # blocks placed again while an order is improved
 MOST = (1 << 62) - 1
 
 
@@ -49,7 +49,7 @@ class BlockLifetime(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets of blocks, the bytes up to the highest end, and what made them."""
+    """Offsets of blocks, the highest end, and the strategy that found them."""
 
     offsets: list[int]
     peak: int
@@ -83,17 +83,17 @@ def assign_offsets(
     ----------
     blocks : sequence of BlockLifetime
     strategy : str
-        A name of `STRATEGIES`; ``"auto"`` stops at the first that reaches the lower bound, and
-        takes the best else.
+        A name of `STRATEGIES`; ``"auto"`` stops at the first that reaches the lower bound; if none
+        does, it returns the best layout.
     work : int
-        How many blocks hill climbing may place anew.
+        Number of blocks that hill climbing may place again.
 
     Raises
     ------
     ConfigError
-        Another strategy, or ``"exact"`` for more blocks than `EXACT_LIMIT`.
+        Unknown strategy, or ``"exact"`` for more blocks than `EXACT_LIMIT`.
     OverflowError
-        More bytes than addresses can name.
+        The blocks have more bytes than the address space.
     """
     if sum(block.nbytes for block in blocks) > MOST:
         raise OverflowError("the values have more than 2**62 - 1 bytes together")
@@ -114,7 +114,7 @@ def assign_offsets(
 
 
 def _names_for(count: int, work: int) -> list[str]:
-    """Return what to try for so many blocks, in order."""
+    """Return the strategies to try for a number of blocks, in order."""
     names = ["best_fit_by_time", "greedy_by_size"]
     if count <= work:
         names.append("hill_climbing")
@@ -139,22 +139,22 @@ def peak_of(blocks: Sequence[BlockLifetime], offsets: Sequence[int]) -> int:
 
 
 def greedy_by_size(blocks: Sequence[BlockLifetime]) -> list[int]:
-    """Place the largest first; of equal ones that which lives longer."""
+    """Place the largest first; of equal ones the one that lives longer."""
     return _placed(blocks, _by_size(blocks))
 
 
 def greedy_by_lifetime(blocks: Sequence[BlockLifetime]) -> list[int]:
-    """Place what lives longest first; of equal ones the larger."""
+    """Place the longest lifetime first; of equal ones the larger block."""
     return _placed(blocks, _by_lifetime(blocks))
 
 
 def hill_climbing(blocks: Sequence[BlockLifetime], work: int = SEARCH_WORK) -> list[int]:
     """Begin with the better greedy order and improve it by moves, as long as work allows.
 
-    A move takes a block of the peak, or one that lives beside such a block, and places it before
-    another that it meets in time (after the allocator of Arm's Vela compiler). What is no worse is
-    kept, so that the search crosses plateaus. Equal blocks give equal offsets: the moves are drawn
-    from a fixed seed.
+    A move takes a block of the peak, or one alive at the same time as such a block, and places it
+    before another one alive with it (after the allocator of Arm's Vela compiler). An order that is
+    not worse is kept, so that the search crosses plateaus. The moves are drawn from a fixed seed:
+    equal blocks have equal offsets.
     """
     climb = _Climb(blocks, work)
     climb.run(lower_bound(blocks))
@@ -162,7 +162,7 @@ def hill_climbing(blocks: Sequence[BlockLifetime], work: int = SEARCH_WORK) -> l
 
 
 class _Climb:
-    """An order of blocks, the offsets that it gives, and how many blocks may still be placed."""
+    """An order of blocks, its offsets, and the number of blocks that may still be placed."""
 
     def __init__(self, blocks: Sequence[BlockLifetime], work: int) -> None:
         self._blocks = blocks
@@ -194,7 +194,7 @@ class _Climb:
             self._order, self.offsets = order, offsets
 
     def _earlier(self, position: int) -> int:
-        """Choose the position of a block that comes before one and meets it; its own if none."""
+        """Choose the position of an earlier block alive at the same time; its own if none."""
         block = self._blocks[self._order[position]]
         before = [
             n
@@ -239,7 +239,7 @@ def _placed(
 
 
 class _Placed:
-    """Blocks that have offsets, as arrays: the search for what lives beside one is a few passes."""
+    """Blocks that have offsets, as arrays: a few passes find those alive with another one."""
 
     def __init__(self, room: int) -> None:
         self._table = np.zeros((4, room), np.int64)  # first, last, offset, end
@@ -258,7 +258,7 @@ class _Placed:
 
 
 def _smallest_hole(offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], nbytes: int) -> int:
-    """Return where the smallest hole between occupied ranges that fits begins; or their end."""
+    """Return the begin of the smallest hole between occupied ranges that fits; or their end."""
     if not len(offsets):
         return 0
     order = offsets.argsort(kind="stable")
@@ -275,7 +275,7 @@ def _smallest_hole(offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], 
 
 
 def best_fit_by_time(blocks: Sequence[BlockLifetime]) -> list[int]:
-    """Place in the order of first steps, of one step the largest first; free behind the last."""
+    """Place in the order of first steps, of one step the largest first; free after the last."""
     offsets = [0] * len(blocks)
     holes: list[tuple[int, int]] = []  # (offset, end), in order, never adjacent
     top = 0
@@ -292,7 +292,7 @@ def best_fit_by_time(blocks: Sequence[BlockLifetime]) -> list[int]:
 
 
 def _taken(holes: list[tuple[int, int]], top: int, nbytes: int) -> tuple[int, int]:
-    """Take the smallest hole that fits, else above all; returns the offset and the new top."""
+    """Use the smallest hole that fits, else the top; return the offset and the new top."""
     fitting = [(end - start, at) for at, (start, end) in enumerate(holes) if end - start >= nbytes]
     if not fitting:
         return top, top + nbytes
@@ -303,7 +303,7 @@ def _taken(holes: list[tuple[int, int]], top: int, nbytes: int) -> tuple[int, in
 
 
 def _freed(holes: list[tuple[int, int]], top: int, offset: int, nbytes: int) -> int:
-    """Give bytes back, merged with the holes beside them; returns the new top."""
+    """Free a range and merge it with adjacent holes; return the new top."""
     if not nbytes:
         return top
     start, end = offset, offset + nbytes
@@ -325,11 +325,12 @@ def _freed(holes: list[tuple[int, int]], top: int, offset: int, nbytes: int) -> 
 def exact(blocks: Sequence[BlockLifetime]) -> list[int]:
     """Search all layouts in which no block can be lowered, in the order of offsets.
 
-    Some layout of the least peak is among them: lower its blocks, the lowest first. The search ends
-    at the lower bound, or after `EXACT_BRANCHES` branches with the best that it met.
+    They include a layout of the least peak: lower its blocks, the lowest first. The search ends at
+    the lower bound, or after `EXACT_BRANCHES` branches with its best layout.
     """
     if len(blocks) > EXACT_LIMIT:
-        raise ConfigError(f"exact search takes {EXACT_LIMIT} values or fewer, not {len(blocks)}")
+        accepted = f"{EXACT_LIMIT} values or fewer, not {len(blocks)}"
+        raise ConfigError(f"invalid strategy 'exact': expected {accepted}")
     start = min(
         (greedy_by_size(blocks), best_fit_by_time(blocks)), key=lambda o: peak_of(blocks, o)
     )
@@ -368,7 +369,7 @@ class _Search:
             self._placed.pop()
 
     def _lowest_place(self, block: BlockLifetime) -> int:
-        """Return the end of what lives beside it: what comes later lies no lower."""
+        """Return the highest end of blocks alive with it: later blocks do not lie lower."""
         beside = (e for o, e in self._placed if o.first <= block.last and o.last >= block.first)
         return max(beside, default=0)
 
