@@ -79,17 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        _abandon_stdout()  # the reader has left, and wants to hear nothing
+        _abandon_stdout()  # the reader has closed the pipe
         return FAILED
     except OSError as error:
-        # Commands name the files that they open; what has no name is what they print to.
+        # Errors of files that a command opens have a file name; without one it is stdout.
         _abandon_stdout()
         return _fail(f"{error.filename or 'stdout'}: {error.strerror or error}", FAILED)
     return result if isinstance(result, int) else 0
 
 
 def _abandon_stdout() -> None:
-    """Let what the interpreter flushes at exit not fail again."""
+    """Redirect stdout, so that its flush at exit does not fail again."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 

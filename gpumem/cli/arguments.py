@@ -1,4 +1,4 @@
-"""Arguments that several commands take: devices, traces and sizes, read and completed."""
+"""Arguments of several commands: devices, traces and sizes, with their completion."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Range = TypeVar("Range", click.IntRange, click.FloatRange)
 
 
 def within(what: str, bounds: Range) -> Range:
-    """Name the bounds of a range also for values that are not numbers, which click does not."""
+    """Let the error for a value that is not a number name the bounds, too, unlike click's own."""
     low, high = bounds.min, bounds.max
     bounds.name = f"{what} of {low} or more" if high is None else f"{what} from {low} to {high}"
     return bounds
 
 
 def present_device(_: click.Context, __: click.Parameter, name: str | None) -> Device | None:
-    """Read a device that is there."""
+    """Read the name of a device that is present."""
     if name is None:
         return None
     try:
@@ -50,7 +50,7 @@ def present_device(_: click.Context, __: click.Parameter, name: str | None) -> D
         listing = ", ".join(map(str, present))
         reason = gpumem.driver_status().reason if device.type == "cuda" else ""
         raise click.BadParameter(
-            f"unknown device {name!r}: present are {listing}" + (reason and f" ({reason})")
+            f"unknown device {name!r}: expected one of {listing}" + (reason and f" ({reason})")
         )
     return device
 
@@ -62,13 +62,13 @@ def device_option(meaning: str) -> Callable[[Command], Command]:
 
 
 def complete_device(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Offer the devices that are there."""
+    """Offer the devices that are present."""
     names = map(str, gpumem.devices())
     return [CompletionItem(name) for name in names if name.startswith(begun)]
 
 
 def complete_trace(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Offer files and the bundled traces; bash offers files where no trace fits."""
+    """Offer files and the bundled traces; bash offers files if no trace fits."""
     names = [CompletionItem(name) for name in samples() if name.startswith(begun)]
     return [CompletionItem(begun, type="file"), *names]
 

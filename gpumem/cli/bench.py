@@ -1,4 +1,4 @@
-"""``gpumem bench``: what a block costs here, beside what else could hand it out."""
+"""``gpumem bench``: the time of an allocation here, beside that of other allocators."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ROUNDS = 7
 RUN_SECONDS = 0.01  # of one contender in one round
 MOST_PAIRS = 20_000  # of one run
 
-Pair = Callable[[], object]  # takes a block and gives it back
+Pair = Callable[[], object]  # allocates a block and frees it
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one block costs: taken and given back, from Python, on one stream, warm.
+    """The time of one allocation and free, from Python, on one stream, warm.
 
     ``ns`` is the median of the rounds; ``ratio`` the median of the ratios to the arena within each
-    round. Both are None where `error` says why nothing was measured.
+    round. Both are None if nothing was measured; then `error` has the reason.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Cost:
 @device_option("The device to measure, such as cuda:0 or host; every device if omitted.")
 @json_option
 def bench(device: Device | None, as_json: bool) -> None:
-    """Time allocating and freeing, beside NumPy, the driver, PyTorch and CuPy where installed."""
+    """Time allocations and frees of gpumem, the driver, and of NumPy, PyTorch and CuPy."""
     started = time.perf_counter()
     measured = []
     for each in gpumem.devices() if device is None else [device]:
@@ -72,7 +72,7 @@ def _costs(device: Device, nbytes: int) -> list[Cost]:
         try:
             pair = make()
             ready[name] = pair, _pairs_in_a_run(pair)
-        except Exception as error:  # whatever a framework raises is what there is to tell
+        except Exception as error:  # a framework may raise anything; the table shows it
             refused[name] = f"{type(error).__name__}: {error}"
     for _ in range(ROUNDS):
         for name, (pair, count) in ready.items():
@@ -91,7 +91,7 @@ def _ratio(rounds: list[float], reference: list[float] | None) -> float | None:
 
 
 def _pairs_in_a_run(pair: Pair) -> int:
-    pair()  # warm: what is made once is not what a block costs
+    pair()  # warm up: the first call also makes regions and caches
     once = max(_run(pair, 3), 1.0)
     return max(3, min(MOST_PAIRS, int(RUN_SECONDS * 1e9 / once)))
 
@@ -108,7 +108,7 @@ def _run(pair: Pair, count: int) -> float:
 
 
 def _contenders(device: Device, nbytes: int) -> Iterator[tuple[str, Callable[[], Pair]]]:
-    """Yield names, and what makes a pair of calls ready; that may raise."""
+    """Yield names, and functions that prepare a pair of calls; they may raise."""
     yield "gpumem.Arena", lambda: _pairs_of(gpumem.Arena(device), nbytes)
     if device.capabilities["memory_pools"].supported:
         yield "gpumem.DriverPool", lambda: _pairs_of(gpumem.DriverPool(device), nbytes)
@@ -143,12 +143,12 @@ def _cupy_pairs(device: Device, nbytes: int) -> Pair:
     return lambda: cupy.empty(nbytes, dtype=cupy.uint8)
 
 
-# --------------------------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------------------------- output
 
 
 def _show(console: Console, facts: dict[str, Any]) -> None:
     for measured in facts["devices"]:
-        rows = table("", "block", "take and free", "/ arena", numbers=3, title=measured["device"])
+        rows = table("", "block", "allocate, free", "/ arena", numbers=3, title=measured["device"])
         for cost in measured["costs"]:
             rows.add_row(
                 cost["name"],
@@ -158,6 +158,6 @@ def _show(console: Console, facts: dict[str, Any]) -> None:
             )
         console.print(rows)
     console.print(
-        f"Medians of {facts['rounds']} interleaved rounds, blocks unwritten; those of NumPy, "
-        f"PyTorch and CuPy are arrays. {facts['seconds']:.1f} s"
+        f"Medians of {facts['rounds']} interleaved rounds. Blocks are not written; NumPy, PyTorch "
+        f"and CuPy make arrays. {facts['seconds']:.1f} s"
     )

@@ -1,4 +1,4 @@
-"""``gpumem completion``: what a shell runs to complete this command's words."""
+"""``gpumem completion``: the script with which a shell completes this command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumem.cli.output import json_option, print_json
 __all__ = ["completion"]
 
 SHELLS = ("bash", "zsh", "fish")
-VARIABLE = "_GPUMEM_COMPLETE"  # in which click's script asks `gpumem` for words
+VARIABLE = "_GPUMEM_COMPLETE"  # set by click's script when it calls `gpumem` for completions
 
 _HELP = {
     "bash": 'eval "$(gpumem completion bash)"   in ~/.bashrc',
@@ -24,7 +24,7 @@ _HELP = {
 @json_option
 @click.pass_context
 def completion(context: click.Context, shell: str, as_json: bool) -> None:
-    """Print the script with which SHELL completes commands, options, devices and traces."""
+    """Print the script for SHELL that completes commands, options, devices and traces."""
     script = _script(context.find_root().command, shell)
     if as_json:
         print_json({"shell": shell, "script": script})
@@ -35,5 +35,5 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
 def _script(command: click.Command, shell: str) -> str:
     made = get_completion_class(shell)
     assert made is not None, f"click has no completion for {shell}"
-    # The base's: bash's own would run bash, which need not be here, to look at its version.
+    # The method of the base class: bash's own runs bash, which may be missing, for its version.
     return ShellComplete.source(made(command, {}, "gpumem", VARIABLE)).strip()

@@ -1,4 +1,4 @@
-"""``gpumem demo``: the main job in half a minute, on the best device present, GPU or not."""
+"""``gpumem demo``: the main features in half a minute, on a GPU or without one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ TRACES = ("gpt2_varlen_train", "multistream_train")
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """One way to serve the trace: what it holds from the device, and what a call costs.
+    """The memory that one way to serve the trace reserves, and the time of its calls.
 
-    Bytes of plain driver calls and of the caching policy are modelled; times and driver calls
-    are measured, and None where nothing was run.
+    Bytes of plain driver calls and of the caching policy are modelled. Times and driver calls are
+    measured; they are None for a model.
     """
 
     name: str
@@ -45,7 +45,7 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class View:
-    """Whether a library saw gpumem's memory in place."""
+    """Whether a library could use gpumem's memory without a copy."""
 
     library: str
     memory: str
@@ -56,7 +56,7 @@ class View:
 @click.command()
 @json_option
 def demo(as_json: bool) -> None:
-    """Replay a real training run, compare what it reserves, and share memory without a copy."""
+    """Replay a recorded training run, compare allocators, and share memory without a copy."""
     started = time.perf_counter()
     trace, device = _trace_that_fits(gpumem.default_device())
     with progress(f"replaying {trace.name} on {device}"):
@@ -105,7 +105,7 @@ def _policies(trace: Trace, device: Device) -> list[PolicyResult]:
 
 
 def _views(device: Device) -> list[View]:
-    """Hand memory to every library that is installed, and check that it saw the very bytes."""
+    """Pass memory to every installed library, and check that it uses the same bytes."""
     views = [_view("NumPy", _host_accessible(device), _check_numpy)]
     if find_spec("torch") is not None:
         views.append(_view("PyTorch", MemoryInfo(_torch_device(device)), _check_torch))
@@ -117,9 +117,9 @@ def _views(device: Device) -> list[View]:
 def _view(library: str, memory: MemoryInfo, check: Callable[[gpumem.Buffer], bool]) -> View:
     try:
         in_place = check(gpumem.Arena(memory).allocate(VIEW_BYTES))
-    except Exception as error:  # whatever a framework raises is what the demo has to tell
+    except Exception as error:  # a framework may raise anything; the table shows it
         return View(library, str(memory), False, f"{type(error).__name__}: {error}")
-    return View(library, str(memory), in_place, "" if in_place else "it saw other bytes")
+    return View(library, str(memory), in_place, "" if in_place else "it uses other bytes")
 
 
 def _host_accessible(device: Device) -> MemoryInfo:
@@ -128,7 +128,7 @@ def _host_accessible(device: Device) -> MemoryInfo:
 
 
 def _torch_device(device: Device) -> Device:
-    """Give `device` if this build of PyTorch can reach it, else the host."""
+    """Return `device` if this build of PyTorch can use it, else the host."""
     import torch
 
     return device if device.type == "cuda" and torch.cuda.is_available() else Device("host")
@@ -158,7 +158,7 @@ def _check_cupy(buffer: gpumem.Buffer) -> bool:
     return bool(array.data.ptr == buffer.ptr and int(array.sum()) == 3 * VIEW_BYTES)
 
 
-# --------------------------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------------------------- output
 
 
 def _show(console: Console, facts: dict[str, Any]) -> None:

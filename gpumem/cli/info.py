@@ -1,4 +1,4 @@
-"""``gpumem info``: the devices, what they can do and, if not, why."""
+"""``gpumem info``: the devices, their capabilities, and the reasons of missing ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["describe_device", "device_table", "info"]
 @click.command()
 @json_option
 def info(as_json: bool) -> None:
-    """Show devices, what each can do or why not, and versions."""
+    """Show devices, their capabilities or why they are missing, and versions."""
     present(_facts(), as_json, _show)
 
 
@@ -54,7 +54,7 @@ def _installed(package: str) -> str | None:
 
 
 def _other_distribution() -> list[str]:
-    """Warn of the distribution `gpumem` of the package index, whose command has this one's name."""
+    """Warn of the other distribution `gpumem`, whose command has the same name."""
     other = _installed("gpumem")
     if other is None:
         return []
@@ -66,24 +66,24 @@ def _other_distribution() -> list[str]:
 
 
 def _cuda_version(number: int) -> str | None:
-    """Write the driver's number for the CUDA version it speaks, such as 13000, as people do."""
+    """Write the driver's number of its CUDA version, such as 13000, as "13.0"."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
 
 def describe_device(device: Device) -> dict[str, Any]:
-    """Collect what a device tells of itself, as JSON-ready facts.
+    """Collect the properties of a device as values for JSON.
 
     Parameters
     ----------
     device : Device
-        The device to ask.
+        The device to query.
 
     Returns
     -------
     dict
         ``device``, ``type``, ``index``, ``name``, ``uuid``, ``total_bytes``, ``free_bytes``,
-        ``capabilities`` and ``error``. A device that does not answer gives its reason in
-        ``error`` and None for what it did not tell.
+        ``capabilities`` and ``error``. If the driver cannot query the device, ``error`` has the
+        reason, and properties that are not known are None.
     """
     facts: dict[str, Any] = {"device": str(device), "type": device.type, "index": device.index}
     facts |= dict.fromkeys(("name", "uuid", "total_bytes", "free_bytes"))
@@ -126,11 +126,11 @@ def _show(console: Console, facts: Mapping[str, Any]) -> None:
 
 
 def device_table(devices: list[dict[str, Any]]) -> Table:
-    """Make a table of what `describe_device` tells of each device."""
+    """Make a table of the properties that `describe_device` returns."""
     rows = table("device", "name", "uuid", "total", "free", numbers=2)
     for device in devices:
         if device["error"]:
-            rows.add_row(device["device"], f"does not answer: {device['error']}", "", "", "")
+            rows.add_row(device["device"], f"not usable: {device['error']}", "", "", "")
         else:
             rows.add_row(
                 device["device"],

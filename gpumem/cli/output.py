@@ -1,4 +1,4 @@
-"""What commands print: tables for people on stdout, or one JSON object; progress on stderr."""
+"""Output of the commands: tables or one JSON object on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Mapping[str, Any])
 
-# Columns if stdout is not a terminal, which has a width of its own.
+# Width in characters if stdout is not a terminal.
 _WIDTH_OF_A_FILE = 120
 
 json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
@@ -40,7 +40,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def present(facts: F, as_json: bool, show: Callable[[Console, F], None]) -> None:
-    """Print facts as one JSON object, or as `show` writes them for people."""
+    """Print facts as one JSON object, or as text by `show`."""
     if as_json:
         print_json(facts)
     else:
@@ -48,13 +48,13 @@ def present(facts: F, as_json: bool, show: Callable[[Console, F], None]) -> None
 
 
 def stdout() -> Console:
-    """Make a console for what a command has to say."""
+    """Make a console for the output of a command."""
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=width)
 
 
 def visible(text: str) -> str:
-    """Write what a terminal would obey or not show, such as others' names, as Python does."""
+    """Escape characters that a terminal would interpret or not show, as Python does."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -80,9 +80,9 @@ def pairs(rows: Mapping[str, str], title: str = "") -> Table:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Show that `what` is under way while the block runs; on a terminal only.
+    """Show `what` as the current step while the block runs; on a terminal only.
 
-    The block is given a function that says what is under way from then on.
+    The block receives a function that changes the step that is shown.
     """
     if not sys.stderr.isatty():
         yield lambda what: None

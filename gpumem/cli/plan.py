@@ -1,4 +1,4 @@
-"""``gpumem plan``: a model's nodes on devices under budgets, its copies, and its memory."""
+"""``gpumem plan``: which device runs each node of a model, its copies, and its memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpumem.planning.assignment.passes import STRATEGIES
 __all__ = ["plan"]
 
 DEVICES = ("cuda:0", "host")
-MOST_ROWS = 40  # of one table for people; --json and -o have everything
+MOST_ROWS = 40  # of one table; --json and -o have everything
 
 
 @click.command()
@@ -39,7 +39,7 @@ MOST_ROWS = 40  # of one table for people; --json and -o have everything
     "budgets",
     multiple=True,
     metavar="[DEVICE=]SIZE",
-    help="Most memory of a device, such as 2GiB or cuda:1=512MiB; without a name of the first.",
+    help="Limit of a device, such as 2GiB or cuda:1=512MiB; without a name of the first device.",
 )
 @click.option(
     "--device",
@@ -48,26 +48,26 @@ MOST_ROWS = 40  # of one table for people; --json and -o have everything
     default=DEVICES,
     shell_complete=complete_device,
     metavar="DEVICE",
-    help="In order of preference; need not be present. [default: cuda:0, host]",
+    help="A device, in order of preference; may be absent here. [default: cuda:0, host]",
 )
 @click.option(
-    "--dim", "dims", multiple=True, metavar="NAME=N", help="Length of a named dimension of inputs."
+    "--dim", "dims", multiple=True, metavar="NAME=N", help="Length of a named input dimension."
 )
-@click.option("--stats", type=click.Path(path_type=Path), help="Costs of nodes: a statistics file.")
+@click.option("--stats", type=click.Path(path_type=Path), help="A file of measured costs.")
 @click.option(
     "--percent",
     type=within("integer", click.IntRange(100, 10_000)),
     metavar="N",
-    help="What known bytes of a node count as, without --stats. [default: 150]",
+    help="Percentage by which known bytes count, without --stats. [default: 150]",
 )
 @click.option(
     "--strategy",
     type=click.Choice(sorted(STRATEGIES)),
     default="greedy",
     show_default=True,
-    help="How a budget is filled.",
+    help="How nodes are chosen under a budget.",
 )
-@click.option("--weights", is_flag=True, help="Give weights places in the memory plan, too.")
+@click.option("--weights", is_flag=True, help="Include weights in the memory plan.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write the plan as JSON to a file."
 )
@@ -143,7 +143,7 @@ def _accountant(
 
 
 def _read(model: Path, dims: tuple[str, ...]) -> ModelGraph:
-    """Read the model; what is wrong with it is bad input."""
+    """Read the model; an error in it counts as bad input."""
     try:
         return ModelGraph.from_onnx(model, dims=dict(map(_dim, dims)))
     except ModelGraphError as error:
@@ -161,7 +161,7 @@ def _dim(text: str) -> tuple[str, int]:
     return name, int(length)
 
 
-# ---- telling -------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------
 
 
 def _facts(

@@ -1,4 +1,4 @@
-"""``gpumem replay``: run a recorded trace on a real arena and tell what it needed."""
+"""``gpumem replay``: run a recorded trace on a real arena and report its memory and time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOST_LAG_US = 1 << 40
     type=within("integer", click.IntRange(0, MOST_LAG_US)),
     metavar="N",
     default=0,
-    help="Let every stream finish its work this many microseconds late (host devices).",
+    help="Delay of every stream's work, in microseconds (host devices only).",
 )
 @json_option
 def replay(
@@ -79,7 +79,7 @@ def _config(settings: Sequence[str], max_mem: int | None) -> dict[str, object]:
         given.append(("arena.max_mem", str(max_mem)))
     config: dict[str, object] = {}
     for key, value in given:
-        # One key given twice never reaches the arena's own check of contradictions.
+        # The arena's own check cannot see a key that is given twice.
         if config.setdefault(key, value) != value:
             raise ConfigError(
                 f"{key} is given twice with different values: {config[key]!r} and {value!r}"

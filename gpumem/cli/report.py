@@ -20,24 +20,24 @@ __all__ = ["report"]
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page; if left out, FILE's name with .html in the current folder.",
+    help="The page to write; by default FILE's name with .html in the current folder.",
 )
 @click.option("--title", help="Heading of the page.")
 @click.option(
     "--device",
     type=within("integer", click.IntRange(0)),
     metavar="N",
-    help="Which memory of several in FILE; the busiest if left out.",
+    help="Index of the memory to show if FILE has several; by default the busiest.",
 )
 @json_option
 def report(
     file: str, output: Path | None, title: str | None, device: int | None, as_json: bool
 ) -> None:
-    """Show FILE as a page: bytes over time, addresses, streams, owners, leaks, policies.
+    """Write a page that shows FILE: bytes over time, addresses, streams, owners, leaks, policies.
 
     FILE is a recording or a snapshot (JSON) of gpumem.observe, a trace (.npz), a PyTorch memory
-    snapshot, an RMM log, or a bundled trace's name. The page is one file that opens in any
-    browser, without a network.
+    snapshot, an RMM log, or the name of a bundled trace. The page is one file, which every browser
+    can open without a network.
     """
     page = Path(f"{Path(file).stem}.html") if output is None else output
     try:

@@ -1,4 +1,4 @@
-"""``gpumem top``: the counters of a running process, which notices nothing of it."""
+"""``gpumem top``: the counters of a running process, read without disturbing it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["top"]
 
 
 def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Offer the processes that publish."""
+    """Offer the processes that publish their counters."""
     return [
         CompletionItem(str(page.process), help=visible(command_of(page.process)))
         for page in _readable()[0]
@@ -37,20 +37,21 @@ def _complete_process(_: click.Context, __: click.Parameter, begun: str) -> list
     type=within("integer", click.IntRange(1, (1 << 31) - 1)),
     shell_complete=_complete_process,
 )
-@click.option("--once", is_flag=True, help="Show it once, as where stdout is not a terminal.")
+@click.option("--once", is_flag=True, help="Show the counters once and exit.")
 @click.option(
     "--interval",
     type=within("number", click.FloatRange(0.1, 3600)),
     metavar="SECONDS",
     default=1.0,
     show_default=True,
-    help="Seconds from one look to the next.",
+    help="Seconds between two updates.",
 )
 @json_option
 def top(process: int | None, once: bool, interval: float, as_json: bool) -> None:
     """Watch the memory of process PID, or list the processes that can be watched.
 
-    Those started with GPUMEM_TOP=1, or that called gpumem.observe.publish().
+    A process can be watched if it was started with GPUMEM_TOP=1 or has called
+    gpumem.observe.publish().
     """
     if process is None:
         pages, left_out = _readable()
@@ -71,11 +72,11 @@ def top(process: int | None, once: bool, interval: float, as_json: bool) -> None
         _watch(page, interval)
 
 
-# --------------------------------------------------------------------------------------- looking
+# --------------------------------------------------------------------------------------- reading
 
 
 def _watch(page: LivePage, interval: float) -> None:
-    """Look again and again, until the process ends or the user has seen enough."""
+    """Update the tables until the process ends or the user interrupts."""
     before: LivePage | None = None
     console = stdout()
     first = view(page, before, console.width)
@@ -86,19 +87,19 @@ def _watch(page: LivePage, interval: float) -> None:
                 before, page = page, LivePage.of_process(page.process)
                 live.update(view(page, before, console.width), refresh=True)
         except NotPublishedError:
-            pass  # it has taken its page back
+            pass  # the process has removed its page
         except KeyboardInterrupt:
             return
     console.print(view(page, before, console.width))
-    click.echo(f"gpumem: process {page.process} publishes no more", err=True)
+    click.echo(f"gpumem: process {page.process} no longer publishes", err=True)
 
 
 def _readable() -> tuple[tuple[LivePage, ...], list[str]]:
-    """Read all pages; with what is to say of those that cannot be read."""
-    with warnings.catch_warnings(record=True) as told:
+    """Read all pages; return also a message for each that cannot be read."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pages = LivePage.of_all()
-    return pages, [str(one.message) for one in told]
+    return pages, [str(one.message) for one in caught]
 
 
 # ------------------------------------------------------------------------------------------ JSON

@@ -1,4 +1,4 @@
-"""What ``gpumem top`` shows of a process: its resources and its budgets, in tables."""
+"""The tables of ``gpumem top``: resources and budgets of a process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gpumem.observe import LiveBudget, LivePage, LiveResource
 
 __all__ = ["command_of", "state_of", "view"]
 
-LATE_PERIODS = 10  # without an update, after which a process is said to stand still
+LATE_PERIODS = 10  # without an update, after which the age of the numbers is shown
 STATES = {"R": "running", "S": "sleeping", "D": "in a system call", "T": "stopped", "t": "stopped"}
-NAME_WIDTH = 12  # that is left for names at least; longer ones are folded
+NAME_WIDTH = 12  # characters, the least for names; longer ones are folded
 GAP = 3  # between columns
 
 
 def view(page: LivePage, before: LivePage | None, width: int) -> RenderableType:
-    """Make what is shown of a process, with rates since the look `before`."""
+    """Make the tables of a process, with rates since the page `before`."""
     parts: list[RenderableType] = [_title(page), _resource_table(page, before, width)]
     if page.budgets:
         parts.append(_budget_table(page))
     if page.left_out:
-        parts.append(f"and {page.left_out} more, for which the page has no room")
+        parts.append(f"and {page.left_out} more that do not fit in the page")
     return Group(*parts)
 
 
@@ -52,13 +52,13 @@ def command_of(process: int) -> str:
 
 
 def state_of(page: LivePage) -> str:
-    """Tell what the system says of a page's process."""
+    """Return the system's state of a page's process."""
     if not page.alive:
         return "ended"
     try:
         stat = Path("/proc", str(page.process), "stat").read_text(errors="replace")
     except OSError:
-        return "unknown"  # its id means nothing in this namespace
+        return "unknown"  # its id does not exist in this namespace
     return STATES.get(stat.rpartition(")")[2].split()[0], "unknown")
 
 
@@ -69,11 +69,11 @@ class _Column(NamedTuple):
     title: str
     cell: Callable[[LiveResource], str]
     number: bool = False
-    dispensable: int = 0  # the higher, the sooner it is left out on a narrow terminal
+    dispensable: int = 0  # on a narrow terminal, the highest are left out first
 
 
 def _resource_table(page: LivePage, before: LivePage | None, width: int) -> RenderableType:
-    """Make a row of each resource, of the columns that say something and fit."""
+    """Make a row for each resource, with the columns that are not empty and fit."""
     shown = _fitting(_columns(page, before), page.resources, width)
     rows = table(*(each.title for each in shown), numbers=sum(each.number for each in shown))
     for one in page.resources:
@@ -99,7 +99,7 @@ def _columns(page: LivePage, before: LivePage | None) -> list[_Column]:
 def _fitting(
     columns: list[_Column], resources: tuple[LiveResource, ...], width: int
 ) -> list[_Column]:
-    """Leave out columns that say nothing, then the dispensable ones until the others fit."""
+    """Leave out empty columns, then the dispensable ones until the others fit."""
     widths = {each: max((len(each.cell(one)) for one in resources), default=1) for each in columns}
     shown = [each for each in columns if widths[each]]
     for last in sorted(shown, key=lambda each: each.dispensable, reverse=True):
@@ -119,7 +119,7 @@ def _blocks(one: LiveResource) -> str:
 
 
 def _rate(one: LiveResource, page: LivePage, before: LivePage | None) -> str:
-    """Tell how many blocks were handed out per second since the look before."""
+    """Return the number of allocations per second since the page before."""
     if before is None or page.clock <= before.clock:
         return ""
     earlier = {each.id: each.counters["num_allocs"] for each in before.resources}
@@ -144,7 +144,7 @@ def _budget_table(page: LivePage) -> RenderableType:
 
 
 def _tree(budgets: tuple[LiveBudget, ...]) -> list[tuple[int, LiveBudget]]:
-    """Order budgets so that each comes behind its parent; with their depths."""
+    """Return the budgets with their depths, each one after its parent."""
     known = {one.id for one in budgets}
     found: list[tuple[int, LiveBudget]] = []
 
@@ -154,6 +154,6 @@ def _tree(budgets: tuple[LiveBudget, ...]) -> list[tuple[int, LiveBudget]]:
                 found.append((depth, one))
                 add({one.id}, depth + 1)
 
-    # Roots, and those whose parent has no room in the page.
+    # Roots, and budgets whose parent does not fit in the page.
     add({one.parent for one in budgets} - known | {None}, 0)
     return found

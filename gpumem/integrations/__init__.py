@@ -3,16 +3,17 @@
 Each has ``enable(resource=None, ...)``, ``disable()``, ``using(resource=None, ...)`` and
 ``status()``, and they behave alike:
 
-- They hold for the whole process, every thread included, and for what is allocated from then on;
-  what was allocated before keeps its memory, and goes back to where it came from.
-- `resource` is a `gpumem.MemoryResource` for its own device, several of them, or None: the default
-  resource of each device, asked for when the library first wants memory there.
-- ``enable`` with what is enabled already does nothing, with something else it replaces that.
-  ``disable`` gives the library back what it had before the first ``enable``.
-- ``using`` is a context manager. It nests, also within ``enable``, and restores what was there.
+- They apply to the whole process, every thread included, and to later allocations. Earlier
+  allocations keep their memory, which is freed where it was allocated.
+- `resource` is a `gpumem.MemoryResource` for its own device, several of them, or None. None means
+  the default resource of each device, which is made at the first allocation on that device.
+- ``enable`` with the same arguments as before does nothing; with others it replaces the setting.
+  ``disable`` restores what the library used before the first ``enable``.
+- ``using`` is a context manager. It can be nested, also within ``enable``, and restores the setting
+  before it.
 - ``status`` returns a `Status`: whether the library uses gpumem's memory, and which resources.
-- A library that is missing, too old, or that cannot switch (back) now is an
-  `gpumem.errors.IntegrationError` that says why, and nothing is changed.
+- They raise `gpumem.errors.IntegrationError`, with the reason, if the library is missing, is too
+  old or cannot switch now; then nothing is changed.
 
 Two names stand for the two directions, where a library has objects for them:
 
@@ -33,10 +34,10 @@ __all__ = ["Status"]
 
 _LIBRARIES = ("cuda_core", "cupy", "jax", "numba", "rmm", "torch")
 
-if not TYPE_CHECKING:  # a checker would take every name for one of the module's
+if not TYPE_CHECKING:  # else a type checker would accept every name of the module
 
     def __getattr__(name: str) -> ModuleType:
-        """Import the module for a library when it is first named."""
+        """Import the module for a library when its name is first used."""
         if name in _LIBRARIES:
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

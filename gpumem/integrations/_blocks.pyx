@@ -1,4 +1,4 @@
-"""Blocks of libraries that ask with a stream and give back an address."""
+"""Blocks of libraries that allocate for a stream and free by address."""
 
 cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
@@ -24,7 +24,7 @@ cdef class Blocks:
     cdef object find
     cdef MemoryResource found
     cdef dict live              # address -> Buffer
-    cdef Stream last_stream     # named last, with the caller's object as its owner
+    cdef Stream last_stream     # of the last call; its owner is the caller's stream object
 
     def __init__(self, find):
         self.find = find
@@ -32,7 +32,7 @@ cdef class Blocks:
 
     @property
     def resource(self):
-        """Where the blocks come from."""
+        """The resource that allocates the blocks."""
         return self.source()
 
     def __len__(self):
@@ -45,7 +45,7 @@ cdef class Blocks:
         ----------
         nbytes : int
         stream : object with ``__cuda_stream__``
-            Kept alive while memory is marked with it. A capture on it is served from a graph pool.
+            Kept alive while memory is marked with it. While it captures, a graph pool serves it.
 
         Raises
         ------
@@ -74,7 +74,7 @@ cdef class Blocks:
         Raises
         ------
         InvalidFreeError
-            None does.
+            No block begins there.
         """
         cdef Buffer buffer
         if not address:
@@ -88,7 +88,7 @@ cdef class Blocks:
             named = self.stream_of(buffer.resource, stream)
             buffer.close(0 if named is None else named)
         except ClosedError:
-            pass        # at the process's end, or in a fork's child, nothing is given back
+            pass        # at exit, or in a fork's child, blocks are left to the driver
 
     def deallocate(self, address, nbytes, stream):
         """Do as `free`, but report an exception instead of raising it: RMM's callback."""

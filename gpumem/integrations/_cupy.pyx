@@ -1,8 +1,8 @@
-"""What CuPy calls for memory, compiled: a block on CuPy's current stream, as CuPy's own objects.
+"""CuPy's allocator function, compiled: a block for CuPy's current stream, as CuPy's own objects.
 
-CuPy wants a MemoryPointer over a memory object; here that is an UnownedMemory, whose owner is the
-`gpumem.Buffer`. The array keeps the pointer, that the memory, that the buffer; the last one to go
-frees the block on the stream that it was taken for.
+CuPy expects a MemoryPointer to a memory object. Here that is an UnownedMemory, whose owner is the
+`gpumem.Buffer`. The array owns the pointer, which owns the memory, which owns the buffer; the end
+of the last of them frees the block on the stream for which it was allocated.
 """
 
 import gc
@@ -29,7 +29,7 @@ cdef extern from "Python.h":
     PyObject* PyErr_Occurred() noexcept
 
 cdef enum:
-    MOST_DEVICES = 64           # found without a look into a dict
+    MOST_DEVICES = 64           # whose resource is found without a dict
     HEAD_BYTES = 16             # of every object: reference count and type
 
 # CuPy's own functions, by the signatures that its compiled modules export them with.
@@ -41,11 +41,11 @@ cdef char* STREAM_SIGNATURE = "intptr_t (int)"
 
 @cython.final
 cdef class Where:
-    """Tells CuPy's current device and stream: by its C functions, or by its Python ones."""
+    """Reads CuPy's current device and stream, by its C functions or by its Python functions."""
 
     cdef DeviceFunction device_function
     cdef StreamFunction stream_function
-    cdef object get_device_id       # Python's way to the same
+    cdef object get_device_id       # the Python functions, if there are no C functions
     cdef object get_stream
 
     def __init__(self, get_device_id, get_stream, capsules=None):
@@ -77,8 +77,8 @@ cdef class Where:
 cdef class Maker:
     """Makes CuPy's MemoryPointer over an UnownedMemory.
 
-    By calling the two classes; or, where every byte of their objects is found to be a field that is
-    known, by filling in objects that CuPy's own tp_new made. That takes a quarter of the time.
+    It calls the two classes. If the offsets of all fields of their objects could be found, it fills
+    in objects that CuPy's own tp_new made instead, which takes a quarter of the time.
     """
 
     cdef object memory_type
@@ -94,11 +94,11 @@ cdef class Maker:
 
     @property
     def fills_in(self):
-        """Whether objects are filled in, not called for."""
+        """Whether objects are filled in, without a call of their classes."""
         return self.known
 
     cdef bint find_fields(self) except -1:
-        """Look for each field in objects whose every field has another value."""
+        """Find each field in objects of which every field has a different value."""
         cdef intptr_t address = 0x1122334455667700
         cdef size_t size = 0x0102030405060708
         cdef int32_t device = 0x51525354
@@ -118,7 +118,8 @@ cdef class Maker:
         self.pointer_device = offset_of(pointer, &device, sizeof(device))
         reference = <PyObject*>memory
         self.pointer_memory = offset_of(pointer, &reference, sizeof(reference))
-        # Head, four fields of eight bytes with their padding; head, table of methods, three.
+        # No field is missing: a memory has a head and four fields of eight bytes with padding, a
+        # pointer a head, a table of methods and three fields.
         return (min(self.memory_address, self.memory_size, self.memory_device, self.memory_owner,
                     self.pointer_address, self.pointer_device, self.pointer_memory) > 0
                 and self.memory_type.__basicsize__ == HEAD_BYTES + 4 * 8
@@ -145,7 +146,7 @@ cdef inline void* at(object instance, Py_ssize_t offset) noexcept:
 
 
 cdef inline void put(object instance, Py_ssize_t offset, object value) noexcept:
-    # What tp_new left there was None.
+    # tp_new has set the field to None, whose reference ends here.
     cdef PyObject** field = <PyObject**>at(instance, offset)
     Py_INCREF(value)
     before = <object>field[0]
@@ -188,7 +189,7 @@ cdef class CupyAllocator:
     cdef Maker maker
     cdef object no_memory               # turns gpumem's OutOfMemoryError into CuPy's
     cdef dict found                     # device -> its resource
-    cdef PyObject* quick[MOST_DEVICES]  # the same of the first devices; borrowed
+    cdef PyObject* quick[MOST_DEVICES]  # the same for low device numbers; `found` owns them
     cdef Stream last_stream             # CuPy's stream object that was current last, as its owner
 
     def __init__(self, resources, Where where not None, Maker maker not None, no_memory):
@@ -209,8 +210,8 @@ cdef class CupyAllocator:
         Raises
         ------
         cupy.cuda.memory.OutOfMemoryError
-            There is no room, also after the garbage collector has run. It is a
-            `gpumem.OutOfMemoryError` and a ``CUDARuntimeError`` as well.
+            Memory is out, also after a garbage collection. It is a `gpumem.OutOfMemoryError` and a
+            ``CUDARuntimeError`` as well.
         """
         cdef uint64_t nbytes = size
         cdef int device = self.where.device()
@@ -224,7 +225,7 @@ cdef class CupyAllocator:
         return self.maker.make(buffer, device)
 
     cdef Buffer allocate_again(self, uint64_t nbytes, int device):
-        # As CuPy's own pool does before it gives up: arrays may be left in cycles.
+        # Arrays may be left in reference cycles; CuPy's own pool collects here, too.
         gc.collect()
         try:
             return self.allocate(nbytes, device)
@@ -265,7 +266,7 @@ cdef class CupyAllocator:
         return resource
 
     cdef Stream stream_of(self, MemoryResource resource, int device):
-        # The object of CuPy comes along, so that its stream lives while memory is marked with it.
+        # CuPy's object becomes the owner, so that its stream lives while memory is marked with it.
         cdef Stream stream
         owner = self.where.get_stream(device)
         stream = self.last_stream
@@ -278,7 +279,7 @@ cdef class CupyAllocator:
 
 @cython.final
 cdef class PinnedBlock:
-    """Pinned memory as CuPy's PinnedMemoryPointer wants it: an address, a size, and the owner."""
+    """Pinned memory as CuPy's PinnedMemoryPointer expects it: an address, a size, and the owner."""
 
     cdef readonly Buffer buffer
 

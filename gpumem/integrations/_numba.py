@@ -30,16 +30,16 @@ _LEGACY_STREAM = 0
 
 
 def manager_class(resources: Resources, pinned: Resources | None, device_type: str = "cuda") -> Any:
-    """Make the class that Numba makes a manager of for each context.
+    """Make the class of which Numba creates one manager for each context.
 
     Parameters
     ----------
     resources : Resources
         Of device arrays.
     pinned : Resources or None
-        Of pinned and mapped host arrays; None: Numba asks the driver.
+        Of pinned and mapped host arrays; None: they come from the driver.
     device_type : str
-        "host" rehearses without a GPU.
+        "host" in tests without a GPU.
     """
     from numba import cuda
     from numba.cuda.cudadrv import driver
@@ -75,7 +75,7 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
         def memhostalloc(
             self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False
         ) -> Any:
-            # Write-combined pages are the driver's alone.
+            # gpumem has no write-combined memory.
             if pinned is None or wc:
                 return super().memhostalloc(size, mapped, portable, wc)
             address, finalizer = self._allocate(pinned, size)
@@ -87,7 +87,7 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
         def _mapped(
             self, context: Any, address: int, size: int, finalizer: Callable[[], None]
         ) -> Any:
-            # Numba counts references to it and holds none itself: the manager does.
+            # Numba counts references to it but holds none itself, so the manager holds one.
             allocations = self.allocations
 
             def free() -> None:
@@ -113,9 +113,9 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
                 return super().get_ipc_handle(memory)
             except driver.CudaAPIError as error:
                 raise IntegrationError(
-                    f"the driver gives no IPC handle of this memory ({error}): pages that move and "
-                    "pools have none. An Arena with backing = 'regions' has; gpumem.interop.export "
-                    "shares blocks of any arena"
+                    f"the driver cannot export this memory by an IPC handle ({error}): use an "
+                    "Arena with backing = 'regions', or gpumem.interop.export, which shares blocks "
+                    "of any arena"
                 ) from error
 
         def _allocate(self, chosen: Resources, size: int) -> tuple[int, Callable[[], None]]:
@@ -125,7 +125,7 @@ def manager_class(resources: Resources, pinned: Resources | None, device_type: s
             return allocated(lambda: blocks.allocate(resource, size), self._collect, no_memory)
 
         def _collect(self) -> None:
-            # As Numba does before it gives up: free what was dropped.
+            # Numba's own manager also frees dropped arrays before it reports an error.
             self.deallocations.clear()
             gc.collect()
             assert self._blocks is not None
@@ -168,7 +168,7 @@ class _LiveBlocks:
 
 
 def _out_of_memory_class(driver: Any) -> Callable[[OutOfMemoryError], Exception]:
-    """Make the exception that Numba's callers and gpumem's callers both catch."""
+    """Make the exception class that Numba's callers and gpumem's callers both catch."""
 
     def __init__(self: Any, error: OutOfMemoryError) -> None:
         # The bases' own would call each other.
@@ -178,7 +178,7 @@ def _out_of_memory_class(driver: Any) -> Callable[[OutOfMemoryError], Exception]
         self.__dict__.update(error.__dict__)
 
     names = {"__init__": __init__, "__module__": __name__}
-    names["__doc__"] = "Numba is out of memory that gpumem gives it; see gpumem.OutOfMemoryError."
+    names["__doc__"] = "Memory for Numba is out in gpumem; see gpumem.OutOfMemoryError."
     return type("OutOfMemoryError", (driver.CudaAPIError, OutOfMemoryError), names)
 
 

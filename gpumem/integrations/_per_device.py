@@ -20,15 +20,15 @@ class PerDevice(Framework):
 
     @abstractmethod
     def get(self, index: int) -> Any:
-        """Return what serves a device now."""
+        """Return the source of a device's memory."""
 
     @abstractmethod
     def put(self, index: int, source: Any) -> None:
-        """Let something serve a device."""
+        """Set the source of a device's memory."""
 
     @abstractmethod
     def over(self, resources: Resources, index: int) -> Any:
-        """Make what serves a device from gpumem; it may ask for a default resource later."""
+        """Make a source over gpumem; it may make the default resource later."""
 
     def attach(self, setting: Setting) -> dict[int, Any]:
         """Put gpumem's sources, all or none; return those that were there."""
@@ -53,7 +53,7 @@ class PerDevice(Framework):
             each.index for each in devices() if each.type == self.device_type
         ]
         if not chosen:
-            raise IntegrationError(f"{self.name} cannot be switched: no CUDA device answers")
+            raise IntegrationError(f"{self.name} cannot be switched: no CUDA device is usable")
         return chosen
 
     def _put_all(self, after: dict[int, Any]) -> None:

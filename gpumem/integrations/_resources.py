@@ -25,20 +25,20 @@ REACHABLE = (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.HOST_ACCESSIBLE)
 
 
 class Resources:
-    """The resource of each device; the default one, asked for at first use, where none was given.
+    """The resource of each device: the given one, else the default one, made at its first use.
 
     Two are equal if the same resources were given for the same devices.
 
     Parameters
     ----------
     framework : str
-        Whose they are, for messages.
+        Name used in error messages.
     given : MemoryResource, iterable or mapping of them, or None
         A mapping's keys are devices or their numbers, and must agree with the resources' own.
     kinds : tuple of MemoryKind
-        What is accepted; the first is what the default resources are of.
+        Accepted kinds of memory; the default resources have the first.
     device_type : str
-        "cuda", or "host" to rehearse without a GPU.
+        "cuda", or "host" in tests without a GPU.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class Resources:
             self._add(key, resource)
 
     def of(self, index: int) -> MemoryResource:
-        """Return the resource of a device, by its number; found once, then the same for good."""
+        """Return the resource of a device, by its number; always the same one."""
         found = self._given.get(index) or self._found.get(index)
         if found is None:
             with self._lock:
@@ -85,7 +85,7 @@ class Resources:
 
     @property
     def given(self) -> dict[int, MemoryResource]:
-        """What was given, by the device's number."""
+        """The resources that were given, by number of the device."""
         return dict(self._given)
 
     def _add(self, key: object, resource: object) -> None:
@@ -132,7 +132,7 @@ class Resources:
 def pinned_resources(
     framework: str, pinned: bool | MemoryResource | None, device_type: str = "cuda"
 ) -> Resources | None:
-    """Return what serves a framework's pinned memory; None if `pinned` is False."""
+    """Return the resources of a framework's pinned memory; None if `pinned` is False."""
     if pinned is False:
         return None
     return Resources(
@@ -148,9 +148,9 @@ def allocated(
     collect: Callable[[], object],
     no_memory: Callable[[OutOfMemoryError], Exception],
 ) -> T:
-    """Allocate, once more after `collect` if memory is out; raise what `no_memory` makes then.
+    """Allocate; if memory is out, call `collect` and try again, then raise what `no_memory` makes.
 
-    The allocators of CuPy and Numba do the same: arrays may be left in cycles of references.
+    The allocators of CuPy and Numba do the same, because arrays may be left in reference cycles.
     """
     try:
         return allocate()
@@ -164,7 +164,7 @@ def allocated(
 
 
 def _pairs(given: object) -> list[tuple[object, object]]:
-    """Turn what was given into (key, resource); the key is None where there is none."""
+    """Return pairs of key and resource; the key is None if none was given."""
     if given is None:
         return []
     if isinstance(given, Mapping):

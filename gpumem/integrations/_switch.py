@@ -1,7 +1,7 @@
-"""What enable, disable, using and status do, alike for every framework.
+"""The behaviour of enable, disable, using and status, which is the same for every framework.
 
-A `Framework` knows how one library is switched; a `Switch` knows when it may be: which settings
-are open, in which order they end, and from which thread.
+A `Framework` implements how one library is switched. A `Switch` decides when: it holds the settings
+in force, the order in which they end, and the thread that began each.
 """
 
 from __future__ import annotations
@@ -62,35 +62,35 @@ class Framework(ABC):
 
     @abstractmethod
     def attach(self, setting: Setting) -> Any:
-        """Make the library use a setting; raise with nothing changed where that cannot be.
+        """Make the library use a setting; if that is impossible, raise and change nothing.
 
-        Returns what `restore` needs to give the library back what it has now.
+        Returns the argument with which `restore` restores the present state.
         """
 
     @abstractmethod
     def restore(self, before: Any) -> None:
-        """Give the library back what it had; raise with nothing changed where that cannot be."""
+        """Restore the library's state; if that is impossible, raise and change nothing."""
 
     def replace(self, before: Any, setting: Setting) -> Any:
-        """Make the library use another setting than the one that `attach` returned `before` for.
+        """Replace the setting of the `attach` that returned `before` by another one.
 
-        Returns what `restore` needs to give back what was there before both; raises with nothing
-        changed where that cannot be.
+        Returns the argument with which `restore` restores the state before both. If that is
+        impossible, raises and changes nothing.
         """
         self.attach(setting)
         return before
 
     def resources_of(self, setting: Setting) -> Mapping[int, MemoryResource]:
-        """Return the resources that a setting names, by number of the device."""
+        """Return the resources of a setting, by number of the device."""
         return dict(setting.resources.given)
 
     def why_not_back(self) -> str | None:
-        """Say why `restore` cannot work now; None where it can."""
+        """Return why `restore` is impossible now; None if it is possible."""
         return None
 
 
 class _Frame:
-    """A setting that is in force, or hidden by later ones, and what was there before it."""
+    """A setting that is in force or hidden by later ones, and the state before it."""
 
     def __init__(self, setting: Setting, before: Any, switched: bool) -> None:
         self.setting = setting
@@ -99,7 +99,7 @@ class _Frame:
 
 
 class Switch:
-    """Which settings of one framework are open: at most one enabled, then any number in use."""
+    """The settings of one framework: at most one enabled, and any number of `using` above it."""
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
@@ -121,7 +121,7 @@ class Switch:
             self._enabled = _Frame(setting, before, True)
 
     def disable(self) -> None:
-        """Give the framework back what it had before the first `enable`."""
+        """Restore the framework's state before the first `enable`."""
         with self._lock:
             self._require_unused("disabled")
             if self._enabled is None:
@@ -131,7 +131,7 @@ class Switch:
             self._enabled = None
 
     def current(self) -> Setting | None:
-        """Return the setting in force; None where the framework has its own memory."""
+        """Return the setting in force; None if the framework uses its own memory."""
         with self._lock:
             frame = self._used[-1][1] if self._used else self._enabled
             return None if frame is None else frame.setting
@@ -143,7 +143,7 @@ class Switch:
             return Status(False, {})
         return Status(True, self.framework.resources_of(setting))
 
-    # ---- what a `Using` does -----------------------------------------------------------------
+    # ---- for `Using` -------------------------------------------------------------------------
 
     def enter(self, use: Using, setting: Setting) -> None:
         """Put a setting in force until `leave` of the same `Using`."""
@@ -178,7 +178,7 @@ class Switch:
             f"{self.framework.name} keeps gpumem's memory after this `using`: {reason}"
         )
 
-    # ---- what may not be -----------------------------------------------------------------------
+    # ---- checks --------------------------------------------------------------------------------
 
     def _require_unused(self, verb: str) -> None:
         if self._used:
@@ -216,9 +216,9 @@ class Switch:
 class Using:
     """A framework on gpumem's memory inside a ``with`` block; made by a module's ``using``.
 
-    Holds for the whole process, not for this thread alone. Blocks end in the opposite order of
-    their beginning, each on the thread that began it; one that may not be left yet raises
-    `gpumem.errors.IntegrationError`, changes nothing, and can be left later by `leave`.
+    It applies to the whole process. Blocks must end on the thread that began them, the innermost
+    first; otherwise the end of a block raises `gpumem.errors.IntegrationError` and changes nothing,
+    and `leave` can end it later.
     """
 
     def __init__(self, switch: Switch, setting: Setting) -> None:
@@ -236,13 +236,13 @@ class Using:
         return self
 
     def leave(self) -> None:
-        """Restore what was there before; what the end of the ``with`` block does.
+        """Restore the state before the ``with`` block, as its end does.
 
         Raises
         ------
         IntegrationError
-            Blocks that were entered later are open, another thread entered it, it is not open,
-            or the framework cannot switch back; then it stays as it is, enabled.
+            A block that was entered later is still open, another thread entered this one, this one
+            is not open, or the framework cannot switch back and stays enabled.
         """
         if self._thread is None:
             raise IntegrationError(f"this `using` of {self._switch.framework.name} was not entered")
@@ -252,7 +252,7 @@ class Using:
         try:
             self.leave()
         except IntegrationError as refusal:
-            # What went wrong inside is what the caller has to know; the refusal comes with it.
+            # The exception from inside the block goes on; this one becomes a note of it.
             if error is None:
                 raise
             error.add_note(str(refusal))

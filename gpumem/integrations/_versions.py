@@ -1,4 +1,4 @@
-"""Importing a framework, or saying what is wrong with it."""
+"""Imports a framework and checks its version."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ def import_framework(name: str, module: str, oldest: str, *, install: str) -> Mo
     name : str
         Name used in error messages and reports.
     module : str
-        Whose ``__version__`` counts.
+        The module to import, which has the ``__version__``.
     oldest : str
-        The first version that will do.
+        The oldest supported version.
     install : str
-        What brings it, as a command.
+        The command that installs it.
 
     Raises
     ------
     MissingFrameworkError
         It cannot be imported.
     IntegrationError
-        It is older.
+        It is older than `oldest`.
     """
     try:
         found = import_module(module)
     except ImportError as error:
         raise MissingFrameworkError(
-            f"{name} cannot be imported ({error}); `{install}` brings it", name=module
+            f"{name} cannot be imported ({error}); `{install}` installs it", name=module
         ) from error
     version = getattr(found, "__version__", None)
     if not isinstance(version, str) or numbers_of(version) < numbers_of(oldest):
         raise IntegrationError(
-            f"{name} {version or 'without a version'} was found, and gpumem needs {name} {oldest} "
-            f"or later; `{install}` brings it"
+            f"{name} {version or 'without a version'} was found, but gpumem needs {name} "
+            f"{oldest} or later; `{install}` installs it"
         )
     return found
 

@@ -1,7 +1,7 @@
-"""cuda.core's devices on gpumem's memory, and buffers both ways without a copy.
+"""cuda.core's devices on gpumem's memory, and buffers in both directions without a copy.
 
-cuda.core keeps a `Device` for each thread, with a memory resource of its own; so `enable`,
-`disable` and `using` hold for the calling thread, and each thread that allocates calls them.
+cuda.core has a `Device` object for each thread, with its own memory resource. Therefore `enable`,
+`disable` and `using` apply to the calling thread; each thread that allocates must call them.
 
 `allocator` returns a ``cuda.core.MemoryResource`` over a gpumem resource of any memory, `resource`
 a gpumem resource over a ``cuda.core.MemoryResource``. `buffer` returns a ``cuda.core.Buffer`` over
@@ -45,34 +45,35 @@ _LEGACY_STREAM = 1  # cuda.core refuses 0
 
 
 def enable(resource: ResourceLike = None) -> None:
-    """Let ``cuda.core.Device.allocate`` of this thread take memory from gpumem.
+    """Let ``cuda.core.Device.allocate`` allocate from gpumem on this thread.
 
-    Blocks belong to the stream that is given, go back on the stream that they are closed on, and
-    come from a graph pool while that stream captures.
+    A block belongs to the stream of its allocation and is freed on the stream on which it is
+    closed. While the stream captures a graph, blocks come from a graph pool.
 
     Parameters
     ----------
     resource : MemoryResource, several of them, a mapping by device, or None
-        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices, for those devices; None is every
-        device, with its `gpumem.get_default_resource`, asked for at the first allocation.
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices, for those devices. None means
+        every device, each with its `gpumem.get_default_resource`, made at its first allocation.
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
-        cuda.core is not installed or too old, no CUDA device answers, or inside a `using`.
+        cuda.core is not installed or too old, there is no usable CUDA device, or this is called
+        inside a `using`.
     ConfigError, TypeError
-        A resource that cuda.core cannot use.
+        cuda.core cannot use a resource.
     """
     _of_this_thread.switch.enable(_setting(resource))
 
 
 def disable() -> None:
-    """Give this thread's devices back the memory resources that they had before `enable`.
+    """Restore the memory resources that this thread's devices had before `enable`.
 
     Raises
     ------
     IntegrationError
-        Inside a `using`.
+        This is called inside a `using`.
     """
     _of_this_thread.switch.disable()
 
@@ -83,7 +84,8 @@ def using(resource: ResourceLike = None) -> Using:
     Raises
     ------
     ConfigError, TypeError
-        At once, for a resource that cuda.core cannot use; the rest as `enable`, on entering.
+        Raised by this call: cuda.core cannot use a resource. Entering raises the others of
+        `enable`.
     """
     return Using(_of_this_thread.switch, _setting(resource))
 
@@ -99,7 +101,7 @@ def allocator(resource: MemoryResource) -> Any:
     Parameters
     ----------
     resource : MemoryResource
-        Of any memory. The host's needs no driver; its `stream` arguments mean nothing.
+        Of any memory. For host memory no driver is needed and `stream` arguments are ignored.
 
     Returns
     -------
@@ -121,8 +123,9 @@ def allocator(resource: MemoryResource) -> Any:
 def buffer(block: Buffer) -> Any:
     """Return a ``cuda.core.Buffer`` over a gpumem buffer's bytes, without a copy.
 
-    The block lives until both are closed. The ``cuda.core.Buffer`` frees nothing on its stream:
-    order its work before the gpumem buffer's end, or tell that by `Buffer.record_stream`.
+    The block lives until both are closed. Closing the ``cuda.core.Buffer`` does not free the block
+    on its stream: order its work before the free of the gpumem buffer, or call
+    `Buffer.record_stream`.
 
     Raises
     ------
@@ -131,7 +134,7 @@ def buffer(block: Buffer) -> Any:
     TypeError
         `block` is not a gpumem buffer.
     ClosedError
-        It is closed.
+        `block` is closed.
     """
     if not isinstance(block, Buffer):
         raise TypeError(f"{block!r} is not a gpumem.Buffer")
@@ -143,14 +146,14 @@ def resource(
 ) -> MemoryResource:
     """Return a gpumem resource over a ``cuda.core.MemoryResource``.
 
-    What it hands out are gpumem buffers, which an adaptor, a session or
-    ``Arena(memory, source=...)`` takes as any other resource's.
+    It can be used like any other resource: below an adaptor, in a session or as
+    ``Arena(memory, source=...)``.
 
     Parameters
     ----------
     source : cuda.core.MemoryResource
     memory : MemoryInfo, Device or str, optional
-        What its blocks are; None asks the source.
+        The memory of its blocks; None queries the source.
     name : str, optional
         Name used in error messages and reports.
 
@@ -190,7 +193,7 @@ def _classes() -> tuple[Any, Any]:
     core: Any = _core()
 
     class Gpumem(core.MemoryResource):  # type: ignore[misc]
-        """What gpumem says of a memory, in cuda.core's words."""
+        """The properties of a memory, under cuda.core's names."""
 
         def __init__(self, memory: MemoryInfo) -> None:
             self._memory = memory
@@ -252,7 +255,7 @@ def _classes() -> tuple[Any, Any]:
             return core.Buffer.from_handle(block.ptr, block.nbytes, mr=self, stream=stream)
 
         def allocate(self, size: int, *, stream: Any) -> Any:
-            raise IntegrationError("this memory resource stands for one gpumem.Buffer")
+            raise IntegrationError("this memory resource cannot allocate: it holds one Buffer")
 
         def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
             self._lease = self._block = None
@@ -261,14 +264,14 @@ def _classes() -> tuple[Any, Any]:
 
 
 class _NoStream:
-    """What host memory is ordered by: nothing."""
+    """Stands for the stream of host memory, which needs no order."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, 0
 
 
 def _unordered(block: Buffer) -> int | None:
-    # DLPack's word for "order nothing"; the CPU's capsules take no stream.
+    # DLPack's -1 means that nothing is ordered; a capsule of CPU memory needs None.
     return None if block.memory.host_accessible else -1
 
 

@@ -1,7 +1,7 @@
 """CuPy on gpumem's memory: arrays, and pinned host memory.
 
-Process-wide, and it can be switched at any time, there and back; arrays keep the memory that they
-have. In one thread, CuPy's own ``cupy.cuda.using_allocator`` goes before it, and takes what
+The setting applies to the whole process and can be changed at any time; arrays keep their memory.
+In one thread, CuPy's own ``cupy.cuda.using_allocator`` has precedence; it accepts the function that
 `allocator` returns.
 
 Examples
@@ -40,72 +40,73 @@ __all__ = ["allocator", "disable", "enable", "status", "using"]
 _OLDEST = "13.0"
 _INSTALL = "pip install cupy-cuda13x"
 _MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
-_device_type = "cuda"  # "host": a rehearsal without a GPU
+_device_type = "cuda"  # "host" in tests without a GPU
 
 
 def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> None:
-    """Let CuPy take all memory from gpumem, in every thread and from now on.
+    """Let CuPy allocate all memory from gpumem, in every thread and from now on.
 
-    A block belongs to the stream that is current in CuPy when it is allocated, and goes back to
-    that stream. While a stream captures a graph, blocks come from a graph pool that lives as long
-    as the graph.
+    A block belongs to the stream that is current in CuPy when it is allocated, and is freed on that
+    stream. While a stream captures a graph, blocks come from a graph pool that lives as long as the
+    graph.
 
     Parameters
     ----------
     resource : MemoryResource, several of them, a mapping by device, or None
-        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices. Devices without one have
-        `gpumem.get_default_resource`, asked for at their first allocation.
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices. A device without one uses its
+        `gpumem.get_default_resource`, made at its first allocation.
     pinned : bool or MemoryResource, optional
-        Whether pinned host memory comes from gpumem too, or from which HOST_ACCESSIBLE resource.
-        True is the default resource of the current device's pinned memory. None is True.
+        Whether pinned host memory comes from gpumem too, or the HOST_ACCESSIBLE resource for it.
+        True, the default, means the default resource of the current device's pinned memory.
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
-        CuPy is not installed, is too old or is built for ROCm; `enable` inside a `using`, or inside
-        CuPy's ``using_allocator``.
+        CuPy is not installed, is too old or is built for ROCm; or this is called inside a `using`
+        or inside CuPy's ``using_allocator``.
     ConfigError, TypeError
-        A resource that CuPy cannot use.
+        CuPy cannot use a resource.
 
     Notes
     -----
-    Where memory is out and the garbage collector has found nothing, CuPy's callers see an exception
-    that is a ``cupy.cuda.memory.OutOfMemoryError``, a ``CUDARuntimeError`` with the status of
-    cudaErrorMemoryAllocation and a `gpumem.OutOfMemoryError` with its report.
+    If memory is out, also after a garbage collection, CuPy's callers see an exception that is a
+    ``cupy.cuda.memory.OutOfMemoryError``, a ``CUDARuntimeError`` with the status
+    cudaErrorMemoryAllocation, and a `gpumem.OutOfMemoryError` with its report.
 
-    CuPy's memory hooks and ``cupy.get_default_memory_pool()`` see nothing of it: they belong to
-    CuPy's pool. The stream of a ``cupy.cuda.ExternalStream`` must outlive the arrays that were made
-    on it, or be given to ``resource.reset_stream`` first; CuPy's own streams are kept alive.
+    CuPy's memory hooks and ``cupy.get_default_memory_pool()`` do not count this memory, because
+    they belong to CuPy's pool. The stream of a ``cupy.cuda.ExternalStream`` must outlive the arrays
+    that were made on it, or be passed to ``resource.reset_stream`` first; gpumem keeps CuPy's own
+    streams alive.
 
-    CuPy does not tell which pinned allocator it has. `disable` restores its default pool; where you
-    have set one of your own, say ``pinned=False``.
+    CuPy does not report its current pinned allocator, so `disable` restores CuPy's default pool. If
+    you have set another pinned allocator, pass ``pinned=False``.
     """
     _switch.enable(_setting(resource, pinned))
 
 
 def disable() -> None:
-    """Give CuPy back the allocators that it had before the first `enable`.
+    """Restore the allocators that CuPy had before the first `enable`.
 
-    Arrays that were made meanwhile keep their memory. Does nothing where it is not enabled.
+    Arrays that were made meanwhile keep their memory. Does nothing if gpumem is not enabled.
 
     Raises
     ------
     IntegrationError
-        Inside a `using`, or inside CuPy's ``using_allocator``.
+        This is called inside a `using`, or inside CuPy's ``using_allocator``.
     """
     _switch.disable()
 
 
 def using(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> Using:
-    """Do as `enable`, inside a ``with`` block; then CuPy has what it had before it.
+    """Do as `enable`, inside a ``with`` block; its end restores the allocators before it.
 
-    Process-wide as well. Blocks nest, and are left in the opposite order on the thread that
-    entered them.
+    It applies to the whole process, too. Blocks can be nested; each must end on the thread that
+    began it, the innermost first.
 
     Raises
     ------
     ConfigError, TypeError
-        At once, for a resource that CuPy cannot use; the rest as `enable`, on entering.
+        Raised by this call: CuPy cannot use a resource. Entering raises the others of `enable`.
     """
     return Using(_switch, _setting(resource, pinned))
 
@@ -136,7 +137,7 @@ def allocator(resource: ResourceLike = None) -> Callable[[int], Any]:
     return _parts().allocator(_resources(resource))
 
 
-# ---- what was asked for --------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------
 
 
 def _resources(given: ResourceLike) -> Resources:
@@ -153,7 +154,7 @@ def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Se
 
 
 class _Parts(NamedTuple):
-    """What gpumem needs of CuPy, looked up once."""
+    """The objects of CuPy that gpumem uses, looked up once."""
 
     cuda: Any
     where: Where
@@ -177,7 +178,7 @@ def _parts() -> _Parts:
     cupy = import_framework("CuPy", "cupy", _OLDEST, install=_INSTALL)
     cuda = cupy.cuda
     if getattr(cuda.runtime, "is_hip", False):
-        raise IntegrationError("this CuPy is built for ROCm, and gpumem's devices are CUDA's")
+        raise IntegrationError("this CuPy is built for ROCm; gpumem supports CUDA devices only")
     where = Where(cuda.device.get_device_id, cuda.get_current_stream, _capsules(cuda))
     maker = Maker(cuda.UnownedMemory, cuda.MemoryPointer)
     return _Parts(cuda, where, maker, _out_of_memory_class(cuda))
@@ -194,7 +195,7 @@ def _capsules(cuda: Any) -> tuple[object, object] | None:
 
 
 def _out_of_memory_class(cuda: Any) -> Callable[[OutOfMemoryError], Exception]:
-    """Make the exception that CuPy's callers, CuPy's pools and gpumem's callers all catch."""
+    """Make the exception class that CuPy's callers, CuPy's pools and gpumem's callers catch."""
 
     def __init__(self: Any, error: OutOfMemoryError) -> None:
         # The bases' own would each write a message of theirs.
@@ -208,7 +209,7 @@ def _out_of_memory_class(cuda: Any) -> Callable[[OutOfMemoryError], Exception]:
 
     bases = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError, OutOfMemoryError)
     names = {"__init__": __init__, "__reduce__": __reduce__, "__module__": __name__}
-    names["__doc__"] = "CuPy is out of memory that gpumem gives it; see gpumem.OutOfMemoryError."
+    names["__doc__"] = "Memory for CuPy is out in gpumem; see gpumem.OutOfMemoryError."
     return type("OutOfMemoryError", bases, names)
 
 
@@ -247,8 +248,7 @@ class _CuPy(Framework):
             cuda.set_allocator(allocator)
         except ValueError as error:
             raise IntegrationError(
-                "CuPy's allocator cannot be switched inside cupy.cuda.using_allocator, "
-                "which this thread is in"
+                "CuPy's allocator cannot be switched inside cupy.cuda.using_allocator"
             ) from error
         if pinned is not None or self._pinned is not None:
             import cupy

@@ -1,16 +1,17 @@
-"""JAX beside gpumem: one pool of the driver or a bounded share, and arrays both ways by DLPack.
+"""JAX beside gpumem: a shared pool of the driver or a memory limit, and DLPack in both directions.
 
-JAX has no hook for an allocator: XLA chooses among its own when it starts its devices, by
-environment variables. So no `Arena` can serve JAX. What can be had:
+JAX has no hook for allocators: when XLA starts its devices, it chooses one of its own allocators by
+environment variables. Therefore an `Arena` cannot serve JAX. JAX and gpumem can share:
 
-- The driver's pool. With its ``cuda_async`` allocator XLA takes memory from the device's own pool,
-  as `gpumem.DriverPool.default` does: what one gives back the other can have. `enable` asks for it.
-- A share. ``enable(budget=...)`` lets XLA's own allocator take so much of the device at most, and
-  only as it needs it, so that the rest is left for gpumem. `env` computes the variables alone.
-- Arrays without a copy: ``jax.dlpack.from_dlpack(tensor)`` and ``gpumem.from_dlpack(array)``.
+- The driver's pool. XLA's ``cuda_async`` allocator uses the device's default memory pool, the one
+  of `gpumem.DriverPool.default`: memory that one side frees is available to the other. `enable`
+  selects it.
+- The device, with a limit. ``enable(budget=...)`` limits XLA's own allocator and turns off its
+  preallocation, so that gpumem can use the rest. `env` only returns the environment variables.
+- Arrays, without a copy: ``jax.dlpack.from_dlpack(tensor)`` and ``gpumem.from_dlpack(array)``.
 
-All of it is process-wide, and before JAX's first array or ``jax.devices()``; afterwards nothing
-can be switched, there or back.
+The settings apply to the whole process. They must be made before JAX's first array or
+``jax.devices()``; afterwards they can be neither made nor undone.
 
 Examples
 --------
@@ -44,34 +45,35 @@ _NO_HOOK = "JAX has no hook for allocators; expected gpumem.DriverPool.default(d
 
 
 def enable(resource: DriverPool | None = None, *, budget: float | None = None) -> None:
-    """Let JAX share the driver's pool with gpumem, or keep to a budget, from its start on.
+    """Let JAX share the driver's pool with gpumem, or limit the memory of JAX.
 
     Parameters
     ----------
     resource : DriverPool, optional
-        The device's own pool, `gpumem.DriverPool.default`; None is that too, where no `budget` is
-        given. Any other resource is refused, because JAX cannot use it.
+        The device's default pool, `gpumem.DriverPool.default`; also None means this pool, unless
+        `budget` is given. JAX cannot use other resources.
     budget : int or float, optional
-        Bytes of each device, or a part of it up to 1.0, that JAX's own allocator may take.
+        Limit of JAX's own allocator on each device: bytes, or a fraction of the device up to 1.0.
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
-        JAX is not installed or too old, has started its devices, or cannot use the resource; inside
-        a `using`.
+        JAX is not installed or too old, has started its devices, or cannot use the resource; or
+        this is called inside a `using`.
     ConfigError
-        A budget out of range, or together with a pool: XLA's allocator over a pool has no bound.
+        `budget` is out of range, or is given together with a pool, which XLA cannot limit.
     """
     _switch.enable(_setting(resource, budget))
 
 
 def disable() -> None:
-    """Take back the environment variables that `enable` set.
+    """Restore the environment variables that `enable` changed.
 
     Raises
     ------
     IntegrationError
-        JAX has started its devices, and keeps to them; or inside a `using`.
+        JAX has started its devices, and no longer reads its settings; or this is called inside a
+        `using`.
     """
     _switch.disable()
 
@@ -79,13 +81,13 @@ def disable() -> None:
 def using(resource: DriverPool | None = None, *, budget: float | None = None) -> Using:
     """Do as `enable`, inside a ``with`` block.
 
-    If JAX starts its devices inside, leaving raises `gpumem.errors.IntegrationError`: JAX keeps to
-    what it started with.
+    If JAX starts its devices inside the block, the end of the block raises
+    `gpumem.errors.IntegrationError`, because JAX keeps the settings that it started with.
 
     Raises
     ------
     IntegrationError, ConfigError
-        At once, for what JAX cannot use; the rest as `enable`, on entering.
+        Raised by this call: JAX cannot use the arguments. Entering raises the others of `enable`.
     """
     return Using(_switch, _setting(resource, budget))
 
@@ -101,32 +103,34 @@ def env(
     device: Device | str = "cuda:0",
     total_bytes: int | None = None,
 ) -> dict[str, str]:
-    """Return the environment variables that bound JAX, for another process or a shell.
+    """Return the environment variables that limit JAX's memory, for another process or a shell.
 
     Parameters
     ----------
     budget : int or float, optional
-        Bytes, or a part of the device up to 1.0. None: no bound, but nothing ahead of need.
+        Bytes, or a fraction of the device up to 1.0. None: no limit, but no preallocation either.
     device : Device or str
-        Whose memory a number of bytes is a part of.
+        The device to which a number of bytes refers.
     total_bytes : int, optional
-        What that device has; None asks it.
+        Memory of that device; None queries the device.
 
     Returns
     -------
     dict
-        Strings by name. The part is rounded down to millionths, so that it is never above `budget`.
+        Values by name. The fraction is rounded down to millionths, so that it never exceeds
+        `budget`.
 
     Raises
     ------
     ConfigError
-        A budget out of range.
+        `budget` is out of range.
     ValueError, DriverError
-        The device is not there, or does not answer.
+        The device does not exist, or the driver cannot query it.
 
     Notes
     -----
-    The context and what XLA compiles take memory besides. Subtract the budget from gpumem's:
+    The CUDA context and compiled programs need further memory. Subtract the budget from gpumem's
+    limit:
     ``Arena(device, {"max_mem": total - budget})``.
     """
     variables = {_PREALLOCATE: "false"}

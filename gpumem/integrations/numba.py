@@ -1,9 +1,11 @@
 """Numba's CUDA arrays on gpumem's memory, through Numba's interface for memory managers.
 
-Process-wide. Numba makes its manager with the first context and keeps it, so `enable`, `disable`
-and `using` work before a context is made: before the first array, kernel or stream.
+The setting applies to the whole process. Numba makes its memory manager with the first context and
+keeps it, so `enable`, `disable` and `using` must be called before that: before the first array,
+kernel or stream.
 
-``NUMBA_CUDA_MEMORY_MANAGER=gpumem.integrations.numba`` in the environment does as `enable()`.
+``NUMBA_CUDA_MEMORY_MANAGER=gpumem.integrations.numba`` in the environment has the effect of
+`enable()`.
 
 Examples
 --------
@@ -32,54 +34,55 @@ _INSTALL = "pip install numba-cuda"
 
 
 def enable(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> None:
-    """Let Numba take device and pinned memory from gpumem, from its first context on.
+    """Let Numba allocate device and pinned memory from gpumem, from its first context on.
 
-    Numba names no stream when it allocates or frees. A block is handed out when no earlier work
-    touches it any more, and goes back behind everything that is queued on the device when its array
-    is dropped; neither waits, unless a block of the arena is free for later only.
+    Numba passes no stream when it allocates or frees. Therefore a block is returned only after all
+    earlier work on it has completed, and its memory is reused only after all work that was queued
+    on the device when its array was dropped. The CPU waits only if the arena reuses a block whose
+    earlier work is unfinished.
 
     Parameters
     ----------
     resource : MemoryResource, several of them, a mapping by device, or None
-        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices. Devices without one have
-        `gpumem.get_default_resource`, asked for at their first allocation.
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices. A device without one uses its
+        `gpumem.get_default_resource`, made at its first allocation.
     pinned : bool or MemoryResource, optional
-        Whether pinned and mapped host arrays come from gpumem too, or from which HOST_ACCESSIBLE
-        resource. True is the default resource of the device's pinned memory. None is True.
+        Whether pinned and mapped host arrays come from gpumem too, or the HOST_ACCESSIBLE resource
+        for them. True, the default, means the default resource of the device's pinned memory.
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
-        numba-cuda is not installed, is too old or simulates; Numba has made a context; inside a
-        `using`.
+        numba-cuda is not installed, is too old or simulates CUDA; Numba has made a context; or this
+        is called inside a `using`.
     ConfigError, TypeError
-        A resource that Numba cannot use.
+        Numba cannot use a resource.
 
     Notes
     -----
-    Where memory is out, Numba's callers see an exception that is a ``CudaAPIError`` with the code
+    If memory is out, Numba's callers see an exception that is a ``CudaAPIError`` with the code
     CUDA_ERROR_OUT_OF_MEMORY and a `gpumem.OutOfMemoryError` with its report.
 
-    Frees come after every stream where the driver has cuCtxRecordEvent (CUDA 12.5). With an older
-    one, after every stream but those made with the non-blocking flag: synchronise such a stream
+    If the driver has cuCtxRecordEvent (CUDA 12.5), a free waits for every stream. With an older
+    driver it does not wait for streams made with the non-blocking flag: synchronise such a stream
     before you drop an array that it uses.
 
-    ``cuda.managed_array`` and write-combined arrays remain the driver's. IPC handles are given of
-    arenas with ``backing="regions"``. ``cuda.close()`` resets the device for the whole
-    process, gpumem included: close your arenas first.
+    ``cuda.managed_array`` and write-combined arrays still come from the driver. IPC handles are
+    available for arenas with ``backing="regions"``. ``cuda.close()`` resets the device for the
+    whole process, gpumem included: close your arenas first.
     """
     _switch.enable(_setting(resource, pinned))
 
 
 def disable() -> None:
-    """Give Numba back the manager that it had before the first `enable`.
+    """Restore the memory manager that Numba had before the first `enable`.
 
-    Does nothing where it is not enabled.
+    Does nothing if gpumem is not enabled.
 
     Raises
     ------
     IntegrationError
-        Numba has made a context, which keeps its manager; or inside a `using`.
+        Numba has made a context, which keeps its manager; or this is called inside a `using`.
     """
     _switch.disable()
 
@@ -87,13 +90,13 @@ def disable() -> None:
 def using(resource: ResourceLike = None, *, pinned: bool | MemoryResource | None = None) -> Using:
     """Do as `enable`, inside a ``with`` block.
 
-    If Numba makes a context inside, it keeps gpumem's memory: leaving raises
-    `gpumem.errors.IntegrationError` then, and gpumem stays enabled.
+    If Numba makes a context inside the block, that context keeps gpumem's memory. The end of the
+    block then raises `gpumem.errors.IntegrationError`, and gpumem stays enabled.
 
     Raises
     ------
     ConfigError, TypeError
-        At once, for a resource that Numba cannot use; the rest as `enable`, on entering.
+        Raised by this call: Numba cannot use a resource. Entering raises the others of `enable`.
     """
     return Using(_switch, _setting(resource, pinned))
 
@@ -109,7 +112,7 @@ def _setting(resource: ResourceLike, pinned: bool | MemoryResource | None) -> Se
 
 
 def __getattr__(name: str) -> Any:
-    # What Numba looks for in the module that NUMBA_CUDA_MEMORY_MANAGER names.
+    # Numba reads this attribute of the module that NUMBA_CUDA_MEMORY_MANAGER names.
     if name == "_numba_memory_manager":
         _require()
         setting = _setting(None, None)
@@ -144,7 +147,7 @@ class _Numba(Framework):
         return before
 
     def restore(self, before: Any) -> None:
-        # None, what it is before the first context, is not a plugin that set_memory_manager takes.
+        # set_memory_manager does not accept None, the value before the first context.
         _require()._memory_manager = before
 
     def why_not_back(self) -> str | None:
@@ -153,8 +156,8 @@ class _Numba(Framework):
         if not made:
             return None
         return (
-            f"it has made a context on device {', '.join(map(str, made))}, which keeps the memory "
-            "manager that it was made with"
+            f"it has made a context on device {', '.join(map(str, made))}, and a context keeps its "
+            "memory manager"
         )
 
 

@@ -1,8 +1,8 @@
-"""RAPIDS Memory Manager on gpumem's memory, and the other way round.
+"""RAPIDS Memory Manager on gpumem's memory, and gpumem on RMM's memory.
 
-Process-wide, by device, and it can be switched at any time, there and back; RMM's buffers keep the
-resource that they came from. cuDF, cuML and everything else over RMM follow it, and so do CuPy,
-Numba and PyTorch where they were told to use RMM.
+The setting applies to the whole process, for each device, and can be changed at any time. RMM's
+buffers keep the resource that allocated them. cuDF, cuML and all other users of RMM use it too, and
+so do CuPy, Numba and PyTorch if they are configured to use RMM.
 
 Examples
 --------
@@ -36,50 +36,51 @@ _INSTALL = "pip install rmm-cu13"
 def enable(resource: ResourceLike = None) -> None:
     """Make gpumem RMM's resource of each device, from now on.
 
-    Blocks belong to the stream that RMM names, and go back on the stream that RMM names then. RMM
-    calls gpumem through a ``CallbackMemoryResource``, with the interpreter lock. A `DriverPool` is
-    passed by its handle instead, and RMM then makes no call of gpumem.
+    RMM passes the stream of each allocation and of each free. RMM calls gpumem through a
+    ``CallbackMemoryResource``, with the interpreter lock. A `DriverPool` is passed by its handle
+    instead, and RMM then does not call gpumem.
 
     Parameters
     ----------
     resource : MemoryResource, several of them, a mapping by device, or None
-        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices, for those devices. None is every
-        device, with its `gpumem.get_default_resource`, asked for at the first allocation.
+        DEVICE, MANAGED or HOST_ACCESSIBLE memory of CUDA devices, for those devices. None means
+        every device, each with its `gpumem.get_default_resource`, made at its first allocation.
 
     Raises
     ------
     MissingFrameworkError, IntegrationError
-        RMM is not installed or too old, no CUDA device answers, or inside a `using`.
+        RMM is not installed or too old, there is no usable CUDA device, or this is called inside a
+        `using`.
     ConfigError, TypeError
-        A resource that RMM cannot use.
+        RMM cannot use a resource.
 
     Notes
     -----
-    Out of memory is RMM's: a MemoryError with gpumem's report, after RMM's failure callbacks. A
-    stream that RMM names is a bare handle: give it to ``resource.reset_stream`` before its owner
-    destroys it.
+    If memory is out, RMM calls its failure callbacks and then raises MemoryError with gpumem's
+    report. RMM passes streams as bare handles: call ``resource.reset_stream`` with a stream before
+    its owner destroys it.
     """
     _switch.enable(_setting(resource))
 
 
 def disable() -> None:
-    """Give RMM back the resource that each device had before the first `enable`.
+    """Restore the resource that each device had in RMM before the first `enable`.
 
     Raises
     ------
     IntegrationError
-        Inside a `using`.
+        This is called inside a `using`.
     """
     _switch.disable()
 
 
 def using(resource: ResourceLike = None) -> Using:
-    """Do as `enable`, inside a ``with`` block; then RMM has what it had before it.
+    """Do as `enable`, inside a ``with`` block; its end restores the resources before it.
 
     Raises
     ------
     ConfigError, TypeError
-        At once, for a resource that RMM cannot use; the rest as `enable`, on entering.
+        Raised by this call: RMM cannot use a resource. Entering raises the others of `enable`.
     """
     return Using(_switch, _setting(resource))
 
@@ -90,13 +91,13 @@ def status() -> Status:
 
 
 def allocator(resource: MemoryResource) -> Any:
-    """Return one of RMM's resources over a gpumem resource.
+    """Return an RMM resource over a gpumem resource.
 
     Parameters
     ----------
     resource : MemoryResource
-        Kept as long as RMM's object. RMM calls it from Python. A `DriverPool` is passed by its
-        handle instead: RMM then calls the driver itself, and what it takes counts in the driver's
+        Lives as long as RMM's object. RMM calls it from Python. A `DriverPool` is passed by its
+        handle instead: RMM then calls the driver itself, and its blocks count in the driver's
         statistics of the pool, not in those of gpumem's own blocks.
 
     Returns
@@ -108,7 +109,7 @@ def allocator(resource: MemoryResource) -> Any:
     MissingFrameworkError, IntegrationError
         RMM is not installed or too old.
     ConfigError, TypeError
-        A resource that RMM cannot use.
+        RMM cannot use the resource.
     ClosedError
         The pool is closed.
     """
@@ -120,13 +121,13 @@ def allocator(resource: MemoryResource) -> Any:
 def resource(
     source: Any, *, memory: MemoryInfo | Device | str = "cuda:0", name: str | None = None
 ) -> MemoryResource:
-    """Return a gpumem resource over one of RMM's.
+    """Return a gpumem resource over an RMM resource.
 
     Parameters
     ----------
     source : rmm.mr.DeviceMemoryResource
     memory : MemoryInfo, Device or str
-        What its blocks are: RMM's resources do not tell.
+        The memory of its blocks, which RMM's resources cannot report.
     name : str, optional
         Name used in error messages and reports.
 
@@ -135,7 +136,7 @@ def resource(
     MissingFrameworkError, IntegrationError
         RMM is not installed or too old.
     TypeError
-        `source` is none of RMM's resources.
+        `source` is not a resource of RMM.
     """
     if not isinstance(source, _rmm().mr.DeviceMemoryResource):
         raise TypeError(f"{source!r} is not an rmm.mr.DeviceMemoryResource")
@@ -171,7 +172,7 @@ def _setting(given: ResourceLike) -> Setting:
 
 
 def _over(resources: Resources, index: int) -> Any:
-    """Return RMM's resource over the one that serves a device."""
+    """Return an RMM resource over the gpumem resource of a device."""
     given = resources.given.get(index)
     if isinstance(given, DriverPool):
         return _pool_view(given)
@@ -183,7 +184,7 @@ def _pool_view(pool: DriverPool) -> Any:
     base: Any = _rmm().mr.CudaAsyncViewMemoryResource
     from cuda.bindings import driver
 
-    # RMM's class takes no attributes; a class derived from it does, and keeps the pool.
+    # Objects of RMM's class cannot have attributes; those of a derived class can own the pool.
     view = type("PoolView", (base,), {})(driver.CUmemoryPool(pool.handle))
     view.pool = pool
     return view

@@ -1,11 +1,12 @@
-"""See what memory is used for: events as they happen, and the state at one moment.
+"""Shows what memory is used for: events as they happen, and the state at one moment.
 
 `record` writes every allocation, free, growth and failure of one resource or of all into a ring or
-a file, which `read` and ``gpumem replay`` understand; `tag` names what they are for. `write_report`
-shows a recorded run as a page of HTML. `snapshot` shows every region and block as they are now.
+a file, which `read` and ``gpumem replay`` can read; `tag` names the purpose of allocations.
+`write_report` shows a recorded run as a page of HTML. `snapshot` returns every region and block as
+they are now.
 
 `publish` shows the counters of this process to ``gpumem top``, `LivePage` reads those of other
-processes; `prometheus_text` writes them for Prometheus.
+processes, and `prometheus_text` writes them for Prometheus.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A recorder as a Python object, and what numbers mean."""
+"""Recorders as Python objects, and the texts that numbers in events stand for."""
 
 import json
 import sys
@@ -67,7 +67,7 @@ cdef class NameTable:
         self.texts = texts
 
     cdef uint16_t number(self, object key, object describe) except? 0:
-        """Return the number of `key`, known to whatever records now; 0 if none is left."""
+        """Return the number of `key` and define it in every recorder; 0 if no number is left."""
         text = describe(key) if key not in self.numbers else ""
         with lock:
             found = self.numbers.get(key)
@@ -76,7 +76,7 @@ cdef class NameTable:
                 self.texts.append(text)
                 self.numbers[key] = found
             for taken in active if found is not None else ():
-                (<RecorderHandle>taken).know(self.what, found, self.texts[found])
+                (<RecorderHandle>taken).define(self.what, found, self.texts[found])
         return 0 if found is None else found
 
 
@@ -85,7 +85,7 @@ cdef NameTable stacks = NameTable(REC_STACKS, [""])
 cdef bint native_frames = False
 
 
-# ---- what the calling thread's events carry ------------------------------------------------------
+# ---- tag and framework of the calling thread -----------------------------------------------------
 
 def set_tag(tag):
     """Give the calling thread's events a tag, a str or None; returns the number before.
@@ -99,7 +99,7 @@ def set_tag(tag):
     if tag is not None:
         number = tags.number(tag, str)
         if number == 0:
-            raise ValueError(f"tag {tag!r} is one too many: a process has up to {MOST_NUMBERS}")
+            raise ValueError(f"no number is left for tag {tag!r}: the limit is {MOST_NUMBERS} tags")
     return thread_set_tag(number)
 
 
@@ -110,7 +110,7 @@ def restore_tag(number):
 
 @cython.final
 cdef class asked_by:
-    """A context in which the calling thread's events say that a framework asked."""
+    """A context in which the calling thread's events name a framework."""
 
     cdef uint8_t number
     cdef uint8_t before
@@ -128,7 +128,7 @@ cdef class asked_by:
 # ---- stacks --------------------------------------------------------------------------------------
 
 cdef void listen_for_stacks():
-    # Under the lock. A recorder samples stacks only while a recording wants them.
+    # Under the lock. Stacks are sampled only while a recording has them enabled.
     wanted = any((<RecorderHandle>taken).recorder.sampling for taken in active)
     if wanted:
         recorder_set_stacks(number_stack)
@@ -151,7 +151,7 @@ cdef uint16_t number_frames() noexcept:
     try:
         return stacks.number(frames_now(), describe_frames)
     except Exception:
-        return 0                # no memory for a stack: the event goes without
+        return 0                # no host memory for a stack: the event has none
 
 
 cdef tuple frames_now():
@@ -211,12 +211,12 @@ cdef class RecorderHandle:
     cdef Recorder* recorder
     cdef readonly bint running
     cdef uint64_t slots         # of a ring; 0: a file
-    cdef set known              # what it was told to the file: (what, number)
+    cdef set defined            # in the file: (what, number)
 
     def __cinit__(self, uint64_t slots, int file, uint32_t sampling):
         cdef int code = 0
         self.slots = slots
-        self.known = set()
+        self.defined = set()
         with nogil:
             if slots:
                 self.recorder = recorder_ring(slots, sampling)
@@ -238,11 +238,11 @@ cdef class RecorderHandle:
         cdef EventSource* source
         cdef int code = 0
         with lock:
-            # Threads may be within any tag already; a stack is written when it is met.
+            # Threads may have any tag already; a stack is written at its first use.
             for number, text in enumerate(tags.texts[1:], start=1):
-                self.know(REC_TAGS, number, text)
+                self.define(REC_TAGS, number, text)
             for number, text in enumerate(FRAMEWORKS[1:], start=1):
-                self.know(REC_FRAMEWORKS, number, text)
+                self.define(REC_FRAMEWORKS, number, text)
             active.append(self)
             listen_for_stacks()
         self.running = True
@@ -255,7 +255,7 @@ cdef class RecorderHandle:
                 raise_refusal(code, resource)
 
     def end(self):
-        """Detach. When it returns nothing is written any more. Idempotent."""
+        """Detach. After the return no event is written. Idempotent."""
         if not self.running:
             return
         self.running = False
@@ -275,10 +275,10 @@ cdef class RecorderHandle:
         if code != 0:
             raise OSError(code, (<bytes>strerror(code)).decode())
 
-    def know(self, what, number, text):
-        """Tell a file what a number means, once."""
-        if (what, number) not in self.known:
-            self.known.add((what, number))
+    def define(self, what, number, text):
+        """Write the text of a number into the file, once."""
+        if (what, number) not in self.defined:
+            self.defined.add((what, number))
             encoded = text.encode("utf-8", "replace")
             recorder_define(self.recorder, what, number, encoded, len(encoded))
 
@@ -313,7 +313,7 @@ cdef class RecorderHandle:
 
     @property
     def failed(self):
-        """The errno of what made it stop; 0: nothing did."""
+        """The errno of the error that ended it; 0: none."""
         return self.recorder.failed
 
     @property
@@ -322,7 +322,7 @@ cdef class RecorderHandle:
         return self.recorder.began_at
 
     def names(self):
-        """Return what the numbers in a ring mean, as the reader of a file has it."""
+        """Return the texts of the numbers in a ring, as `names_of` returns those of a file."""
         return {
             "resources": {i: (<bytes>self.recorder.names[i]).decode("utf-8", "replace")
                           for i in range(self.recorder.resources)},
@@ -343,13 +343,13 @@ def thread_id(number):
 
 
 def set_native_frames(on):
-    """Have stacks begin with native frames, or not."""
+    """Set whether stacks include native frames."""
     global native_frames
     native_frames = on
 
 
 def resources_below(resource):
-    """Return the resources whose blocks a resource hands out: itself, or those under adaptors.
+    """Return the resources whose blocks a resource allocates: itself, or those below adaptors.
 
     Raises
     ------
@@ -374,7 +374,7 @@ cdef EventSource* source_of(object resource) except NULL:
         return &(<Arena>resource).core.events
     if isinstance(resource, MemoryResource) and (<MemoryResource>resource).ledger != NULL:
         return &(<MemoryResource>resource).ledger.events
-    raise TypeError(f"{resource!r} was never initialised, or hands out no blocks")
+    raise TypeError(f"{resource!r} was never initialised, or does not allocate blocks")
 
 
 cdef int raise_refusal(int code, object resource) except -1:

@@ -9,18 +9,18 @@ The file, version 1. Everything is little-endian. A header of 96 bytes::
     24  8   process id
     32  64  zero
 
-Behind it slots of 48 bytes, until the file ends. A slot whose kind is 0 was begun and never
+Slots of 48 bytes follow until the end of the file. A slot whose kind is 0 was begun and never
 finished (its writer was killed), or lies behind the last event of a file that was not closed. Bytes
-at the end that do not fill a slot were cut off. Both are skipped. A slot is an event::
+at the end that do not fill a slot are the rest of a slot. Readers skip both. A slot is an event::
 
     0   8   time, nanoseconds since the recording began
     8   8   address
-    16  8   bytes asked for; 0 in free_completed
+    16  8   requested bytes; 0 in free_completed
     24  6   bytes of the block
     30  2   number of the resource
     32  8   handle of the stream
     40  1   kind
-    41  1   number of the framework that asked, 0: none
+    41  1   number of the framework that called, 0: none
     42  2   number of the thread
     44  2   number of the tag, 0: none
     46  2   number of the stack, 0: none
@@ -28,15 +28,15 @@ at the end that do not fill a slot were cut off. Both are skipped. A slot is an 
 ======  ==================  ======================================================================
 kind    action              what happened
 ======  ==================  ======================================================================
-1       alloc               a block was handed out for the stream
-2       free                a block came back for the stream, and may be handed out to it again
-3       free_requested      a block came back while other streams may still use it
-4       free_completed      they do not use it any more
-5       failure             the bytes asked for could not be handed out; no address
-6       reserve             memory came from the driver at the address: a region, or a page
-7       release             and went back to it
-8       move                a page moved, and is at the address now
-9       shrink              a shrink is done, which gave so many bytes back
+1       alloc               a block was allocated for the stream
+2       free                a block was freed on the stream, which may reuse it at once
+3       free_requested      a block was freed while other streams may still use it
+4       free_completed      the other streams have completed their use of it
+5       failure             an allocation of the requested bytes failed; no address
+6       reserve             memory was reserved from the driver: a region, or a page
+7       release             memory was released to the driver
+8       move                a page was moved to the address
+9       shrink              a shrink has released so many bytes
 10      reset               the stream was declared drained
 255     (a part of a name)  below
 ======  ==================  ======================================================================
@@ -123,7 +123,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedResource:
-    """What a recording knows of a resource.
+    """A resource, as a recording describes it.
 
     Attributes
     ----------
@@ -156,15 +156,15 @@ class AllocationEvent:
     Attributes
     ----------
     action : str
-        One of `ACTIONS`' values; the module's description says what each means.
+        One of `ACTIONS`' values; the module's description explains each.
     time : int
         Nanoseconds since the recording began.
     resource : RecordedResource
-        Where it happened.
+        The resource of the event.
     address : int
-        Of the block or the memory; 0 where there is none.
+        Of the block or the memory; 0 if there is none.
     nbytes : int
-        Bytes asked for.
+        Requested bytes.
     allocated_nbytes : int
         Bytes of the block, padding included; of a failure the arena's status.
     stream : int
@@ -172,11 +172,11 @@ class AllocationEvent:
     thread : int
         The system's id of the thread; 0 if it is not known.
     tag : str or None
-        The `tag` that the thread was within.
+        The thread's `tag` at that time.
     framework : str or None
-        Which library asked, such as ``"torch"``.
+        The library that called, such as ``"torch"``.
     stack : tuple of Frame
-        Where it was asked for, the innermost first; empty unless it was sampled.
+        The frames of the call, the innermost first; empty unless it was sampled.
 
     Examples
     --------
@@ -211,7 +211,7 @@ class Events:
     records : ndarray of EVENT, shape (events,)
         The same as columns: ``time``, ``address``, ``nbytes``, ``allocated_nbytes``, ``stream``,
         ``kind``, ``framework``, ``thread``, ``tag``, ``stack``, ``resource``; the last five are
-        numbers of what the mappings below name.
+        keys of the mappings below.
     resources : mapping of int to RecordedResource
     tags, frameworks : mapping of int to str
     threads : mapping of int to int
@@ -224,8 +224,7 @@ class Events:
     torn : int
         Slots that were begun and never finished, because the process died meanwhile.
     lost : int
-        Events that a ring no longer had room for, or that found no room in the file, as far as
-        that is known.
+        Known number of events that a ring has overwritten or that did not fit in the file.
 
     Examples
     --------
@@ -288,7 +287,7 @@ def read(path: str | os.PathLike[str]) -> Events:
     Parameters
     ----------
     path : str or path
-        What `record` wrote.
+        A file that `record` wrote.
 
     Returns
     -------
@@ -299,7 +298,7 @@ def read(path: str | os.PathLike[str]) -> Events:
     OSError
         The file cannot be read.
     EventFileError
-        It holds no recorded events, or those of a newer version.
+        It does not hold recorded events, or has a newer version.
 
     Examples
     --------
@@ -321,13 +320,13 @@ def parse(data: bytes) -> Events:
         raise EventFileError("not a file of recorded events: it does not begin with gpumemEV")
     if len(data) < HEADER_BYTES:
         raise EventFileError(
-            f"a file of recorded events that is torn within its header: it has {len(data)} of "
+            f"the file of recorded events is torn within its header: it has {len(data)} of "
             f"{HEADER_BYTES} bytes"
         )
     version, slot_bytes = (int.from_bytes(data[at : at + 4], "little") for at in (8, 12))
     if version != VERSION or slot_bytes != SLOT_BYTES:
         raise EventFileError(
-            f"events of version {version} in slots of {slot_bytes} bytes, accepted is version "
+            f"the events have version {version} in slots of {slot_bytes} bytes, expected version "
             f"{VERSION} in slots of {SLOT_BYTES}"
         )
     whole = (len(data) - HEADER_BYTES) // SLOT_BYTES
@@ -348,7 +347,7 @@ def events_of(
     process: int,
     lost: int = 0,
 ) -> Events:
-    """Make `Events` of slots, and of what their numbers mean as text."""
+    """Make `Events` of slots and of the texts that their numbers stand for."""
     finished = np.flatnonzero(slots["kind"])
     last = int(finished[-1]) + 1 if finished.size else 0
     of_events = slots[(slots["kind"] != 0) & (slots["kind"] != _PART_OF_A_NAME)]
@@ -379,7 +378,7 @@ def slots_of(words: NDArray[np.uint64]) -> NDArray[np.void]:
 
 
 def names_of(slots: NDArray[np.void]) -> dict[str, dict[int, str]]:
-    """Put the parts of each name together; a name with a part missing is left out."""
+    """Join the parts of each name; names with a missing part are left out."""
     found: dict[str, dict[int, str]] = {what: {} for what in _NAMED.values()}
     begun: dict[tuple[int, int], tuple[int, bytearray]] = {}  # -> next part, text so far
     parts = slots[slots["kind"] == _PART_OF_A_NAME]
@@ -404,7 +403,7 @@ def _resource(text: str) -> RecordedResource:
 
 
 def stack_of(text: str) -> tuple[Frame, ...]:
-    """Read a stack; one that was cut, or that is none, is empty."""
+    """Read a stack; a text that is cut or is not a stack gives no frames."""
     try:
         frames = json.loads(text)
         return tuple(Frame(str(file), int(line), str(name)) for file, line, name in frames)

@@ -27,7 +27,7 @@ _PERIODS = (0.001, 3600.0)  # seconds, least and most
 
 _NAME = re.compile(r"gpumem-(\d+)-(\d+)", re.ASCII)  # user, process
 _UNLIMITED = 1 << 63
-_READS = 5  # of one page; two updates in a row would have to meet each of them
+_READS = 5  # of one page; a read fails only if two updates fall into it
 # Little-endian, as in `gpumem._live`.
 _HEADER = struct.Struct("<8sIIIIIIQ")
 _COPY = struct.Struct("<IIQQQIIII")
@@ -37,7 +37,7 @@ _BUDGET = struct.Struct("<QQ64s4Q")
 
 @dataclass(frozen=True)
 class LiveResource:
-    """What a resource told of itself; sizes in bytes.
+    """A resource on a page; sizes in bytes.
 
     Attributes
     ----------
@@ -50,8 +50,8 @@ class LiveResource:
     counters : Mapping of str to int
         Named as in `Stats`: limit (0: none), in_use, requested_in_use, reserved, max_in_use,
         max_reserved, num_allocs, num_frees, num_reserves, num_extensions, num_shrinkages,
-        max_alloc_size, pages_moved, driver_calls, suspended_bytes. `reserved` of a driver's pool is
-        what its blocks take.
+        max_alloc_size, pages_moved, driver_calls, suspended_bytes. For a driver's pool `reserved`
+        is the size of its blocks.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class LiveResource:
 
 @dataclass(frozen=True)
 class LiveBudget:
-    """What a budget told of itself; bytes, and None for no limit.
+    """A budget on a page; in bytes, and None for no limit.
 
     Attributes
     ----------
@@ -103,15 +103,15 @@ class LiveBudget:
 
 @dataclass(frozen=True)
 class LivePage:
-    """What a process told of its resources, at one moment.
+    """The resources of a process at one moment.
 
     Attributes
     ----------
     process : int
         Its id.
     alive : bool
-        False: the process has ended without taking its page back. These are its last numbers, and
-        the page is gone now.
+        False: the process has ended without removing its page. These are its last numbers, and
+        the page is removed now.
     time : float
         When the numbers were taken, in seconds since 1970.
     clock : float
@@ -123,7 +123,7 @@ class LivePage:
     budgets : tuple of LiveBudget
         The newest first.
     left_out : int
-        Resources and budgets for which the page has no room.
+        Resources and budgets that do not fit in the page.
 
     Examples
     --------
@@ -175,7 +175,7 @@ class LivePage:
         """
         path = FOLDER / f"gpumem-{os.getuid()}-{process}"
         try:
-            # Any user may leave a pipe of this name; opening it must not wait.
+            # Another user may have made a pipe of this name; opening it must not wait.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise NotPublishedError(_why_not(process)) from error
@@ -228,9 +228,9 @@ class LivePage:
 
     @property
     def age(self) -> float:
-        """Seconds since the numbers were taken; beyond `period` only if the process stands still.
+        """Seconds since the last update; more than `period` only if the process does not run.
 
-        A process that is stopped, or gets no processor, changes none of its numbers either.
+        The numbers of a process that is stopped or gets no processor do not change either.
         """
         return time.monotonic() - self.clock
 
@@ -304,8 +304,8 @@ def publish(*, period: float = _live.PERIOD) -> Publication:
     """Let ``gpumem top`` see this process's resources.
 
     Writes their counters into a file in shared memory that only this user can read. A separate
-    thread refreshes the file. It needs neither the interpreter lock nor a lock of an allocator, so
-    the numbers stay current while Python is blocked. Allocating costs nothing more for it.
+    thread updates the file. It needs neither the interpreter lock nor a lock of an allocator, so
+    the numbers stay current while Python is blocked. Allocations do not become slower.
 
     GPUMEM_TOP=1 in the environment does the same, starting with the first resource. In a forked
     child it starts again with the child's first resource. It ends at exit, or with
@@ -381,7 +381,7 @@ def _is_deserted(descriptor: int) -> bool:
 
 
 def _remove(descriptor: int, path: Path) -> None:
-    """Remove the page if it is still this file that has the name."""
+    """Remove the page, unless another file has its name now."""
     try:
         if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
             path.unlink()
@@ -395,7 +395,7 @@ def _remove(descriptor: int, path: Path) -> None:
 def _header(descriptor: int, path: Path) -> bytes:
     file = os.fstat(descriptor)
     if file.st_uid != os.getuid():
-        raise NotPublishedError(f"{path} is not this user's: it is not read")
+        raise NotPublishedError(f"{path} belongs to another user")
     header = os.pread(descriptor, _HEADER.size, 0) if stat.S_ISREG(file.st_mode) else b""
     if len(header) < _HEADER.size or not header.startswith(b"gpumemTP"):
         raise GpumemError(f"{path} is not a page of gpumem")
@@ -416,11 +416,11 @@ def _newest_copy(descriptor: int, path: Path, start: int, stride: int) -> bytes:
         newest = max(copies, key=_number)
         if newest:
             return newest
-    raise GpumemError(f"{path} is damaged: neither copy has the CRC that it should have")
+    raise GpumemError(f"{path} is damaged: both copies have a wrong CRC")
 
 
 def _whole_copy(data: bytes) -> bytes:
-    """Cut a copy behind its last record; empty if it is none, or half of one."""
+    """Cut a copy behind its last record; empty if it is not whole."""
     if len(data) < _COPY.size:
         return b""
     crc, length = struct.unpack_from("<II", data)

@@ -1,4 +1,4 @@
-"""Counters of this process's resources as Prometheus scrapes them: text format 0.0.4."""
+"""Counters of this process's resources for Prometheus, in text format 0.0.4."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ __all__ = ["prometheus_text"]
 
 
 class _Metric(NamedTuple):
-    name: str  # behind "gpumem_"; ends in _total if it is a counter, which never falls
+    name: str  # after "gpumem_"; ends in _total if it is a counter, which never falls
     source: str  # a counter of LiveResource, or a field of LiveBudget
     help: str
 
 
 _RESOURCES = (
-    _Metric("in_use_bytes", "in_use", "Bytes handed out, padding included."),
-    _Metric("requested_bytes", "requested_in_use", "Bytes handed out, as asked for."),
-    _Metric("reserved_bytes", "reserved", "Bytes held from the device."),
-    _Metric("limit_bytes", "limit", "Bytes it may hold; absent if unlimited."),
-    _Metric("in_use_peak_bytes", "max_in_use", "Most bytes handed out so far."),
-    _Metric("reserved_peak_bytes", "max_reserved", "Most bytes held so far."),
-    _Metric("largest_block_bytes", "max_alloc_size", "Largest block handed out so far."),
-    _Metric("suspended_bytes", "suspended_bytes", "Bytes that wait on the host."),
-    _Metric("allocations_total", "num_allocs", "Blocks handed out."),
-    _Metric("frees_total", "num_frees", "Blocks taken back."),
-    _Metric("persistent_allocations_total", "num_reserves", "Persistent blocks handed out."),
+    _Metric("in_use_bytes", "in_use", "Bytes in use, padding included."),
+    _Metric("requested_bytes", "requested_in_use", "Bytes in use, as requested."),
+    _Metric("reserved_bytes", "reserved", "Bytes reserved from the device."),
+    _Metric("limit_bytes", "limit", "Limit of reserved bytes; absent if unlimited."),
+    _Metric("in_use_peak_bytes", "max_in_use", "Most bytes in use so far."),
+    _Metric("reserved_peak_bytes", "max_reserved", "Most bytes reserved so far."),
+    _Metric("largest_block_bytes", "max_alloc_size", "Largest block allocated so far."),
+    _Metric("suspended_bytes", "suspended_bytes", "Bytes of suspended arenas, kept on the host."),
+    _Metric("allocations_total", "num_allocs", "Blocks allocated."),
+    _Metric("frees_total", "num_frees", "Blocks freed."),
+    _Metric("persistent_allocations_total", "num_reserves", "Persistent blocks allocated."),
     _Metric("extensions_total", "num_extensions", "Growths by memory from the device."),
-    _Metric("shrinkages_total", "num_shrinkages", "Regions given back to the device."),
+    _Metric("shrinkages_total", "num_shrinkages", "Regions released to the device."),
     _Metric("pages_moved_total", "pages_moved", "Pages moved to another address."),
     _Metric("driver_calls_total", "driver_calls", "Driver calls made."),
 )
 _BUDGETS = (
-    _Metric("budget_used_bytes", "used", "Bytes charged, levels below included."),
-    _Metric("budget_limit_bytes", "limit", "Bytes never passed; absent if unlimited."),
-    _Metric("budget_soft_limit_bytes", "soft", "Bytes from which on room is made; absent if none."),
+    _Metric("budget_used_bytes", "used", "Bytes charged, including levels below."),
+    _Metric("budget_limit_bytes", "limit", "Hard limit in bytes; absent if unlimited."),
+    _Metric("budget_soft_limit_bytes", "soft", "Soft limit in bytes; absent if none."),
     _Metric("budget_peak_bytes", "peak", "Most bytes charged so far."),
 )
 
@@ -77,7 +77,7 @@ def prometheus_text() -> str:
 
 
 def _family(metric: _Metric, samples: Iterator[str]) -> list[str]:
-    """Write a metric with its samples; nothing of one without samples."""
+    """Write a metric with its samples; nothing if it has none."""
     found = list(samples)
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""Recording: which resources, into what, from when to when; and the tags that events carry."""
+"""Recordings of resources, into a ring or a file, and the tags of events."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ class Recording:
 
     @property
     def lost(self) -> int:
-        """How many events found no room: a ring's oldest, and those that a full disk refused."""
+        """Number of lost events: a ring's oldest, and those that did not fit on a full disk."""
         return self._handle.lost
 
     @property
     def failed(self) -> OSError | None:
-        """What made a recording into a file stop by itself, such as a full disk; else None."""
+        """The error that ended a recording into a file, such as a full disk; else None."""
         code = self._handle.failed
         return OSError(code, os.strerror(code), str(self.path)) if code else None
 
     def events(self) -> Events:
-        """Return what was recorded so far; of a ring, what it still holds.
+        """Return the events recorded so far; of a ring, those that it still holds.
 
         Raises
         ------
@@ -107,12 +107,12 @@ class Recording:
         )
 
     def trace(self, device: int | None = None) -> Trace:
-        """Return what was recorded as a `gpumem.traces.Trace`.
+        """Return the recorded events as a `gpumem.traces.Trace`.
 
         Parameters
         ----------
         device : int, optional
-            Which memory of several to take, in the order of their names; without it, the busiest.
+            Index of the memory in the order of names; by default the busiest memory.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class Recording:
         Raises
         ------
         InUseError
-            It still runs; the page's replays would be recorded, too.
+            The recording still runs; the page's replays would be recorded, too.
         TraceError
             Nothing was allocated.
         OSError
@@ -160,12 +160,12 @@ class Recording:
         return write_report(self.trace(), path, title=title)
 
     def stop(self) -> None:
-        """Write no more events. Idempotent. A fork's child leaves its parent's file alone.
+        """Stop recording. Idempotent. A fork's child leaves its parent's file alone.
 
         Raises
         ------
         OSError
-            The file cannot be cut behind its last event; what was written can be read all the same.
+            The file cannot be cut behind its last event; its events can be read all the same.
         """
         if not self._handle.running:
             return
@@ -189,7 +189,7 @@ class Recording:
         return f"<Recording {where}, {'running' if self.running else 'stopped'}>"
 
     def _close_file(self) -> None:
-        # The lock goes with the mapping, later than the descriptor; a fork's child keeps out of it.
+        # The mapping keeps the file open, so unlock it here. A fork's child leaves the lock alone.
         if self._file >= 0:
             if os.getpid() == self._process:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -213,29 +213,29 @@ def record(
     """Record allocations, frees, growth, page moves and failures, from now on.
 
     Events of all callers are recorded: Python, PyTorch, CuPy and Numba over gpumem, and views that
-    end on any thread. While nothing is recorded, an allocation reads one word more.
+    end on any thread. Without a recording, an allocation only reads one more word.
 
     Parameters
     ----------
     resource : MemoryResource or GraphPool, optional
-        What to record; an adaptor stands for what it is around. None: every resource of the
-        process, those made later too.
+        The resource to record; for an adaptor, the resources below it. None: every resource of the
+        process, also those made later.
     path : str or path, optional
-        A file, which is begun anew and grows by 48 bytes an event; `gpumem.observe.events`
-        describes it. It holds what was recorded when the process dies, however it dies. None: a
-        ring in memory.
+        A file, which is overwritten and grows by 48 bytes per event; `gpumem.observe.events`
+        describes it. If the process is killed, the file holds the events until then. None: a ring
+        in memory.
     capacity : int, optional
-        Events that a ring holds, rounded up to a power of two; the oldest go.
+        Number of events in a ring, rounded up to a power of two; new events overwrite the oldest.
     stacks : float, optional
-        Keep the Python stack of this share of the allocations, 0.0 to 1.0. Each takes some
-        microseconds, and the interpreter lock.
+        Record the Python stack of this share of the allocations, 0.0 to 1.0. Each takes some
+        microseconds and the interpreter lock.
     native : bool, optional
-        Let stacks begin with the native frames.
+        Include native frames in the stacks.
 
     Returns
     -------
     Recording
-        Under way; `stop` it, or use it as a context.
+        It has begun; `stop` it, or use it as a context manager.
 
     Raises
     ------
@@ -244,9 +244,9 @@ def record(
     ConfigError
         `capacity` or `stacks` is out of range.
     InUseError
-        Something of it is being recorded already, or another recording writes into the file.
+        A resource is being recorded already, or another recording writes into the file.
     OSError
-        The file cannot be made, or has no room.
+        The file cannot be made, or the disk is full.
 
     Notes
     -----
@@ -278,9 +278,10 @@ def record(
 
 @contextlib.contextmanager
 def tag(name: str) -> Iterator[None]:
-    """Name what the calling thread allocates meanwhile, in events and snapshots.
+    """Tag the allocations of the calling thread inside a block, in events and snapshots.
 
-    Tags nest: the innermost counts. Only while something is recorded do blocks keep them.
+    Tags can be nested; the innermost counts. Blocks keep their tags only while something is
+    recorded.
 
     Parameters
     ----------
@@ -290,12 +291,12 @@ def tag(name: str) -> Iterator[None]:
     Raises
     ------
     TypeError, ValueError
-        `name` is not a str, is empty, or exceeds the number of names.
+        `name` is not a str, is empty, or there are too many names.
 
     Notes
     -----
-    A tag belongs to the thread, not to a task: code that awaits inside of it shares it with
-    whatever else the thread runs meanwhile.
+    A tag belongs to the thread, not to a task: if code awaits inside the block, the other tasks of
+    the thread have the tag meanwhile.
 
     Examples
     --------

@@ -1,19 +1,19 @@
-"""What others would hold for a trace: PyTorch's caching allocator, and the driver alone.
+"""Models of the memory that PyTorch's caching allocator and the driver alone reserve for a trace.
 
-Both are models: they place blocks at numbers, touch no memory and run in well under a second
-for 100 000 events. They give the figures that a replay is set beside.
+They place blocks at numbers, use no memory of a device, and run in well under a second for 100 000
+events. A replay is compared with their figures.
 
 PyTorch's native CUDA allocator, as modelled (its defaults; ``expandable_segments`` off):
 
 - sizes round up to 512 B; a block belongs to its stream and to the small (<= 1 MiB) or the
   large pool of that stream, and neither crosses over;
-- a pool takes the smallest free block that fits, lowest address first, and asks the driver for
-  a segment only when none does: 2 MiB for small blocks, 20 MiB below 10 MiB, above that the
+- a pool uses the smallest free block that fits, lowest address first, and only without one
+  reserves a segment: 2 MiB for small blocks, 20 MiB for blocks below 10 MiB, for others the
   size rounded up to 2 MiB;
-- a block is split when what remains is worth keeping: at least 512 B in the small pool, more
-  than 1 MiB in the large one;
-- free neighbours within a segment become one block; segments are never given back (memory is
-  taken to be unlimited, so nothing forces the allocator to).
+- a block is split if the remainder has at least 512 B in the small pool, or more than 1 MiB in
+  the large one;
+- free neighbours within a segment become one block; segments are never released (the memory of
+  the model is unlimited, so the allocator is never forced to).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 MIB = 1 << 20
 
 GRAIN = 512
-"""What sizes round up to, in bytes, in PyTorch and in the driver alike."""
+"""Sizes are rounded up to this, in bytes, by PyTorch and by the driver."""
 SMALL_MOST = 1 * MIB
 """PyTorch: the largest block of the small pool."""
 SMALL_SEGMENT = 2 * MIB
@@ -45,13 +45,13 @@ LARGE_SEGMENT = 20 * MIB
 LARGE_SEGMENT_BELOW = 10 * MIB
 """PyTorch: blocks below this share a `LARGE_SEGMENT`."""
 SEGMENT_GRAIN = 2 * MIB
-"""PyTorch: what segments of a single large block round up to."""
+"""PyTorch: segments of a single large block are rounded up to this."""
 DRIVER_GRANULARITY = 2 * MIB
-"""The unit in which a CUDA driver takes physical memory."""
+"""The unit in which a CUDA driver reserves physical memory."""
 
 
 def caching_allocator_reserved(trace: Trace) -> int:
-    """Give the most bytes that PyTorch's caching allocator would hold while `trace` runs.
+    """Return the most bytes that PyTorch's caching allocator would reserve for `trace`.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def caching_allocator_reserved(trace: Trace) -> int:
 
 
 def caching_allocator_curve(trace: Trace) -> Curve:
-    """Give what PyTorch's caching allocator would hold at each event of `trace`."""
+    """Return the bytes that PyTorch's caching allocator would reserve at each event of `trace`."""
     pools: dict[tuple[int, bool], _Heap] = {}
     home: dict[int, tuple[_Heap, _Block]] = {}  # by block number, while it lives
     reserved = 0  # nothing is ever given back
@@ -100,12 +100,12 @@ def caching_allocator_curve(trace: Trace) -> Curve:
 
 
 def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -> int:
-    """Give the most bytes held if every block of `trace` were a driver call of its own.
+    """Return the most bytes reserved if every block of `trace` were a separate driver call.
 
     The driver serves blocks of up to half a granule from granules that they share, in steps of
-    512 B, and gives every larger block whole granules of its own; an empty granule goes back.
-    So measured with ``cuMemAlloc`` on an H200 (driver 580), where 1 MiB costs 1 MiB, one byte
-    more costs 2 MiB, and one byte above 2 MiB costs 4 MiB. Streams play no part.
+    512 B, and every larger block from whole granules of its own; it releases empty granules.
+    This was measured with ``cuMemAlloc`` on an H200 (driver 580), where 1 MiB costs 1 MiB, one
+    byte more costs 2 MiB, and one byte above 2 MiB costs 4 MiB. Streams make no difference.
 
     Parameters
     ----------
@@ -135,13 +135,13 @@ def plain_driver_reserved(trace: Trace, *, granularity: int = DRIVER_GRANULARITY
 
 
 def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -> Curve:
-    """Give what plain driver calls would hold at each event; see `plain_driver_reserved`."""
+    """Return the bytes that driver calls would reserve at each event: `plain_driver_reserved`."""
     if granularity <= 0 or granularity % (2 * GRAIN):
         raise ValueError(
-            f"granularity is {granularity}, accepted is a positive multiple of {2 * GRAIN} bytes"
+            f"granularity is {granularity}, expected a positive multiple of {2 * GRAIN} bytes"
         )
     shared = _Heap(lambda _: granularity, least_remainder=GRAIN, gives_back=True)
-    home: dict[int, _Block | int] = {}  # by block number: its place, or the bytes of its own
+    home: dict[int, _Block | int] = {}  # by block number: its block, or the bytes of its granules
     own = 0
     held = array("q")
     for is_alloc, number, size, _ in _allocs_and_frees(trace):
@@ -170,7 +170,7 @@ def _curve(trace: Trace, held: array[int]) -> Curve:
 
 
 def _torch_segment(size: int) -> int:
-    """Give the bytes of the segment that PyTorch asks for when a block of `size` finds no room."""
+    """Return the bytes of the segment that PyTorch reserves if no free block fits `size`."""
     if size <= SMALL_MOST:
         return SMALL_SEGMENT
     if size < LARGE_SEGMENT_BELOW:
@@ -199,11 +199,11 @@ class _Heap:
     Parameters
     ----------
     segment_bytes : callable
-        Size of the segment to take for a block that finds no room.
+        Size of the segment to reserve if no free block fits.
     least_remainder : int
-        A block is split when at least this many bytes remain.
+        A block is split if at least this many bytes remain.
     gives_back : bool, optional
-        Whether a segment goes back once it is empty.
+        Whether an empty segment is released.
     """
 
     def __init__(

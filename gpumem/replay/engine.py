@@ -22,7 +22,7 @@ __all__ = ["ReplayResult", "replay"]
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What one replay needed.
+    """Memory and time of one replay.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ def replay(
 
 # ---- the arena and its device --------------------------------------------------------------------
 
-# A replay touches no byte, so a host device may pretend to be larger than the machine.
+# A replay does not access the memory, so the host device may be larger than the machine.
 _PRETENDED_CAPACITY = 1 << 46
 
 

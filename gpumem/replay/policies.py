@@ -1,4 +1,4 @@
-"""What each way to serve a trace reserves over its course."""
+"""The memory that each way to serve a trace reserves over time."""
 
 from __future__ import annotations
 

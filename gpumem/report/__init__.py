@@ -34,9 +34,9 @@ class Report(Figures):
     nbytes : int
         Size of the page.
     policies : tuple of dict
-        What each policy reserved or would have reserved: ``name``, ``how`` ("recorded",
-        "at least", "replayed" or "modelled"), ``peak_reserved_bytes`` and ``fragmentation``,
-        which is reserved divided by live.
+        The memory that each policy reserved or would have reserved: ``name``, ``how``
+        ("recorded", "at least", "replayed" or "modelled"), ``peak_reserved_bytes`` and
+        ``fragmentation``, which is reserved divided by live bytes.
     name : str
         Name of the run. This and all other fields are those of `Figures`.
 
@@ -70,20 +70,20 @@ def write_report(
     """Write a page that shows a run: bytes over time, addresses, streams, sizes, owners, leaks.
 
     It also shows what four policies would have reserved, from replays on the host and from models.
-    If the source has no addresses, those of a replay are drawn.
+    If the source has no addresses, the page shows those of a replay.
 
     Parameters
     ----------
     source : Trace, Snapshot, str or path
-        A trace; a snapshot, of which the memory is shown of which most is in use; or a file that
-        `gpumem.traces.load_trace` reads: a recording of `gpumem.observe.record`, a trace, a
-        snapshot of gpumem's or PyTorch's, an RMM log.
+        A trace; a snapshot, of which the page shows the memory with the most bytes in use; or a
+        file that `gpumem.traces.load_trace` reads: a recording of `gpumem.observe.record`, a trace,
+        a snapshot of gpumem or PyTorch, an RMM log.
     path : str or path
-        The page. It is written whole or not at all, and replaces what is there.
+        The page. It is written whole or not at all, and replaces an existing file.
     title : str, optional
-        Heading of the page; the source's name if left out.
+        Heading of the page; by default the source's name.
     device : int, optional
-        Which device of several in a file; the busiest if left out.
+        Index of the device if a file has several; by default the busiest.
     doing : callable, optional
         Called with a description of each step, for progress messages.
 
@@ -96,7 +96,7 @@ def write_report(
     TraceError
         The source cannot be read.
     InUseError
-        Everything in the process is being recorded, so no replay can be.
+        Every resource of the process is being recorded, so a replay cannot be recorded.
     OSError
         The page cannot be written.
 

@@ -1,4 +1,4 @@
-"""What a page draws: the blocks of a trace, their owners and their addresses."""
+"""The blocks of a trace as a page draws them, with their owners and addresses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["MOST_BLOCKS", "BlockTable", "Drawn", "blocks_of", "draw_together"]
 
 
 MOST_BLOCKS = 1 << 20
-"""Most blocks that a page holds one by one; beyond, the smallest are only part of the sums."""
+"""Most blocks that a page shows one by one; of more, the smallest are only in the sums."""
 MOST_OWNERS = 1 << 12
-"""Most owners that a page tells apart; beyond, those of the fewest bytes are one."""
+"""Most owners that a page distinguishes; of more, those with the fewest bytes become one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class BlockTable:
 
 
 def blocks_of(trace: Trace) -> BlockTable:
-    """Sort out which events of a trace are about which block."""
+    """Match the events of a trace with its blocks."""
     moving = trace.moving()
     is_alloc = trace.action[moving] == ALLOC
     ordinal = np.cumsum(is_alloc) - 1
@@ -101,7 +101,7 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
     -------
     owner : ndarray of int64, shape (blocks,)
     names : list of str
-        By number; the fewest bytes are together under the last, if there are too many.
+        By number; of too many, the last one stands for those with the fewest bytes.
     named : bool
         Whether the log names owners. If not, all blocks of one size have one owner, because a line
         of a program usually allocates one size. If there are too many sizes, blocks are grouped by
@@ -116,7 +116,7 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
     else:
         sizes, owner = np.unique(blocks.size, return_inverse=True)
         names = [f"{size:,} bytes" for size in sizes.tolist()]
-        if len(names) > MOST_OWNERS:  # hardly two blocks are alike: powers of two
+        if len(names) > MOST_OWNERS:  # nearly every block has its own size: use powers of two
             powers = np.floor(np.log2(sizes)).astype(np.int64)
             owner = powers[owner]
             names = [f"{1 << n:,} to {2 << n:,} bytes" for n in range(int(powers.max()) + 1)]
@@ -134,7 +134,7 @@ def owners_of(trace: Trace, blocks: BlockTable) -> tuple[NDArray[np.int64], list
 
 
 _LEAST_GAP = 2 << 20
-_GAP_SHARE = 64  # a gap is drawn at most as wide as this part of all that is used
+_GAP_SHARE = 64  # a gap is drawn at most as wide as the used bytes divided by this
 
 
 class Drawn(NamedTuple):
@@ -153,7 +153,7 @@ class Drawn(NamedTuple):
 
 
 def draw_together(address: NDArray[np.uint64], nbytes: NDArray[np.int64]) -> Drawn:
-    """Close wide gaps between addresses, so that what is used can be seen.
+    """Close wide gaps between addresses, so that the used ranges are visible.
 
     Parameters
     ----------

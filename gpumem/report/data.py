@@ -47,7 +47,7 @@ class Figures:
 
 
 def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
-    """Count what a trace did."""
+    """Compute the main figures of a trace."""
     return Figures(
         name=trace.name,
         events=trace.events,
@@ -61,9 +61,9 @@ def figures_of(trace: Trace, blocks: BlockTable) -> Figures:
 
 
 def recorded_policy(trace: Trace) -> Policy | None:
-    """Give what the log itself says was held, with what was held before it began.
+    """Return the reserved bytes that the log records, with an estimate of those before its begin.
 
-    That is not told, but live blocks lie in it: it is at least as much as makes room for them.
+    The log lacks the latter; the estimate is the least that has room for the live blocks.
     """
     held = trace.details.held if trace.details else None
     if held is None:
@@ -81,9 +81,9 @@ def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
     Parameters
     ----------
     trace : Trace
-        What happened.
+        The trace to draw.
     served : sequence of Policy
-        What was held, and would have been; the first is drawn first.
+        The policies to show; the first is drawn first.
     """
     blocks = blocks_of(trace)
     kept = blocks.largest(MOST_BLOCKS)
@@ -122,7 +122,7 @@ def page_data(trace: Trace, served: Sequence[Policy]) -> dict[str, Any]:
 def _addresses(
     trace: Trace, blocks: BlockTable, served: Sequence[Policy]
 ) -> tuple[NDArray[np.uint64], str]:
-    """Give where blocks lay: as the log tells, or else where the default policy puts them."""
+    """Return the addresses of blocks: those in the log, else those of the default policy."""
     if trace.details is not None:
         return trace.details.address[blocks.allocation], "recorded"
     for each in served:
@@ -142,7 +142,7 @@ def _back(
 
 
 def _rest(blocks: BlockTable, shown: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Give the bytes of blocks that are not kept, at each move of those that are; or nothing."""
+    """Return the bytes of blocks that are not kept, at each move of a kept one; empty if none."""
     if shown.all():
         return np.empty(0, np.int64)
     signed = np.where(blocks.is_alloc, 1, -1) * blocks.size[blocks.block]
@@ -185,7 +185,7 @@ def _is_plain(value: object) -> bool:
 
 
 _WIDTHS = (("u1", 1 << 8), ("u2", 1 << 16), ("u4", 1 << 32))
-_MOST = 1 << 53  # what a double holds exactly, and JavaScript has no other number
+_MOST = 1 << 53  # JavaScript's numbers are doubles, exact up to this
 
 
 def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def column(values: ArrayLike, *, rising: bool = False) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        A number below 0 or above 2**53, or a drop where `rising` was said.
+        A number is below 0 or above 2**53, or `rising` values decrease.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Turn a log of addresses into block numbers: an address names a block only while it lives."""
+"""Turns addresses in a log into block numbers: an address means a block only while it lives."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class TraceBuilder:
     ) -> None:
         """Record that `size` bytes at `address` were allocated on `stream`, by `owner`."""
         if not 0 <= size <= MAX_SIZE:
-            raise TraceError(f"{where}: size is {size}, accepted is 0..{MAX_SIZE} bytes")
+            raise TraceError(f"{where}: size is {size}, expected 0..{MAX_SIZE} bytes")
         if address in self._live:
             raise TraceError(
                 f"{where}: {address:#x} is allocated while block {self._live[address]} lives "
-                f"there, accepted is an address that was freed"
+                f"there, expected an address that was freed"
             )
         block = len(self._sizes)
         self._live[address] = block
@@ -93,7 +93,7 @@ class TraceBuilder:
     def hold(self, where: str, nbytes: int) -> None:
         """Record that memory was reserved from the driver; negative: released to it."""
         if abs(nbytes) > MAX_SIZE:
-            raise TraceError(f"{where}: size is {abs(nbytes)}, accepted is 0..{MAX_SIZE} bytes")
+            raise TraceError(f"{where}: size is {abs(nbytes)}, expected 0..{MAX_SIZE} bytes")
         self._held_at.append(len(self))
         self._held.append(nbytes)
 
@@ -115,7 +115,7 @@ class TraceBuilder:
     ) -> None:
         number = self._streams.setdefault(stream, len(self._streams))
         if number >= MAX_STREAMS:
-            raise TraceError(f"{where}: more than {MAX_STREAMS} streams, accepted is that many")
+            raise TraceError(f"{where}: more than {MAX_STREAMS} streams")
         self._action.append(action)
         self._block.append(block)
         self._size.append(size)
@@ -169,4 +169,4 @@ def owner_named(
 def require_device(device: int | None, count: int) -> None:
     """Raise TraceError unless `device` is None or the index of one of `count` memories."""
     if device is not None and not 0 <= device < max(count, 1):
-        raise TraceError(f"device is {device}, accepted is 0..{max(count - 1, 0)}")
+        raise TraceError(f"device is {device}, expected 0..{max(count - 1, 0)}")

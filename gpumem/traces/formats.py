@@ -54,7 +54,7 @@ def load_trace(source: str | os.PathLike[str], *, device: int | None = None) -> 
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_FILE_BYTES:
-                raise TraceError(f"the file has {size} bytes, accepted is 1..{MAX_FILE_BYTES}")
+                raise TraceError(f"the file has {size} bytes, expected 1..{MAX_FILE_BYTES}")
             return _read(file, path.stem, device)
     except TraceError as error:
         raise TraceError(f"{source}: {error}") from None
@@ -94,7 +94,7 @@ def _read(file: IO[bytes], name: str, device: int | None) -> Trace:
         return gpumem_snapshot.read_snapshot(file, name, device)
     if device not in (None, 0):
         raise TraceError(
-            f"device is {device}, accepted is 0 (only snapshots and recordings hold more)"
+            f"device is {device}, expected 0 (only snapshots and recordings hold more)"
         )
     if start.startswith(npz.MAGIC):
         return npz.read_npz(file, name)

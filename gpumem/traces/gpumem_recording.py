@@ -1,4 +1,4 @@
-"""Traces from what `gpumem.observe.record` wrote."""
+"""Traces from files that `gpumem.observe.record` wrote."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _trace(plain: dict[str, Any], name: str, device: int | None) -> Trace:
         for memory in memories
     }
     if not any(used.values()):
-        raise TraceError("the snapshot shows nothing in use")
+        raise TraceError("the snapshot has nothing in use")
     if device is None:
         memory = max(used, key=lambda each: sum(block["nbytes"] for _, block in used[each]))
     else:

@@ -1,4 +1,4 @@
-"""Traces as ``.npz`` archives: one NumPy array per column and a JSON text of facts."""
+"""Traces as ``.npz`` archives: a NumPy array per column, and `meta` as a JSON text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_npz(file: IO[bytes], name: str) -> Trace:
     """Read a trace from an open ``.npz`` archive.
 
     Sizes are checked against the archive's own directory before anything is unpacked, so that
-    a small file cannot ask for more memory than `MAX_EVENTS` events take.
+    a small file cannot cause larger allocations than `MAX_EVENTS` events need.
 
     Parameters
     ----------
@@ -95,10 +95,10 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> 
     """Read one array of at most `limit` bytes, of plain data only."""
     if info.file_size > limit + _HEADER_ROOM:
         raise TraceError(
-            f"array {info.filename} unpacks to {info.file_size} bytes, accepted is 0..{limit}"
+            f"array {info.filename} unpacks to {info.file_size} bytes, expected 0..{limit}"
         )
     with archive.open(info) as member:
-        # Bounded by the size checked above, whatever the compressed data would go on to give.
+        # Read no more than the size checked above, even if the compressed data is longer.
         raw = member.read(info.file_size)
     _check_header(raw, info.filename)
     array: NDArray[Any] = npy.read_array(io.BytesIO(raw), allow_pickle=False)
@@ -106,7 +106,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> 
 
 
 def _check_header(raw: bytes, filename: str) -> None:
-    """Refuse a header that promises more data than the member holds, before NumPy allocates it."""
+    """Refuse a header with a larger array than the member holds, before NumPy allocates it."""
     start = io.BytesIO(raw)
     version = npy.read_magic(start)
     if version == (1, 0):
@@ -114,7 +114,7 @@ def _check_header(raw: bytes, filename: str) -> None:
     elif version == (2, 0):
         shape, _, dtype = npy.read_array_header_2_0(start)
     else:
-        raise TraceError(f"array {filename} has .npy version {version}, accepted is 1.0 or 2.0")
+        raise TraceError(f"array {filename} has .npy version {version}, expected 1.0 or 2.0")
     if dtype.hasobject:
         raise TraceError(f"array {filename} holds Python objects, expected integers")
     # Python integers: a product of absurd dimensions must not wrap.

@@ -60,7 +60,7 @@ def _record_line(builder: TraceBuilder, clock: _Clock, where: str, line: str) ->
     thread, time, action, pointer, size, stream = fields
     if action not in ("allocate", "free", "allocate failure"):
         raise TraceError(
-            f"{where}: action is {action!r:.60}, accepted is allocate, free or allocate failure"
+            f"{where}: action is {action!r:.60}, expected allocate, free or allocate failure"
         )
     time_us = clock.microseconds(time, where)
     address = _pointer("pointer", pointer, where)
@@ -88,7 +88,7 @@ class _Clock:
         if match := _NUMBER.fullmatch(text):
             return round(float(text) * 1e6) if match[1] else int(text)
         raise TraceError(
-            f"{where}: time is {text!r:.60}, accepted is HH:MM:SS.us, HH:MM:SS:us or a number"
+            f"{where}: time is {text!r:.60}, expected HH:MM:SS.us, HH:MM:SS:us or a number"
         )
 
     def _time_of_day(self, match: re.Match[str]) -> int:

@@ -20,13 +20,13 @@ _TIME_LIMIT_US = 1 << 62
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Builds containers, str, bytes, numbers and None, which need no global; refuses the rest."""
+    """Builds containers, str, bytes, numbers and None, which need no import; refuses others."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise TraceError(f"the pickle asks for {f'{module}.{name}'!r}, accepted is plain data only")
+        raise TraceError(f"the pickle names {f'{module}.{name}'!r}, expected plain data only")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise TraceError("the pickle refers to outside objects, accepted is plain data only")
+        raise TraceError("the pickle refers to outside objects, expected plain data only")
 
 
 def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -> Trace:
@@ -57,7 +57,7 @@ def read_torch_snapshot(file: IO[bytes], name: str, device: int | None = None) -
     if device is None:
         device = max(builders, key=lambda index: len(builders[index]))
     elif device not in builders:
-        raise TraceError(f"device is {device}, accepted is 0..{len(traces) - 1}")
+        raise TraceError(f"device is {device}, expected 0..{len(traces) - 1}")
     if not len(builders[device]):
         raise TraceError(
             f"the snapshot holds no allocations of device {device}: "
@@ -72,7 +72,7 @@ def _load_plain(file: IO[bytes]) -> object:
         return _PlainUnpickler(file).load()
     except TraceError:
         raise
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # a damaged pickle may raise any exception
         reason = " ".join(str(error).split()) or type(error).__name__  # one line
         raise TraceError(f"damaged pickle: {reason}") from None
 
@@ -133,7 +133,7 @@ def _device_traces(snapshot: object) -> list[list[object]]:
 
 
 def _record(entries: list[object], device: int) -> TraceBuilder:
-    """Record what `entries` tell of blocks, segments and failures; notes are left out."""
+    """Record the entries of blocks, segments and failures; others are left out."""
     builder = TraceBuilder()
     for index, entry in enumerate(entries):
         where = f"device {device}, entry {index}"
@@ -188,12 +188,12 @@ def _integer(entry: dict[Any, Any], key: str, where: str, default: int | None = 
     if not isinstance(value, int) or not -_TIME_LIMIT_US <= value < 1 << 64:
         raise TraceError(f"{where}: {key} is {_shown(value)}, expected an integer")
     if key == "time_us" and value >= _TIME_LIMIT_US:
-        raise TraceError(f"{where}: time_us is {value}, accepted is 0..{_TIME_LIMIT_US}")
+        raise TraceError(f"{where}: time_us is {value}, expected 0..{_TIME_LIMIT_US}")
     return value
 
 
 def _shown(value: object) -> str:
-    """Write a value of a file for people: short, and whatever it is."""
+    """Write any value of a file as a short text."""
     try:
         return f"{value!r:.60}"
     except (ValueError, RecursionError):  # thousands of digits, or of lists in lists

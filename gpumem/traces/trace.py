@@ -20,9 +20,9 @@ from gpumem.errors import TraceError
 ALLOC = 0
 """The program allocates a block."""
 FREE_REQUESTED = 1
-"""The program dropped the block; work on other streams may still use it."""
+"""The program frees the block; work on other streams may still use it."""
 FREE_COMPLETED = 2
-"""The block can be handed out again."""
+"""The memory of the block can be reused."""
 UNKNOWN_BLOCK = -1
 """The block number of anything that was allocated before recording began."""
 
@@ -59,13 +59,13 @@ class Trace:
     Parameters
     ----------
     action : array_like of int8, shape (events,)
-        0 alloc, 1 free requested (the program dropped the block), 2 free completed (the block
-        can be handed out again). 1 may be left out; a replay allocates at 0 and frees at 2.
+        0 alloc, 1 free requested (the program freed the block), 2 free completed (its memory
+        can be reused). 1 may be left out; a replay allocates at 0 and frees at 2.
     block : array_like of int32, shape (events,)
-        Which block the event is about, below the number of allocations; -1 in a free of
-        something that was allocated before recording began.
+        Number of the block, below the number of allocations; -1 in the free of a block that was
+        allocated before the recording began.
     size : array_like of int64, shape (events,)
-        Bytes as the program asked for them; a free repeats its block's size.
+        Requested bytes; a free repeats the size of its block.
     stream : array_like of int16, shape (events,)
         Stream number, counted from 0.
     time_us : array_like of int64, shape (events,)
@@ -73,12 +73,11 @@ class Trace:
     step_start : array_like of int64, shape (steps,), optional
         Index of the event at which each training step or request begins.
     meta : mapping, optional
-        What else is known of the recording, such as ``peak_reserved`` of the allocator that
-        ran it, in bytes.
+        Other facts of the recording, such as ``peak_reserved`` of its allocator, in bytes.
     name : str, optional
-        What to call the trace in tables and errors.
+        Name of the trace in tables and errors.
     details : Details, optional
-        What else the log told of each allocation.
+        Further columns of each allocation.
 
     Raises
     ------
@@ -105,7 +104,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         for column, dtype in _COLUMN_TYPES.items():
-            # The only writes to a frozen instance: what the caller gave becomes what is declared.
+            # The only writes to a frozen instance: arguments become columns of the declared types.
             object.__setattr__(self, column, _as_column(column, getattr(self, column), dtype))
         object.__setattr__(self, "meta", MappingProxyType(dict(self.meta)))
         _check_lengths(self)
@@ -203,7 +202,7 @@ def _refuse(column: str, values: IntArray, bad: NDArray[np.bool_], accepted: str
     if bad.any():
         index = int(np.argmax(bad))
         what = "step" if column == "step_start" else "event"
-        raise TraceError(f"{what} {index}: {column} is {values[index]}, accepted is {accepted}")
+        raise TraceError(f"{what} {index}: {column} is {values[index]}, expected {accepted}")
 
 
 def _check_lengths(trace: Trace) -> None:
@@ -233,7 +232,7 @@ def _check_ranges(trace: Trace) -> None:
 def _check_order(trace: Trace) -> None:
     time = trace.time_us
     if time.size and time[0] < 0:
-        raise TraceError(f"event 0: time_us is {time[0]}, accepted is 0 or later")
+        raise TraceError(f"event 0: time_us is {time[0]}, expected 0 or later")
     _refuse_drop("time_us", time, "event")
     _refuse_drop("step_start", trace.step_start, "step")
 
@@ -244,7 +243,7 @@ def _refuse_drop(column: str, values: NDArray[np.int64], what: str) -> None:
     if drops.any():
         index = int(np.argmax(drops)) + 1
         raise TraceError(
-            f"{what} {index}: {column} is {values[index]}, accepted is {values[index - 1]} or "
+            f"{what} {index}: {column} is {values[index]}, expected {values[index - 1]} or "
             f"later (that of the {what} before)"
         )
 
@@ -272,7 +271,7 @@ def _check_lifetimes(trace: Trace) -> None:
     if impossible[place]:
         raise TraceError(f"{event} {_impossible(int(last[place]), int(action[place]))}")
     raise TraceError(
-        f"{event} is freed with size {size[place]}, accepted is {size[place - 1]} "
+        f"{event} is freed with size {size[place]}, expected {size[place - 1]} "
         f"(as it was allocated)"
     )
 
@@ -281,7 +280,7 @@ def _impossible(last: int, action: int) -> str:
     """Say in words why `action` cannot follow `last`."""
     accepted = [name for name, ok in enumerate(_MAY_FOLLOW[last + 1]) if ok]
     state = "was never allocated" if last == _NEVER_SEEN else f"was already {ACTION_NAMES[last]}"
-    return f"has action {action} but {state}, accepted is action {' or '.join(map(str, accepted))}"
+    return f"has action {action} but {state}, expected action {' or '.join(map(str, accepted))}"
 
 
 def _check_live_bytes(trace: Trace) -> None:
@@ -294,11 +293,11 @@ def _check_live_bytes(trace: Trace) -> None:
     if over.any():
         index = int(np.argmax(over))
         raise TraceError(
-            f"event {index}: {live[index]:.3g} bytes are live, accepted is 0..{MAX_LIVE} bytes"
+            f"event {index}: {live[index]:.3g} bytes are live, expected 0..{MAX_LIVE} bytes"
         )
 
 
-# ---- what a log tells beside the events ----------------------------------------------------------
+# ---- further columns of a log --------------------------------------------------------------------
 
 
 class Curve(NamedTuple):
@@ -332,22 +331,22 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Details:
-    """What a log told beside the events themselves; the first two arrays have a row per allocation.
+    """Further columns of a log; the first two arrays have a row per allocation.
 
     Attributes
     ----------
     address : ndarray of uint64, shape (allocs,)
-        Where each block lay, in the order of the allocations.
+        Address of each block, in the order of the allocations.
     owner : ndarray of int32, shape (allocs,)
-        Who asked, as an index of `owners`.
+        Owner of each block, as an index of `owners`.
     owners : tuple of str
-        Tags, places in the program or names; "" where the log names no owner.
+        Tags, lines of the program or names; "" if the log has no owner.
     streams : tuple of str
-        What to call each stream, by number.
+        Name of each stream, by number.
     held : Curve or None
-        Bytes held from the driver since the log began; None if the log does not tell.
+        Bytes reserved from the driver since the log began; None if the log lacks them.
     failures : tuple of (int, int)
-        Events before each refused allocation, and the bytes that it asked for.
+        Number of events before each failed allocation, and its requested bytes.
     """
 
     address: NDArray[np.uint64]

@@ -223,7 +223,7 @@ def test_info_lists_a_failing_device(gpumem_command, monkeypatch):
     assert code == 0
     assert device["total_bytes"] is None
     assert "unknown device 'host:63'" in device["error"]
-    assert "does not answer" in gpumem_command("info")[1]
+    assert "not usable" in gpumem_command("info")[1]
 
 
 # --------------------------------------------------------------------------------------- replay
@@ -350,9 +350,9 @@ def write_inconsistent(path):
     ("write", "message"),
     [
         (write_garbage, "not a trace"),
-        (write_malicious, "system', accepted is plain data only"),
+        (write_malicious, "system', expected plain data only"),
         (write_truncated, "damaged .npz archive"),
-        (write_inconsistent, "event 1: block 0 is freed with size 1, accepted is 4096"),
+        (write_inconsistent, "event 1: block 0 is freed with size 1, expected 4096"),
         (lambda path: path.touch(), "the file is empty"),
         (lambda path: path.mkdir(), "is not a regular file"),
         (lambda path: None, "no such file, and no sample of that name"),
@@ -381,8 +381,8 @@ def test_invalid_trace_is_one_line_on_stderr_and_exit_code_2(
         (["replay", "--list", "multistream_train"], "--list cannot be combined with TRACE"),
         (["replay", "TRACE", "--nope"], "No such option"),
         (["replay", "TRACE", "--device", "gpu"], "unknown device 'gpu'"),
-        (["replay", "TRACE", "--device", "cuda:99"], "unknown device 'cuda:99': present are"),
-        (["replay", "TRACE", "--device", "host:7"], "unknown device 'host:7': present are"),
+        (["replay", "TRACE", "--device", "cuda:99"], "unknown device 'cuda:99': expected one of"),
+        (["replay", "TRACE", "--device", "host:7"], "unknown device 'host:7': expected one of"),
         (["replay", "TRACE", "--max-mem", "-1"], "invalid size '-1'"),
         (["replay", "TRACE", "--max-mem", "2XB"], "invalid size '2XB'"),
         (["replay", "TRACE", "--lag-us", "-1"], "--lag-us"),
@@ -472,8 +472,8 @@ def test_demo_fails_when_a_library_sees_a_copy(gpumem_command, monkeypatch):
     monkeypatch.setattr(demo_module, "_check_numpy", lambda buffer: False)
     code, out, err = gpumem_command("demo")
     assert code == 1
-    assert "no: it saw other bytes" in out
-    assert err == "gpumem: NumPy: it saw other bytes\n"
+    assert "no: it uses other bytes" in out
+    assert err == "gpumem: NumPy: it uses other bytes\n"
 
 
 def test_demo_fails_when_a_library_raises(gpumem_command, monkeypatch):

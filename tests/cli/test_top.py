@@ -277,7 +277,7 @@ for line in sys.stdin:
             watched.stdin.close()  # it ends by itself
             said = watcher.stderr.read()
             assert watcher.wait(PROMPTLY) == 0
-        assert said == f"gpumem: process {watched.pid} publishes no more\n".encode()
+        assert said == f"gpumem: process {watched.pid} no longer publishes\n".encode()
     os.close(controller)
 
 

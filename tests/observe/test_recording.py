@@ -612,7 +612,7 @@ def test_trace_selects_one_memory_of_several(make_arena, tmp_path):
     assert load_trace(path).allocs == 3
     for memory, allocs in ((host.memory, 3), (pinned.memory, 1)):
         assert load_trace(path, device=memories.index(str(memory))).allocs == allocs
-    with pytest.raises(TraceError, match=rf"accepted is 0\.\.{len(memories) - 1}$"):
+    with pytest.raises(TraceError, match=rf"expected 0\.\.{len(memories) - 1}$"):
         load_trace(path, device=len(memories))
 
 

@@ -171,5 +171,5 @@ def test_driver_model_shares_granules_between_streams():
 def test_driver_model_granularity_is_configurable():
     assert plain_driver_reserved(run((100 * KIB,)), granularity=64 * KIB) == 128 * KIB
     for wrong in (0, -1024, 512, 1000):
-        with pytest.raises(ValueError, match=f"granularity is {wrong}, accepted is"):
+        with pytest.raises(ValueError, match=f"granularity is {wrong}, expected"):
             plain_driver_reserved(run((1,)), granularity=wrong)

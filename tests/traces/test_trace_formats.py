@@ -101,45 +101,45 @@ def test_block_number_can_be_given_out_again_after_its_free():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (changed(action=[0, 0, 1, 3, 2]), "event 3: action is 3, accepted is 0..2"),
-        (changed(action=[0, -1, 1, 2, 2]), "event 1: action is -1, accepted is 0..2"),
-        (changed(size=[100, -50, 50, 100, 50]), "event 1: size is -50, accepted is 0.."),
+        (changed(action=[0, 0, 1, 3, 2]), "event 3: action is 3, expected 0..2"),
+        (changed(action=[0, -1, 1, 2, 2]), "event 1: action is -1, expected 0..2"),
+        (changed(size=[100, -50, 50, 100, 50]), "event 1: size is -50, expected 0.."),
         (changed(size=[MAX_SIZE + 1, 50, 50, 100, 50]), f"event 0: size is {MAX_SIZE + 1}"),
-        (changed(size=np.full(5, 2**63, np.uint64)), f"event 0: size is {2**63}, accepted is -"),
-        (changed(stream=[0, 1, -1, 0, 1]), "event 2: stream is -1, accepted is 0..1023"),
-        (changed(stream=[MAX_STREAMS, 1, 1, 0, 1]), "event 0: stream is 1024, accepted is 0.."),
-        (changed(stream=[40000, 1, 1, 0, 1]), "event 0: stream is 40000, accepted is -32768..3276"),
-        (changed(block=[0, 2, 1, 0, 1]), "event 1: block is 2, accepted is 0..1"),
-        (changed(block=[-1, 1, 1, 0, 1]), "event 0: block is -1, accepted is 0..1"),
-        (changed(block=[0, 1, -2, 0, 1]), "event 2: block is -2, accepted is 0..1"),
+        (changed(size=np.full(5, 2**63, np.uint64)), f"event 0: size is {2**63}, expected -"),
+        (changed(stream=[0, 1, -1, 0, 1]), "event 2: stream is -1, expected 0..1023"),
+        (changed(stream=[MAX_STREAMS, 1, 1, 0, 1]), "event 0: stream is 1024, expected 0.."),
+        (changed(stream=[40000, 1, 1, 0, 1]), "event 0: stream is 40000, expected -32768..3276"),
+        (changed(block=[0, 2, 1, 0, 1]), "event 1: block is 2, expected 0..1"),
+        (changed(block=[-1, 1, 1, 0, 1]), "event 0: block is -1, expected 0..1"),
+        (changed(block=[0, 1, -2, 0, 1]), "event 2: block is -2, expected 0..1"),
         (changed(block=[0, 0, 0, 0, 1]), "event 1: block 0 has action 0 but was already allocated"),
         (
             changed(action=[0, 1, 0, 2, 2], size=[100, 50, 50, 100, 50]),
-            "event 1: block 1 has action 1 but was never allocated, accepted is action 0",
+            "event 1: block 1 has action 1 but was never allocated, expected action 0",
         ),
         (
             changed(action=[0, 0, 2, 2, 1]),
-            "event 4: block 1 has action 1 but was already freed, accepted is action 0",
+            "event 4: block 1 has action 1 but was already freed, expected action 0",
         ),
         (
             changed(action=[0, 0, 2, 2, 2]),
-            "event 4: block 1 has action 2 but was already freed, accepted is action 0",
+            "event 4: block 1 has action 2 but was already freed, expected action 0",
         ),
         (
             changed(action=[0, 0, 1, 2, 1]),
-            "event 4: block 1 has action 1 but was already asked to be freed, accepted is action 2",
+            "event 4: block 1 has action 1 but was already asked to be freed, expected action 2",
         ),
         (
             changed(size=[100, 50, 50, 99, 50]),
-            "event 3: block 0 is freed with size 99, accepted is 100",
+            "event 3: block 0 is freed with size 99, expected 100",
         ),
         (
             changed(time_us=[0, 1, 5, 3, 3]),
-            "event 3: time_us is 3, accepted is 5 or later",
+            "event 3: time_us is 3, expected 5 or later",
         ),
-        (changed(time_us=[-1, 1, 2, 3, 3]), "event 0: time_us is -1, accepted is 0 or later"),
-        (changed(step_start=[0, 6]), "step 1: step_start is 6, accepted is 0..5"),
-        (changed(step_start=[3, 1]), "step 1: step_start is 1, accepted is 3 or later"),
+        (changed(time_us=[-1, 1, 2, 3, 3]), "event 0: time_us is -1, expected 0 or later"),
+        (changed(step_start=[0, 6]), "step 1: step_start is 6, expected 0..5"),
+        (changed(step_start=[3, 1]), "step 1: step_start is 1, expected 3 or later"),
         (changed(size=[1, 2]), "arrays differ in length: action 5, block 5, size 2"),
         (changed(size=[1.0, 2.0, 2.0, 1.0, 2.0]), "size has type float64, expected integers"),
         (changed(size=[[1, 2], [2, 1]]), "size has 2 dimensions, expected 1"),
@@ -285,7 +285,7 @@ def test_path_object_is_taken(tmp_path):
         (changed(meta="[" * 100_000), "meta is not JSON"),
         (changed(meta="[1]"), "meta is a JSON list, expected an object"),
         (changed(meta=np.array(5)), "array meta has type int64, expected one str"),
-        (changed(action=[0, 0, 1, 9, 2]), "event 3: action is 9, accepted is 0..2"),
+        (changed(action=[0, 0, 1, 9, 2]), "event 3: action is 9, expected 0..2"),
         (changed(size=np.array([object()])), "array size.npy holds Python objects"),
     ],
 )
@@ -323,7 +323,7 @@ def test_npz_bomb_is_refused_before_unpacking(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "MAX_EVENTS", 1 << 10)
     bomb = archive_with(tmp_path / "bomb.npz", npy_header((1 << 20,)) + bytes(8 << 20))
     assert bomb.stat().st_size < 20_000
-    with pytest.raises(TraceError, match=r"size\.npy unpacks to \d+ bytes, accepted is 0\.\.8192"):
+    with pytest.raises(TraceError, match=r"size\.npy unpacks to \d+ bytes, expected 0\.\.8192"):
         load_trace(bomb)
 
 
@@ -331,7 +331,7 @@ def test_oversized_file_is_refused_unread(tmp_path):
     path = tmp_path / "huge.npz"
     with path.open("wb") as file:
         file.truncate((1 << 32) + 1)  # sparse: takes no disk
-    with pytest.raises(TraceError, match=r"the file has 4294967297 bytes, accepted is 1\.\."):
+    with pytest.raises(TraceError, match=r"the file has 4294967297 bytes, expected 1\.\."):
         load_trace(path)
 
 
@@ -400,14 +400,14 @@ def test_torch_snapshot_device_defaults_to_the_busiest(tmp_path):
     with pytest.raises(TraceError, match=r"holds no allocations of device 0: was .*history"):
         load_trace(path, device=0)
     for device in (3, -1):
-        with pytest.raises(TraceError, match=rf"device is {device}, accepted is 0\.\.2"):
+        with pytest.raises(TraceError, match=rf"device is {device}, expected 0\.\.2"):
             load_trace(path, device=device)
 
 
 def test_device_argument_is_for_snapshots_only(tmp_path):
     path = npz_file(tmp_path / "a.npz", **GOOD)
     assert load_trace(path, device=0).events == 5
-    with pytest.raises(TraceError, match="device is 1, accepted is 0"):
+    with pytest.raises(TraceError, match="device is 1, expected 0"):
         load_trace(path, device=1)
 
 
@@ -421,7 +421,7 @@ def test_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protocol
 
     path = tmp_path / "evil.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[Malicious()]]}, protocol=protocol))
-    with pytest.raises(TraceError, match=r"'(posix|nt)\.system', accepted is plain data only"):
+    with pytest.raises(TraceError, match=r"'(posix|nt)\.system', expected plain data only"):
         load_trace(path)
     assert not marker.exists()
 
@@ -430,7 +430,7 @@ def test_malicious_pickle_is_refused_by_name_and_nothing_runs(tmp_path, protocol
 def test_pickle_with_harmless_globals_is_refused(tmp_path, value):
     path = tmp_path / "global.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[value]]}))
-    with pytest.raises(TraceError, match="accepted is plain data only"):
+    with pytest.raises(TraceError, match="expected plain data only"):
         load_trace(path)
 
 
@@ -480,7 +480,7 @@ def test_reading_a_snapshot_imports_no_framework(tmp_path):
             "entry 0: addr is 'x', expected an integer",
         ),
         ({"device_traces": [[entry("alloc", 0, 1 << 70)]]}, "entry 0: size is 1180591620717411303"),
-        ({"device_traces": [[entry("alloc", 0, -4)]]}, "entry 0: size is -4, accepted is 0.."),
+        ({"device_traces": [[entry("alloc", 0, -4)]]}, "entry 0: size is -4, expected 0.."),
         ({"device_traces": [[entry("alloc", 0, 1, time_us=1 << 63)]]}, "entry 0: time_us is 92233"),
         (
             {"device_traces": [[entry("alloc", 64, 1)] * 2]},
@@ -562,13 +562,13 @@ def test_rmm_log_skips_failed_and_empty_allocations(tmp_path):
     ("line", "message"),
     [
         ("1,10:00:00.0,allocate,0x100", "line 3 has 4 fields, expected 6: Thread,Time"),
-        ("1,yesterday,allocate,0x100,1,0x0", "line 3: time is 'yesterday', accepted is HH:MM"),
-        ("1,10:00:00.0,grab,0x100,1,0x0", "line 3: action is 'grab', accepted is allocate"),
+        ("1,yesterday,allocate,0x100,1,0x0", "line 3: time is 'yesterday', expected HH:MM"),
+        ("1,10:00:00.0,grab,0x100,1,0x0", "line 3: action is 'grab', expected allocate"),
         ("1,10:00:00.0,allocate,zz,1,0x0", "line 3: pointer is 'zz', expected a hexa"),
         ("1,10:00:00.0,allocate,-0x1,1,0x0", "line 3: pointer is '-0x1', expected a hexa"),
         ("1,10:00:00.0,allocate,0x100,1.5,0x0", "line 3: size is '1.5', expected a number"),
         ("1,10:00:00.0,allocate,0x100,-1,0x0", "line 3: size is '-1', expected a number"),
-        (f"1,10:00:00.0,allocate,0x9,{1 << 60},0x0", f"line 3: size is {1 << 60}, accepted is"),
+        (f"1,10:00:00.0,allocate,0x9,{1 << 60},0x0", f"line 3: size is {1 << 60}, expected"),
         ("1,10:00:00.0,allocate,0x100,1,main", "line 3: stream is 'main', expected a hexa"),
         ("1,10:00:00.0,allocate,0x40,1,0x0", "line 3: 0x40 is allocated while block 0 lives"),
     ],

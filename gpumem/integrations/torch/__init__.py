@@ -18,8 +18,8 @@ Under ``"full"``:
 - ``record_stream`` is honoured, ``empty_cache`` is the arenas' `shrink`,
   ``set_per_process_memory_fraction`` bounds them, CUDA graphs capture into graph pools.
 - Out of memory raises ``torch.OutOfMemoryError`` where a small function can be compiled against
-  the installed PyTorch, else RuntimeError; `status` tells which. The text is PyTorch's own
-  ("CUDA out of memory. Tried to allocate ..."), by which programs know it, and the arena's report.
+  the installed PyTorch, else RuntimeError; `status` shows which. The text is PyTorch's own ("CUDA
+  out of memory. Tried to allocate ..."), for which programs search, and the arena's report.
 - ``memory_stats``, ``memory_allocated``, ``max_memory_reserved``, ``memory_summary``,
   ``memory_snapshot``, ``reset_peak_memory_stats`` and so on answer from gpumem.
 - Features that PyTorch disables under any pluggable allocator stay disabled: recording memory
@@ -66,9 +66,9 @@ class TorchStatus(integrations.Status):
     mode : {"full", "pool"} or None
         None: PyTorch uses its own allocator.
     hooks : tuple of str
-        Under "full", the hooks that the installed PyTorch has and was given.
+        Under "full", the hooks of the installed PyTorch that gpumem has set.
     unknown_hooks : tuple of str
-        Setters of hooks that this PyTorch has and this gpumem does not know.
+        Setters of hooks of the installed PyTorch that this gpumem does not support.
     out_of_memory_error : str
         The exception that exhaustion raises: "torch.OutOfMemoryError", or "RuntimeError" with the
         reason.
@@ -81,7 +81,7 @@ class TorchStatus(integrations.Status):
 
 
 class Torch(Framework):
-    """How PyTorch is switched."""
+    """Switches PyTorch, in either mode."""
 
     name = "PyTorch"
 
@@ -109,7 +109,7 @@ class Torch(Framework):
     def why_not_back(self) -> str | None:
         if self.replacement is None:
             return None
-        return "its allocator was replaced, which PyTorch allows once in a process and for good"
+        return "its allocator was replaced for good: PyTorch cannot switch back"
 
     def _replace(self, torch: ModuleType, resources: Resources) -> None:
         self.replacement = _allocator.replace(torch, resources)
@@ -120,7 +120,7 @@ class Torch(Framework):
             self.out_of_memory_error = f"RuntimeError ({error})"
 
     def mode(self, asked: str) -> str:
-        """Return "full" or "pool" for what was asked for."""
+        """Return "full" or "pool" for the mode that was requested."""
         if asked not in MODES:
             raise ConfigError(f"invalid mode = {asked!r}: expected {', '.join(MODES)}")
         if asked != "auto":
@@ -135,36 +135,36 @@ _switch = Switch(_torch)
 
 
 def import_torch() -> ModuleType:
-    """Import PyTorch, or say that it is missing or too old."""
+    """Import PyTorch, or raise if it is missing or too old."""
     return import_framework("PyTorch", "torch", "2.9", install="pip install 'torch>=2.9'")
 
 
 def enable(resource: ResourceLike = None, *, mode: str = "auto") -> None:
-    """Have PyTorch take its GPU memory from gpumem, in the whole process.
+    """Let PyTorch allocate its GPU memory from gpumem, in the whole process.
 
     Parameters
     ----------
     resource : Arena, iterable or mapping of them, optional
-        The arena of each device; None: the default resource of each device. With ``mode="pool"``
-        and None, of PyTorch's current device alone.
+        The arena of each device. None means the default resource of each device, or with
+        ``mode="pool"`` of PyTorch's current device only.
     mode : {"auto", "full", "pool"}
-        In place of PyTorch's allocator, or beneath it; see the module's description. "auto" is
-        "full" until PyTorch has initialised CUDA.
+        Replace PyTorch's allocator, or serve it; see the module's description. "auto" is "full"
+        until PyTorch has initialised CUDA.
 
     Raises
     ------
     MissingFrameworkError
         PyTorch is not installed.
     IntegrationError
-        It is older than 2.9, has no CUDA, or cannot switch now; nothing is changed.
+        PyTorch is older than 2.9, was built without CUDA, or cannot switch now; nothing is changed.
     ConfigError
-        `mode` is unknown, or a resource is not an arena on a GPU.
+        `mode` is invalid, or a resource is not an arena on a GPU.
     """
     _switch.enable(_setting(resource, mode))
 
 
 def disable() -> None:
-    """Give PyTorch back its own memory; what it has allocated stays valid.
+    """Let PyTorch use its own memory again; its tensors stay valid.
 
     Raises
     ------
@@ -175,10 +175,10 @@ def disable() -> None:
 
 
 def using(resource: ResourceLike = None, *, mode: str = "auto") -> Using:
-    """Return a context manager with which PyTorch takes its GPU memory from gpumem.
+    """Return a context manager in which PyTorch allocates its GPU memory from gpumem.
 
-    Parameters are those of `enable`. It is entered once, and holds for the whole process. Leaving
-    it under ``mode="full"`` raises `IntegrationError`: from then on gpumem is enabled.
+    Parameters are those of `enable`. It can be entered once, and applies to the whole process. With
+    ``mode="full"`` its end raises `IntegrationError`, and gpumem stays enabled.
     """
     return Using(_switch, _setting(resource, mode))
 

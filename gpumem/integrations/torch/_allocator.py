@@ -1,4 +1,4 @@
-"""The two ways in: in place of PyTorch's allocator, and beneath it as a pool's memory."""
+"""The two modes: a replacement of PyTorch's allocator, and pools below it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpumem.integrations.torch import _hooks
 
 __all__ = ["Pool", "Replacement", "Routing", "make_pools", "replace", "why_not_replace"]
 
-# What PyTorch calls the setter of each hook. A version without one that is needed is refused; of
-# the others, a version without them lacks what they are for.
+# PyTorch's setter of each hook. gpumem refuses a version without a needed one; without one of the
+# others, the feature of that hook is missing.
 _SETTERS = {
     "init": "set_init_fn",
     "reset": "set_reset_fn",
@@ -31,34 +31,34 @@ _NEEDED = frozenset({"record_stream", "begin_pool", "end_pool", "release_pool"})
 
 
 class Replacement(NamedTuple):
-    """What was put in place of PyTorch's allocator; it stays until the process ends."""
+    """The allocator that replaces PyTorch's own, until the process ends."""
 
     allocator: Any
     """PyTorch's object around the hooks, which must outlive every block."""
     hooks: tuple[str, ...]
-    """Which optional hooks the installed PyTorch has and was given."""
+    """The hooks of the installed PyTorch that are set."""
     unknown: tuple[str, ...]
-    """Setters that this PyTorch has and gpumem does not know."""
+    """Setters of the installed PyTorch that gpumem does not support."""
 
 
 def why_not_replace(torch: ModuleType) -> str | None:
-    """Say why PyTorch's allocator cannot be replaced now; None where it can."""
+    """Return why PyTorch's allocator cannot be replaced now; None if it can."""
     if not hasattr(torch._C, "_cuda_customAllocator"):
         return "this PyTorch was built without CUDA"
     if torch.cuda.get_allocator_backend() == "pluggable":
-        return "another allocator has taken its place already"
+        return "another allocator has already replaced it"
     if torch.cuda.is_initialized():
         return "it has initialised CUDA: enable gpumem before the first tensor on a GPU"
     return None
 
 
 def replace(torch: ModuleType, resources: Resources) -> Replacement:
-    """Put gpumem's hooks in place of PyTorch's allocator, for good.
+    """Replace PyTorch's allocator by gpumem's hooks, until the process ends.
 
     Raises
     ------
     IntegrationError
-        PyTorch cannot switch any more, or lacks a hook that is needed; nothing is changed.
+        PyTorch can no longer switch, or lacks a needed hook; nothing is changed.
     ConfigError
         A resource is not an arena.
     """
@@ -86,7 +86,7 @@ def _set_hooks(torch: ModuleType, allocator: Any, addresses: dict[str, int]) -> 
     if missing:
         raise IntegrationError(
             f"PyTorch {torch.__version__} has no {', '.join(missing)}, without which memory could "
-            "be handed out while streams or graphs use it: PyTorch 2.9 and later have them"
+            "be reused while streams or graphs use it; PyTorch 2.9 and later have them"
         )
     for hook, setter in found.items():
         getattr(allocator, setter)(addresses[hook])
@@ -94,7 +94,7 @@ def _set_hooks(torch: ModuleType, allocator: Any, addresses: dict[str, int]) -> 
 
 
 def arena_of(resources: Resources, index: int) -> Arena:
-    """Return the arena of a device; its blocks are handed out without the interpreter lock."""
+    """Return the arena of a device; it allocates without the interpreter lock."""
     resource = resources.of(index)
     if not isinstance(resource, Arena):
         raise ConfigError(
@@ -108,18 +108,18 @@ def arena_of(resources: Resources, index: int) -> Arena:
 
 
 class Pool(NamedTuple):
-    """One device's segments come out of an arena."""
+    """A pool of PyTorch whose segments come from an arena."""
 
     arena: Arena
     memory: Any
-    """The ``torch.cuda.MemPool``; when it ends, segments without a tensor go back to the arena."""
+    """The ``torch.cuda.MemPool``; its end frees the segments that hold no tensor."""
 
 
 class Routing:
-    """Which pools everything goes to that PyTorch's own allocator hands out; none at first.
+    """The pools from which PyTorch's own allocator allocates; none at first.
 
-    Holds for every thread. Graph captures step aside: what they allocate belongs to their graph,
-    and goes to the pools that PyTorch makes for that.
+    It applies to every thread. Graph captures suspend it: their allocations belong to the graph and
+    come from the pools that PyTorch makes for it.
     """
 
     def __init__(self, torch: ModuleType) -> None:
@@ -130,7 +130,7 @@ class Routing:
         self.pools: dict[int, Pool] = {}
 
     def switch(self, pools: dict[int, Pool]) -> None:
-        """Route to other pools from now on; to none: PyTorch takes memory from the driver."""
+        """Use other pools from now on; without one PyTorch takes memory from the driver."""
         if self._captures == 0:
             self._end()
         self.pools = pools
@@ -182,19 +182,19 @@ class Routing:
             self._torch._C._cuda_releasePool(index, pool.memory.id)
 
 
-# PyTorch's objects around the segment hooks: blocks may go back through them at any later time.
+# PyTorch's objects around the segment hooks, kept because blocks may be freed through them later.
 _kept: list[Any] = []
 
 
 def make_pools(torch: ModuleType, resources: Resources) -> dict[int, Pool]:
-    """Make what PyTorch's allocator takes its segments from.
+    """Make the pools from which PyTorch's allocator takes its segments.
 
-    For the devices that resources were given for; where none were, PyTorch's current device.
+    They are for the devices of the given resources; without any, for PyTorch's current device.
 
     Raises
     ------
     IntegrationError
-        PyTorch has no CUDA, or not what this needs.
+        PyTorch was built without CUDA, or lacks a needed function.
     ConfigError
         A resource is not an arena.
     """

@@ -31,7 +31,7 @@ extern "C" void gpumem_throw_out_of_memory(const char *text) {
     throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
 }
 """
-_ABSURD = 1152921504606846976  # bytes; from there PyTorch names no size
+_ABSURD = 1152921504606846976  # bytes; above it PyTorch's message has no size
 # Libraries are never unloaded: PyTorch may throw at any time.
 _loaded: dict[Path, ctypes.CDLL] = {}
 
@@ -42,7 +42,7 @@ def load(torch: ModuleType) -> int:
     Raises
     ------
     RuntimeError
-        There is no compiler, no header, or it failed; the message has what the compiler said.
+        There is no compiler or no header, or the compiler failed; the message has its output.
     """
     path = compiled(torch)
     if path not in _loaded:
@@ -54,7 +54,7 @@ def load(torch: ModuleType) -> int:
 
 
 def compiled(torch: ModuleType) -> Path:
-    """Return the library for a PyTorch; compile it where the cache does not have it."""
+    """Return the library for a PyTorch; compile it if the cache does not have it."""
     command = [*_compiler(), *_options(torch)]
     name = hashlib.sha256("\0".join([SOURCE, torch.__version__, *command]).encode()).hexdigest()
     path = _cache() / f"torch-{torch.__version__}-{name[:16]}.so"
@@ -95,7 +95,7 @@ def _compiler() -> list[str]:
 def _options(torch: ModuleType) -> list[str]:
     root = Path(str(torch.__file__)).parent
     if not (root / "include" / "c10" / "util" / "Exception.h").exists():
-        raise RuntimeError(f"PyTorch {torch.__version__} brings no c10/util/Exception.h")
+        raise RuntimeError(f"PyTorch {torch.__version__} has no header c10/util/Exception.h")
     return [
         "-std=c++20",
         "-O1",
@@ -113,7 +113,7 @@ def _options(torch: ModuleType) -> list[str]:
 
 
 def out_of_memory(device: int, nbytes: int, report: OutOfMemoryReport | None) -> str:
-    """Return what PyTorch's allocator would say first."""
+    """Return the first line of the error that PyTorch's own allocator would raise."""
     if nbytes > _ABSURD:
         return "CUDA out of memory. Tried to allocate more than 1EB memory."
     said = f"CUDA out of memory. Tried to allocate {_size(nbytes)}."

@@ -50,20 +50,19 @@ cdef extern from "hooks.h" nogil:
     void torch_hooks_set_thrower(void (*thrower)(const char* text))
     void torch_hooks_addresses(uintptr_t* addresses)
 
-# The hooks, by what PyTorch calls for them, in the order of torch_hooks_addresses.
+# Names of the hooks, in the order of torch_hooks_addresses.
 NAMES = ("alloc", "alloc_segment", "free", "init", "reset", "memory_fraction", "base_alloc",
          "record_stream", "begin_pool", "end_pool", "release_pool")
 
-# device -> the Arena that serves it, which lives as long as it does; and who is asked for others.
-cdef dict served = {}
-cdef object finder = None
+cdef dict served = {}       # device -> its Arena, which lives as long as it is here
+cdef object finder = None   # a function from a device to the Arena of one that is not in `served`
 cdef dict failures = {}     # device -> how often memory was out
 
 # Bytes: max_mem of each arena's settings, which a memory fraction does not raise.
 cdef uint64_t configured[64]
 
 
-# ---- what the hooks call -------------------------------------------------------------------------
+# ---- called by the hooks -------------------------------------------------------------------------
 
 cdef int allocate(void* hook, size_t nbytes, void* stream, void** address) noexcept nogil:
     cdef int status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, 0,
@@ -86,8 +85,8 @@ cdef int allocate_under_pressure(AllocatorHook* hook, size_t nbytes, CUstream st
 
 cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
                           void** address) noexcept nogil:
-    # A capturing stream is refused ordinary blocks, which its graph would go on using; a segment
-    # stays with the caching allocator, which has rules of its own for that.
+    # A capturing stream is refused ordinary blocks, because its graph would use them after their
+    # free. A segment stays with the caching allocator, which has its own rules for captures.
     cdef int status = allocate(hook, nbytes, stream, address)
     if status == ARENA_CAPTURING:
         status = hook_allocate(<AllocatorHook*>hook, nbytes, <CUstream>stream, ALLOCATE_PERSISTENT,
@@ -96,8 +95,8 @@ cdef int allocate_segment(void* hook, size_t nbytes, void* stream,
 
 
 cdef int release(void* address) noexcept nogil:
-    # Tensors may end when the process does, and memory is left to the driver then. What a fork's
-    # child does not know may be its parent's.
+    # At exit memory is left to the driver. In a fork's child a block that is not found may be its
+    # parent's.
     cdef int status = hook_free(<uint64_t>address)
     if status == ARENA_DEAD or status == ARENA_STALE and process.generation != 0:
         return ARENA_OK
@@ -154,7 +153,7 @@ cdef void drop_pool(void* pool) noexcept nogil:
     hook_drop(<AllocatorHook*>pool)
 
 
-# ---- the slow ways, with the interpreter ---------------------------------------------------------
+# ---- slow paths, with the interpreter ------------------------------------------------------------
 
 cdef void* find(int device) noexcept nogil:
     return NULL if process_is_exiting() else find_arena(device)
@@ -181,8 +180,8 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
     cdef uint32_t slot = 0
     cdef Arena arena = served[device]
     if status == ARENA_CAPTURING:
-        return c_string("gpumem: a stream that captures a graph asked for memory, but PyTorch did "
-                        "not say for which pool: capture with torch.cuda.graph")
+        return c_string("gpumem: an allocation on a stream that captures a graph has no pool: "
+                        "capture with torch.cuda.graph")
     try:
         hook_slot(hook, <CUstream>stream, &slot)
         raise_status(arena, arena.core, nbytes, 0, slot, status)
@@ -204,7 +203,7 @@ cdef char* c_string(str text) noexcept:
     return copy
 
 
-# ---- what gpumem.integrations.torch calls --------------------------------------------------------
+# ---- called by gpumem.integrations.torch ---------------------------------------------------------
 
 def addresses():
     """Return the address of each hook as a dict from its name in NAMES."""
@@ -214,9 +213,9 @@ def addresses():
 
 
 def serve(device, Arena arena not None):
-    """Let an arena serve a device from now on, and keep it.
+    """Let an arena serve a device from now on, and keep the arena alive.
 
-    No thread may allocate while an arena replaces another one. Blocks of the other stay valid.
+    No thread may allocate while an arena replaces another one. Blocks of the other one stay valid.
 
     Raises
     ------
@@ -241,7 +240,7 @@ def serve(device, Arena arena not None):
 
 
 def set_finder(function):
-    """Say who is asked for the Arena of a device that none serves yet: ``function(ordinal)``."""
+    """Set ``function(ordinal)``, which returns the Arena of a device that none serves yet."""
     global finder
     finder = function
 
@@ -252,10 +251,10 @@ def arenas():
 
 
 def counts(device):
-    """Return what PyTorch took on a device and gave back, as a dict.
+    """Return the counts of PyTorch's allocations and frees on a device, as a dict.
 
-    ``allocs`` and ``frees`` count blocks; ``allocated``, ``freed`` and ``peak``, the highest of
-    their difference, bytes as they were asked for; ``failures`` how often memory was out.
+    ``allocs`` and ``frees`` are blocks; ``allocated``, ``freed`` and ``peak``, the highest of their
+    difference, requested bytes; ``failures`` the number of times that memory was out.
     """
     cdef AllocatorHook* hook = <AllocatorHook*>torch_hooks_get(device)
     cdef HookCounts now
@@ -266,13 +265,13 @@ def counts(device):
 
 
 def reset_peak(device):
-    """Begin to look for the highest of `counts` anew."""
+    """Set the peak of `counts` to the present value."""
     if torch_hooks_get(device) != NULL:
         hook_reset_peak(<AllocatorHook*>torch_hooks_get(device))
 
 
 def set_thrower(uintptr_t address):
-    """Have a C function throw PyTorch's own exception when memory is out; 0: RuntimeError."""
+    """Set the C function that throws PyTorch's own exception if memory is out; 0: RuntimeError."""
     torch_hooks_set_thrower(<void (*)(const char*) noexcept nogil>address)
 
 

@@ -38,7 +38,7 @@ class Statistics:
         self._fractions: dict[int, float] = {}
 
     def install(self) -> None:
-        """Answer from gpumem from now on."""
+        """Replace the functions from now on."""
         answers: dict[str, Callable[..., Any]] = {
             "_cuda_memoryStats": self.stats,
             "_cuda_resetPeakMemoryStats": self.reset_peak,
@@ -52,10 +52,10 @@ class Statistics:
                 self._before[name] = getattr(self._core, name)
                 setattr(self._core, name, answer)
 
-    # ---- what torch._C answers -------------------------------------------------------------------
+    # ---- the functions of torch._C ---------------------------------------------------------------
 
     def stats(self, device: int) -> dict[str, Any]:
-        """Return what ``torch.cuda.memory_stats_as_nested_dict`` gives."""
+        """Return the dict of ``torch.cuda.memory_stats_as_nested_dict``."""
         arena = _hooks.arenas().get(device)
         counts = _hooks.counts(device)
         since = self._since.get(device, dict.fromkeys(counts, 0))
@@ -87,24 +87,24 @@ class Statistics:
         }
 
     def reset_peak(self, device: int) -> None:
-        """Begin to look for the highest anew, of PyTorch's bytes and of the arena's."""
+        """Set the peaks of PyTorch's bytes and of the arena's to the present values."""
         _hooks.reset_peak(device)
         arena = _hooks.arenas().get(device)
         if arena is not None:
             arena.reset_peaks()
 
     def reset_accumulated(self, device: int) -> None:
-        """Begin to count anew what only rises."""
+        """Count from 0 again whatever only rises."""
         self._since[device] = _hooks.counts(device)
 
     def set_fraction(self, fraction: float, device: int) -> None:
-        """Bound the device's arena by a fraction of the device's memory."""
+        """Limit the device's arena to a fraction of the device's memory."""
         before = self._before["_cuda_setMemoryFraction"]
         before(fraction, device)
         self._fractions[device] = fraction
 
     def fraction(self, device: int) -> float:
-        """Return the fraction that was set; 1.0 where none was."""
+        """Return the fraction that was set; 1.0 if none was."""
         return self._fractions.get(device, 1.0)
 
     def snapshot(self, *_asked: Any) -> dict[str, Any]:

@@ -32,10 +32,10 @@ std::atomic<void (*)(const char *)> thrower;
 
 [[noreturn]] void fail(int device, size_t nbytes, Stream stream, int status) {
     int is_memory = 0;
-    std::unique_ptr<char, decltype(&std::free)> said(
+    std::unique_ptr<char, decltype(&std::free)> reason(
         calls.report(device, nbytes, stream, status, &is_memory), &std::free);
-    std::string text = said ? said.get() : "gpumem: an allocation failed with status " +
-                                               std::to_string(status);
+    std::string text = reason ? reason.get() : "gpumem: an allocation failed with status " +
+                                                   std::to_string(status);
     if (auto throw_out_of_memory = thrower.load()) {
         if (is_memory) throw_out_of_memory(text.c_str());
     }
@@ -55,8 +55,8 @@ void *hook_of(int device) {
 
 /* ---- graph captures ---------------------------------------------------------------------------- */
 
-/* A pool lives while a graph or a capture uses it; its blocks may outlive it. A route sends what
-   its filter accepts into a pool; the one that began last is asked first. */
+/* A pool lives while a graph or a capture uses it; its blocks may outlive it. A route sends the
+   streams that its filter accepts to a pool; the route that began last comes first. */
 struct Pool {
     void *hook;
     int uses;
@@ -74,7 +74,7 @@ std::map<std::pair<int, PoolId>, Pool> pools;
 std::vector<Route> routes;
 std::atomic<size_t> route_count;
 
-/* A reference to the pool that serves a stream now; nullptr: none does. */
+/* Return a reference to the pool that serves a stream now; nullptr: there is none. */
 void *retain_routed(int device, Stream stream) {
     std::shared_lock<std::shared_mutex> lock(pools_mutex);
     for (auto route = routes.rbegin(); route != routes.rend(); ++route) {
@@ -104,7 +104,7 @@ HOOK void *gpumem_torch_alloc(size_t nbytes, int device, Stream stream) {
     return address;
 }
 
-/* For the caching allocator, which knows what to do about nullptr. */
+/* For the caching allocator, which handles nullptr. */
 HOOK void *gpumem_torch_alloc_segment(size_t nbytes, int device, Stream stream) {
     void *address = nullptr;
     if (nbytes != 0) calls.allocate_segment(hook_of(device), nbytes, stream, &address);

@@ -1,11 +1,11 @@
-/* What PyTorch calls instead of its caching allocator, and what that needs of gpumem.
+/* The hooks that PyTorch calls instead of its caching allocator, and gpumem's functions below them.
  *
  * hooks.cpp is PyTorch's side: C++ signatures, exceptions, graph captures. _hooks.pyx fills in
- * gpumem's side. No hook takes the interpreter lock, except to say why memory is out and to find
+ * gpumem's side. No hook takes the interpreter lock, except to report that memory is out and to find
  * the arena of a device that is used for the first time.
  *
- * A `hook` is an AllocatorHook of gpumem/_native/arena/hooks.pxd, the arena that serves a device or
- * a pool; here it is opaque.
+ * A `hook` is an AllocatorHook of gpumem/_native/arena/hooks.pxd: the arena that serves a device or
+ * a pool. Here it is opaque.
  */
 #ifndef GPUMEM_TORCH_HOOKS_H
 #define GPUMEM_TORCH_HOOKS_H
@@ -21,23 +21,23 @@ enum { TORCH_DEVICES = 64 };
 
 typedef struct TorchCalls {
     /* 0, or a status that `report` explains. A segment is a block of the caching allocator: it may
-       be asked for while a graph is captured, and does not belong to that graph. */
+       be allocated while a graph is captured, and does not belong to that graph. */
     int (*allocate)(void *hook, size_t nbytes, void *stream, void **address);
     int (*allocate_segment)(void *hook, size_t nbytes, void *stream, void **address);
     int (*release)(void *address);
     int (*record)(void *address, void *stream);
-    size_t (*size)(void *address); /* bytes asked for; 0: no block begins there */
-    /* The hook of a device that has none yet; NULL: there is no arena for it. */
+    size_t (*size)(void *address); /* requested bytes; 0: no block begins there */
+    /* Make the hook of a device that has none yet; NULL: there is no arena for the device. */
     void *(*find)(int device);
     void (*shrink)(void *hook);
     void (*limit)(int device, double fraction);
-    /* Memory of captured graphs: a hook of its own beside the device's, a reference to it; NULL:
-       refused. The last reference that is dropped, its blocks' included, gives its memory back. */
+    /* Memory of captured graphs: a reference to a new hook beside the device's; NULL: refused. Its
+       memory is released with its last reference; each of its blocks has one. */
     void *(*open_pool)(void *hook);
     void (*begin_pool)(void *pool);
     void (*retain_pool)(void *pool);
     void (*drop_pool)(void *pool);
-    /* Why a call failed, in a string that the caller frees; `is_memory`: because memory is out. */
+    /* The reason of a failure, in a string that the caller frees. `is_memory`: memory is out. */
     char *(*report)(int device, size_t nbytes, void *stream, int status, int *is_memory);
 } TorchCalls;
 

@@ -1,4 +1,4 @@
-"""Resources as columns of numbers: what snapshots are made of."""
+"""Resources as columns of numbers, of which snapshots are made."""
 
 import numpy as np
 
@@ -45,7 +45,7 @@ cdef packed struct BlockRow:
     uint64_t nbytes
     uint64_t allocated_nbytes
     uint64_t stream
-    uint64_t generation         # tells blocks at one address apart
+    uint64_t generation         # differs between blocks at one address
     uint64_t number             # of the allocation in its recording
     uint64_t time               # ns, of the monotonic clock; 0: not recorded
     uint32_t region
@@ -67,7 +67,7 @@ PAGE = np.dtype([("address", "<u8"), ("nbytes", "<u8")])
 REGION_KINDS = ("region", "persistent", "range")
 
 
-# ---- which ---------------------------------------------------------------------------------------
+# ---- list of resources ---------------------------------------------------------------------------
 
 cdef struct Found:
     EventSource* sources
@@ -126,7 +126,7 @@ cdef void drop_owner(const EventSource* source) noexcept:
 def describe(resource):
     """Return what is in a resource, as a dict of plain values and columns.
 
-    Keys: ``key`` (tells it from others), ``name``, ``kind``, ``memory``, ``parent`` (a key),
+    Keys: ``key`` (its identity), ``name``, ``kind``, ``memory``, ``parent`` (a key),
     ``upstreams`` (keys), ``backing``, ``limit``, ``counts``, ``regions``, ``pages``, ``records``
     (arrays of REGION, PAGE, BLOCK) and ``held`` (ns).
 
@@ -290,8 +290,9 @@ cdef inline void add_note(const ArenaCore* arena, bint small, uint32_t index,
 
 
 cdef uint64_t show_heap(DebugHeap* heap, blocks, begins) except? 0:
-    # The blocks of a debugged arena as users know them: `begins` becomes their addresses. Blocks in
-    # quarantine are pending while streams use them, then cached. Returns their number.
+    # Turns the blocks of a debugged arena into those of its users, without guards; `begins` gets
+    # their addresses. Blocks in quarantine are pending free while streams use them, then cached.
+    # Returns the number of blocks in quarantine.
     cdef uint64_t count = 0
     cdef uint64_t i
     cdef HeapBlock* known = heap_copy(heap, True, &count)
@@ -325,7 +326,7 @@ cdef tuple matched(known, addresses):
 
 
 cdef int note_frameworks(const ArenaCore* arena, blocks, begins) except -1:
-    # Blocks that another library allocated through hooks are known by address, recorded or not.
+    # Hooks know by address which library allocated a block, recorded or not.
     cdef uint64_t count = hooks_blocks(arena, NULL, NULL, 0) + 64
     addresses = np.empty(count, np.uint64)
     frameworks = np.empty(count, np.uint8)
@@ -364,7 +365,7 @@ cdef dict arena_counts(const ArenaCopy* copy, blocks):
 
 
 cdef object region_rows(const ArenaCopy* copy):
-    # In the order of their numbers in `region` of blocks; one that is unused has no bytes.
+    # In the order of the numbers in `region` of blocks; an unused region has 0 bytes.
     cdef uint32_t table, i
     rows = []
     for table in range(2):

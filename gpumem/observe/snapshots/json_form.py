@@ -1,4 +1,4 @@
-"""Resources of a snapshot as plain values, and back; snapshot.schema.json is the description."""
+"""Resources of a snapshot as plain values, and back; snapshot.schema.json describes the form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumem.observe.snapshots.resources import Block, Names, ResourceSnapshot, r
 
 __all__ = ["resources_as_dict", "resources_from_dict"]
 
-# What the keys of a resource hold; numpy would take others for them.
+# Types of the values of a resource; NumPy would convert other types silently.
 _KINDS: dict[str, tuple[type, ...]] = {
     "key": (int,),
     "name": (str,),
@@ -45,7 +45,7 @@ def resources_as_dict(resources: Sequence[ResourceSnapshot]) -> dict[str, Any]:
 
 
 def resources_from_dict(plain: dict[str, Any]) -> tuple[ResourceSnapshot, ...]:
-    """Make resources of the same; any exception of a malformed dict goes out as it is."""
+    """Make resources of such values; exceptions from a malformed dict are not converted."""
     for key in ("stacks", "resources"):
         require(key, plain[key], list, "list")
     for found in plain["resources"]:
@@ -116,7 +116,7 @@ def _block_as_dict(
 
 
 class _Rows:
-    """Makes rows of BLOCK, and numbers for what their texts are."""
+    """Makes rows of BLOCK, with numbers for tags and threads."""
 
     def __init__(self, taken: int, stacks: int) -> None:
         self.tags: dict[str, int] = {}
@@ -128,7 +128,7 @@ class _Rows:
         """Make one row; what was never recorded is 0."""
         tag, framework, stack = block.get("tag"), block.get("framework"), block.get("stack")
         if stack is not None and not 0 <= stack < self._stacks:
-            raise ValueError(f"stack is {stack}, accepted is 0..{self._stacks - 1}")
+            raise ValueError(f"stack is {stack}, expected 0..{self._stacks - 1}")
         recorded = "age_ns" in block
         return (
             block["address"],

@@ -1,4 +1,4 @@
-"""One resource of a snapshot: its regions, its blocks, who holds them."""
+"""One resource of a snapshot: its regions, its blocks and their owners."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Block:
         ``"used"``; ``"free"``; ``"cached"``: freed into a thread's cache; ``"pending_free"``: freed
         while other streams may still use it; ``"hole"``: addresses without memory.
     region : int
-        Index in the resource's regions; 0 where it has none.
+        Index in the resource's regions; 0 if it has none.
     stream : int
-        Handle of the stream it belongs to, or was freed on; 0 if it is free for everyone.
+        Handle of the stream it belongs to, or was freed on; 0 if any stream may have it.
     framework : str or None
-        Which library holds it, where that is known.
+        The library that allocated it, if known.
     tag, stack, thread, number, age
-        What was recorded of its allocation: the tag, the frames, the system's id of the thread, its
-        number in the recording, and nanoseconds since. None, or no frames, if nothing was.
+        Recorded properties of its allocation: the tag, the frames, the system's id of the thread,
+        its number in the recording, and nanoseconds since. None, or no frames, without a recording.
 
     Examples
     --------
@@ -75,14 +75,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Region:
-    """Memory, or addresses, that a resource has from the driver.
+    """Memory, or addresses, that a resource has reserved from the driver.
 
     Attributes
     ----------
     address, nbytes : int
     kind : str
-        ``"region"``; ``"persistent"``: of one block alone; ``"range"``: addresses whose memory is
-        pages.
+        ``"region"``; ``"persistent"``: of a single block; ``"range"``: addresses for pages.
 
     Examples
     --------
@@ -100,7 +99,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Names:
-    """What the numbers in columns mean."""
+    """The values that numbers in columns stand for."""
 
     tags: Mapping[int, str] = field(default_factory=dict)
     frameworks: Mapping[int, str] = field(default_factory=dict)
@@ -115,17 +114,17 @@ class ResourceSnapshot:
     Attributes
     ----------
     key : int
-        Tells it from others in this process while it lives.
+        Identifies it in this process while it lives.
     name, kind, memory : str
         As in recorded events; the kind of an adaptor is its class.
     parent : int or None
         Key of the arena that a graph pool belongs to.
     upstreams : tuple of int
-        Keys of what an adaptor is around.
+        Keys of the resources below an adaptor.
     backing : str or None
         Of an arena ``"regions"`` or ``"virtual"``.
     limit : int
-        Bytes that it may hold; 0: no limit.
+        Limit of reserved bytes; 0: no limit.
     counts : mapping of str to int
         Bytes and counts: ``in_use``, ``requested_in_use``, ``reserved``, ``max_in_use``,
         ``max_reserved``, ``num_allocs``, ``num_frees``; of an arena also ``free``, ``cached`` (in

@@ -1,4 +1,4 @@
-"""The state of memory at one moment: every resource, region and block, and who holds it."""
+"""The state of memory at one moment: every resource, region and block, and its owner."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class SnapshotDiff:
     Attributes
     ----------
     counts : mapping of str to mapping of str to int
-        By the name of each resource, how much its counts changed; those that did not are left out.
+        Changes of the counts by the name of the resource; unchanged counts are left out.
     added, removed : tuple of (str, Block)
-        Blocks that are used in the later one only, and in the earlier one only, with the name of
-        their resource. A block that was freed and handed out anew in between is in both.
+        Blocks that are used only in the later one, and only in the earlier one, with the name of
+        their resource. A block that was freed and allocated again in between is in both.
 
     Examples
     --------
@@ -185,7 +185,7 @@ class Snapshot:
             raise SnapshotError(f"not a snapshot: its format is not {FORMAT!r}")
         if plain.get("version") != VERSION:
             raise SnapshotError(
-                f"a snapshot of version {plain.get('version')!r}, accepted is {VERSION}"
+                f"a snapshot of version {plain.get('version')!r}, expected {VERSION}"
             )
         try:
             resources = resources_from_dict(plain)
@@ -257,7 +257,7 @@ class Snapshot:
 
 
 def snapshot(resource: object = None) -> Snapshot:
-    """See what memory is used for now.
+    """Return the present state of memory: every region and block.
 
     Other threads run meanwhile, but cannot allocate from an arena while its metadata is copied
     (`ResourceSnapshot.held`), some milliseconds with a hundred thousand blocks.
@@ -265,8 +265,8 @@ def snapshot(resource: object = None) -> Snapshot:
     Parameters
     ----------
     resource : MemoryResource or GraphPool, optional
-        What to look at, and with an adaptor everything below it. None: every live resource of the
-        process, also arenas of which only views are left; adaptors are not among them.
+        The resource; for an adaptor, also everything below it. None: every live resource of the
+        process, also arenas of which only views are left, but not adaptors.
 
     Returns
     -------
@@ -281,8 +281,8 @@ def snapshot(resource: object = None) -> Snapshot:
 
     Notes
     -----
-    Blocks know tag, thread, age and stack if they were allocated while something recorded
-    (`record`). Resources are copied one after another, not all at one moment.
+    Blocks have a tag, thread, age and stack if they were allocated during a recording (`record`).
+    Resources are copied one after another, not all at the same moment.
 
     Examples
     --------
@@ -299,11 +299,11 @@ def snapshot(resource: object = None) -> Snapshot:
     return Snapshot(resources, time.time_ns(), os.getpid())
 
 
-# ---- taking --------------------------------------------------------------------------------------
+# ---- taking a snapshot ---------------------------------------------------------------------------
 
 
 def _described(resource: Any, found: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Describe a resource and everything that it is around, each once."""
+    """Describe a resource and all resources below it, each once."""
     plain = _columns.describe(resource)
     if plain["key"] not in found:
         found[plain["key"]] = plain
@@ -313,7 +313,7 @@ def _described(resource: Any, found: dict[int, dict[str, Any]]) -> list[dict[str
 
 
 def _names_in(found: list[dict[str, Any]]) -> Names:
-    """Look up what the numbers in all columns mean."""
+    """Look up the values that the numbers in all columns stand for."""
     columns = {
         column: {n for plain in found for n in _numbers(plain["records"][column])}
         for column in ("tag", "framework", "thread", "stack")
@@ -328,13 +328,13 @@ def _names_in(found: list[dict[str, Any]]) -> Names:
 
 
 def _numbers(column: NDArray[Any]) -> list[int]:
-    """Return what stands in a column, but for 0, which means nothing."""
+    """Return the numbers in a column except 0, which stands for nothing."""
     found: list[int] = np.unique(column[column != 0]).tolist()
     return found
 
 
 def _only_in(one: ResourceSnapshot | None, other: ResourceSnapshot | None) -> Iterator[Block]:
-    """Give the used blocks of one that the other does not have."""
+    """Iterate over the used blocks of one that the other does not have."""
     if one is None:
         return
     used = one.records[one.records["state"] == USED]
@@ -346,5 +346,5 @@ def _only_in(one: ResourceSnapshot | None, other: ResourceSnapshot | None) -> It
 
 
 def _identities(records: NDArray[np.void]) -> NDArray[np.void]:
-    """Return what tells each block from every other, also from one at its address before."""
+    """Return an identity of each block, which differs from earlier blocks at its address."""
     return repack_fields(records[["address", "generation"]])

@@ -30,7 +30,7 @@ _ACTIONS = {
 def torch_snapshot(
     resources: Sequence[ResourceSnapshot], events: Events | None = None
 ) -> dict[str, Any]:
-    """Return what ``torch.cuda.memory._snapshot`` would."""
+    """Return a dict as ``torch.cuda.memory._snapshot`` does."""
     sources = [found for found in resources if not found.upstreams]
     segments = [
         segment

@@ -1,4 +1,4 @@
-// ---- what the charts have in common ------------------------------------------------------------
+// ---- shared by the charts ----------------------------------------------------------------------
 
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const AXIS_WIDTH = 92; // pixels on the left, alike in all charts, so that they stand in line
@@ -40,7 +40,7 @@ const byteAxis = {
   values: (_, splits) => splits.map(bytes),
 };
 
-// A chart over the common horizontal axis; what is dragged over becomes the window.
+// A chart over the common horizontal axis; dragging selects the window.
 function windowChart(app, id, { height, scales, series, axes, hooks = {}, bands, legend, cursor, data }) {
   const place = element(id);
   const chart = new uPlot({

@@ -1,4 +1,4 @@
-// ---- numbers as people read them ---------------------------------------------------------------
+// ---- numbers as text ---------------------------------------------------------------------------
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -18,7 +18,7 @@ function plural(value, what) {
   return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
 }
 
-// Seconds in the unit that suits `scale` seconds, as finely as a step of `step` seconds asks.
+// Seconds in the unit that suits `scale` seconds, with the digits that steps of `step` seconds need.
 function seconds(value, step = Math.abs(value) / 1000, scale = Math.abs(value)) {
   const [factor, unit] = scale >= 1 ? [1, "s"] : scale >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
   const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(Math.max(step * factor, 1e-9)) - 1e-9)));

@@ -72,7 +72,7 @@ function drawLanes(app, u, shown) {
   ctx.restore();
 }
 
-// Text that can be read above whatever is drawn.
+// Text with an outline, readable over a drawing.
 function label(app, ctx, text, x, y) {
   ctx.lineWidth = 4 * devicePixelRatio;
   ctx.lineJoin = "round";

@@ -1,4 +1,4 @@
-// ---- the page: what is shown, and who changes it -----------------------------------------------
+// ---- the page: its state and its controls ------------------------------------------------------
 
 class App {
   constructor(run) {
@@ -16,7 +16,7 @@ class App {
     this.draw();
   }
 
-  // -- changing what is shown
+  // -- changes of the view
 
   later() {
     if (this.waiting || !this.charts) return;
@@ -112,7 +112,7 @@ class App {
 
   ownerName(owner) { return this.run.facts.owners[owner]; }
 
-  // -- words
+  // -- texts
 
   whereText(x) {
     if (x == null) return "–";
@@ -185,19 +185,19 @@ function showNotes(app) {
   element("subtitle").textContent = [source, plural(facts.figures.events, "event"), seconds(app.run.extent("time")[1] - app.run.extent("time")[0])].filter(Boolean).join(" · ");
   element("placed").textContent = {
     recorded: "Each block at its address. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.",
-    replayed: "The file has no addresses: blocks lie where a replay with gpumem's movable pages places them. Drag to zoom, also upwards.",
+    replayed: "The file has no addresses; these are from a replay with gpumem's movable pages. Drag to zoom, also upwards.",
     unknown: "The file has no addresses.",
   }[facts.placed];
   element("owners-hint").textContent = facts.ownersNamed
-    ? "By their live bytes at the highest point shown."
-    : "The file names no owners, so blocks of one size are grouped: a line of a program usually allocates one size.";
-  element("policies-note").textContent = "Replayed: measured on a real arena of the host device. Modelled: computed by the rules of PyTorch's allocator and of the driver, without their limits.";
+    ? "Ordered by their live bytes at the highest point shown."
+    : "The file has no owners, so blocks are grouped by size: a line of a program usually allocates one size.";
+  element("policies-note").textContent = "Replayed: measured on an arena of the host device. Modelled: computed by the rules of PyTorch's allocator and of the driver, without memory limits.";
   if (facts.moment) showMoment();
-  element("notes").textContent = "Live bytes count as they were requested. Fragmented bytes are reserved and not live."
-    + (facts.kept < facts.blocks ? ` Of ${count(facts.blocks)} blocks the ${count(facts.kept)} largest are shown one by one; the others are in the sums.` : "");
+  element("notes").textContent = "Live bytes are requested bytes. Fragmented bytes are reserved but not live."
+    + (facts.kept < facts.blocks ? ` Of ${count(facts.blocks)} blocks the ${count(facts.kept)} largest are shown one by one; the others are only in the sums.` : "");
 }
 
-// What is said otherwise of a snapshot, which shows one moment.
+// Other texts for a snapshot, which shows one moment.
 function showMoment() {
   element("leaks-title").textContent = "Live blocks";
   element("placed").textContent = "Each block at its address, from when it was allocated. Drag to zoom, also upwards; wide gaps between addresses are closed, at the dashed lines.";

@@ -1,6 +1,6 @@
 // ---- addresses over time -----------------------------------------------------------------------
-// Each block is a rectangle. They are drawn as pixels of one image: blocks do not overlap, so that
-// takes as long as there are pixels and blocks, however many there are.
+// Each block is a rectangle, drawn as pixels of one image. Blocks do not overlap, so the time is that
+// of one pass over blocks and pixels, however many blocks there are.
 
 function mapChart(app) {
   const image = document.createElement("canvas");
@@ -47,7 +47,7 @@ function paint(app, u, image) {
   const pixels = new Uint32Array(picture.data.buffer);
   const colors = blockColors(app);
   const y0 = u.scales.y.min, scaleX = width / (view.x1 - view.x0), scaleY = height / (u.scales.y.max - y0);
-  // First what is thinner than a pixel, so that what is seen whole lies above it.
+  // Blocks thinner than a pixel come first, so that they do not hide the others.
   for (const thick of [false, true]) for (let b = 0; b < run.blocks; b++) {
     if (!run.passes[b] || run.begin[b] >= app.stop || run.end[b] < app.first) continue;
     if (run.size[b] * scaleY >= 1 !== thick) continue;
@@ -68,7 +68,7 @@ function paint(app, u, image) {
   drawRanges(app, u);
 }
 
-// A line where the drawn addresses leave something out.
+// A line at each gap that is closed.
 function drawRanges(app, u) {
   const ranges = app.run.facts.ranges;
   if (ranges.length < 2 || ranges.length > 64) return;
@@ -87,7 +87,7 @@ function drawRanges(app, u) {
   ctx.restore();
 }
 
-// A block's colour as a pixel, by what was chosen.
+// A block's colour as a pixel: by owner, stream or size.
 function blockColors(app) {
   const { run, theme } = app;
   const hues = Array.from({ length: HUES.light.length + 1 }, (_, rank) => pixel(theme.hue(rank)));
@@ -120,7 +120,7 @@ function showKey(app) {
   }));
 }
 
-// Tell of the block under the pointer.
+// Describe the block under the pointer.
 function point(app, u) {
   const tip = element("tip"), { run, view } = app;
   const { left, top } = u.cursor;

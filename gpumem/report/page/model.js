@@ -41,7 +41,7 @@ class Run {
     }
   }
 
-  // Take the blocks that a filter lets through.
+  // Select the blocks that pass a filter.
   select({ owner, stream, least, most }) {
     this.isFiltered = owner >= 0 || stream >= 0 || least > 0 || most < Infinity;
     const passes = (this.passes = new Uint8Array(this.blocks));
@@ -96,7 +96,7 @@ class Run {
     return low;
   }
 
-  // A few moves for each of so many columns of a window, none of its extremes left out.
+  // A few moves for each column of a window, its extremes among them.
   sample(first, stop, columns, view) {
     const chosen = [];
     const held = view.held, live = this.live, all = this.all;
@@ -119,7 +119,7 @@ class Run {
     return chosen;
   }
 
-  // What lies in a window: the blocks that live in it, the highest point, what owners hold there.
+  // Of a window: the blocks that live in it, the highest point, the bytes of each owner there.
   survey(first, stop) {
     const live = this.live, owners = this.owners;
     let peak = Math.max(0, first - 1);

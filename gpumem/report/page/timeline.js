@@ -51,7 +51,7 @@ function timelineChart(app) {
   };
 }
 
-// Steps of the program as faint lines; what was refused as marks on the axis.
+// Steps of the program as faint lines, failed allocations as marks at the top.
 function drawMarks(app, u) {
   const { run, view } = app;
   const { ctx, bbox } = u;
