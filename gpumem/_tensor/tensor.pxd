@@ -64,14 +64,9 @@ cdef Tensor tensor_whole(Tensor base)
 cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy)
 
 
-# ---- Which DLPack devices a memory may be told to be on, and what a consumer there waits for
+# ---- The order of a DLPack consumer --------------------------------------------------------------
 
 
-# Whether a device reads the resource's memory as it is.
-cdef bint export_reaches(Origin resource, DLDevice device)
-cdef object export_refusal(Origin resource, DLDevice device)
-# A device from what users write: a name, a type, a pair.
-cdef DLDevice export_named(Origin resource, object named) except *
 # Orders a consumer behind what was queued: its stream, or the CPU.
 cdef inline int export_order(Buffer buffer, DLDevice device, object stream) except -1:
     if stream is None and device.device_type == DL_CPU:

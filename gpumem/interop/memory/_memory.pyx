@@ -90,53 +90,48 @@ cdef class ImportedMemory(MemoryResource):
         return 0        # as in slot_of
 
     cdef int before_cpu(self, Buffer buffer) except -1:
-        cdef KeptMapping* share = <KeptMapping*><uintptr_t>buffer.handle
-        if share != NULL and share.ready != NULL:
-            (<object>share.ready).wait()
+        cdef KeptMapping* kept = <KeptMapping*><uintptr_t>buffer.handle
+        if kept != NULL and kept.ready != NULL:
+            (<object>kept.ready).wait()
         return 0
 
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
-        cdef KeptMapping* share = <KeptMapping*><uintptr_t>buffer.handle
-        if share != NULL and share.ready != NULL:
-            (<object>share.ready).enqueue_wait(
+        cdef KeptMapping* kept = <KeptMapping*><uintptr_t>buffer.handle
+        if kept != NULL and kept.ready != NULL:
+            (<object>kept.ready).enqueue_wait(
                 Stream.from_handle(self.memory.device, <uintptr_t>stream))
         return 0
 
 
-cdef void release_kept(KeptMapping* share) noexcept:
-    if share.ready != NULL:
-        Py_DECREF(<object>share.ready)
-    mapping_drop(share.mapping)
-    free(share)
-
-
 cdef void release_lease(Lease* lease) noexcept nogil:
-    cdef KeptMapping* share = <KeptMapping*><uintptr_t>lease.handle
-    if share.ready == NULL:
-        mapping_drop(share.mapping)
-        free(share)
-    elif not process_is_exiting():
+    release_kept(<KeptMapping*><uintptr_t>lease.handle)
+
+
+cdef void release_kept(KeptMapping* kept) noexcept nogil:
+    if kept.ready != NULL and not process_is_exiting():
         with gil:
-            release_kept(share)
+            Py_DECREF(<object>kept.ready)
+    mapping_drop(kept.mapping)
+    free(kept)
 
 
 cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes):
-    cdef KeptMapping* share = <KeptMapping*>malloc(sizeof(KeptMapping))
+    cdef KeptMapping* kept = <KeptMapping*>malloc(sizeof(KeptMapping))
     cdef Buffer buffer
-    if share == NULL:
+    if kept == NULL:
         raise MemoryError("out of host memory while creating a buffer over imported memory")
-    share.mapping = memory.mapping
-    share.ready = NULL
+    kept.mapping = memory.mapping
+    kept.ready = NULL
     if memory.ready is not None:
         Py_INCREF(memory.ready)
-        share.ready = <PyObject*>memory.ready
+        kept.ready = <PyObject*>memory.ready
     mapping_retain(memory.mapping)
     buffer = Buffer.__new__(Buffer)
     buffer.resource = buffer.home = memory.home
     buffer.address = address
     buffer.requested_bytes = nbytes
     buffer.block_bytes = nbytes or 1        # not 0: an empty one keeps the mapping, too
-    buffer.handle = <uint64_t><uintptr_t>share
+    buffer.handle = <uint64_t><uintptr_t>kept
     if memory.ready is None:
         order_settled(buffer)               # the caller has ordered earlier work
     return buffer

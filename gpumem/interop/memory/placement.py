@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from gpumem.config import ArenaConfig
@@ -63,9 +64,7 @@ def place_tensor(
         steps = _strides(strides, len(lengths))
     else:
         steps = _rows(lengths, dtype.itemsize, row_pitch)
-    count = 1
-    for length in lengths:
-        count *= length
+    count = prod(lengths)
     extent = _extent(lengths, steps, dtype.itemsize) if count else 0
     if memory.offset + start + extent > memory.size:
         raise OutOfBoundsError(
@@ -86,11 +85,7 @@ def place_tensor(
 
 def _shape(shape: Any, most: int) -> tuple[int, ...]:
     given = (shape,) if hasattr(shape, "__index__") else shape
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidDescriptorError(
-            f"shape {shape!r} is neither an integer nor a sequence of them"
-        )
-    lengths = tuple(number_of(length, "a length of the shape") for length in given)
+    lengths = _numbers(given, "shape", "a length of the shape")
     if len(lengths) > most:
         raise InvalidDescriptorError(
             f"shape {shape!r} has {len(lengths)} dimensions; at most {most} are supported"
@@ -99,14 +94,18 @@ def _shape(shape: Any, most: int) -> tuple[int, ...]:
 
 
 def _strides(strides: Any, dimensions: int) -> tuple[int, ...]:
-    if isinstance(strides, str) or not isinstance(strides, Iterable):
-        raise InvalidDescriptorError(f"strides {strides!r} is not a sequence of integers")
-    steps = tuple(number_of(step, "a stride") for step in strides)
+    steps = _numbers(strides, "strides", "a stride")
     if len(steps) != dimensions:
         raise InvalidDescriptorError(
             f"strides {steps} has {len(steps)} numbers for {dimensions} dimensions"
         )
     return steps
+
+
+def _numbers(given: Any, name: str, one: str) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidDescriptorError(f"{name} {given!r} is not a sequence of integers")
+    return tuple(number_of(each, one) for each in given)
 
 
 def _rows(lengths: tuple[int, ...], itemsize: int, pitch: int | None) -> tuple[int, ...]:

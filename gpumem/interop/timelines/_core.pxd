@@ -11,11 +11,6 @@ from gpumem._native.driver cimport (
 from gpumem._support.lock cimport Lock
 from gpumem._support.retired cimport Retired
 
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        F_DUPFD_CLOEXEC
-    int fcntl(int fd, int command, ...)
-
 cdef extern from "timeline_peers.h" nogil:
     ctypedef struct TimelinePage:
         pass
@@ -141,8 +136,8 @@ cdef uint64_t core_pending(TimelineCore* core) noexcept nogil
 
 # Takes over the page and the descriptor; on NULL the caller keeps both.
 cdef TimelineCore* core_new(TimelinePage* page, int fd) noexcept nogil
-cdef int core_add_semaphore(TimelineCore* core, DeviceContext* context,
-                            CUexternalSemaphore semaphore) noexcept nogil
+# A new link of the device, which has nothing yet; NULL: out of host memory.
+cdef Link* core_make_link(TimelineCore* core, DeviceContext* context) noexcept nogil
 # Before an operation is queued on a stream: puts the core on the list of those that streams use.
 cdef void core_list(TimelineCore* core) noexcept nogil
 # In a forked child: forgets the objects of the parent's drivers and joins the page anew.

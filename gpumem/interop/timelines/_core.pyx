@@ -22,6 +22,11 @@ from gpumem._support.retired cimport retire, Retired, take_retired
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 
+cdef extern from "<fcntl.h>" nogil:
+    enum:
+        F_DUPFD_CLOEXEC
+    int fcntl(int fd, int command, ...)
+
 cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int fd)
     int usleep(unsigned int microseconds)
@@ -95,10 +100,9 @@ cdef int begin_stream_call(TimelineCore* core, DeviceContext* context, CUstream 
     cdef int status
     # Listed first: a thread that releases memory must see the core before the stream uses it.
     core_list(core)
-    out.call = b"cuCtxPushCurrent"
-    out.code = context_enter(context)
-    if out.code != CUDA_SUCCESS:
-        return CORE_DRIVER
+    status = driver_call(out, b"cuCtxPushCurrent", context_enter(context))
+    if status != CORE_OK:
+        return status
     status = refuse_capture(context, stream, out)
     if status == CORE_OK:
         status = link_of(core, context, link, out)
@@ -115,13 +119,13 @@ cdef int begin_stream_call(TimelineCore* core, DeviceContext* context, CUstream 
 cdef int refuse_capture(DeviceContext* context, CUstream stream, Outcome* out) noexcept nogil:
     # Each launch of a graph would signal the same value again.
     cdef CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUresult code
     if context.table.cuStreamIsCapturing == NULL:
         return CORE_OK
-    out.call = b"cuStreamIsCapturing"
-    out.code = context.table.cuStreamIsCapturing(stream, &capturing)
-    if out.code == CUDA_SUCCESS and capturing != CU_STREAM_CAPTURE_STATUS_NONE:
-        out.code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+    code = context.table.cuStreamIsCapturing(stream, &capturing)
+    if code == CUDA_SUCCESS and capturing != CU_STREAM_CAPTURE_STATUS_NONE:
+        code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    return driver_call(out, b"cuStreamIsCapturing", code)
 
 
 cdef int link_of(TimelineCore* core, DeviceContext* context, Link** link,
@@ -133,26 +137,21 @@ cdef int link_of(TimelineCore* core, DeviceContext* context, Link** link,
         return CORE_OK
     if context.is_host and not memory_operations_everywhere:
         return link_page(core, context, link, out)
-    out.call = b"cuStreamWaitValue64"
-    out.code = CUDA_ERROR_NOT_SUPPORTED
     if context.table.cuStreamWaitValue64 == NULL or context.table.cuStreamWriteValue64 == NULL:
-        return CORE_DRIVER
+        return driver_call(out, b"cuStreamWaitValue64", CUDA_ERROR_NOT_SUPPORTED)
     return link_memory(core, context, link, out)
 
 
 cdef int queue_wait(Link* link, CUstream stream, uint64_t value, Outcome* out) noexcept nogil:
     cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
     if link.alias != NULL:
-        out.call = b"cuStreamWaitValue64"
-        out.code = link.context.table.cuStreamWaitValue64(stream, link.address, value,
-                                                          CU_STREAM_WAIT_VALUE_GEQ)
-    else:
-        memset(&params, 0, sizeof(params))
-        params.params.fence.value = value
-        out.call = b"cuWaitExternalSemaphoresAsync"
-        out.code = link.context.table.cuWaitExternalSemaphoresAsync(&link.semaphore, &params, 1,
-                                                                    stream)
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+        return driver_call(out, b"cuStreamWaitValue64", link.context.table.cuStreamWaitValue64(
+            stream, link.address, value, CU_STREAM_WAIT_VALUE_GEQ))
+    memset(&params, 0, sizeof(params))
+    params.params.fence.value = value
+    return driver_call(
+        out, b"cuWaitExternalSemaphoresAsync",
+        link.context.table.cuWaitExternalSemaphoresAsync(&link.semaphore, &params, 1, stream))
 
 
 cdef int queue_signal(TimelineCore* core, Link* link, Use* used, uint64_t value,
@@ -187,15 +186,27 @@ cdef int queue_store(TimelineCore* core, Link* link, CUstream stream, uint64_t v
     cdef CUDA_EXTERNAL_SEMAPHORE_PARAMS params
     if link.alias != NULL:
         timeline_poll(core.page)        # before the store: waiting CPUs have to poll from now on
-        out.call = b"cuStreamWriteValue64"
-        out.code = link.context.table.cuStreamWriteValue64(stream, link.address, value, 0)
-    else:
-        memset(&params, 0, sizeof(params))
-        params.params.fence.value = value
-        out.call = b"cuSignalExternalSemaphoresAsync"
-        out.code = link.context.table.cuSignalExternalSemaphoresAsync(&link.semaphore, &params, 1,
-                                                                      stream)
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+        return driver_call(out, b"cuStreamWriteValue64", link.context.table.cuStreamWriteValue64(
+            stream, link.address, value, 0))
+    memset(&params, 0, sizeof(params))
+    params.params.fence.value = value
+    return driver_call(
+        out, b"cuSignalExternalSemaphoresAsync",
+        link.context.table.cuSignalExternalSemaphoresAsync(&link.semaphore, &params, 1, stream))
+
+
+cdef inline int driver_call(Outcome* out, const char* call, CUresult code) noexcept nogil:
+    # Note what a driver call returned, and return its status.
+    out.call = call
+    out.code = code
+    return CORE_OK if code == CUDA_SUCCESS else CORE_DRIVER
+
+
+cdef inline int system_call(Outcome* out, const char* call) noexcept nogil:
+    # The same of a system call that failed.
+    out.call = call
+    out.system = errno
+    return CORE_SYSTEM
 
 
 # ---- Values --------------------------------------------------------------------------------------
@@ -282,14 +293,14 @@ cdef int core_wait_begin(TimelineCore* core, DeviceContext* context, CUstream* s
 cdef int core_wait_go_on(DeviceContext* context, CUstream stream, uint64_t deadline,
                          Outcome* out) noexcept nogil:
     cdef uint32_t pause = FIRST_PAUSE_US
-    out.call = b"cuStreamQuery"
+    cdef CUresult code
     while True:
-        out.code = context_enter(context)
-        if out.code == CUDA_SUCCESS:
-            out.code = context.table.cuStreamQuery(stream)
+        code = context_enter(context)
+        if code == CUDA_SUCCESS:
+            code = context.table.cuStreamQuery(stream)
             context_leave(context)
-        if out.code != CUDA_ERROR_NOT_READY:
-            return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+        if code != CUDA_ERROR_NOT_READY:
+            return driver_call(out, b"cuStreamQuery", code)
         if not pause_until(&pause, deadline):
             return CORE_LATE
 
@@ -312,12 +323,11 @@ cdef bint pause_until(uint32_t* pause, uint64_t deadline) noexcept nogil:
 
 
 cdef int open_stream(DeviceContext* context, CUstream* stream, Outcome* out) noexcept nogil:
-    out.call = b"cuStreamCreate"
-    out.code = context_enter(context)
-    if out.code == CUDA_SUCCESS:
-        out.code = context.table.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
+    cdef CUresult code = context_enter(context)
+    if code == CUDA_SUCCESS:
+        code = context.table.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
         context_leave(context)
-    return CORE_OK if out.code == CUDA_SUCCESS else CORE_DRIVER
+    return driver_call(out, b"cuStreamCreate", code)
 
 
 cdef void core_wait_end(DeviceContext* context, CUstream stream) noexcept nogil:
@@ -423,7 +433,7 @@ cdef Link* find_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
     return link
 
 
-cdef Link* make_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
+cdef Link* core_make_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
     cdef Link* link = <Link*>calloc(1, sizeof(Link))
     if link != NULL:
         link.context = context
@@ -439,75 +449,63 @@ cdef void drop_link(TimelineCore* core) noexcept nogil:
     free(link)
 
 
-cdef int core_add_semaphore(TimelineCore* core, DeviceContext* context,
-                            CUexternalSemaphore semaphore) noexcept nogil:
-    cdef Link* link = make_link(core, context)
-    if link == NULL:
-        return CORE_NO_MEMORY
-    link.semaphore = semaphore
-    return CORE_OK
-
-
 cdef int link_page(TimelineCore* core, DeviceContext* context, Link** link,
                    Outcome* out) noexcept nogil:
     # Import the page as a semaphore, on which the host device's streams sleep and wake others.
     cdef CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc
+    cdef int status
     cdef int fd = fcntl(core.fd, F_DUPFD_CLOEXEC, 3)
     if fd < 0:
-        out.call = b"fcntl"
-        out.system = errno
-        return CORE_SYSTEM
+        return system_call(out, b"fcntl")
     # The link is made before the import, so that an import never has to be undone.
-    link[0] = make_link(core, context)
+    link[0] = core_make_link(core, context)
     if link[0] == NULL:
         c_close(fd)
         return CORE_NO_MEMORY
     memset(&desc, 0, sizeof(desc))
     desc.type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
     desc.handle.fd = fd
-    out.call = b"cuImportExternalSemaphore"
-    out.code = context.table.cuImportExternalSemaphore(&link[0].semaphore, &desc)
-    if out.code == CUDA_SUCCESS:        # the driver owns the descriptor now
-        return CORE_OK
-    c_close(fd)
-    drop_link(core)
-    return CORE_DRIVER
+    status = driver_call(out, b"cuImportExternalSemaphore",
+                         context.table.cuImportExternalSemaphore(&link[0].semaphore, &desc))
+    if status != CORE_OK:       # else the driver owns the descriptor
+        c_close(fd)
+        drop_link(core)
+    return status
 
 
 cdef int link_memory(TimelineCore* core, DeviceContext* context, Link** link,
                      Outcome* out) noexcept nogil:
     # Registered in a mapping of its own: drivers may withhold registered pages from forked
     # children, and a child continues to use the timeline.
+    cdef int status
     cdef void* alias = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
                             core.fd, 0)
     if alias == MAP_FAILED:
-        out.call = b"mmap"
-        out.system = errno
-        return CORE_SYSTEM
-    link[0] = make_link(core, context)
+        return system_call(out, b"mmap")
+    link[0] = core_make_link(core, context)
     if link[0] == NULL:
         munmap(alias, TIMELINE_PAGE_BYTES)
         return CORE_NO_MEMORY
     link[0].alias = alias
-    if register_alias(link[0], out):
-        return CORE_OK
-    munmap(alias, TIMELINE_PAGE_BYTES)
-    drop_link(core)
-    return CORE_DRIVER
+    status = register_alias(link[0], out)
+    if status != CORE_OK:
+        munmap(alias, TIMELINE_PAGE_BYTES)
+        drop_link(core)
+    return status
 
 
-cdef bint register_alias(Link* link, Outcome* out) noexcept nogil:
+cdef int register_alias(Link* link, Outcome* out) noexcept nogil:
     cdef DeviceContext* context = link.context
-    out.call = b"cuMemHostRegister"
-    out.code = context.table.cuMemHostRegister(
-        link.alias, TIMELINE_PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
-    if out.code != CUDA_SUCCESS:
-        return False
-    out.call = b"cuMemHostGetDevicePointer"
-    out.code = context.table.cuMemHostGetDevicePointer(&link.address, link.alias, 0)
-    if out.code != CUDA_SUCCESS:
-        context.table.cuMemHostUnregister(link.alias)
-    return out.code == CUDA_SUCCESS
+    cdef int status = driver_call(out, b"cuMemHostRegister", context.table.cuMemHostRegister(
+        link.alias, TIMELINE_PAGE_BYTES,
+        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
+    if status == CORE_OK:
+        status = driver_call(
+            out, b"cuMemHostGetDevicePointer",
+            context.table.cuMemHostGetDevicePointer(&link.address, link.alias, 0))
+        if status != CORE_OK:
+            context.table.cuMemHostUnregister(link.alias)
+    return status
 
 
 cdef void link_end(Link* link) noexcept nogil:

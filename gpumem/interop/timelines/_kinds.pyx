@@ -1,6 +1,7 @@
 """HostTimeline, a timeline in shared memory, and DriverTimeline, one that another API made."""
 
 import errno as codes
+import fcntl
 import os
 from operator import index
 
@@ -17,30 +18,15 @@ from gpumem._native.driver cimport (
 from gpumem._resource cimport Handle, handle_of
 from gpumem._support.memory cimport MAP_FAILED, MAP_SHARED, mmap, munmap, PROT_READ, PROT_WRITE
 from gpumem.interop.timelines._core cimport (
-    core_add_semaphore, core_list, core_new, CORE_OK, F_DUPFD_CLOEXEC, fcntl,
-    rehearse_memory_operations, release_retired_cores, timeline_is_poisoned, timeline_page_build,
-    TIMELINE_PAGE_BYTES, timeline_page_is_ours, timeline_poison, TimelinePage,
+    core_list, core_make_link, core_new, rehearse_memory_operations, release_retired_cores,
+    timeline_is_poisoned, timeline_page_build, TIMELINE_PAGE_BYTES, timeline_page_is_ours,
+    timeline_poison, TimelinePage,
 )
 from gpumem.interop.timelines._timeline cimport Timeline, value_in
 
 from gpumem.device import Device
 from gpumem.errors import BadHandleError
 from gpumem.interop.descriptors import duplicate, SemaphoreType
-
-
-cdef extern from "<sys/mman.h>" nogil:
-    enum:
-        MFD_CLOEXEC
-        MFD_ALLOW_SEALING
-    int memfd_create(const char* name, unsigned int flags)
-
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        F_ADD_SEALS
-        F_GET_SEALS
-        F_SEAL_GROW
-        F_SEAL_SEAL
-        F_SEAL_SHRINK
 
 
 # ---- Timelines in shared memory ------------------------------------------------------------------
@@ -121,7 +107,6 @@ cdef class HostTimeline(Timeline):
         if isinstance(number, bool) or not hasattr(number, "__index__"):
             raise TypeError(f"a descriptor is an integer or has fileno(), not {fd!r}")
         file = duplicate(index(number))
-        # A file that can shrink would let an access of the mapped page fault.
         if not is_long(file) or not has_fixed_size(file):
             raise BadHandleError(codes.EINVAL, f"descriptor {number} is not a timeline: not a "
                                                f"sealed file of {TIMELINE_PAGE_BYTES} bytes")
@@ -295,7 +280,7 @@ cdef DriverTimeline prepare(object device, int fd):
     if page != NULL:
         file.fd = -1        # the core's now
     core_list(timeline.core)
-    if core_add_semaphore(timeline.core, &driver_device.context, NULL) != CORE_OK:
+    if core_make_link(timeline.core, &driver_device.context) == NULL:
         timeline.retire()
         raise MemoryError("out of host memory while creating a timeline")
     return timeline
@@ -319,24 +304,19 @@ cdef int complete(DriverTimeline timeline,
 # ---- Files that hold a timeline's page -----------------------------------------------------------
 
 cdef Handle create_file():
-    cdef int fd = memfd_create(b"gpumem timeline", MFD_CLOEXEC | MFD_ALLOW_SEALING)
-    cdef Handle file
-    if fd < 0:
-        raise OSError(errno, os.strerror(errno))
-    file = handle_of(fd, None, None)
+    cdef int fd = os.memfd_create("gpumem timeline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    cdef Handle file = handle_of(fd, None, None)
     os.ftruncate(fd, TIMELINE_PAGE_BYTES)
-    if fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0:
-        raise OSError(errno, os.strerror(errno))
+    # A file that can shrink would let an access of the mapped page fault.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS,
+                fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return file
 
 
 cdef Handle export_file(Timeline timeline, object kind):
-    """Return a new owner of a timeline's file, for another process."""
+    # Return a new owner of a timeline's file, for another process.
     timeline.enter()
-    cdef int fd = fcntl(timeline.core.fd, F_DUPFD_CLOEXEC, 3)
-    if fd < 0:
-        raise OSError(errno, os.strerror(errno))
-    return handle_of(fd, kind, None)
+    return handle_of(fcntl.fcntl(timeline.core.fd, fcntl.F_DUPFD_CLOEXEC, 3), kind, None)
 
 
 cdef TimelinePage* map_page(Handle file) noexcept:
@@ -350,5 +330,7 @@ cdef bint is_long(Handle file):
 
 
 cdef bint has_fixed_size(Handle file):
-    cdef int seals = fcntl(file.fd, F_GET_SEALS)
-    return seals >= 0 and seals & F_SEAL_SHRINK != 0
+    try:
+        return fcntl.fcntl(file.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK != 0
+    except OSError:         # not a file in memory
+        return False

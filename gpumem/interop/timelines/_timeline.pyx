@@ -8,7 +8,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t
 
 from gpumem._buffer cimport device_of_stream, Stream, stream_handle
-from gpumem._native.driver cimport check, context_is_dead, CUstream, DriverDevice
+from gpumem._native.driver cimport check, context_is_dead, CUstream, DeviceContext, DriverDevice
 from gpumem._support.process cimport process
 from gpumem.interop.timelines._core cimport (
     core_after_fork, CORE_DESERTED, CORE_DRIVER, core_enqueue_signal, core_enqueue_wait, CORE_LATE,
@@ -152,52 +152,9 @@ cdef class Timeline:
         cdef uint64_t deadline = deadline_of(timeout)
         self.enter()
         if self.core.page == NULL:
-            self.wait_by_stream(number, deadline, timeout)
+            wait_by_stream(self, number, deadline, timeout)
         elif timeline_look(self.core.page, number) != TIMELINE_OK:
-            self.wait_for_page(number, deadline, timeout)
-
-    cdef int wait_for_page(self, uint64_t value, uint64_t deadline, object timeout) except -1:
-        cdef Outcome out
-        cdef uint64_t spin = spin_time
-        cdef int status = CORE_LATE
-        self.inside += 1
-        try:
-            while True:
-                with nogil:
-                    status = core_wait(self.core, value, min(deadline, timeline_now() + SLICE),
-                                       spin, &out)
-                if status != CORE_LATE or timeline_now() >= deadline:
-                    break
-                spin = 0
-                PyErr_CheckSignals()
-        finally:
-            self.inside -= 1
-        return self.report(status, &out, (value, timeout))
-
-    cdef int wait_by_stream(self, uint64_t value, uint64_t deadline, object timeout) except -1:
-        cdef Outcome out
-        cdef CUstream stream
-        cdef int status
-        self.inside += 1
-        try:
-            with nogil:
-                status = core_wait_begin(self.core, &self.driver_device.context, &stream, value,
-                                         &out)
-            self.report(status, &out, value)
-            try:
-                while True:
-                    with nogil:
-                        status = core_wait_go_on(&self.driver_device.context, stream,
-                                                 min(deadline, timeline_now() + SLICE), &out)
-                    if status != CORE_LATE or timeline_now() >= deadline:
-                        break
-                    PyErr_CheckSignals()
-            finally:
-                with nogil:
-                    core_wait_end(&self.driver_device.context, stream)
-        finally:
-            self.inside -= 1
-        return self.report(status, &out, (value, timeout))
+            wait_for_page(self, number, deadline, timeout)
 
     def signal(self, value):
         """Set the value now.
@@ -234,7 +191,7 @@ cdef class Timeline:
                         status = core_signal(self.core, number, timeline_now() + SLICE, &out)
         finally:
             self.inside -= 1
-        self.report(status, &out, number)
+        report(self, status, &out, number)
 
     # ---- streams ----
 
@@ -262,7 +219,7 @@ cdef class Timeline:
             The timeline was poisoned, or its device removed.
         ClosedError
         """
-        self.enqueue(core_enqueue_wait, stream, value)
+        enqueue(self, core_enqueue_wait, stream, value)
 
     def enqueue_signal(self, stream, value):
         """Signal a value on the device, when the stream's earlier work is done.
@@ -280,23 +237,7 @@ cdef class Timeline:
         DeviceMismatchError, DriverError, TimelineLostError, ClosedError
             As `enqueue_wait` raises them.
         """
-        self.enqueue(core_enqueue_signal, stream, value)
-
-    cdef int enqueue(self, stream_operation operation, object stream, object value) except -1:
-        cdef Outcome out
-        cdef CUstream handle
-        cdef int status
-        cdef uint64_t number = value_in(value, 1, "value")
-        cdef DriverDevice driver_device = self.stream_of(stream, &handle)
-        self.enter()            # again: reading the stream may have run other code
-        self.inside += 1
-        with nogil:
-            release_retired_cores()
-            status = operation(self.core, &driver_device.context, handle, number, &out)
-        self.inside -= 1
-        if status == CORE_DRIVER:
-            raise_driver(driver_device, &out)
-        return self.report(status, &out, number)
+        enqueue(self, core_enqueue_signal, stream, value)
 
     # ---- the end ----
 
@@ -329,10 +270,10 @@ cdef class Timeline:
         cdef int status = CORE_OK
         if self.core == NULL:
             return
-        if not self.is_parents():
-            self.refuse_if_inside()
-            status = self.wait_until_idle(deadline)
-            self.refuse_if_inside()
+        if not is_parents(self):
+            refuse_if_inside(self)
+            status = wait_until_idle(self, deadline)
+            refuse_if_inside(self)
         if self.core == NULL:
             return          # another thread closed it meanwhile
         if status == CORE_LATE:
@@ -347,31 +288,13 @@ cdef class Timeline:
         with nogil:
             release_retired_cores()
 
-    cdef int wait_until_idle(self, uint64_t deadline) except -1:
-        cdef int status
-        self.inside += 1
-        try:
-            while True:
-                with nogil:
-                    status = core_wait_idle(self.core, min(deadline, timeline_now() + SLICE))
-                if status == CORE_OK or timeline_now() >= deadline:
-                    return status
-                PyErr_CheckSignals()
-        finally:
-            self.inside -= 1
-
-    cdef int refuse_if_inside(self) except -1:
-        if self.inside != 0:
-            raise InUseError(f"{self!r} is in use: another thread is in a call of it")
-        return 0
-
     def __enter__(self):
         self.enter()
         return self
 
     def __exit__(self, *exception):
         # Streams that still use it finish their work: leaving a block raises nothing.
-        if self.core != NULL and (self.inside == 0 or self.is_parents()):
+        if self.core != NULL and (self.inside == 0 or is_parents(self)):
             self.retire()
 
     def __reduce__(self):
@@ -384,80 +307,183 @@ cdef class Timeline:
 
     # ---- below ----
 
-    cdef bint is_parents(self):
-        """Tell whether its driver objects and the threads in its calls are a parent process's."""
-        return self.core.generation != process.generation
-
     cdef int enter(self) except -1:
         """Make it usable by this process, or raise ClosedError."""
         if self.core == NULL:
             raise ClosedError("this timeline is closed")
         if self.core.generation != process.generation:
-            self.after_fork()
+            after_fork(self)
         return 0
 
-    cdef int after_fork(self) except -1:
-        if self.imported:
-            raise ClosedError(f"{self!r} belongs to the parent process")
-        core_after_fork(self.core)
-        self.inside = 0
-        if self.device is not None:
-            self.driver_device = self.device._open()
+
+# ---- Calls on streams ----------------------------------------------------------------------------
+
+# core_enqueue_wait or core_enqueue_signal.
+ctypedef int (*stream_operation)(TimelineCore* core, DeviceContext* context, CUstream stream,
+                                 uint64_t value, Outcome* out) noexcept nogil
+
+
+cdef int enqueue(Timeline timeline, stream_operation operation, object stream,
+                 object value) except -1:
+    cdef Outcome out
+    cdef CUstream handle
+    cdef int status
+    cdef uint64_t number = value_in(value, 1, "value")
+    cdef DriverDevice driver_device = stream_of(timeline, stream, &handle)
+    timeline.enter()            # again: reading the stream may have run other code
+    timeline.inside += 1
+    with nogil:
+        release_retired_cores()
+        status = operation(timeline.core, &driver_device.context, handle, number, &out)
+    timeline.inside -= 1
+    if status == CORE_DRIVER:
+        raise_driver(driver_device, &out)
+    return report(timeline, status, &out, number)
+
+
+cdef DriverDevice stream_of(Timeline timeline, object stream, CUstream* handle):
+    timeline.enter()
+    cdef DriverDevice driver_device = timeline.driver_device
+    cdef DriverDevice of_stream
+    if isinstance(stream, Stream):
+        of_stream = (<Stream>stream).driver_device
+        if of_stream is not None and context_is_dead(&of_stream.context):
+            raise ClosedError("this stream belongs to the parent process")
+        if driver_device is not None and of_stream is not driver_device:
+            raise DeviceMismatchError(f"{stream!r} is not a stream of {timeline.device}, which "
+                                      "this timeline belongs to")
+        if of_stream is None:
+            raise ValueError("this stream was not initialised")
+        driver_device = of_stream
+    elif driver_device is None:
+        device = device_of_stream(stream)
+        if device is None:
+            raise TypeError(f"the device of stream {stream!r} is unknown, and this timeline "
+                            "has none: expected a gpumem.Stream, or another library's stream "
+                            "object with a device")
+        driver_device = device._open()
+    stream_handle(stream, driver_device, handle)
+    return driver_device
+
+
+# ---- Waits of the CPU: in slices, between which signals of the system are handled ----------------
+
+cdef int wait_for_page(Timeline timeline, uint64_t value, uint64_t deadline,
+                       object timeout) except -1:
+    cdef Outcome out
+    cdef uint64_t spin = spin_time
+    cdef int status = CORE_LATE
+    timeline.inside += 1
+    try:
+        while True:
+            with nogil:
+                status = core_wait(timeline.core, value, min(deadline, timeline_now() + SLICE),
+                                   spin, &out)
+            if status != CORE_LATE or timeline_now() >= deadline:
+                break
+            spin = 0
+            PyErr_CheckSignals()
+    finally:
+        timeline.inside -= 1
+    return report(timeline, status, &out, (value, timeout))
+
+
+cdef int wait_by_stream(Timeline timeline, uint64_t value, uint64_t deadline,
+                        object timeout) except -1:
+    cdef Outcome out
+    cdef CUstream stream
+    cdef int status
+    timeline.inside += 1
+    try:
+        with nogil:
+            status = core_wait_begin(timeline.core, &timeline.driver_device.context, &stream, value,
+                                     &out)
+        report(timeline, status, &out, value)
+        try:
+            while True:
+                with nogil:
+                    status = core_wait_go_on(&timeline.driver_device.context, stream,
+                                             min(deadline, timeline_now() + SLICE), &out)
+                if status != CORE_LATE or timeline_now() >= deadline:
+                    break
+                PyErr_CheckSignals()
+        finally:
+            with nogil:
+                core_wait_end(&timeline.driver_device.context, stream)
+    finally:
+        timeline.inside -= 1
+    return report(timeline, status, &out, (value, timeout))
+
+
+cdef int wait_until_idle(Timeline timeline, uint64_t deadline) except -1:
+    cdef int status
+    timeline.inside += 1
+    try:
+        while True:
+            with nogil:
+                status = core_wait_idle(timeline.core, min(deadline, timeline_now() + SLICE))
+            if status == CORE_OK or timeline_now() >= deadline:
+                return status
+            PyErr_CheckSignals()
+    finally:
+        timeline.inside -= 1
+
+
+# ---- Who may use it ------------------------------------------------------------------------------
+
+cdef int refuse_if_inside(Timeline timeline) except -1:
+    if timeline.inside != 0:
+        raise InUseError(f"{timeline!r} is in use: another thread is in a call of it")
+    return 0
+
+
+cdef bint is_parents(Timeline timeline):
+    # Then its driver objects are the parent's, and so are the threads that `inside` counts.
+    return timeline.core.generation != process.generation
+
+
+cdef int after_fork(Timeline timeline) except -1:
+    if timeline.imported:
+        raise ClosedError(f"{timeline!r} belongs to the parent process")
+    core_after_fork(timeline.core)
+    timeline.inside = 0
+    if timeline.device is not None:
+        timeline.driver_device = timeline.device._open()
+    return 0
+
+
+# ---- Errors and arguments ------------------------------------------------------------------------
+
+cdef int report(Timeline timeline, int status, Outcome* out, object value) except -1:
+    # Raise the error of a status. `value` is the requested one, or (value, timeout) of a wait.
+    if status == CORE_OK:
         return 0
+    if status == CORE_NOT_ABOVE:
+        raise NonMonotonicError(
+            f"{value} is not above {out.known}, which was signalled or queued before",
+            value=value, known=out.known)
+    if status == CORE_LATE:
+        value, timeout = value
+        raise TimelineTimeout(f"{timeline!r} did not reach {value} in {timeout} s"
+                              + progress(timeline))
+    if status == CORE_POISONED:
+        raise TimelineLostError(f"{timeline!r} was poisoned" + progress(timeline))
+    if status == CORE_REMOVED:
+        raise TimelineLostError(f"the device of {timeline!r} was removed")
+    if status == CORE_DESERTED:
+        raise TimelineLostError(f"process {out.process} died, and no other process is left to "
+                                f"signal {timeline!r}" + progress(timeline))
+    if status == CORE_DRIVER:
+        return raise_driver(timeline.driver_device, out)
+    if status == CORE_NO_MEMORY:
+        raise MemoryError("out of host memory while using a timeline")
+    raise OSError(out.system, os.strerror(out.system), out.call.decode())
 
-    cdef DriverDevice stream_of(self, object stream, CUstream* handle):
-        self.enter()
-        cdef DriverDevice driver_device = self.driver_device
-        cdef DriverDevice of_stream
-        if isinstance(stream, Stream):
-            of_stream = (<Stream>stream).driver_device
-            if of_stream is not None and context_is_dead(&of_stream.context):
-                raise ClosedError("this stream belongs to the parent process")
-            if driver_device is not None and of_stream is not driver_device:
-                raise DeviceMismatchError(f"{stream!r} is not a stream of {self.device}, which "
-                                          "this timeline belongs to")
-            if of_stream is None:
-                raise ValueError("this stream was not initialised")
-            driver_device = of_stream
-        elif driver_device is None:
-            device = device_of_stream(stream)
-            if device is None:
-                raise TypeError(f"the device of stream {stream!r} is unknown, and this timeline "
-                                "has none: expected a gpumem.Stream, or another library's stream "
-                                "object with a device")
-            driver_device = device._open()
-        stream_handle(stream, driver_device, handle)
-        return driver_device
 
-    cdef int report(self, int status, Outcome* out, object value) except -1:
-        """Raise the error of a status. `value` is the one asked for; (value, timeout) of a wait."""
-        if status == CORE_OK:
-            return 0
-        if status == CORE_NOT_ABOVE:
-            raise NonMonotonicError(
-                f"{value} is not above {out.known}, which was signalled or queued before",
-                value=value, known=out.known)
-        if status == CORE_LATE:
-            value, timeout = value
-            raise TimelineTimeout(f"{self!r} did not reach {value} in {timeout} s"
-                                  + self.progress())
-        if status == CORE_POISONED:
-            raise TimelineLostError(f"{self!r} was poisoned" + self.progress())
-        if status == CORE_REMOVED:
-            raise TimelineLostError(f"the device of {self!r} was removed")
-        if status == CORE_DESERTED:
-            raise TimelineLostError(f"process {out.process} died, and no other process is left to "
-                                    f"signal {self!r}" + self.progress())
-        if status == CORE_DRIVER:
-            return raise_driver(self.driver_device, out)
-        if status == CORE_NO_MEMORY:
-            raise MemoryError("out of host memory while using a timeline")
-        raise OSError(out.system, os.strerror(out.system), out.call.decode())
-
-    cdef str progress(self):
-        if self.core == NULL or self.core.page == NULL:
-            return ""
-        return f"; its value is {timeline_value(self.core.page)}"
+cdef str progress(Timeline timeline):
+    if timeline.core == NULL or timeline.core.page == NULL:
+        return ""
+    return f"; its value is {timeline_value(timeline.core.page)}"
 
 
 cdef int raise_driver(DriverDevice driver_device, Outcome* out) except -1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +98,8 @@ def physical_device_for(device: Device | str, instance: Any) -> PhysicalDevice:
     for each in found:
         if each.is_of(where):
             return each
-    raise DeviceMismatchError(f"no Vulkan device {_wanted(where)}; there: {_listed(found)}")
+    there = ", ".join(map(str, found)) or "none"
+    raise DeviceMismatchError(f"no Vulkan device {_wanted(where)}; there: {there}")
 
 
 def require_same(handle: Any, device: Device) -> PhysicalDevice:
@@ -114,7 +114,3 @@ def _wanted(device: Device) -> str:
     if device.type == "host":
         return f"is Mesa's software Vulkan, as {device} takes"
     return f"has the UUID {device.uuid} of {device}"
-
-
-def _listed(found: Iterable[PhysicalDevice]) -> str:
-    return ", ".join(str(each) for each in found) or "none"

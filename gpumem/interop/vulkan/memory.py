@@ -65,7 +65,9 @@ class BufferDevice(LogicalDevice):
         vk = library()
         opaque = vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
         wanted = _usage(nbytes, usage)
-        features = _external_features(self, opaque, wanted)
+        asked = vk.VkPhysicalDeviceExternalBufferInfo(usage=wanted, handleType=opaque)
+        found = call("vkGetPhysicalDeviceExternalBufferProperties", self.physical_device, asked)
+        features = found.externalMemoryProperties.externalMemoryFeatures
         if not features & vk.VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT:
             raise UnsupportedHandleTypeError(
                 f"{self.physical.name} exports no buffer of usage {wanted:#x} as a descriptor"
@@ -296,12 +298,6 @@ def _free(logical: Any, handle: Any, memory: Any, owner: Any) -> None:
 
 
 # ---- steps of making a buffer --------------------------------------------------------------------
-
-
-def _external_features(device: LogicalDevice, handle_type: int, usage: int) -> int:
-    asked = library().VkPhysicalDeviceExternalBufferInfo(usage=usage, handleType=handle_type)
-    said = call("vkGetPhysicalDeviceExternalBufferProperties", device.physical_device, asked)
-    return int(said.externalMemoryProperties.externalMemoryFeatures)
 
 
 def _require_pages(address: int, nbytes: int, alignment: int) -> None:
