@@ -8,9 +8,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from gpumem._buffer cimport (
-    Buffer, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_READ_ONLY, DLDevice, dlpack_delete,
-    DLPACK_MAJOR, DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_take, DLTensor, Incoming, MemoryResource,
-    order_settled, order_written, resource_init,
+    Buffer, buffer_of, DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED, DL_READ_ONLY, DLDevice,
+    dlpack_delete, DLPACK_MAJOR, DLPACK_NEWEST_MINOR, dlpack_peek, dlpack_take, DLTensor, Incoming,
+    MemoryResource, order_settled, order_written, resource_init,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
@@ -403,7 +403,6 @@ cdef class ForeignMemory(MemoryResource):
 
 cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, object owner):
     cdef ForeignMemory resource = resource_of(memory)
-    cdef Buffer buffer = Buffer.__new__(Buffer)
     cdef ForeignOwner* kept = <ForeignOwner*>calloc(1, sizeof(ForeignOwner))
     if kept == NULL:
         raise MemoryError("out of host memory while importing a buffer")
@@ -412,12 +411,8 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     if owner is not None:
         Py_INCREF(owner)
         kept.object = <PyObject*>owner
-    buffer.resource = buffer.home = resource
-    buffer.address = address
-    buffer.requested_bytes = nbytes
-    buffer.block_bytes = nbytes or 1        # not 0: an empty one has an owner, too
-    buffer.handle = <uint64_t>kept
-    return buffer
+    # Block bytes are never 0: an empty buffer has an owner, too.
+    return buffer_of(resource, address, nbytes, nbytes or 1, <uint64_t>kept, 0)
 
 
 cdef ForeignMemory resource_of(object memory):

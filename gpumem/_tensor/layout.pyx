@@ -130,20 +130,13 @@ cdef bint layout_reshape(int ndim, const int64_t* shape, const int64_t* strides,
         for i in range(old_begin, old_end - 1):
             if old_strides[i] != old_shape[i + 1] * old_strides[i + 1]:
                 return False
-        split_run(old_strides[old_end - 1], new_begin, new_end, to_shape, to_strides)
+        layout_c_strides(new_end - new_begin, &to_shape[new_begin], old_strides[old_end - 1],
+                         &to_strides[new_begin])
         old_begin = old_end
         new_begin = new_end
     for i in range(new_begin, to_ndim):     # trailing dimensions of one element
         to_strides[i] = itemsize
     return True
-
-
-cdef inline void split_run(int64_t step, int begin, int end, const int64_t* to_shape,
-                           int64_t* to_strides) noexcept nogil:
-    cdef int i
-    for i in range(end - 1, begin - 1, -1):
-        to_strides[i] = step
-        step *= to_shape[i]
 
 
 # ---- Reading keys and shapes ---------------------------------------------------------------------

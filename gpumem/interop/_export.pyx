@@ -31,36 +31,33 @@ def export_block(Buffer buffer not None, bint read_only):
         The driver refused.
     """
     cdef Lease* share = buffer_share(buffer)    # others may close it meanwhile
-    try:
-        return export_shared(buffer, read_only)
-    finally:
-        drop_share(share)
-
-
-cdef object export_shared(Buffer buffer, bint read_only):
     cdef Arena arena
     cdef Mapped memory
     cdef CUresult code
     cdef int fd = -1
-    if not isinstance(buffer.home, Arena):
-        raise not_shareable(buffer)
-    arena = <Arena>buffer.home
-    if not find_memory(arena.core, buffer.address, &memory):
-        raise not_shareable(buffer)
-    offset = buffer.address - memory.address
-    if arena.core.shareable.has_files:
-        return open_file(<int>memory.memory, read_only), memory.nbytes, offset
-    if read_only:
-        raise UnsupportedHandleTypeError(f"memory of {arena.memory} cannot be given away to be "
-                                         "read only: whoever has the handle may map it to write")
-    with nogil:
-        code = shared_export(&arena.core.shareable, memory.memory, &fd)
-    check(arena.driver_device.context.table, code, "cuMemExportToShareableHandle")
-    return handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None), memory.nbytes, offset
+    try:
+        if not isinstance(buffer.home, Arena):
+            raise not_shareable(buffer)
+        arena = <Arena>buffer.home
+        if not find_memory(arena.core, buffer.address, &memory):
+            raise not_shareable(buffer)
+        offset = buffer.address - memory.address
+        if arena.core.shareable.has_files:
+            return open_file(<int>memory.memory, read_only), memory.nbytes, offset
+        if read_only:
+            raise UnsupportedHandleTypeError(
+                f"memory of {arena.memory} cannot be exported to be read only: the receiver of the "
+                "handle may map it to write")
+        with nogil:
+            code = shared_export(&arena.core.shareable, memory.memory, &fd)
+        check(arena.driver_device.context.table, code, "cuMemExportToShareableHandle")
+        return handle_of(fd, MemoryHandleType.CUDA_VMM_FD, None), memory.nbytes, offset
+    finally:
+        drop_share(share)
 
 
-def open_file(int fd, bint read_only):
-    """Return a descriptor of a file in memory; a read-only one cannot be mapped to write."""
+cdef object open_file(int fd, bint read_only):
+    # Return a descriptor of a file in memory; a read-only one cannot be mapped to write.
     if read_only:
         return Handle(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC),
                       kind=MemoryHandleType.MEMFD)

@@ -13,7 +13,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from gpumem._buffer cimport (
-    Buffer, MemoryResource, order_settled, resource_init, Stream, stream_handle,
+    Buffer, buffer_of, MemoryResource, order_settled, resource_init, Stream, stream_handle,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, context_relax, context_restore,
@@ -126,12 +126,8 @@ cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes
         Py_INCREF(memory.ready)
         kept.ready = <PyObject*>memory.ready
     mapping_retain(memory.mapping)
-    buffer = Buffer.__new__(Buffer)
-    buffer.resource = buffer.home = memory.home
-    buffer.address = address
-    buffer.requested_bytes = nbytes
-    buffer.block_bytes = nbytes or 1        # not 0: an empty one keeps the mapping, too
-    buffer.handle = <uint64_t><uintptr_t>kept
+    # Block bytes are never 0: an empty buffer keeps the mapping, too.
+    buffer = buffer_of(memory.home, address, nbytes, nbytes or 1, <uintptr_t>kept, 0)
     if memory.ready is None:
         order_settled(buffer)               # the caller has ordered earlier work
     return buffer

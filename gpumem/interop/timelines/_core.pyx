@@ -11,8 +11,8 @@ from gpumem._native.driver cimport (
     CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
     CU_STREAM_WAIT_VALUE_GEQ, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS, CUevent,
-    CUexternalSemaphore, CUresult, CUstream, CUstreamCaptureStatus, DeviceContext,
+    CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_PARAMS, CUDA_SUCCESS,
+    CUresult, CUstream, CUstreamCaptureStatus, DeviceContext,
 )
 from gpumem._support.atomics cimport load64, store64
 from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release, lock_try
@@ -132,7 +132,9 @@ cdef int link_of(TimelineCore* core, DeviceContext* context, Link** link,
                  Outcome* out) noexcept nogil:
     # At a device's first use its driver learns of the page: as a semaphore on the host device, as
     # registered memory on a GPU.
-    link[0] = find_link(core, context)
+    link[0] = core.links
+    while link[0] != NULL and link[0].context != context:
+        link[0] = link[0].next
     if link[0] != NULL:
         return CORE_OK
     if context.is_host and not memory_operations_everywhere:
@@ -418,20 +420,7 @@ cdef bint uses_done(TimelineCore* core, DeviceContext* context) noexcept nogil:
     return done
 
 
-cdef void destroy_event(DeviceContext* context, CUevent event) noexcept nogil:
-    if not context_is_dead(context) and context_enter(context) == CUDA_SUCCESS:
-        context.table.cuEventDestroy(event)
-        context_leave(context)
-
-
 # ---- Links: what a device has of a timeline ------------------------------------------------------
-
-cdef Link* find_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
-    cdef Link* link = core.links
-    while link != NULL and link.context != context:
-        link = link.next
-    return link
-
 
 cdef Link* core_make_link(TimelineCore* core, DeviceContext* context) noexcept nogil:
     cdef Link* link = <Link*>calloc(1, sizeof(Link))
@@ -652,8 +641,10 @@ cdef void core_end(TimelineCore* core) noexcept nogil:
     while core.uses != NULL:
         used = core.uses
         core.uses = used.next
-        if here:
-            destroy_event(used.context, used.event)
+        if (here and not context_is_dead(used.context)
+                and context_enter(used.context) == CUDA_SUCCESS):
+            used.context.table.cuEventDestroy(used.event)
+            context_leave(used.context)
         free(used)
     while core.links != NULL:
         link = core.links
