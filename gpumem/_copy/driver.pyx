@@ -17,6 +17,7 @@ from gpumem.device import MemoryKind
 
 cdef CallResult rows_queue(DeviceContext* context, CUstream stream, const Rows* rows, Box box,
                            const Peers* peers) noexcept nogil:
+    # `left` is at the first byte of the next box; the caller's rows stay as they are.
     cdef Rows left = rows[0]
     cdef CallResult last
     while True:
@@ -63,12 +64,13 @@ cdef CallResult queue_2d(DeviceContext* context, CUstream stream, const Rows* ro
 
 cdef CallResult queue_3d(DeviceContext* context, CUstream stream, const Rows* rows,
                          const Dim* height, const Dim* depth) noexcept nogil:
+    # As above; a slice is `depth` bytes from the next, which the driver wants in rows.
     cdef CUDA_MEMCPY3D copy
     memset(&copy, 0, sizeof(copy))
     copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.dstDevice = rows.to
     copy.dstPitch = height.to
-    # Heights of a slice, in rows of the pitch.
+    # In rows of the pitch, not in bytes.
     copy.dstHeight = depth.to // height.to
     copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED
     copy.srcDevice = rows.origin
@@ -88,6 +90,7 @@ cdef int fill_elements(Buffer dst, uint64_t address, int64_t count, bytes elemen
     cdef const uint8_t* value = element
     if count == 0:
         return 0
+    # Host memory without a stream: no driver call, and done when this returns.
     if stream is None and dst.home.memory.kind is MemoryKind.HOST:
         order_host_writing(dst)
         with nogil:
@@ -103,12 +106,14 @@ cdef int queue_fill(Buffer dst, uint64_t address, const uint8_t* value, size_t i
     cdef CUresult code
     if stream is not None:
         stream_handle(stream, driver_device, &handle)
+    # Earlier work on the buffer's own stream comes first, and its later work behind the fill.
     order_stream(dst, handle)
     with nogil:
         code = context_enter(&driver_device.context)
         if code == CUDA_SUCCESS:
             code = fill_by_driver(&driver_device.context, handle, address, value, itemsize, count)
             context_leave(&driver_device.context)
+    # Also after a failure: the calls before the one that failed are queued.
     order_written(dst, handle)
     check(driver_device.context.table, code, "cuMemsetD8Async")
     return 0
@@ -122,7 +127,8 @@ cdef CUresult fill_by_driver(const DeviceContext* context, CUstream stream, uint
     cdef CUresult code
     if is_one_byte(value, itemsize):
         return context.table.cuMemsetD8Async(address, value[0], total, stream)
-    # One element comes from the host; then the filled part is doubled on the device.
+    # One element comes from the host; then the filled part is doubled on the device. The driver
+    # reads pageable memory before it returns, so `value` may end with this call.
     code = context.table.cuMemcpyHtoDAsync(address, value, itemsize, stream)
     while code == CUDA_SUCCESS and done < total:
         part = min(done, total - done)
@@ -139,6 +145,7 @@ cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
     if is_one_byte(value, itemsize):
         memset(address, value[0], total)
         return
+    # Doubled, too: a few long copies instead of `count` short ones.
     memcpy(address, value, itemsize)
     while done < total:
         part = min(done, total - done)
@@ -147,6 +154,7 @@ cdef void fill_by_cpu(uint8_t* address, const uint8_t* value, size_t itemsize,
 
 
 cdef bint is_one_byte(const uint8_t* value, size_t itemsize) noexcept nogil:
+    # So zeros of every type are one memset.
     cdef size_t i
     for i in range(1, itemsize):
         if value[i] != value[0]:

@@ -35,6 +35,7 @@ cdef void rows_lead(Rows* rows, End leader) noexcept nogil:
             rows.origin += (dim.length - 1) * dim.origin
             dim.to = -dim.to
             dim.origin = -dim.origin
+    # Sorted first: only neighbours merge.
     sort_dims(rows, leader)
     merge_dims(rows)
 
@@ -106,6 +107,8 @@ cdef void rows_reach(const Rows* rows, End end, uint64_t* low, uint64_t* high) n
 
 
 cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil:
+    # Cannot overflow: the destination has an address for each byte, even where the source repeats
+    # some of its own.
     cdef uint64_t total = rows.width
     cdef int i
     for i in range(rows.ndim):
@@ -116,6 +119,7 @@ cdef uint64_t rows_bytes(const Rows* rows) noexcept nogil:
 cdef void rows_pack(Rows* rows, End end, uint64_t address) noexcept nogil:
     cdef int64_t step = rows.width
     cdef int i
+    # In C order: the last dimension is the innermost.
     for i in range(rows.ndim - 1, -1, -1):
         if end == END_TO:
             rows.dims[i].to = step
@@ -226,6 +230,7 @@ cdef Cut rows_cut(const Rows* rows, uint64_t most_bytes) noexcept nogil:
         else:
             length = rows.dims[cut.dim].length
             cut.step = min(length, <int64_t>(most_bytes // inside))
+    # The last piece of a run may be shorter; runs are not joined, so a piece is in one run.
     cut.per_run = (length + cut.step - 1) // cut.step
     cut.count = cut.per_run
     for i in range(min(cut.dim, rows.ndim)):
@@ -270,6 +275,7 @@ cdef void rows_move(const Rows* rows) noexcept nogil:
     left = rows[0]
     line.height = rows.ndim - 1
     line.depth = -1
+    # The lengths and strides of `rows` never change; `left` has the current addresses.
     dim = &rows.dims[line.height]
     while True:
         move_line(<uint8_t*><uintptr_t>left.to, <const uint8_t*><uintptr_t>left.origin,

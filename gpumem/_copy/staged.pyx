@@ -80,6 +80,7 @@ cdef Ring ring_for(uint64_t nbytes) noexcept nogil:
     ring.slot_bytes = slot_bytes
     while ring.slot_bytes > LEAST_SLOT and ring.slot_bytes * slots > nbytes:
         ring.slot_bytes //= 2
+    # One more than the division: pieces end at whole rows, and seldom fill their slots.
     ring.slots = min(slots, nbytes // ring.slot_bytes + 1)
     return ring
 
@@ -104,6 +105,7 @@ cdef CallResult rows_stage(DeviceContext* context, CUstream stream, const Rows* 
     if result.code == CUDA_SUCCESS:
         result = copy_to_device(&staged) if device == END_TO else copy_from_device(&staged)
         result = drain(&staged, result)
+    # Nothing uses the slots, the events or the batch any more: `drain` has waited.
     destroy_events(&staged)
     batch_end(&staged.batch)
     return result
@@ -236,6 +238,7 @@ cdef dict arenas = {}
 
 
 cdef Buffer ring_memory(DriverDevice driver_device, object nbytes):
+    # Without pinned memory the caller has a slower way.
     try:
         return staging_arena(f"{driver_device.type}:{driver_device.ordinal}").allocate(nbytes)
     except (OutOfMemoryError, DriverError):

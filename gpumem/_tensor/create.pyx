@@ -61,6 +61,7 @@ def empty(shape, dtype, *, memory=None, resource=None, environment=None, stream=
     cdef ElementType element = element_of(dtype)
     cdef int ndim = shape_from(shape, lengths)
     cdef MemoryResource source
+    # Without either, the innermost `using_resource` or the default serves the memory.
     if resource is None and environment is None:
         source = serving(memory)
     else:
@@ -81,6 +82,7 @@ cdef MemoryResource chosen_resource(object memory, object resource, object envir
         memory = None
     if not isinstance(resource, MemoryResource):
         raise TypeError(f"resource {resource!r} is not a MemoryResource")
+    # A name or an alignment may differ: only the place counts.
     if memory is not None:
         info = MemoryInfo.parse(memory)
         own = (<MemoryResource>resource).memory
@@ -137,7 +139,7 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
     Raises
     ------
     ValueError
-        The value is no scalar.
+        The value is not a scalar.
     OverflowError
         The dtype does not hold it.
 
@@ -147,6 +149,7 @@ def full(shape, fill_value, dtype=None, *, memory=None, resource=None, environme
     >>> gpumem.full(2, 1.5, memory="host").numpy()
     array([1.5, 1.5])
     """
+    # The value is checked before the memory is allocated.
     if dtype is None:
         dtype = numpy().asarray(fill_value).dtype
     value = _element_from(fill_value, element_of(dtype).dtype)
@@ -161,7 +164,7 @@ def _element_from(given, dtype):
         limits = numpy().iinfo(dtype)       # older NumPy wraps around, with a warning
         if not limits.min <= given <= limits.max:
             raise OverflowError(f"fill_value {given} is not from {limits.min} to {limits.max}, "
-                                f"what {dtype} holds")
+                                f"the range of {dtype}")
     value = numpy().array(given, dtype)
     if value.ndim:
         raise ValueError(f"fill_value {given!r} is not a scalar")
@@ -191,7 +194,7 @@ def copy(dst, src, stream=None):
     Raises
     ------
     TypeError
-        An argument is no array; or the dtypes differ: nothing is converted.
+        An argument is not an array; or the dtypes differ: nothing is converted.
     ValueError
         The shapes differ: nothing is broadcast (``numpy.broadcast_to(src, dst.shape)`` is taken as
         a source); elements of `dst` share bytes; or the stream is of a third device.
@@ -207,20 +210,20 @@ def copy(dst, src, stream=None):
     Notes
     -----
     Between pinned, managed and device memory the copy is asynchronous: it returns when it is
-    queued. Both memories stay alive until it is done, whoever owns them, and what gpumem does with
-    them later comes after it: `Tensor.numpy` waits, their streams wait, a free waits its turn.
-    An array of the CPU's that gpumem did not make (NumPy's, PyTorch's pinned tensors) has nobody to
-    wait for it: without a `stream` such a copy is done when it returns. With one, whoever pinned
-    it waits for that stream before a source changes or a destination is read; a Tensor over a
+    queued. Both memories stay alive until it is done, and what gpumem does with them later comes
+    after it: `Tensor.numpy` waits, their streams wait, a free takes effect behind it.
+    For an array in CPU memory that gpumem did not make (NumPy's, PyTorch's pinned tensors) no
+    library waits: without a `stream` such a copy is done when it returns. With one, the program
+    waits for that stream before it changes a source or reads a destination; a Tensor over a
     pinned destination does so by itself, so that such a copy is done when it returns. While a
-    stream is captured into a graph, others' memory is its maker's to keep.
+    stream is captured into a graph, the program keeps memory that gpumem did not allocate.
 
-    Memory that the driver does not know ("pageable": NumPy's, ``bytearray``) makes it synchronous:
-    a source may change, and a destination is written, when it returns. From 4 MiB on such copies go
-    through pinned memory (`Arena.staging`), filled and emptied by several threads. So it
-    is, too, with layouts that would take the driver more than 128 calls.
+    Memory that the driver did not allocate or register ("pageable": NumPy's, ``bytearray``) makes
+    it synchronous: a source may change, and a destination is written, when it returns. From 4 MiB
+    on such copies go through pinned memory (`Arena.staging`), filled and emptied by several
+    threads; so do layouts that would need more than 128 driver calls.
 
-    Overlapping ends are copied as if by way of a third array, as NumPy does.
+    Overlapping arrays are copied as if through a third array, as NumPy does.
 
     Examples
     --------
@@ -237,6 +240,7 @@ def copy(dst, src, stream=None):
     _require_writable(to)
     require_open(to.buffer)
     if overlap(to, origin):
+        # Onto itself: nothing to do. Otherwise a copy of the source is out of the way.
         if is_same(to, origin):
             return
         origin = tensor_copy(origin, resource_beside(origin), stream)
@@ -266,6 +270,7 @@ def _require_alike(Tensor dst, Tensor src):
 def _require_writable(Tensor dst):
     if dst.is_read_only:
         raise BufferError(f"{dst!r} is read-only: it cannot be copied into")
+    # The order of the writes is not defined, so no two elements may share a byte.
     for i in range(dst.rank):
         if dst.count and dst.lengths[i] > 1 and dst.steps[i] == 0:
             raise ValueError(f"dst has stride 0 along dimension {i} of {dst.lengths[i]}: its "
@@ -275,7 +280,8 @@ def _require_writable(Tensor dst):
 # ---- overlap -------------------------------------------------------------------------------------
 
 cdef bint overlap(Tensor a, Tensor b):
-    """Tell whether the ranges of addresses have bytes in common. Never wrong where it says no."""
+    # Whether the ranges of addresses have bytes in common. Elements of two tensors may interleave
+    # without sharing a byte: then this is True, and costs a copy.
     cdef int64_t a_low, a_high, b_low, b_high
     if a.count == 0:
         return False

@@ -1,6 +1,6 @@
 """DLPack's C exchange API: the five functions behind ``type(x).__dlpack_c_exchange_api__``.
 
-None of them is asked to synchronise. A GPU's tensor is ordered before the legacy default stream,
+None of them has to synchronise. A GPU's tensor is ordered before the legacy default stream,
 which is what `current_work_stream` names; the CPU's is waited for, because it has no stream.
 """
 
@@ -21,6 +21,7 @@ from gpumem._tensor.tensor cimport (
 
 
 cdef int make_ready(Tensor tensor) except -1:
+    # 1 is the legacy default stream, which `current_work_stream` names.
     tensor_find_words(tensor)
     return export_order(tensor.buffer, tensor.dl_device,
                         1 if tensor.dl_device.device_type == DL_CUDA else None)
@@ -37,6 +38,7 @@ cdef int borrow_from_py_object(void* given, DLTensor* out) except -1:
     cdef Tensor tensor = <object>given
     make_ready(tensor)
     require_open(tensor.buffer)
+    # Borrowed: the consumer keeps the object while it reads, so there is no lease.
     tensor_describe(tensor, tensor.dl_device, out)
     out.ndim = tensor.rank
     out.shape = tensor.lengths
@@ -50,6 +52,7 @@ cdef int to_py_object(DLManagedTensorVersioned* managed, void** out) except -1:
     cdef Tensor tensor
     incoming_versioned(managed, &incoming)
     tensor = tensor_of_incoming(&incoming)
+    # A new reference, which the caller owns.
     Py_INCREF(tensor)
     out[0] = <void*>tensor
     return 0
@@ -62,12 +65,14 @@ cdef int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* con
             allocate_like(prototype, out)
             return 0
         except BaseException as error:
+            # C callers have no exception state: the error goes through their function.
             report(context, type(error).__name__.encode(), str(error).encode())
             return -1
 
 
 cdef int allocate_like(const DLTensor* prototype, DLManagedTensorVersioned** out) except -1:
     cdef Tensor tensor
+    # The default resource of that memory, as `gpumem.empty` would use.
     if prototype.device.device_type == DL_CPU:
         memory = "host"
     elif prototype.device.device_type == DL_CUDA:
@@ -85,6 +90,7 @@ cdef int current_work_stream(int device_type, int32_t device_id, void** out) noe
     return 0
 
 
+# The type shows the table's address from the start; it is filled in at import, once.
 exchange_table.version.major = DLPACK_MAJOR
 exchange_table.version.minor = DLPACK_NEWEST_MINOR
 exchange_table.prev_api = NULL

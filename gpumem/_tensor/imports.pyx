@@ -80,6 +80,7 @@ def from_dlpack(x, *, device=None, copy=None):
         tensor = tensor_of_bytes(x)
     else:
         tensor = tensor_of_capsule(_capsule_from(x, target))
+    # The capsule is consumed: even if this fails, the tensor above releases the memory.
     if target is not None or copy:
         return tensor_to(tensor, target or tensor.memory, None, copy)
     return tensor
@@ -146,6 +147,7 @@ def _capsule_from(x, target):
     except AttributeError:
         raise TypeError(f"{type(x).__name__} is not a DLPack producer: it lacks __dlpack__ or "
                         "__dlpack_device__") from None
+    # A producer on a device that gpumem cannot open may copy to the CPU itself.
     device_type, ordinal = where()
     if device_type not in _OURS and target is not None and target.device.type == "host":
         return give(max_version=_VERSION, dl_device=(DL_CPU, 0))
@@ -155,7 +157,7 @@ def _capsule_from(x, target):
 
 
 def _given_on(ordinal, give):
-    """Request it with the producer's device current, to which a default stream's handle refers."""
+    """Request it with the producer's device current: a default stream's handle refers to that."""
     cdef DriverDevice driver_device
     if not driver_status().available or not 0 <= ordinal < _count("cuda"):
         return _given(give, stream=1)       # the result is rejected later
@@ -181,6 +183,7 @@ def _given(give, **order):
 cdef Tensor tensor_of_capsule(object capsule):
     cdef Incoming incoming
     cdef Tensor tensor
+    # The capsule is marked as used only after the tensor owns the memory.
     dlpack_peek(capsule, &incoming)
     tensor = tensor_of_incoming(&incoming)
     dlpack_take(capsule, &incoming)
@@ -201,6 +204,7 @@ cdef Tensor tensor_of_incoming(const Incoming* incoming):
     tensor = tensor_over(memory_of_device(described.device, address),
                          address + described.byte_offset, element, &layout, None)
     tensor.is_read_only = (incoming.flags & DL_READ_ONLY) != 0
+    # CPU memory has no stream: its producer was done when it gave the capsule.
     if described.device.device_type == DL_CPU:
         order_settled(tensor.buffer)
     # Last: after a failure the memory is still the producer's.
@@ -224,6 +228,7 @@ cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout
             raise BufferError(f"DLPack tensor has {layout.shape[i]} elements in dimension {i}")
     if layout_size(layout.ndim, layout.shape, itemsize) < 0:
         raise BufferError("DLPack tensor has more than 2**63 - 1 bytes")
+    # No strides mean C order.
     layout_c_strides(layout.ndim, layout.shape, itemsize, layout.strides)
     if described.strides == NULL:
         return 0
@@ -238,13 +243,14 @@ cdef int read_layout(const DLTensor* described, int64_t itemsize, Layout* layout
 
 cdef Tensor tensor_over(object memory, uint64_t address, ElementType element,
                         const Layout* layout, object owner):
-    """Make a tensor over others' memory; BufferError if the description is impossible."""
+    # Make a tensor over another library's memory; BufferError if the description is impossible.
     cdef int64_t size = layout_size(layout.ndim, layout.shape, element.itemsize)
     cdef int64_t low = 0
     cdef int64_t high = 0
     cdef bint possible = layout_extent(layout.ndim, layout.shape, layout.strides,
                                        element.itemsize, &low, &high)
     cdef Tensor tensor
+    # Without elements neither the address nor the strides have a meaning.
     if size == 0:
         low = high = 0
     elif address == 0:
@@ -277,6 +283,7 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
         if not status.available:
             raise BufferError(f"memory of CUDA device {device.device_id}: {status.reason}")
         return MemoryInfo(f"cuda:{device.device_id}")
+    # Pinned and managed memory have no device number in DLPack: the address has a device.
     kind = MemoryKind.HOST_ACCESSIBLE if device.device_type == DL_CUDA_HOST else MemoryKind.MANAGED
     if not status.available:
         return MemoryInfo("host", kind)     # the host device's own, returned by a consumer
@@ -285,7 +292,7 @@ cdef object memory_of_device(DLDevice device, uint64_t address):
 
 
 cdef int attribute_of(CUpointer_attribute attribute, uint64_t address) except? -1:
-    """Return CUDA's attribute of an address; 0 if CUDA does not know the address."""
+    # Return CUDA's attribute of an address; 0 if CUDA did not allocate or register it.
     cdef DriverDevice driver_device = Device("cuda:0")._open()
     cdef uint64_t value
     code = pointer_attribute(&driver_device.context, attribute, address, &value)
@@ -307,6 +314,7 @@ cdef Tensor tensor_of_ndarray(object array):
     cdef ElementType element = element_of(array.dtype)
     cdef Layout layout
     cdef Tensor tensor
+    # NumPy's array is the owner; its address may be that of any element of its base.
     layout.ndim = shape_from(array.shape, layout.shape)
     for i, stride in enumerate(array.strides):
         layout.strides[i] = stride
@@ -343,6 +351,7 @@ cdef Tensor tensor_of_cuda_array(object x, object described):
 
 
 def _dtype_of_cuda_array(described):
+    # A structured dtype has "V" as its typestr, and its fields apart.
     fields = described.get("descr")
     if fields is not None and described["typestr"][1] == "V":
         return numpy().dtype([tuple(field) for field in fields])
@@ -353,6 +362,7 @@ def _memory_at(address):
     status = driver_status()
     if not status.available:
         raise BufferError(f"memory behind a __cuda_array_interface__: {status.reason}")
+    # The interface names no device: the address has one. An empty array's address is 0.
     device = Device(f"cuda:{attribute_of(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)}")
     if attribute_of(CU_POINTER_ATTRIBUTE_IS_MANAGED, address):
         return MemoryInfo(device, MemoryKind.MANAGED)
@@ -362,7 +372,7 @@ def _memory_at(address):
     return MemoryInfo(device)
 
 
-# ---- Buffers over others' memory -----------------------------------------------------------------
+# ---- Buffers over memory of other libraries ------------------------------------------------------
 
 
 # The owner of the memory: a DLPack producer's tensor, whose deleter is called, or an object.
@@ -384,7 +394,7 @@ cdef class ForeignMemory(MemoryResource):
     """
 
     def __init__(self, memory):     # the base's is for resources that allocate
-        resource_init(self, memory, f"others' memory on {memory}")
+        resource_init(self, memory, f"memory of other libraries on {memory}")
         self.is_foreign = True
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
@@ -406,6 +416,7 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
     cdef ForeignOwner* kept = <ForeignOwner*>calloc(1, sizeof(ForeignOwner))
     if kept == NULL:
         raise MemoryError("out of host memory while importing a buffer")
+    # Only a device's memory stays the parent's in a forked child.
     if memory.kind is not MemoryKind.HOST:
         kept.context = &resource.driver_device.context
     if owner is not None:
@@ -417,6 +428,7 @@ cdef Buffer foreign_buffer(object memory, uint64_t address, uint64_t nbytes, obj
 
 cdef ForeignMemory resource_of(object memory):
     cdef ForeignMemory known = resources.get(str(memory))
+    # By text: the objects that users pass are equal, but seldom identical.
     if known is None or context_is_dead(&known.driver_device.context):
         known = ForeignMemory(memory)
         resources[str(memory)] = known
@@ -430,6 +442,7 @@ cdef void release_lease(Lease* lease) noexcept nogil:
 cdef void release_owner(ForeignOwner* owner) noexcept nogil:
     # In a forked child a GPU's memory stays the parent's.
     if owner.context == NULL or not context_is_dead(owner.context):
+        # A deleter takes what locks it needs; it may be called on any thread.
         if owner.managed != NULL:
             dlpack_delete(owner.managed, owner.versioned)
         if owner.object != NULL and not process_is_exiting():

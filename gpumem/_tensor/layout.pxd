@@ -52,9 +52,9 @@ cdef class ElementType:
     cdef bytes format               # of the buffer protocol; None: it has none
     cdef object typestr             # of __cuda_array_interface__; None: it has none
 
-# The module: imported at the first tensor, because it takes its time and starts threads.
+# The module: imported at the first tensor, because the import is slow and starts threads.
 cdef object numpy()
 # Of anything NumPy takes for a dtype, and the names of ml_dtypes.
 cdef ElementType element_of(object dtype)
-# Of what a DLPack producer says; BufferError for what cannot be held.
+# Of a DLPack producer's description; BufferError for what no dtype describes.
 cdef ElementType element_named(DLDataType named)

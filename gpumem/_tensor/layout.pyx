@@ -44,6 +44,7 @@ cdef void layout_c_strides(int ndim, const int64_t* shape, int64_t itemsize,
                            int64_t* strides) noexcept nogil:
     cdef int64_t step = itemsize
     cdef int i
+    # A length of 0 counts as 1, so that strides of an empty tensor are those of NumPy.
     for i in range(ndim - 1, -1, -1):
         strides[i] = step
         if shape[i] > 1:
@@ -86,10 +87,12 @@ cdef bint layout_extent(int ndim, const int64_t* shape, const int64_t* strides, 
             low[0] = 0
             high[0] = 0
             return True
+        # Steps backwards extend the tensor below its first element, the others above it.
         if gm_mul(shape[i] - 1, strides[i], &reach):
             return False
         if gm_add(low[0] if reach < 0 else high[0], reach, low if reach < 0 else high):
             return False
+    # The difference may overflow although neither end does.
     return not gm_add(high[0], itemsize, high) and high[0] - low[0] >= 0
 
 
@@ -110,7 +113,7 @@ cdef bint layout_reshape(int ndim, const int64_t* shape, const int64_t* strides,
     if layout_is_c(ndim, shape, strides, itemsize):
         layout_c_strides(to_ndim, to_shape, itemsize, to_strides)
         return True
-    for i in range(ndim):           # dimensions of one element say nothing
+    for i in range(ndim):           # the stride of a dimension of one element is arbitrary
         if shape[i] != 1:
             old_shape[old_ndim] = shape[i]
             old_strides[old_ndim] = strides[i]
@@ -120,6 +123,7 @@ cdef bint layout_reshape(int ndim, const int64_t* shape, const int64_t* strides,
         old_product = old_shape[old_begin]
         new_end = new_begin
         new_product = 1
+        # The side with the smaller product takes its next dimension, until both are equal.
         while new_product != old_product:
             if new_product < old_product:
                 new_product *= to_shape[new_end]
@@ -127,6 +131,7 @@ cdef bint layout_reshape(int ndim, const int64_t* shape, const int64_t* strides,
             else:
                 old_product *= old_shape[old_end]
                 old_end += 1
+        # Inside the group the next element of each dimension lies where the inner ones end.
         for i in range(old_begin, old_end - 1):
             if old_strides[i] != old_shape[i + 1] * old_strides[i + 1]:
                 return False
@@ -155,6 +160,7 @@ cdef int layout_index(object key, int ndim, const int64_t* shape, const int64_t*
     offset[0] = 0
     if type(key) is not tuple:
         key = (key,)
+    # First pass: how many dimensions are named, so that Ellipsis is known to keep the others.
     for part in key:
         if part is Ellipsis:
             if dots:
@@ -245,6 +251,7 @@ def _tuple_of(shape):
 cdef inline int64_t length_from(object length, object shape) except -1:
     cdef int overflow = 0
     cdef int64_t number
+    # A bool has __index__, but is a mistake here. NumPy's integers have it, too.
     if type(length) is not int:
         if isinstance(length, bool) or not hasattr(length, "__index__"):
             raise TypeError(f"shape {shape!r} has {length!r}, which is not an integer")
@@ -262,6 +269,7 @@ cdef int new_shape_from(object shape, int64_t size, int64_t* numbers) except -1:
     if len(shape) == 1 and not hasattr(shape[0], "__index__"):
         shape = shape[0]
     shape = tuple(shape)
+    # The unknown length counts as 1 until the others are read and checked.
     wanted = list(shape)
     for i, length in enumerate(shape):
         if type(length) is int and length == -1:
@@ -270,6 +278,7 @@ cdef int new_shape_from(object shape, int64_t size, int64_t* numbers) except -1:
             unknown = i
             wanted[i] = 1
     ndim = shape_from(tuple(wanted), numbers)
+    # As a Python integer: the product of a wrong shape may overflow.
     total = 1
     for i in range(ndim):
         total *= <object>numbers[i]
@@ -299,14 +308,14 @@ _KINDS = {"b": DL_BOOL, "i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "c": DL_COMPLE
 _LETTERS = {code: letter for letter, code in _KINDS.items()}
 _CODES = {code: name for name, (code, _) in _ML_DTYPES.items()}
 
-# What was asked for before, by whatever was given: a type, a dtype, a name. Bounded, because
-# anybody may make ever new structured dtypes.
+# Element types by what was given: a type, a dtype, a name. Bounded, because a program may make
+# ever new structured dtypes.
 cdef dict _known = {}
 cdef dict _named = {}
 cdef enum:
     MOST_KNOWN = 1024
 
-# The one asked for last, found by identity.
+# The latest one, found by identity: mostly a program uses one dtype again and again.
 cdef object last_given = None
 cdef ElementType last_element = None
 
@@ -346,7 +355,7 @@ cdef ElementType look_up(object dtype):
     cdef ElementType element
     try:
         element = _known.get(dtype)
-    except TypeError:       # not hashable: a list of fields, which may change
+    except TypeError:       # not hashable: a list of fields, which may change, is not stored
         return _element_of_dtype(_dtype_from(dtype))
     if element is None:
         element = _element_of_dtype(_dtype_from(dtype))
@@ -359,6 +368,7 @@ cdef ElementType look_up(object dtype):
 
 cdef ElementType element_named(DLDataType named):
     cdef ElementType element
+    # Producers describe few types, each many times.
     key = (named.code, named.bits, named.lanes)
     found = _named.get(key)
     if found is not None:
@@ -394,6 +404,7 @@ def _ml_dtype(str name):
 
 cdef ElementType _element_of_dtype(object dtype):
     cdef ElementType element = ElementType.__new__(ElementType)
+    # Other devices and processes cannot count references to Python objects.
     if dtype.hasobject:
         raise TypeError(f"invalid dtype {dtype}: its elements are Python objects")
     if dtype.subdtype is not None:
@@ -403,16 +414,18 @@ cdef ElementType _element_of_dtype(object dtype):
     element.dtype = dtype
     element.itemsize = dtype.itemsize
     _name_for_dlpack(element)
+    # Other libraries read ml_dtypes' typestr as plain bytes, so there is none.
     element.format = _buffer_format(dtype)
     element.typestr = None if dtype.name in _ML_DTYPES else dtype.str
     return element
 
 
 cdef int _name_for_dlpack(ElementType element) except -1:
-    # Leaves bits at 0 for byte orders, paddings and kinds that DLPack has no word for.
+    # Leaves bits at 0 for byte orders, paddings and kinds that DLPack has no code for.
     dtype = element.dtype
     if dtype.name in _ML_DTYPES:
         code, element.dl_minor = _ML_DTYPES[dtype.name]
+    # "g" and "G" are long doubles: 16 bytes of which not all are the number.
     elif dtype.kind in _KINDS and dtype.isnative and dtype.char not in "gG":
         code = _KINDS[dtype.kind]
     else:
@@ -425,6 +438,7 @@ cdef int _name_for_dlpack(ElementType element) except -1:
 
 
 def _buffer_format(dtype):
+    # NumPy knows the format of every dtype that has one.
     try:
         return memoryview(numpy().empty(0, dtype)).format.encode()
     except (ValueError, BufferError):

@@ -22,7 +22,7 @@ cdef class Tensor:
     cdef int64_t* dl_steps          # the strides, in elements; once `is_described`
     cdef int32_t rank
     cdef bint is_read_only
-    cdef bint is_described          # DLPack has words for it: was found out
+    cdef bint is_described          # DLPack can describe it: was checked
     cdef DLDevice dl_device         # what it calls itself to DLPack consumers
     cdef int64_t inline_numbers[3 * INLINE_RANK]    # the three, if they fit
     cdef object __weakref__
@@ -37,7 +37,7 @@ cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream)
 cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1
 # What gives more memory like that which the tensor is in.
 cdef MemoryResource resource_beside(Tensor tensor)
-# BufferError for what DLPack has no words for; called before any of the next two.
+# BufferError for what DLPack cannot describe; called before any of the next two.
 cdef inline int tensor_find_words(Tensor tensor) except -1:
     return 0 if tensor.is_described else find_words(tensor)
 

@@ -59,6 +59,7 @@ cdef class Tensor:
     __dlpack_c_exchange_api__ = exchange_capsule()
 
     def __dealloc__(self):
+        # Only more numbers than fit into the object have memory of their own.
         if self.lengths != NULL and self.lengths != self.inline_numbers:
             free(self.lengths)
 
@@ -116,7 +117,7 @@ cdef class Tensor:
 
     @property
     def read_only(self):
-        """Whether consumers are told not to write."""
+        """Whether consumers must not write."""
         return bool(self.is_read_only)
 
     def __len__(self):
@@ -135,6 +136,7 @@ cdef class Tensor:
         """Return a view, by integers, slices of any step, Ellipsis and None (a new dimension)."""
         cdef Layout layout
         cdef int64_t offset
+        # An index never copies: integers move the address, slices change strides.
         layout_index(key, self.rank, self.lengths, self.steps, &layout, &offset)
         return tensor_view(self, self.element, self.address + offset, layout.ndim, layout.shape,
                            layout.strides)
@@ -172,6 +174,7 @@ cdef class Tensor:
             if copy is False:
                 raise BufferError(f"shape {self.shape} with strides {self.strides} cannot be seen "
                                   f"as {numbers(ndim, lengths)} without a copy")
+            # The copy is in C order, of which every shape of as many elements is a view.
             source = tensor_copy(self, resource_beside(self), None)
             layout_c_strides(ndim, lengths, self.element.itemsize, steps)
         return tensor_view(source, self.element, source.address, ndim, lengths, steps)
@@ -213,13 +216,14 @@ cdef class Tensor:
             if self.lengths[last] * old % new:
                 raise ValueError(f"{self.lengths[last] * old} bytes of the last dimension are not "
                                  f"a multiple of {new}, the size of {made.dtype}")
+            # The outer dimensions stay: rows keep their bytes and their distance.
             made.lengths[last] = self.lengths[last] * old // new
             made.steps[last] = new
             made.count = self.count * old // new
         return made
 
     def as_read_only(self):
-        """Return a view that consumers are told not to write.
+        """Return a view that consumers must not write.
 
         NumPy and the buffer protocol enforce it; PyTorch ignores DLPack's flag.
 
@@ -237,10 +241,10 @@ cdef class Tensor:
         return made
 
     def export_as(self, dlpack_device):
-        """Return a view that tells DLPack consumers another device, which reaches the memory too.
+        """Return a view that DLPack exports under another device, which reaches the memory too.
 
-        Pinned memory goes out as CPU memory and managed memory as managed memory, unless asked
-        otherwise: PyTorch takes neither CUDAHost nor CUDAManaged, CuPy takes no CPU memory.
+        By default pinned memory is exported as CPU memory and managed memory as managed memory.
+        PyTorch imports neither CUDAHost nor CUDAManaged; CuPy does not import CPU memory.
 
         Parameters
         ----------
@@ -302,8 +306,8 @@ cdef class Tensor:
         stream : stream, optional
             Where the copy is queued, and what its buffer belongs to.
         copy : bool, optional
-            None: only if the memories are not compatible, or who reads `memory` cannot access this
-            one. True: always. False: never.
+            None: only if the memories are not compatible, or the readers of `memory` cannot access
+            this one. True: always. False: never.
 
         Raises
         ------
@@ -327,6 +331,7 @@ cdef class Tensor:
         >>> str(copied.memory), copied.ptr == tensor.ptr
         ('host:0', False)
         """
+        # Anything else would be read as True or False below.
         if copy is not None:
             require("copy", copy, bool, "True, False or None")
         return tensor_to(self, memory, stream, copy)
@@ -349,7 +354,7 @@ cdef class Tensor:
         Raises
         ------
         BufferError
-            The CPU cannot read the memory, or may not write it as asked.
+            The CPU cannot read the memory, or `writable` is True and it is read-only.
 
         Examples
         --------
@@ -363,11 +368,14 @@ cdef class Tensor:
         """
         cdef int64_t low = 0
         cdef int64_t high = 0
+        # Refuse before anything is shared or waited for.
         require_cpu(self)
         if writable and self.is_read_only:
             raise BufferError("this tensor is read-only: copy it to write it, as with "
                               ".to(memory, copy=True)")
         layout_extent(self.rank, self.lengths, self.steps, self.element.itemsize, &low, &high)
+        # NumPy checks that an array lies in its base, so the base begins at the lowest byte, which
+        # negative strides put below the first element.
         owner = array_owner(self.buffer, self.address + low, high - low,
                             self.is_read_only or (writable is not None and not writable))
         if sync:
@@ -377,6 +385,7 @@ cdef class Tensor:
     def __array__(self, dtype=None, *, copy=None):
         """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""
         array = self.numpy()
+        # Another dtype always needs a copy, which then is the one that `copy=True` wants.
         if dtype is not None and numpy().dtype(dtype) != array.dtype:
             if copy is False:
                 raise ValueError(f"{array.dtype} does not become {dtype} without a copy")
@@ -391,6 +400,7 @@ cdef class Tensor:
             raise BufferError(f"the buffer protocol has no name for {self.element.dtype}: use "
                               "numpy(), or view() it as integers")
         require_order(self, flags)
+        # The view has the lease, which __releasebuffer__ ends on any thread.
         view.internal = buffer_share(self.buffer)
         try:
             order_host(self.buffer)
@@ -425,6 +435,7 @@ cdef class Tensor:
         if self.element.typestr is None:
             raise AttributeError(f"__cuda_array_interface__ has no name for {self.element.dtype}: "
                                  f"use DLPack, or view('u{self.element.itemsize}')")
+        # A consumer waits for `stream` alone, so what the memory waits for comes before it there.
         require_open(self.buffer)
         self.buffer.home.before_stream(self.buffer, own_stream(self.buffer))
         contiguous = layout_is_c(self.rank, self.lengths, self.steps, self.element.itemsize)
@@ -453,8 +464,8 @@ cdef class Tensor:
         ----------
         stream : int, optional
             The consumer's stream, which then comes after what the buffer's stream has queued. On a
-            CUDA device None and 1 are the legacy default stream, 2 the thread's own, -1 asks
-            for no order. For CPU memory None: the call waits.
+            CUDA device None and 1 are the legacy default stream, 2 the thread's own, -1 means
+            no order. For CPU memory None: the call waits.
         max_version : tuple of int, optional
             The newest DLPack that the consumer reads; from (1, 0) it gets a versioned capsule.
         dl_device : tuple of int, optional
@@ -465,18 +476,20 @@ cdef class Tensor:
         Raises
         ------
         BufferError
-            The export asked for is not possible.
+            This export is not possible.
         ValueError
             A malformed argument.
         """
         cdef DLDevice device = self.dl_device
         cdef bint versioned = dlpack_wants_versioned(max_version)
+        # An explicit device replaces the one that the tensor is exported under by default.
         if dl_device is not None:
             device = dlpack_device_from(dl_device)
         if copy or (dl_device is not None and not export_reaches(self.buffer.home, device)):
             return export_copy(self, device, versioned, stream, copy)
+        # A capsule from before DLPack 1.0 has no flag for it.
         if self.is_read_only and not versioned:
-            raise BufferError("read-only memory needs a versioned DLPack capsule: ask with "
+            raise BufferError("read-only memory needs a versioned DLPack capsule: call with "
                               "max_version=(1, 0)")
         tensor_find_words(self)
         export_order(self.buffer, device, stream)
@@ -484,6 +497,7 @@ cdef class Tensor:
 
 
 cdef inline object numbers(int ndim, const int64_t* values):
+    # The two usual ranks, without a list.
     if ndim == 1:
         return (values[0],)
     if ndim == 2:
@@ -498,9 +512,10 @@ cdef Tensor tensor_new(Buffer buffer, ElementType element, uint64_t address, int
     if ndim > INLINE_RANK:
         tensor.lengths = <int64_t*>malloc(3 * ndim * sizeof(int64_t))
         if tensor.lengths == NULL:
-            raise MemoryError("no host memory for a tensor's shape")
+            raise MemoryError("out of host memory while creating a tensor")
     else:
         tensor.lengths = tensor.inline_numbers
+    # Shape, strides and DLPack's strides lie in one array, behind each other.
     tensor.steps = tensor.lengths + ndim
     tensor.dl_steps = tensor.steps + ndim
     tensor.rank = ndim
@@ -519,6 +534,7 @@ cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int nd
     if size < 0:
         raise ValueError(f"shape {numbers(ndim, shape)} of {element.dtype} has more than "
                          "2**63 - 1 bytes")
+    # `obtain` reads no stream: it is the short way to a block on the resource's own.
     if stream is None:
         buffer = resource.obtain(size * element.itemsize)
     else:
@@ -526,6 +542,7 @@ cdef Tensor tensor_allocate(MemoryResource resource, ElementType element, int nd
     tensor = tensor_new(buffer, element, buffer.address, ndim)
     memcpy(tensor.lengths, shape, ndim * sizeof(int64_t))
     layout_c_strides(ndim, shape, element.itemsize, tensor.steps)
+    # Not written yet: the bytes are those of an earlier block.
     tensor.count = size
     return tensor
 
@@ -540,13 +557,15 @@ cdef Tensor tensor_copy(Tensor source, MemoryResource resource, object stream):
 cdef int tensor_move(Tensor dst, Tensor src, object stream, bint dst_is_temporary) except -1:
     cdef Side to = Side(dst.address, dst.steps, dst_is_temporary)
     cdef Side origin = Side(src.address, src.steps, False)
+    # `dst` is new, or was checked by the caller.
     require_open(src.buffer)
     return copy_elements(dst.buffer, &to, src.buffer, &origin, dst.rank, dst.lengths,
                          dst.element.itemsize, stream)
 
 
 cdef MemoryResource resource_beside(Tensor tensor):
-    # Others' memory comes from nowhere that could give more of it.
+    # Memory that gpumem did not allocate has no resource that could allocate more of it.
+    # The buffer's own resource may be an adaptor, whose limits then count the copy, too.
     if tensor.buffer.home.is_foreign:
         return serving(tensor.buffer.home.memory)
     return <MemoryResource>tensor.buffer.resource
@@ -555,6 +574,7 @@ cdef MemoryResource resource_beside(Tensor tensor):
 cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy):
     source = tensor.buffer.home.memory
     target = MemoryInfo.parse(memory)
+    # The buffer stays the same one, so later work on either tensor is in one order.
     if not copy and is_memory_for(source, target):
         return tensor
     if copy is not None and not copy:
@@ -563,7 +583,8 @@ cdef Tensor tensor_to(Tensor tensor, object memory, object stream, object copy):
 
 
 cdef bint is_memory_for(object source, object target):
-    """Tell whether whoever reads `target` may read `source` instead."""
+    # Whether readers of `target` may read `source` instead: both are the same memory to the
+    # driver, the target's device reaches it, and so does the CPU if it reads the target.
     return (source.shares_memory_with(target)
             and can_access(target.device, source)
             and (source.host_accessible or not target.host_accessible))
@@ -573,6 +594,7 @@ cdef Tensor tensor_view(Tensor base, ElementType element, uint64_t address, int 
                         const int64_t* lengths, const int64_t* steps):
     cdef Tensor made = tensor_new(base.buffer, element, address, ndim)
     cdef int i
+    # DLPack's strides are not copied: they are found at the view's first export.
     made.count = 1
     for i in range(ndim):
         made.lengths[i] = lengths[i]
@@ -587,7 +609,7 @@ cdef Tensor tensor_whole(Tensor base):
     return tensor_view(base, base.element, base.address, base.rank, base.lengths, base.steps)
 
 
-# ---- what protocols ask --------------------------------------------------------------------------
+# ---- what protocols require ----------------------------------------------------------------------
 
 cdef int require_cpu(Tensor tensor) except -1:
     if not tensor.buffer.home.cpu_can_read:
@@ -602,13 +624,13 @@ cdef int require_order(Tensor tensor, int flags) except -1:
                                  tensor.element.itemsize)
     cdef bint in_f = layout_is_f(tensor.rank, tensor.lengths, tensor.steps,
                                  tensor.element.itemsize)
-    # A consumer that does not ask for strides takes C order for granted.
+    # Without a request for strides the consumer assumes C order.
     if ((in_c or includes(flags, PyBUF_STRIDES))
             and (in_c or not includes(flags, PyBUF_C_CONTIGUOUS))
             and (in_f or not includes(flags, PyBUF_F_CONTIGUOUS))
             and (in_c or in_f or not includes(flags, PyBUF_ANY_CONTIGUOUS))):
         return 0
-    raise BufferError(f"strides {tensor.strides} are not in the order asked for: copy it "
+    raise BufferError(f"strides {tensor.strides} are not in the requested order: copy it "
                       "first, with .contiguous()")
 
 
@@ -618,6 +640,7 @@ cdef inline bint includes(int flags, int request) noexcept:
 
 cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
                            bint versioned) except NULL:
+    # The export takes over the lease, which the consumer's deleter ends.
     cdef Export* exported = dlpack_export(tensor.rank, flags, tensor.element.dl_minor, versioned,
                                           buffer_share(tensor.buffer))
     tensor_describe(tensor, device, exported.tensor)
@@ -629,14 +652,16 @@ cdef Export* tensor_export(Tensor tensor, DLDevice device, uint64_t flags,
 cdef int find_words(Tensor tensor) except -1:
     cdef ElementType element = tensor.element
     cdef int i
+    # Found once: neither the element type nor the strides of a tensor change.
     if element.dl.bits == 0:
         raise BufferError(f"DLPack has no name for {element.dtype}: view() it as integers")
     for i in range(tensor.rank):
         if tensor.steps[i] < 0:
             raise BufferError(f"strides {tensor.strides} are negative, which not every DLPack "
                               "consumer takes: copy it first, with .contiguous() or copy=True")
+        # DLPack counts in elements, whose size is a power of two where it has a name for them.
         if tensor.steps[i] & (element.itemsize - 1):
-            raise BufferError(f"strides {tensor.strides} are no multiples of {element.itemsize} "
+            raise BufferError(f"strides {tensor.strides} are not multiples of {element.itemsize} "
                               "bytes: copy it first, with .contiguous() or copy=True")
         tensor.dl_steps[i] = tensor.steps[i] >> element.shift
     tensor.is_described = True
@@ -645,7 +670,8 @@ cdef int find_words(Tensor tensor) except -1:
 
 cdef object export_copy(Tensor tensor, DLDevice device, bint versioned, object stream,
                         object copy):
-    """Export adjacent elements in new memory: where it is, or on the CPU."""
+    # Export adjacent elements in new memory: of the same kind, or on the CPU. The consumer's stream
+    # is checked before the copy is made, and ordered behind it.
     cdef Tensor made
     cdef bint here = export_reaches(tensor.buffer.home, device)
     cdef bint on_cpu = device.device_type == DL_CPU and device.device_id == 0
@@ -672,8 +698,10 @@ cdef bint export_reaches(Origin resource, DLDevice device):
     memory = resource.memory
     if same_device(device, resource.dl_device):
         return True
+    # Pinned and managed memory are also CUDA's, by the same addresses.
     if device.device_type == DL_CUDA:
         return memory.device.type == "cuda" and device.device_id == memory.device.index
+    # The CPU is one device, whatever its memory is called.
     if device.device_id != 0:
         return False
     if device.device_type == DL_CPU:
@@ -700,6 +728,7 @@ cdef DLDevice export_named(Origin resource, object named) except *:
         named = _NAMES[name]
     if isinstance(named, int) and not isinstance(named, bool):
         device = dlpack_device_from((named, 0))
+        # A type alone means the memory's own device of that type.
         if device.device_type == DL_CUDA:
             device.device_id = resource.memory.device.index
         return device
@@ -707,16 +736,18 @@ cdef DLDevice export_named(Origin resource, object named) except *:
 
 
 cdef int order_consumer(Buffer buffer, DLDevice device, object stream) except -1:
-    cdef uint64_t handle = 1
+    cdef uint64_t handle = 1        # DLPack's number of the legacy default stream
     dlpack_check_stream(device, stream)
+    # A consumer that reads by the CPU has no stream to wait on the device.
     if device.device_type == DL_CPU or device.device_type == DL_CUDA_HOST:
         return order_host(buffer)
     if stream is None and device.device_type == DL_CUDA_MANAGED:
         return order_host(buffer)       # consumers give no stream for it, and order nothing
     if stream is not None:
-        if stream == -1:
+        if stream == -1:            # the consumer orders it itself
             return 0
         handle = stream
+    # The consumer's stream waits on the device: the CPU goes on.
     return order_stream(buffer, <CUstream><uintptr_t>handle)
 
 
@@ -740,6 +771,7 @@ cdef class ArrayOwner:
         drop_share(self.lease)
 
     def __getbuffer__(self, Py_buffer* view, int flags):
+        # A view needs no lease of its own: `view.obj` keeps this object.
         if flags & PyBUF_WRITABLE and self.read_only:
             raise BufferError("this memory is read-only")
         view.buf = <void*><uintptr_t>self.address
@@ -757,6 +789,7 @@ cdef class ArrayOwner:
 
 cdef object array_owner(Buffer buffer, uint64_t address, int64_t nbytes, bint read_only):
     cdef ArrayOwner owner = ArrayOwner.__new__(ArrayOwner)
+    # First: it raises if the buffer is closed, and nothing has to be undone.
     owner.lease = buffer_share(buffer)
     owner.address = address
     owner.nbytes = nbytes

@@ -24,7 +24,7 @@ def export_block(Buffer buffer not None, bint read_only):
     Raises
     ------
     UnsupportedHandleTypeError
-        The block is not shareable, or its memory cannot be given away to be read only.
+        The block is not shareable, or its memory cannot be exported to be read only.
     ClosedError
         The buffer is closed.
     DriverError
@@ -65,7 +65,7 @@ cdef object open_file(int fd, bint read_only):
 
 
 def not_shareable(buffer):
-    """Make the error that says what can be exported."""
+    """Make the error that names what can be exported."""
     return UnsupportedHandleTypeError(
         f"{buffer!r} lies among other blocks: export what an Arena allocated with shareable=True, "
         "or what a DriverPool made with shareable=True allocated")

@@ -4,7 +4,8 @@ Descriptors are plain values. A helper (`gpumem.interop.vulkan`) fills them, and
 that has a file descriptor, a name or an address to give.
 
 The driver takes ownership of a file descriptor when an import succeeds, and some drivers also when
-it fails. It is therefore given a duplicate; the caller's own is closed last, and only if asked for.
+it fails. It is therefore given a duplicate. The caller's own is closed last, and only if `consume`
+is True.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class MemoryHandleType(enum.Enum):
     CUDA_VMM_WIN32 = 7
     """NT handle of one."""
     CUDA_POOL_FD = 8
-    """Descriptor of a driver's pool; `MemoryDescriptor.pool_pointer` says which block of it."""
+    """Descriptor of a driver's pool; `MemoryDescriptor.pool_pointer` identifies the block."""
     MEMFD = 9
     """Descriptor of a file in memory: memfd, an open POSIX shared memory object."""
     SHM_NAME = 10

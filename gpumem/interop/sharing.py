@@ -79,10 +79,10 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
         Memory that an `Arena` allocated with ``shareable=True``, or that a `DriverPool` made with
         ``shareable=True`` allocated; or a timeline.
     read_only : bool
-        Whoever gets the handle cannot write. Of host memory only.
+        The receiver of the handle cannot write. For host memory only.
     sync : bool
         Wait until what gpumem has queued on the memory's stream is done. False where a timeline
-        tells the other process when to begin.
+        orders the other process's work behind it.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def export(what: Any, *, read_only: bool = False, sync: bool = True) -> Handle:
     TypeError
         `what` is neither.
     UnsupportedHandleTypeError
-        The memory is not shareable, or cannot be given away to be read only.
+        The memory is not shareable, or cannot be exported to be read only.
     InvalidDescriptorError
         Strides are negative.
     ClosedError

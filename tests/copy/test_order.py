@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.arrays import elements, put
 from helpers.driver import HostDriver
+from helpers.waiting import wait_until
 
 import gpumem
 
@@ -114,15 +115,6 @@ def test_foreign_memory_lives_exactly_until_the_copy_is_done(end, stream, driver
     gate.open()
     stream.synchronize()
     wait_until(lambda: alive() is None)
-
-
-def wait_until(condition):
-    # The claim is dropped by another thread, after the stream says that it is done.
-    for _ in range(10_000):
-        if condition():
-            return
-        gpumem.Stream("host").synchronize()
-    raise AssertionError("the copy's memory was never let go")
 
 
 @pytest.mark.parametrize("end", ["dst", "src"])

@@ -20,6 +20,7 @@ cdef Retired* dropped = NULL
 
 
 cdef Mapping* mapping_new(DeviceContext* context, uint64_t nbytes) noexcept nogil:
+    # Zeroed: each step of an import that succeeds sets its field.
     cdef Mapping* mapping = <Mapping*>calloc(1, sizeof(Mapping))
     if mapping != NULL:
         mapping.references = 1
@@ -53,6 +54,7 @@ cdef void release_retired_mappings() noexcept nogil:
     while link != NULL:
         mapping = <Mapping*>link.thing
         link = link.next
+        # The end may wait for the device, and the device for a signal of this thread.
         if timelines_in_use(mapping.context):
             retire_mapping(mapping)
         else:
@@ -95,6 +97,7 @@ cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
     if mapping.external != NULL:
         first = first_of(first, context.table.cuDestroyExternalMemory(mapping.external), call,
                          "cuDestroyExternalMemory")
+    # In the reverse order of the import: unmap, then free the addresses, then the memory.
     if mapping.is_mapped:
         first = first_of(first, context.table.cuMemUnmap(mapping.address, mapping.nbytes), call,
                          "cuMemUnmap")
@@ -110,6 +113,7 @@ cdef CUresult end_in_driver(Mapping* mapping, const char** call) noexcept nogil:
 
 
 cdef inline CUresult unregister(Mapping* mapping) noexcept nogil:
+    # If it fails, the pages stay known to the driver, and must neither be unmapped nor freed.
     cdef CUresult code = mapping.context.table.cuMemHostUnregister(<void*>mapping.address)
     mapping.is_registered = code != CUDA_SUCCESS
     return code

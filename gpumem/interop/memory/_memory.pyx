@@ -64,14 +64,15 @@ cdef class ImportedMemory(MemoryResource):
         self.is_read_only = read_only
 
     cdef int slot_of(self, object stream, uint32_t* slot) except -1:
-        # Freed memory is not reused, and its release waits for the whole device.
+        # Only checked: freed memory is not reused, and its release waits for the whole device, so
+        # no stream has to be recorded.
         cdef CUstream handle = NULL
         stream_handle(stream, self.driver_device, &handle)
         slot[0] = 0
         return 0
 
     cdef uint64_t stream_at(self, uint32_t slot) noexcept:
-        return LEGACY_STREAM
+        return LEGACY_STREAM        # orders itself against every blocking stream of the device
 
     cdef void give_back(self, Buffer buffer) noexcept:
         release_kept(<KeptMapping*><uintptr_t>buffer.handle)
@@ -91,6 +92,8 @@ cdef class ImportedMemory(MemoryResource):
 
     cdef int before_cpu(self, Buffer buffer) except -1:
         cdef KeptMapping* kept = <KeptMapping*><uintptr_t>buffer.handle
+        # The producer may still write. Each access waits for it: that costs next to nothing once
+        # the value is reached.
         if kept != NULL and kept.ready != NULL:
             (<object>kept.ready).wait()
         return 0
@@ -98,6 +101,7 @@ cdef class ImportedMemory(MemoryResource):
     cdef int before_stream(self, Buffer buffer, CUstream stream) except -1:
         cdef KeptMapping* kept = <KeptMapping*><uintptr_t>buffer.handle
         if kept != NULL and kept.ready != NULL:
+            # On the device: the CPU goes on.
             (<object>kept.ready).enqueue_wait(
                 Stream.from_handle(self.memory.device, <uintptr_t>stream))
         return 0
@@ -108,6 +112,7 @@ cdef void release_lease(Lease* lease) noexcept nogil:
 
 
 cdef void release_kept(KeptMapping* kept) noexcept nogil:
+    # Without the interpreter lock: a DLPack consumer may drop its lease on any thread.
     if kept.ready != NULL and not process_is_exiting():
         with gil:
             Py_DECREF(<object>kept.ready)
@@ -120,6 +125,7 @@ cdef Buffer buffer_over(ExternalMemory memory, uint64_t address, uint64_t nbytes
     cdef Buffer buffer
     if kept == NULL:
         raise MemoryError("out of host memory while creating a buffer over imported memory")
+    # The current point: a later `set_ready` is for later buffers.
     kept.mapping = memory.mapping
     kept.ready = NULL
     if memory.ready is not None:
@@ -179,6 +185,7 @@ cdef class ExternalMemory:
         raise TypeError("an ExternalMemory is made by Importer.import_memory()")
 
     def __dealloc__(self):
+        # Tensors keep the mapping by references of their own.
         if self.mapping != NULL:
             mapping_drop(self.mapping)
 
@@ -266,6 +273,7 @@ cdef class ExternalMemory:
         cdef ElementType element
         cdef Tensor tensor
         cdef uint64_t address = mapping.address + <uint64_t>self.descriptor.offset
+        # Every malformed argument is one type of error, whichever check finds it.
         try:
             element = element_of(dtype)
         except TypeError as error:
@@ -274,6 +282,7 @@ cdef class ExternalMemory:
                               row_pitch, read_only, MAX_RANK)
         address += <uint64_t>layout.offset
         require_open(self)      # again: reading the arguments may have run other code
+        # The buffer is just as large as the tensor, so that views cannot leave its bounds.
         tensor = tensor_new(buffer_over(self, address, layout.extent), element, address,
                             len(layout.shape))
         for i, (length, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
@@ -351,6 +360,7 @@ cdef class ExternalMemory:
         title = name or f"arena in imported memory at {require_open(self).address:#x}"
         if self.read_only:
             raise ConfigError("read-only memory cannot be handed out")
+        # Each region of the arena keeps its memory by a buffer over it.
         slices = Slices(self, grow, keeper)
         settings = ArenaConfig.from_mapping(config or {}) if not isinstance(
             config, ArenaConfig) else config
@@ -378,6 +388,7 @@ cdef class ExternalMemory:
         cdef Mapping* mapping = self.mapping
         if mapping == NULL:
             return
+        # Polled: the last export may end on a thread without the interpreter lock.
         deadline = time.monotonic() + (timeout or 0)
         while (self.mapping != NULL and mapping.references > 1
                 and time.monotonic() < deadline):
@@ -386,6 +397,7 @@ cdef class ExternalMemory:
             return
         if mapping.references > 1:
             raise InUseError(f"{self!r} is in use by {self.exports} tensors, views or arenas")
+        # From here on the memory is closed, even if the driver refuses a step of the release.
         self.mapping = NULL
         with nogil:
             mapping_end_last(mapping, &code, &call)
@@ -397,6 +409,7 @@ cdef class ExternalMemory:
         return self
 
     def __exit__(self, *exception):
+        # An InUseError would hide the error that leaves the block.
         if exception[0] is not None and self.exports:
             mapping_drop(self.mapping)      # released with the last export
             self.mapping = NULL
@@ -427,6 +440,7 @@ cdef ExternalMemory external_memory(object wanted, object memory, Mapping* mappi
 cdef Mapping* require_open(ExternalMemory memory) except NULL:
     if memory.mapping == NULL:
         raise ClosedError("this imported memory is closed")
+    # Pages of a file are shared with a forked child, a device's memory is not.
     if context_is_dead(memory.mapping.context) and not memory.mapping.file_bytes:
         raise ClosedError("this imported memory belongs to the parent process")
     return memory.mapping
@@ -437,6 +451,7 @@ cdef dict homes = {}
 
 
 cdef MemoryResource home_of(object memory, bint read_only):
+    # One for all imports of a memory: it has no state of its own.
     cdef MemoryResource known = homes.get((str(memory), read_only))
     if known is None or context_is_dead(&known.driver_device.context):
         known = ImportedMemory(memory, read_only)
@@ -446,6 +461,7 @@ cdef MemoryResource home_of(object memory, bint read_only):
 
 def keeper(ExternalMemory memory not None):
     """Return a buffer over the whole memory, which keeps it mapped."""
+    # From the descriptor's offset on: what lies before it is another's.
     cdef Mapping* mapping = require_open(memory)
     return buffer_over(memory, mapping.address + <uint64_t>memory.descriptor.offset, memory.nbytes)
 
@@ -509,6 +525,7 @@ cdef object map_external(object wanted, CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle
     cdef CUresult code
     cdef const char* call = "cuImportExternalMemory"
     memset(&all_of_it, 0, sizeof(all_of_it))
+    # Mapped whole, once; tensors are addresses in the mapping.
     all_of_it.offset = start
     all_of_it.size = mapping.nbytes
     handle.size = start + mapping.nbytes
@@ -525,6 +542,7 @@ cdef object map_external(object wanted, CUDA_EXTERNAL_MEMORY_HANDLE_DESC* handle
                     &mapping.buffer, mapping.external, &all_of_it)
             context_restore(context, before)
             context_leave(context)
+    # Also if the mapping failed: the import has succeeded.
     if mapping.external != NULL and file is not None:
         file.fd = -1                # the driver owns it now
     require_success(mapping, code, call)
@@ -545,12 +563,14 @@ def import_physical(wanted, Handle file):
     memset(&prop, 0, sizeof(prop))
     with nogil:
         code = import_physical_here(mapping, fd, read_only, &prop, &call)
+    # Checked before the driver's error, which another device's memory may cause.
     if mapping.physical and prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE and (
             prop.location.id != mapping.context.device):
         mapping_free(mapping)
         raise DeviceMismatchError(f"this memory lies on device {prop.location.id}, not on "
                                   f"{wanted.device}")
     require_success(mapping, code, call)
+    # Only the handle's properties say whether it is memory of the device or of a NUMA node.
     memory = wanted.memory
     if prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE:
         memory = MemoryInfo(wanted.device, MemoryKind.HOST_ACCESSIBLE)
@@ -564,6 +584,7 @@ cdef CUresult import_physical_here(Mapping* mapping, int fd, bint read_only,
     cdef CUstreamCaptureMode before
     if code != CUDA_SUCCESS:
         return code
+    # Relaxed: a thread that captures a stream may import memory. Each step notes what it made.
     before = context_relax(context)
     call[0] = "cuMemImportFromShareableHandle"
     code = context.table.cuMemImportFromShareableHandle(
@@ -594,6 +615,7 @@ cdef CUresult allow(Mapping* mapping, const CUmemAllocationProp* prop,
     access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE
     access[0].location.id = mapping.context.device
     access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    # The driver enforces it for kernels; a write is a fault of the device.
     if read_only:
         access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READ
     access[1].location = prop.location
@@ -611,11 +633,13 @@ def import_file(wanted, Handle file):
     cdef bint read_only = wanted.descriptor.read_only
     cdef void* pages
     cdef int number
+    # An access beyond the file's end would be a SIGBUS.
     require_bytes(file, wanted.descriptor.size)
     mapping = new_mapping(wanted, 0, None)
     pages = mmap(NULL, mapping.nbytes, PROT_READ if read_only else PROT_READ | PROT_WRITE,
                  MAP_SHARED, file.fileno(), 0)
     if pages == MAP_FAILED:
+        # Before the next call changes it.
         number = c_errno
         mapping_free(mapping)
         raise BadHandleError(number, f"descriptor cannot be mapped "
@@ -641,6 +665,7 @@ cdef object register(object wanted, Mapping* mapping):
     cdef CUstreamCaptureMode before
     cdef CUresult code
     cdef const char* call = "cuMemHostRegister"
+    # Pages that are mapped to read cannot be registered to be written.
     if wanted.descriptor.read_only:
         flags |= CU_MEMHOSTREGISTER_READ_ONLY
     with nogil:
@@ -648,6 +673,7 @@ cdef object register(object wanted, Mapping* mapping):
         if code == CUDA_SUCCESS:
             before = context_relax(context)
             code = context.table.cuMemHostRegister(<void*>mapping.address, mapping.nbytes, flags)
+            # What succeeded is noted at once, so that a failure releases just that.
             mapping.is_registered = code == CUDA_SUCCESS
             if code == CUDA_SUCCESS:
                 call = "cuMemHostGetDevicePointer"
@@ -655,6 +681,7 @@ cdef object register(object wanted, Mapping* mapping):
             context_restore(context, before)
             context_leave(context)
     require_success(mapping, code, call)
+    # A tensor has one address, for the CPU and for kernels.
     if seen != mapping.address:
         mapping_free(mapping)
         raise DeviceMismatchError(f"{wanted.device} sees these pages at another address than the "

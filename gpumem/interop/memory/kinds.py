@@ -1,6 +1,6 @@
 """Each kind of memory handle: whether a device can import it, and how.
 
-A row of `KINDS` says both. Asking for a capability never raises; importing raises its reason.
+A row of `KINDS` has both. Reading a capability never raises; importing raises its reason.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _on_windows(dedicated: Any) -> Callable[[Device], InteropCapability]:
 
 
 def speaks_windows(device: Device) -> bool:
-    """Whether the device imports by Windows' handle types; a host device, while tests ask it to."""
+    """Whether the device imports by Windows' handle types: a host device, while tests enable it."""
     if device.type != "host":
         return False
     from gpumem._native.driver import host as _host

@@ -142,14 +142,14 @@ def _check_alignment(
             raise AlignmentError(f"stride {step} is not a multiple of {dtype}'s {size} bytes")
 
 
-def _access(memory_read_only: bool, asked: bool | None) -> bool:
-    if asked is None:
+def _access(memory_read_only: bool, requested: bool | None) -> bool:
+    if requested is None:
         return memory_read_only
-    if not isinstance(asked, bool):
-        raise InvalidDescriptorError(f"read_only {asked!r} is not True, False or None")
-    if memory_read_only and not asked:
+    if not isinstance(requested, bool):
+        raise InvalidDescriptorError(f"read_only {requested!r} is not True, False or None")
+    if memory_read_only and not requested:
         raise InvalidDescriptorError("invalid read_only = False: the memory is read-only")
-    return asked
+    return requested
 
 
 # ---- what a tensor waits for ---------------------------------------------------------------------
@@ -167,11 +167,11 @@ def point_of(device: Device, timeline: Any, value: int | None, timeout: float | 
     belongs = getattr(point.timeline, "device", None)
     if belongs is not None and belongs != device:
         raise DeviceMismatchError(f"the timeline belongs to {belongs}, and the memory to {device}")
-    return point if timeout is None else _Patience(point, timeout)
+    return point if timeout is None else _BoundedPoint(point, timeout)
 
 
-class _Patience:
-    """A point that the CPU waits for no longer than it is told to."""
+class _BoundedPoint:
+    """A point for which the CPU waits no longer than a timeout."""
 
     def __init__(self, point: Any, timeout: float) -> None:
         if not timeout >= 0:
@@ -200,7 +200,7 @@ class Slices:
         if grow is not None and not callable(grow):
             raise TypeError(f"grow {grow!r} is not callable")
         self._first, self._grow, self._keep = memory, grow, keep
-        self._given: dict[int, Any] = {}  # address of a region -> what keeps its memory
+        self._regions: dict[int, Any] = {}  # address of a region -> what keeps its memory
         self._start: int = -(-memory.ptr // QUANTUM) * QUANTUM
         end = memory.ptr + memory.nbytes
         self.room = max(0, (end - self._start) // QUANTUM * QUANTUM)
@@ -218,8 +218,8 @@ class Slices:
 
     def allocate(self, nbytes: int) -> int | None:
         """Return a region of the memory, or of another that the exporter gives."""
-        if nbytes <= self.room and self._start not in self._given:
-            self._given[self._start] = self._keep(self._first)
+        if nbytes <= self.room and self._start not in self._regions:
+            self._regions[self._start] = self._keep(self._first)
             return self._start
         memory = None if self._grow is None else self._grow(nbytes)
         if memory is None:
@@ -230,11 +230,11 @@ class Slices:
                 f"{self._first.memory} with at least that many bytes"
             )
         address: int = memory.ptr
-        if address in self._given or address == self._start:
+        if address in self._regions or address == self._start:
             raise ValueError(f"grow({nbytes}) returned {memory!r}, which the arena already has")
-        self._given[address] = self._keep(memory)
+        self._regions[address] = self._keep(memory)
         return address
 
     def free(self, address: int, nbytes: int) -> None:
-        """Let go of a region."""
-        self._given.pop(address).close()
+        """Release a region."""
+        self._regions.pop(address).close()

@@ -82,7 +82,7 @@ cdef struct Use:
 # So a signal of the CPU, which may let that stream continue, never takes the lock.
 cdef struct TimelineCore:
     Lock lock               # protects what follows `queued`
-    TimelinePage* page      # NULL: only the driver knows the value
+    TimelinePage* page      # NULL: only the driver can read the value
     int fd                  # the page's file; -1: none
     int peer                # this process's entry among the page's peers
     bint attached
@@ -100,7 +100,7 @@ cdef struct TimelineCore:
 # ---- Waits and signals ---------------------------------------------------------------------------
 #
 # Values are from 1 to TIMELINE_LARGEST, which callers ensure. A failure leaves the timeline as it
-# was. None of these waits for a device, except `core_signal`, as its comment says.
+# was. None of these waits for a device, except `core_signal`; see its comment.
 
 # The stream's later work starts when the value is reached: at once, without a driver call, if the
 # page has the value already.

@@ -130,8 +130,8 @@ cdef int refuse_capture(DeviceContext* context, CUstream stream, Outcome* out) n
 
 cdef int link_of(TimelineCore* core, DeviceContext* context, Link** link,
                  Outcome* out) noexcept nogil:
-    # At a device's first use its driver learns of the page: as a semaphore on the host device, as
-    # registered memory on a GPU.
+    # At a device's first use the page is imported by its driver: as a semaphore on the host device,
+    # as registered memory on a GPU.
     link[0] = core.links
     while link[0] != NULL and link[0].context != context:
         link[0] = link[0].next
@@ -176,7 +176,7 @@ cdef bint comes_behind(TimelineCore* core, Link* link, Use* used, uint64_t known
     # Tell whether a signal that is queued on another stream could overwrite this one with less.
     if core.signaller == used or known == 0:
         return False
-    # Without a page the driver alone knows whether that signal is done.
+    # Without a page only the driver can read whether that signal is done.
     if core.page == NULL:
         return core.signaller != NULL
     # The host device's signals only raise the page.

@@ -127,7 +127,7 @@ cdef class Timeline:
     def wait(self, value, timeout=None):
         """Block the calling thread until a value is reached.
 
-        Polls for some 5 us, then sleeps. Where only the driver knows the value, a stream of the
+        Polls for some 5 us, then sleeps. Where only the driver can read the value, a stream of the
         timeline's own waits, and the CPU polls that stream; a wait that timed out stays queued
         there until the value is reached, and meanwhile `close` raises InUseError.
 
@@ -160,8 +160,8 @@ cdef class Timeline:
         """Set the value now.
 
         If a GPU has yet to store a lower value, the call waits for that first. Where only the
-        driver knows the value, the signal is queued on a stream of the timeline's own. A poisoned
-        timeline accepts signals, so that streams which wait for it can continue.
+        driver can read the value, the signal is queued on a stream of the timeline's own. A
+        poisoned timeline accepts signals, so that streams which wait for it can continue.
 
         Parameters
         ----------
@@ -429,7 +429,7 @@ cdef int wait_until_idle(Timeline timeline, uint64_t deadline) except -1:
         timeline.inside -= 1
 
 
-# ---- Who may use it ------------------------------------------------------------------------------
+# ---- Use by threads and forks --------------------------------------------------------------------
 
 cdef int refuse_if_inside(Timeline timeline) except -1:
     if timeline.inside != 0:

@@ -1,4 +1,4 @@
-"""Importing timelines: what a device can take, and who owns the handle before and after."""
+"""Importing timelines: which kinds a device supports, and who owns the handle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpumem.interop.timelines._kinds import HostTimeline, import_fd, import_wind
 if TYPE_CHECKING:
     from gpumem.interop.timelines._timeline import Timeline
 
-# The driver's numbers of the types that it takes as NT handle or name.
+# The driver's numbers of the types that are imported by an NT handle or a name.
 _DRIVER_TYPES = {SemaphoreType.D3D12_FENCE: 4, SemaphoreType.TIMELINE_WIN32: 10}
 
 

@@ -1,12 +1,12 @@
-/* Who else has a timeline's page, and whether they still live.
+/* The other processes that use a timeline's page, and whether they are alive.
  *
  * A process that uses the page has an entry in it: its id, when it started (ids are given
- * again) and the namespace that the id is of. A process that ends without taking its entry
- * back, whatever ended it, is found dead by the next one that looks; nobody has to be told.
+ * again) and the namespace that the id is of. A process that ends without freeing its
+ * entry, for whatever reason, is found dead by the next process that looks.
  *
- * It cannot be said of a process in another namespace, nor of one that found no entry free:
- * they count as alive. A process that is stopped or hangs is alive. One whose last use was
- * closed has left and is nobody's peer. A stream of a device that waits does not look.
+ * A process in another namespace cannot be checked, nor one that found no entry free: they
+ * count as alive. A process that is stopped or hangs is alive. One that closed its last use has
+ * left and is not a peer. A stream of a device that waits does not look.
  */
 #ifndef GPUMEM_TIMELINE_PEERS_H
 #define GPUMEM_TIMELINE_PEERS_H
@@ -25,13 +25,13 @@ static inline uint64_t peer_claim(uint64_t process, int state) {
     return process << 2 | (uint64_t)state;
 }
 
-/* The namespace of this process's id; 0: cannot be told. */
+/* The namespace of this process's id; 0: unknown. */
 static inline uint64_t peer_space(void) {
     struct stat status;
     return stat("/proc/self/ns/pid", &status) == 0 ? (uint64_t)status.st_ino : 0;
 }
 
-/* When a process started (field 22 of its stat); 0: cannot be told. `state` is field 3. */
+/* When a process started (field 22 of its stat); 0: unknown. `state` is field 3. */
 static inline uint64_t peer_started(uint64_t process, char *state) {
     char path[40], text[1024];
     unsigned long long started = 0;
@@ -40,7 +40,7 @@ static inline uint64_t peer_started(uint64_t process, char *state) {
     ssize_t size = file < 0 ? 0 : read(file, text, sizeof text - 1);
     if (file >= 0) close(file);
     text[size > 0 ? size : 0] = 0;
-    const char *after = strrchr(text, ')'); /* the name before it may hold anything */
+    const char *after = strrchr(text, ')'); /* the name before it may have any character */
     const char *format = ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
                          "%*s %*s %llu";
     if (!after || sscanf(after, format, state, &started) != 2) return 0;
@@ -52,7 +52,7 @@ static inline bool peer_is_dead(uint64_t process, uint64_t started, uint64_t spa
     if (space == 0 || space != peer_space()) return false;
     if (kill((pid_t)process, 0) != 0) return errno == ESRCH;
     uint64_t now = peer_started(process, &state);
-    if (now == 0) return false; /* hidden from us, or it ended just now: the next look tells */
+    if (now == 0) return false; /* hidden, or it ended just now: the next look finds it dead */
     return now != started || state == 'Z' || state == 'X';
 }
 

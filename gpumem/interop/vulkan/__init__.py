@@ -1,4 +1,4 @@
-"""Vulkan's side of an import: buffers and timelines on the device that gpumem means.
+"""Vulkan's side of an import: buffers and timelines on the device that is a gpumem Device.
 
 A thin helper over the package `vulkan` (``pip install vulkan``). What it gives are plain
 descriptors, which any other engine can fill as well: the opaque descriptor that

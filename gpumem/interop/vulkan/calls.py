@@ -1,6 +1,6 @@
 """The package `vulkan`: where it is imported, and what its failures become.
 
-It raises classes without a code for the results it knows and a bare KeyError for the others; here
+It raises classes without a code for some results and a bare KeyError for the others; here
 each is a DriverError with the function's name, the VkResult and its name.
 """
 
@@ -87,7 +87,7 @@ def typed_handle(kind: str, value: Any) -> Any:
 
 
 def struct_array(kind: str, *structs: Any) -> Any:
-    """Return structs in a row, for a pointer to several. Whoever calls keeps what they point to."""
+    """Return structs in a row, for a pointer to several. The caller keeps what they point to."""
     return library().ffi.new(f"{kind}[]", list(structs))
 
 

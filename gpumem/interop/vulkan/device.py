@@ -55,7 +55,7 @@ class VulkanDevice(BufferDevice, TimelineDevice):
     ImportError
         The package `vulkan` or Vulkan's loader is not installed.
     DeviceMismatchError
-        No Vulkan device, or not the given one, is this device; the message says what there is.
+        No Vulkan device, or not the given one, is this device; the message lists the devices.
     ConfigError
         Only some of the handles that go together are given.
     DriverError
@@ -63,9 +63,9 @@ class VulkanDevice(BufferDevice, TimelineDevice):
 
     Notes
     -----
-    A timeline that Vulkan signals orders its work before whoever waits. Ownership of a buffer by
-    queue families is the application's to transfer, from and to ``VK_QUEUE_FAMILY_EXTERNAL``,
-    where its barriers are; `fill` and `copy` leave it out, which drivers of NVIDIA and lavapipe
+    A timeline that Vulkan signals orders its work before the work that waits. Transfers of a
+    buffer between queue families, from and to ``VK_QUEUE_FAMILY_EXTERNAL``, belong into the
+    application's barriers; `fill` and `copy` leave them out, which drivers of NVIDIA and lavapipe
     allow.
 
     Examples

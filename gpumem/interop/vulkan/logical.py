@@ -111,13 +111,13 @@ class LogicalDevice:
             vk.VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT
             | vk.VK_COMMAND_POOL_CREATE_TRANSIENT_BIT
         )
-        asked = vk.VkCommandPoolCreateInfo(flags=flags, queueFamilyIndex=self._family)
-        self._pool = pool = call("vkCreateCommandPool", logical, asked, None)
+        info = vk.VkCommandPoolCreateInfo(flags=flags, queueFamilyIndex=self._family)
+        self._pool = pool = call("vkCreateCommandPool", logical, info, None)
         self._owned.append(lambda: call("vkDestroyCommandPool", logical, pool, None))
         self._progress = progress = make_timeline(logical, 0)
         self._owned.append(lambda: call("vkDestroySemaphore", logical, progress, None))
 
-    # A closed device's handles are gone: whoever asks for one is told so, not Vulkan.
+    # A closed device's handles are gone: using one is a ClosedError here, not a crash in Vulkan.
 
     @property
     def instance(self) -> Any:
@@ -127,7 +127,7 @@ class LogicalDevice:
 
     @property
     def physical(self) -> PhysicalDevice:
-        """Who the physical device is."""
+        """The physical device and its identity."""
         self.require_open()
         return self._found
 
@@ -144,7 +144,7 @@ class LogicalDevice:
 
     @property
     def queue(self) -> Any:
-        """The VkQueue; who submits to it holds `lock`."""
+        """The VkQueue; hold `lock` to submit to it."""
         self.require_open()
         return self._queue
 
@@ -198,12 +198,12 @@ class LogicalDevice:
 
     def _new_commands(self) -> Any:
         vk = library()
-        asked = vk.VkCommandBufferAllocateInfo(
+        info = vk.VkCommandBufferAllocateInfo(
             commandPool=self._pool,
             level=vk.VK_COMMAND_BUFFER_LEVEL_PRIMARY,
             commandBufferCount=1,
         )
-        return call("vkAllocateCommandBuffers", self.logical_device, asked)[0]
+        return call("vkAllocateCommandBuffers", self.logical_device, info)[0]
 
     def _queue_submit(
         self,
@@ -360,14 +360,14 @@ def make_device(physical: Any, queue_family: int) -> Any:
         queueFamilyIndex=queue_family, queueCount=1, pQueuePriorities=[1.0]
     )
     timelines = vk.VkPhysicalDeviceTimelineSemaphoreFeatures(timelineSemaphore=vk.VK_TRUE)
-    asked = vk.VkDeviceCreateInfo(
+    info = vk.VkDeviceCreateInfo(
         pNext=timelines,
         pQueueCreateInfos=struct_array("VkDeviceQueueCreateInfo", queue),
         queueCreateInfoCount=1,
         ppEnabledExtensionNames=names,
         enabledExtensionCount=len(names),
     )
-    return call("vkCreateDevice", physical, asked, None)
+    return call("vkCreateDevice", physical, info, None)
 
 
 def make_timeline(logical: Any, initial: int, *, exportable: bool = False) -> Any:
@@ -390,5 +390,5 @@ def wait_for(logical: Any, semaphore: Any, value: int, nanoseconds: int) -> None
         VK_TIMEOUT, or the device is lost.
     """
     vk = library()
-    asked = vk.VkSemaphoreWaitInfo(pSemaphores=[semaphore], pValues=[value])
-    call("vkWaitSemaphores", logical, asked, nanoseconds)
+    info = vk.VkSemaphoreWaitInfo(pSemaphores=[semaphore], pValues=[value])
+    call("vkWaitSemaphores", logical, info, nanoseconds)

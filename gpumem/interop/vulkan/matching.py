@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PhysicalDevice:
-    """One of Vulkan's devices, and who it is.
+    """One of Vulkan's devices and its identity.
 
     Attributes
     ----------
@@ -64,15 +64,15 @@ def physical_devices(instance: Any) -> list[PhysicalDevice]:
 
 
 def identify(handle: Any) -> PhysicalDevice:
-    """Ask a physical device who it is."""
+    """Return a physical device with its identity."""
     vk = library()
     identity = vk.VkPhysicalDeviceIDProperties()
     driver = vk.VkPhysicalDeviceDriverProperties(pNext=identity)
-    asked = vk.VkPhysicalDeviceProperties2(pNext=driver)
-    call("vkGetPhysicalDeviceProperties2", handle, asked)
+    info = vk.VkPhysicalDeviceProperties2(pNext=driver)
+    call("vkGetPhysicalDeviceProperties2", handle, info)
     return PhysicalDevice(
         handle,
-        vk.ffi.string(asked.properties.deviceName).decode(),
+        vk.ffi.string(info.properties.deviceName).decode(),
         bytes(identity.deviceUUID).hex(),
         driver.driverID == vk.VK_DRIVER_ID_MESA_LLVMPIPE,
     )
@@ -91,7 +91,7 @@ def physical_device_for(device: Device | str, instance: Any) -> PhysicalDevice:
     Raises
     ------
     DeviceMismatchError
-        There is none; the message says what there is.
+        There is none; the message lists the devices.
     """
     where = Device(device)
     found = physical_devices(instance)
@@ -103,7 +103,7 @@ def physical_device_for(device: Device | str, instance: Any) -> PhysicalDevice:
 
 
 def require_same(handle: Any, device: Device) -> PhysicalDevice:
-    """Return who an application's physical device is, if it shares memory with `device`."""
+    """Return an application's physical device, if it shares memory with `device`."""
     chosen = identify(handle)
     if not chosen.is_of(device):
         raise DeviceMismatchError(f"the Vulkan device {chosen} is not one that {_wanted(device)}")

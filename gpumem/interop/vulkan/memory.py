@@ -60,13 +60,13 @@ class BufferDevice(LogicalDevice):
         InvalidDescriptorError
             `nbytes` is not from 1 to 2**63 - 1.
         DriverError
-            Vulkan refused, for want of memory say.
+            Vulkan refused, for example because memory is out.
         """
         vk = library()
         opaque = vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
         wanted = _usage(nbytes, usage)
-        asked = vk.VkPhysicalDeviceExternalBufferInfo(usage=wanted, handleType=opaque)
-        found = call("vkGetPhysicalDeviceExternalBufferProperties", self.physical_device, asked)
+        info = vk.VkPhysicalDeviceExternalBufferInfo(usage=wanted, handleType=opaque)
+        found = call("vkGetPhysicalDeviceExternalBufferProperties", self.physical_device, info)
         features = found.externalMemoryProperties.externalMemoryFeatures
         if not features & vk.VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT:
             raise UnsupportedHandleTypeError(
@@ -129,8 +129,8 @@ class BufferDevice(LogicalDevice):
     def pointer_alignment(self) -> int:
         """What address and size of `import_host`'s memory are multiples of, in bytes."""
         limits = library().VkPhysicalDeviceExternalMemoryHostPropertiesEXT()
-        asked = library().VkPhysicalDeviceProperties2(pNext=limits)
-        call("vkGetPhysicalDeviceProperties2", self.physical_device, asked)
+        info = library().VkPhysicalDeviceProperties2(pNext=limits)
+        call("vkGetPhysicalDeviceProperties2", self.physical_device, info)
         return int(limits.minImportedHostPointerAlignment) or 4096
 
     def export_memory(
@@ -161,13 +161,13 @@ class BufferDevice(LogicalDevice):
         vk = library()
         lavapipe, opaque = MemoryHandleType.LAVAPIPE_OPAQUE_FD, MemoryHandleType.OPAQUE_FD
         kind = lavapipe if self.physical.is_lavapipe else opaque
-        asked = vk.VkMemoryGetFdInfoKHR(
+        info = vk.VkMemoryGetFdInfoKHR(
             memory=typed_handle("VkDeviceMemory", memory),
             handleType=vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
         )
         name = "vkGetMemoryFdKHR"
         function = device_function(self.logical_device, name, "VK_KHR_external_memory_fd")
-        number = call(name, self.logical_device, asked, function=function)
+        number = call(name, self.logical_device, info, function=function)
         return MemoryDescriptor(
             owned_descriptor(number, kind, "the memory"),
             kind,
@@ -192,7 +192,7 @@ class BufferDevice(LogicalDevice):
         ----------
         image : VkImage
         tiling : int
-            What it was created with: Vulkan does not tell.
+            What it was created with: Vulkan has no query for it.
         aspect : int, optional
             ``VkImageAspectFlagBits``; None: colour.
         mip_level, array_layer : int
@@ -214,8 +214,8 @@ class BufferDevice(LogicalDevice):
             arrayLayer=array_layer,
         )
         handle = typed_handle("VkImage", image)
-        said = call("vkGetImageSubresourceLayout", self.logical_device, handle, part)
-        return ImageLayout(said.offset, said.size, said.rowPitch, said.arrayPitch, said.depthPitch)
+        at = call("vkGetImageSubresourceLayout", self.logical_device, handle, part)
+        return ImageLayout(at.offset, at.size, at.rowPitch, at.arrayPitch, at.depthPitch)
 
 
 class VulkanBuffer(Child[BufferDevice]):
@@ -229,7 +229,7 @@ class VulkanBuffer(Child[BufferDevice]):
     nbytes : int
         Bytes of the buffer.
     allocation_size : int
-        Bytes of the memory, which is what an importer has to be told.
+        Bytes of the memory: the size that an importer needs.
     dedicated : bool
         Whether the memory was allocated for this buffer alone, as some drivers require.
     """
@@ -314,10 +314,10 @@ def _make_buffer(
 ) -> Any:
     vk = library()
     external = vk.VkExternalMemoryBufferCreateInfo(handleTypes=handle_type)
-    asked = vk.VkBufferCreateInfo(
+    info = vk.VkBufferCreateInfo(
         pNext=external, size=nbytes, usage=usage, sharingMode=vk.VK_SHARING_MODE_EXCLUSIVE
     )
-    handle = call("vkCreateBuffer", device.logical_device, asked, None)
+    handle = call("vkCreateBuffer", device.logical_device, info, None)
     undo.callback(call, "vkDestroyBuffer", device.logical_device, handle, None)
     return handle
 
@@ -326,8 +326,8 @@ def _make_memory(
     device: LogicalDevice, undo: ExitStack, buffer: Any, more: Any, nbytes: int, kind: int
 ) -> Any:
     """Allocate memory and bind the buffer to it."""
-    asked = library().VkMemoryAllocateInfo(pNext=more, allocationSize=nbytes, memoryTypeIndex=kind)
-    memory = call("vkAllocateMemory", device.logical_device, asked, None)
+    info = library().VkMemoryAllocateInfo(pNext=more, allocationSize=nbytes, memoryTypeIndex=kind)
+    memory = call("vkAllocateMemory", device.logical_device, info, None)
     undo.callback(call, "vkFreeMemory", device.logical_device, memory, None)
     call("vkBindBufferMemory", device.logical_device, buffer, memory, 0)
     return memory
@@ -345,12 +345,12 @@ def _requirements(device: LogicalDevice, buffer: Any) -> tuple[int, int, bool]:
     """Return a buffer's bytes of memory, its memory types, and whether the memory is its alone."""
     vk = library()
     alone = vk.VkMemoryDedicatedRequirements()
-    asked = vk.VkMemoryRequirements2(pNext=alone)
+    needs = vk.VkMemoryRequirements2(pNext=alone)
     info = vk.VkBufferMemoryRequirementsInfo2(buffer=buffer)
-    call("vkGetBufferMemoryRequirements2", device.logical_device, info, asked)
-    needs = asked.memoryRequirements
+    call("vkGetBufferMemoryRequirements2", device.logical_device, info, needs)
+    memory = needs.memoryRequirements
     dedicated = alone.requiresDedicatedAllocation or alone.prefersDedicatedAllocation
-    return int(needs.size), int(needs.memoryTypeBits), bool(dedicated)
+    return int(memory.size), int(memory.memoryTypeBits), bool(dedicated)
 
 
 def _memory_type(device: LogicalDevice, allowed: int, preferred: int) -> int:

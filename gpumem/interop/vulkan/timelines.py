@@ -47,9 +47,9 @@ class TimelineDevice(LogicalDevice):
         vk = library()
         opaque = vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT
         kind = vk.VkSemaphoreTypeCreateInfo(semaphoreType=vk.VK_SEMAPHORE_TYPE_TIMELINE)
-        asked = vk.VkPhysicalDeviceExternalSemaphoreInfo(pNext=kind, handleType=opaque)
-        said = call("vkGetPhysicalDeviceExternalSemaphoreProperties", self.physical_device, asked)
-        if not said.externalSemaphoreFeatures & vk.VK_EXTERNAL_SEMAPHORE_FEATURE_EXPORTABLE_BIT:
+        info = vk.VkPhysicalDeviceExternalSemaphoreInfo(pNext=kind, handleType=opaque)
+        found = call("vkGetPhysicalDeviceExternalSemaphoreProperties", self.physical_device, info)
+        if not found.externalSemaphoreFeatures & vk.VK_EXTERNAL_SEMAPHORE_FEATURE_EXPORTABLE_BIT:
             return Capability(False, f"{self.physical.name} exports no timeline as a descriptor")
         try:
             device_function(self.logical_device, _EXPORT, _EXTENSION)
@@ -91,12 +91,12 @@ class TimelineDevice(LogicalDevice):
         if not able:
             raise UnsupportedHandleTypeError(able.reason)
         kind = SemaphoreType.TIMELINE_OPAQUE_FD
-        asked = vk.VkSemaphoreGetFdInfoKHR(
+        info = vk.VkSemaphoreGetFdInfoKHR(
             semaphore=typed_handle("VkSemaphore", semaphore),
             handleType=vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT,
         )
         function = device_function(self.logical_device, _EXPORT, _EXTENSION)
-        number = call(_EXPORT, self.logical_device, asked, function=function)
+        number = call(_EXPORT, self.logical_device, info, function=function)
         handle = owned_descriptor(number, kind, "the semaphore")
         return SemaphoreDescriptor(handle, kind, device_uuid=self.device.uuid)
 
@@ -192,8 +192,8 @@ class VulkanTimeline(Child[TimelineDevice]):
                     value=number,
                     known=self._queued[0],
                 )
-            asked = library().VkSemaphoreSignalInfo(semaphore=self.handle, value=number)
-            call("vkSignalSemaphore", logical.logical_device, asked)
+            info = library().VkSemaphoreSignalInfo(semaphore=self.handle, value=number)
+            call("vkSignalSemaphore", logical.logical_device, info)
             self._known = max(self._known, number)
 
     def waiting(self, value: int) -> SemaphoreOperation:
@@ -241,7 +241,7 @@ class Bridge:
     """Passes a timeline's values on to another one, from a thread that waits for each.
 
     For a Vulkan timeline that has no descriptor and a `HostTimeline`, in one process. One way only:
-    the target is signalled by nobody else. If the source is lost, or the target cannot follow, a
+    only the bridge signals the target. If the source is lost, or the target cannot follow, a
     target that can be poisoned is, and `close` raises.
 
     Parameters
