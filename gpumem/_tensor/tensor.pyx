@@ -630,7 +630,7 @@ cdef int require_order(Tensor tensor, int flags) except -1:
             and (in_f or not includes(flags, PyBUF_F_CONTIGUOUS))
             and (in_c or in_f or not includes(flags, PyBUF_ANY_CONTIGUOUS))):
         return 0
-    raise BufferError(f"strides {tensor.strides} are not in the requested order: copy it "
+    raise BufferError(f"strides {tensor.strides} are not in the order asked for: copy it "
                       "first, with .contiguous()")
 
 
