@@ -67,7 +67,7 @@ class CostedNode(Protocol):
 
     @property
     def bodies(self) -> Iterable[Iterable[CostedNode]]:
-        """The nodes of each graph that it holds, such as the branches of an If."""
+        """The nodes of each graph in the node, such as the branches of an If."""
 
 
 NodeOrGroup: TypeAlias = CostedNode | Iterable[CostedNode]
@@ -99,7 +99,7 @@ def values_made(node: CostedNode) -> Iterator[CostedValue]:
 
 
 def _with_inner(node: CostedNode) -> Iterator[CostedNode]:
-    """Yield a node, then the nodes of the graphs that it holds, at any depth."""
+    """Yield a node, then the nodes of the graphs in it, at any depth."""
     yield node
     for body in node.bodies:
         for inner in body:

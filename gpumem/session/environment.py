@@ -51,11 +51,11 @@ class Environment:
     Parameters
     ----------
     config : Mapping, optional
-        Settings of the arenas that `register` makes. ``ep_factory.<name>.arena.<field>`` holds for
+        Settings of the arenas that `register` makes. ``ep_factory.<name>.arena.<field>`` applies to
         the allocators of that name: a memory's name, ``cuda:0`` or ``cuda:1/managed``, a device
         type, ``cuda`` (the own memory of every CUDA device), or the `MemoryInfo.name` that it was
-        registered with; a bare ``arena.<field>`` holds for all. ``ep.<name>.arena.<field>`` holds
-        for the private arenas of sessions. Names are matched without regard to case.
+        registered with; a bare ``arena.<field>`` applies to all; ``ep.<name>.arena.<field>`` to
+        the private arenas of sessions. Names are matched without regard to case.
 
     Raises
     ------

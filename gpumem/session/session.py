@@ -622,7 +622,7 @@ def _retain(used: list[Tensor], stream: Stream) -> None:
 def _require_all(context: RunContext, outputs: Mapping[str, BoundOutput]) -> None:
     missing = [name for name in outputs if name not in context._results]
     if missing:
-        raise ValueError(f"the run did not ask for the bound outputs {missing}: ctx.output(...)")
+        raise ValueError(f"the run did not call ctx.output for the bound outputs {missing}")
 
 
 def _require_name(name: object, others: Mapping[str, object], what: str) -> None:
