@@ -5,7 +5,7 @@ from cpython.object cimport PyObject, PyTypeObject
 cdef extern from *:
     """
     /* Cython calls its own constructor directly; Python loses both ways to it. An object that
-       __new__ made and nobody filled in would be read through null pointers. */
+       __new__ made and that was never filled in would be read through null pointers. */
     static inline int gm_forbid_instantiation(PyTypeObject *type) {
         type->tp_new = NULL;
         type->tp_vectorcall = NULL;

@@ -39,7 +39,7 @@ cdef struct ViewCount:
 cdef struct Lease:
     ViewCount views         # of this block
     uint32_t stream_slot    # the block is freed on
-    uint64_t handle         # of the block, as its resource knows it
+    uint64_t handle         # of the block, as its resource numbers it
     uint64_t address
     uint64_t nbytes
     Uses* uses              # recorded streams; NULL: none. `release` takes them over

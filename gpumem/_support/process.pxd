@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
-# What every finalizer asks first. `exiting` is set when the interpreter begins to end;
+# What every finalizer checks first. `exiting` is set when the interpreter begins to end;
 # `generation` counts forks on the way from the first process to this one.
 cdef struct ProcessState:
     int exiting

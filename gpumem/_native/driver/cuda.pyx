@@ -23,7 +23,7 @@ cdef DriverTable table
 cdef str reason = "not asked yet"
 cdef int count = -1             # devices; -1: not asked yet
 cdef list missing = []
-# The first to ask fills the table; who asks meanwhile waits for the answer.
+# The first call fills the table; calls of other threads wait for it.
 cdef object filling = threading.RLock()
 
 
@@ -38,7 +38,7 @@ def load():
             reason = _fill()
         except Exception as error:
             # Whatever the loader trips over (no libcuda, a stub library, a broken install), the
-            # answer to "is there CUDA?" is no, with its own words.
+            # reason is the error's own text: CUDA is not available.
             reason = f"{type(error).__name__}: {error}".strip().replace("\n", " ")
         return reason
 

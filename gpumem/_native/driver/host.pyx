@@ -1,7 +1,7 @@
 """Fill the driver table from the host device, and set what no driver has a function for.
 
 The host device itself is plain C (hostdev/): worker threads and ordinary memory, no Python.
-What only tests ask of it is in gpumem/_testing.
+What only tests use is in gpumem/_testing.
 """
 
 import atexit
@@ -43,7 +43,7 @@ def _shutdown():
 
 
 def load():
-    """Start the host device; returns None: there is no reason for which it could be missing."""
+    """Start the host device. Returns None, since it is never missing."""
     global loaded
     if not loaded:
         check(hostdev_table(), hostdev_table().cuInit(0), "cuInit")

@@ -1,4 +1,4 @@
-"""The driver table's devices: open, ask, fail in one way."""
+"""Devices of the driver table: opening them, queries, one way to raise."""
 
 from libc.string cimport strcmp
 

@@ -47,7 +47,7 @@ static inline void store64(uint64_t *word, uint64_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
-/* A word that says how much of a table is filled, or a sum: who sees it sees what was done before. */
+/* A word that says how much of a table is filled, or a sum: a thread that sees it sees what was done before. */
 static inline uint32_t published32(const uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
@@ -68,7 +68,7 @@ static inline void publish_pointer(void **at, void *value) {
 }
 
 /* A record that its readers check instead of locking it: its version is 0 while it is written, and
-   is published again with `publish32`. A reader asks before it copies the record and after. */
+   is published again with `publish32`. A reader compares the version before and after its copy. */
 static inline void version_begin(uint32_t *version) {
     __atomic_store_n(version, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
@@ -91,7 +91,7 @@ static inline int pointer_try(void **at, void *seen, void *value) {
     return __atomic_compare_exchange_n(at, &seen, value, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* The head of a list as one word: many push, one takes all. Who takes sees what was pushed. A push
+/* The head of a list as one word: many push, one takes all, and sees what was pushed. A push
    that fails sets `seen` to the head of now. */
 static inline int head_try(uint64_t *head, uint64_t *seen, uint64_t wanted) {
     return __atomic_compare_exchange_n(head, seen, wanted, 1, __ATOMIC_RELEASE, __ATOMIC_RELAXED);

@@ -1,7 +1,7 @@
 /* Who called: return addresses of the calling thread, the innermost first.
  *
  * By the unwinder that every C++ program has, so that it needs no debug information and no libc but
- * any; addresses become names only when somebody reads a report.
+ * any; addresses become names only when a report is read.
  */
 #ifndef GPUMEM_CALLERS_H
 #define GPUMEM_CALLERS_H

@@ -1,10 +1,10 @@
 /* A lock that sleeps: a bounded spin, then a futex wait.
  *
- * Four bytes, ~10 ns a pair when nobody contends. A pure spin lock collapses under two
+ * Four bytes, ~10 ns a pair without contention. A pure spin lock collapses under two
  * threads and a PyThread lock costs four times as much. Never taken with the intent to
  * acquire the interpreter lock inside (order: GIL, grow lock, arena lock).
  *
- * state: 0 free, 1 held, 2 held and somebody may sleep (U. Drepper, "Futexes are tricky",
+ * state: 0 free, 1 held, 2 held and a thread may sleep (U. Drepper, "Futexes are tricky",
  * 2011, third mutex).
  */
 #ifndef GPUMEM_LOCK_H
@@ -38,7 +38,7 @@ static __attribute__((noinline)) void lock_acquire_slow(Lock *lock) {
         if (seen == 0 && __atomic_compare_exchange_n(&lock->state, &seen, 1, 0, __ATOMIC_ACQUIRE,
                                                      __ATOMIC_RELAXED))
             return;
-        if (seen == 2) break; /* somebody already sleeps: queue behind, do not burn */
+        if (seen == 2) break; /* a thread sleeps already: queue behind it */
         lock_pause();
     }
     while (__atomic_exchange_n(&lock->state, 2, __ATOMIC_ACQUIRE) != 0)

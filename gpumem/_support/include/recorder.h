@@ -80,7 +80,7 @@ static const uint32_t *rec_process; /* the process's generation, see _support/pr
 static uint32_t rec_numbers;
 static uint64_t rec_serials;
 static int rec_biased;
-static uint16_t (*rec_stack)(void); /* numbers the calling thread's stack; NULL: nobody can */
+static uint16_t (*rec_stack)(void); /* numbers the calling thread's stack; NULL: stacks are not recorded */
 static pthread_key_t rec_key;
 static int32_t rec_thread_ids[65536]; /* number -> the system's id of the thread */
 

@@ -35,7 +35,7 @@ enum {
 };
 
 typedef struct Recorder {
-    uint64_t serial;      /* never used again; 0 is nobody's */
+    uint64_t serial;      /* never used again; 0: no recorder */
     uint32_t generation;  /* of the process it belongs to: a fork's child writes nothing */
     uint32_t sampling;    /* a stack for so many of 2**32 allocations */
     uint64_t began;       /* ns, of the monotonic clock */
@@ -70,7 +70,7 @@ typedef struct EventSource {
     char name[64];
     uint64_t serial; /* of the resource in its process, from 1; never used again */
     uint64_t budget; /* serial of the level that it charges; 0: none */
-    uint64_t told_allocs; /* counts that whoever watches has been told: they never fall */
+    uint64_t told_allocs; /* counts that readers have been shown: they never fall */
     uint64_t told_frees;
 } EventSource;
 

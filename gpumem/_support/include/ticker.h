@@ -1,5 +1,5 @@
-/* A thread that calls a function again and again, and belongs to nobody else: it knows no
- * interpreter, takes no signal, and ends when it is told to. One per process; in a fork's child
+/* A thread that calls a function again and again. It never uses the interpreter, takes no signal,
+ * and ends at ticker_stop. One per process; in a fork's child
  * there is none, and it may be started there.
  */
 #ifndef GPUMEM_TICKER_H

@@ -37,7 +37,7 @@ typedef struct CUuuid_st {
     char bytes[16];
 } CUuuid;
 
-/* ---- status codes: E(name, number, what a driver says of it) ---- */
+/* ---- status codes: E(name without CUDA_, number, the driver's description) ---- */
 #define GM_ERRORS(E)                                                                              \
     E(SUCCESS, 0, "no error")                                                                     \
     E(ERROR_INVALID_VALUE, 1, "invalid argument")                                                 \

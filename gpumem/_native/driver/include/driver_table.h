@@ -1,4 +1,4 @@
-/* One table of driver functions: what an arena calls, whoever stands behind it.
+/* One table of driver functions: what an arena calls, on CUDA and on the host device.
  *
  * GM_DRIVER_FUNCTIONS is the single list. From it come the struct, the names and
  * versions that fill it from a CUDA driver (driver/cuda.pyx), the prototypes that the
@@ -10,7 +10,7 @@
  *   parameters  exactly the driver's, so that an entry is called as the driver would be
  *
  * A NULL entry means "not there" (old driver, or not built yet on the host device):
- * callers that do not strictly need a function ask for it before they call it.
+ * callers that do not strictly need a function compare it with NULL first.
  */
 #ifndef GPUMEM_DRIVER_TABLE_H
 #define GPUMEM_DRIVER_TABLE_H
@@ -240,7 +240,7 @@ typedef struct DriverTable {
 #undef GM_ENTRY_FIELD
 #undef GM_OLDER_FIELD
 
-/* What fills a table by name: the entry's place in the struct, and what to ask for. */
+/* What fills a table by name: the entry's place in the struct, its name and version. */
 typedef struct DriverEntry {
     const char *name; /* "cuMemAlloc" */
     int version;      /* 3020 */

@@ -1,4 +1,4 @@
-/* A timeline in one shared page: a value that only rises, and who waits for it to.
+/* A timeline in one shared page: a value that only rises, and its waiters.
  *
  * Any number of processes map the page (a sealed memfd). Value and sequence lie where any
  * program that shares such a page expects them: a signal raises `value` (byte 0), adds one
@@ -17,8 +17,8 @@
  * No wake-up is early: a wait returns only after it read a value that is high enough, and
  * what was written before that value was raised is visible by then.
  *
- * A device's store to `value` takes no part in this. Whoever queues the first one sets
- * `polled` beforehand; from then on nobody sleeps longer than TIMELINE_POLL_NS.
+ * A device's store to `value` takes no part in this. The caller that queues the first one sets
+ * `polled` beforehand; from then on no waiter sleeps longer than TIMELINE_POLL_NS.
  *
  * A waiter that dies leaves `waiters` too high, which costs each signal a system call.
  */
@@ -60,7 +60,7 @@ typedef struct TimelinePeer { /* one process's use; timeline_peers.h */
 /* Line by line: what a signal writes; what a waiter writes; what hardly changes. */
 typedef struct TimelinePage {
     _Atomic uint64_t value;
-    _Atomic uint64_t pending;   /* highest that was signalled or queued, by anyone who tells */
+    _Atomic uint64_t pending;   /* highest that was signalled or queued, as far as known */
     char apart[48];
     _Atomic uint32_t sequence;  /* at byte 64: goes up with every signal */
     _Atomic uint32_t waiters;   /* asleep, or about to be */
@@ -123,20 +123,20 @@ static inline bool timeline_raise(_Atomic uint64_t *word, uint64_t value, uint64
     return false;
 }
 
-/* The highest that was signalled or queued. Whoever only stores `value` says nothing of it. */
+/* The highest that was signalled or queued. A program that only stores `value` does not raise it. */
 static inline uint64_t timeline_pending(TimelinePage *page) {
     uint64_t before, value = atomic_load(&page->value);
     return timeline_raise(&page->pending, value, &before) ? value : before;
 }
 
-/* Reserve a value, so that nobody else signals it or one below; false: `known` is not lower. */
+/* Reserve a value, so that no other process signals it or one below; false: `known` is not lower. */
 static inline bool timeline_claim(TimelinePage *page, uint64_t value, uint64_t *known) {
     *known = timeline_pending(page);
     return timeline_raise(&page->pending, value, known);
 }
 
-/* Claim only if nobody has claimed since `from` was seen; or take a claim back, which fails when
- * somebody has built upon it. */
+/* Claim only if there was no claim since `from` was seen; or take a claim back, which fails after a
+ * later claim. */
 static inline bool timeline_move(TimelinePage *page, uint64_t from, uint64_t to) {
     return atomic_compare_exchange_strong(&page->pending, &from, to);
 }
@@ -151,7 +151,7 @@ static inline void timeline_poison(TimelinePage *page) {
     timeline_wake(page);
 }
 
-/* Before the first store of a device is queued: whoever sleeps already has to look again. */
+/* Before the first store of a device is queued: waiters that sleep already have to look again. */
 static inline void timeline_poll(TimelinePage *page) {
     if (atomic_exchange(&page->polled, 1) == 0) timeline_wake(page);
 }
@@ -174,7 +174,7 @@ static inline TimelineStatus timeline_look(TimelinePage *page, uint64_t value) {
     return atomic_load(&page->poisoned) ? TIMELINE_POISONED : TIMELINE_LATE;
 }
 
-/* Until the sequence leaves `seen`, somebody wakes us for nothing, or so many ns have passed. */
+/* Until the sequence leaves `seen`, a spurious wake-up, or `longest` ns have passed. */
 static inline void timeline_sleep(TimelinePage *page, uint32_t seen, uint64_t longest) {
     if (atomic_load(&page->polled) && longest > TIMELINE_POLL_NS) longest = TIMELINE_POLL_NS;
     struct timespec span = {(time_t)(longest / 1000000000u), (long)(longest % 1000000000u)};

@@ -86,6 +86,7 @@ static CUresult peer_ordered(Context *context, Context *dst_context, Context *sr
     host_points_start(&points);
     CUresult result = host_stream_points(dst_context->legacy, &points);
     if (result == CUDA_SUCCESS) result = host_stream_points(src_context->legacy, &points);
+    /* The points were collected without the stream's lock, which comes after Context.lock. */
     if (result == CUDA_SUCCESS) result = host_stream_begin(context, CU_STREAM_LEGACY, &stream);
     if (result == CUDA_SUCCESS) {
         for (size_t i = 0; i < points.count && result == CUDA_SUCCESS; i++) {

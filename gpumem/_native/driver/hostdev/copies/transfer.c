@@ -63,7 +63,7 @@ static CUresult reachable(uintptr_t address, size_t size, bool known, bool write
 }
 
 /* memcpy goes around the caches when one call is larger than they are. Copies here come
- * in pieces that are not, so a long one is told so by hand: half as fast again. */
+ * in pieces that are not, so a long one goes around them explicitly: half as fast again. */
 static void move(uintptr_t dst, uintptr_t src, size_t size, bool around_caches) {
     enum { LINE = 64 };
     size_t head = (LINE - dst % LINE) % LINE;
@@ -174,8 +174,8 @@ static CUresult value_look(const Value *want, bool *met) {
     return result;
 }
 
-/* Memory does not tell when it changes: look again after a time that grows to a
- * millisecond, or when a stream of ours has written some value. */
+/* A change of memory wakes no thread: the value is read again after a time that grows to a
+ * millisecond, or when a stream of this device has written a value. */
 void host_value_wait(Stream *stream, const Value *want) {
     enum { FIRST_NS = 2000, LONGEST_NS = 1000000 };
     uint64_t pause = FIRST_NS;

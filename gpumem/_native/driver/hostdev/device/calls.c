@@ -12,7 +12,7 @@ CUresult host_enter(Call call) {
     count_call(call);
     HOST_TRY(state_check());
     if (atomic_load_explicit(&host_captures, memory_order_relaxed)) HOST_TRY(host_capture_forbids(call));
-    return inject_fault(call);
+    return inject_fault(call); /* last: a call that is refused anyway uses no fault up */
 }
 
 CUresult host_enter_context(Call call, Context **context) {

@@ -1,4 +1,4 @@
-/* Time: the monotonic clock, or a virtual one that moves only when told; and the lag. */
+/* Time: the monotonic clock, or a virtual one that only calls move; and the lag. */
 #include "internal.h"
 
 #include <time.h>
@@ -26,6 +26,7 @@ uint64_t host_clock_due(void) {
     return lag ? host_now() + lag : 0;
 }
 
+/* Never backwards: another thread may have advanced it further. */
 void host_clock_advance_to(uint64_t time) {
     uint64_t now = atomic_load(&clock_time);
     while (now < time && !atomic_compare_exchange_weak(&clock_time, &now, time)) {
@@ -52,6 +53,7 @@ uint64_t hostdev_now(void) { return host_now(); }
 
 int hostdev_use_virtual_clock(int on) {
     host_setup();
+    /* It goes on from the real time: times of events recorded before stay comparable. */
     if (on && !host_clock_is_virtual()) atomic_store(&clock_time, monotonic());
     atomic_store(&clock_virtual, on != 0);
     host_streams_wake();

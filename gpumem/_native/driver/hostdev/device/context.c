@@ -60,7 +60,7 @@ static void context_end(Context *context) {
     for (Stream *stream = context->streams; stream; stream = stream->next)
         atomic_store(&stream->cancelled, true);
     pthread_mutex_unlock(&context->lock);
-    host_streams_wake();
+    host_streams_wake(); /* blocked workers see that they are cancelled */
     host_points_start(&points);
     if (host_streams_points(context, NULL, true, &points) == CUDA_SUCCESS) host_points_wait(&points);
     host_points_end(&points);
@@ -123,6 +123,7 @@ CUresult host_cuCtxGetCurrent(CUcontext *context) {
     ENTER(CtxGetCurrent);
     if (!context) return CUDA_ERROR_INVALID_VALUE;
     Context *current;
+    /* A destroyed context is still the current one, as the driver answers. */
     bool none = host_context_current(&current) == CUDA_ERROR_INVALID_CONTEXT;
     *context = none ? NULL : (CUcontext)(uintptr_t)host_thread.stack[host_thread.depth - 1];
     return CUDA_SUCCESS;
@@ -185,6 +186,7 @@ CUresult host_cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 /* ---- peers: kept and answered; every host device reaches every other's memory ---- */
 
+/* INVALID_DEVICE: a device is no peer of itself. */
 static CUresult peer_bit(CUcontext peer, const Context *context, uint64_t *bit) {
     Context *other;
     HOST_TRY(host_context_of(peer, &other));

@@ -6,7 +6,7 @@
  * are in instruments/controls.h. None of it needs cuInit, and all of it may be called from
  * any thread.
  *
- * Int results: 0 is success, anything else the CUresult that says why not.
+ * Int results: 0 is success, anything else is the CUresult of the refusal.
  */
 #ifndef GPUMEM_HOSTDEV_H
 #define GPUMEM_HOSTDEV_H
@@ -43,7 +43,7 @@ HOSTDEV_API size_t hostdev_used(int ordinal);
 /* Every stream finishes its work that much later than it was enqueued. 0: at once. */
 HOSTDEV_API void hostdev_set_lag(uint64_t nanoseconds);
 
-/* A clock that moves only when told: lag is measured on it, and so are event times.
+/* A clock that only hostdev_advance_clock moves: lag is measured on it, and so are event times.
  * While it is on, queries first let every worker do what is due, so that the answer
  * depends on the clock alone; a host that synchronizes moves the clock to the point it
  * waits for. Switching it on starts at the monotonic clock's reading. */

@@ -3,7 +3,7 @@
  * Objects. A handle that the caller holds (stream, event, ...) is not a pointer but a
  * number: kind, birth (which process after how many forks), generation and index of a
  * slot. Slots are never given back to malloc, so any number whatever can be looked up,
- * and a stale one is told apart from its slot's next tenant. What is found by a handle
+ * and a stale one is distinguished from its slot's next tenant. What is found by a handle
  * is used under the object's own lock, after comparing the handle once more.
  *
  * Streams. A stream is a ring of operations numbered from 1. `submitted` and `completed`
@@ -13,7 +13,7 @@
  * operation that holds a Point. Points only ever name operations that were already
  * queued, so waits cannot form a cycle.
  *
- * Memory. One ordered map holds every range that the device knows (allocations, pinned
+ * Memory. One ordered map holds every range of the device (allocations, pinned
  * and registered ranges, mappings, segments of pools), a second one the reserved address
  * ranges, a third the allocations inside segments: queued work may still use a block that
  * is free or has another owner by now, so access is a matter of the segment. Code that
@@ -218,7 +218,7 @@ typedef enum StreamRole { ROLE_ORDINARY, ROLE_LEGACY, ROLE_PER_THREAD } StreamRo
 struct Stream {
     Object object;
     pthread_cond_t work;     /* the worker waits here: for work, for its time */
-    pthread_cond_t progress; /* everybody else waits here: `completed` moved */
+    pthread_cond_t progress; /* all others wait here: `completed` moved */
     Context *context;
     Stream *next, *previous; /* Context.lock */
     StreamRole role;
@@ -239,7 +239,7 @@ struct Stream {
     Capture *capture;        /* NULL: not capturing */
     struct NodeSet *captured; /* of that capture: all that the stream's next node comes after */
     struct NodeSet *latest;   /* of those, the ones it would name */
-    CUgraphNode *named;       /* them, as the caller was last told; owned */
+    CUgraphNode *named;       /* their handles, as the caller last got them; owned */
     Point seen[STREAM_SEEN]; /* other streams' points it has waited for, oldest overwritten */
     unsigned seen_next;
 };
@@ -295,7 +295,7 @@ CUresult host_stream_points(Stream *stream, Points *points);
 CUresult host_streams_points(Context *context, const Stream *except, bool all, Points *points);
 CUresult host_points_wait(Points *points);
 CUresult host_context_wait(Context *context); /* everything queued in the context */
-void host_streams_wake(void);  /* everyone looks again: shutdown, cancel, clock */
+void host_streams_wake(void);  /* all waiters check again: shutdown, cancel, clock */
 bool host_stop_requested(const Stream *stream);
 void host_park(Stream *stream, ParkKind kind, Point point); /* worker only, unlocked */
 
@@ -443,7 +443,7 @@ void host_slab_give(Range *range);
 size_t host_round_up(size_t value, size_t unit);
 
 /* ---- copies (copy.c) ---- */
-enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the caller says lies there */
+enum { COPY_ANY_SIDE, COPY_HOST_SIDE, COPY_DEVICE_SIDE }; /* what the call says lies there */
 Copy host_copy_linear(uintptr_t dst, uintptr_t src, size_t size);
 CUresult host_copy_check(Copy *copy, int dst_side, int src_side);
 CUresult host_copy_sync(Context *context, Copy *copy, int dst_side, int src_side);
@@ -490,7 +490,7 @@ static inline CUmemAccess_flags host_access_flags(bool reads, bool writes) {
     if (writes) return CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return reads ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
-/* Who may read and who may write, a bit per device, after `bit` was given `flags`. */
+/* Gives the device of `bit` the access of `flags`, in the sets of devices that read and write. */
 static inline void host_access_set(uint64_t *readers, uint64_t *writers, uint64_t bit,
                                    CUmemAccess_flags flags) {
     *readers = flags != CU_MEM_ACCESS_FLAGS_PROT_NONE ? *readers | bit : *readers & ~bit;

@@ -317,7 +317,7 @@ CUresult host_cuStreamEndCapture(CUstream handle, CUgraph *graph) {
 }
 
 /* A captured stream goes: its capture cannot be completed any more. If it was the origin
- * nobody can end the capture either, so that happens here. */
+ * no call could end the capture any more, so it ends here. */
 void host_capture_abandon(Stream *stream) {
     Capture *capture = stream->capture;
     stream->capture = NULL;

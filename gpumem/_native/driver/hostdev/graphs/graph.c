@@ -1,4 +1,4 @@
-/* Graphs: what was captured, launched as often as one likes.
+/* Graphs: captured operations that can be launched any number of times.
  *
  * An executable is a counted, unchanging list of operations; a launch is one operation
  * in a stream that runs them in the order of capture. Branches are not run side by side.
@@ -25,6 +25,7 @@ bool host_nodes_add(Nodes *nodes, const Op *op) {
 static void user_object_release(UserObject *object, unsigned count) {
     if (atomic_fetch_sub(&object->references, count) != count) return;
     uint64_t handle = atomic_load(&object->object.handle);
+    /* Before the slot is given back: the destructor may look the object up by its handle. */
     object->destroy(object->data);
     host_object_hide(&host.user_objects, object, handle);
     host_object_give(&host.user_objects, object);
@@ -103,7 +104,7 @@ CUresult host_cuGraphDestroy(CUgraph handle) {
     return CUDA_SUCCESS;
 }
 
-/* A node's handle says which graph and which index; nothing can be done with it. */
+/* A node's handle is made of the graph's and the node's index. No call accepts it. */
 CUresult host_cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     ENTER(GraphGetNodes);
     if (!count) return CUDA_ERROR_INVALID_VALUE;
@@ -124,7 +125,7 @@ CUresult host_cuGraphRetainUserObject(CUgraph handle, CUuserObject object_handle
     Graph *graph = HOST_LOCKED(graphs, handle, CUDA_ERROR_INVALID_VALUE);
     size_t total = graph->object_count + count;
     UserObject **grown = realloc(graph->objects, total * sizeof *grown);
-    if (grown) {
+    if (grown) { /* one entry per reference, so that each is released by itself */
         graph->objects = grown;
         while (graph->object_count < total) grown[graph->object_count++] = object;
         if (!(flags & MOVE)) atomic_fetch_add(&object->references, count);
@@ -142,7 +143,8 @@ static void program_drop(void *pointer) {
     free(program);
 }
 
-static Program *program_new(const Graph *graph) { /* graph locked */
+/* A copy, so that the graph may be destroyed or changed while it runs. The graph is locked. */
+static Program *program_new(const Graph *graph) {
     size_t bytes = graph->nodes.count * sizeof(Op);
     Program *program = malloc(sizeof *program + bytes);
     UserObject **objects = malloc((graph->object_count + 1) * sizeof *objects);
@@ -223,6 +225,6 @@ CUresult host_cuGraphLaunch(CUgraphExec handle, CUstream stream) {
         if (result == CUDA_SUCCESS) WATCH(host_order_program(found, program));
         host_stream_end(found);
     }
-    if (result != CUDA_SUCCESS) program_drop(program);
+    if (result != CUDA_SUCCESS) program_drop(program); /* else the operation owns the reference */
     return result;
 }

@@ -2,7 +2,7 @@
  *
  * No code of gpumem calls these but gpumem/_testing, through the table at the end. All are
  * off by default, need no cuInit and may be called from any thread. Int results: 0 is
- * success, anything else the CUresult that says why not.
+ * success, anything else is the CUresult of the refusal.
  */
 #ifndef GPUMEM_HOSTDEV_CONTROLS_H
 #define GPUMEM_HOSTDEV_CONTROLS_H
@@ -66,7 +66,7 @@ typedef enum HostdevMisuse {
  * has pages of its own, whose addresses are never used again and lose their access when
  * freed: an operation that names them fails, the host faults. Copies, fills, and blocks
  * taken from and given to pools are compared with what other streams did to the same bytes,
- * by what the program waited for, whether or not it went well this time; what streams tell
+ * by what the program waited for, whether or not it went well this time; what streams pass to
  * each other through values, semaphores and host functions counts as order. */
 HOSTDEV_API void hostdev_find_misuse(int on);
 HOSTDEV_API uint64_t hostdev_misuse_count(int kind);
@@ -96,23 +96,13 @@ HOSTDEV_API void hostdev_last_import(HostdevImport *import);
 
 /* ---- all of them, for a module that is linked apart from the device ---- */
 
-typedef struct HostdevControls {
-    uint64_t (*call_count)(const char *name);
-    uint64_t (*total_calls)(void);
-    void (*reset_counts)(void);
-    size_t (*used)(int ordinal);
-    void (*live)(HostdevLive *live);
-    int (*fail)(const char *function, uint64_t call, uint64_t times, int error);
-    int (*fail_here)(const char *function, uint64_t call, uint64_t times, int error);
-    int (*delay_record)(uint64_t record, uint64_t nanoseconds);
-    int (*lose_device)(int ordinal, int error);
-    void (*clear_faults)(void);
-    void (*use_h200_costs)(int on);
-    void (*find_misuse)(int on);
-    uint64_t (*misuse_count)(int kind);
-    const char *(*misuse_report)(void);
-    void (*rehearse_windows)(int on);
-    void (*last_import)(HostdevImport *import);
-} HostdevControls;
+#define HOSTDEV_CONTROLS(C)                                                           \
+    C(call_count) C(total_calls) C(reset_counts) C(used) C(live) C(fail) C(fail_here) \
+    C(delay_record) C(lose_device) C(clear_faults) C(use_h200_costs) C(find_misuse)   \
+    C(misuse_count) C(misuse_report) C(rehearse_windows) C(last_import)
+
+#define HOSTDEV_CONTROL(name) __typeof__(hostdev_##name) *name;
+typedef struct HostdevControls { HOSTDEV_CONTROLS(HOSTDEV_CONTROL) } HostdevControls;
+#undef HOSTDEV_CONTROL
 
 #endif

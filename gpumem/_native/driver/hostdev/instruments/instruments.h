@@ -47,7 +47,7 @@ static inline void delay_record(Point *point) {
 /* ---- misuse: what is known (order.c, shadow.c), what is found (misuse.c, graves.c) ---- */
 
 typedef struct Known Known;
-typedef struct Access { /* who accessed something */
+typedef struct Access { /* a stream's or the host's use of some bytes */
     uint32_t slot;      /* of the stream, + 1; 0: the host */
     uint64_t number;    /* of the operation there */
     uint64_t stream;    /* its id, for messages */

@@ -82,7 +82,7 @@ void host_misuse_leaks(void) {
     }
     if (total == 0) return;
     note(HOSTDEV_LEAK, total, "left at the end: %s", text);
-    fprintf(stderr, "gpumem host device: left at the end: %s\n", text); /* after it nothing asks */
+    fprintf(stderr, "gpumem host device: left at the end: %s\n", text); /* no call can read it any more */
 }
 
 /* ---- the caller's side ---- */

@@ -12,10 +12,10 @@
  *   every submission  joins the host's row: a program's calls come one after another
  *
  * What is not seen makes the answer "ordered", never "unordered". All threads of the host
- * count as one. A host function, a written value or a signalled semaphore tells the host,
- * in ways of its own, of all before it. After a wait for a value or a semaphore only the
- * program knows what a stream is ordered after: the stream is loose, its accesses are not
- * looked at, until the host synchronizes with it; so is every stream that waits for it.
+ * count as one. After a host function, a written value or a signalled semaphore the host may
+ * be ordered after all that came before it, in ways that are not seen here. After a wait for a value or a semaphore only the
+ * program determines what a stream is ordered after: the stream is loose, its accesses are not
+ * checked, until the host synchronizes with it; so is every stream that waits for it.
  */
 #include "../device/internal.h"
 
@@ -280,7 +280,7 @@ void host_order_copy(Stream *stream, uint64_t number, const Copy *copy) {
     if (copy->dst_known) touch_box(stream, number, copy, true);
 }
 
-/* All before it is told to the host. */
+/* From here on the host may be ordered after all of the stream's work up to `number`. */
 static void publish(Stream *stream, uint64_t number) {
     pthread_mutex_lock(&lock);
     Known **row = row_of(stream);

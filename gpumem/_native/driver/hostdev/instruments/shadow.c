@@ -1,4 +1,4 @@
-/* Shadow marks: of every byte that was touched, who wrote it last and who has read it since.
+/* Shadow marks: of every byte that was touched, its last write and the reads since.
  *
  * Disjoint spans in an address map. A write replaces what it covers by one span; a read
  * is added to the spans that it crosses, and to a new one where nothing was yet. Under

@@ -1,4 +1,4 @@
-/* Host memory that the device reaches: allocated pinned, or the caller's, registered.
+/* Host memory that the device reaches: allocated pinned, or registered by the caller.
  *
  * Nothing is locked into memory: there is no DMA engine that needs it, and an
  * unprivileged process may lock a few megabytes only. Device and host address are one.
@@ -80,7 +80,7 @@ CUresult host_cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsi
 }
 
 /* With unified addressing every such range is mapped and portable, asked for or not; the
- * driver says the one and not the other. */
+ * driver reports the first and not the second. */
 CUresult host_cuMemHostGetFlags(unsigned int *flags, void *pointer) {
     ENTER_CONTEXT(MemHostGetFlags);
     if (!flags) return CUDA_ERROR_INVALID_VALUE;

@@ -25,9 +25,10 @@ void host_pool_unlock(Pool *pool) {
 }
 
 static int pool_file(const CUmemPoolProps *props) {
+    /* -1: private memory; -2: the kernel refused. Sparse: the size only bounds offsets. */
     if (props->handleTypes == CU_MEM_HANDLE_TYPE_NONE) return -1;
     int file = memfd_create("gpumem-pool", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)1 << 46) == 0) return file; /* sparse */
+    if (file >= 0 && ftruncate(file, (off_t)1 << 46) == 0) return file;
     if (file >= 0) close(file);
     return -2;
 }
@@ -83,6 +84,7 @@ CUresult host_cuMemPoolDestroy(CUmemoryPool handle) {
     for (int device = 0; device < HOSTDEV_MAX_DEVICES; device++)
         if (host.devices[device].current_pool == number) host.devices[device].current_pool = 0;
     pthread_mutex_unlock(&host.setup_lock);
+    /* Again: another thread may have destroyed it while it was unlocked. */
     pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     pool->destroyed = host_object_hide(&host.pools, pool, number);
     host_pool_unlock(pool);
@@ -147,7 +149,7 @@ static CUresult pool_alloc(Context *context, CUdeviceptr *pointer, size_t size, 
     Stream *stream;
     Block *block;
     if (!pointer) return CUDA_ERROR_INVALID_VALUE;
-    *pointer = 0;
+    *pointer = 0; /* an empty block has no address, and freeing it does nothing */
     if (size == 0) return CUDA_SUCCESS;
     if (size > SIZE_MAX / 2) return CUDA_ERROR_OUT_OF_MEMORY;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
@@ -170,6 +172,7 @@ CUresult host_cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream
     Context *context = ENTER_STREAM(MemAllocAsync, stream);
     Stream *found;
     CUmemoryPool pool;
+    /* The pool of the stream's device, which need not be the current one. */
     HOST_TRY(host_stream_resolve(context, stream, &found));
     HOST_TRY(device_pool(found->context->device, true, &pool));
     return pool_alloc(context, pointer, size, pool, stream);
@@ -180,7 +183,8 @@ CUresult host_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemor
     return pool_alloc(ENTER_STREAM(MemAllocFromPoolAsync, stream), pointer, size, pool, stream);
 }
 
-/* Several threads may free it; the first one does: the block is looked up again under its pool's lock. */
+/* Of several threads that free the block one succeeds: it is looked up again under its pool's
+ * lock, which comes before map_lock. */
 CUresult host_pooled_free(uintptr_t address, Point freed) {
     pthread_rwlock_rdlock(&host.map_lock);
     Range *range = host_map_find(&host.pooled, address);
@@ -210,6 +214,7 @@ static CUresult release_push(Stream *stream, uintptr_t address) {
     Op release = {.kind = OP_RUN, .run = {release_run, NULL, (void *)address}};
     pthread_rwlock_wrlock(&host.map_lock);
     Range *range = host_map_find(&host.ranges, address);
+    /* Marked until the stream gets there: a second free is refused, as at once. */
     bool first = range && range->base == address && !range->leaving;
     if (first) range->leaving = true;
     pthread_rwlock_unlock(&host.map_lock);
@@ -228,6 +233,7 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     Context *context = ENTER_STREAM(MemFreeAsync, stream_handle);
     Stream *stream;
     if (pointer == 0) return CUDA_SUCCESS;
+    /* Decided before the stream is locked: the lock of the map comes after it. */
     RangeKind kind = kind_at((uintptr_t)pointer);
     if (kind == RANGE_MANAGED) return CUDA_ERROR_NOT_SUPPORTED;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));
@@ -256,6 +262,7 @@ static void pool_settle(void *pointer, void *data) {
     Pool *pool = pointer;
     (void)data;
     pthread_mutex_lock(&pool->object.lock);
+    /* A slot that was never used, or is free, has no handle and is not destroyed. */
     bool live = atomic_load(&pool->object.handle) != 0;
     if (live && pool->reserved > pool->threshold) host_pool_shrink(pool, pool->threshold);
     if (live || !pool->destroyed) pthread_mutex_unlock(&pool->object.lock);
@@ -294,6 +301,7 @@ CUresult host_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute att
     Pool *pool = HOST_LOCKED(pools, handle, CUDA_ERROR_INVALID_VALUE);
     uint64_t *wide = wide_attribute(pool, (int)attribute);
     bool *on = switch_attribute(pool, (int)attribute);
+    /* The driver's attributes are of two sizes: bytes are 64 bits, switches an int. */
     if (wide) memcpy(value, wide, sizeof *wide);
     else if (on) memcpy(value, &(int){*on}, sizeof(int));
     host_pool_unlock(pool);
@@ -343,6 +351,7 @@ static CUresult pool_access(Pool *pool, const CUmemAccessDesc *access) {
     bool writes = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     if (access->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     HOST_TRY(host_device_check(access->location.id));
+    /* The pool's own device always has full access. */
     if (is_home(pool, &access->location)) return writes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     host_access_set(&pool->readers, &pool->writers, (uint64_t)1 << access->location.id, access->flags);
     return CUDA_SUCCESS;

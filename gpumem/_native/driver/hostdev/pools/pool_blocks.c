@@ -1,11 +1,11 @@
 /* A pool's memory: segments charged to the device, cut into blocks that are reused in
  * stream order.
  *
- * A freed block remembers the point in its stream where it was freed. Who may have it:
+ * A freed block keeps the point in its stream where it was freed. It may go to
  *   the same stream                       always: its queue orders the two uses;
  *   a stream that waited for that point   if the pool follows event dependencies;
- *   anyone, once the point has passed     if reuse is opportunistic;
- *   anyone, who then waits for it         if internal dependencies are allowed.
+ *   any stream, once the point passed     if reuse is opportunistic;
+ *   any stream, which then waits for it   if internal dependencies are allowed.
  * Free neighbours merge when one point speaks for both.
  */
 #include "../device/internal.h"

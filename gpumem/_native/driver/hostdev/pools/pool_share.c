@@ -85,8 +85,8 @@ static const Range *already_here(const Range *at, const PointerNote *note) {
     return found ? found : already_here(at->right, note);
 }
 
-/* From the call that frees it on, though the stream may come to it much later: who imports the
- * pointer again gets another mapping, not one that is about to go. */
+/* Called when the free is queued, which the stream may run much later: an import of the pointer
+ * from then on gets a mapping of its own, not one that is about to go. */
 void host_import_forget(uintptr_t address) {
     pthread_rwlock_wrlock(&host.map_lock);
     Range *range = host_map_find(&host.ranges, address);
@@ -94,8 +94,8 @@ void host_import_forget(uintptr_t address) {
     pthread_rwlock_unlock(&host.map_lock);
 }
 
-/* The same pointer again is the same address, which one free ends: whoever shares it
- * counts for itself. */
+/* The same pointer again is the same address, which one free ends: callers that share it
+ * count their uses. */
 CUresult host_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool handle, CUmemPoolPtrExportData *data) {
     Context *context = ENTER_CONTEXT(MemPoolImportPointer);
     PointerNote note;

@@ -1,7 +1,7 @@
 /* Events: a point in a stream's order, and the time it was passed.
  *
- * A record takes note of what the stream has queued and queues nothing itself, except
- * for a timing event on a busy stream, whose time only the worker can tell.
+ * A record notes the last operation that the stream has queued, and queues nothing itself,
+ * except for a timing event on a busy stream: its time is known when the worker gets there.
  */
 #include "../device/internal.h"
 
@@ -64,6 +64,7 @@ void host_events_drop(Context *context) { host_object_each(&host.events, event_d
 static CUresult record(Event *event, Stream *stream) {
     if (stream->capture) return host_capture_record(stream, event);
     Point point = host_stream_tail(stream);
+    /* The time of a point that has passed is known now; else the worker stamps the event. */
     bool passed = atomic_load(&stream->completed) >= point.seq;
     uint64_t time = 0;
     if (passed && is_timed(event)) time = point.due ? point.due : host_now();
@@ -95,7 +96,8 @@ CUresult host_cuEventRecord(CUevent handle, CUstream stream_handle) {
     return result;
 }
 
-/* The worker has come to a timed record. */
+/* The worker has come to a timed record. If the event was recorded again since, or destroyed,
+ * the time belongs to no record. */
 void host_event_stamp(uint64_t handle, uint64_t record_number) {
     Event *event = host_object_lock(&host.events, (CUevent)(uintptr_t)handle);
     if (!event) return;
@@ -158,6 +160,7 @@ static CUresult event_time(CUevent handle, uint64_t *time) {
     Point point = event->point;
     event_unlock(event);
     if (!timed) return CUDA_ERROR_INVALID_HANDLE;
+    /* Without the event's lock: the worker needs it to stamp the event. */
     host_point_settle(point);
     if (!host_point_done(point)) return CUDA_ERROR_NOT_READY;
     event = HOST_LOCKED(events, handle, CUDA_ERROR_INVALID_HANDLE);

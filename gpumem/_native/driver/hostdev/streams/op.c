@@ -5,7 +5,7 @@
 
 static void run_call(Stream *stream, const Op *op) {
     host_park(stream, PARK_CALL, (Point){NULL, 0, 0});
-    host_thread.in_host_function = true;
+    host_thread.in_host_function = true; /* driver calls are refused in it */
     op->call.function(op->call.data);
     host_thread.in_host_function = false;
     host_park(stream, PARK_NONE, (Point){NULL, 0, 0});

@@ -50,8 +50,8 @@ static void park(Stream *stream, ParkKind kind, Point point) { /* locked */
     stream->park_point = point;
 }
 
-/* Until its time has come, the stream is stopped, or, on the virtual clock, somebody
- * waits for this operation, who is then given its time. Locked on entry and exit. */
+/* Until `due`, or until the stream is stopped. On the virtual clock a host that waits for this
+ * operation moves the clock to `due` instead. Locked on entry and exit. */
 static void wait_due(Stream *stream, uint64_t due) {
     uint64_t now;
     while (!host_stop_requested(stream) && (now = host_now()) < due) {
@@ -66,7 +66,7 @@ static void wait_due(Stream *stream, uint64_t due) {
             pthread_mutex_lock(&stream->object.lock);
         } else {
             park(stream, PARK_TIME, (Point){NULL, 0, due});
-            pthread_cond_broadcast(&stream->progress); /* host_point_settle looks again: parked now */
+            pthread_cond_broadcast(&stream->progress); /* host_point_settle sees that it is parked */
             pthread_cond_wait(&stream->work, &stream->object.lock);
         }
     }
@@ -231,7 +231,7 @@ CUresult host_stream_push(Stream *stream, const Op *op) {
 
 void host_stream_end(Stream *stream) {
     bool wake = stream->worker_asleep && host_submitted(stream) != host_completed(stream);
-    if (wake) stream->worker_asleep = false; /* it is told once */
+    if (wake) stream->worker_asleep = false; /* one signal is enough */
     pthread_mutex_unlock(&stream->object.lock);
     if (wake) pthread_cond_signal(&stream->work);
 }

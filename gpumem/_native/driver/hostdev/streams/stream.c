@@ -37,6 +37,7 @@ CUstream host_stream_per_thread(Context *context) {
     }
     uint64_t *handle = &own->at[context->device];
     if (!host_object_find(&host.streams, *handle)) { /* never made, or its context ended */
+        /* The context's streams keep it alive; the thread only keeps its handle. */
         Stream *stream = host_stream_make(context, CU_STREAM_DEFAULT, 0, ROLE_PER_THREAD);
         *handle = stream ? atomic_load(&stream->object.handle) : 0;
     }
@@ -85,7 +86,7 @@ CUresult host_cuStreamDestroy(CUstream handle) {
     return host_stream_close(stream, number);
 }
 
-/* ---- wait and ask ---- */
+/* ---- waits and queries ---- */
 
 static CUresult stream_collect(Context *context, CUstream handle, Stream **stream, Points *points) {
     host_points_start(points);
@@ -117,7 +118,7 @@ CUresult host_cuStreamSynchronize(CUstream handle) {
     if (result == CUDA_SUCCESS) result = host_points_wait(&points);
     host_points_end(&points);
     if (result == CUDA_SUCCESS) WATCH(host_order_host_after(stream));
-    host_pools_synchronized();
+    host_pools_synchronized(); /* as a driver does: pools trim when a host waits */
     int error = atomic_load(&context->error);
     return result == CUDA_SUCCESS ? (CUresult)error : result;
 }
@@ -172,6 +173,7 @@ static CUresult submit_value(Context *context, CUstream handle, OpKind kind, Val
     unsigned known = write ? (unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
                            : (unsigned)CU_STREAM_WAIT_VALUE_NOR | CU_STREAM_WAIT_VALUE_FLUSH;
     if (value.address % bytes != 0 || (value.flags & ~known)) return CUDA_ERROR_INVALID_VALUE;
+    /* A stream of a GPU does not reach the program's pageable memory. */
     MemoryKind memory = host_memory_kind(value.address, bytes, write);
     if (memory == MEMORY_PAGEABLE || memory == MEMORY_INACCESSIBLE) return CUDA_ERROR_INVALID_VALUE;
     return host_stream_submit(context, handle, &(Op){.kind = kind, .value = value}, NULL);

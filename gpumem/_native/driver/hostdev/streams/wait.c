@@ -54,6 +54,7 @@ CUresult host_stream_points(Stream *stream, Points *points) {
 }
 
 CUresult host_points_wait(Points *points) {
+    /* In any order: the last one to be reached decides. */
     for (size_t i = 0; i < points->count; i++) HOST_TRY(host_point_wait(points->at[i]));
     return CUDA_SUCCESS;
 }
@@ -131,6 +132,7 @@ void host_point_settle(Point point) {
         if (gets_on(stream)) {
             pthread_cond_wait(&stream->progress, &stream->object.lock);
         } else if (stream->park == PARK_POINT && stream->running <= point.seq) {
+            /* Unlocked: no two streams' locks are held at once, and waits form no cycle. */
             Point before = stream->park_point;
             pthread_mutex_unlock(&stream->object.lock);
             host_point_settle(before);

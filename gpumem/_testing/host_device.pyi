@@ -1,6 +1,7 @@
 from typing import Any
 
 from gpumem._core import Arena
+from gpumem._native.driver.host import *  # noqa: F403
 
 MISUSE: dict[str, int]
 

@@ -1,9 +1,15 @@
-"""The controls of the host device's instruments, and what only compiled code sees of an arena."""
+"""The host device: its settings; instruments that count, fail, delay and watch its calls."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._core cimport Arena
 from gpumem._native.driver.host cimport host_controls
+
+from gpumem._native.driver.host import (    # for the callers of this module
+    advance_clock, capacity, device_count, imports_windows_handles, load,   # no-cython-lint
+    MAX_DEVICES, open_device, set_capacity, set_device_count, set_lag,      # no-cython-lint
+    use_virtual_clock,                                                      # no-cython-lint
+)
 
 
 cdef extern from "hostdev/instruments/controls.h" nogil:
@@ -35,23 +41,22 @@ cdef extern from "hostdev/instruments/controls.h" nogil:
         uint64_t size
         char[256] name
     ctypedef struct HostdevControls:
-        uint64_t (*call_count)(const char* name) noexcept nogil
-        uint64_t (*total_calls)() noexcept nogil
-        void (*reset_counts)() noexcept nogil
-        size_t (*used)(int ordinal) noexcept nogil
-        void (*live)(HostdevLive* live) noexcept nogil
-        int (*fail)(const char* function, uint64_t call, uint64_t times, int error) noexcept nogil
-        int (*fail_here)(const char* function, uint64_t call, uint64_t times,
-                         int error) noexcept nogil
-        int (*delay_record)(uint64_t record, uint64_t nanoseconds) noexcept nogil
-        int (*lose_device)(int ordinal, int error) noexcept nogil
-        void (*clear_faults)() noexcept nogil
-        void (*use_h200_costs)(int on) noexcept nogil
-        void (*find_misuse)(int on) noexcept nogil
-        uint64_t (*misuse_count)(int kind) noexcept nogil
-        const char* (*misuse_report)() noexcept nogil
-        void (*rehearse_windows)(int on) noexcept nogil
-        void (*last_import)(HostdevImport* latest) noexcept nogil
+        uint64_t (*call_count)(const char* name) nogil
+        uint64_t (*total_calls)() nogil
+        void (*reset_counts)() nogil
+        size_t (*used)(int ordinal) nogil
+        void (*live)(HostdevLive* live) nogil
+        int (*fail)(const char* function, uint64_t call, uint64_t times, int error) nogil
+        int (*fail_here)(const char* function, uint64_t call, uint64_t times, int error) nogil
+        int (*delay_record)(uint64_t record, uint64_t nanoseconds) nogil
+        int (*lose_device)(int ordinal, int error) nogil
+        void (*clear_faults)() nogil
+        void (*use_h200_costs)(int on) nogil
+        void (*find_misuse)(int on) nogil
+        uint64_t (*misuse_count)(int kind) nogil
+        const char* (*misuse_report)() nogil
+        void (*rehearse_windows)(int on) nogil
+        void (*last_import)(HostdevImport* latest) nogil
 
 cdef const HostdevControls* controls = <const HostdevControls*>host_controls()
 
@@ -87,18 +92,7 @@ def live():
     cdef HostdevLive now
     with nogil:
         controls.live(&now)
-    return {
-        "streams": now.streams,
-        "events": now.events,
-        "workers": now.workers,
-        "allocations": now.allocations,
-        "handles": now.handles,
-        "mappings": now.mappings,
-        "reservations": now.reservations,
-        "pools": now.pools,
-        "imports": now.imports,
-        "graphs": now.graphs,
-    }
+    return now
 
 
 # ---- faults and costs ----
@@ -178,16 +172,10 @@ def last_import():
     controls.last_import(&latest)
     if latest.number == 0:
         return None
-    return {
-        "number": latest.number,
-        "kind": "memory" if latest.kind == HOSTDEV_MEMORY else "semaphore",
-        "type": latest.type,
-        "flags": latest.flags,
-        "reserved": latest.reserved,
-        "handle": latest.handle,
-        "size": latest.size,
-        "name": (<bytes>latest.name).decode() or None,
-    }
+    cdef dict found = latest
+    found["kind"] = "memory" if latest.kind == HOSTDEV_MEMORY else "semaphore"
+    found["name"] = found["name"].decode() or None
+    return found
 
 
 # ---- arenas ----
