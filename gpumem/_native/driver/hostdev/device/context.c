@@ -186,7 +186,7 @@ CUresult host_cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 /* ---- peers: kept and answered; every host device reaches every other's memory ---- */
 
-/* INVALID_DEVICE: a device is no peer of itself. */
+/* INVALID_DEVICE: a device cannot be its own peer. */
 static CUresult peer_bit(CUcontext peer, const Context *context, uint64_t *bit) {
     Context *other;
     HOST_TRY(host_context_of(peer, &other));

@@ -25,7 +25,6 @@ bool host_nodes_add(Nodes *nodes, const Op *op) {
 static void user_object_release(UserObject *object, unsigned count) {
     if (atomic_fetch_sub(&object->references, count) != count) return;
     uint64_t handle = atomic_load(&object->object.handle);
-    /* Before the slot is given back: the destructor may look the object up by its handle. */
     object->destroy(object->data);
     host_object_hide(&host.user_objects, object, handle);
     host_object_give(&host.user_objects, object);

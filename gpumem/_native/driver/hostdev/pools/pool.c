@@ -214,7 +214,7 @@ static CUresult release_push(Stream *stream, uintptr_t address) {
     Op release = {.kind = OP_RUN, .run = {release_run, NULL, (void *)address}};
     pthread_rwlock_wrlock(&host.map_lock);
     Range *range = host_map_find(&host.ranges, address);
-    /* Marked until the stream gets there: a second free is refused, as at once. */
+    /* Marked until the stream gets there, so that a second free is refused. */
     bool first = range && range->base == address && !range->leaving;
     if (first) range->leaving = true;
     pthread_rwlock_unlock(&host.map_lock);
@@ -233,7 +233,7 @@ CUresult host_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream_handle) {
     Context *context = ENTER_STREAM(MemFreeAsync, stream_handle);
     Stream *stream;
     if (pointer == 0) return CUDA_SUCCESS;
-    /* Decided before the stream is locked: the lock of the map comes after it. */
+    /* Managed memory is refused before anything is queued. */
     RangeKind kind = kind_at((uintptr_t)pointer);
     if (kind == RANGE_MANAGED) return CUDA_ERROR_NOT_SUPPORTED;
     HOST_TRY(host_stream_begin(context, stream_handle, &stream));

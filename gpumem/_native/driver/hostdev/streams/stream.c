@@ -37,7 +37,7 @@ CUstream host_stream_per_thread(Context *context) {
     }
     uint64_t *handle = &own->at[context->device];
     if (!host_object_find(&host.streams, *handle)) { /* never made, or its context ended */
-        /* The context's streams keep it alive; the thread only keeps its handle. */
+        /* It belongs to the context; the thread keeps its handle, which may become stale. */
         Stream *stream = host_stream_make(context, CU_STREAM_DEFAULT, 0, ROLE_PER_THREAD);
         *handle = stream ? atomic_load(&stream->object.handle) : 0;
     }
