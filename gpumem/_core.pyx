@@ -1040,12 +1040,6 @@ cdef class Arena(MemoryResource):
         if self.driver_device.context.generation != process.generation:
             raise ClosedError(f"arena {self.name!r} belongs to the parent process")
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
-
     def __repr__(self):
         if self.core.closed == STATE_CLOSED:
             return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"

@@ -414,7 +414,7 @@ def set_host_device_count(n: int) -> None:
 
 @dataclass(frozen=True)
 class DriverStatus:
-    """Whether CUDA is available.
+    """Whether CUDA is available: its truth value.
 
     Attributes
     ----------
@@ -438,6 +438,9 @@ class DriverStatus:
     reason: str
     version: int
     missing: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return self.available
 
 
 def driver_status() -> DriverStatus:

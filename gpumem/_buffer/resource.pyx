@@ -25,6 +25,7 @@ from gpumem._support.lease cimport Uses, uses_add
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.arguments import require
+from gpumem._support.closing import close_after_body
 from gpumem._support.providers import provided
 from gpumem.device import MemoryInfo
 from gpumem.errors import ClosedError, ConfigError, InUseError, OutOfMemoryError
@@ -371,8 +372,8 @@ cdef class MemoryResource(Origin):
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception):
-        self.close()
+    def __exit__(self, kind, error, trace):
+        close_after_body(self.close, error)
 
     def __repr__(self):
         state = ", closed" if self.closed else ""

@@ -382,6 +382,46 @@ cdef class Tensor:
             order_host(self.buffer)
         return numpy().ndarray(self.shape, self.element.dtype, owner, -low, self.strides)
 
+    def item(self):
+        """Return the one element as a Python scalar.
+
+        Waits until it is written; from memory that the CPU cannot read, the element is copied.
+
+        Raises
+        ------
+        ValueError
+            The tensor has not exactly one element.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> gpumem.full((1, 1), 2.5, "float32", memory="host").item()
+        2.5
+        """
+        if self.count != 1:
+            raise ValueError(f"a tensor of shape {self.shape} has {self.count} elements: expected "
+                             "exactly 1")
+        if not self.buffer.home.cpu_can_read:
+            return self.to("host").item()
+        return self.numpy(writable=False).item()
+
+    def __bool__(self):
+        return bool(self.item())
+
+    def __int__(self):
+        return int(self.item())
+
+    def __float__(self):
+        return float(self.item())
+
+    def __complex__(self):
+        return complex(self.item())
+
+    def __index__(self):
+        if self.element.dtype.kind not in "iu":
+            raise TypeError(f"a tensor of {self.element.dtype} is not an integer")
+        return self.item()
+
     def __array__(self, dtype=None, *, copy=None):
         """Return a NumPy array, by NumPy 2's rules: a copy where `copy` or `dtype` needs it."""
         array = self.numpy()

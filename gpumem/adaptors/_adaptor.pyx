@@ -164,8 +164,11 @@ cdef class Adaptor(MemoryResource):
     def _limit(self):
         """Return an adaptor's limit and the bytes left below it; None where a budget has none."""
         cdef uint64_t limit
+        self.require_own()
         if self.budget is not None:
             return self.budget.limit, self.budget.free
+        if self.ledger.account == NULL:
+            return None
         limit = budget_load(&self.ledger.account.limit)
         return limit, limit - min(limit, budget_load(&self.ledger.account.used))
 

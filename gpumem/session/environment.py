@@ -18,6 +18,7 @@ from typing import Any, Self, TypeAlias
 
 from gpumem._buffer.resource import MemoryResource
 from gpumem._factory import resource_from_config
+from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem.config import ArenaConfig
 from gpumem.device import Device, MemoryInfo, MemoryKind
@@ -345,8 +346,8 @@ class Environment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        close_after_body(self.close, error)
 
     def __repr__(self) -> str:
         memories = ", ".join(str(memory) for memory in self.memories())

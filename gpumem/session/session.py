@@ -30,6 +30,7 @@ from gpumem._defaults import get_default_resource
 from gpumem._factory import resource_from_config
 from gpumem._resource.external import ExternalAllocator
 from gpumem._resource.pool import DriverPool
+from gpumem._support.closing import close_after_body
 from gpumem._support.forks import ForkLock
 from gpumem._tensor import Tensor, asarray, copy, empty
 from gpumem._tensor.create import _seen
@@ -589,8 +590,8 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        close_after_body(self.close, error)
 
     def __repr__(self) -> str:
         return f"<gpumem.Session on {self.device}{', closed' * self._closed}>"

@@ -62,6 +62,7 @@ def test_missing_device_raises_when_used():
 @pytest.mark.skipif(CUDA, reason="a CUDA device is here")
 def test_without_a_driver_cuda_reports_the_reason_and_host_is_the_default():
     status = gpumem.driver_status()
+    assert bool(status) is status.available
     assert status.reason
     assert (status.version, status.missing) == (0, ())
     assert gpumem.default_device() == Device("host:0")

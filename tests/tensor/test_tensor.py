@@ -456,3 +456,37 @@ def test_numpy_array_lives_as_long_as_its_tensor():
     assert (view.tolist(), Array.gone) == ([1, 2, 3, 4], 0)
     del view
     assert Array.gone == 1
+
+
+# ---- one element as a Python scalar --------------------------------------------------------------
+
+
+def test_one_element_converts_to_scalars_as_in_numpy():
+    for dtype in [*NUMPY, *ML]:
+        array = np.ones((1, 1), dtype)
+        tensor = gpumem.full((1, 1), 1, dtype, memory="host")
+        assert tensor.item() == array.item(), dtype
+        assert bool(tensor) is True
+        if array.dtype.kind != "c":
+            assert (int(tensor), float(tensor)) == (1, 1.0), dtype
+        assert complex(tensor) == 1 + 0j, dtype
+    assert not gpumem.zeros((), "f4", memory="host")
+    assert [10, 20, 30][gpumem.full((), 2, "i8", memory="host")] == 30
+
+
+def test_scalar_waits_for_the_tensors_stream(host):
+    host.set_lag(2_000_000)
+    assert gpumem.full((), 7, "i4", memory="host", stream=gpumem.Stream("host")).item() == 7
+
+
+def test_tensors_of_other_lengths_are_no_scalars():
+    for shape in (0, 2, (1, 2)):
+        tensor = gpumem.zeros(shape, "f4", memory="host")
+        for convert in (float, int, bool, complex, gpumem.Tensor.item):
+            with pytest.raises(ValueError, match="expected exactly 1"):
+                convert(tensor)
+
+
+def test_only_integers_are_an_index():
+    with pytest.raises(TypeError, match="float32 is not an integer"):
+        [0][gpumem.zeros((), "f4", memory="host")]

@@ -5,6 +5,7 @@ meaning (include/driver_table.h). Two modules fill one each: `cuda` from the ins
 `host` from the host device. Everything above calls through a `DeviceContext`.
 """
 
+cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from gpumem._support.process cimport process
@@ -354,6 +355,7 @@ cdef struct DeviceContext:
     uint64_t calls              # driver calls made through it by arenas (atomic)
     uint64_t (*now)() noexcept nogil    # nanoseconds, on the clock of the device's calls
 
+@cython.final
 cdef class DriverDevice:
     cdef DeviceContext context
     cdef readonly str type

@@ -1,8 +1,10 @@
 """Devices of the driver table: opening them, queries, one way to raise."""
 
+cimport cython
 from libc.string cimport strcmp
 
 from gpumem._support.clock cimport clock_ns
+from gpumem._support.instances cimport forbid_instantiation
 
 from gpumem.errors import DriverError
 
@@ -103,6 +105,7 @@ cdef dict attribute_numbers = {
 }
 
 
+@cython.final
 cdef class DriverDevice:
     """One opened device: the questions that a Device answers from it."""
 
@@ -181,3 +184,6 @@ def driver_entry_names():
     """Return (name, version) of every function in the driver table."""
     return [(driver_entries[i].name.decode(), driver_entries[i].version)
             for i in range(DRIVER_ENTRY_COUNT)]
+
+
+forbid_instantiation(DriverDevice)

@@ -21,6 +21,7 @@ from gpumem._native.driver cimport (
     CUdeviceptr, CUpointer_attribute, CUresult, DeviceContext, DriverDevice, pointer_attribute,
 )
 from gpumem._support.deferred cimport report_unraisable
+from gpumem._support.instances cimport forbid_instantiation
 
 from gpumem._buffer.stream import Stream
 from gpumem.device import MemoryKind
@@ -271,3 +272,6 @@ cdef object source_error(const ArenaCore* core):
     if core.backing.source == NULL:
         return None
     return (<Source>core.backing.source).errors.pop(threading.get_ident(), None)
+
+
+forbid_instantiation(Source)
