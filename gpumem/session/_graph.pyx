@@ -30,9 +30,7 @@ cdef class Graph:
     cdef CUgraph graph
     cdef CUgraphExec ready
 
-    def __init__(self, Stream stream not None):
-        if self.driver_device is not None:
-            raise TypeError("__init__ of Graph called twice")
+    def __cinit__(self, Stream stream not None):
         self.stream = stream
         self.driver_device = stream.driver_device
         self.context = &self.driver_device.context
