@@ -19,7 +19,7 @@ def test_max_mem_can_be_allocated_to_the_last_256_bytes(make_arena):
     del buffers
 
 
-def test_max_mem_that_is_no_multiple_of_256_is_not_exceeded(make_arena):
+def test_max_mem_that_is_not_a_multiple_of_256_is_not_exceeded(make_arena):
     arena = make_arena({"max_mem": 1000, "split_rule": "tight"})
     buffers = [arena.allocate(256) for _ in range(3)]
     assert arena.stats().reserved <= 1000

@@ -97,7 +97,7 @@ def test_blocks_of_two_regions_never_merge(make_arena):
     assert [nbytes for _, nbytes in free_blocks(arena)] == [2 * MIB] * 8
 
 
-def test_best_fitting_chunk_is_taken(make_arena):
+def test_best_fitting_chunk_is_allocated(make_arena):
     arena = one_chunk(make_arena, 8 * MIB, split_rule="tight")
     sizes = [700 * KIB, 200 * KIB, 400 * KIB]
     held, walls = [], []

@@ -20,7 +20,7 @@ def row(arena, *sizes):
     return blocks
 
 
-def test_block_takes_a_low_chunk_rather_than_the_tightest(make_arena):
+def test_block_is_placed_in_a_low_chunk_rather_than_the_tightest(make_arena):
     arena = make_arena(VIRTUAL)
     low, _a, tight, _b = row(arena, 8, 2, 4, 2)
     place = low.ptr
@@ -47,7 +47,7 @@ def test_one_mib_block_reuses_the_last_address_of_its_size(make_arena):
     assert arena.allocate(MIB).ptr == place
 
 
-def test_arena_of_regions_takes_the_tightest_chunk(make_arena):
+def test_arena_of_regions_allocates_the_tightest_chunk(make_arena):
     arena = make_arena({"backing": "regions", "initial_chunk_size_bytes": 64 * MIB})
     low, _a, tight, _b = row(arena, 8, 2, 4, 2)
     place = tight.ptr
@@ -56,7 +56,7 @@ def test_arena_of_regions_takes_the_tightest_chunk(make_arena):
     assert arena.allocate(4 * MIB).ptr == place
 
 
-def test_beside_pending_memory_the_tightest_chunk_is_taken(make_arena):
+def test_beside_pending_memory_the_tightest_chunk_is_allocated(make_arena):
     arena = make_arena(VIRTUAL)
     stream = Stream("host")
     other = arena.allocate(4 * MIB, stream=stream)
