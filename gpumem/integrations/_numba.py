@@ -21,7 +21,7 @@ from gpumem._support.forks import ForkLock
 from gpumem.device import Device
 from gpumem.errors import GpumemError, IntegrationError, OutOfMemoryError
 from gpumem.integrations._resources import Resources, allocated
-from gpumem.observe._recording import asked_by
+from gpumem.observe._recording import framework_events
 
 __all__ = ["Fence", "manager_class"]
 
@@ -146,7 +146,7 @@ class _LiveBlocks:
 
     def allocate(self, resource: MemoryResource, size: int) -> tuple[int, Callable[[], None]]:
         """Return the address of a new block, and the function that frees it."""
-        with asked_by("numba"):
+        with framework_events("numba"):
             buffer = self.fence.allocate(resource, size)
         live, fence, address = self._live, self.fence, buffer.ptr
         if address:

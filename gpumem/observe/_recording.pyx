@@ -75,8 +75,8 @@ cdef class NameTable:
                 found = len(self.texts)
                 self.texts.append(text)
                 self.numbers[key] = found
-            for taken in active if found is not None else ():
-                (<RecorderHandle>taken).define(self.what, found, self.texts[found])
+            for each in active if found is not None else ():
+                (<RecorderHandle>each).define(self.what, found, self.texts[found])
         return 0 if found is None else found
 
 
@@ -109,7 +109,7 @@ def restore_tag(number):
 
 
 @cython.final
-cdef class asked_by:
+cdef class framework_events:
     """A context in which the calling thread's events name a framework."""
 
     cdef uint8_t number
@@ -129,7 +129,7 @@ cdef class asked_by:
 
 cdef void listen_for_stacks():
     # Under the lock. Stacks are sampled only while a recording has them enabled.
-    wanted = any((<RecorderHandle>taken).recorder.sampling for taken in active)
+    wanted = any((<RecorderHandle>each).recorder.sampling for each in active)
     if wanted:
         recorder_set_stacks(number_stack)
     else:

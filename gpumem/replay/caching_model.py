@@ -140,7 +140,7 @@ def plain_driver_curve(trace: Trace, *, granularity: int = DRIVER_GRANULARITY) -
         raise ValueError(
             f"granularity is {granularity}, expected a positive multiple of {2 * GRAIN} bytes"
         )
-    shared = _Heap(lambda _: granularity, least_remainder=GRAIN, gives_back=True)
+    shared = _Heap(lambda _: granularity, least_remainder=GRAIN, releases=True)
     home: dict[int, _Block | int] = {}  # by block number: its block, or the bytes of its granules
     own = 0
     held = array("q")
@@ -202,17 +202,17 @@ class _Heap:
         Size of the segment to reserve if no free block fits.
     least_remainder : int
         A block is split if at least this many bytes remain.
-    gives_back : bool, optional
+    releases : bool, optional
         Whether an empty segment is released.
     """
 
     def __init__(
-        self, segment_bytes: Callable[[int], int], *, least_remainder: int, gives_back: bool = False
+        self, segment_bytes: Callable[[int], int], *, least_remainder: int, releases: bool = False
     ) -> None:
         self.reserved = 0  # bytes of all segments held
         self._segment_bytes = segment_bytes
         self._least_remainder = least_remainder
-        self._gives_back = gives_back
+        self._releases = releases
         self._sorted: list[tuple[int, int]] = []  # (size, address) of every free block
         self._free: dict[int, _Block] = {}  # by address
         self._next_address = 0
@@ -237,7 +237,7 @@ class _Heap:
         if (after := block.after) and after.is_free:
             self._remove(after)
             self._join(block, after)
-        if self._gives_back and block.before is None and block.after is None:
+        if self._releases and block.before is None and block.after is None:
             self.reserved -= block.size
         else:
             self._add(block)

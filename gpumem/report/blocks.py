@@ -53,7 +53,7 @@ class BlockTable:
         return int(self.size.size)
 
     def live(self) -> NDArray[np.int64]:
-        """Give the bytes live after each move."""
+        """Return the bytes live after each move."""
         live: NDArray[np.int64] = np.cumsum(
             np.where(self.is_alloc, self.size[self.block], -self.size[self.block])
         )

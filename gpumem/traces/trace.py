@@ -145,7 +145,7 @@ class Trace:
         return int(np.max(self.live_bytes(), initial=0))
 
     def live_bytes(self) -> NDArray[np.int64]:
-        """Give the bytes live after each event, as requested.
+        """Return the bytes live after each event, as requested.
 
         Returns
         -------
@@ -161,7 +161,7 @@ class Trace:
         return np.flatnonzero(known & (self.size > 0))
 
     def _held_sign(self) -> NDArray[np.int64]:
-        """Give 1 for every event that begins a block's life, -1 where one ends, else 0."""
+        """Return 1 for every event that begins a block's life, -1 where one ends, else 0."""
         known_free = (self.action == FREE_COMPLETED) & (self.block != UNKNOWN_BLOCK)
         sign: NDArray[np.int64] = (self.action == ALLOC).astype(np.int64) - known_free
         return sign
@@ -324,7 +324,7 @@ class Curve(NamedTuple):
         return Curve(self.at[kept], self.nbytes[kept])
 
     def by_event(self, events: int) -> NDArray[np.int64]:
-        """Give the bytes held at each of so many events."""
+        """Return the bytes held at each of so many events."""
         places = np.searchsorted(self.at, np.arange(events), side="right")
         return np.concatenate([np.zeros(1, np.int64), self.nbytes])[places]
 

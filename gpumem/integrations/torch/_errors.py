@@ -116,11 +116,11 @@ def out_of_memory(device: int, nbytes: int, report: OutOfMemoryReport | None) ->
     """Return the first line of the error that PyTorch's own allocator would raise."""
     if nbytes > _ABSURD:
         return "CUDA out of memory. Tried to allocate more than 1EB memory."
-    said = f"CUDA out of memory. Tried to allocate {_size(nbytes)}."
+    first_line = f"CUDA out of memory. Tried to allocate {_size(nbytes)}."
     if report is None or report.device_total is None or report.device_free is None:
-        return said
+        return first_line
     return (
-        f"{said} GPU {device} has a total capacity of {_size(report.device_total)} "
+        f"{first_line} GPU {device} has a total capacity of {_size(report.device_total)} "
         f"of which {_size(report.device_free)} is free."
     )
 
