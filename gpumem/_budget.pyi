@@ -8,15 +8,6 @@ _Count: TypeAlias = Literal["reserved", "in_use"]
 
 @final
 class Budget:
-    def __new__(
-        cls,
-        limit: SupportsIndex | None,
-        *,
-        soft: SupportsIndex | None = None,
-        parent: Budget | None = None,
-        name: str | None = None,
-        on_pressure: _Callback | None = None,
-    ) -> Self: ...
     def __init__(
         self,
         limit: SupportsIndex | None,

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._buffer cimport Buffer, MemoryResource, Stream
-from gpumem._native.arena cimport ArenaCore, Block
-from gpumem._resource.arena cimport Captures, GraphPool, Heap, Source
+from gpumem._buffer cimport Buffer, Stream
+from gpumem._native.arena cimport Block
+from gpumem._resource.arena cimport ArenaBase, Captures, GraphPool
 
 # Where a block lies: among others, alone, alone in memory that other processes may be given.
 cdef enum Region:
@@ -12,17 +12,13 @@ cdef enum Region:
     OWN_REGION
     SHARED_REGION
 
-cdef class Arena(MemoryResource):
-    cdef ArenaCore* core
-    cdef readonly object config         # ArenaConfig
+cdef class Arena(ArenaBase):
     cdef uint32_t default_slot          # of the default stream
     cdef Stream last_stream             # named last, while it has its slot; one of gpumem's own
     cdef uint32_t last_slot
     cdef list stale                     # stream objects let go, until nothing is under way
     cdef Captures captures              # None until a graph is captured
     cdef bint default_per_thread        # it is each calling thread's own: its slot is looked up
-    cdef Heap heap                      # None without debug
-    cdef Source source                  # where regions come from instead of the driver; or None
 
     cdef int take(self, uint64_t asked, uint64_t extra, uint32_t slot, Region region,
                   Block* block) except -1
@@ -30,8 +26,6 @@ cdef class Arena(MemoryResource):
                        Block* block) except -1
     cdef int take_under_pressure(self, uint64_t asked, uint64_t extra, uint32_t slot,
                                  Region region, Block* block) except -1
-    cdef int require_shareable(self, object asked) except -1
-    cdef int require_outside_source(self) except -1
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment)
 

@@ -1,47 +1,41 @@
 """Arena: argument checks and the interpreter lock's boundary."""
 
+from dataclasses import replace
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from gpumem._budget cimport Relief, tell_errors, tell_of_crossings
 from gpumem._buffer cimport (
-    alignment_of, Buffer, buffer_of, empty_buffer, MemoryResource, resource_init, size_of, Stream,
-    stream_handle,
+    alignment_of, Buffer, buffer_of, empty_buffer, resource_init, size_of, Stream, stream_handle,
 )
 from gpumem._native.arena cimport (
     ALLOCATE_PERSISTENT, ALLOCATE_SHAREABLE, arena_allocate_fast, arena_allocate_slow,
-    ARENA_CAPTURING, arena_check, arena_close, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop,
-    arena_free, arena_free_used, ARENA_IN_USE, arena_in_use, arena_lease, ARENA_MISS,
-    arena_move_lease, ARENA_OK, ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_reap,
-    arena_record, arena_reserved, arena_reset_peaks, arena_reset_stream, arena_resume,
-    arena_set_limit, arena_shrink, arena_stream, arena_suspend, ArenaCore, ArenaSettings, Block,
-    heap_check, heap_suspend, invariant_text, slot_drop, slot_retain, STATE_CLOSED, STATE_OPEN,
-    STATE_SUSPENDED,
+    ARENA_CAPTURING, arena_close, ARENA_CLOSED, arena_create, ARENA_DEAD, arena_drop, arena_free,
+    arena_free_used, ARENA_IN_USE, arena_lease, ARENA_MISS, arena_move_lease, ARENA_OK,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_prepare, arena_reap, arena_record, arena_reserved,
+    arena_reset_peaks, arena_reset_stream, arena_resume, arena_set_limit, arena_shrink,
+    arena_stream, arena_suspend, ArenaCore, ArenaSettings, Block, heap_suspend, slot_drop,
+    slot_retain, STATE_CLOSED, STATE_SUSPENDED,
 )
 from gpumem._native.backing cimport Backing
 from gpumem._native.bfc cimport ABSURD, QUANTUM
 from gpumem._native.budget cimport budget_has_crossed
-from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream, stream_captures
+from gpumem._native.driver cimport context_is_dead, CUgraph, CUstream
 from gpumem._resource.arena cimport (
-    arena_stats, block_list, Captures, choose_backing, count_of, GraphPool, join_budget,
-    least_limit, make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve,
-    retained_regions, settings_from, shareable_init, source_keep, takes_pages, under_pressure,
-    why_not_shareable,
+    ArenaBase, capture_on, Captures, choose_backing, count_of, GraphPool, join_budget, least_limit,
+    make_heap, make_pool, make_source, raise_over_budget, raise_status, relieve, require_shareable,
+    retained_regions, settings_from, source_keep, takes_pages, under_pressure,
 )
 from gpumem._support.events cimport event_source_name, event_source_open, OWNER_ARENA
 from gpumem._support.lease cimport Lease, Uses, uses_free, views_alive
-from gpumem._support.process cimport process
 from gpumem._support.streams cimport PER_THREAD_STREAM
-
-from dataclasses import replace
 
 from gpumem._resource.arena.graph_pool import Capture
 from gpumem._support.arguments import require
-from gpumem._support.providers import provided
 from gpumem._support.releases import on_release, release_retired
 from gpumem.config import ArenaConfig
-from gpumem.errors import ClosedError, ConfigError, GpumemError, InUseError
+from gpumem.errors import ConfigError, InUseError
 
 
 cdef enum:
@@ -49,7 +43,7 @@ cdef enum:
 
 
 @cython.final
-cdef class Arena(MemoryResource):
+cdef class Arena(ArenaBase):
     """A stream-aware best-fit-with-coalescing arena over one memory.
 
     Takes regions from the driver and hands out blocks of them. A block is at least 256-byte
@@ -141,7 +135,7 @@ cdef class Arena(MemoryResource):
         if self.core == NULL:
             raise MemoryError(f"no host memory for an arena's books, or no addresses on {memory}")
         self.stale = []
-        join_budget(self, self.core, budget, count)
+        join_budget(self, budget, count)
         if self.source is not None:
             source_keep(&self.core.backing, self.source)
         open_event_source(self)
@@ -198,12 +192,13 @@ cdef class Arena(MemoryResource):
         if size == 0:
             return empty_block(self, slot)
         if shareable:
-            self.require_shareable(shareable)
+            require("shareable", shareable, bool, "True or False")
+            require_shareable(self, self.config, self.source, &self.core.shareable)
         pool = None
         if self.captures is not None:
-            pool = self.captures.pool_of(self, self.core, slot, False)
+            pool = self.captures.pool_of(self, slot, False)
         if pool is None and self.take(size, extra, slot, region, &block) == ARENA_CAPTURING:
-            pool = captures_of(self).pool_of(self, self.core, slot, True)
+            pool = captures_of(self).pool_of(self, slot, True)
         if pool is not None:
             if shareable:
                 raise ConfigError("invalid shareable = True while a graph is captured: "
@@ -247,11 +242,11 @@ cdef class Arena(MemoryResource):
         if size == 0:
             return empty_block(self, slot)
         if self.captures is not None:
-            pool = self.captures.pool_of(self, self.core, slot, False)
+            pool = self.captures.pool_of(self, slot, False)
             if pool is not None:
                 return self.take_captured(pool, nbytes, slot, None)
         if self.take(size, 0, slot, OWN_REGION, &block) == ARENA_CAPTURING:
-            pool = captures_of(self).pool_of(self, self.core, slot, True)
+            pool = captures_of(self).pool_of(self, slot, True)
             return self.take_captured(pool, nbytes, slot, None)
         return buffer_of(self, block.address, size, block.size, block.handle, slot)
 
@@ -261,9 +256,9 @@ cdef class Arena(MemoryResource):
         cdef uint64_t nbytes = asked + extra
         cdef int status
         if self.core.closed:
-            raise_status(self, self.core, asked, extra, slot, ARENA_CLOSED)
+            raise_status(self, asked, extra, slot, ARENA_CLOSED)
         if nbytes > ABSURD - QUANTUM:
-            raise_status(self, self.core, asked, extra, slot, ARENA_OVER_LIMIT)
+            raise_status(self, asked, extra, slot, ARENA_OVER_LIMIT)
         status = ARENA_MISS
         if region == REGION_OF_MANY:
             status = arena_allocate_fast(self.core, nbytes, slot, block)
@@ -274,7 +269,7 @@ cdef class Arena(MemoryResource):
         if status == ARENA_OVER_BUDGET:
             status = self.take_under_pressure(asked, extra, slot, region, block)
         if status != ARENA_OK and status != ARENA_CAPTURING:
-            raise_status(self, self.core, asked, extra, slot, status)
+            raise_status(self, asked, extra, slot, status)
         return status
 
     cdef int take_slow(self, uint64_t nbytes, uint32_t slot, Region region,
@@ -313,30 +308,9 @@ cdef class Arena(MemoryResource):
         finally:
             slot_drop(self.core, slot)
         if status == ARENA_OVER_BUDGET:
-            raise_over_budget(self, self.core, asked, extra, slot, errors)
+            raise_over_budget(self, asked, extra, slot, errors)
         tell_errors(errors)
         return status
-
-    cdef int require_shareable(self, object asked) except -1:
-        """Make the backing of shareable blocks with the first of them, or raise ConfigError."""
-        cdef Backing backing
-        require("shareable", asked, bool, "True or False")
-        if self.core.shareable.reserve != NULL:
-            return 0
-        reason = why_not_shareable(self, self.config, self.source)
-        if reason:
-            raise ConfigError(f"invalid shareable = True for arena {self.name!r} on "
-                              f"{self.memory}: {reason}")
-        shareable_init(self, self.config, &backing)
-        if self.core.shareable.reserve == NULL:
-            self.core.shareable = backing
-        return 0
-
-    cdef int require_outside_source(self) except -1:
-        # A source that calls its own arena would wait for itself.
-        if self.source is not None:
-            self.source.require_outside()
-        return 0
 
     @classmethod
     def staging(cls, device):
@@ -402,13 +376,13 @@ cdef class Arena(MemoryResource):
             self.allocate(nbytes).close()
             return
         if self.core.closed:
-            raise_status(self, self.core, size, 0, self.default_slot, ARENA_CLOSED)
+            raise_status(self, size, 0, self.default_slot, ARENA_CLOSED)
         with nogil:
             status = arena_prepare(self.core, size)
         if status == ARENA_OVER_BUDGET:
-            status = under_pressure(self, self.core, arena_prepare, size)
+            status = under_pressure(self, arena_prepare, size)
         if status != ARENA_OK:
-            raise_status(self, self.core, size, 0, self.default_slot, status)
+            raise_status(self, size, 0, self.default_slot, status)
 
     def shrink(self):
         """Give every region without a live block back to the driver.
@@ -436,12 +410,12 @@ cdef class Arena(MemoryResource):
         """
         cdef uint64_t released = 0
         cdef int status
-        self._require_open()
+        self.require_open()
         self.require_outside_source()
         with nogil:
             status = arena_shrink(self.core, &released)
         if status != ARENA_OK:
-            raise_status(self, self.core, 0, 0, self.default_slot, status)
+            raise_status(self, 0, 0, self.default_slot, status)
         if self.heap is not None:
             self.heap.tell()
         from gpumem.stats import ShrinkReport
@@ -473,7 +447,7 @@ cdef class Arena(MemoryResource):
         1073741824
         """
         cdef uint64_t limit = size_of(nbytes)
-        self._require_open()
+        self.require_open()
         with nogil:
             arena_set_limit(self.core, limit)
 
@@ -490,7 +464,7 @@ cdef class Arena(MemoryResource):
         >>> peak, arena.stats().max_in_use
         (1048576, 0)
         """
-        self._require_own()
+        self.require_own()
         with nogil:
             arena_reset_peaks(self.core)
 
@@ -550,7 +524,7 @@ cdef class Arena(MemoryResource):
             else:
                 status = arena_suspend(self.core)
         if status != ARENA_OK:
-            raise_status(self, self.core, self.stats().in_use, 0, self.default_slot, status)
+            raise_status(self, self.stats().in_use, 0, self.default_slot, status)
         return held
 
     def resume(self):
@@ -583,20 +557,15 @@ cdef class Arena(MemoryResource):
         with nogil:
             status = arena_resume(self.core)
         if status == ARENA_OVER_BUDGET:
-            status = under_pressure(self, self.core, resume_again, self.stats().in_use)
+            status = under_pressure(self, resume_again, self.stats().in_use)
         if status != ARENA_OK:
-            raise_status(self, self.core, self.stats().in_use, 0, self.default_slot, status)
-
-    @property
-    def suspended(self):
-        """Whether it is between `suspend` and `resume`."""
-        return self.core.closed == STATE_SUSPENDED
+            raise_status(self, self.stats().in_use, 0, self.default_slot, status)
 
     def _require_awake_or_asleep(self):
-        self._require_own()
-        self._require_open()
+        self.require_own()
+        self.require_open()
         if context_is_dead(&self.driver_device.context):
-            raise_status(self, self.core, 0, 0, self.default_slot, ARENA_DEAD)
+            raise_status(self, 0, 0, self.default_slot, ARENA_DEAD)
         if not self.core.settings.paged:
             raise ConfigError(f"arena {self.name!r} has backing = 'regions', which cannot be "
                               "suspended; backing = 'virtual' can")
@@ -643,7 +612,7 @@ cdef class Arena(MemoryResource):
         4096
         """
         cdef uint32_t slot
-        self._require_open()
+        self.require_open()
         self.slot_of(stream, &slot)
         if pool is None:
             pool = self._open_pool()
@@ -663,16 +632,16 @@ cdef class Arena(MemoryResource):
                          stream_reuse="never", max_mem=0, oom_wait_ms=0)
         inner = Arena(self.memory, config, budget=self.budget, count=count_of(self.core),
                       debug_heap=False, name=f"{self.name}, graph pool")
-        return make_pool(self, self.core, inner, inner.core)
+        return make_pool(self, inner)
 
     def _serve(self, stream, GraphPool pool not None):
         cdef uint32_t slot
-        self._require_open()
+        self.require_open()
         self.slot_of(stream, &slot)
-        captures_of(self).serve(self, self.core, slot, stream, pool)
+        captures_of(self).serve(self, slot, stream, pool)
 
     def _end_service(self, GraphPool pool not None):
-        captures_of(self).end(self.core, pool)
+        captures_of(self).end(pool)
 
     cdef object take_captured(self, GraphPool pool, object nbytes, uint32_t slot,
                               object alignment):
@@ -694,7 +663,7 @@ cdef class Arena(MemoryResource):
             slot[0] = self.default_slot
             return 0
         if context_is_dead(&self.driver_device.context):
-            raise_status(self, self.core, 0, 0, 0, ARENA_DEAD)
+            raise_status(self, 0, 0, 0, ARENA_DEAD)
         if stream is self.last_stream and not self.stale:
             slot[0] = self.last_slot
             return 0
@@ -704,7 +673,7 @@ cdef class Arena(MemoryResource):
             self.stale = []
         status = arena_stream(self.core, handle, slot, &fresh)
         if status != ARENA_OK:
-            raise_status(self, self.core, 0, 0, 0, status)
+            raise_status(self, 0, 0, 0, status)
         if fresh:
             let_go_of_vacant(self, slot[0])
         if is_object:
@@ -747,7 +716,7 @@ cdef class Arena(MemoryResource):
 
     cdef int require_present(self) except -1:
         if self.core.closed == STATE_SUSPENDED and self.cpu_can_read:
-            raise_status(self, self.core, 0, 0, self.default_slot, ARENA_CLOSED)
+            raise_status(self, 0, 0, self.default_slot, ARENA_CLOSED)
         return 0
 
     def reset_stream(self, stream):
@@ -785,202 +754,11 @@ cdef class Arena(MemoryResource):
         {0}
         """
         cdef uint32_t slot
-        self._require_open()
+        self.require_open()
         self.slot_of(stream, &slot)
         if arena_reset_stream(self.core, slot, may_end(self, slot)):
             self.streams.pop(slot, None)
             self.last_stream = None
-
-    # ---- looking at it ---------------------------------------------------------------------------
-
-    def stats(self):
-        """Return the counters of this moment as `Stats`.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> arena = gpumem.Arena("host")
-        >>> buffer = arena.allocate(1000)
-        >>> stats = arena.stats()
-        >>> stats.requested_in_use, stats.in_use, stats.reserved >= stats.in_use
-        (1000, 1024, True)
-        """
-        self._require_own()
-        return arena_stats(self.core)
-
-    def blocks(self):
-        """Return every block, used and free, as a list of `BlockInfo` in address order.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> arena = gpumem.Arena("host")
-        >>> buffer = arena.allocate(1000)
-        >>> [(block.nbytes, block.allocated_nbytes) for block in arena.blocks() if block.used]
-        [(1000, 1024)]
-        """
-        self._require_own()
-        return block_list(self.core)
-
-    def report(self, path, *, title=None):
-        """Write a page of HTML that shows what is in use now; see `gpumem.observe.write_report`.
-
-        Blocks have ages, tags and stacks if they were allocated while something recorded.
-
-        Parameters
-        ----------
-        path : str or path
-            The page.
-        title : str, optional
-            Its heading; the arena's name if left out.
-
-        Returns
-        -------
-        gpumem.observe.Report
-
-        Raises
-        ------
-        TraceError
-            Nothing is in use.
-        OSError
-            The page cannot be written.
-
-        Examples
-        --------
-        >>> import os, tempfile, gpumem
-        >>> arena = gpumem.Arena("host")
-        >>> weights = arena.allocate(1000)
-        >>> arena.report(os.path.join(tempfile.mkdtemp(), "arena.html")).peak_live_bytes
-        1000
-        """
-        return provided("report")(self, path, title)
-
-    def check_invariants(self):
-        """Check every invariant of the arena's books.
-
-        Raises
-        ------
-        GpumemError
-            Naming the first invariant that does not hold. A defect of gpumem, or memory that
-            something else overwrote.
-
-        Examples
-        --------
-        >>> import gpumem
-        >>> arena = gpumem.Arena("host")
-        >>> buffers = [arena.allocate(nbytes) for nbytes in (100, 5000, 1 << 20)]
-        >>> del buffers[1]
-        >>> arena.check_invariants()         # returns: the books agree
-        """
-        cdef int broken
-        self._require_own()
-        with nogil:
-            broken = arena_check(self.core)
-        if broken:
-            raise GpumemError(f"arena {self.name!r} is corrupt: it does not hold that "
-                              f"{invariant_text(broken).decode()} (invariant {broken})")
-
-    def check_heap(self, *, wait=True):
-        """Look for writes where nobody may write, in every block that the debug heap knows.
-
-        That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
-        happens to each block when it is freed and before its memory is used again, once the streams
-        that it was freed on and recorded for are done; there what was wrong is told by the next
-        call that may raise. Each wrong byte is told once. Blocks of graph pools and shareable
-        ones have no guards and are not looked at, nor is anything while the arena is suspended.
-
-        Parameters
-        ----------
-        wait : bool
-            Wait for all work that is queued on the device first, so that nothing is missed. False
-            looks at what is there now; blocks whose streams are not done are left for later.
-
-        Returns
-        -------
-        tuple of HeapReport
-            What was found and told now, where `DebugHeapOptions.on_error` is not "raise".
-
-        Raises
-        ------
-        HeapCorruptionError, InvalidFreeError
-            What was found, under "raise".
-        ConfigError
-            The arena has no debug heap.
-        ClosedError
-            The arena is closed, or belongs to the parent of a fork.
-        DriverError
-            The driver refused to wait, or to copy.
-
-        Examples
-        --------
-        >>> import gpumem, ctypes
-        >>> arena = gpumem.Arena("host", debug_heap=True)
-        >>> buffer = arena.allocate(100)
-        >>> _ = ctypes.memset(buffer.ptr + 100, 7, 1)
-        >>> try:
-        ...     arena.check_heap()
-        ... except gpumem.errors.HeapCorruptionError as error:
-        ...     found = error.reports[0]
-        >>> found.kind, found.offset, found.found[:2].hex(" ")
-        ('overrun', 100, '07 fd')
-        """
-        require_heap(self)
-        self._require_own()
-        self._require_open()
-        self.require_outside_source()
-        return self.heap.check(self.core, wait)
-
-    def outstanding(self):
-        """Return the live blocks of an arena with a debug heap, the oldest first.
-
-        Returns
-        -------
-        list of OutstandingBlock
-            Address, size, number and the place of allocation of each.
-
-        Raises
-        ------
-        ConfigError
-            The arena has no debug heap. `gpumem.adaptors.track` knows the blocks of any resource.
-        ClosedError
-            The arena belongs to the parent of a fork.
-
-        Examples
-        --------
-        >>> arena = Arena("host", debug_heap=True)
-        >>> buffer = arena.allocate(100)
-        >>> [(block.nbytes, block.number) for block in arena.outstanding()]
-        [(100, 1)]
-        """
-        require_heap(self)
-        self._require_own()
-        return self.heap.outstanding()
-
-    @property
-    def debug_heap(self):
-        """The `DebugHeapOptions` of its debug heap; None without one."""
-        return None if self.heap is None else self.heap.options
-
-    def _look(self):
-        # At the process's end: without a wait, without telling.
-        if self.core.closed == STATE_OPEN and not context_is_dead(&self.driver_device.context):
-            with nogil:
-                heap_check(self.core)
-
-    @property
-    def backing(self):
-        """What backs it: "virtual" or "regions"; where the setting is "auto", what that chose."""
-        return "virtual" if self.core.settings.paged else "regions"
-
-    @property
-    def is_arena(self):
-        """True: it sub-allocates and can be shrunk."""
-        return True
-
-    @property
-    def closed(self):
-        """Whether `close` has given everything back."""
-        return self.core.closed == STATE_CLOSED
 
     def close(self):
         """Give all memory back to the driver now. Idempotent.
@@ -1011,7 +789,7 @@ cdef class Arena(MemoryResource):
             return
         self.require_outside_source()
         if self.captures is not None:
-            self.captures.close(self.core)
+            self.captures.close()
         with nogil:
             status = arena_close(self.core)
         if status == ARENA_IN_USE:
@@ -1030,21 +808,6 @@ cdef class Arena(MemoryResource):
         self.stale = []
         if self.heap is not None:
             self.heap.tell()
-
-    def _require_open(self):
-        if self.core.closed == STATE_CLOSED:
-            raise ClosedError(f"arena {self.name!r} is closed")
-
-    def _require_own(self):
-        # A thread of the parent may have held the lock at the fork: the child leaves it alone.
-        if self.driver_device.context.generation != process.generation:
-            raise ClosedError(f"arena {self.name!r} belongs to the parent process")
-
-    def __repr__(self):
-        if self.core.closed == STATE_CLOSED:
-            return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
-        return (f"<gpumem.Arena {self.name!r} on {self.memory}: {arena_in_use(self.core)} of "
-                f"{arena_reserved(self.core)} bytes in use>")
 
 
 cdef int resume_again(ArenaCore* core, uint64_t nbytes) noexcept nogil:
@@ -1076,28 +839,19 @@ cdef Buffer arena_take_on_legacy(Arena arena, uint64_t nbytes):
 cdef Buffer arena_take_on(Arena arena, uint64_t nbytes, Stream stream):
     cdef Block block
     cdef uint32_t slot
-    cdef uint64_t capture = 0
     cdef CUgraph graph = NULL
-    cdef bint unknown
     if nbytes == 0:
         return arena.allocate(nbytes, stream)
     arena.slot_of(stream, &slot)
-    capturing = stream_captures(arena.core.context, stream.handle, &capture, &graph, &unknown)
+    capturing = capture_on(arena.core, slot, &graph) != 0
     pool = None
     if capturing or arena.captures is not None:
-        pool = captures_of(arena).pool_of(arena, arena.core, slot, capturing)
+        pool = captures_of(arena).pool_of(arena, slot, capturing)
     if pool is None and arena.take(nbytes, 0, slot, REGION_OF_MANY, &block) == ARENA_CAPTURING:
-        pool = captures_of(arena).pool_of(arena, arena.core, slot, True)
+        pool = captures_of(arena).pool_of(arena, slot, True)
     if pool is not None:
         return arena.take_captured(pool, nbytes, slot, None)
     return buffer_of(arena, block.address, nbytes, block.size, block.handle, slot)
-
-
-cdef int require_heap(Arena arena) except -1:
-    if arena.heap is None:
-        raise ConfigError(f"arena {arena.name!r} has no debug heap: create it with "
-                          "debug_heap=True, or set GPUMEM_DEBUG_HEAP=1 in the environment")
-    return 0
 
 
 cdef int arena_bad_free(Arena arena, uint64_t address) except -1:
@@ -1122,9 +876,9 @@ cdef bint keeps_itself(object stream) noexcept:
 
 cdef Buffer empty_block(Arena arena, uint32_t slot):
     if arena.core.closed:
-        raise_status(arena, arena.core, 0, 0, slot, ARENA_CLOSED)
+        raise_status(arena, 0, 0, slot, ARENA_CLOSED)
     if context_is_dead(&arena.driver_device.context):
-        raise_status(arena, arena.core, 0, 0, slot, ARENA_DEAD)
+        raise_status(arena, 0, 0, slot, ARENA_DEAD)
     return empty_buffer(arena, slot)
 
 

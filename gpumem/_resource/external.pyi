@@ -5,7 +5,6 @@ from gpumem._budget import Budget, _Count
 from gpumem._buffer.resource import MemoryResource
 from gpumem._buffer.stream import _StreamLike
 from gpumem.device import Device, MemoryInfo
-from gpumem.stats import ShrinkReport, Stats
 
 @final
 class ExternalAllocator(MemoryResource):
@@ -22,8 +21,3 @@ class ExternalAllocator(MemoryResource):
         default_stream: _StreamLike = None,
         name: str | None = None,
     ) -> None: ...
-    def shrink(self) -> ShrinkReport: ...
-    def stats(self) -> Stats: ...
-
-def address_of(what: str, function: Any) -> int: ...
-def number_of(what: str, value: Any, low: int) -> int: ...

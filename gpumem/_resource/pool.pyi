@@ -1,6 +1,5 @@
-import struct
 from collections.abc import Mapping
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeAlias, final
 
 from gpumem._budget import Budget, _Count
 from gpumem._buffer.buffer import Buffer
@@ -9,10 +8,9 @@ from gpumem._buffer.stream import _StreamLike
 from gpumem._resource.handle import Handle
 from gpumem.config import PoolConfig
 from gpumem.device import Device, MemoryInfo
-from gpumem.stats import PoolStats, ShrinkReport
+from gpumem.stats import PoolStats
 
-NOTE: struct.Struct
-NOTE_MAGIC: bytes
+_Memory: TypeAlias = MemoryInfo | Device | str
 
 class _HasFileno(Protocol):
     def fileno(self) -> int: ...
@@ -22,7 +20,7 @@ class DriverPool(MemoryResource):
     config: PoolConfig
     def __init__(
         self,
-        device: MemoryInfo | Device | str,
+        device: _Memory,
         config: PoolConfig | Mapping[str, object] | None = None,
         *,
         handle: int | None = None,
@@ -33,24 +31,16 @@ class DriverPool(MemoryResource):
     ) -> None: ...
     @classmethod
     def default(
-        cls,
-        device: MemoryInfo | Device | str,
-        *,
-        default_stream: _StreamLike = None,
-        name: str | None = None,
+        cls, device: _Memory, *, default_stream: _StreamLike = None, name: str | None = None
     ) -> DriverPool: ...
     @classmethod
     def current(
-        cls,
-        device: MemoryInfo | Device | str,
-        *,
-        default_stream: _StreamLike = None,
-        name: str | None = None,
+        cls, device: _Memory, *, default_stream: _StreamLike = None, name: str | None = None
     ) -> DriverPool: ...
     @classmethod
     def import_handle(
         cls,
-        device: MemoryInfo | Device | str,
+        device: _Memory,
         fd: int | _HasFileno,
         *,
         default_stream: _StreamLike = None,
@@ -60,12 +50,7 @@ class DriverPool(MemoryResource):
     def handle(self) -> int: ...
     @property
     def imported(self) -> bool: ...
-    def shrink(self) -> ShrinkReport: ...
     def stats(self) -> PoolStats: ...
     def export_handle(self) -> Handle: ...
     def export_buffer(self, buffer: Buffer) -> bytes: ...
     def import_buffer(self, data: Any, stream: _StreamLike = None) -> Buffer: ...
-
-def require_pools(memory: MemoryInfo) -> MemoryInfo: ...
-def pool_number(handle: Any) -> int: ...
-def pool_of_device(device: MemoryInfo | Device | str, current: bool) -> int: ...

@@ -2,12 +2,13 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport ArenaCore
+from gpumem._native.driver cimport CUgraph
+from gpumem._resource.arena.reports cimport ArenaBase
 
 cdef class GraphPool:
-    cdef readonly MemoryResource arena      # that it belongs to
-    cdef MemoryResource inner               # the arena that holds its memory
+    cdef readonly ArenaBase arena           # that it belongs to
+    cdef ArenaBase inner                    # the arena that holds its memory
     cdef ArenaCore* core                    # of `inner`
     cdef dict serving                       # slot of `arena` -> its stream, kept alive
     cdef uint32_t contexts                  # that are open
@@ -21,16 +22,15 @@ cdef class Captures:
 
     # The pool that serves a stream now; None: the arena itself. `capturing`: its driver says that
     # it captures, so there must be one.
-    cdef GraphPool pool_of(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+    cdef GraphPool pool_of(self, ArenaBase arena, uint32_t slot,
                            bint capturing)
-    cdef GraphPool join(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+    cdef GraphPool join(self, ArenaBase arena, uint32_t slot,
                         uint64_t capture, uint64_t graph)
-    cdef int serve(self, MemoryResource arena, ArenaCore* core, uint32_t slot, object stream,
+    cdef int serve(self, ArenaBase arena, uint32_t slot, object stream,
                    GraphPool pool) except -1
-    cdef int end(self, ArenaCore* core, GraphPool pool) except -1
-    cdef int end_if_over(self, ArenaCore* core, GraphPool pool) except -1
-    cdef int close(self, ArenaCore* core) except -1
+    cdef int end(self, GraphPool pool) except -1
+    cdef int end_if_over(self, GraphPool pool) except -1
+    cdef int close(self) except -1
 
-cdef GraphPool make_pool(MemoryResource arena, ArenaCore* parent, MemoryResource inner,
-                         ArenaCore* core)
-cdef int retain_with(GraphPool pool, uint64_t graph) except -1
+cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner)
+cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) noexcept

@@ -6,7 +6,6 @@ from weakref import WeakSet
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
     ArenaCore, pool_adopt, pool_begin, pool_retain_with, slot_drop, slot_retain,
 )
@@ -201,27 +200,25 @@ cdef class Captures:
         self.served = {}
         self.pools = WeakSet()
 
-    cdef GraphPool pool_of(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+    cdef GraphPool pool_of(self, ArenaBase arena, uint32_t slot,
                            bint capturing):
         cdef GraphPool pool = self.served.get(slot)
-        cdef uint64_t capture = 0
+        cdef uint64_t capture
         cdef CUgraph graph = NULL
-        cdef bint unknown
         if pool is None and not capturing:
             return None
         if pool is not None and pool.capture == 0:
             return pool                 # its context says how long
         # A pool that was opened by itself serves one capture: is it still that one?
-        if not stream_captures(core.context, core.streams[slot].handle, &capture, &graph, &unknown):
-            capture = 0
+        capture = capture_on(arena.core, slot, &graph)
         if pool is not None and pool.capture != capture:
-            self.end(core, pool)
+            self.end(pool)
             pool = None
         if pool is None and capture != 0:
-            pool = self.join(arena, core, slot, capture, <uintptr_t>graph)
+            pool = self.join(arena, slot, capture, <uintptr_t>graph)
         return pool
 
-    cdef GraphPool join(self, MemoryResource arena, ArenaCore* core, uint32_t slot,
+    cdef GraphPool join(self, ArenaBase arena, uint32_t slot,
                         uint64_t capture, uint64_t graph):
         # Nobody opened a pool for this capture: the arena does, one for all its streams.
         cdef GraphPool pool = None
@@ -232,50 +229,53 @@ cdef class Captures:
             pool = arena._open_pool()
             retain_with(pool, graph)
             pool.capture = capture
-        self.serve(arena, core, slot, None, pool)
+        self.serve(arena, slot, None, pool)
         return pool
 
-    cdef int serve(self, MemoryResource arena, ArenaCore* core, uint32_t slot, object stream,
+    cdef int serve(self, ArenaBase arena, uint32_t slot, object stream,
                    GraphPool pool) except -1:
-        if self.pool_of(arena, core, slot, False) is not None:
+        if self.pool_of(arena, slot, False) is not None:
             raise InUseError(f"a graph pool of {arena.name!r} serves stream "
-                             f"{<uintptr_t>core.streams[slot].handle:#x} already")
-        slot_retain(core, slot)
+                             f"{arena.stream_at(slot):#x} already")
+        slot_retain(arena.core, slot)
         self.served[slot] = pool
         pool.serving[slot] = stream
         self.pools.add(pool)
         return 0
 
-    cdef int end(self, ArenaCore* core, GraphPool pool) except -1:
+    cdef int end(self, GraphPool pool) except -1:
         for slot in list(pool.serving):
             del self.served[slot]
-            slot_drop(core, slot)
+            slot_drop(pool.arena.core, slot)
         pool.serving.clear()
         return 0
 
-    cdef int end_if_over(self, ArenaCore* core, GraphPool pool) except -1:
+    cdef int end_if_over(self, GraphPool pool) except -1:
         # A pool that was opened by itself hears of its capture's end only when somebody asks.
-        cdef uint64_t capture = 0
-        cdef CUgraph graph = NULL
-        cdef bint unknown = False
-        cdef uint32_t slot
-        if pool.capture == 0:
+        cdef CUgraph graph
+        if pool.capture == 0 or any([capture_on(pool.arena.core, slot, &graph) == pool.capture
+                                     for slot in pool.serving]):
             return 0
-        for slot in pool.serving:
-            if (stream_captures(core.context, core.streams[slot].handle, &capture, &graph, &unknown)
-                    and capture == pool.capture):
-                return 0
-        return self.end(core, pool)
+        return self.end(pool)
 
-    cdef int close(self, ArenaCore* core) except -1:
+    cdef int close(self) except -1:
         # All or none: the first that is in use keeps the others open.
         open_ones = [pool for pool in self.pools if not pool.closed]
         for pool in open_ones:
-            self.end_if_over(core, pool)
+            self.end_if_over(pool)
             require_idle(pool)
         for pool in open_ones:
             pool.close()
         return 0
+
+
+cdef uint64_t capture_on(const ArenaCore* core, uint32_t slot, CUgraph* graph) noexcept:
+    """Return the driver's number of the capture that a stream is in; 0: none."""
+    cdef uint64_t capture = 0
+    cdef bint unknown
+    if not stream_captures(core.context, core.streams[slot].handle, &capture, graph, &unknown):
+        return 0
+    return capture
 
 
 cdef int require_idle(GraphPool pool) except -1:
@@ -297,15 +297,14 @@ cdef object required(GraphPool pool):
     return pool.inner
 
 
-cdef GraphPool make_pool(MemoryResource arena, ArenaCore* parent, MemoryResource inner,
-                         ArenaCore* core):
+cdef GraphPool make_pool(ArenaBase arena, ArenaBase inner):
     cdef GraphPool pool = GraphPool.__new__(GraphPool)
     pool.arena = arena
     pool.inner = inner
-    pool.core = core
+    pool.core = inner.core
     pool.serving = {}
-    pool_adopt(core, parent)
-    event_source_name(&core.events, parent.events.memory, b"graph pool",
+    pool_adopt(inner.core, arena.core)
+    event_source_name(&inner.core.events, arena.core.events.memory, b"graph pool",
                       inner.name.encode("utf-8", "replace"))
     return pool
 

@@ -1,5 +1,6 @@
 """Reports and exceptions of an arena."""
 
+from dataclasses import replace
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free, qsort
@@ -9,29 +10,261 @@ from gpumem._budget cimport (
 )
 from gpumem._buffer cimport MemoryResource
 from gpumem._native.arena cimport (
-    ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD, ARENA_DRIVER_REFUSED,
-    ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA, ARENA_OVER_BUDGET,
-    ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note, BlockNote, caches_flush,
-    DebugHeap, heap_copy, heap_counts, HEAP_LIVE, HeapBlock, HeapCounts, hooks_bytes, LARGE_SPACE,
-    PageCopy, root_of, SMALL_SPACE, STATE_SUSPENDED,
+    arena_check, ARENA_CLOSED, arena_copy, arena_copy_chunks, arena_copy_free, ARENA_DEAD,
+    ARENA_DRIVER_REFUSED, ARENA_HALF_SUSPENDED, arena_in_use, ARENA_NO_COPY, ARENA_NO_METADATA,
+    ARENA_OVER_BUDGET, ARENA_OVER_LIMIT, arena_reserved, ArenaCopy, ArenaCore, block_note,
+    BlockNote, caches_flush, DebugHeap, heap_check, heap_copy, heap_counts, HEAP_LIVE, HeapBlock,
+    HeapCounts, hooks_bytes, invariant_text, LARGE_SPACE, PageCopy, root_of, SMALL_SPACE,
+    STATE_CLOSED, STATE_OPEN, STATE_SUSPENDED,
 )
 from gpumem._native.bfc cimport (
     ABSURD, bfc_largest_free, Chunk, CHUNK_CACHED, CHUNK_FREE, CHUNK_PENDING_FREE, CHUNK_USED,
     round_to_quantum, SLOT_RELEASED,
 )
 from gpumem._native.budget cimport budget_ceiling, budget_charged, BUDGET_UNLIMITED, BudgetCore
-from gpumem._native.driver cimport check, CUDA_ERROR_OUT_OF_MEMORY, CUresult
+from gpumem._native.driver cimport check, context_is_dead, CUDA_ERROR_OUT_OF_MEMORY, CUresult
 from gpumem._native.pages cimport Space
 from gpumem._resource.arena.settings cimport pages_problem
 from gpumem._resource.arena.source cimport source_error
 from gpumem._resource.device_memory cimport device_figures
 from gpumem._support.atomics cimport load64
 from gpumem._support.lock cimport lock_acquire, lock_release
-
-from dataclasses import replace
+from gpumem._support.process cimport process
 
 from gpumem._support.events import FRAMEWORKS, tag_texts
-from gpumem.errors import ClosedError, OutOfMemoryError, SourceError, SuspendedError
+from gpumem._support.providers import provided
+from gpumem.errors import (
+    ClosedError, ConfigError, GpumemError, OutOfMemoryError, SourceError, SuspendedError,
+)
+
+
+cdef class ArenaBase(MemoryResource):
+    """What an arena tells of itself; `gpumem.Arena` adds what changes it."""
+
+    def stats(self):
+        """Return the counters of this moment as `Stats`.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> stats = arena.stats()
+        >>> stats.requested_in_use, stats.in_use, stats.reserved >= stats.in_use
+        (1000, 1024, True)
+        """
+        self.require_own()
+        return arena_stats(self.core)
+
+    def blocks(self):
+        """Return every block, used and free, as a list of `BlockInfo` in address order.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffer = arena.allocate(1000)
+        >>> [(block.nbytes, block.allocated_nbytes) for block in arena.blocks() if block.used]
+        [(1000, 1024)]
+        """
+        self.require_own()
+        return block_list(self.core)
+
+    def report(self, path, *, title=None):
+        """Write a page of HTML that shows what is in use now; see `gpumem.observe.write_report`.
+
+        Blocks have ages, tags and stacks if they were allocated while something recorded.
+
+        Parameters
+        ----------
+        path : str or path
+            The page.
+        title : str, optional
+            Its heading; the arena's name if left out.
+
+        Returns
+        -------
+        gpumem.observe.Report
+
+        Raises
+        ------
+        TraceError
+            Nothing is in use.
+        OSError
+            The page cannot be written.
+
+        Examples
+        --------
+        >>> import os, tempfile, gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> weights = arena.allocate(1000)
+        >>> arena.report(os.path.join(tempfile.mkdtemp(), "arena.html")).peak_live_bytes
+        1000
+        """
+        return provided("report")(self, path, title)
+
+    def check_invariants(self):
+        """Check every invariant of the arena's books.
+
+        Raises
+        ------
+        GpumemError
+            Naming the first invariant that does not hold. A defect of gpumem, or memory that
+            something else overwrote.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host")
+        >>> buffers = [arena.allocate(nbytes) for nbytes in (100, 5000, 1 << 20)]
+        >>> del buffers[1]
+        >>> arena.check_invariants()         # returns: the books agree
+        """
+        cdef int broken
+        self.require_own()
+        with nogil:
+            broken = arena_check(self.core)
+        if broken:
+            raise GpumemError(f"arena {self.name!r} is corrupt: it does not hold that "
+                              f"{invariant_text(broken).decode()} (invariant {broken})")
+
+    def check_heap(self, *, wait=True):
+        """Look for writes where nobody may write, in every block that the debug heap knows.
+
+        That is: guards of live blocks, guards and bytes of freed ones in quarantine. The same
+        happens to each block when it is freed and before its memory is used again, once the streams
+        that it was freed on and recorded for are done; there what was wrong is told by the next
+        call that may raise. Each wrong byte is told once. Blocks of graph pools and shareable
+        ones have no guards and are not looked at, nor is anything while the arena is suspended.
+
+        Parameters
+        ----------
+        wait : bool
+            Wait for all work that is queued on the device first, so that nothing is missed. False
+            looks at what is there now; blocks whose streams are not done are left for later.
+
+        Returns
+        -------
+        tuple of HeapReport
+            What was found and told now, where `DebugHeapOptions.on_error` is not "raise".
+
+        Raises
+        ------
+        HeapCorruptionError, InvalidFreeError
+            What was found, under "raise".
+        ConfigError
+            The arena has no debug heap.
+        ClosedError
+            The arena is closed, or belongs to the parent of a fork.
+        DriverError
+            The driver refused to wait, or to copy.
+
+        Examples
+        --------
+        >>> import gpumem, ctypes
+        >>> arena = gpumem.Arena("host", debug_heap=True)
+        >>> buffer = arena.allocate(100)
+        >>> _ = ctypes.memset(buffer.ptr + 100, 7, 1)
+        >>> try:
+        ...     arena.check_heap()
+        ... except gpumem.errors.HeapCorruptionError as error:
+        ...     found = error.reports[0]
+        >>> found.kind, found.offset, found.found[:2].hex(" ")
+        ('overrun', 100, '07 fd')
+        """
+        require_heap(self)
+        self.require_own()
+        self.require_open()
+        self.require_outside_source()
+        return self.heap.check(self.core, wait)
+
+    def outstanding(self):
+        """Return the live blocks of an arena with a debug heap, the oldest first.
+
+        Returns
+        -------
+        list of OutstandingBlock
+            Address, size, number and the place of allocation of each.
+
+        Raises
+        ------
+        ConfigError
+            The arena has no debug heap. `gpumem.adaptors.track` knows the blocks of any resource.
+        ClosedError
+            The arena belongs to the parent of a fork.
+
+        Examples
+        --------
+        >>> import gpumem
+        >>> arena = gpumem.Arena("host", debug_heap=True)
+        >>> buffer = arena.allocate(100)
+        >>> [(block.nbytes, block.number) for block in arena.outstanding()]
+        [(100, 1)]
+        """
+        require_heap(self)
+        self.require_own()
+        return self.heap.outstanding()
+
+    @property
+    def debug_heap(self):
+        """The `DebugHeapOptions` of its debug heap; None without one."""
+        return None if self.heap is None else self.heap.options
+
+    def _look(self):
+        # At the process's end: without a wait, without telling.
+        if self.core.closed == STATE_OPEN and not context_is_dead(&self.driver_device.context):
+            with nogil:
+                heap_check(self.core)
+
+    @property
+    def backing(self):
+        """What backs it: "virtual" or "regions"; where the setting is "auto", what that chose."""
+        return "virtual" if self.core.settings.paged else "regions"
+
+    @property
+    def is_arena(self):
+        """True: it sub-allocates and can be shrunk."""
+        return True
+
+    @property
+    def closed(self):
+        """Whether `close` has given everything back."""
+        return self.core.closed == STATE_CLOSED
+
+    @property
+    def suspended(self):
+        """Whether it is between `suspend` and `resume`."""
+        return self.core.closed == STATE_SUSPENDED
+
+    def __repr__(self):
+        if self.core.closed == STATE_CLOSED:
+            return f"<gpumem.Arena {self.name!r} on {self.memory}, closed>"
+        return (f"<gpumem.Arena {self.name!r} on {self.memory}: {arena_in_use(self.core)} of "
+                f"{arena_reserved(self.core)} bytes in use>")
+
+    cdef int require_outside_source(self) except -1:
+        # A source that calls its own arena would wait for itself.
+        if self.source is not None:
+            self.source.require_outside()
+        return 0
+
+    cdef int require_open(self) except -1:
+        if self.core.closed == STATE_CLOSED:
+            raise ClosedError(f"arena {self.name!r} is closed")
+        return 0
+
+    cdef int require_own(self) except -1:
+        # A thread of the parent may have held the lock at the fork: the child leaves it alone.
+        if self.driver_device.context.generation != process.generation:
+            raise ClosedError(f"arena {self.name!r} belongs to the parent process")
+        return 0
+
+
+cdef int require_heap(ArenaBase arena) except -1:
+    if arena.heap is None:
+        raise ConfigError(f"arena {arena.name!r} has no debug heap: create it with "
+                          "debug_heap=True, or set GPUMEM_DEBUG_HEAP=1 in the environment")
+    return 0
 
 
 # ---- counters ------------------------------------------------------------------------------------
@@ -175,39 +408,43 @@ cdef str counted(tuple blocks, str what):
 
 # ---- the one place that raises -------------------------------------------------------------------
 
-cdef int raise_status(MemoryResource arena, ArenaCore* core, uint64_t asked, uint64_t extra,
-                      uint32_t slot, int status) except -1:
+cdef int raise_status(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t slot,
+                      int status) except -1:
     if status == ARENA_DEAD:
         raise ClosedError(f"arena {arena.name!r} belongs to the parent process, or the "
                           "interpreter is ending")
-    if status == ARENA_CLOSED and core.closed == STATE_SUSPENDED:
+    if status == ARENA_CLOSED and arena.core.closed == STATE_SUSPENDED:
         raise SuspendedError(f"arena {arena.name!r} is suspended: resume() brings its memory back")
     if status == ARENA_CLOSED:
         raise ClosedError(f"arena {arena.name!r} is closed")
     if status == ARENA_HALF_SUSPENDED:
-        raise_half_suspended(arena, core)
+        raise_half_suspended(arena)
     if status == ARENA_OVER_BUDGET:
-        raise_over_budget(arena, core, asked, extra, slot, [])
+        raise_over_budget(arena, asked, extra, slot, [])
     if status == ARENA_NO_METADATA:
         raise MemoryError("no host memory for an arena's books")
-    failure = source_error(core)
-    if status == ARENA_DRIVER_REFUSED and core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
+    failure = source_error(arena.core)
+    if status == ARENA_DRIVER_REFUSED and arena.core.last_code != <int>CUDA_ERROR_OUT_OF_MEMORY:
         raise_source_error(arena, failure)
-        call = core.last_call if core.last_call != NULL else core.backing.call
-        check(arena.driver_device.context.table, <CUresult>core.last_code, (<bytes>call).decode())
-    raise_out_of_memory(arena, core, asked, extra, slot, status, failure)
+        raise_refusal(arena.core)
+    raise_out_of_memory(arena, asked, extra, slot, status, failure)
 
 
-cdef int raise_half_suspended(MemoryResource arena, ArenaCore* core) except -1:
+cdef int raise_half_suspended(ArenaBase arena) except -1:
     """Raise what suspend met: refused half-way, and refused when that was to be undone."""
     try:
-        check(arena.driver_device.context.table, <CUresult>core.last_code,
-              (<bytes>core.last_call).decode())
+        raise_refusal(arena.core)
     except Exception as refusal:
         raise SuspendedError(
             f"arena {arena.name!r} is suspended, but not all of its memory went back: the driver "
             f"refused to unmap a page, and then to bring the others back ({refusal}). The bytes of "
             "live blocks are in their copy on the host; resume() can be tried") from refusal
+
+
+cdef int raise_refusal(ArenaCore* core) except -1:
+    # Without a call of the arena's own it was the backing that called.
+    cdef const char* call = core.last_call if core.last_call != NULL else core.backing.call
+    return check(core.context.table, <CUresult>core.last_code, call.decode())
 
 
 cdef int raise_source_error(MemoryResource arena, object failure) except -1:
@@ -220,20 +457,20 @@ cdef int raise_source_error(MemoryResource arena, object failure) except -1:
                       f"{type(failure).__name__}: {failure}") from failure
 
 
-cdef int raise_out_of_memory(MemoryResource arena, ArenaCore* core, uint64_t asked,
-                             uint64_t extra, uint32_t slot, int status, object cause) except -1:
+cdef int raise_out_of_memory(ArenaBase arena, uint64_t asked, uint64_t extra, uint32_t slot,
+                             int status, object cause) except -1:
     cdef uint64_t rounded = round_to_quantum(asked + extra)
-    if core.heap != NULL:
-        rounded += 2 * core.heap.settings.guard
+    if arena.core.heap != NULL:
+        rounded += 2 * arena.core.heap.settings.guard
     reason = "driver"
     if status == ARENA_NO_COPY:
         reason = "copy"
     elif rounded >= ABSURD:
         reason = "absurd"
     elif status == ARENA_OVER_LIMIT:
-        reason = "limit" if core.settings.max_mem or core.parent != NULL else "addresses"
-    raise OutOfMemoryError.of(
-        report_of(arena, core, asked, rounded, slot, reason)) from cause
+        has_limit = arena.core.settings.max_mem or arena.core.parent != NULL
+        reason = "limit" if has_limit else "addresses"
+    raise OutOfMemoryError.of(report_of(arena, asked, rounded, slot, reason)) from cause
 
 
 # ---- Sums of an arena's memory by state and owner ------------------------------------------------
@@ -258,20 +495,19 @@ cdef struct Sums:
     uint64_t through_hooks[MOST_FRAMEWORKS]     # bytes asked for, of callers that are known anyway
 
 
-cdef object report_of(MemoryResource resource, ArenaCore* arena, uint64_t asked, uint64_t rounded,
-                      uint32_t slot, str reason):
-    memory = str(resource.memory)
-    held = memory_of(arena, slot)
-    if held is None:            # the host has no memory for the books' copy: what is known without
-        held = {"in_use": arena_in_use(arena), "reserved": arena_reserved(arena)}
-    limit = limit_of(arena)
+cdef object report_of(ArenaBase arena, uint64_t asked, uint64_t rounded, uint32_t slot, str reason):
+    cdef ArenaCore* core = arena.core
+    held = memory_of(core, slot)
+    if held is None:            # out of host memory: what is known without a copy
+        held = {"in_use": arena_in_use(core), "reserved": arena_reserved(core)}
+    limit = limit_of(core)
     from gpumem._support.out_of_memory import find_remedies, LimitInForce, OutOfMemoryReport
     report = OutOfMemoryReport(
-        memory, asked, rounded, resource.name, <uintptr_t>arena.streams[slot].handle,
-        (LimitInForce("max_mem", limit, arena_held(arena)),) if limit else (),
-        **held, **device_figures(resource, arena.context, arena))
-    still = (not arena.settings.paged and arena.backing.source == NULL
-             and not pages_problem(resource.memory))
+        str(arena.memory), asked, rounded, arena.name, <uintptr_t>core.streams[slot].handle,
+        (LimitInForce("max_mem", limit, arena_held(core)),) if limit else (),
+        **held, **device_figures(arena, core.context, core))
+    still = (not core.settings.paged and core.backing.source == NULL
+             and not pages_problem(arena.memory))
     return replace(report, remedies=find_remedies(report, reason, could_move=still))
 
 
@@ -405,16 +641,16 @@ cdef dict described(const Sums* sums):
 # ---- An arena's budget, where the interpreter is -------------------------------------------------
 
 
-cdef int join_budget(MemoryResource arena, ArenaCore* core, object budget, object count) except -1:
+cdef int join_budget(ArenaBase arena, object budget, object count) except -1:
     cdef bint in_use = False
     cdef BudgetCore* account = account_of(budget, count, arena.name, &in_use)
     arena.budget = budget
-    core.events.budget = budget_charged(account)
+    arena.core.events.budget = budget_charged(account)
     if in_use:
-        core.in_use_account = account
-        core.detour = True
+        arena.core.in_use_account = account
+        arena.core.detour = True
     else:
-        core.held_account = account
+        arena.core.held_account = account
     return 0
 
 
@@ -440,23 +676,23 @@ cdef bint arena_relieve(ArenaCore* core, Relief* relief) noexcept nogil:
     return budget_relieve(account(core), load64(&core.over_budget), relief)
 
 
-cdef int under_pressure(MemoryResource arena, ArenaCore* core,
+cdef int under_pressure(ArenaBase arena,
                         int (*call)(ArenaCore*, uint64_t) noexcept nogil,
                         uint64_t nbytes) except -1:
     cdef Relief relief = Relief(0, 0, 0, 0, NULL, 0)
     cdef list errors = []
     cdef int status = ARENA_OVER_BUDGET
-    while status == ARENA_OVER_BUDGET and relieve(core, &relief, errors):
+    while status == ARENA_OVER_BUDGET and relieve(arena.core, &relief, errors):
         with nogil:
-            status = call(core, nbytes)
+            status = call(arena.core, nbytes)
     if status == ARENA_OVER_BUDGET:
-        raise_over_budget(arena, core, nbytes, 0, 1, errors)
+        raise_over_budget(arena, nbytes, 0, 1, errors)
     tell_errors(errors)
     return status
 
 
-cdef int raise_over_budget(MemoryResource arena, ArenaCore* core, uint64_t asked, uint64_t extra,
+cdef int raise_over_budget(ArenaBase arena, uint64_t asked, uint64_t extra,
                            uint32_t slot, list errors) except -1:
     rounded = round_to_quantum(asked + extra)
-    report = report_of(arena, core, asked, rounded, slot, "budget")
-    raise_exceeded(account(core), load64(&core.over_budget), errors, {"report": report})
+    report = report_of(arena, asked, rounded, slot, "budget")
+    raise_exceeded(account(arena.core), load64(&arena.core.over_budget), errors, {"report": report})

@@ -21,6 +21,7 @@ cdef str pages_problem(object memory)
 # Raises ConfigError for a setting that the memory has no use for.
 cdef int choose_backing(MemoryResource arena, object config, Source source,
                         Backing* backing) except -1
-# Why an arena has no shareable blocks; empty if it has. Where they come from.
-cdef str why_not_shareable(MemoryResource arena, object config, Source source)
-cdef int shareable_init(MemoryResource arena, object config, Backing* backing) except -1
+# Makes the backing of shareable blocks with the first of them; raises ConfigError where an arena
+# has none.
+cdef int require_shareable(MemoryResource arena, object config, Source source,
+                           Backing* shareable) except -1

@@ -82,12 +82,22 @@ cdef int choose_backing(MemoryResource arena, object config, Source source,
     return 0
 
 
-cdef int shareable_init(MemoryResource arena, object config, Backing* backing) except -1:
+cdef int require_shareable(MemoryResource arena, object config, Source source,
+                           Backing* shareable) except -1:
+    cdef DeviceContext* context = &arena.driver_device.context
+    cdef Backing backing
+    if shareable.reserve != NULL:
+        return 0
+    reason = why_not_shareable(arena, config, source)
+    if reason:
+        raise ConfigError(f"invalid shareable = True for arena {arena.name!r} on {arena.memory}: "
+                          f"{reason}")
     if by_handle(arena, config):
-        shared_init(backing, &arena.driver_device.context,
-                    THE_DEVICE if config.numa_node is None else config.numa_node)
+        shared_init(&backing, context, THE_DEVICE if config.numa_node is None else config.numa_node)
     else:
-        file_init(backing, &arena.driver_device.context)
+        file_init(&backing, context)
+    if shareable.reserve == NULL:       # else another thread was faster
+        shareable[0] = backing
     return 0
 
 

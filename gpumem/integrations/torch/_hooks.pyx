@@ -184,7 +184,7 @@ cdef char* explain(int device, size_t nbytes, void* stream, int status,
                         "capture with torch.cuda.graph")
     try:
         hook_slot(hook, <CUstream>stream, &slot)
-        raise_status(arena, arena.core, nbytes, 0, slot, status)
+        raise_status(arena, nbytes, 0, slot, status)
     except MemoryError as error:
         failures[device] = failures.get(device, 0) + 1
         is_memory[0] = True

@@ -268,7 +268,7 @@ cdef class PlannedResource(MemoryResource):
         if arena.captures is None:
             return False
         arena.slot_of(stream, &slot)
-        return arena.captures.pool_of(arena, arena.core, slot, False) is not None
+        return arena.captures.pool_of(arena, slot, False) is not None
 
     # ---- iterations ------------------------------------------------------------------------------
 
