@@ -559,13 +559,10 @@ cdef int call(Budget budget, uint64_t nbytes, list errors) except -1:
 
 
 cdef bint budget_relieve(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept nogil:
-    if process_is_exiting():
-        return False
-    with gil:
-        return press_and_tell(level, nbytes, relief)
+    return not process_is_exiting() and press_and_tell(level, nbytes, relief)
 
 
-cdef bint press_and_tell(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept:
+cdef bint press_and_tell(BudgetCore* level, uint64_t nbytes, Relief* relief) noexcept with gil:
     cdef list errors = []
     cdef bint again = False
     try:

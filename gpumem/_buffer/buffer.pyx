@@ -17,7 +17,7 @@ from gpumem._native.driver cimport (
     CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, CU_MEM_ADVISE_UNSET_READ_MOSTLY, CUmem_advise, CUresult,
     CUstream,
 )
-from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses
+from gpumem._support.lease cimport Lease, lease_drop_buffer, lease_retain, Uses, uses_add
 from gpumem._support.streams cimport PER_THREAD_STREAM
 
 from gpumem.device import Device, MemoryKind
@@ -510,7 +510,13 @@ cdef class Origin:
         lease.stream_slot = slot
 
     cdef int record(self, Uses** uses, uint32_t slot) except -1:
-        raise TypeError(f"{self!r} cannot hold a block back for another stream")
+        cdef bint added
+        # Pools and external allocators free a block behind the streams recorded for it.
+        if self.ledger == NULL or self.ledger.is_users:
+            raise TypeError(f"{self!r} cannot delay the free of a block for another stream")
+        if not uses_add(uses, slot, &added):
+            raise MemoryError("out of host memory while recording a stream")
+        return 0
 
     cdef int require_present(self) except -1:
         return 0

@@ -40,7 +40,6 @@ cdef enum DLTypeCode:
 cdef enum DLFlags:
     DL_READ_ONLY = 1
     DL_IS_COPIED = 2
-    DL_SUBBYTE_PADDED = 4
 
 cdef struct DLDevice:
     int32_t device_type

@@ -21,13 +21,8 @@ from gpumem._support.streams cimport LEGACY_STREAM, PER_THREAD_STREAM
 from gpumem._support.releases import on_release
 
 
-cdef extern from *:
-    """
-    #include <sys/syscall.h>
-    #include <unistd.h>
-    static inline int32_t gm_ledger_thread(void) { return (int32_t)syscall(SYS_gettid); }
-    """
-    int32_t gm_ledger_thread() noexcept nogil
+cdef extern from "Python.h" nogil:
+    int32_t thread_id "PyThread_get_thread_native_id"() noexcept
 
 # Ledgers without references. What they keep is released with the interpreter lock.
 cdef Retired* retired = NULL
@@ -97,11 +92,7 @@ cdef void ledgers_release_retired() noexcept:
         free(ledger)
 
 
-def _release_retired():
-    ledgers_release_retired()
-
-
-on_release("callbacks", _release_retired)      # what is released here may hold arenas
+on_release("callbacks", lambda: ledgers_release_retired())  # what is released may hold arenas
 
 
 cdef LedgerStatus ledger_close(BlockLedger* ledger) noexcept nogil:
@@ -332,7 +323,7 @@ cdef bint ledger_find_stream(BlockLedger* ledger, CUstream handle, uint32_t* slo
     cdef uint32_t i
     cdef bint found = True
     if <uintptr_t>handle == PER_THREAD_STREAM:
-        thread = gm_ledger_thread()
+        thread = thread_id()
     lock_acquire(&ledger.lock)
     for i in range(ledger.stream_count):
         if (named(ledger.streams[i].handle) == named(handle) and not ledger.streams[i].drained
@@ -365,7 +356,7 @@ cdef CUstream ledger_stream(BlockLedger* ledger, uint32_t slot) noexcept nogil:
     lock_acquire(&ledger.lock)
     stream = ledger.streams[slot]
     lock_release(&ledger.lock)
-    if stream.thread and stream.thread != gm_ledger_thread():
+    if stream.thread and stream.thread != thread_id():
         # Another thread's default stream cannot be named here; the legacy stream waits for it.
         return <CUstream><uintptr_t>LEGACY_STREAM
     return stream.handle

@@ -5,7 +5,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from gpumem._budget cimport Budget
 from gpumem._buffer.buffer cimport Buffer, Origin
 from gpumem._buffer.ledger cimport BlockLedger, LedgerBlock
-from gpumem._support.lease cimport Uses
 
 cdef class MemoryResource(Origin):
     cdef readonly str name
@@ -40,5 +39,3 @@ cdef LedgerBlock* resource_claim(MemoryResource resource, uint64_t requested, ui
                                  uint32_t slot, bint persistent) except NULL
 cdef int resource_charge(MemoryResource resource, LedgerBlock* block) except -1
 cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64_t address)
-# What `record` does where streams are waited for.
-cdef int record_use(Uses** uses, uint32_t slot) except -1

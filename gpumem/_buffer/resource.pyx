@@ -21,7 +21,6 @@ from gpumem._native.bfc cimport ABSURD
 from gpumem._native.budget cimport budget_has_crossed
 from gpumem._native.driver cimport context_is_dead, CUstream
 from gpumem._support.deferred cimport defer, Deferred, report_unraisable, run_deferred
-from gpumem._support.lease cimport Uses, uses_add
 from gpumem._support.streams cimport LEGACY_STREAM
 
 from gpumem._support.arguments import require
@@ -242,7 +241,10 @@ cdef class MemoryResource(Origin):
         cdef uint64_t multiple = 0 if alignment is None else alignment_of(alignment)
         cdef uint32_t slot = DEFAULT_SLOT
         self.require_open()
-        refuse_shareable(self, shareable)
+        require("shareable", shareable, bool, "True or False")
+        if shareable:
+            raise ConfigError(f"invalid shareable = True for {self!r}: only an Arena allocates "
+                              "memory that can be exported to other processes")
         self.slot_of(stream, &slot)
         return serve(self, size, slot, multiple, False)
 
@@ -408,14 +410,6 @@ cdef class MemoryResource(Origin):
         return self.require_own()
 
 
-cdef int refuse_shareable(MemoryResource resource, object shareable) except -1:
-    require("shareable", shareable, bool, "True or False")
-    if shareable:
-        raise ConfigError(f"invalid shareable = True for {resource!r}: only an Arena "
-                          "allocates memory that can be exported to other processes")
-    return 0
-
-
 # ---- resources with a ledger ---------------------------------------------------------------------
 
 cdef Buffer serve(MemoryResource resource, uint64_t requested, uint32_t slot, uint64_t alignment,
@@ -482,13 +476,6 @@ cdef Buffer resource_deliver(MemoryResource resource, LedgerBlock* block, uint64
     except BaseException:
         block.ledger.free(block)
         raise
-
-
-cdef int record_use(Uses** uses, uint32_t slot) except -1:
-    cdef bint added
-    if not uses_add(uses, slot, &added):
-        raise MemoryError("out of host memory while noting a stream")
-    return 0
 
 
 cdef object stream_object(MemoryResource resource, uint32_t slot):

@@ -8,7 +8,7 @@ from libc.stdint cimport uintptr_t
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
     CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS,
-    CUresult, CUstream, CUstreamCaptureStatus, DriverDevice,
+    CUresult, CUstream, CUstreamCaptureStatus, DeviceContext, DriverDevice,
 )
 
 from gpumem.device import Device, devices
@@ -45,24 +45,21 @@ cdef class Stream:
     """
 
     def __init__(self, device):
+        cdef DeviceContext* context
         cdef CUresult code
         if self.driver_device is not None:
             raise TypeError("Stream.__init__ called twice")
         self.device = Device(device)
         self.driver_device = self.device._open()
+        context = enter(self.driver_device, "cuStreamCreate")
         with nogil:
-            code = context_enter(&self.driver_device.context)
-            if code == CUDA_SUCCESS:
-                code = self.driver_device.context.table.cuStreamCreate(&self.handle,
-                                                                       CU_STREAM_NON_BLOCKING)
-                context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuStreamCreate")
+            code = context.table.cuStreamCreate(&self.handle, CU_STREAM_NON_BLOCKING)
+        leave(context, code, "cuStreamCreate")
         self.owned = True
 
     def __dealloc__(self):
-        if not self.owned or context_is_dead(&self.driver_device.context):
-            return
-        if context_enter(&self.driver_device.context) == CUDA_SUCCESS:
+        if (self.owned and not context_is_dead(&self.driver_device.context)
+                and context_enter(&self.driver_device.context) == CUDA_SUCCESS):
             self.driver_device.context.table.cuStreamDestroy(self.handle)
             context_leave(&self.driver_device.context)
 
@@ -87,14 +84,9 @@ cdef class Stream:
         True
         """
         cdef Stream stream = Stream.__new__(Stream)
-        number = -1
-        if hasattr(handle, "__index__") and not isinstance(handle, bool):
-            number = index(handle)
-        if not 0 <= number < 1 << 64:
-            raise ValueError(f"stream handle {handle!r} is not an integer from 0 to 2**64 - 1")
+        stream.handle = <CUstream>checked_handle(handle)
         stream.device = Device(device)
         stream.driver_device = stream.device._open()
-        stream.handle = <CUstream><uintptr_t>number
         stream.owner = owner
         return stream
 
@@ -109,38 +101,29 @@ cdef class Stream:
 
     def query(self):
         """Tell whether everything queued so far has finished; never waits."""
-        cdef CUresult code = enter_open(self.driver_device)
-        if code == CUDA_SUCCESS:
-            code = self.driver_device.context.table.cuStreamQuery(self.handle)
-            context_leave(&self.driver_device.context)
-        if code == CUDA_ERROR_NOT_READY:
-            return False
-        check(self.driver_device.context.table, code, "cuStreamQuery")
-        return True
+        cdef DeviceContext* context = enter(self.driver_device, "cuStreamQuery")
+        return leave(context, context.table.cuStreamQuery(self.handle), "cuStreamQuery")
 
     @property
     def capturing(self):
         """Whether work is being captured into a graph now, instead of run."""
         cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-        cdef CUresult code
-        if (self.driver_device is not None
-                and self.driver_device.context.table.cuStreamIsCapturing == NULL):
+        cdef DeviceContext* context
+        require_usable(self.driver_device)
+        if self.driver_device.context.table.cuStreamIsCapturing == NULL:
             return False
-        code = enter_open(self.driver_device)
-        if code == CUDA_SUCCESS:
-            code = self.driver_device.context.table.cuStreamIsCapturing(self.handle, &status)
-            context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuStreamIsCapturing")
+        context = enter(self.driver_device, "cuStreamIsCapturing")
+        leave(context, context.table.cuStreamIsCapturing(self.handle, &status),
+              "cuStreamIsCapturing")
         return status != CU_STREAM_CAPTURE_STATUS_NONE
 
     def synchronize(self):
         """Wait until everything queued so far has finished."""
-        cdef CUresult code = enter_open(self.driver_device)
-        if code == CUDA_SUCCESS:
-            with nogil:
-                code = self.driver_device.context.table.cuStreamSynchronize(self.handle)
-                context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuStreamSynchronize")
+        cdef DeviceContext* context = enter(self.driver_device, "cuStreamSynchronize")
+        cdef CUresult code
+        with nogil:
+            code = context.table.cuStreamSynchronize(self.handle)
+        leave(context, code, "cuStreamSynchronize")
 
     def record(self):
         """Record an event behind everything queued so far and return it.
@@ -155,11 +138,8 @@ cdef class Stream:
         True
         """
         cdef Event event = Event(self.device)
-        cdef CUresult code = enter_open(self.driver_device)
-        if code == CUDA_SUCCESS:
-            code = self.driver_device.context.table.cuEventRecord(event.handle, self.handle)
-            context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuEventRecord")
+        cdef DeviceContext* context = enter(self.driver_device, "cuEventRecord")
+        leave(context, context.table.cuEventRecord(event.handle, self.handle), "cuEventRecord")
         return event
 
     def wait(self, event):
@@ -196,14 +176,13 @@ cdef class Stream:
         enqueue(self)
 
     cdef int _wait_event(self, Event event) except -1:
-        cdef CUresult code
+        cdef DeviceContext* context
         if event.driver_device is not self.driver_device:
             raise ValueError(f"an event of {event.device} cannot be waited for on {self.device}")
-        code = enter_open(self.driver_device)
-        if code == CUDA_SUCCESS:
-            code = self.driver_device.context.table.cuStreamWaitEvent(self.handle, event.handle, 0)
-            context_leave(&self.driver_device.context)
-        return check(self.driver_device.context.table, code, "cuStreamWaitEvent")
+        context = enter(self.driver_device, "cuStreamWaitEvent")
+        leave(context, context.table.cuStreamWaitEvent(self.handle, event.handle, 0),
+              "cuStreamWaitEvent")
+        return 0
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -237,22 +216,18 @@ cdef class Event:
     """
 
     def __init__(self, device):
-        cdef CUresult code
+        cdef DeviceContext* context
         if self.driver_device is not None:
             raise TypeError("Event.__init__ called twice")
         self.device = Device(device)
         self.driver_device = self.device._open()
-        code = context_enter(&self.driver_device.context)
-        if code == CUDA_SUCCESS:
-            code = self.driver_device.context.table.cuEventCreate(&self.handle,
-                                                                  CU_EVENT_DISABLE_TIMING)
-            context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuEventCreate")
+        context = enter(self.driver_device, "cuEventCreate")
+        leave(context, context.table.cuEventCreate(&self.handle, CU_EVENT_DISABLE_TIMING),
+              "cuEventCreate")
 
     def __dealloc__(self):
-        if self.handle == NULL or context_is_dead(&self.driver_device.context):
-            return
-        if context_enter(&self.driver_device.context) == CUDA_SUCCESS:
+        if (self.handle != NULL and not context_is_dead(&self.driver_device.context)
+                and context_enter(&self.driver_device.context) == CUDA_SUCCESS):
             self.driver_device.context.table.cuEventDestroy(self.handle)
             context_leave(&self.driver_device.context)
 
@@ -263,35 +238,47 @@ cdef class Event:
 
     def query(self):
         """Tell whether the point has been reached; True if it was never recorded."""
-        cdef CUresult code = enter_open(self.driver_device)
-        if code == CUDA_SUCCESS:
-            code = self.driver_device.context.table.cuEventQuery(self.handle)
-            context_leave(&self.driver_device.context)
-        if code == CUDA_ERROR_NOT_READY:
-            return False
-        check(self.driver_device.context.table, code, "cuEventQuery")
-        return True
+        cdef DeviceContext* context = enter(self.driver_device, "cuEventQuery")
+        return leave(context, context.table.cuEventQuery(self.handle), "cuEventQuery")
 
     def synchronize(self):
         """Wait until the point has been reached."""
-        cdef CUresult code = enter_open(self.driver_device)
-        if code == CUDA_SUCCESS:
-            with nogil:
-                code = self.driver_device.context.table.cuEventSynchronize(self.handle)
-                context_leave(&self.driver_device.context)
-        check(self.driver_device.context.table, code, "cuEventSynchronize")
+        cdef DeviceContext* context = enter(self.driver_device, "cuEventSynchronize")
+        cdef CUresult code
+        with nogil:
+            code = context.table.cuEventSynchronize(self.handle)
+        leave(context, code, "cuEventSynchronize")
 
 
-cdef CUresult enter_open(DriverDevice driver_device) except? <CUresult>-1:
+# ---- around a call of the driver -----------------------------------------------------------------
+
+cdef DeviceContext* enter(DriverDevice driver_device, str call) except NULL:
+    """Make the device of a stream or an event current; `leave` ends that, and reports the call."""
+    require_usable(driver_device)
+    check(driver_device.context.table, context_enter(&driver_device.context), call)
+    return &driver_device.context
+
+
+cdef bint leave(DeviceContext* context, CUresult code, str call) except -1:
+    # Only a query may be "not ready": False. Another code is an error.
+    context_leave(context)
+    if code == CUDA_ERROR_NOT_READY:
+        return False
+    check(context.table, code, call)
+    return True
+
+
+cdef int require_usable(DriverDevice driver_device) except -1:
     if driver_device is None:
         raise ValueError("this stream or event was not initialised")
     if context_is_dead(&driver_device.context):
         raise ClosedError("this stream or event belongs to the parent process")
-    return context_enter(&driver_device.context)
+    return 0
 
+
+# ---- streams of any library ----------------------------------------------------------------------
 
 cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* handle) except -1:
-    cdef uintptr_t number
     if stream is None:
         handle[0] = NULL
         return 0
@@ -301,12 +288,15 @@ cdef int stream_handle(object stream, DriverDevice driver_device, CUstream* hand
                 f"{stream!r} is not a stream of {driver_device.type}:{driver_device.ordinal}")
         handle[0] = (<Stream>stream).handle
         return 0
-    value = _native_handle(stream)
-    if not 0 <= value < 1 << 64:
-        raise ValueError(f"stream handle {value!r} is not an integer from 0 to 2**64 - 1")
-    number = value
-    handle[0] = <CUstream>number
+    handle[0] = <CUstream>checked_handle(_native_handle(stream))
     return 0
+
+
+cdef uintptr_t checked_handle(object value) except? 0:
+    number = -1 if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"stream handle {value!r} is not an integer from 0 to 2**64 - 1")
+    return number
 
 
 # What memory has and a stream has not, though both may have a `ptr`.

@@ -8,7 +8,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from gpumem._buffer cimport (
     BlockLedger, Buffer, ledger_count_call, ledger_counters, ledger_end, ledger_is_default,
     ledger_keep, ledger_make, ledger_return, ledger_stream, LedgerBlock, LedgerCounters,
-    MemoryResource, record_use, resource_begin, resource_init,
+    MemoryResource, resource_begin, resource_init,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_is_dead, context_leave, CU_EVENT_DISABLE_TIMING,
@@ -16,7 +16,6 @@ from gpumem._native.driver cimport (
     CUstreamCaptureStatus, DeviceContext,
 )
 from gpumem._support.deferred cimport call_soon
-from gpumem._support.lease cimport Uses
 from gpumem._support.retired cimport queue_retired, retire, Retired, RetiredQueue
 
 from gpumem._support.releases import on_release
@@ -107,27 +106,24 @@ cdef class ExternalAllocator(MemoryResource):
     def __init__(self, alloc, free, empty_cache=None, *, memory, budget=None, count="reserved",
                  default_stream=None, name=None):
         cdef ExternalCore* core
-        cdef uintptr_t address
         if self.ledger != NULL:
             raise TypeError("ExternalAllocator.__init__ called twice")
         if alloc is None or free is None:
             missing = "alloc" if alloc is None else "free"
             raise ConfigError(f"invalid {missing} = None: alloc and free are given together")
-        addresses = [address_of("alloc", alloc), address_of("free", free),
-                     0 if empty_cache is None else address_of("empty_cache", empty_cache)]
+        function_alloc = address_of("alloc", alloc)
+        function_free = address_of("free", free)
+        function_empty = 0 if empty_cache is None else address_of("empty_cache", empty_cache)
         resource_init(self, memory, name)
         resource_begin(
             self, ledger_make(sizeof(ExternalCore), sizeof(ExternalBlock), external_free, NULL),
             "ExternalAllocator", default_stream, budget, count)
         core = external(self.ledger)
         self.callbacks = (alloc, free, empty_cache)
-        address = addresses[0]
-        self.alloc = <ExternalAlloc><void*>address
-        address = addresses[1]
-        core.free = <ExternalFree><void*>address
+        self.alloc = <ExternalAlloc><void*><uintptr_t>function_alloc
+        core.free = <ExternalFree><void*><uintptr_t>function_free
         core.free_object = <PyObject*>free
-        address = addresses[2]
-        core.empty_cache = <ExternalEmptyCache><void*>address
+        core.empty_cache = <ExternalEmptyCache><void*><uintptr_t>function_empty
         core.empty_cache_object = <PyObject*>empty_cache if empty_cache is not None else NULL
 
     def __dealloc__(self):
@@ -153,8 +149,7 @@ cdef class ExternalAllocator(MemoryResource):
         free_waiting(None)
         self.call_empty_cache()
         ledger_count_call(self.ledger, 1)
-        from gpumem.stats import ShrinkReport
-        return ShrinkReport(0, ())
+        return MemoryResource.shrink(self)
 
     def stats(self):
         """Return the counters of this moment as `Stats`; reserved is what was not freed yet.
@@ -234,9 +229,6 @@ cdef class ExternalAllocator(MemoryResource):
         block.slot = buffer.slot
         block.uses = buffer.uses
         external_free(block)
-
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
-        return record_use(uses, slot)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -374,16 +366,30 @@ cdef int call_or_tell(object function, tuple arguments) noexcept:
 
 # ---- waiting -------------------------------------------------------------------------------------
 
+# A block waits for the stream it was freed on, and for those recorded for it: its marks, numbered
+# from 0. Each has an event behind what was queued at the free; NULL: wait for the whole stream.
+cdef inline uint32_t mark_count(const LedgerBlock* block) noexcept nogil:
+    return 1 if block.uses == NULL else 1 + block.uses.count
+
+
+cdef inline CUevent* mark_event(LedgerBlock* block, uint32_t mark) noexcept nogil:
+    if mark == 0:
+        return &(<ExternalBlock*>block).event
+    return <CUevent*>&block.uses.at[mark - 1].until
+
+
+cdef inline uint32_t mark_slot(const LedgerBlock* block, uint32_t mark) noexcept nogil:
+    return block.slot if mark == 0 else block.uses.at[mark - 1].slot
+
+
 cdef bint streams_are_done(LedgerBlock* block) noexcept nogil:
     """Tell whether every stream has passed the block; leave events behind what is queued."""
-    cdef bint done = stream_is_done(block.ledger, block.slot, &(<ExternalBlock*>block).event)
-    cdef CUevent event
-    cdef uint32_t i
-    if block.uses != NULL:
-        for i in range(block.uses.count):
-            event = NULL
-            done &= stream_is_done(block.ledger, block.uses.at[i].slot, &event)
-            block.uses.at[i].until = <uintptr_t>event
+    cdef bint done = True
+    cdef uint32_t mark
+    for mark in range(mark_count(block)):
+        # All of them, also after one that is not done: each needs its event now.
+        mark_event(block, mark)[0] = NULL
+        done &= stream_is_done(block.ledger, mark_slot(block, mark), mark_event(block, mark))
     return done
 
 
@@ -413,26 +419,16 @@ cdef bint is_idle(DeviceContext* context, CUstream stream) noexcept nogil:
     return context.table.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY
 
 
-cdef bint has_turn(LedgerBlock* block) noexcept nogil:
-    cdef bint done
-    cdef uint32_t i
+cdef bint has_turn(LedgerBlock* block, bint wait) noexcept nogil:
+    """Tell whether every stream has passed the block; or wait for that."""
+    cdef uint32_t mark
     if context_is_dead(block.ledger.context):
         return True
-    done = has_passed(block.ledger, block.slot, (<ExternalBlock*>block).event, False)
-    if block.uses != NULL:
-        for i in range(block.uses.count):
-            done = done and has_passed(block.ledger, block.uses.at[i].slot,
-                                       <CUevent><uintptr_t>block.uses.at[i].until, False)
-    return done
-
-
-cdef void wait_for(LedgerBlock* block) noexcept nogil:
-    cdef uint32_t i
-    has_passed(block.ledger, block.slot, (<ExternalBlock*>block).event, True)
-    if block.uses != NULL:
-        for i in range(block.uses.count):
-            has_passed(block.ledger, block.uses.at[i].slot,
-                       <CUevent><uintptr_t>block.uses.at[i].until, True)
+    for mark in range(mark_count(block)):
+        if (not has_passed(block.ledger, mark_slot(block, mark), mark_event(block, mark)[0], wait)
+                and not wait):
+            return False
+    return True
 
 
 cdef bint has_passed(BlockLedger* ledger, uint32_t slot, CUevent event, bint wait) noexcept nogil:
@@ -466,30 +462,26 @@ cdef bint free_waiting(ExternalAllocator of):
         block = unlink_first(of)
         if block == NULL:
             return freed
-        if of is not None and not context_is_dead(block.ledger.context) and not has_turn(block):
+        if of is not None and not has_turn(block, False):
             with nogil:
-                wait_for(block)
+                has_turn(block, True)
         end_waiting(block)
         freed = True
 
 
 cdef void end_waiting(LedgerBlock* block) noexcept:
     cdef DeviceContext* context = block.ledger.context
-    cdef uint32_t i
+    cdef CUevent event
+    cdef uint32_t mark
     if context_is_dead(context):
         ledger_end(block, True)
         return
-    destroy_event(context, (<ExternalBlock*>block).event)
-    if block.uses != NULL:
-        for i in range(block.uses.count):
-            destroy_event(context, <CUevent><uintptr_t>block.uses.at[i].until)
+    for mark in range(mark_count(block)):
+        event = mark_event(block, mark)[0]
+        if event != NULL and context_enter(context) == CUDA_SUCCESS:
+            context.table.cuEventDestroy(event)
+            context_leave(context)
     call_back(block)
-
-
-cdef void destroy_event(DeviceContext* context, CUevent event) noexcept nogil:
-    if event != NULL and context_enter(context) == CUDA_SUCCESS:
-        context.table.cuEventDestroy(event)
-        context_leave(context)
 
 
 cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
@@ -500,7 +492,7 @@ cdef LedgerBlock* unlink_first(ExternalAllocator of) noexcept:
            and (<LedgerBlock*>link.thing).ledger != of.ledger):
         before = link
         link = link.next
-    if link == NULL or (of is None and not has_turn(<LedgerBlock*>link.thing)):
+    if link == NULL or (of is None and not has_turn(<LedgerBlock*>link.thing, False)):
         return NULL
     if before == NULL:
         waiting.oldest = link.next
@@ -515,8 +507,4 @@ cdef void free_arrived() noexcept:
     free_waiting(None)
 
 
-def _free_waiting():
-    free_waiting(None)
-
-
-on_release("callbacks", _free_waiting)      # a callback may release arenas
+on_release("callbacks", lambda: free_waiting(None))     # a callback may release arenas

@@ -5,18 +5,10 @@ interpreter's end closes it as well, when modules are gone already.
 """
 
 cimport cython
+from posix.fcntl cimport F_SETFD, fcntl, FD_CLOEXEC
+from posix.unistd cimport close
 
 from gpumem.errors import ClosedError
-
-
-cdef extern from "<unistd.h>" nogil:
-    int c_close "close"(int fd)
-
-cdef extern from "<fcntl.h>" nogil:
-    enum:
-        F_SETFD
-        FD_CLOEXEC
-    int c_fcntl "fcntl"(int fd, int command, int flags)
 
 
 @cython.final
@@ -67,7 +59,7 @@ cdef class Handle:
 
     def __dealloc__(self):
         if self.fd >= 0:
-            c_close(self.fd)
+            close(self.fd)
 
     def fileno(self):
         """Return the descriptor, which stays this object's.
@@ -97,7 +89,7 @@ cdef class Handle:
         cdef int fd = self.fd
         self.fd = -1
         if fd >= 0:
-            c_close(fd)
+            close(fd)
 
     def __enter__(self):
         return self
@@ -129,5 +121,5 @@ cdef Handle handle_of(int fd, object kind, object contents):
 
 cdef void own(Handle handle, int fd) noexcept:
     # Sockets and drivers give descriptors that a started program would inherit, and keep open.
-    c_fcntl(fd, F_SETFD, FD_CLOEXEC)
+    fcntl(fd, F_SETFD, FD_CLOEXEC)
     handle.fd = fd

@@ -10,24 +10,21 @@ from libc.string cimport memcpy
 from gpumem._buffer cimport (
     Buffer, counted_fields, DEFAULT_SLOT, ledger_cancel, ledger_count_call, ledger_counters,
     ledger_keep, ledger_make, ledger_stream, LedgerBlock, LedgerCounters, MemoryResource,
-    record_use, resource_begin, resource_claim, resource_deliver, resource_init,
+    resource_begin, resource_claim, resource_deliver, resource_init,
 )
 from gpumem._native.driver cimport (
     check, context_enter, context_leave, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-    CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH, CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUmemPoolPtrExportData, CUresult, DeviceContext,
     DriverDevice,
 )
 from gpumem._resource.device_memory cimport device_figures
 from gpumem._resource.pool_driver cimport (
-    pool_attribute, pool_core, pool_destroy, pool_destroy_native, pool_end, pool_free,
+    pool_attribute, pool_config, pool_core, pool_destroy, pool_destroy_native, pool_end, pool_free,
     pool_free_refused, pool_import_pointer, pool_make, pool_require_sharing, pool_take, PoolBlock,
     PoolCore,
 )
-from gpumem._support.lease cimport Uses
 
 from gpumem._resource.handle import Handle
 from gpumem.config import PoolConfig
@@ -123,7 +120,7 @@ cdef class DriverPool(MemoryResource):
             core.owned = True
         else:
             core.pool = <CUmemoryPool><uintptr_t>given
-            self.config = config_of(self)
+            self.config = pool_config(core)
         core.ledger.limit = self.config.max_size
 
     def __dealloc__(self):
@@ -202,9 +199,6 @@ cdef class DriverPool(MemoryResource):
         with nogil:
             pool_free(block)
 
-    cdef int record(self, Uses** uses, uint32_t slot) except -1:
-        return record_use(uses, slot)
-
     def shrink(self):
         """Let the driver give unused memory back, down to `bytes_to_keep_on_shrink`.
 
@@ -220,8 +214,7 @@ cdef class DriverPool(MemoryResource):
         DriverError
             The driver refused.
         """
-        cdef uint64_t before, after
-        cdef uint64_t keep
+        cdef uint64_t before, after, keep
         cdef CUresult code
         self.require_open()
         keep = self.config.bytes_to_keep_on_shrink
@@ -474,7 +467,7 @@ cdef class DriverPool(MemoryResource):
 
 # ---- making one ----------------------------------------------------------------------------------
 
-def require_pools(memory):
+cdef object require_pools(object memory):
     """Return the memory, or raise ConfigError if no pool can hold it."""
     if memory.kind not in (MemoryKind.DEVICE, MemoryKind.HOST):
         raise ConfigError(f"a driver's pool holds a device's own memory, not {memory}")
@@ -492,8 +485,7 @@ cdef int require_shareable(DriverPool pool) except -1:
     return 0
 
 
-def pool_number(handle):
-    """Return a native pool's handle as an integer."""
+cdef object pool_number(object handle):
     if isinstance(handle, bool | float | str) or not hasattr(handle, "__int__"):
         raise TypeError(f"a pool's handle must be an integer, not {type(handle).__name__}")
     number = int(handle)
@@ -502,17 +494,17 @@ def pool_number(handle):
     return number
 
 
-def pool_of_device(device, bint current):
+cdef object pool_of_device(object device, bint current):
     """Return the handle of a device's default or current pool."""
     cdef DriverDevice driver_device = require_pools(MemoryInfo.parse(device)).device._open()
     cdef DeviceContext* context = &driver_device.context
     cdef CUmemoryPool pool = NULL
+    cdef CUresult code
     if current:
-        check(context.table, context.table.cuDeviceGetMemPool(&pool, context.device),
-              "cuDeviceGetMemPool")
+        code = context.table.cuDeviceGetMemPool(&pool, context.device)
     else:
-        check(context.table, context.table.cuDeviceGetDefaultMemPool(&pool, context.device),
-              "cuDeviceGetDefaultMemPool")
+        code = context.table.cuDeviceGetDefaultMemPool(&pool, context.device)
+    check(context.table, code, "cuDeviceGetMemPool" if current else "cuDeviceGetDefaultMemPool")
     return <uintptr_t>pool
 
 
@@ -523,17 +515,6 @@ cdef PoolCore* begin(DriverPool pool, object memory, object default_stream, obje
                    "DriverPool", default_stream, budget, count)
     pool.ledger.granule = POOL_ALIGNMENT
     return pool_core(pool.ledger)
-
-
-cdef object config_of(DriverPool pool):
-    """Query the settings of an existing pool handle; the driver validates the handle."""
-    switches = {name: bool(<int>pool_attribute(pool_core(pool.ledger), which)) for name, which in (
-        ("follow_event_dependencies", CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
-        ("allow_opportunistic", CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
-        ("allow_internal_dependencies", CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES))}
-    threshold = pool_attribute(pool_core(pool.ledger), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
-    return PoolConfig(release_threshold=threshold,
-                      **{f"reuse_{name}": value for name, value in switches.items()})
 
 
 # ---- failure and other processes' notes ----------------------------------------------------------

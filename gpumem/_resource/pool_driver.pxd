@@ -37,6 +37,8 @@ cdef void pool_destroy_native(DeviceContext* context, CUmemoryPool pool) noexcep
 cdef int pool_require_sharing(DriverDevice driver_device, object memory) except -1
 # A new pool with a PoolConfig's settings.
 cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? NULL
+# The settings of an existing pool; the driver validates the handle.
+cdef object pool_config(PoolCore* core)
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1
 
 

@@ -23,8 +23,16 @@ from gpumem._support.lock cimport Lock, lock_acquire, lock_init, lock_release
 from gpumem._support.process cimport on_fork
 from gpumem._support.retired cimport retire, Retired, take_retired
 
+from gpumem.config import PoolConfig
 from gpumem.errors import ConfigError
 
+
+# The pool's attributes that PoolConfig has as switches.
+cdef dict SWITCHES = {
+    "reuse_follow_event_dependencies": <int>CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+    "reuse_allow_opportunistic": <int>CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+    "reuse_allow_internal_dependencies": <int>CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+}
 
 # ---- blocks, without the interpreter -------------------------------------------------------------
 
@@ -111,7 +119,7 @@ cdef bint pool_free_refused(PoolCore* core) noexcept nogil:
         context_leave(core.ledger.context)
     while link != NULL:
         block = <LedgerBlock*>link.thing
-        link = link.next
+        link = link.next    # the next line may free what it lies in
         if free_block(block, NULL) == CUDA_SUCCESS:
             ledger_end(block, False)
             freed = True
@@ -190,22 +198,15 @@ cdef CUmemoryPool pool_make(DriverDevice driver_device, object config) except? N
 
 
 cdef int configure(DriverDevice driver_device, CUmemoryPool made, object config) except -1:
+    # The driver reads 64 bits for the threshold, an int for each switch.
     cdef uint64_t threshold = config.release_threshold
+    cdef int switch
     if threshold:
         set_attribute(driver_device, made, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold)
-    set_switch(driver_device, made, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
-               config.reuse_follow_event_dependencies)
-    set_switch(driver_device, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-               config.reuse_allow_opportunistic)
-    set_switch(driver_device, made, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-               config.reuse_allow_internal_dependencies)
+    for name, which in SWITCHES.items():
+        switch = getattr(config, name)
+        set_attribute(driver_device, made, which, &switch)
     return 0
-
-
-cdef int set_switch(DriverDevice driver_device, CUmemoryPool made, CUmemPool_attribute which,
-                    bint on) except -1:
-    cdef int value = on
-    return set_attribute(driver_device, made, which, &value)
 
 
 cdef int set_attribute(DriverDevice driver_device, CUmemoryPool made, CUmemPool_attribute which,
@@ -217,6 +218,12 @@ cdef int set_attribute(DriverDevice driver_device, CUmemoryPool made, CUmemPool_
             code = driver_device.context.table.cuMemPoolSetAttribute(made, which, value)
             context_leave(&driver_device.context)
     return check(driver_device.context.table, code, "cuMemPoolSetAttribute")
+
+
+cdef object pool_config(PoolCore* core):
+    switches = {name: bool(<int>pool_attribute(core, which)) for name, which in SWITCHES.items()}
+    return PoolConfig(release_threshold=pool_attribute(core, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
+                      **switches)
 
 
 cdef uint64_t pool_attribute(PoolCore* core, CUmemPool_attribute which) except? <uint64_t>-1:

@@ -7,6 +7,7 @@ import warnings
 from weakref import ref
 
 cimport cython
+from cpython.exc cimport PyErr_Fetch, PyErr_Restore
 from cpython.object cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -34,8 +35,6 @@ cdef extern from "Python.h":
     ctypedef struct PyCodeObject:
         pass
     int PyCode_Addr2Line(PyCodeObject* code, int offset)
-    void PyErr_Fetch(PyObject** kind, PyObject** value, PyObject** trace)
-    void PyErr_Restore(PyObject* kind, PyObject* value, PyObject* trace)
 
 cdef extern from *:
     """
@@ -291,20 +290,18 @@ cdef list take_reports(Heap heap):
     """Return what was found since the last time as `HeapReport`."""
     # All at once: making a report runs Python's steps, between which `tell_all` may come.
     cdef uint64_t lost = 0
-    cdef HeapFinding* finding = heap_findings(heap.heap, &lost)
-    cdef HeapFinding* told
+    cdef HeapFinding* oldest = heap_findings(heap.heap, &lost)
+    cdef HeapFinding* finding = oldest
     reports = []
     try:
         while finding != NULL:
             reports.append(report_of(heap, finding))
-            told = finding
             finding = finding.next
-            free(told)
     finally:
-        while finding != NULL:      # no memory for a report
-            told = finding
-            finding = finding.next
-            free(told)
+        while oldest != NULL:
+            finding = oldest
+            oldest = oldest.next
+            free(finding)
     heap.lost += lost
     return reports
 
